@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line, and the supervisor that forks, watches and restarts the processes."""

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frozen configuration of each kind of process. The launcher builds it once, before the first fork."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+WorkerRole = Literal["prefill", "decode", "mixed"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """One worker process. Memory is in bytes, endpoints are zmq addresses."""
+
+    name: str
+    role: WorkerRole
+    device: str
+    cores: tuple[int, ...]
+    model: str
+    served_model_name: str
+    control: str
+    peer_endpoint: str
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 256
+    block_size: int = 16
+    kv_cache_memory: int | None = None
+    kv_connector: str = "shm"
+    log_level: str = "info"
+
+    @property
+    def model_path(self) -> Path:
+        return Path(self.model)
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyConfig:
+    """The proxy process. Times are in seconds."""
+
+    host: str
+    port: int
+    model: str
+    served_model_name: str
+    control: str
+    version: str
+    disagg: Literal["always", "never"] = "always"
+    first_byte_timeout: float = 60.0
+    worker_ttl: float = 5.0
+    max_body_bytes: int = 32 << 20
+    log_level: str = "info"
+
+    @property
+    def model_path(self) -> Path:
+        return Path(self.model)
+
+
+def worker_config(values: dict[str, Any]) -> WorkerConfig:
+    """The configuration from its JSON form. An unknown or missing key raises TypeError: the launcher is ours."""
+    return WorkerConfig(**{**values, "cores": tuple(cast("list[int]", values["cores"]))})
+
+
+def proxy_config(values: dict[str, Any]) -> ProxyConfig:
+    return ProxyConfig(**values)

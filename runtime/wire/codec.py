@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages to bytes and back: one msgpack map per message, its tag under "t".
+
+Unknown fields are ignored, a missing field takes its default, and a value of the wrong type is refused here, so that
+nothing behind this door has to ask what it was given.
+"""
+
+import types
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import msgpack
+
+from pontil.runtime.errors import MalformedFrame
+from pontil.runtime.wire.messages import TAGS, Message
+
+Check = Callable[[Any], bool]
+
+# A prompt of a million tokens is about 5 MB; nothing of ours is larger than this.
+MAX_FRAME_BYTES = 64 << 20
+
+
+def is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def checker(hint: Any) -> Check:
+    """A predicate for one annotation: int, float, bool, str, dict, list[…], or a union of these and None."""
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        checks = [checker(part) for part in get_args(hint)]
+        return lambda value: any(check(value) for check in checks)
+    if origin is list:
+        (inner,) = get_args(hint)
+        if inner is int:
+            # bool is a subclass of int: compare exact types, at C speed.
+            return lambda value: type(value) is list and set(map(type, value)) <= {int}
+        element = checker(inner)
+        return lambda value: isinstance(value, list) and all(map(element, value))
+    if origin is dict:
+        _, inner = get_args(hint)
+        if inner is Any:
+            return lambda value: isinstance(value, dict) and all(isinstance(key, str) for key in value)
+        element = checker(inner)
+        return lambda value: (
+            isinstance(value, dict) and all(isinstance(key, str) and element(item) for key, item in value.items())
+        )
+    if hint is int:
+        return is_int
+    if hint is float:
+        return lambda value: isinstance(value, float) or is_int(value)
+    return lambda value: isinstance(value, hint)
+
+
+class Shape:
+    """The fields of one message type: their names in order, checks, and which may be missing."""
+
+    def __init__(self, kind: type[Message]) -> None:
+        hints = get_type_hints(kind)
+        self.kind = kind
+        self.checks = {field.name: checker(hints[field.name]) for field in fields(kind)}
+        self.required = {
+            field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING
+        }
+
+    def build(self, data: dict[str, Any]) -> Message:
+        known = {name: data[name] for name in self.checks if name in data}
+        missing = self.required - known.keys()
+        if missing:
+            raise MalformedFrame(f"{self.kind.__name__} lacks {', '.join(sorted(missing))}")
+        for name, value in known.items():
+            if not self.checks[name](value):
+                raise MalformedFrame(f"{self.kind.__name__}.{name} has a value of the wrong type")
+        return self.kind(**known)
+
+
+SHAPES = {tag: Shape(kind) for tag, kind in TAGS.items()}
+TAG_OF = {kind: tag for tag, kind in TAGS.items()}
+
+
+def encode(message: Message) -> bytes:
+    """The bytes of one message."""
+    data = {"t": TAG_OF[type(message)]}
+    for name in SHAPES[data["t"]].checks:
+        value = getattr(message, name)
+        if value is not None:
+            data[name] = value
+    packed: bytes = msgpack.packb(data, use_bin_type=True)
+    return packed
+
+
+def decode(frame: bytes) -> Message:
+    """The message in `frame`. Raises MalformedFrame, with the reason, for anything that is not one."""
+    if len(frame) > MAX_FRAME_BYTES:
+        raise MalformedFrame(f"a frame of {len(frame)} bytes is larger than {MAX_FRAME_BYTES}")
+    try:
+        data = msgpack.unpackb(frame, raw=False, strict_map_key=True)
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        raise MalformedFrame(f"not msgpack: {error}") from None
+    if not isinstance(data, dict):
+        raise MalformedFrame(f"expected a map, got {type(data).__name__}")
+    tag = data.get("t")
+    shape = SHAPES.get(tag) if isinstance(tag, str) else None
+    if shape is None:
+        raise MalformedFrame(f"unknown tag {tag!r:.40}")
+    return shape.build(data)

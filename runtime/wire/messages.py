@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every message that crosses a process boundary, as frozen values.
+
+`sender` is the incarnation (random per process start) of the process that sent it and `receiver` the incarnation it is
+meant for, so that what a socket library kept for a dead process is recognised as stale by the one that replaced it.
+Anything about a request carries `(request_id, attempt)`; anything about a transfer `(transfer_id, epoch)`.
+
+Fields are only ever added, and only with a default: an older sender's frame then decodes to that default.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """From worker to proxy: I exist, this is what I run and how much of it I can hold."""
+
+    sender: str
+    schema: int
+    name: str
+    role: str
+    pid: int
+    device: str
+    model: str
+    model_fingerprint: str
+    kv_fingerprint: str
+    peer_endpoint: str
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_model_len: int
+    max_num_batched_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """From proxy to worker: registered; the sender is the proxy incarnation that now owns your requests."""
+
+    sender: str
+    receiver: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """From proxy to worker: not registered, for this reason."""
+
+    sender: str
+    receiver: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """From worker to proxy: alive, with this load. `counters` only grow within one incarnation."""
+
+    sender: str
+    receiver: str
+    running: int
+    waiting: int
+    free_blocks: int
+    step: int
+    counters: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StillHere:
+    """From proxy to worker: the answer to a Heartbeat, so that a worker notices a proxy that is gone."""
+
+    sender: str
+    receiver: str
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """From worker to proxy: I am leaving; send me nothing more."""
+
+    sender: str
+    receiver: str
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """From proxy to worker: do your part of this request.
+
+    Without a `transfer_id` the worker does all of it. With one, `phase` says which half is meant ("prefill" computes
+    the prompt and hands over to `peer`, "decode" receives it from `peer`); `peer` is the other worker's incarnation
+    and `peer_endpoint` where a decode worker reaches it.
+    """
+
+    sender: str
+    receiver: str
+    request_id: str
+    attempt: int
+    prompt: list[int]
+    sampling: dict[str, Any]
+    phase: str = "whole"
+    transfer_id: str | None = None
+    peer: str | None = None
+    peer_endpoint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """From proxy to worker: stop working on this request and free what it holds. Unknown requests are no error."""
+
+    sender: str
+    receiver: str
+    request_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """From worker to proxy: accepted tokens of one choice, the first of them at `index` of the answer.
+
+    `finish_reason` ("stop" or "length") is set on the terminal frame only. `generated_tokens` is the worker's count:
+    the prefill half states it on its first-token frame, everyone else on the terminal frame (SPEC A3). `stop_match` is
+    the stop string that ended the choice, where one did.
+    """
+
+    sender: str
+    receiver: str
+    request_id: str
+    attempt: int
+    index: int
+    ids: list[int]
+    choice: int = 0
+    finish_reason: str | None = None
+    stop_match: str | None = None
+    generated_tokens: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """From worker to proxy: this attempt ended without an answer. `status` is the HTTP status that describes it."""
+
+    sender: str
+    receiver: str
+    request_id: str
+    attempt: int
+    reason: str
+    status: int = 503
+
+
+@dataclass(frozen=True, slots=True)
+class Greet:
+    """From decode to prefill worker: who I am; let us see whether our KV blocks fit."""
+
+    sender: str
+    receiver: str
+    schema: int
+    name: str
+    model_fingerprint: str
+    kv_fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """From prefill to decode worker: the answer to Greet. `reason` is set when refused, else `pool` says how to read
+    my blocks (the connector's descriptor)."""
+
+    sender: str
+    receiver: str
+    pool: dict[str, Any] | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """From decode to prefill worker: there is room for this transfer; start computing."""
+
+    sender: str
+    receiver: str
+    transfer_id: str
+    request_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkReady:
+    """From prefill to decode worker: these blocks of the prompt, counted from block `first`, are final.
+
+    `slot` is the reservation's cell in the epoch table. `digests` has one number for each block.
+    """
+
+    sender: str
+    receiver: str
+    transfer_id: str
+    epoch: int
+    slot: int
+    first: int
+    block_ids: list[int]
+    digests: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """From prefill to decode worker: the prompt is computed and sampled; the rest of the blocks, and the sequence is
+    yours. `first_tokens` has one id for each choice; `computed` counts the positions whose KV the blocks hold."""
+
+    sender: str
+    receiver: str
+    transfer_id: str
+    epoch: int
+    slot: int
+    first: int
+    block_ids: list[int]
+    digests: list[int]
+    computed: int
+    first_tokens: list[int]
+    prompt_tokens: int
+    cached_tokens: int
+    kv_fingerprint: str
+    prefill_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """From prefill to decode worker: no handoff will come. `finished` says that prefill itself ended the request."""
+
+    sender: str
+    receiver: str
+    transfer_id: str
+    finished: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """From decode to prefill worker: still pulling; extend the lease of this transfer."""
+
+    sender: str
+    receiver: str
+    transfer_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """From decode to prefill worker: every block is here and verified; release yours."""
+
+    sender: str
+    receiver: str
+    transfer_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """From decode to prefill worker: this transfer is not wanted any more (cancelled, failed or finished here)."""
+
+    sender: str
+    receiver: str
+    transfer_id: str
+    reason: str
+
+
+Message = (
+    Hello
+    | Welcome
+    | Refused
+    | Heartbeat
+    | StillHere
+    | Goodbye
+    | Submit
+    | Cancel
+    | Tokens
+    | Failed
+    | Greet
+    | Greeting
+    | Begin
+    | ChunkReady
+    | Handoff
+    | Withdrawn
+    | Renew
+    | Fetched
+    | Abandon
+)
+
+# The tag on the wire of each message. Tags are never reused.
+TAGS: dict[str, type[Message]] = {
+    "hello": Hello,
+    "welcome": Welcome,
+    "refused": Refused,
+    "heartbeat": Heartbeat,
+    "still_here": StillHere,
+    "goodbye": Goodbye,
+    "submit": Submit,
+    "cancel": Cancel,
+    "tokens": Tokens,
+    "failed": Failed,
+    "greet": Greet,
+    "greeting": Greeting,
+    "begin": Begin,
+    "chunk_ready": ChunkReady,
+    "handoff": Handoff,
+    "withdrawn": Withdrawn,
+    "renew": Renew,
+    "fetched": Fetched,
+    "abandon": Abandon,
+}

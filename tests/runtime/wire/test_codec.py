@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The door of every process: what is ours comes back equal, everything else is refused with a reason."""
+
+from contextlib import suppress
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pontil.runtime.errors import MalformedFrame
+from pontil.runtime.wire.codec import decode, encode
+from pontil.runtime.wire.messages import TAGS, Cancel, Message, Tokens
+
+ints = st.integers(min_value=-(2**63), max_value=2**64 - 1)
+values: dict[Any, st.SearchStrategy[Any]] = {
+    int: ints,
+    str: st.text(max_size=20),
+    float: st.floats(allow_nan=False),
+    bool: st.booleans(),
+    list[int]: st.lists(ints, max_size=5),
+    dict[str, int]: st.dictionaries(st.text(max_size=5), ints, max_size=3),
+    dict[str, Any]: st.dictionaries(st.text(max_size=5), ints | st.text() | st.none(), max_size=3),
+    int | None: ints | st.none(),
+    str | None: st.text(max_size=20) | st.none(),
+    dict[str, Any] | None: st.dictionaries(st.text(max_size=5), ints, max_size=3) | st.none(),
+}
+
+
+def messages() -> st.SearchStrategy[Message]:
+    return st.one_of(
+        st.builds(kind, **{field.name: values[get_type_hints(kind)[field.name]] for field in fields(kind)})
+        for kind in TAGS.values()
+    )
+
+
+@given(messages())
+def test_every_message_comes_back_equal(message: Message) -> None:
+    assert decode(encode(message)) == message
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_refused_or_a_message(frame: bytes) -> None:
+    with suppress(MalformedFrame):
+        assert type(decode(frame)) in TAGS.values()
+
+
+@given(messages(), st.data())
+def test_a_damaged_frame_never_raises_anything_else(message: Message, data: st.DataObject) -> None:
+    frame = bytearray(encode(message))
+    frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    with suppress(MalformedFrame):
+        decode(bytes(frame))
+
+
+def test_unknown_fields_are_ignored_and_missing_optional_ones_are_none() -> None:  # A4
+    data = {"t": "tokens", "sender": "w", "receiver": "p", "request_id": "r", "attempt": 0, "index": 0, "ids": [0]}
+    assert decode(msgpack.packb(data | {"new": 1})) == Tokens("w", "p", "r", 0, 0, [0])
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({"t": "nobody"}, "unknown tag"),
+        ({}, "unknown tag"),
+        ([1], "expected a map"),
+        ({"t": "cancel", "sender": "a", "receiver": "b", "request_id": "r"}, "lacks attempt"),
+        ({"t": "cancel", "sender": "a", "receiver": "b", "request_id": 7, "attempt": 0}, "request_id"),
+        ({"t": "cancel", "sender": "a", "receiver": "b", "request_id": "r", "attempt": True}, "attempt"),
+    ],
+)
+def test_what_is_not_a_message_is_named(data: Any, says: str) -> None:
+    with pytest.raises(MalformedFrame, match=says):
+        decode(msgpack.packb(data))
+
+
+def test_deeply_nested_maps_are_refused() -> None:
+    with pytest.raises(MalformedFrame):
+        decode(b"\x81\xa1t" * 5000)
+
+
+def test_none_is_not_sent() -> None:
+    assert b"finish_reason" not in encode(Tokens("w", "p", "r", 0, 0, [1]))
+    assert decode(encode(Cancel("p", "w", "r", 1))) == Cancel("p", "w", "r", 1)

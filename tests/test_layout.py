@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The house plan, enforced: which room may import which, what is packaged, and how large anything may grow."""
+
+import ast
+import configparser
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("launcher", "runtime", "gpu_ops", "http")
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+
+# Modules directly in runtime/ hold values every room of it may share.
+SHARED = {"errors", "config", "sampling_params"}
+RUNTIME_ROOMS = {
+    "wire", "worker", "engine", "cache", "models", "loaders", "text", "transfer", "accounting", "proxy", "graph",
+}  # fmt: skip
+# room -> the rooms of runtime (or gpu_ops) it may import besides itself and SHARED.
+ARROWS: dict[str, set[str]] = {
+    "wire": set(),
+    "worker": RUNTIME_ROOMS - {"proxy"} | {"gpu_ops"},
+    "engine": {"cache", "models", "gpu_ops"},
+    "cache": {"gpu_ops"},
+    "models": {"gpu_ops"},
+    "loaders": {"models.config"},
+    "text": set(),
+    "transfer": {"cache.storage", "wire"},
+    "accounting": set(),
+    "proxy": {"wire", "text", "accounting"},
+    "graph": set(),
+}
+# Third-party packages that only one room may import.
+KEEPERS = {"zmq": "runtime/wire", "msgpack": "runtime/wire", "sanic": "http"}
+
+
+def python_files() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "*.py"], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    return [ROOT / line for line in listed.stdout.splitlines() if (ROOT / line).exists()]
+
+
+FILES = python_files()
+CODE = [path for path in FILES if path.relative_to(ROOT).parts[0] in ROOMS]
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every absolute module name a file imports, `from a import b` as `a.b`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def allowed(importer: Path, module: str) -> bool:
+    """Whether a file may import `module`, which starts with "pontil."."""
+    room, *rest = importer.relative_to(ROOT).parts
+    target, *inner = module.split(".")[1:]
+    if target == room == "runtime":
+        own = rest[0] if len(rest) > 1 else None
+        if own is None:
+            return inner[0] in SHARED
+        wanted = ".".join(inner)
+        return inner[0] in SHARED | {own} or any(f"{wanted}.".startswith(f"{room}.") for room in ARROWS[own])
+    if target == room:
+        return True
+    if room == "launcher":
+        return rest == ["roles.py"] and target in ("runtime", "http")
+    if room == "runtime":
+        return target == "gpu_ops" and len(rest) > 1 and "gpu_ops" in ARROWS[rest[0]]
+    return room == "http" and target == "runtime"
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", CODE, ids=relative)
+def test_arrows(path: Path) -> None:
+    for module in imports(path):
+        if module.startswith("pontil."):
+            assert allowed(path, module), f"{relative(path)} may not import {module}"
+        keeper = KEEPERS.get(module.split(".")[0])
+        assert keeper is None or relative(path).startswith(keeper + "/"), f"only {keeper} imports {module}"
+
+
+@pytest.mark.parametrize("path", [path for path in CODE if path.parts[-2] == "launcher"], ids=relative)
+def test_the_launcher_stays_light(path: Path) -> None:
+    heavy = {"torch", "sanic", "zmq", "msgpack", "numpy", "transformers"}
+    assert path.name == "roles.py" or not heavy & {name.split(".")[0] for name in imports(path)}
+
+
+@pytest.mark.parametrize("path", CODE, ids=relative)
+def test_gpu_ops_knows_tensors_only(path: Path) -> None:
+    if path.relative_to(ROOT).parts[0] == "gpu_ops":
+        assert not [name for name in imports(path) if name.startswith("pontil.") and "gpu_ops" not in name]
+
+
+def test_every_folder_of_code_is_packaged() -> None:
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    packages = config["options"]["packages"].split()
+    folders = {line.split("=")[0].strip(): line.split("=")[1].strip() for line in
+               config["options"]["package_dir"].strip().splitlines()}  # fmt: skip
+    tree = {"pontil." + ".".join(path.parent.relative_to(ROOT).parts) for path in CODE}
+    assert sorted(tree) == sorted(packages)
+    assert folders == {name: name.removeprefix("pontil.").replace(".", "/") for name in packages}
+
+
+def test_http_and_tests_are_not_packages() -> None:
+    assert not (ROOT / "http" / "__init__.py").exists()
+    assert not list((ROOT / "tests").rglob("__init__.py"))
+
+
+def test_every_other_folder_of_code_is_a_package() -> None:
+    for path in CODE:
+        if path.relative_to(ROOT).parts[0] != "http":
+            assert (path.parent / "__init__.py").exists(), path.parent
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_size_and_licence(path: Path) -> None:
+    text = path.read_text()
+    assert text.startswith("# SPDX-License-Identifier: Apache-2.0\n")
+    assert len(text.splitlines()) <= MAX_FILE_LINES
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            assert lines <= MAX_FUNCTION_LINES, f"{node.name} has {lines} lines"
+
+
+@pytest.mark.parametrize("path", CODE, ids=relative)
+def test_nobody_reads_the_environment_or_pickles(path: Path) -> None:
+    text = path.read_text()
+    names = set(imports(path))
+    assert not {"pickle", "marshal", "multiprocessing.shared_memory"} & names
+    assert "shell=True" not in text
+    if relative(path) != "launcher/options.py":
+        assert "os.environ" not in text and "getenv" not in text, "read the environment in launcher/options.py"
