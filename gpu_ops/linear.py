@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix products with a weight that never changes, laid out once for the device that runs them."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Linear:
+    """`y = x W^T + b` for W of shape [out, in], x of shape [rows, in].
+
+    bfloat16 weights on a CPU are reordered once into oneDNN's own layout, which halves the time of a single row; the
+    original is not kept. Whether a row's bits depend on the number of rows is the library's affair: see `row_classes`.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.out_features, self.in_features = weight.shape
+        self.dtype = weight.dtype
+        self.device = weight.device
+        self.bias = bias
+        self.packed = can_pack(weight)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.packed else weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.packed:
+            product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+            return product
+        return F.linear(x, self.weight, self.bias)
+
+
+def can_pack(weight: Tensor) -> bool:
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype == torch.bfloat16
+        and torch.backends.mkldnn.is_available()
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
