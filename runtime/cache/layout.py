@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shape of one KV block, from which everything that moves or counts blocks is derived."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+from pontil.runtime.errors import ModelError
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """Block-major: `[block][layer][k|v][kv_head][slot][head_dim]`, one block being one contiguous run of bytes."""
+
+    block_size: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if self.block_size not in BLOCK_SIZES:
+            raise ModelError(f"--block-size {self.block_size} is not possible: choose one of {BLOCK_SIZES}")
+
+    @property
+    def block_shape(self) -> tuple[int, int, int, int, int]:
+        return (self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.num_layers * 2 * self.num_kv_heads * self.block_size * self.head_dim * DTYPE_BYTES[self.dtype]
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold this many positions."""
+        return -(-tokens // self.block_size)
+
+    def fingerprint(self) -> str:
+        """Equal for pools whose blocks can be exchanged."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bytes of a KV pool, in memory that a worker on the same host can map.
+
+The memory is an anonymous file (memfd): it has no name in any file system, so nothing is left behind however the
+process ends. It starts with the epoch cells, one 64-bit number per reservation slot, never reset; the blocks follow.
+On a CPU the engine computes in this very memory. On a GPU it is the staging area: `publish` copies blocks out to it,
+`receive` copies them in.
+"""
+
+import mmap
+import os
+
+import torch
+
+from pontil.runtime.cache.layout import KVLayout
+from pontil.runtime.errors import ModelError
+
+EPOCH_SLOTS = 4096
+EPOCH_BYTES = EPOCH_SLOTS * 8
+
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class KVStorage:
+    """`tensor` [block, layer, 2, kv_head, slot, head_dim] is what the engine reads and writes; `shared` uint8 [block,
+    bytes] is what peers map. Both start as zeros: stale garbage times a zero weight would poison a sum."""
+
+    def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
+        self.layout, self.num_blocks, self.device = layout, num_blocks, device
+        self.size = EPOCH_BYTES + num_blocks * layout.block_bytes
+        self.fd = os.memfd_create("pontil-kv", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self.fd, self.size)
+            self.map = mmap.mmap(self.fd, self.size)
+        except OSError as error:
+            raise ModelError(
+                f"{self.size >> 20} MiB of KV memory cannot be had ({error}); lower --kv-cache-memory"
+            ) from None
+        whole = torch.frombuffer(self.map, dtype=torch.uint8)
+        self.epochs = whole[:EPOCH_BYTES].view(torch.int64)
+        self.shared = whole[EPOCH_BYTES:].view(num_blocks, layout.block_bytes)
+        shape = (num_blocks, *layout.block_shape)
+        if device.type == "cpu":
+            self.tensor = self.shared.view(-1).view(TORCH_DTYPES[layout.dtype]).view(shape)
+        else:
+            self.tensor = torch.zeros(shape, dtype=TORCH_DTYPES[layout.dtype], device=device)
+
+    def publish(self, blocks: list[int]) -> None:
+        """Make these blocks' bytes, as the engine left them, visible in `shared`."""
+        if self.device.type != "cpu":
+            self.shared[blocks] = self.tensor[blocks].cpu().view(torch.uint8).view(len(blocks), -1)
+
+    def receive(self, blocks: list[int]) -> None:
+        """Make these blocks' bytes in `shared` the engine's."""
+        if self.device.type != "cpu":
+            data = self.shared[blocks].view(-1).view(self.tensor.dtype)
+            self.tensor[blocks] = data.view(-1, *self.layout.block_shape).to(self.device)
+
+    def clear_tail(self, block: int, filled: int) -> None:
+        """Zero the slots of a block from `filled` on: what an earlier owner left there is nobody's business."""
+        self.tensor[block, :, :, :, filled:] = 0

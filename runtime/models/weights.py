@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors of a checkpoint, handed out by name, each exactly once and in the shape the architecture expects."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from pontil.gpu_ops.linear import Linear
+from pontil.runtime.errors import ModelError
+
+NAMES_SHOWN = 8
+
+
+class Weights:
+    """A model takes what it needs; `finish` then says what nobody took. Tensors are moved to `device` and `dtype`."""
+
+    def __init__(self, tensors: Iterable[tuple[str, Tensor]], device: torch.device, dtype: torch.dtype) -> None:
+        self.left = dict(tensors)
+        self.device = device
+        self.dtype = dtype
+        self.missing: list[str] = []
+
+    def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor of that name. A missing one is noted and stands in as zeros, so that `finish` names them all."""
+        tensor = self.left.pop(name, None)
+        if tensor is None:
+            self.missing.append(name)
+            return torch.zeros(shape)
+        if tensor.shape != shape:
+            raise ModelError(
+                f"the tensor {name} has shape {list(tensor.shape)}, the configuration asks for {list(shape)}"
+            )
+        return tensor.to(device=self.device, dtype=dtype or self.dtype)
+
+    def linear(self, inputs: int, *parts: tuple[str, int]) -> Linear:
+        """One product for several weights with the same input, stacked in the given order of (name, outputs)."""
+        return Linear(torch.cat([self.take(name, outputs, inputs) for name, outputs in parts]))
+
+    def finish(self) -> None:
+        """Raises ModelError when a tensor was missing or is left over."""
+        if self.missing:
+            raise ModelError(f"the checkpoint lacks {named(self.missing)}: it is incomplete or of another architecture")
+        if self.left:
+            raise ModelError(f"the checkpoint has tensors this architecture does not know: {named(list(self.left))}")
+
+
+def named(names: list[str]) -> str:
+    shown = ", ".join(names[:NAMES_SHOWN])
+    return shown if len(names) <= NAMES_SHOWN else f"{shown} and {len(names) - NAMES_SHOWN} more"

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Row classes are found where they hold and not where they do not (C16)."""
+
+import torch
+from torch import Tensor
+
+from pontil.gpu_ops.linear import Linear
+from pontil.gpu_ops.row_classes import PROMPT_ROWS, RowClasses, measure
+
+
+class Moody(Linear):
+    """A product that takes another path for some row counts, as libraries do."""
+
+    def __init__(self, weight: Tensor, odd: set[int]) -> None:
+        super().__init__(weight)
+        self.odd = odd
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x) + (1.0 if len(x) in self.odd else 0.0)
+
+
+WEIGHT = torch.randn(24, 16, generator=torch.Generator().manual_seed(1))
+
+
+def test_finds_the_floor_below_which_bits_differ() -> None:
+    steady = Linear(WEIGHT)
+    floor = measure([steady], steady)
+    moody = measure([steady, Moody(WEIGHT, {9, 64, 192})], Moody(WEIGHT, {20}))
+    assert moody == RowClasses(generated=max(10, floor.generated), head=21, prompt=(128, 256))
+
+
+def test_falls_back_to_one_fixed_tile() -> None:
+    every = Moody(WEIGHT, set(range(PROMPT_ROWS)) - {32})
+    classes = measure([every], every)
+    assert classes == RowClasses(32, 32, (PROMPT_ROWS,))
+    assert classes.pad_generated(1) == 32 and classes.pad_prompt(1) == PROMPT_ROWS
+
+
+def test_padding_goes_up_to_the_next_size() -> None:
+    classes = RowClasses(generated=4, head=2, prompt=(64, 256))
+    assert [classes.pad_prompt(rows) for rows in (1, 64, 65, 256)] == [64, 64, 256, 256]
+    assert [classes.pad_generated(rows) for rows in (1, 4, 31)] == [4, 4, 31]
+    assert classes.pad_head(1) == 2

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One memory, two views: what the engine writes is what a peer maps."""
+
+import mmap
+import os
+
+import pytest
+import torch
+
+from pontil.runtime.cache.layout import KVLayout
+from pontil.runtime.cache.storage import EPOCH_BYTES, KVStorage
+from pontil.runtime.errors import ModelError
+
+LAYOUT = KVLayout(8, 2, 3, 4, "bfloat16")
+
+
+def test_a_block_is_one_run_of_bytes_that_another_mapping_sees() -> None:
+    storage = KVStorage(LAYOUT, 5, torch.device("cpu"))
+    assert not storage.tensor.any()
+    storage.tensor[3] = 1.5
+    storage.epochs[7] = 42
+    fd = os.open(f"/proc/{os.getpid()}/fd/{storage.fd}", os.O_RDONLY)
+    seen = mmap.mmap(fd, storage.size, prot=mmap.PROT_READ)
+    os.close(fd)
+    start = EPOCH_BYTES + 3 * LAYOUT.block_bytes
+    block = torch.frombuffer(bytearray(seen[start : start + LAYOUT.block_bytes]), dtype=torch.bfloat16)
+    assert bool((block == 1.5).all())
+    assert int.from_bytes(seen[7 * 8 : 8 * 8], "little") == 42
+    assert not any(seen[start + LAYOUT.block_bytes :])
+
+
+def test_clear_tail_zeroes_only_the_slots_behind_the_filled_ones() -> None:
+    storage = KVStorage(LAYOUT, 3, torch.device("cpu"))
+    storage.tensor[:] = 1
+    storage.clear_tail(2, 5)
+    assert bool((storage.tensor[2, :, :, :, :5] == 1).all()) and not storage.tensor[2, :, :, :, 5:].any()
+    assert bool((storage.tensor[1] == 1).all())
+
+
+def test_an_impossible_block_size_is_named() -> None:
+    with pytest.raises(ModelError, match="--block-size 12"):
+        KVLayout(12, 1, 1, 4, "float32")
+
+
+def test_the_fingerprint_tells_layouts_apart() -> None:
+    assert LAYOUT.fingerprint() == KVLayout(8, 2, 3, 4, "bfloat16").fingerprint()
+    assert LAYOUT.fingerprint() != KVLayout(16, 2, 3, 4, "bfloat16").fingerprint()
