@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one step computes, as plain numbers: no tensor here.
+
+A step is a list of tiles that run one after the other. A tile holds prompt positions or generated positions, never
+both, because the two kinds go through products of different row classes (SPEC C16).
+"""
+
+from dataclasses import dataclass
+
+from pontil.gpu_ops.row_classes import GENERATED_ROWS, PROMPT_ROWS
+from pontil.runtime.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Positions [start, start + count) of a sequence. `samples`: the last of them is the sequence's newest token, so
+    its logits give the next one."""
+
+    sequence: Sequence
+    start: int
+    count: int
+
+    @property
+    def samples(self) -> bool:
+        return self.start + self.count == self.sequence.length
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows that go through the model together."""
+
+    generated: bool
+    spans: tuple[Span, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(span.count for span in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What the scheduler gave each sequence in this step, in insertion order."""
+
+    spans: tuple[Span, ...]
+
+    def tiles(self) -> list[Tile]:
+        """Prompt tiles first, then generated ones; within a sequence always in the order of positions."""
+        prompt = [part for span in self.spans for part in [prompt_part(span)] if part.count]
+        generated = [part for span in self.spans for part in [generated_part(span)] if part.count]
+        return pack(prompt, PROMPT_ROWS, False) + pack(generated, GENERATED_ROWS, True)
+
+
+def prompt_part(span: Span) -> Span:
+    end = min(span.start + span.count, len(span.sequence.prompt))
+    return Span(span.sequence, span.start, max(0, end - span.start))
+
+
+def generated_part(span: Span) -> Span:
+    start = max(span.start, len(span.sequence.prompt))
+    return Span(span.sequence, start, max(0, span.start + span.count - start))
+
+
+def pack(spans: list[Span], limit: int, generated: bool) -> list[Tile]:
+    """Fill tiles of at most `limit` rows in order, cutting spans where a tile is full."""
+    tiles: list[list[Span]] = []
+    room = 0
+    for span in spans:
+        start, end = span.start, span.start + span.count
+        while start < end:
+            if room == 0:
+                tiles.append([])
+                room = limit
+            count = min(room, end - start)
+            tiles[-1].append(Span(span.sequence, start, count))
+            start, room = start + count, room - count
+    return [Tile(generated, tuple(tile)) for tile in tiles]

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries a batch through the model. Takes no decision."""
+
+import torch
+from torch import Tensor
+
+from pontil.gpu_ops.attention import KEY_CHUNK, GeneratedAttention, PagedAttention, PromptAttention, PromptSpan
+from pontil.gpu_ops.row_classes import RowClasses, measure
+from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.engine.batch import Batch, Span, Tile
+from pontil.runtime.engine.sampler import sample_rows
+from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.models.llama import Llama
+
+
+class Runner:
+    """Owns the model and the KV memory it writes."""
+
+    def __init__(self, model: Llama, storage: KVStorage) -> None:
+        self.model, self.storage = model, storage
+        self.device = model.device
+        self.block_size = storage.layout.block_size
+        self.classes: RowClasses = measure(model.linears, model.head)
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> list[tuple[Sequence, int]]:
+        """Compute every tile; returns the sampled token of each sequence that came to its end of known tokens."""
+        sampled = [self.run_tile(tile) for tile in batch.tiles()]
+        return [pair for sequences, ids in sampled for pair in zip(sequences, ids.tolist(), strict=True)]
+
+    def run_tile(self, tile: Tile) -> tuple[list[Sequence], Tensor]:
+        """The sequences of a tile that sample, and their tokens, int64 [sequences]."""
+        logits, sequences = self.logits(tile)
+        return sequences, sample_rows(logits, sequences)
+
+    def logits(self, tile: Tile) -> tuple[Tensor, list[Sequence]]:
+        """float32 logits [sampling sequences, vocabulary] of a tile."""
+        hidden = self.forward(tile)
+        ends = ends_of(tile)
+        rows = [end for end, span in zip(ends, tile.spans, strict=True) if span.samples]
+        sequences = [span.sequence for span in tile.spans if span.samples]
+        return self.project(hidden[rows]), sequences
+
+    def forward(self, tile: Tile) -> Tensor:
+        """Final hidden states, float32 [padded rows, hidden_size]; padding rows come last and mean nothing."""
+        ids = [span.sequence.token(p) for span in tile.spans for p in range(span.start, span.start + span.count)]
+        positions = [p for span in tile.spans for p in range(span.start, span.start + span.count)]
+        padding = self.padded(tile) - len(ids)
+        attend = self.attention(tile, positions)
+        return self.model.forward(self.tensor(ids + [0] * padding), self.tensor(positions + [0] * padding), attend)
+
+    def padded(self, tile: Tile) -> int:
+        if tile.generated:
+            return self.classes.pad_generated(tile.rows)
+        return self.classes.pad_prompt(tile.rows)
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Logits of the given rows, in tiles of the head's row class."""
+        count = len(hidden)
+        if count == 0:
+            return hidden.new_zeros(0, self.model.config.vocab_size)
+        parts = []
+        for part in hidden.split(32):
+            padding = self.classes.pad_head(len(part)) - len(part)
+            parts.append(self.model.logits(torch.nn.functional.pad(part, (0, 0, 0, padding)))[: len(part)])
+        return torch.cat(parts)
+
+    def attention(self, tile: Tile, positions: list[int]) -> PagedAttention:
+        owners = [span.sequence.blocks for span in tile.spans for _ in range(span.count)]
+        blocks = self.tensor([own[p // self.block_size] for own, p in zip(owners, positions, strict=True)])
+        offsets = self.tensor([p % self.block_size for p in positions])
+        if not tile.generated:
+            return PromptAttention(self.storage.tensor, blocks, offsets, self.prompt_spans(tile))
+        chunks = max(positions) // KEY_CHUNK + 1
+        tables = torch.stack([self.table(own, chunks) for own in owners])
+        return GeneratedAttention(self.storage.tensor, blocks, offsets, tables, self.tensor([p + 1 for p in positions]))
+
+    def prompt_spans(self, tile: Tile) -> list[PromptSpan]:
+        starts = [end - span.count + 1 for end, span in zip(ends_of(tile), tile.spans, strict=True)]
+        return [self.prompt_span(row, span) for row, span in zip(starts, tile.spans, strict=True)]
+
+    def prompt_span(self, row: int, span: Span) -> PromptSpan:
+        chunks = (span.start + span.count - 1) // KEY_CHUNK + 1
+        return PromptSpan(row, span.start, span.count, self.table(span.sequence.blocks, chunks))
+
+    def table(self, blocks: list[int], chunks: int) -> Tensor:
+        """Block numbers [chunks, blocks per chunk], padded with block 0."""
+        per_chunk = KEY_CHUNK // self.block_size
+        used = blocks[: chunks * per_chunk]
+        return self.tensor(used + [0] * (chunks * per_chunk - len(used))).view(chunks, per_chunk)
+
+    def tensor(self, numbers: list[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int64, device=self.device)
+
+
+def ends_of(tile: Tile) -> list[int]:
+    """The row of the last position of each span."""
+    ends, row = [], -1
+    for span in tile.spans:
+        row += span.count
+        ends.append(row)
+    return ends

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sequences alone, in company, cut into chunks, handed over and replayed give the same tokens (C16)."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tiny import VOCAB, Rig, build, drain, reference, rig, sequence
+
+from pontil.runtime.engine.sequence import Finish, Sequence, State
+from pontil.runtime.models.llama import Llama
+from pontil.runtime.sampling_params import SamplingParams
+
+SAMPLED = {"temperature": 1.3, "top_p": 0.95, "top_k": 50}
+
+
+def prompt(length: int, seed: int = 5) -> list[int]:
+    return torch.randint(0, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=str)
+def model(request: pytest.FixtureRequest) -> Llama:
+    made: Llama = build(reference(), dtype=request.param)
+    return made
+
+
+@pytest.fixture
+def alone(model: Llama) -> Iterator[Rig]:
+    made = rig(model)
+    yield made
+    made.pool.check()
+    assert made.pool.available == made.pool.capacity
+
+
+def company(length: int) -> list[Sequence]:
+    return [sequence(f"n{i}", prompt(3 + 17 * i, i), 5 + i, seed=i, **SAMPLED) for i in range(length)]
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65, 300])
+@pytest.mark.parametrize("settings", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_company_and_chunks_change_nothing(alone: Rig, model: Llama, length: int, settings: dict[str, object]) -> None:
+    alone.engine.add(sequence("a", prompt(length), 40, **settings))
+    expected = drain(alone.engine)["a"]
+    crowded = rig(model, blocks=600, budget=50)
+    for one in company(20):
+        crowded.engine.add(one)
+    crowded.engine.step()
+    crowded.engine.add(sequence("a", prompt(length), 40, **settings))
+    assert drain(crowded.engine)["a"] == expected
+
+
+@pytest.mark.parametrize("block_size", [8, 64, 256])
+def test_block_size_changes_nothing(alone: Rig, model: Llama, block_size: int) -> None:
+    alone.engine.add(sequence("a", prompt(300), 20))
+    other = rig(model, blocks=80, block_size=block_size)
+    other.engine.add(sequence("a", prompt(300), 20))
+    assert drain(other.engine) == drain(alone.engine)
+
+
+def test_handed_over_sequence_goes_on_with_equal_tokens(alone: Rig, model: Llama) -> None:
+    words = prompt(70)
+    alone.engine.add(sequence("a", words, 30, **SAMPLED))
+    expected = drain(alone.engine)["a"]
+    giver, taker = rig(model), rig(model, block_size=16)
+    given = sequence("a", words, 30, **SAMPLED)
+    given.hands_over = True
+    giver.engine.add(given)
+    (output,) = giver.engine.step()
+    assert output.finish is Finish.HANDED_OVER and output.ids == expected[:1]
+    taken = sequence("a", words, 30, **SAMPLED)
+    assert taker.engine.park(taken)
+    assert not taker.engine.has_work
+    taker.scheduler.grow(taken, 70)
+    taker.storage.tensor[taken.blocks] = giver.storage.tensor[given.blocks]
+    taker.scheduler.promote(taken, 70, output.ids[0])
+    (first,) = taker.engine.step()
+    assert (first.index, first.ids) == (0, expected[:2])
+    assert drain(taker.engine)["a"] == expected
+    assert taken.generated == 29
+    giver.pool.release(given.blocks)
+    assert giver.pool.available == giver.pool.capacity and taker.pool.available == taker.pool.capacity
+
+
+def test_replayed_tokens_give_the_same_continuation(alone: Rig, model: Llama) -> None:
+    alone.engine.add(sequence("a", prompt(70), 80))
+    expected = drain(alone.engine)["a"]
+    replay = sequence("a", prompt(70), 80)
+    replay.output += expected[:45]
+    again = rig(model, budget=33)
+    again.engine.add(replay)
+    drain(again.engine)
+    assert replay.output == expected
+
+
+def test_ends_by_stop_token_before_budget(alone: Rig) -> None:
+    alone.engine.add(sequence("a", prompt(9), 12))
+    tokens = drain(alone.engine)["a"]
+    stop = tokens[5]
+    for budget in (12, 6):  # A6: a stop exactly at the budget is a stop
+        ended = Sequence("b", prompt(9), SamplingParams(budget, 1, 0.0), frozenset({stop}))
+        alone.engine.add(ended)
+        drain(alone.engine)
+        assert ended.finish is Finish.STOP
+        assert ended.output == tokens[: tokens.index(stop) + 1]
+
+
+def test_waits_for_memory_and_seats_in_order(model: Llama) -> None:
+    tight = rig(model, blocks=9, seats=2)
+    sequences = [sequence(str(i), prompt(30), 30) for i in range(5)]
+    for one in sequences:
+        tight.engine.add(one)
+    tight.engine.step()
+    assert [one.state for one in sequences] == [State.RUNNING] * 2 + [State.WAITING] * 3
+    assert len(drain(tight.engine)) == 5
+    tight.pool.check()
+    assert tight.pool.available == tight.pool.capacity
+    assert not tight.scheduler.fits(sequence("x", prompt(100), 100))
+
+
+def test_abort_frees_in_every_state(model: Llama) -> None:
+    tight = rig(model, seats=2)
+    running, parked, waiting = (sequence(name, prompt(30), 30) for name in "abc")
+    tight.engine.add(running)
+    assert tight.engine.park(parked)
+    tight.engine.step()
+    tight.engine.add(waiting)
+    tight.engine.step()
+    for one in (running, parked, waiting):
+        assert tight.engine.end(one.id, Finish.ABORTED) is one
+        assert tight.engine.end(one.id, Finish.ABORTED) is None
+    assert not tight.engine.has_work
+    assert tight.pool.available == tight.pool.capacity
