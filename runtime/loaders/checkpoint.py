@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights on disk, whatever their format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.gguf_file import GgufCheckpoint
+from pontil.runtime.loaders.hf_directory import HfCheckpoint
+from pontil.runtime.models.config import ModelConfig
+
+
+class Checkpoint(Protocol):
+    """A model that was found whole: every tensor of its architecture is there in the right shape.
+
+    `tensors` may be called again and reads the files anew each time; it yields names as Hugging Face's Llama has them
+    (`lm_head.weight` only when it is not tied), on the CPU, one tensor in memory at a time. It raises ModelError.
+    """
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]: ...
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Raises ModelError for files that are missing, damaged or of a model that this version cannot run."""
+    if path.is_dir():
+        return HfCheckpoint.open(path)
+    if path.suffix == ".gguf":
+        return GgufCheckpoint.open(path)
+    raise ModelError(f"{path} is neither a directory with config.json nor a .gguf file")

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model's configuration, whatever file states it. The proxy reads it too, so no torch here."""
+
+from pathlib import Path
+
+from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.gguf_config import read_gguf_config
+from pontil.runtime.loaders.hf_config import read_hf_config
+from pontil.runtime.models.config import ModelConfig
+
+
+def read_config(path: Path) -> ModelConfig:
+    """From a Hugging Face directory or a .gguf file. Raises ModelError."""
+    if path.is_dir():
+        return read_hf_config(path)
+    if path.suffix == ".gguf":
+        return read_gguf_config(path)
+    raise ModelError(f"{path} is neither a directory with config.json nor a .gguf file")

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The header of a GGUF file (versions 2 and 3, little-endian): scalar metadata and where each tensor lies.
+
+Layout: magic, version, tensor count, metadata count, metadata, tensor descriptions, padding, tensor bytes
+(ggml/docs/gguf.md). `gguf.GGUFReader` makes an object of every entry of the vocabulary and needs seconds for it; this
+reader steps over arrays and needs milliseconds.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from pontil.runtime.errors import ModelError
+
+Scalar = int | float | bool | str
+
+NUMBERS = tuple(struct.Struct("<" + code) for code in "BbHhIif?")
+"""Scalar types 0 to 7; 8 is a string, 9 an array, 10 to 12 are the 64-bit numbers."""
+WIDE_NUMBERS = {10: struct.Struct("<Q"), 11: struct.Struct("<q"), 12: struct.Struct("<d")}
+STRING, ARRAY = 8, 9
+U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
+DEFAULT_ALIGNMENT = 32
+MAX_DIMENSIONS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """`shape` is outermost first, as torch has it. `kind` is the number of a ggml type. `offset` counts from the start
+    of the file, in bytes."""
+
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """`metadata` leaves arrays out. `size` is the header's own length in bytes, before padding."""
+
+    metadata: dict[str, Scalar]
+    tensors: dict[str, GgufTensor]
+    size: int
+
+    def text(self, key: str) -> str | None:
+        value = self.metadata.get(key)
+        return value if isinstance(value, str) else None
+
+    def integer(self, key: str) -> int | None:
+        value = self.metadata.get(key)
+        return value if type(value) is int else None
+
+    def number(self, key: str) -> float | None:
+        value = self.metadata.get(key)
+        return float(value) if isinstance(value, int | float) else None
+
+
+def read_header(path: Path) -> GgufHeader:
+    """Raises ModelError for a file that is not GGUF, of another version or byte order, or cut off in its header."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return Cursor(data).header()
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, OverflowError, struct.error) as error:
+        raise ModelError(f"{path} is not a whole GGUF file of version 2 or 3: fetch it again") from error
+
+
+class Cursor:
+    """A place in a mapped file. Reading past the end raises struct.error; anything malformed, ValueError."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self.data = data
+        self.at = 0
+
+    def header(self) -> GgufHeader:
+        magic, version = self.take(4), self.number(U32)
+        if magic != b"GGUF" or version not in (2, 3):
+            raise ValueError("no GGUF")
+        tensor_count, entry_count = self.number(U64), self.number(U64)
+        metadata = dict(entry for entry in (self.entry() for _ in range(entry_count)) if entry is not None)
+        tensors = dict(self.tensor() for _ in range(tensor_count))
+        alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment <= 0:
+            raise ValueError("no alignment")
+        start = -(-self.at // alignment) * alignment
+        placed = {
+            name: GgufTensor(tensor.shape, tensor.kind, start + tensor.offset) for name, tensor in tensors.items()
+        }
+        return GgufHeader(metadata, placed, self.at)
+
+    def take(self, count: int) -> bytes:
+        end = self.at + count
+        if end > len(self.data):
+            raise ValueError("cut off")
+        taken = self.data[self.at : end]
+        self.at = end
+        return taken
+
+    def number(self, kind: struct.Struct) -> int:
+        (value,) = kind.unpack_from(self.data, self.at)
+        self.at += kind.size
+        return value  # type: ignore[no-any-return]
+
+    def string(self) -> str:
+        return self.take(self.number(U64)).decode()
+
+    def entry(self) -> tuple[str, Scalar] | None:
+        """One key and its value; None for an array, which is stepped over."""
+        key, kind = self.string(), self.number(U32)
+        if kind == ARRAY:
+            self.skip_array()
+            return None
+        return key, self.string() if kind == STRING else self.number(scalar(kind))
+
+    def skip_array(self) -> None:
+        kind, count = self.number(U32), self.number(U64)
+        if kind != STRING:
+            self.at += count * scalar(kind).size
+            return
+        data, unpack, at = self.data, U64.unpack_from, self.at
+        for _ in range(count):
+            at += 8 + unpack(data, at)[0]
+        self.at = at
+
+    def tensor(self) -> tuple[str, GgufTensor]:
+        """The offset still counts from the start of the tensors' bytes."""
+        name, dimensions = self.string(), self.number(U32)
+        if dimensions > MAX_DIMENSIONS:
+            raise ValueError("too many dimensions")
+        shape = tuple(self.number(U64) for _ in range(dimensions))[::-1]
+        return name, GgufTensor(shape, self.number(U32), self.number(U64))
+
+
+def scalar(kind: int) -> struct.Struct:
+    if kind in WIDE_NUMBERS:
+        return WIDE_NUMBERS[kind]
+    if kind >= len(NUMBERS):
+        raise ValueError(f"no scalar type {kind}")
+    return NUMBERS[kind]

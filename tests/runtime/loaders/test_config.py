@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.config import read_config
+from pontil.runtime.loaders.synthetic import write_tiny_llama
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def change(directory: Path, **changes: Any) -> None:
+    """Set fields of config.json; `...` removes one."""
+    path = directory / "config.json"
+    data = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in data.items() if value is not ...}))
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    config = write_tiny_llama(tmp_path, num_kv_heads=1, dtype="bfloat16", vocab_size=320)
+    assert read_config(tmp_path) == config
+
+
+def test_defaults_of_older_files(tiny: Path) -> None:
+    absent = ["num_key_value_heads", "head_dim", "rope_theta", "rms_norm_eps", "tie_word_embeddings", "bos_token_id"]
+    change(tiny, **dict.fromkeys(absent, ...))
+    config = read_config(tiny)
+    assert (config.num_kv_heads, config.head_dim, config.rope_theta) == (4, 16, 10000.0)
+    assert (config.rms_norm_eps, config.tie_word_embeddings, config.bos_token_id) == (1e-6, False, None)
+
+
+def test_the_newer_form_of_rotary_parameters(tiny: Path) -> None:
+    change(tiny, rope_theta=..., rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    assert read_config(tiny).rope_theta == 5e5
+
+
+@pytest.mark.parametrize(("eos", "ids"), [(5, (5,)), ([5, 6, 5], (5, 6)), (None, ())])
+def test_end_tokens(tiny: Path, eos: Any, ids: tuple[int, ...]) -> None:
+    (tiny / "generation_config.json").unlink()
+    change(tiny, eos_token_id=eos)
+    assert read_config(tiny).eos_token_ids == ids
+
+
+def test_the_generation_config_has_the_last_word(tiny: Path) -> None:
+    (tiny / "generation_config.json").write_text('{"eos_token_id": [9, 2]}')
+    assert read_config(tiny).eos_token_ids == (9, 2)
+    (tiny / "generation_config.json").write_text("{}")
+    assert read_config(tiny).eos_token_ids == (2,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model_type": "gpt_neox"}, "'gpt_neox' is not known: this version runs llama"),
+        ({"model_type": ...}, "None is not known"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, r"\(linear\)"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, r"\(llama3\)"),
+        ({"attention_bias": True}, "attention_bias = True"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ({"hidden_size": "64"}, "hidden_size, not '64'"),
+        ({"num_hidden_layers": ...}, "num_hidden_layers, not None"),
+        ({"num_hidden_layers": 0}, "num_layers is 0"),
+        ({"num_attention_heads": 0}, "num_heads is 0"),
+        ({"num_key_value_heads": 3}, "cannot share 3"),
+        ({"eos_token_id": "x", "bos_token_id": 1}, "eos_token_id is 'x'"),
+        ({"torch_dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
+    ],
+)
+def test_what_cannot_run_is_refused_by_name(tiny: Path, changes: dict[str, Any], says: str) -> None:
+    (tiny / "generation_config.json").unlink()
+    change(tiny, **changes)
+    with pytest.raises(ModelError, match=says):
+        read_config(tiny)
+
+
+@pytest.mark.parametrize(("content", "says"), [("{", "not JSON"), ("[1]", "no JSON object"), ("[" * 9999, "not JSON")])
+def test_a_damaged_config(tiny: Path, content: str, says: str) -> None:
+    (tiny / "config.json").write_text(content)
+    with pytest.raises(ModelError, match=says):
+        read_config(tiny)
+
+
+def test_no_torch() -> None:
+    code = "import app, sys, pontil.runtime.loaders.config; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

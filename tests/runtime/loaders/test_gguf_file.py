@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+
+from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.checkpoint import open_checkpoint
+from pontil.runtime.loaders.config import read_config
+from pontil.runtime.loaders.gguf_header import read_header
+from pontil.runtime.loaders.synthetic import write_tiny_llama
+
+KINDS = gguf.GGMLQuantizationType
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_same_tensors_as_the_directory(tmp_path: Path, write_gguf: Any, tied: bool) -> None:
+    config = write_tiny_llama(tmp_path / "hf", tie_word_embeddings=tied, rope_theta=1e5)
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "hf", config))
+    assert checkpoint.config == config
+    directory = dict(open_checkpoint(tmp_path / "hf").tensors())
+    file = dict(checkpoint.tensors())
+    assert sorted(file) == sorted(directory)
+    for name, tensor in file.items():
+        assert torch.equal(tensor, directory[name]), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [(KINDS.F16, 0.01), (KINDS.BF16, 0.02), (KINDS.Q8_0, 0.05), (KINDS.Q4_1, 0.5)]
+)
+def test_quantized_tensors_come_close(
+    tmp_path: Path, write_gguf: Any, kind: gguf.GGMLQuantizationType, error: float
+) -> None:
+    config = write_tiny_llama(tmp_path / "hf")
+    directory = dict(open_checkpoint(tmp_path / "hf").tensors())
+    for name, tensor in open_checkpoint(write_gguf(tmp_path / "hf", config, kind=kind)).tensors():
+        assert tensor.dtype == torch.bfloat16
+        torch.testing.assert_close(tensor.float(), directory[name], atol=error, rtol=0.01)
+
+
+def test_every_end_of_generation_is_found(tiny: Path, write_gguf: Any) -> None:
+    path = write_gguf(tiny, read_config(tiny), tokenizer__ggml__eot_token_id=7, tokenizer__ggml__eom_token_id=2)
+    assert read_config(path).eos_token_ids == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"architecture": "mamba"}, "'mamba' is not known: this version runs llama"),
+        ({"llama__rope__scaling__type": "yarn"}, "rotary positions \\(yarn\\)"),
+        ({"llama__expert_count": 8}, "mixture of experts"),
+        ({"llama__rope__dimension_count": 8}, "dimension_count is 8, its heads have 16"),
+        ({"split__count": 3}, "one of several parts"),
+        ({"drop": "blk.1.attn_q.weight"}, "lacks the tensor model.layers.1.self_attn.q_proj.weight"),
+        ({"drop": "token_embd.weight"}, "no tensor token_embd.weight"),
+    ],
+)
+def test_what_cannot_run_is_refused_by_name(tiny: Path, write_gguf: Any, changes: dict[str, Any], says: str) -> None:
+    path = write_gguf(tiny, read_config(tiny), **changes)
+    with pytest.raises(ModelError, match=says):
+        open_checkpoint(path)
+
+
+def test_a_truncated_file_at_every_scale(tiny: Path, write_gguf: Any) -> None:
+    path = write_gguf(tiny, read_config(tiny))
+    content = path.read_bytes()
+    header = read_header(path).size
+    for kept in [*range(0, header, 97), header, len(content) - 64]:
+        path.write_bytes(content[:kept])
+        with pytest.raises(ModelError, match="fetch it again"):
+            open_checkpoint(path)
+
+
+def test_a_header_of_lies_is_refused(tiny: Path, write_gguf: Any) -> None:
+    path = write_gguf(tiny, read_config(tiny))
+    content = bytearray(path.read_bytes())
+    for at in range(0, read_header(path).size, 61):
+        path.write_bytes(content[:at] + b"\xff" * 8 + content[at + 8 :])
+        try:
+            for _ in open_checkpoint(path).tensors():
+                pass
+        except ModelError:
+            continue
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="No such file"):
+        open_checkpoint(tmp_path / "none.gguf")
