@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sockets between processes: a server routes to peers by incarnation, a client speaks to one server.
+
+The proxy serves workers (`ControlServer`, `WorkerSocket`), a prefill worker serves decode workers (`PeerServer`,
+`PeerClient`). A client's routing id on the wire is its incarnation, so a frame that claims another sender is dropped.
+
+Threads: a socket belongs to the thread that made it, and every call comes from there. `Poller.wake` alone may be
+called from any thread. No call blocks but `Poller.wait`.
+
+Sending never loses a message silently (B12): False means that nothing was queued, because the peer's queue is full or
+the peer is not connected, and the caller keeps the message and tries again or gives the request up. What does not
+decode is counted in `malformed` and dropped, never fatal.
+"""
+
+import asyncio
+import math
+import os
+from collections.abc import Callable
+from typing import TypeAlias
+
+import zmq
+
+from pontil.runtime.errors import MalformedFrame, PontilError
+from pontil.runtime.wire.codec import MAX_FRAME_BYTES, decode, encode
+from pontil.runtime.wire.messages import Message
+
+Context: TypeAlias = zmq.Context[zmq.Socket[bytes]]
+
+# Messages queued for one peer before send says False, and read from one peer ahead of the reader.
+HIGH_WATER_MARK = 8192
+# Messages handled before other work of the same loop gets its turn.
+BATCH = 512
+RECONNECT_MS = (50, 500)
+
+
+def open_context() -> Context:
+    """The sockets' common root: one for each process. Thread-safe."""
+    return zmq.Context()
+
+
+class BaseSocket:
+    """What both kinds share. `malformed` counts frames dropped, `full` and `unreachable` sends that said False."""
+
+    def __init__(self, context: Context, kind: int) -> None:
+        self.zmq_socket: zmq.Socket[bytes] = context.socket(kind)
+        self.zmq_socket.setsockopt(zmq.LINGER, 0)
+        self.zmq_socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        self.zmq_socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        self.zmq_socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self.malformed = 0
+        self.full = 0
+        self.unreachable = 0
+
+    def receive_all(self, limit: int = BATCH) -> list[Message]:
+        """What has arrived, oldest first, at most `limit` frames; the rest keeps for the next call."""
+        messages: list[Message] = []
+        for _ in range(limit):
+            try:
+                parts = self.zmq_socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            try:
+                messages.append(self.unpack(parts))
+            except MalformedFrame:
+                self.malformed += 1
+        return messages
+
+    def unpack(self, parts: list[bytes]) -> Message:
+        raise NotImplementedError
+
+    @property
+    def readable(self) -> bool:
+        return bool(int(self.zmq_socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    def close(self, linger: float = 0.0) -> None:
+        """Close; what is queued is still sent for up to `linger` seconds, in the background."""
+        self.zmq_socket.close(round(linger * 1000))
+
+    def put(self, parts: list[bytes]) -> bool:
+        try:
+            self.zmq_socket.send_multipart(parts, zmq.NOBLOCK)
+        except zmq.Again:
+            self.full += 1
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self.unreachable += 1
+            return False
+        return True
+
+
+class Client(BaseSocket):
+    """Speaks to one server, which need not be there yet: the connection is made, and made again, in the background."""
+
+    def __init__(self, context: Context, incarnation: str, endpoint: str) -> None:
+        super().__init__(context, zmq.DEALER)
+        self.endpoint = endpoint
+        self.zmq_socket.setsockopt(zmq.ROUTING_ID, incarnation.encode())
+        self.zmq_socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS[0])
+        self.zmq_socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS[1])
+        try:
+            self.zmq_socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise PontilError(f"cannot connect to {endpoint}: {error.strerror}; check the address") from None
+
+    def send(self, message: Message) -> bool:
+        """Queue for the server; False when the queue is full."""
+        return self.put([encode(message)])
+
+    def unpack(self, parts: list[bytes]) -> Message:
+        if len(parts) != 1:
+            raise MalformedFrame(f"a message of {len(parts)} parts")
+        return decode(parts[0])
+
+
+class Server(BaseSocket):
+    """Bound at `endpoint` (with the port the system chose, where it was left open); routes by `message.receiver`."""
+
+    def __init__(self, context: Context, endpoint: str) -> None:
+        super().__init__(context, zmq.ROUTER)
+        self.zmq_socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # A client that lost its connection comes back under the same routing id before the old one is given up.
+        self.zmq_socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        try:
+            self.zmq_socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise PontilError(f"cannot listen on {endpoint}: {error.strerror}; choose another address") from None
+        self.endpoint = self.zmq_socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def send(self, message: Message) -> bool:
+        """Queue for `message.receiver`; False when its queue is full or it is not connected."""
+        return self.put([getattr(message, "receiver", "").encode(), encode(message)])
+
+    def unpack(self, parts: list[bytes]) -> Message:
+        if len(parts) != 2:
+            raise MalformedFrame(f"a message of {len(parts)} parts")
+        message = decode(parts[1])
+        if message.sender.encode() != parts[0]:
+            raise MalformedFrame("the sender is not the peer that the frame came from")
+        return message
+
+
+class WorkerSocket(Client):
+    """A worker's line to the proxy's control endpoint."""
+
+
+class PeerClient(Client):
+    """A decode worker's line to one prefill worker."""
+
+
+class PeerServer(Server):
+    """A prefill worker's end for all decode workers."""
+
+
+class ControlServer(Server):
+    """The proxy's end for all workers, inside an asyncio event loop (any that has add_reader).
+
+    zmq's descriptor only signals edges, and sending may swallow one, so every send looks again for what arrived.
+    """
+
+    def __init__(self, context: Context, endpoint: str) -> None:
+        super().__init__(context, endpoint)
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.deliver: Callable[[list[Message]], None] | None = None
+        self.again: asyncio.Handle | None = None
+
+    def listen(self, deliver: Callable[[list[Message]], None]) -> None:
+        """Hand every batch that arrives to `deliver`, in the running loop's thread, until `close`."""
+        self.deliver = deliver
+        self.loop = asyncio.get_running_loop()
+        self.loop.add_reader(int(self.zmq_socket.getsockopt(zmq.FD)), self.drain)
+        self.look_again()
+
+    def send(self, message: Message) -> bool:
+        sent = super().send(message)
+        if self.readable:
+            self.look_again()
+        return sent
+
+    def look_again(self) -> None:
+        if self.loop is not None and self.again is None:
+            self.again = self.loop.call_soon(self.drain)
+
+    def drain(self) -> None:
+        if self.again is not None:
+            self.again.cancel()
+            self.again = None
+        messages = self.receive_all()
+        if self.readable:
+            self.look_again()
+        if messages and self.deliver is not None:
+            self.deliver(messages)
+
+    def close(self, linger: float = 0.0) -> None:
+        if self.loop is not None:
+            self.loop.remove_reader(int(self.zmq_socket.getsockopt(zmq.FD)))
+            self.loop = None
+        if self.again is not None:
+            self.again.cancel()
+            self.again = None
+        super().close(linger)
+
+
+class Poller:
+    """Sleeps until one of the registered sockets can be read or somebody calls `wake`."""
+
+    def __init__(self) -> None:
+        self.poller = zmq.Poller()
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.poller.register(self.bell, zmq.POLLIN)
+
+    def register(self, socket: BaseSocket) -> None:
+        self.poller.register(socket.zmq_socket, zmq.POLLIN)
+
+    def unregister(self, socket: BaseSocket) -> None:
+        self.poller.unregister(socket.zmq_socket)
+
+    def wake(self) -> None:
+        """End the current or the next `wait` at once. Any thread may call this, until `close`."""
+        os.eventfd_write(self.bell, 1)
+
+    def wait(self, timeout: float | None) -> bool:
+        """Whether anything happened within `timeout` seconds (None: without end). Several wakes count as one."""
+        ready = self.poller.poll(None if timeout is None else math.ceil(max(0.0, timeout) * 1000))
+        if any(source == self.bell for source, _ in ready):
+            os.eventfd_read(self.bell)
+        return bool(ready)
+
+    def close(self) -> None:
+        os.close(self.bell)

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sockets over ipc and tcp: order, routing, back-pressure, strangers, and waking a sleeping loop."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from pontil.runtime.errors import PontilError
+from pontil.runtime.wire.codec import encode
+from pontil.runtime.wire.messages import Cancel, Goodbye, Message, Tokens
+from pontil.runtime.wire.sockets import (
+    HIGH_WATER_MARK,
+    BaseSocket,
+    Context,
+    ControlServer,
+    PeerClient,
+    PeerServer,
+    Poller,
+    WorkerSocket,
+    open_context,
+)
+
+DEADLINE = 10.0
+
+
+@pytest.fixture
+def context() -> Iterator[Context]:
+    context = open_context()
+    yield context
+    context.destroy(linger=0)
+
+
+@pytest.fixture(params=["ipc", "tcp"])
+def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/control" if request.param == "ipc" else "tcp://127.0.0.1:*"
+
+
+def tokens(index: int, sender: str = "w1") -> Tokens:
+    return Tokens(sender, "p1", "r", 0, index, [0])
+
+
+def receive(socket: BaseSocket, count: int) -> list[Message]:
+    """Exactly `count` messages, or what came within the deadline."""
+    poller = Poller()
+    poller.register(socket)
+    found: list[Message] = []
+    end = time.monotonic() + DEADLINE
+    while len(found) < count and time.monotonic() < end:
+        poller.wait(0.5)
+        found += socket.receive_all()
+    poller.close()
+    return found
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + DEADLINE
+    bell = threading.Event()
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true in time"
+        bell.wait(0.005)
+
+
+def test_messages_go_both_ways_in_order(context: Context, endpoint: str) -> None:
+    server = PeerServer(context, endpoint)
+    one, two = (PeerClient(context, name, server.endpoint) for name in ("w1", "w2"))
+    for index in range(100):
+        assert one.send(tokens(index)) and two.send(tokens(index, "w2"))
+    found = receive(server, 200)
+    for name in ("w1", "w2"):
+        assert [message for message in found if message.sender == name] == [tokens(i, name) for i in range(100)]
+    assert server.send(Cancel("p1", "w2", "r", 0)) and server.send(Cancel("p1", "w1", "s", 0))
+    assert receive(two, 1) == [Cancel("p1", "w2", "r", 0)]
+    assert receive(one, 1) == [Cancel("p1", "w1", "s", 0)]
+
+
+def test_a_peer_that_is_not_there_is_said(context: Context, endpoint: str) -> None:
+    server = PeerServer(context, endpoint)
+    assert not server.send(Cancel("p1", "nobody", "r", 0))
+    assert server.unreachable == 1
+
+
+def test_a_client_may_come_before_its_server(context: Context, tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/control"
+    client = WorkerSocket(context, "w1", endpoint)
+    assert client.send(tokens(0))
+    assert receive(PeerServer(context, endpoint), 1) == [tokens(0)]
+
+
+def test_a_server_comes_back_on_the_same_endpoint(context: Context, tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/control"
+    first = PeerServer(context, endpoint)
+    client = WorkerSocket(context, "w1", endpoint)
+    client.send(tokens(0))
+    receive(first, 1)
+    first.close()
+    second = PeerServer(context, endpoint)
+    eventually(lambda: second.send(Cancel("p2", "w1", "r", 0)))
+    assert receive(client, 1) == [Cancel("p2", "w1", "r", 0)]
+
+
+def test_a_full_queue_is_back_pressure_and_nothing_is_lost(context: Context, endpoint: str) -> None:  # B12
+    server = PeerServer(context, endpoint)
+    client = WorkerSocket(context, "w1", server.endpoint)
+    sent = 0
+    for _ in range(20 * HIGH_WATER_MARK):
+        if not client.send(tokens(sent)):
+            break
+        sent += 1
+    assert client.full == 1, "the queue never filled"
+    found: list[Message] = []
+    while len(found) < sent:
+        batch = receive(server, 1)
+        assert batch, f"{sent - len(found)} messages were lost"
+        found += batch
+    assert found == [tokens(index) for index in range(sent)]
+    eventually(lambda: client.send(tokens(sent)))
+
+
+def test_strangers_and_broken_frames_are_counted_and_dropped(context: Context, endpoint: str) -> None:
+    server = PeerServer(context, endpoint)
+    client = PeerClient(context, "w1", server.endpoint)
+    for parts in ([b"\xff not a message"], [b""], [encode(tokens(0)), b"more"], [encode(tokens(0, "somebody else"))]):
+        client.zmq_socket.send_multipart(parts)
+    client.send(tokens(1))
+    assert receive(server, 1) == [tokens(1)]
+    assert server.malformed == 4
+    server.zmq_socket.send_multipart([b"w1", b"junk"])
+    server.zmq_socket.send_multipart([b"w1", encode(tokens(0)), b"more"])
+    server.send(Goodbye("p1", "w1"))
+    assert receive(client, 1) == [Goodbye("p1", "w1")]
+    assert client.malformed == 2
+
+
+def test_what_cannot_be_bound_is_one_sentence(context: Context) -> None:
+    held = PeerServer(context, "tcp://127.0.0.1:*")
+    with pytest.raises(PontilError, match="cannot listen on tcp://.*in use"):
+        PeerServer(context, held.endpoint)
+    with pytest.raises(PontilError, match="cannot listen"):
+        PeerServer(context, "ipc:///no/such/folder/socket")
+    with pytest.raises(PontilError, match="cannot connect"):
+        PeerClient(context, "w1", "nonsense")
+
+
+def test_the_control_server_serves_an_event_loop(context: Context, endpoint: str) -> None:
+    """A worker asks, the loop answers each message; sends inside the loop must not hide what arrives meanwhile."""
+
+    async def serve() -> list[Message]:
+        found: list[Message] = []
+        done = asyncio.Event()
+        server = ControlServer(context, endpoint)
+
+        def answer(messages: list[Message]) -> None:
+            found.extend(messages)
+            for message in messages:
+                assert server.send(Cancel("p1", message.sender, str(len(found)), 0))
+            if len(found) >= 2000:
+                done.set()
+
+        server.listen(answer)
+        worker = threading.Thread(target=ask, args=(server.endpoint,))
+        worker.start()
+        await asyncio.wait_for(done.wait(), DEADLINE)
+        await asyncio.to_thread(worker.join, DEADLINE)
+        server.close()
+        return found
+
+    def ask(address: str) -> None:
+        client = WorkerSocket(context, "w1", address)
+        for start in range(0, 2000, 50):
+            for index in range(start, start + 50):
+                assert client.send(tokens(index))
+            answers.extend(receive(client, 50))
+
+    answers: list[Message] = []
+    found = asyncio.run(serve())
+    assert found == [tokens(index) for index in range(2000)]
+    assert len(answers) == 2000
+
+
+def test_wake_ends_a_wait_from_another_thread(context: Context) -> None:
+    poller = Poller()
+    waker = threading.Thread(target=poller.wake)
+    waker.start()
+    assert poller.wait(DEADLINE)
+    waker.join()
+    poller.wake()
+    poller.wake()
+    assert poller.wait(DEADLINE) and not poller.wait(0), "several wakes count as one"
+    poller.close()
+
+
+def test_the_poller_hears_its_sockets(context: Context, endpoint: str) -> None:
+    server = PeerServer(context, endpoint)
+    poller = Poller()
+    poller.register(server)
+    client = PeerClient(context, "w1", server.endpoint)
+    client.send(tokens(0))
+    assert poller.wait(DEADLINE)
+    eventually(lambda: server.receive_all() == [tokens(0)])
+    poller.unregister(server)
+    client.send(tokens(1))
+    assert not poller.wait(0.05)
+    assert server.zmq_socket.poll(int(DEADLINE * 1000)) == zmq.POLLIN
+    poller.close()
