@@ -15,7 +15,7 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 # Modules directly in runtime/ hold values every room of it may share.
-SHARED = {"errors", "config", "sampling_params"}
+SHARED = {"errors", "config", "reporting", "sampling_params"}
 RUNTIME_ROOMS = {
     "wire", "worker", "engine", "cache", "models", "loaders", "text", "transfer", "accounting", "proxy", "graph",
 }  # fmt: skip
