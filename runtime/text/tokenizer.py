@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text to token ids and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+
+import tokenizers
+
+from pontil.runtime.errors import ModelError, RequestError
+from pontil.runtime.text.gguf_vocabulary import read_gguf_vocabulary
+from pontil.runtime.text.hf_vocabulary import read_hf_vocabulary
+from pontil.runtime.text.vocabulary import Vocabulary
+
+
+class Tokenizer:
+    """Never changes after it was loaded, so threads may share it.
+
+    `eos_ids` is what the tokenizer's own file calls an end; generation ends at ModelConfig.eos_token_ids. Decoding is
+    the concatenation of `token_bytes`, so text can be made token by token: unlike some libraries a SentencePiece
+    model's leading space stays, as a continuation needs it.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.backend = vocabulary.backend
+        self.vocab_size = len(vocabulary.token_bytes)
+        self.bos_token = vocabulary.bos_token
+        self.eos_token = vocabulary.eos_token
+        self.eos_ids = vocabulary.end_ids
+        self.special_ids = vocabulary.special_ids
+        self.chat_template = vocabulary.chat_template
+        self.bytes_by_id = vocabulary.token_bytes
+
+    def encode(self, text: str, add_special_tokens: bool, parse_special: bool = True) -> list[int]:
+        """Token ids. `add_special_tokens` adds what the model's file puts around a text, usually a first token;
+        `parse_special` turns special tokens written in the text into their ids, as a rendered chat needs.
+
+        Raises RequestError for text that is not valid Unicode.
+        """
+        backend = self.backend if parse_special else self.literal_backend
+        try:
+            return backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError as error:
+            raise RequestError("the text holds half of a surrogate pair: send valid Unicode") from error
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The raw bytes of one token, maybe a part of a character; none for an id beyond the vocabulary."""
+        return self.bytes_by_id[token_id] if 0 <= token_id < self.vocab_size else b""
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """Bytes that are no UTF-8 become U+FFFD."""
+        skipped = self.special_ids if skip_special_tokens else frozenset()
+        return b"".join(self.token_bytes(item) for item in ids if item not in skipped).decode("utf-8", "replace")
+
+    @cached_property
+    def literal_backend(self) -> tokenizers.Tokenizer:
+        """A twin that takes special tokens for plain text."""
+        twin = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        twin.encode_special_tokens = True
+        return twin
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """From a Hugging Face directory or a .gguf file. Raises ModelError."""
+    if path.is_dir():
+        return Tokenizer(read_hf_vocabulary(path))
+    if path.suffix == ".gguf":
+        return Tokenizer(read_gguf_vocabulary(path))
+    raise ModelError(f"{path} is neither a directory with tokenizer.json nor a .gguf file")

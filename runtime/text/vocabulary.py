@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a tokenizer file says, whatever its format, and how a token of each family becomes bytes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import tokenizers
+
+from pontil.runtime.errors import ModelError
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+TokenBytes = Callable[[str], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """`token_bytes[id]` are the raw bytes of a token; an id without a token has none. `special_ids` are the tokens
+    that are not text. `end_ids` is what the tokenizer's own file calls the end of a text or a turn."""
+
+    backend: tokenizers.Tokenizer
+    token_bytes: tuple[bytes, ...]
+    special_ids: frozenset[int]
+    bos_token: str | None
+    eos_token: str | None
+    end_ids: tuple[int, ...]
+    chat_template: str | None
+
+
+def bytes_of_all(backend: tokenizers.Tokenizer) -> tuple[bytes, ...]:
+    """The bytes of every id from 0 to the highest. Raises ModelError for a decoder that is not known."""
+    to_bytes = token_family(backend)
+    tokens = backend.get_vocab(with_added_tokens=True)
+    table = [b""] * (max(tokens.values(), default=-1) + 1)
+    for token, number in tokens.items():
+        table[number] = to_bytes(token)
+    for number, added in backend.get_added_tokens_decoder().items():
+        table[number] = added.content.encode()
+    return tuple(table)
+
+
+def special_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
+    return frozenset(number for number, token in backend.get_added_tokens_decoder().items() if token.special)
+
+
+def ids_of(backend: tokenizers.Tokenizer, tokens: Iterable[str | None]) -> tuple[int, ...]:
+    """The ids of those tokens that there are."""
+    found = (backend.token_to_id(token) for token in tokens if token is not None)
+    return tuple(dict.fromkeys(number for number in found if number is not None))
+
+
+def token_family(backend: tokenizers.Tokenizer) -> TokenBytes:
+    """How this tokenizer writes bytes into tokens, told by the decoder its file declares."""
+    declared = {} if backend.decoder is None else json.loads(backend.decoder.__getstate__())
+    steps = declared.get("decoders", [declared])
+    kinds = [step.get("type") for step in steps]
+    if "ByteLevel" in kinds:
+        return byte_level_decoder()
+    if "ByteFallback" in kinds:
+        return byte_fallback_bytes
+    raise ModelError(f"the tokenizer decodes by {kinds[0]}, which is not known: known are ByteLevel and ByteFallback")
+
+
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's: printable bytes stand for themselves, the others for the characters from U+0100 on, in order."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+
+
+def byte_level_decoder() -> TokenBytes:
+    table = str.maketrans(byte_alphabet())
+    alphabet = frozenset(byte_alphabet())
+
+    def to_bytes(token: str) -> bytes:
+        """A token with any character outside the alphabet is plain text."""
+        return token.translate(table).encode("latin-1") if alphabet.issuperset(token) else token.encode()
+
+    return to_bytes
+
+
+def byte_fallback_bytes(token: str) -> bytes:
+    """SentencePiece: one byte in hexadecimal, or text in which U+2581 stands for a space."""
+    if match := BYTE_TOKEN.fullmatch(token):
+        return bytes([int(match[1], 16)])
+    return token.replace("\u2581", " ").encode()
