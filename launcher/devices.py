@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices: what the machine has, what a list such as `0,cuda:1,cpu:0-3,cpu*2` asks for, and who gets what.
+
+A core with spinning threads of two processes is ruinously slow, so a core (or a GPU) belongs to one worker unless
+`--share-devices` says otherwise. A GPU worker's cores only feed its GPU: they are a preference, never a claim.
+"""
+
+import math
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pontil.launcher.errors import OptionError
+
+MAX_WORKERS = 1024
+FORMS = "0, cuda:0, cpu, cpu:0-3 or cpu*2"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceItem:
+    """What one worker was asked to run on: a GPU, the named cores, or (neither given) a share of the free cores."""
+
+    gpu: int | None = None
+    cores: tuple[int, ...] | None = None
+
+    @property
+    def plain(self) -> bool:
+        return self.gpu is None and self.cores is None
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where one worker runs: a torch device and the cores its threads are pinned to."""
+
+    device: str
+    cores: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Cores this process may run on, how many of them its control group pays for, and GPUs numbered from 0."""
+
+    cores: tuple[int, ...]
+    quota: int
+    gpus: int
+
+    @property
+    def affordable(self) -> tuple[int, ...]:
+        return self.cores[: self.quota]
+
+
+def parse_list(text: str) -> tuple[DeviceItem, ...]:
+    """One item per worker; `none` is no worker. Raises ValueError with words that follow a flag's name."""
+    if text.strip() == "none":
+        return ()
+    items = tuple(item for part in text.split(",") for item in parse_item(part.strip()))
+    if len(items) > MAX_WORKERS:
+        raise ValueError(f"may name at most {MAX_WORKERS} workers")
+    return items
+
+
+def parse_item(text: str) -> tuple[DeviceItem, ...]:
+    if "+" in text:
+        raise ValueError("may give each worker one device only (tensor parallelism comes later)")
+    if gpu := re.fullmatch(r"(?:cuda:)?(\d{1,4})", text, re.ASCII):
+        return (DeviceItem(gpu=int(gpu[1])),)
+    if plain := re.fullmatch(r"cpu(?:\*(\d{1,4}))?", text, re.ASCII):
+        return (DeviceItem(),) * at_least_one(int(plain[1] or 1))
+    if pinned := re.fullmatch(r"cpu:(\d{1,5})(?:-(\d{1,5}))?", text, re.ASCII):
+        return (DeviceItem(cores=core_range(int(pinned[1]), int(pinned[2] or pinned[1]))),)
+    raise ValueError(f"must be a comma list of items like {FORMS}")
+
+
+def at_least_one(count: int) -> int:
+    if not count:
+        raise ValueError("must ask for at least one worker in cpu*N")
+    return count
+
+
+def core_range(first: int, last: int) -> tuple[int, ...]:
+    if last < first:
+        raise ValueError(f"must name cores upwards (cpu:{last}-{first})")
+    return tuple(range(first, last + 1))
+
+
+def assign(items: Sequence[DeviceItem], machine: Machine, *, share: bool) -> tuple[Seat, ...]:
+    """A seat per item, in order. Named devices first; plain `cpu` items split the cores that are left."""
+    check_gpus(items, machine, share)
+    check_cores(items, machine, share)
+    named = {core for item in items for core in item.cores or ()}
+    free = [core for core in machine.affordable if core not in named]
+    plain = iter(split_cores(free, sum(item.plain for item in items), machine, share))
+    taken = named if not any(item.plain for item in items) else set(machine.cores)
+    feeders = iter(feeding_cores(sum(item.gpu is not None for item in items), taken, machine))
+    return tuple(seat(item, plain, feeders) for item in items)
+
+
+def seat(item: DeviceItem, plain: Iterator[tuple[int, ...]], feeders: Iterator[tuple[int, ...]]) -> Seat:
+    if item.gpu is not None:
+        return Seat(f"cuda:{item.gpu}", next(feeders))
+    return Seat("cpu", next(plain) if item.cores is None else item.cores)
+
+
+def check_gpus(items: Iterable[DeviceItem], machine: Machine, share: bool) -> None:
+    wanted = [item.gpu for item in items if item.gpu is not None]
+    for gpu in wanted:
+        if gpu >= machine.gpus:
+            found = f"it has {spell(range(machine.gpus))}" if machine.gpus else "nvidia-smi shows none: use cpu"
+            raise OptionError(f"There is no cuda:{gpu} on this machine ({found}).")
+    if (twice := repeated(wanted)) is not None and not share:
+        raise OptionError(
+            f"cuda:{twice} is planned for two workers: give each its own GPU, or allow it with --share-devices."
+        )
+
+
+def check_cores(items: Iterable[DeviceItem], machine: Machine, share: bool) -> None:
+    wanted = [core for item in items for core in item.cores or ()]
+    for core in wanted:
+        if core not in machine.cores:
+            raise OptionError(f"Core {core} cannot be used here: this process may run on {spell(machine.cores)}.")
+    if (twice := repeated(wanted)) is not None and not share:
+        raise OptionError(
+            f"Core {twice} is planned for two workers: give each its own cores, or allow it with --share-devices."
+        )
+
+
+def repeated(values: Sequence[int]) -> int | None:
+    return next((value for place, value in enumerate(values) if value in values[:place]), None)
+
+
+def split_cores(free: Sequence[int], workers: int, machine: Machine, share: bool) -> list[tuple[int, ...]]:
+    """Runs of neighbouring cores, as even as can be, the earlier workers getting the odd ones."""
+    if workers <= len(free):
+        return even_runs(free, workers)
+    if not share:
+        raise OptionError(
+            f"{workers} CPU worker{'s' * (workers > 1)} and {len(free)} free core{'s' * (len(free) != 1)}: "
+            "use --role mixed (one worker for both phases), name fewer workers, or add --share-devices."
+        )
+    pool = free or machine.affordable
+    return [(pool[place % len(pool)],) for place in range(workers)]
+
+
+def even_runs(cores: Sequence[int], count: int) -> list[tuple[int, ...]]:
+    bounds = [math.ceil(place * len(cores) / count) for place in range(count + 1)] if count else [0]
+    return [tuple(cores[low:high]) for low, high in zip(bounds, bounds[1:], strict=False)]
+
+
+def feeding_cores(workers: int, taken: set[int], machine: Machine) -> list[tuple[int, ...]]:
+    free = [core for core in machine.affordable if core not in taken]
+    return even_runs(free, workers) if workers <= len(free) else [machine.affordable] * workers
+
+
+def spell(numbers: Iterable[int]) -> str:
+    """Numbers as people write them: 0-3,8."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def find_machine(visible_gpus: str | None) -> Machine:
+    """This machine as this process may use it; `visible_gpus` is CUDA_VISIBLE_DEVICES, which renumbers GPUs."""
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    quota = cpu_quota(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
+    affordable = len(cores) if quota is None else max(1, min(len(cores), math.floor(quota)))
+    return Machine(cores, affordable, count_gpus(visible_gpus))
+
+
+def cpu_quota(membership: Path, mount: Path) -> float | None:
+    """The tightest CPU limit, in cores, of this process's control group and those above it; None when unlimited."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return None
+    limits: list[float] = []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if controllers in ("", "cpu", "cpu,cpuacct"):
+            root = mount / controllers
+            folders = [root / path.lstrip("/"), *(root / path.lstrip("/")).parents]
+            limits += [limit for folder in folders if root in (folder, *folder.parents) and (limit := quota_of(folder))]
+    return min(limits, default=None)
+
+
+def quota_of(folder: Path) -> float | None:
+    """The limit set on one control group, in either version's files."""
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        except OSError:
+            return None
+    return int(quota) / int(period) if quota.strip().isdigit() else None
+
+
+def count_gpus(visible: str | None) -> int:
+    """GPUs that torch will see. No driver tool, a broken driver or a slow one all count as none."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return 0
+    try:
+        asked = subprocess.run(
+            [tool, "--query-gpu=index", "--format=csv,noheader"], capture_output=True, text=True, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = len(asked.stdout.split()) if asked.returncode == 0 else 0
+    return found if visible is None else min(found, len([name for name in visible.split(",") if name.strip()]))

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can go wrong before or while launching. Each message is one sentence: what is wrong and what to do."""
+
+import click
+
+
+class OptionError(click.ClickException):
+    """A flag, a configuration key or a combination of them that cannot be obeyed: exit code 2."""
+
+    exit_code = 2
+
+
+class LaunchError(click.ClickException):
+    """The options were good but the launch failed: exit code 1."""
+
+    exit_code = 1

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan: which processes a launch runs, where, and with which configuration. Nothing here acts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pontil.launcher.devices import DeviceItem, Machine, Seat, assign, spell
+from pontil.launcher.errors import OptionError
+from pontil.launcher.options import LaunchOptions
+from pontil.launcher.version import VERSION
+
+# The length of sockaddr_un's path, less the NUL that ends it.
+MAX_IPC_PATH = 107
+WORKER_ROLES = ("prefill", "decode", "mixed")
+
+
+@dataclass(frozen=True, slots=True)
+class ChildPlan:
+    """One process. `config` holds the fields of runtime.config's WorkerConfig or ProxyConfig as JSON values."""
+
+    name: str
+    role: str
+    device: str
+    cores: tuple[int, ...]
+    config: dict[str, Any]
+
+    @property
+    def takes_commands(self) -> bool:
+        return self.role == "proxy"
+
+    @property
+    def keeps_terminal(self) -> bool:
+        """Whether it may write to the launcher's terminal itself, alone there: a download shows its own progress."""
+        return self.role == "prepare"
+
+    @property
+    def threads(self) -> int | None:
+        """How many threads a math library may start; None leaves it to the library."""
+        return len(self.cores) if self.role in WORKER_ROLES else None
+
+    def describe(self) -> str:
+        return f"{self.name:<12} {self.device:<8} cores {spell(self.cores)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Every process of one launch: `prepare` runs first, alone, and finds the model; then the children start."""
+
+    prepare: ChildPlan
+    children: tuple[ChildPlan, ...]
+    control: str
+    url: str | None
+
+    def with_model(self, path: str) -> "Topology":
+        """The same plan with the model's name replaced by where it was found."""
+        found = tuple(replace(child, config={**child.config, "model": path}) for child in self.children)
+        return replace(self, children=found)
+
+
+def plan(options: LaunchOptions, machine: Machine, run: Path, cache: Path) -> Topology:
+    """The whole topology. Raises OptionError for a combination that cannot be."""
+    check_lists(options)
+    check_join(options)
+    control = options.join or options.control or f"ipc://{run / 'control'}"
+    workers = [] if options.role == "proxy" else plan_workers(options, machine, run, control)
+    proxies = [] if options.join else [plan_proxy(options, machine, control)]
+    check_endpoints([control, *(worker.config["peer_endpoint"] for worker in workers)])
+    search = {"model": options.model, "cache_dir": str(cache), "log_level": options.log_level}
+    prepare = ChildPlan("prepare", "prepare", "cpu", machine.cores, search)
+    url = None if options.join else f"http://{url_host(options.host)}:{options.port}"
+    return Topology(prepare, (*proxies, *workers), control, url)
+
+
+def check_lists(options: LaunchOptions) -> None:
+    meant = {"all": ("prefill", "decode"), "proxy": ()}.get(options.role, (options.role,))
+    for name in WORKER_ROLES:
+        if getattr(options, name) is not None and name not in meant:
+            raise OptionError(f"--{name} has no meaning with --role {options.role}: remove one of the two.")
+
+
+def check_join(options: LaunchOptions) -> None:
+    if options.role in ("all", "proxy") and options.join:
+        raise OptionError(f"--join starts workers for a proxy that runs already: not with --role {options.role}.")
+    if options.role in ("prefill", "decode") and not options.join:
+        raise OptionError(f"--role {options.role} starts workers only: name the proxy's --control with --join.")
+    if options.join and options.control:
+        raise OptionError("--control is the endpoint of a proxy started here and --join of one elsewhere: give one.")
+
+
+def plan_workers(options: LaunchOptions, machine: Machine, run: Path, control: str) -> list[ChildPlan]:
+    lists = wanted_items(options, machine)
+    items = [item for wanted in lists.values() for item in wanted]
+    if not items:
+        raise OptionError("No worker is left to start: give --prefill or --decode at least one device.")
+    names = [f"{role}:{number}" for role, wanted in lists.items() for number in range(len(wanted))]
+    seats = assign(items, machine, share=options.share_devices)
+    return [plan_worker(options, name, seat, run, control) for name, seat in zip(names, seats, strict=True)]
+
+
+def wanted_items(options: LaunchOptions, machine: Machine) -> dict[str, tuple[DeviceItem, ...]]:
+    """The items of each role of this launch; a role without a list gets one worker on what suits the machine."""
+    roles = ("prefill", "decode") if options.role == "all" else (options.role,)
+    given: dict[str, tuple[DeviceItem, ...]] = {
+        role: items for role in roles if (items := getattr(options, role)) is not None
+    }
+    taken = [item for items in given.values() for item in items]
+    lists: dict[str, tuple[DeviceItem, ...]] = {}
+    for role in roles:
+        lists[role] = given[role] if role in given else (default_item(role, taken, machine, options.share_devices),)
+        taken += lists[role]
+    return lists
+
+
+def default_item(role: str, taken: Sequence[DeviceItem], machine: Machine, share: bool) -> DeviceItem:
+    """A free GPU where there are GPUs, unless the rest of the launch runs on the CPU; else free cores."""
+    if not machine.gpus or (taken and all(item.gpu is None for item in taken)):
+        return DeviceItem()
+    free = [gpu for gpu in range(machine.gpus) if gpu not in {item.gpu for item in taken}]
+    if not free and not share:
+        raise OptionError(
+            f"No GPU is left for a {role} worker (this machine has {machine.gpus}): use --role mixed (one worker for "
+            f"both phases), --share-devices, or --{role} cpu."
+        )
+    return DeviceItem(gpu=free[0] if free else 0)
+
+
+def plan_worker(options: LaunchOptions, name: str, seat: Seat, run: Path, control: str) -> ChildPlan:
+    role = name.partition(":")[0]
+    config = {
+        "name": name,
+        "role": role,
+        "device": seat.device,
+        "cores": list(seat.cores),
+        "model": options.model,
+        "served_model_name": served_name(options),
+        "control": control,
+        "peer_endpoint": f"ipc://{run / name.replace(':', '-')}",
+        "dtype": options.dtype,
+        "max_model_len": options.max_model_len,
+        "max_num_seqs": options.max_num_seqs,
+        "max_num_batched_tokens": options.max_num_batched_tokens,
+        "block_size": options.block_size,
+        "kv_cache_memory": options.kv_cache_memory,
+        "kv_connector": options.kv_connector,
+        "log_level": options.log_level,
+    }
+    return ChildPlan(name, role, seat.device, seat.cores, config)
+
+
+def plan_proxy(options: LaunchOptions, machine: Machine, control: str) -> ChildPlan:
+    config = {
+        "host": options.host,
+        "port": options.port,
+        "model": options.model,
+        "served_model_name": served_name(options),
+        "control": control,
+        "version": VERSION,
+        "disagg": options.disagg,
+        "log_level": options.log_level,
+    }
+    return ChildPlan("proxy", "proxy", "cpu", machine.cores, config)
+
+
+def served_name(options: LaunchOptions) -> str:
+    """What clients call the model: for a path its last part, without the ending of a file."""
+    return options.served_model_name or Path(options.model).name.removesuffix(".gguf") or options.model
+
+
+def check_endpoints(endpoints: Sequence[str]) -> None:
+    for endpoint in endpoints:
+        path = endpoint.removeprefix("ipc://")
+        if path != endpoint and len(path.encode()) > MAX_IPC_PATH:
+            raise OptionError(
+                f"The socket path {path} is longer than {MAX_IPC_PATH} bytes: set XDG_RUNTIME_DIR to a shorter folder."
+            )
+
+
+def url_host(host: str) -> str:
+    """How a client on this machine writes the host: wildcard addresses are no destinations."""
+    local = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+    return f"[{local}]" if ":" in local and not local.startswith("[") else local

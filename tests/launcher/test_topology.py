@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pontil.launcher.devices import Machine
+from pontil.launcher.errors import OptionError
+from pontil.launcher.options import read_options
+from pontil.launcher.topology import MAX_IPC_PATH, Topology, plan, url_host
+from pontil.runtime.config import proxy_config, worker_config
+
+TWO_CORES = Machine((0, 1), 2, 0)
+JOIN = "ipc:///run/there/control"
+
+
+def topology(machine: Machine = TWO_CORES, run: str = "/run/pontil/7", **flags: Any) -> Topology:
+    return plan(read_options(flags), machine, Path(run), Path("/cache"))
+
+
+def seats(made: Topology) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {child.name: (child.device, child.cores) for child in made.children}
+
+
+def test_everything_on_two_cores() -> None:
+    made = topology()
+    assert seats(made) == {"proxy": ("cpu", (0, 1)), "prefill:0": ("cpu", (0,)), "decode:0": ("cpu", (1,))}
+    assert made.url == "http://127.0.0.1:8000"
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        ({"role": "mixed"}, ["proxy", "mixed:0"]),
+        ({"role": "mixed", "join": JOIN, "mixed": "cpu*2"}, ["mixed:0", "mixed:1"]),
+        ({"role": "proxy"}, ["proxy"]),
+        ({"role": "prefill", "join": JOIN}, ["prefill:0"]),
+        ({"role": "decode", "join": JOIN, "decode": "cpu:0,cpu:1"}, ["decode:0", "decode:1"]),
+        ({"decode": "none"}, ["proxy", "prefill:0"]),
+    ],
+)
+def test_roles_decide_which_processes_run(flags: dict[str, Any], names: list[str]) -> None:
+    assert [child.name for child in topology(**flags).children] == names
+
+
+def test_a_lone_worker_has_the_whole_machine() -> None:
+    assert seats(topology(role="mixed"))["mixed:0"] == ("cpu", (0, 1))
+
+
+def test_gpus_are_used_where_there_are_any() -> None:
+    machine = Machine(tuple(range(8)), 8, 3)
+    assert seats(topology(machine))["decode:0"][0] == "cuda:1"
+    assert seats(topology(machine, decode="0,2"))["prefill:0"][0] == "cuda:1"
+    assert seats(topology(machine, decode="cpu"))["prefill:0"][0] == "cpu"
+    with pytest.raises(OptionError, match="--role mixed"):
+        topology(Machine((0, 1), 2, 1))
+    assert seats(topology(Machine((0, 1), 2, 1), share_devices=True))["decode:0"][0] == "cuda:0"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"role": "prefill"}, "--join"),
+        ({"role": "all", "join": JOIN}, "--join"),
+        ({"role": "mixed", "join": JOIN, "control": JOIN}, "give one"),
+        ({"role": "mixed", "decode": "cpu"}, "--decode has no meaning"),
+        ({"role": "proxy", "prefill": "cpu"}, "--prefill has no meaning"),
+        ({"mixed": "cpu"}, "--mixed has no meaning"),
+        ({"prefill": "none", "decode": "none"}, "No worker is left"),
+        ({"run": "/" + "x" * MAX_IPC_PATH}, "XDG_RUNTIME_DIR"),
+    ],
+)
+def test_combinations_that_cannot_be_are_refused(flags: dict[str, Any], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        topology(**flags)
+
+
+def test_configurations_are_what_the_processes_take() -> None:
+    made = topology(kv_cache_memory="1GiB", served_model_name="small").with_model("/cache/x.gguf")
+    proxy, *workers = made.children
+    taken = [worker_config(worker.config) for worker in workers]
+    assert [worker.cores for worker in taken] == [(0,), (1,)]
+    assert {worker.kv_cache_memory for worker in taken} == {1 << 30}
+    assert {worker.control for worker in taken} == {proxy_config(proxy.config).control, made.control}
+    assert {child.config["model"] for child in made.children} == {"/cache/x.gguf"}
+    assert len({worker.peer_endpoint for worker in taken}) == 2
+
+
+@pytest.mark.parametrize(("model", "name"), [("a-b", "a-b"), ("/m/tiny", "tiny"), ("m/x.Q4.gguf", "x.Q4"), ("/", "/")])
+def test_a_model_is_called_by_the_last_part_of_its_path(model: str, name: str) -> None:
+    assert topology(model=model).children[0].config["served_model_name"] == name
+
+
+@pytest.mark.parametrize(
+    ("host", "written"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("::1", "[::1]"), ("box", "box")]
+)
+def test_clients_are_told_an_address_they_can_use(host: str, written: str) -> None:
+    assert url_host(host) == written
