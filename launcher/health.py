@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a child is well, judged from its signs of life alone."""
+
+from dataclasses import dataclass
+
+from pontil.launcher.child_state import ChildState
+
+
+@dataclass(frozen=True, slots=True)
+class HealthLimits:
+    """The longest each silence may last, in seconds."""
+
+    start: float = 600.0
+    silence: float = 3.0
+    stuck_step: float = 30.0
+    closed_pipe: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """What is known of one process, in monotonic seconds. `step_age` and `working` are as old as the last beat.
+
+    `closed_at` is when the report pipe ended: nothing but death should end it.
+    """
+
+    started_at: float
+    last_beat: float
+    step_age: float = 0.0
+    working: bool = False
+    closed_at: float | None = None
+
+
+def judge(state: ChildState, signs: Signs, limits: HealthLimits, now: float) -> str | None:
+    """Why a child in this state must be killed, in words that follow its name; None while it is well.
+
+    Progress while starting does not move the start deadline: a download that never ends is a fault too.
+    """
+    if not state.alive or state is ChildState.KILLED:
+        return None
+    if signs.closed_at is not None and now - signs.closed_at > limits.closed_pipe:
+        return "closed its report pipe but did not exit"
+    if state is ChildState.STARTING and now - signs.started_at > limits.start:
+        return f"was not ready after {limits.start:.0f} s (--start-timeout)"
+    return judge_ready(signs, limits, now) if state is ChildState.READY else None
+
+
+def judge_ready(signs: Signs, limits: HealthLimits, now: float) -> str | None:
+    silence = now - signs.last_beat
+    if silence > limits.silence:
+        return f"sent no heartbeat for {silence:.1f} s"
+    if signs.working and signs.step_age + silence > limits.stuck_step:
+        return f"made no step for {signs.step_age + silence:.0f} s while work waited"
+    return None

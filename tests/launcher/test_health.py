@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from pontil.launcher.child_state import ChildState
+from pontil.launcher.health import HealthLimits, Signs, judge
+
+LIMITS = HealthLimits()
+READY, STARTING = ChildState.READY, ChildState.STARTING
+
+
+@pytest.mark.parametrize(
+    ("state", "signs", "now", "complaint"),
+    [
+        (READY, Signs(0, last_beat=10), 13.0, None),
+        (READY, Signs(0, last_beat=10), 13.1, "no heartbeat"),
+        (READY, Signs(0, last_beat=10, step_age=29, working=True), 10.9, None),
+        (READY, Signs(0, last_beat=10, step_age=29.5, working=True), 10.6, "no step for 30 s"),
+        (READY, Signs(0, last_beat=10, step_age=9999, working=False), 10.6, None),
+        (STARTING, Signs(0, last_beat=0), 600, None),
+        (STARTING, Signs(0, last_beat=600), 600.1, "not ready after 600 s"),
+        (STARTING, Signs(0, last_beat=1, closed_at=1), 2.1, "closed its report pipe"),
+        (READY, Signs(0, last_beat=1, closed_at=1), 1.9, None),
+        (ChildState.DRAINING, Signs(0, last_beat=0), 99, None),
+        (ChildState.DRAINING, Signs(0, last_beat=0, closed_at=97), 99, "closed its report pipe"),
+        (ChildState.KILLED, Signs(0, last_beat=0, closed_at=0), 99, None),
+        (ChildState.GIVEN_UP, Signs(0, last_beat=0, closed_at=0), 99, None),
+    ],
+)
+def test_judgement(state: ChildState, signs: Signs, now: float, complaint: str | None) -> None:
+    said = judge(state, signs, LIMITS, now)
+    assert said is None if complaint is None else complaint in (said or "")
