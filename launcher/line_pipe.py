@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reading end of a pipe that carries lines, read without ever waiting."""
+
+import os
+
+CHUNK_BYTES = 65536
+# A line longer than this is handed on in pieces: a child cannot make the supervisor hold its whole output.
+MAX_LINE_BYTES = 1 << 20
+MAX_CHUNKS_AT_END = 64
+
+
+class LinePipe:
+    """Owns the descriptor. `closed` is true once every writer is gone and all was read."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        self.descriptor = descriptor
+        self.partial = b""
+        self.closed = False
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    def read(self) -> list[bytes]:
+        """The lines of one chunk, without their ends; the last line of a closed pipe needs no end."""
+        try:
+            chunk = os.read(self.descriptor, CHUNK_BYTES)
+        except BlockingIOError:
+            return []
+        self.closed = not chunk
+        *lines, self.partial = (self.partial + chunk).split(b"\n")
+        if self.partial and (self.closed or len(self.partial) > MAX_LINE_BYTES):
+            lines.append(self.partial)
+            self.partial = b""
+        return lines
+
+    def read_rest(self) -> list[bytes]:
+        """All lines there are now, for a pipe whose writer has died."""
+        lines: list[bytes] = []
+        for _ in range(MAX_CHUNKS_AT_END):
+            if self.closed or not (more := self.read()) and not self.partial:
+                break
+            lines += more
+        return lines
+
+    def close(self) -> None:
+        os.close(self.descriptor)

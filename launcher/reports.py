@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a child tells its supervisor, as JSON lines over the report pipe it inherited."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Start-up goes on; `text` is for people."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The child serves. `facts` are worth showing: device, blocks, seconds."""
+
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Alive: the number of the last step, its age in seconds, and whether work was waiting then."""
+
+    step: int
+    age: float
+    working: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The child cannot do what it was asked to, for this reason (one sentence), and exits."""
+
+    reason: str
+
+
+Report = Progress | Ready | Heartbeat | Failed
+KINDS: dict[str, type[Report]] = {"progress": Progress, "heartbeat": Heartbeat, "failed": Failed}
+
+
+def encode(report: Report) -> bytes:
+    """One line. Facts stand beside the kind, as the proxy's and the workers' facts have no field in common."""
+    values = report.facts if isinstance(report, Ready) else asdict(report)
+    return json.dumps({**values, "kind": type(report).__name__.lower()}, default=str).encode() + b"\n"
+
+
+def decode(line: bytes) -> Report | None:
+    """The report, or None for a line that is none (nothing but a bug of ours writes such a line)."""
+    try:
+        values = json.loads(line)
+        kind = values.pop("kind")
+        return Ready(values) if kind == "ready" else KINDS[kind](**values)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
