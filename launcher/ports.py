@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TCP ports, tried before anything is forked."""
+
+import errno
+import socket
+
+from pontil.launcher.errors import LaunchError, OptionError
+
+
+def usable_port(flag: str, host: str, port: int) -> int:
+    """The port, or for 0 a free one, after binding it for a moment. Raises when a server could not be bound there."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, UnicodeError) as error:
+        raise OptionError(f"{flag} {host!r} is no address of this machine: try 127.0.0.1 or 0.0.0.0.") from error
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+            # Another server that is bound with the same option but listens shows only now.
+            probe.listen(1)
+        except OSError as error:
+            raise refusal(flag, host, port, error) from error
+        chosen: int = probe.getsockname()[1]
+    return chosen
+
+
+def refusal(flag: str, host: str, port: int, error: OSError) -> LaunchError | OptionError:
+    if error.errno == errno.EADDRINUSE:
+        return LaunchError(f"Port {port} on {host} is in use: stop what listens there or choose another {flag}.")
+    if error.errno == errno.EACCES:
+        return LaunchError(f"Port {port} needs more rights than this user has: choose a port above 1023.")
+    return OptionError(f"{host} cannot be bound ({error.strerror}): try 127.0.0.1 or 0.0.0.0.")
