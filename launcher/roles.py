@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inside a child: from the inherited pipes to the body of its role. The one launcher module that imports the others.
+
+Those imports stand inside functions: affinity and thread counts must be set before torch is loaded, and no role loads
+what another needs.
+"""
+
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pontil.launcher.reporter import EXIT_ORPHANED, PipeReporter
+from pontil.launcher.topology import WORKER_ROLES
+from pontil.runtime.errors import PontilError
+from pontil.runtime.reporting import Reporter
+
+PR_SET_PDEATHSIG = 1
+EXIT_FAILED = 1
+EXIT_BROKEN = 70
+
+# A role's body: its configuration as a dict, its reporter, and the command pipe where it has one.
+Body = Callable[[dict[str, Any], Reporter, "int | None"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Inheritance:
+    """What a child gets from its launcher on the command line: descriptors, and the pid to die with."""
+
+    parent: int
+    config: int
+    report: int
+    commands: int | None
+
+
+def run_child(inherited: Inheritance, bodies: "Mapping[str, Body] | None" = None) -> int:
+    """Be the process that the configuration pipe describes. The exit code."""
+    die_with_parent(inherited.parent)
+    keep_from_grandchildren(inherited)
+    with os.fdopen(inherited.config) as pipe:
+        told = json.load(pipe)
+    reporter = PipeReporter(inherited.report)
+    reporter.start()
+    try:
+        return run_role(told, reporter, inherited.commands, bodies or BODIES)
+    finally:
+        reporter.stop()
+
+
+def run_role(told: dict[str, Any], reporter: Reporter, commands: int | None, bodies: Mapping[str, Body]) -> int:
+    config = told["config"]
+    start_logging(config.get("log_level", "info"))
+    try:
+        if told["role"] in WORKER_ROLES:
+            os.sched_setaffinity(0, told["cores"])
+        bodies[told["role"]](config, reporter, commands)
+    except PontilError as error:
+        reporter.failed(str(error))
+        return EXIT_FAILED
+    except Exception:
+        logging.getLogger("pontil").exception("%s ended by a fault of its own", config.get("name", told["role"]))
+        return EXIT_BROKEN
+    return 0
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the launcher dies, and end now if it died before this was asked for."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(EXIT_ORPHANED)
+
+
+def die_with_group() -> None:
+    """For a role that starts processes of its own: end them too when the launcher dies."""
+    signal.signal(signal.SIGTERM, end_group)
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def end_group(number: int, frame: FrameType | None) -> None:
+    """The group is this child's own, as it leads a session."""
+    with suppress(ProcessLookupError):
+        os.killpg(0, signal.SIGKILL)
+
+
+def keep_from_grandchildren(inherited: Inheritance) -> None:
+    """A report pipe held by a grandchild would hide this process's death."""
+    for descriptor in (inherited.config, inherited.report, inherited.commands):
+        if descriptor is not None:
+            os.set_inheritable(descriptor, False)
+
+
+def start_logging(level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+
+
+def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) -> None:
+    """Find the model, fetching it at need, and report where it is."""
+    die_with_group()
+    from pontil.runtime.loaders.builtin import resolve_model
+
+    path = resolve_model(config["model"], Path(config["cache_dir"]))
+    reporter.ready(path=str(path.resolve()))
+
+
+def work(config: dict[str, Any], reporter: Reporter, commands: int | None) -> None:
+    from pontil.runtime.config import worker_config
+    from pontil.runtime.worker.worker import run_worker
+
+    run_worker(worker_config(config), reporter)
+
+
+def serve(config: dict[str, Any], reporter: Reporter, commands: int | None) -> None:
+    from pontil.http.service import run_proxy
+    from pontil.runtime.config import proxy_config
+
+    assert commands is not None
+    run_proxy(proxy_config(config), reporter, commands)
+
+
+BODIES: Mapping[str, Body] = {"prepare": prepare, "proxy": serve, **dict.fromkeys(WORKER_ROLES, work)}

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor: starts a topology, watches it, starts again what dies, and ends it without leaving anything."""
+
+import selectors
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pontil.launcher.child import Child, Death
+from pontil.launcher.child_state import ChildState
+from pontil.launcher.console import Console
+from pontil.launcher.errors import LaunchError
+from pontil.launcher.health import HealthLimits
+from pontil.launcher.line_pipe import LinePipe
+from pontil.launcher.reports import Progress, Ready, Report
+from pontil.launcher.restart import RestartPolicy
+from pontil.launcher.run_directory import RunDirectory
+from pontil.launcher.signals import SignalPipe
+from pontil.launcher.topology import ChildPlan, Topology
+
+# How long a stopped child may go unnoticed when nothing else happens.
+PATIENCE = 0.5
+# What the proxy gets beyond its drain timeout to say goodbye.
+DRAIN_MARGIN = 2.0
+# From SIGTERM to SIGKILL, and from SIGKILL to giving up on a process that the kernel holds.
+TERM_GRACE = 2.0
+KILL_GRACE = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a supervisor is told. `command` starts a child; `environment` makes a child's from its thread count."""
+
+    topology: Topology
+    command: Sequence[str]
+    environment: Callable[[int | None], Mapping[str, str]]
+    policy: RestartPolicy = RestartPolicy()
+    limits: HealthLimits = HealthLimits()
+    drain_timeout: float = 30.0
+
+
+class Supervisor:
+    """Everything happens on the main thread, woken by the children's pipes and by signals."""
+
+    def __init__(self, orders: Orders, console: Console, directory: RunDirectory) -> None:
+        self.orders = orders
+        self.console = console
+        self.directory = directory
+        self.clock = time.monotonic
+        self.selector = selectors.DefaultSelector()
+        self.children: list[Child] = []
+        self.asked: list[int] = []
+        self.failure: str | None = None
+        self.announced = False
+        self.began = self.clock()
+
+    def run(self) -> int:
+        """Serve until told to end. The exit code; raises LaunchError when the launch failed by itself."""
+        try:
+            with SignalPipe() as signals:
+                self.selector.register(signals, selectors.EVENT_READ, lambda: self.obey(signals.take()))
+                self.start(self.prepare())
+                self.monitor()
+                self.drain()
+                self.terminate()
+        finally:
+            self.cleanup()
+        if self.failure is not None:
+            raise LaunchError(self.failure)
+        return self.exit_code
+
+    @property
+    def serving(self) -> bool:
+        return not self.asked and self.failure is None
+
+    @property
+    def draining(self) -> bool:
+        return self.asked == [signal.SIGTERM] and self.failure is None
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.draining else 128 + self.asked[-1]
+
+    @property
+    def living(self) -> list[Child]:
+        return [child for child in self.children if child.alive]
+
+    @property
+    def proxies(self) -> list[Child]:
+        return [child for child in self.children if child.plan.takes_commands]
+
+    # The verbs of run().
+
+    def prepare(self) -> Sequence[ChildPlan]:
+        """Find the model, alone, so that workers never race to fetch it. The plans to start; none if that failed."""
+        child = self.child(self.orders.topology.prepare)
+        self.children = [child]
+        self.spawn(child)
+        while child.alive and self.serving:
+            self.pump()
+        if not self.serving:
+            return ()
+        self.children = []
+        if "path" not in child.facts:
+            death = child.deaths[-1]
+            self.failure = death.failure or f"The process that looks for the model {death.describe()}."
+            return ()
+        return self.orders.topology.with_model(child.facts["path"]).children
+
+    def start(self, plans: Sequence[ChildPlan]) -> None:
+        self.children += [self.child(plan) for plan in plans]
+        for child in self.children:
+            if self.serving:
+                self.spawn(child)
+
+    def monitor(self) -> None:
+        while self.serving:
+            self.pump()
+            self.reconcile(self.clock())
+
+    def drain(self) -> None:
+        """The proxy admits nothing more and ends when its requests have; without one here, the workers are asked."""
+        if not self.draining:
+            return
+        leaders = [child for child in self.proxies or self.children if child.state is ChildState.READY]
+        if leaders:
+            self.console.line("stopping: waiting for requests in flight (a second signal ends at once)")
+        for child in leaders:
+            self.ask_to_drain(child)
+        deadline = self.clock() + self.orders.drain_timeout + DRAIN_MARGIN
+        while self.draining and any(child.alive for child in leaders) and self.clock() < deadline:
+            self.pump()
+
+    def terminate(self) -> None:
+        """Ask, wait, kill. One more signal than there were ends the wait."""
+        signals = len(self.asked)
+        for child in self.living:
+            child.stop()
+        self.wait_for_the_end(TERM_GRACE, lambda: len(self.asked) == signals)
+        for child in self.living:
+            child.kill()
+        self.wait_for_the_end(KILL_GRACE, lambda: True)
+
+    def cleanup(self) -> None:
+        for child in self.living:
+            child.kill()
+        self.selector.close()
+        self.directory.remove()
+
+    # What they are made of.
+
+    def child(self, plan: ChildPlan) -> Child:
+        return Child(plan, self.orders.command, self.orders.environment(plan.threads))
+
+    def spawn(self, child: Child) -> None:
+        now = self.clock()
+        try:
+            child.start(now)
+        except OSError as error:
+            self.console.line(f"{child.name} cannot be started ({error.strerror}); trying again")
+            child.due = now + self.orders.policy.max_delay
+            return
+        assert child.life is not None
+        life = child.life
+        self.selector.register(life.reports, selectors.EVENT_READ, lambda: self.hear(child, life.reports))
+        self.selector.register(life.output, selectors.EVENT_READ, lambda: self.echo(child, life.output))
+
+    def pump(self) -> None:
+        """Sleep until something happens and take it in: the dead are buried, the sick killed, the proxies told."""
+        for key, _ in self.selector.select(self.patience()):
+            key.data()
+        now = self.clock()
+        for child in self.living:
+            if child.life and child.life.has_ended():
+                self.bury(child, now)
+            elif complaint := child.complaint(self.orders.limits, now):
+                self.console.line(f"{child.name} {complaint}: killing it")
+                child.kill()
+        self.tell_proxies()
+
+    def patience(self) -> float:
+        waits = [child.due - self.clock() for child in self.children if child.state is ChildState.BACKOFF]
+        return max(0.0, min([PATIENCE, *waits])) if self.serving else PATIENCE
+
+    def obey(self, signals: Sequence[int]) -> None:
+        """SIGCHLD only wakes."""
+        self.asked += [number for number in signals if number != signal.SIGCHLD]
+
+    def hear(self, child: Child, pipe: LinePipe) -> None:
+        lines = pipe.read()
+        if pipe.closed:
+            self.selector.unregister(pipe)
+        was_ready = child.state is ChildState.READY
+        for report in child.hear(lines, self.clock()):
+            self.show(child, report, was_ready)
+
+    def show(self, child: Child, report: Report, was_ready: bool) -> None:
+        if isinstance(report, Progress):
+            self.console.progress(child.name, report.text)
+        elif isinstance(report, Ready) and child.life and child.plan.role != "prepare" and not was_ready:
+            took = self.clock() - child.life.signs.started_at
+            facts = "".join(f", {name.replace('_', ' ')} {value}" for name, value in report.facts.items())
+            self.console.child_line(child.name, f"ready after {took:.1f} s{facts}")
+
+    def echo(self, child: Child, pipe: LinePipe) -> None:
+        lines = pipe.read()
+        if pipe.closed:
+            self.selector.unregister(pipe)
+        for text in child.keep(lines):
+            self.console.child_line(child.name, text)
+
+    def bury(self, child: Child, now: float) -> None:
+        """What a dead child had still written counts: it may say why it died."""
+        life = child.life
+        assert life is not None
+        for pipe in (life.reports, life.output):
+            if not pipe.closed:
+                self.selector.unregister(pipe)
+        child.hear(life.reports.read_rest(), now)
+        for text in child.keep(life.output.read_rest()):
+            self.console.child_line(child.name, text)
+        child.bury(now)
+
+    def reconcile(self, now: float) -> None:
+        """Towards what was planned: the dead wait and start again, and the whole is announced when it is whole."""
+        for child in self.children:
+            if child.state is ChildState.EXITED:
+                self.answer_death(child, child.deaths[-1], now)
+            if child.is_due(now) and self.serving:
+                self.spawn(child)
+        if not self.announced and all(child.state is ChildState.READY for child in self.children):
+            self.announce(now)
+
+    def answer_death(self, child: Child, death: Death, now: float) -> None:
+        if death.failure is not None and not child.ever_ready and not self.announced:
+            self.failure = f"{child.name} could not start: {death.failure}"
+            return
+        delay = self.orders.policy.delay([each.at for each in child.deaths], now)
+        child.wait_or_give_up(delay, now)
+        if delay is not None:
+            self.console.line(f"{child.name} {death.describe()}; starting it again in {delay:.1f} s")
+            return
+        self.console.line(f"{child.name} {death.describe()} and is given up; its last lines were:")
+        for text in child.last_lines:
+            self.console.child_line(child.name, text)
+        self.check_anything_serves(child)
+
+    def check_anything_serves(self, lost: Child) -> None:
+        """One child's end never ends another, but a launch that can serve nobody ends."""
+        workers = [child for child in self.children if child not in self.proxies]
+        if lost in self.proxies:
+            self.failure = "The proxy keeps dying: nobody can be served (see its last lines above)."
+        elif all(child.state is ChildState.GIVEN_UP for child in workers):
+            self.failure = "Every worker keeps dying: nobody can be served (see the last lines above)."
+
+    def announce(self, now: float) -> None:
+        self.announced = True
+        topology = self.orders.topology
+        for child in self.children:
+            self.console.line(f"  {child.plan.describe()}  pid {child.row['pid']}")
+        where = f"ready on {topology.url}" if topology.url else f"ready, joined {topology.control}"
+        self.console.line(f"{where} after {now - self.began:.1f} s")
+
+    def ask_to_drain(self, child: Child) -> None:
+        if child.life and child.plan.takes_commands:
+            child.move(ChildState.DRAINING)
+            child.life.send({"kind": "drain", "timeout": self.orders.drain_timeout})
+        else:
+            child.stop()
+
+    def tell_proxies(self) -> None:
+        """Each living proxy gets each new table once; one that does not read gets the newest when it does."""
+        rows: list[dict[str, Any]] = [child.row for child in self.children]
+        for child in self.proxies:
+            if child.life:
+                child.life.flush()
+                if child.life.told != rows and not child.life.outbox:
+                    child.life.told = rows
+                    child.life.send({"kind": "table", "rows": rows})
+
+    def wait_for_the_end(self, grace: float, patient: Callable[[], bool]) -> None:
+        deadline = self.clock() + grace
+        while self.living and patient() and self.clock() < deadline:
+            self.pump()

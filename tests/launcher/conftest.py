@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scripted launches: a supervisor in a process of its own, with children that do as they are told."""
+
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pontil.launcher.line_pipe import LinePipe
+
+DEADLINE = 20.0
+
+
+class ScriptedLaunch:
+    def __init__(self, folder: Path, children: dict[str, list[str]], **told: Any) -> None:
+        self.trace, self.base, self.lines = folder / "trace", folder / "run", list[str]()
+        orders = {
+            "prepare": ["ready", "end"], "policy": {"first_delay": 0.01}, "limits": {}, "drain_timeout": 10,
+            "children": children, "trace": str(self.trace), "base": str(self.base),
+        } | told  # fmt: skip
+        script = Path(__file__).parent / "scripted_launch.py"
+        reading, writing = os.pipe()
+        self.process = subprocess.Popen([sys.executable, str(script), json.dumps(orders)], stderr=writing)
+        os.close(writing)
+        self.pipe = LinePipe(reading)
+        self.unseen: list[str] = []
+
+    def until(self, pattern: str) -> re.Match[str]:
+        """Read the console up to the first new line that has the pattern."""
+        deadline = time.monotonic() + DEADLINE
+        while self.read(deadline):
+            while self.unseen:
+                self.lines.append(self.unseen.pop(0))
+                if found := re.search(pattern, self.lines[-1]):
+                    return found
+        raise AssertionError(f"no {pattern!r} in:\n{self.console}")
+
+    def read(self, deadline: float) -> bool:
+        """Whether there is something unseen, or may be before the deadline."""
+        if self.unseen:
+            return True
+        if self.pipe.closed or not select.select([self.pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            return False
+        self.unseen += [line.decode() for line in self.pipe.read()]
+        return True
+
+    def end(self) -> int:
+        """Wait for the exit code, reading the rest of the console."""
+        deadline = time.monotonic() + DEADLINE
+        while self.read(deadline):
+            self.lines += self.unseen
+            self.unseen.clear()
+        return self.process.wait(timeout=max(0.1, deadline - time.monotonic()))
+
+    @property
+    def console(self) -> str:
+        return "\n".join(self.lines)
+
+    def children(self) -> dict[str, psutil.Process]:
+        """The living children by name."""
+        family = psutil.Process(self.process.pid).children()
+        return {child.cmdline()[2]: child for child in family if child.status() != psutil.STATUS_ZOMBIE}
+
+    def commands(self) -> list[dict[str, Any]]:
+        """What the scripted proxies were told so far."""
+        return [json.loads(line) for line in self.trace.read_text().splitlines()] if self.trace.exists() else []
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        select.select([], [], [], 0.01)
+
+
+def gone(process: psutil.Process) -> bool:
+    """Whether it has ended; whoever inherited it may be slow to take note."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.fixture
+def all_gone() -> Callable[[Iterable[psutil.Process]], None]:
+    """Waits for processes to end."""
+    return lambda processes: wait_for(lambda: all(map(gone, processes)))
+
+
+@pytest.fixture
+def waiting() -> Callable[[Callable[[], object]], None]:
+    return wait_for
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Iterator[Callable[..., ScriptedLaunch]]:
+    """Starts scripted launches; after the test none of their processes may be left."""
+    launches: list[ScriptedLaunch] = []
+
+    def start(children: dict[str, list[str]], **told: Any) -> ScriptedLaunch:
+        launches.append(ScriptedLaunch(tmp_path, children, **told))
+        return launches[-1]
+
+    yield start
+    for launch in launches:
+        family = psutil.Process(launch.process.pid).children(recursive=True) if launch.process.poll() is None else []
+        launch.process.kill()
+        launch.process.wait()
+        launch.pipe.close()
+        wait_for(lambda: all(map(gone, family)))  # noqa: B023

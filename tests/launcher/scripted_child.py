@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A child with the real pipes, heartbeats and parent-death signal, whose role's body is a few scripted lines."""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import app  # noqa: E402, F401
+from pontil.launcher.roles import Inheritance, run_child  # noqa: E402
+from pontil.runtime.errors import ModelError  # noqa: E402
+from pontil.runtime.reporting import Reporter  # noqa: E402
+
+
+def behave(config: dict[str, Any], reporter: Reporter, commands: int | None) -> None:
+    """Obey the list of words in config["script"], then wait for ever."""
+    for word in config["script"]:
+        act(word, config, reporter, commands)
+    threading.Event().wait()
+
+
+def act(word: str, config: dict[str, Any], reporter: Reporter, commands: int | None) -> None:
+    match word:
+        case "ready":
+            reporter.ready(path=config["model"])
+        case "listen":
+            listen(Path(config["trace"]), commands)
+        case "deaf":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        case "grandchild":
+            print("grandchild", subprocess.Popen(["sleep", "1000"]).pid, flush=True)
+        case "work without a step":
+            reporter.stepped(1, True)
+        case _:
+            end(word, config)
+
+
+def end(word: str, config: dict[str, Any]) -> None:
+    """The ways to end."""
+    match word:
+        case "end":
+            sys.exit(0)
+        case "crash":
+            print("about to crash", flush=True)
+            sys.exit(3)
+        case "crash after the first life":
+            life = Path(config["trace"] + ".life")
+            if life.exists():
+                sys.exit(3)
+            life.touch()
+        case "fail":
+            raise ModelError("there is no such model")
+        case "bug":
+            raise ValueError("a bug")
+        case "close the pipe":
+            os.close(int(next(word for word in sys.argv if "--report-fd" in word).split("=")[1]))
+
+
+def listen(trace: Path, commands: int | None) -> None:
+    """A proxy: write down each command, end on drain."""
+    assert commands is not None
+    with os.fdopen(commands) as pipe, trace.open("a") as notes:
+        for line in pipe:
+            notes.write(line)
+            notes.flush()
+            if json.loads(line)["kind"] == "drain":
+                sys.exit(0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name")
+    for name in ("parent", "config-fd", "report-fd", "commands-fd"):
+        parser.add_argument(f"--{name}", type=int)
+    told = parser.parse_args()
+    inherited = Inheritance(told.parent, told.config_fd, told.report_fd, told.commands_fd)
+    return run_child(inherited, dict.fromkeys(("prepare", "proxy", "prefill", "decode", "mixed"), behave))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
