@@ -12,6 +12,7 @@ import os
 
 import torch
 
+from pontil.gpu_ops.digest import block_digests, digest_weights
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.errors import ModelError
 
@@ -36,6 +37,7 @@ class KVStorage:
             raise ModelError(
                 f"{self.size >> 20} MiB of KV memory cannot be had ({error}); lower --kv-cache-memory"
             ) from None
+        self.digest_weights = digest_weights(layout.block_bytes // 8)
         whole = torch.frombuffer(self.map, dtype=torch.uint8)
         self.epochs = whole[:EPOCH_BYTES].view(torch.int64)
         self.shared = whole[EPOCH_BYTES:].view(num_blocks, layout.block_bytes)
@@ -55,6 +57,10 @@ class KVStorage:
         if self.device.type != "cpu":
             data = self.shared[blocks].view(-1).view(self.tensor.dtype)
             self.tensor[blocks] = data.view(-1, *self.layout.block_shape).to(self.device)
+
+    def digests(self, blocks: list[int]) -> list[int]:
+        """One number for the bytes of each block, as they are in `shared`."""
+        return block_digests(self.shared[blocks], self.digest_weights)
 
     def clear_tail(self, block: int, filled: int) -> None:
         """Zero the slots of a block from `filled` on: what an earlier owner left there is nobody's business."""

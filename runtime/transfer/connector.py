@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a transport of KV blocks can do. It moves bytes and knows nothing of requests."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+# (block in the peer's pool, block in ours)
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A pull that ended. `error` is None when every byte arrived; `epoch` is the peer's cell as it was read *after* the
+    data."""
+
+    ticket: int
+    error: str | None
+    epoch: int | None
+    bytes: int
+    seconds: float
+
+
+class Connector(Protocol):
+    """Pulls blocks from peers' pools into ours, in the background.
+
+    Only the puller writes, and only to its own pool, so a late or lost peer cannot corrupt it. No method blocks on a
+    peer's progress or raises for what a peer did: failure is a Done with an error. A pull's blocks belong to the
+    connector until `poll` has returned its Done, also when it was cancelled. The engine's thread calls all of them.
+    """
+
+    def register(self) -> dict[str, Any]:
+        """The descriptor by which peers can read our pool: plain values that travel in a message."""
+
+    def attach(self, peer: str, descriptor: dict[str, Any]) -> None:
+        """Make a peer's pool readable under its incarnation. Raises TransferError when it cannot be read from here.
+        Attaching a peer again changes nothing."""
+
+    def detach(self, peer: str) -> None:
+        """Forget a peer once its pulls have ended. Unknown peers are no error."""
+
+    def lost(self) -> list[str]:
+        """Attached peers whose process has ended."""
+
+    def pull(self, peer: str, pairs: Sequence[Pair], slot: int) -> int:
+        """Copy blocks, then read epoch cell `slot`; returns the ticket that `poll` will name."""
+
+    def poll(self) -> list[Done]:
+        """Pulls that ended since the last call, in the order they ended."""
+
+    def cancel(self, ticket: int) -> None:
+        """Hurry the end of a pull that is not wanted any more. It still ends with a Done."""
+
+    def close(self) -> None:
+        """Stop copying and let go of every peer."""

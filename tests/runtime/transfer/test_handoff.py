@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Both sides of a handoff in one process, over the real connector and over one that lies."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from enum import Enum
+from itertools import product
+
+import pytest
+import torch
+
+from pontil.runtime.cache.layout import KVLayout
+from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.errors import TransferError
+from pontil.runtime.transfer.connector import Done, Pair
+from pontil.runtime.transfer.giver import LEASE_TOTAL, Giver, Prefilled
+from pontil.runtime.transfer.over_shm import OverShm, runs
+from pontil.runtime.transfer.states import GIVING_ENDS, GIVING_MOVES, TAKING_MOVES, Giving, Taking, move
+from pontil.runtime.transfer.taker import STALL, Take, Taker
+from pontil.runtime.wire.messages import ChunkReady, Handoff
+
+LAYOUT = KVLayout(16, 2, 2, 8, "bfloat16")
+CPU = torch.device("cpu")
+DEADLINE = 10.0
+DONE = Prefilled(computed=40, first_tokens=[7], prompt_tokens=40, cached_tokens=0, seconds=0.5)
+
+
+class Pair1P1D:
+    """A giver with random blocks, and a taker that has mapped them."""
+
+    def __init__(self) -> None:
+        self.theirs, self.ours = KVStorage(LAYOUT, 12, CPU), KVStorage(LAYOUT, 9, CPU)
+        self.theirs.tensor.copy_(torch.randn(self.theirs.tensor.shape))
+        self.bell = threading.Event()
+        self.giver = Giver(self.theirs, "P")
+        self.source = OverShm(self.theirs, lambda: None)
+        self.connector = OverShm(self.ours, self.bell.set)
+        self.connector.attach("P", self.source.register())
+        self.taker = Taker(self.connector, self.ours)
+
+    def close(self) -> None:
+        self.source.close()
+        self.connector.close()
+
+    def wait(self, now: float = 0.0) -> list[Take]:
+        """Poll until some transfer has ended."""
+        ended: list[Take] = []
+        while not ended:
+            assert self.bell.wait(DEADLINE), "no pull ended"
+            self.bell.clear()
+            ended = self.taker.poll(now)
+        return ended
+
+
+@pytest.fixture
+def both() -> Iterator[Pair1P1D]:
+    made = Pair1P1D()
+    yield made
+    made.close()
+
+
+def give(both: Pair1P1D) -> tuple[ChunkReady, Handoff]:
+    """Three blocks, two of them announced ahead."""
+    gift = both.giver.begin("t", "D")
+    assert gift is not None
+    chunk = both.giver.announce(gift, [3, 4])
+    assert chunk is not None
+    return chunk, both.giver.hold(gift, [3, 4, 9], DONE, now=0.0)
+
+
+def test_blocks_arrive_chunk_by_chunk(both: Pair1P1D) -> None:
+    chunk, handoff = give(both)
+    assert (chunk.first, chunk.block_ids, handoff.first, handoff.block_ids) == (0, [3, 4], 2, [9])
+    take = both.taker.begin("t", "P", 3)
+    both.taker.announced(take, chunk, [5, 6], 0.0)
+    both.taker.announced(take, handoff, [1], 0.0)
+    assert both.wait() == [take]
+    assert take.state is Taking.COMPLETE and take.bytes == 3 * LAYOUT.block_bytes
+    assert torch.equal(both.ours.tensor[[5, 6, 1]], both.theirs.tensor[[3, 4, 9]])
+    gift = both.giver.release("t", Giving.RELEASED, handoff.epoch)
+    assert gift is not None and gift.blocks == [3, 4, 9]
+    assert both.giver.release("t", Giving.RELEASED, handoff.epoch) is None
+    assert not both.giver.open and len(both.giver.free_slots) == 4096
+
+
+def test_blocks_that_were_reused_are_refused(both: Pair1P1D) -> None:
+    chunk, handoff = give(both)
+    both.giver.release("t", Giving.EXPIRED)
+    take = both.taker.begin("t", "P", 3)
+    both.taker.announced(take, handoff_of_all(chunk, handoff), [5, 6, 7], 0.0)
+    both.wait()
+    assert take.state is Taking.FAILED and "reused" in str(take.error)
+
+
+def test_blocks_that_were_changed_are_refused(both: Pair1P1D) -> None:
+    chunk, handoff = give(both)
+    both.theirs.tensor[4, 1, 1, 1, 15, 7] += 1
+    take = both.taker.begin("t", "P", 3)
+    both.taker.announced(take, handoff_of_all(chunk, handoff), [5, 6, 7], 0.0)
+    both.wait()
+    assert take.state is Taking.FAILED and "not the ones" in str(take.error)
+
+
+def handoff_of_all(chunk: ChunkReady, handoff: Handoff) -> Handoff:
+    ids, digests = chunk.block_ids + handoff.block_ids, chunk.digests + handoff.digests
+    return replace(handoff, first=0, block_ids=ids, digests=digests)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"epoch": 5}, {"slot": 5}, {"first": 1}, {"digests": []}, {"first_tokens": []}, {"kv_fingerprint": "other"}],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_peer_that_contradicts_itself_fails_the_transfer(both: Pair1P1D, change: dict[str, int]) -> None:
+    chunk, handoff = give(both)
+    take = both.taker.begin("t", "P", 3)
+    both.taker.announced(take, chunk, [5, 6], 0.0)
+    both.taker.announced(take, replace(handoff, **change), [1], 0.0)  # type: ignore[arg-type]
+    both.wait()
+    assert take.state is Taking.FAILED and not both.taker.open
+
+
+@pytest.mark.parametrize(("ids", "slot"), [([0], 0), ([12], 0), ([-1], 0), ([3], -1), ([3], 4096)])
+def test_blocks_outside_the_peers_pool_are_not_read(both: Pair1P1D, ids: list[int], slot: int) -> None:
+    take = both.taker.begin("t", "P", 1)
+    both.taker.announced(take, ChunkReady("P", "D", "t", 0, slot, 0, ids, [0]), [1], 0.0)
+    both.wait()
+    assert take.state is Taking.FAILED and "does not have" in str(take.error)
+
+
+def test_a_cancelled_transfer_ends_when_its_pull_has(both: Pair1P1D) -> None:
+    stuck = StuckConnector()
+    taker = Taker(stuck, both.ours)
+    take = taker.begin("t", "P", 3)
+    chunk, _ = give(both)
+    taker.announced(take, chunk, [5, 6], 0.0)
+    assert taker.cancel("t") is take and taker.cancel("t") is None
+    assert taker.poll(0.0) == [] and take.state is Taking.DRAINING
+    stuck.release = True
+    assert taker.poll(0.0) == [take] and take.state is Taking.CANCELLED
+
+
+def test_a_pull_without_bytes_is_a_stall(both: Pair1P1D) -> None:
+    stuck = StuckConnector()
+    taker = Taker(stuck, both.ours)
+    take = taker.begin("t", "P", 3)
+    chunk, _ = give(both)
+    taker.announced(take, chunk, [5, 6], 0.0)
+    taker.poll(STALL)
+    assert take.error is None
+    taker.poll(STALL + 0.1)
+    stuck.release = True
+    assert taker.poll(STALL + 0.2) == [take] and take.state is Taking.FAILED
+
+
+class StuckConnector(OverShm):
+    """Never ends a pull until told to."""
+
+    def __init__(self) -> None:
+        self.tickets: list[int] = []
+        self.release = False
+
+    def pull(self, peer: str, pairs: Sequence[Pair], slot: int) -> int:
+        self.tickets.append(len(self.tickets))
+        return self.tickets[-1]
+
+    def cancel(self, ticket: int) -> None:
+        assert ticket in self.tickets
+
+    def poll(self) -> list[Done]:
+        ended = self.tickets if self.release else []
+        self.tickets = [] if self.release else self.tickets
+        return [Done(ticket, "cancelled", None, 0, 0.0) for ticket in ended]
+
+
+def test_a_lease_expires_unless_renewed_and_never_lives_forever(both: Pair1P1D) -> None:
+    give(both)
+    assert both.giver.expired(29.9) == []
+    both.giver.renew("t", epoch=99, now=29.0)
+    assert [gift.transfer_id for gift in both.giver.expired(30.0)] == ["t"]
+    both.giver.renew("t", epoch=0, now=29.0)
+    assert both.giver.expired(58.0) == []
+    both.giver.renew("t", epoch=0, now=LEASE_TOTAL - 1)
+    assert both.giver.expired(LEASE_TOTAL - 0.1) == []
+    assert len(both.giver.expired(LEASE_TOTAL)) == 1
+
+
+def test_the_epoch_moves_before_the_blocks_are_given_back(both: Pair1P1D) -> None:
+    gift = both.giver.begin("t", "D")
+    assert gift is not None
+    assert both.giver.release("t", Giving.ABANDONED) is gift
+    assert int(both.theirs.epochs[gift.slot]) == gift.epoch + 1
+    assert both.giver.release("t", Giving.ABANDONED) is None
+    for number in range(4096):  # the slot comes round again, under its next epoch
+        again = both.giver.begin(f"n{number}", "D")
+    assert again is not None and (again.slot, again.epoch) == (gift.slot, gift.epoch + 1)
+    assert both.giver.begin("one too many", "D") is None
+
+
+@pytest.mark.parametrize(
+    "descriptor",
+    [{}, {"pid": 0, "fd": 3, "blocks": 1, "block_bytes": LAYOUT.block_bytes}, {"pid": "x"}, {"block_bytes": 7}],
+)
+def test_a_descriptor_that_cannot_be_opened_is_refused(both: Pair1P1D, descriptor: dict[str, object]) -> None:
+    with pytest.raises(TransferError):
+        both.connector.attach("other", descriptor)
+    with pytest.raises(TransferError, match="another size"):
+        both.connector.attach("other", both.source.register() | {"blocks": 13})
+
+
+def test_neighbours_are_merged() -> None:
+    assert runs([(1, 5), (2, 6), (3, 9), (7, 10), (8, 11)]) == [(1, 5, 2), (3, 9, 1), (7, 10, 2)]
+    assert runs([]) == []
+
+
+@pytest.mark.parametrize("moves", [GIVING_MOVES, TAKING_MOVES], ids=["giving", "taking"])
+def test_the_tables_are_whole(moves: dict[Enum, frozenset[Enum]]) -> None:
+    states = list(type(next(iter(moves))))
+    assert set(moves) == set(states)
+    for here, there in product(states, states):
+        if there in moves[here]:
+            assert move(moves, here, there) is there
+        else:
+            with pytest.raises(AssertionError):
+                move(moves, here, there)
+    assert frozenset(state for state in Giving if not GIVING_MOVES[state]) == GIVING_ENDS
