@@ -79,12 +79,23 @@ class Scheduler:
     def promote(self, sequence: Sequence, computed: int, first_token: int) -> None:
         """Its KV has arrived: it runs on from here as if it had been computed in this engine."""
         self.parked.remove(sequence)
-        sequence.computed, sequence.received = computed, 1
-        sequence.output.append(first_token)
-        if sequence.stop_check is not None:
-            sequence.stop_check.feed(first_token)
+        sequence.receive(first_token)
+        sequence.computed = computed
         sequence.move(State.RUNNING)
         self.running.append(sequence)
+
+    def compute_here(self, sequence: Sequence, first_token: int) -> None:
+        """Its KV will not arrive, but its first token is known: it waits to be computed in this engine (C12)."""
+        self.parked.remove(sequence)
+        self.give_back(sequence)
+        sequence.receive(first_token)
+        sequence.move(State.WAITING)
+        self.waiting.append(sequence)
+
+    def give_back(self, sequence: Sequence) -> None:
+        """Return all blocks and credits of a sequence to the pool."""
+        self.pool.release(sequence.blocks, sequence.credits)
+        sequence.blocks, sequence.credits = [], 0
 
     def grow(self, sequence: Sequence, positions: int) -> None:
         """Bind credits until the blocks hold so many positions."""
@@ -102,8 +113,5 @@ class Scheduler:
         elif sequence.state is State.WAITING:
             self.waiting.remove(sequence)
         sequence.end(finish)
-        kept = finish is Finish.HANDED_OVER
-        self.pool.release([] if kept else sequence.blocks, sequence.credits)
-        sequence.credits = 0
-        if not kept:
-            sequence.blocks = []
+        if finish is not Finish.HANDED_OVER:
+            self.give_back(sequence)

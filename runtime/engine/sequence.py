@@ -49,7 +49,7 @@ class Sequence:
 
     Everything a step does to a sequence is some of `length - computed`: prompt chunks, decode, replay and KV that came
     from elsewhere are one subtraction. `received` output tokens were sampled elsewhere. A sequence with `hands_over`
-    stops after its first token and keeps its blocks. `seats` is the block count it may grow to.
+    stops after its first token and keeps its blocks.
     """
 
     id: str
@@ -98,6 +98,13 @@ class Sequence:
     def end(self, finish: Finish) -> None:
         self.move(State.FINISHED)
         self.finish = finish
+
+    def receive(self, token_id: int) -> None:
+        """Take over a first token that was sampled, and checked, elsewhere."""
+        self.output.append(token_id)
+        self.received = 1
+        if self.stop_check is not None:
+            self.stop_check.feed(token_id)
 
     def append(self, token_id: int) -> Finish | None:
         """Accept one sampled token, and say whether it ends the sequence. A stop exactly at the budget is a stop."""

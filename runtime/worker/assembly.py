@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a configuration to an engine that has run once."""
+
+from dataclasses import dataclass, replace
+
+import psutil
+import torch
+
+from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout
+from pontil.runtime.cache.pool import BlockPool
+from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage
+from pontil.runtime.config import WorkerConfig
+from pontil.runtime.engine.engine import Engine
+from pontil.runtime.engine.runner import Runner
+from pontil.runtime.engine.scheduler import Scheduler
+from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.checkpoint import Checkpoint, open_checkpoint
+from pontil.runtime.models.config import ModelConfig
+from pontil.runtime.models.registry import build_model
+from pontil.runtime.models.weights import Weights
+from pontil.runtime.reporting import Reporter
+from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.text.tokenizer import Tokenizer, load_tokenizer
+
+MOST_CPU_KV_BYTES = 4 << 30
+CPU_KV_SHARE = 0.2
+CUDA_KV_SHARE = 0.85
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Everything a worker computes with. `config` is the model's, with the context length this worker can hold."""
+
+    config: ModelConfig
+    fingerprint: str
+    tokenizer: Tokenizer
+    layout: KVLayout
+    storage: KVStorage
+    pool: BlockPool
+    scheduler: Scheduler
+    engine: Engine
+
+
+def assemble(config: WorkerConfig, report: Reporter) -> Machine:
+    """Load the model onto the worker's device and run it once. Raises ModelError."""
+    device = open_device(config)
+    checkpoint = open_checkpoint(config.model_path)
+    report.progress("reading weights")
+    model_config = shorten(checkpoint.config, config.max_model_len)
+    dtype = choose_dtype(config.dtype, checkpoint)
+    weights = Weights(checkpoint.tensors(), device, TORCH_DTYPES[dtype])
+    model = build_model(model_config, weights)
+    layout = KVLayout(
+        config.block_size, model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, dtype
+    )
+    num_blocks = count_blocks(config, layout, device)
+    model_config = fit(model_config, config, layout, num_blocks)
+    storage = KVStorage(layout, num_blocks, device)
+    pool = BlockPool(num_blocks)
+    scheduler = Scheduler(pool, layout, config.max_num_seqs, config.max_num_batched_tokens)
+    report.progress("warming up")
+    engine = Engine(Runner(model, storage), scheduler)
+    warm_up(engine)
+    tokenizer = load_tokenizer(config.model_path)
+    fingerprint = f"{checkpoint.fingerprint}-{dtype}"
+    return Machine(model_config, fingerprint, tokenizer, layout, storage, pool, scheduler, engine)
+
+
+def open_device(config: WorkerConfig) -> torch.device:
+    device = torch.device(config.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError(f"{config.device} was asked for, but torch finds no GPU here: use cpu, or check the driver")
+    if device.type == "cpu":
+        torch.set_num_threads(max(1, len(config.cores)))
+    return device
+
+
+def choose_dtype(asked: str, checkpoint: Checkpoint) -> str:
+    dtype = checkpoint.config.dtype if asked == "auto" else asked
+    if dtype not in DTYPE_BYTES:
+        raise ModelError(f"--dtype {dtype} is not possible: choose one of {', '.join(DTYPE_BYTES)}")
+    return dtype
+
+
+def shorten(model: ModelConfig, asked: int | None) -> ModelConfig:
+    """The model with the context length that was asked for."""
+    if asked is None:
+        return model
+    if asked > model.max_model_len:
+        raise ModelError(f"--max-model-len {asked} is more than the {model.max_model_len} this model was made for")
+    return replace(model, max_model_len=asked)
+
+
+def count_blocks(config: WorkerConfig, layout: KVLayout, device: torch.device) -> int:
+    """How many blocks the KV memory holds: the given size, else a share of what is free."""
+    size = config.kv_cache_memory
+    if size is None and device.type == "cuda":
+        size = int(torch.cuda.mem_get_info(device)[0] * CUDA_KV_SHARE)
+    if size is None:
+        size = min(MOST_CPU_KV_BYTES, int(psutil.virtual_memory().available * CPU_KV_SHARE))
+    return size // layout.block_bytes
+
+
+def fit(model: ModelConfig, config: WorkerConfig, layout: KVLayout, num_blocks: int) -> ModelConfig:
+    """The model with a context that fits the pool. Block 0 is nobody's."""
+    tokens = (num_blocks - 1) * layout.block_size
+    needed = (layout.blocks_for(model.max_model_len) + 1) * layout.block_bytes
+    if tokens < layout.block_size or (config.max_model_len and tokens < config.max_model_len):
+        raise ModelError(
+            f"the KV memory holds {max(0, tokens)} tokens, too few for one sequence: "
+            f"raise --kv-cache-memory to {-(-needed >> 20)} MiB or lower --max-model-len"
+        )
+    return replace(model, max_model_len=min(model.max_model_len, tokens))
+
+
+def warm_up(engine: Engine) -> None:
+    """One prompt and one decode step: the first call of an operation sets it up."""
+    params = SamplingParams(max_tokens=2, seed=0, temperature=0.0)
+    engine.add(Sequence("warm-up", [0], params, frozenset()))
+    while engine.has_work:
+        engine.step()

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decode side of a worker: makes room, asks for the prompt, pulls its blocks, and lets the engine go on with it."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pontil.runtime.engine.sequence import Finish
+from pontil.runtime.transfer.connector import Connector
+from pontil.runtime.transfer.states import Taking
+from pontil.runtime.transfer.taker import Take, Taker
+from pontil.runtime.wire.messages import (
+    SCHEMA,
+    Abandon,
+    Begin,
+    ChunkReady,
+    Fetched,
+    Greet,
+    Greeting,
+    Handoff,
+    Message,
+    Renew,
+    Withdrawn,
+)
+from pontil.runtime.wire.sockets import PeerClient
+from pontil.runtime.worker.assembly import Machine
+from pontil.runtime.worker.live import Live
+from pontil.runtime.worker.peer_line import HANDSHAKE_TIMEOUT, Line, PeerLine
+
+RENEW_EVERY = 10.0
+# The longest a parked sequence waits for its prompt; the proxy's own deadline is shorter and comes first.
+TRANSFER_TIMEOUT = 120.0
+
+
+@dataclass(slots=True, eq=False)
+class Parked:
+    """A sequence whose blocks are on their way."""
+
+    live: Live
+    take: Take
+    deadline: float
+    renew_at: float
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the transfers: cumulative."""
+
+    complete: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class DecodeDesk:
+    """`connect` opens a socket to a prefill worker's endpoint, `disconnect` closes it. Requests that this side gives up
+    on are put into `failed` with the reason; the worker tells the proxy. Those it is done with are put into `over`."""
+
+    incarnation: str
+    name: str
+    machine: Machine
+    connector: Connector
+    taker: Taker
+    kv_fingerprint: str
+    connect: Callable[[str], PeerClient]
+    disconnect: Callable[[PeerClient], None]
+    lines: dict[str, PeerLine] = field(default_factory=dict)
+    waiting: deque[Live] = field(default_factory=deque)
+    parked: dict[str, Parked] = field(default_factory=dict)
+    draining: dict[str, list[int]] = field(default_factory=dict)
+    failed: list[tuple[Live, str]] = field(default_factory=list)
+    over: list[Live] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+
+    def submitted(self, live: Live, now: float) -> None:
+        peer, endpoint = live.submit.peer, live.submit.peer_endpoint
+        if peer is None or endpoint is None:
+            self.failed.append((live, "the request names no prefill worker"))
+            return
+        line = self.lines.get(peer)
+        if line is None or line.state is Line.FAILED:
+            self.greet(peer, endpoint, now)
+        self.waiting.append(live)
+        self.admit(now)
+
+    def greet(self, peer: str, endpoint: str, now: float) -> None:
+        self.hang_up(peer)
+        socket = self.connect(endpoint)
+        self.lines[peer] = PeerLine(peer, socket, now + HANDSHAKE_TIMEOUT)
+        socket.send(Greet(self.incarnation, peer, SCHEMA, self.name, self.machine.fingerprint, self.kv_fingerprint))
+
+    def hang_up(self, peer: str) -> None:
+        line = self.lines.pop(peer, None)
+        if line is not None:
+            self.disconnect(line.socket)
+            self.connector.detach(peer)
+
+    def admit(self, now: float) -> None:
+        """Make room for those who wait, in order; a peer that is not ready holds up only its own requests."""
+        for live in list(self.waiting):
+            line = self.lines[str(live.submit.peer)]
+            if line.state is Line.FAILED:
+                self.waiting.remove(live)
+                self.failed.append((live, line.reason))
+            elif line.state is Line.READY:
+                if not self.machine.engine.park(live.sequence):
+                    break
+                self.waiting.remove(live)
+                self.begin(live, line, now)
+
+    def begin(self, live: Live, line: PeerLine, now: float) -> None:
+        transfer_id = str(live.submit.transfer_id)
+        expected = self.machine.layout.blocks_for(len(live.sequence.prompt))
+        take = self.taker.begin(transfer_id, line.peer, expected)
+        self.parked[transfer_id] = Parked(live, take, now + TRANSFER_TIMEOUT, now + RENEW_EVERY)
+        line.socket.send(Begin(self.incarnation, line.peer, transfer_id, live.request_id, live.attempt))
+
+    def take(self, message: Message, now: float) -> None:
+        """A message from a prefill worker; what is not about an open transfer of that worker is ignored."""
+        if isinstance(message, Greeting):
+            line = self.lines.get(message.sender)
+            if line is not None:
+                line.greeted(message, self.connector)
+            self.admit(now)
+        elif isinstance(message, ChunkReady | Handoff | Withdrawn):
+            parked = self.parked.get(message.transfer_id)
+            if parked is None or parked.take.peer != message.sender:
+                return
+            if isinstance(message, Withdrawn):
+                self.withdrawn(parked, message)
+            else:
+                self.announced(parked, message, now)
+
+    def announced(self, parked: Parked, message: ChunkReady | Handoff, now: float) -> None:
+        """Bind blocks for what is announced, and pull it."""
+        take, sequence = parked.take, parked.live.sequence
+        count = len(message.block_ids)
+        if take.announced + count > take.expected:
+            self.taker.fail(take, "the peer announced more blocks than the prompt has")
+            return
+        self.machine.scheduler.grow(sequence, (take.announced + count) * self.machine.layout.block_size)
+        ours = sequence.blocks[take.announced : take.announced + count]
+        self.taker.announced(take, message, ours, now)
+
+    def withdrawn(self, parked: Parked, message: Withdrawn) -> None:
+        if message.finished:
+            self.let_go(parked)
+            self.over.append(parked.live)
+        else:
+            self.taker.fail(parked.take, f"the prefill worker withdrew: {message.reason}")
+
+    def poll(self, now: float) -> None:
+        """Carry out what became of transfers that ended."""
+        for take in self.taker.poll(now):
+            if take.state is Taking.CANCELLED:
+                self.machine.pool.release(self.draining.pop(take.transfer_id))
+                continue
+            parked = self.parked.pop(take.transfer_id)
+            if take.state is Taking.COMPLETE:
+                self.complete(parked)
+            else:
+                self.give_up(parked)
+
+    def complete(self, parked: Parked) -> None:
+        take, sequence, handoff = parked.take, parked.live.sequence, parked.take.handoff
+        assert handoff is not None
+        self.machine.scheduler.promote(sequence, handoff.computed, handoff.first_tokens[0])
+        self.tell(take.peer, Fetched(self.incarnation, take.peer, take.transfer_id, take.epoch))
+        self.tally.complete += 1
+        self.tally.bytes += take.bytes
+
+    def give_up(self, parked: Parked) -> None:
+        """A transfer failed. With the Handoff in hand the prompt is computed here, else the proxy is told."""
+        take, live = parked.take, parked.live
+        self.tally.failed += 1
+        self.tell(take.peer, Abandon(self.incarnation, take.peer, take.transfer_id, str(take.error)))
+        if take.handoff is not None and 0 <= take.handoff.first_tokens[0] < self.machine.config.vocab_size:
+            self.machine.scheduler.compute_here(live.sequence, take.handoff.first_tokens[0])
+        else:
+            self.machine.engine.end(live.key, Finish.ERROR)
+            self.failed.append((live, f"the handoff failed: {take.error}"))
+
+    def cancel(self, live: Live) -> None:
+        """The request is not wanted any more, in whatever state it is."""
+        if live in self.waiting:
+            self.waiting.remove(live)
+            return
+        parked = self.parked.get(str(live.submit.transfer_id))
+        if parked is None:
+            self.machine.engine.end(live.key, Finish.ABORTED)
+            return
+        self.let_go(parked)
+        self.tally.cancelled += 1
+        take = parked.take
+        self.tell(take.peer, Abandon(self.incarnation, take.peer, take.transfer_id, "cancelled"))
+
+    def let_go(self, parked: Parked) -> None:
+        """End a parked sequence. Blocks that a copier may still write to stay ours until it has ended."""
+        transfer_id, sequence = parked.take.transfer_id, parked.live.sequence
+        del self.parked[transfer_id]
+        self.draining[transfer_id], sequence.blocks = sequence.blocks, []
+        self.machine.engine.end(sequence.id, Finish.ABORTED)
+        self.taker.cancel(transfer_id)
+
+    def tell(self, peer: str, message: Message) -> None:
+        line = self.lines.get(peer)
+        if line is not None:
+            line.socket.send(message)
+
+    def tick(self, now: float) -> None:
+        """Deadlines: handshakes, transfers that take too long, leases to renew, peers that ended."""
+        for line in self.lines.values():
+            line.tick(now)
+        for parked in self.parked.values():
+            take = parked.take
+            if now >= parked.deadline:
+                self.taker.fail(take, f"no handoff came within {TRANSFER_TIMEOUT:.0f} s")
+            if take.handoff is not None and now >= parked.renew_at:
+                parked.renew_at = now + RENEW_EVERY
+                self.tell(take.peer, Renew(self.incarnation, take.peer, take.transfer_id, take.epoch))
+        for peer in self.connector.lost():
+            self.mourn(peer)
+        self.admit(now)
+
+    def mourn(self, peer: str) -> None:
+        """A prefill worker ended. What it had handed over can still be read; the rest will never come."""
+        open_takes = [take for take in self.taker.open.values() if take.peer == peer]
+        for take in open_takes:
+            if take.handoff is None:
+                self.taker.fail(take, "the prefill worker ended")
+        line = self.lines.get(peer)
+        if line is not None:
+            line.fail("the prefill worker ended")
+        if not open_takes and not any(live.submit.peer == peer for live in self.waiting):
+            self.hang_up(peer)

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A decode worker's line to one prefill worker: one handshake for each incarnation, with a deadline."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from pontil.runtime.errors import TransferError
+from pontil.runtime.transfer.connector import Connector
+from pontil.runtime.wire.messages import Greeting
+from pontil.runtime.wire.sockets import PeerClient
+
+HANDSHAKE_TIMEOUT = 5.0
+
+
+class Line(Enum):
+    GREETING = "greeting"
+    READY = "ready"
+    FAILED = "failed"
+
+
+@dataclass(slots=True, eq=False)
+class PeerLine:
+    """`peer` is the prefill worker's incarnation. `reason` says why a FAILED line failed."""
+
+    peer: str
+    socket: PeerClient
+    deadline: float
+    state: Line = Line.GREETING
+    reason: str = ""
+
+    def greeted(self, greeting: Greeting, connector: Connector) -> None:
+        """The peer's answer: map its pool, or note why not. Only the first answer counts."""
+        if self.state is not Line.GREETING:
+            return
+        if greeting.pool is None:
+            self.fail(greeting.reason or "the prefill worker refused the handshake")
+            return
+        try:
+            connector.attach(self.peer, greeting.pool)
+        except TransferError as error:
+            self.fail(str(error))
+        else:
+            self.state = Line.READY
+
+    def tick(self, now: float) -> None:
+        if self.state is Line.GREETING and now >= self.deadline:
+            self.fail(f"the prefill worker did not answer within {HANDSHAKE_TIMEOUT:.0f} s")
+
+    def fail(self, reason: str) -> None:
+        self.state, self.reason = Line.FAILED, reason

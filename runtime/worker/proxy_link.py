@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's line to the proxy: registration, heartbeat, and an outbox that never drops."""
+
+from collections import deque
+from dataclasses import dataclass
+
+from pontil.runtime.errors import IncompatiblePeer
+from pontil.runtime.wire.messages import Goodbye, Heartbeat, Hello, Message, Refused, StillHere, Welcome
+from pontil.runtime.wire.sockets import WorkerSocket
+
+BEAT = 0.5
+TTL = 5.0
+HELLO_AGAIN = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a heartbeat tells."""
+
+    running: int
+    waiting: int
+    free_blocks: int
+    step: int
+    counters: dict[str, int]
+
+
+class ProxyLink:
+    """`proxy` is the incarnation we are registered with, or None. Times are given by the caller."""
+
+    def __init__(self, socket: WorkerSocket, hello: Hello) -> None:
+        self.socket, self.hello = socket, hello
+        self.proxy: str | None = None
+        self.outbox: deque[Message] = deque()
+        self.next_send = 0.0
+        self.last_heard = 0.0
+
+    @property
+    def congested(self) -> bool:
+        """The proxy does not take our messages: stop making more of them (B12)."""
+        return bool(self.outbox)
+
+    def send(self, message: Message) -> None:
+        if self.outbox or not self.socket.send(message):
+            self.outbox.append(message)
+
+    def flush(self) -> None:
+        while self.outbox and self.socket.send(self.outbox[0]):
+            self.outbox.popleft()
+
+    def heard(self, message: Message, now: float) -> bool:
+        """Take a message about registration. True when our requests belong to a proxy that is no more.
+
+        Raises IncompatiblePeer when the proxy refuses us.
+        """
+        self.last_heard = now
+        if isinstance(message, Refused):
+            raise IncompatiblePeer(f"the proxy refused this worker: {message.reason}")
+        if isinstance(message, Welcome):
+            changed = self.proxy is not None and self.proxy != message.sender
+            self.proxy = message.sender
+            return changed
+        if isinstance(message, StillHere) and message.sender != self.proxy:
+            return self.forget()
+        return False
+
+    def tick(self, load: Load, now: float) -> bool:
+        """Say Hello until welcomed, then beat. True when the proxy has been silent for too long."""
+        self.flush()
+        gone = self.proxy is not None and now - self.last_heard > TTL and self.forget()
+        if now >= self.next_send:
+            self.next_send = now + (HELLO_AGAIN if self.proxy is None else BEAT)
+            self.send(self.hello if self.proxy is None else self.heartbeat(load, self.proxy))
+        return gone
+
+    def heartbeat(self, load: Load, proxy: str) -> Heartbeat:
+        return Heartbeat(
+            self.hello.sender, proxy, load.running, load.waiting, load.free_blocks, load.step, load.counters
+        )
+
+    def forget(self) -> bool:
+        """The proxy we knew is gone: what was meant for it is of no use to another."""
+        self.proxy = None
+        self.next_send = 0.0
+        self.outbox.clear()
+        return True
+
+    def goodbye(self) -> None:
+        if self.proxy is not None:
+            self.send(Goodbye(self.hello.sender, self.proxy))
+        self.flush()

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stop strings, matched where the tokens are made, so that the count and the finish reason are the worker's own."""
+
+from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.text.detokenizer import Detokenizer
+from pontil.runtime.text.stop_strings import StopStrings
+from pontil.runtime.text.tokenizer import Tokenizer
+
+
+class TextStops:
+    """Detokenizes one sequence as the proxy will, and says which stop string its text has reached."""
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+        self.detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
+        self.stops = StopStrings(params.stop, params.include_stop_str_in_output)
+
+    def feed(self, token_id: int) -> str | None:
+        self.stops.feed(self.detokenizer.add([token_id]))
+        return self.stops.matched

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker process: sockets and deadlines around `Engine.step`."""
+
+import logging
+import os
+import secrets
+import signal
+import time
+from types import FrameType
+
+from pontil.runtime.config import WorkerConfig
+from pontil.runtime.engine.engine import Output
+from pontil.runtime.engine.sequence import Finish
+from pontil.runtime.errors import ModelError, RequestError
+from pontil.runtime.reporting import Reporter
+from pontil.runtime.transfer.connector import Connector
+from pontil.runtime.transfer.giver import Giver
+from pontil.runtime.transfer.over_shm import OverShm
+from pontil.runtime.transfer.taker import Taker
+from pontil.runtime.wire.messages import SCHEMA, Cancel, Failed, Hello, Message, Submit, Tokens
+from pontil.runtime.wire.sockets import PeerClient, PeerServer, Poller, WorkerSocket, open_context
+from pontil.runtime.worker.assembly import Machine, assemble
+from pontil.runtime.worker.decode_desk import DecodeDesk
+from pontil.runtime.worker.live import FINISH_REASONS, Live, key_of, make_live
+from pontil.runtime.worker.prefill_desk import PrefillDesk
+from pontil.runtime.worker.proxy_link import BEAT, Load, ProxyLink
+
+logger = logging.getLogger("pontil.worker")
+
+# How soon a full line to the proxy is tried again.
+CONGESTION_PAUSE = 0.005
+
+
+def run_worker(config: WorkerConfig, report: Reporter) -> None:
+    """Load, register, serve until SIGTERM. Raises PontilError for what a user can mend."""
+    machine = assemble(config, report)
+    worker = Worker(config, machine, report)
+    signal.signal(signal.SIGTERM, worker.stop)
+    signal.signal(signal.SIGINT, worker.stop)
+    try:
+        worker.run()
+    finally:
+        worker.close()
+
+
+class Worker:
+    """One process that can prefill, decode, or both; its role is only the proxy's preference."""
+
+    def __init__(self, config: WorkerConfig, machine: Machine, report: Reporter) -> None:
+        self.config, self.machine, self.report = config, machine, report
+        self.incarnation = secrets.token_hex(8)
+        self.stopping = False
+        self.steps = 0
+        self.stale = 0
+        self.requests: dict[str, Live] = {}
+        self.context = open_context()
+        self.poller = Poller()
+        self.peers_in = PeerServer(self.context, config.peer_endpoint)
+        self.control = WorkerSocket(self.context, self.incarnation, config.control)
+        self.poller.register(self.peers_in)
+        self.poller.register(self.control)
+        self.connector = self.open_connector()
+        self.link = ProxyLink(self.control, self.hello())
+        kv = machine.layout.fingerprint()
+        giver = Giver(machine.storage, self.incarnation)
+        self.prefill = PrefillDesk(machine, self.peers_in, self.connector, giver, kv)
+        taker = Taker(self.connector, machine.storage)
+        self.decode = DecodeDesk(
+            self.incarnation, config.name, machine, self.connector, taker, kv, self.connect, self.disconnect
+        )
+
+    def open_connector(self) -> Connector:
+        if self.config.kv_connector != "shm":
+            raise ModelError(f"--kv-connector {self.config.kv_connector} is not known: this version has shm")
+        return OverShm(self.machine.storage, self.poller.wake)
+
+    def hello(self) -> Hello:
+        config, machine = self.config, self.machine
+        return Hello(
+            self.incarnation,
+            SCHEMA,
+            config.name,
+            config.role,
+            os.getpid(),
+            config.device,
+            config.served_model_name,
+            machine.fingerprint,
+            machine.layout.fingerprint(),
+            self.peers_in.endpoint,
+            machine.layout.block_size,
+            machine.pool.capacity,
+            config.max_num_seqs,
+            machine.config.max_model_len,
+            config.max_num_batched_tokens,
+        )
+
+    def connect(self, endpoint: str) -> PeerClient:
+        socket = PeerClient(self.context, self.incarnation, endpoint)
+        self.poller.register(socket)
+        return socket
+
+    def disconnect(self, socket: PeerClient) -> None:
+        self.poller.unregister(socket)
+        socket.close()
+
+    def stop(self, number: int = 0, frame: FrameType | None = None) -> None:
+        self.stopping = True
+        self.poller.wake()
+
+    def run(self) -> None:
+        self.report.ready(
+            device=self.config.device,
+            kv_tokens=self.machine.pool.capacity * self.machine.layout.block_size,
+            max_model_len=self.machine.config.max_model_len,
+        )
+        while not self.stopping:
+            self.turn()
+        self.link.goodbye()
+
+    def turn(self) -> None:
+        """Take messages, keep deadlines, make one step."""
+        working = self.machine.engine.has_work
+        self.poller.wait(self.patience(working))
+        self.take_messages()
+        self.decode.poll(time.monotonic())
+        self.tick(time.monotonic())
+        if self.machine.engine.has_work and not self.link.congested:
+            self.step()
+        self.settle()
+
+    def patience(self, working: bool) -> float:
+        """How long to sleep when nothing arrives."""
+        if self.link.congested:
+            return CONGESTION_PAUSE
+        if working:
+            return 0.0
+        return BEAT
+
+    def step(self) -> None:
+        self.report.stepped(self.steps, True)
+        outputs = self.machine.engine.step()
+        self.steps += 1
+        for output in outputs:
+            self.deliver(output)
+        self.prefill.announce()
+        self.report.stepped(self.steps, self.machine.engine.has_work)
+
+    def deliver(self, output: Output) -> None:
+        """Tell the proxy of accepted tokens, and the desks of sequences that end here."""
+        live = self.requests[output.sequence.id]
+        counted = output.finish is not None
+        self.link.send(
+            Tokens(
+                self.incarnation,
+                live.proxy,
+                live.request_id,
+                live.attempt,
+                output.index,
+                output.ids,
+                finish_reason=FINISH_REASONS.get(output.finish),
+                stop_match=output.sequence.stop_match,
+                generated_tokens=output.sequence.generated if counted else None,
+                prompt_tokens=len(output.sequence.prompt),
+                cached_tokens=output.sequence.cached,
+            )
+        )
+        if output.finish is Finish.HANDED_OVER:
+            self.prefill.hand_over(output)
+        elif output.finish is not None:
+            self.prefill.finished(output.sequence)
+            del self.requests[live.key]
+
+    def take_messages(self) -> None:
+        now = time.monotonic()
+        for message in self.control.receive_all():
+            self.take_control(message, now)
+        for message in self.peers_in.receive_all():
+            if self.is_mine(message):
+                self.prefill.take(message, now)
+        for line in list(self.decode.lines.values()):
+            for message in line.socket.receive_all():
+                if self.is_mine(message):
+                    self.decode.take(message, now)
+
+    def is_mine(self, message: Message) -> bool:
+        """Whether a message was meant for this incarnation; one for a predecessor is stale."""
+        mine = getattr(message, "receiver", None) == self.incarnation
+        self.stale += not mine
+        return mine
+
+    def take_control(self, message: Message, now: float) -> None:
+        if not self.is_mine(message):
+            return
+        if isinstance(message, Submit):
+            self.submit(message, now)
+        elif isinstance(message, Cancel):
+            live = self.requests.get(key_of(message.request_id, message.attempt))
+            if live is not None and live.proxy == message.sender:
+                self.cancel(live)
+        elif self.link.heard(message, now):
+            self.orphan()
+
+    def submit(self, message: Submit, now: float) -> None:
+        try:
+            live = make_live(message, self.machine)
+            if not self.machine.scheduler.fits(live.sequence):
+                raise RequestError("the request needs more KV memory than this worker has")
+        except RequestError as error:
+            self.fail(message, str(error), error.status)
+            return
+        if live.key in self.requests:
+            return
+        self.requests[live.key] = live
+        if message.transfer_id is None:
+            self.machine.engine.add(live.sequence)
+        elif message.phase == "prefill":
+            self.prefill.submitted(live, now)
+        else:
+            self.decode.submitted(live, now)
+
+    def cancel(self, live: Live) -> None:
+        del self.requests[live.key]
+        if live.submit.transfer_id is None:
+            self.machine.engine.end(live.key, Finish.ABORTED)
+        elif live.submit.phase == "prefill":
+            self.prefill.cancel(live)
+        else:
+            self.decode.cancel(live)
+
+    def orphan(self) -> None:
+        """The proxy that owns our requests is gone: nobody waits for them any more."""
+        logger.warning("the proxy is gone: %d requests are cancelled", len(self.requests))
+        for live in list(self.requests.values()):
+            self.cancel(live)
+
+    def tick(self, now: float) -> None:
+        self.prefill.tick(now)
+        self.decode.tick(now)
+        if self.link.tick(self.load(), now):
+            self.orphan()
+
+    def settle(self) -> None:
+        """Forget the requests that the desks are done with, and tell the proxy of those they gave up on."""
+        desks: tuple[PrefillDesk | DecodeDesk, ...] = (self.prefill, self.decode)
+        for desk in desks:
+            while desk.failed:
+                live, reason = desk.failed.pop()
+                if self.requests.pop(live.key, None) is not None:
+                    self.fail(live.submit, reason, 503)
+            while desk.over:
+                self.requests.pop(desk.over.pop().key, None)
+
+    def fail(self, submit: Submit, reason: str, status: int) -> None:
+        logger.warning("request %s: %s", submit.request_id, reason)
+        self.link.send(Failed(self.incarnation, submit.sender, submit.request_id, submit.attempt, reason, status))
+
+    def load(self) -> Load:
+        scheduler, tally = self.machine.scheduler, self.decode.tally
+        counters = {
+            "handoffs_complete": tally.complete,
+            "handoffs_failed": tally.failed,
+            "handoffs_cancelled": tally.cancelled,
+            "handoffs_expired": self.prefill.expired,
+            "kv_transfer_bytes": tally.bytes,
+            "stale_messages": self.stale,
+            "malformed_frames": self.control.malformed + self.peers_in.malformed,
+        }
+        running = len(scheduler.running) + len(scheduler.parked)
+        waiting = len(scheduler.waiting) + len(self.decode.waiting) + len(self.prefill.halves)
+        return Load(running, waiting, self.machine.pool.available, self.steps, counters)
+
+    def close(self) -> None:
+        self.connector.close()
+        for line in list(self.decode.lines.values()):
+            line.socket.close()
+        self.peers_in.close()
+        self.control.close(linger=0.5)
+        self.poller.close()
+        self.context.term()

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two real workers and a handoff between them, over real sockets and real shared memory."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from workers import PromptWorker, ScriptedProxy, is_clean, open_worker
+
+from pontil.runtime.loaders.synthetic import write_tiny_llama
+from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.wire.messages import Begin, Fetched
+
+
+def greedy(max_tokens: int, **settings: object) -> SamplingParams:
+    return SamplingParams(**({"max_tokens": max_tokens, "seed": 3, "temperature": 0.0} | settings))  # type: ignore[arg-type]
+
+
+def drawn(max_tokens: int, **settings: object) -> SamplingParams:
+    return greedy(max_tokens, temperature=1.0, ignore_eos=True, **settings)
+
+
+def prompt(length: int) -> list[int]:
+    return [3 + (7 * position) % 200 for position in range(length)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    write_tiny_llama(folder)
+    return folder
+
+
+@pytest.fixture
+def proxy(tmp_path: Path) -> Iterator[ScriptedProxy]:
+    made = ScriptedProxy(tmp_path)
+    yield made
+    assert all(map(is_clean, made.workers))
+    made.close()
+
+
+@pytest.fixture
+def pair(proxy: ScriptedProxy, model: Path, tmp_path: Path) -> tuple[PromptWorker, PromptWorker]:
+    prefill = open_worker(model, tmp_path, "prefill:0", "prefill")
+    decode = open_worker(model, tmp_path, "decode:0", "decode")
+    proxy.admit(prefill, decode)
+    return prefill, decode
+
+
+def everyone_clean(proxy: ScriptedProxy) -> None:
+    proxy.turn_until(lambda: all(map(is_clean, proxy.workers)))
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 32, 200])  # C10: around block boundaries, and several chunks
+@pytest.mark.parametrize("params", [greedy(12, ignore_eos=True), drawn(12)], ids=["greedy", "drawn"])
+def test_a_handoff_changes_no_token_and_no_count(
+    proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker], length: int, params: SamplingParams
+) -> None:
+    prefill, decode = pair
+    proxy.submit(decode, "whole", prompt(length), params)
+    proxy.submit_pair(prefill, decode, "split", prompt(length), params)
+    whole, split = proxy.finish("whole", "split")
+    assert split.ids == whole.ids and len(whole.ids) == 12
+    assert [frame.generated_tokens for frame in whole.frames if frame.finish_reason] == [12]
+    stated = {frame.sender: frame.generated_tokens for frame in split.frames if frame.generated_tokens is not None}
+    assert stated == {prefill.incarnation: 1, decode.incarnation: 11}  # A3
+    assert all(frame.prompt_tokens == length and frame.cached_tokens == 0 for frame in split.frames)
+    everyone_clean(proxy)
+    assert decode.decode.tally.complete == 1
+    assert decode.decode.tally.bytes == -(-length // 16) * decode.machine.layout.block_bytes
+
+
+def test_many_handoffs_share_one_handshake(proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker]) -> None:  # C8
+    prefill, decode = pair
+    names = [f"r{number}" for number in range(12)]
+    for number, name in enumerate(names):
+        proxy.submit_pair(prefill, decode, name, prompt(3 + 20 * number), drawn(6))
+    assert all(len(answer.ids) == 6 for answer in proxy.finish(*names))
+    assert len(decode.decode.lines) == 1
+    everyone_clean(proxy)
+
+
+@pytest.mark.parametrize("params", [greedy(1, ignore_eos=True), drawn(9, stop_token_ids=tuple(range(300)))])
+def test_a_first_token_that_ends_the_request_moves_nothing(
+    proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker], params: SamplingParams
+) -> None:
+    prefill, decode = pair
+    proxy.submit_pair(prefill, decode, "one", prompt(40), params)
+    (answer,) = proxy.finish("one")
+    (frame,) = answer.frames
+    assert frame.sender == prefill.incarnation and frame.generated_tokens == 1
+    assert frame.finish_reason == ("length" if params.max_tokens == 1 else "stop")
+    everyone_clean(proxy)
+    assert decode.decode.tally.complete == 0
+
+
+def test_a_stop_string_ends_the_request_in_the_worker(
+    proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker]
+) -> None:
+    prefill, decode = pair
+    proxy.submit(decode, "free", prompt(20), drawn(30))
+    (free,) = proxy.finish("free")
+    text = decode.machine.tokenizer.decode(free.ids, skip_special_tokens=True)
+    stop = text[len(text) // 2 :][:3]
+    for name, send in (("split", None), ("whole", decode)):
+        if send is None:
+            proxy.submit_pair(prefill, decode, name, prompt(20), drawn(30, stop=(stop,)))
+        else:
+            proxy.submit(send, name, prompt(20), drawn(30, stop=(stop,)))
+    whole, split = proxy.finish("whole", "split")
+    assert whole.ids == split.ids == free.ids[: len(whole.ids)] and len(whole.ids) < 30
+    for answer in (whole, split):
+        assert (answer.frames[-1].finish_reason, answer.frames[-1].stop_match) == ("stop", stop)
+    everyone_clean(proxy)
+
+
+def test_cancel_frees_both_sides_wherever_the_request_is(
+    proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker]
+) -> None:
+    prefill, decode = pair
+    for turns in range(0, 24, 2):
+        name = f"c{turns}"
+        proxy.submit_pair(prefill, decode, name, prompt(200), drawn(100))
+        for _ in range(turns):
+            for worker in proxy.workers:
+                worker.turn()
+        proxy.cancel(prefill, name)
+        proxy.cancel(decode, name)
+        everyone_clean(proxy)
+        assert not proxy.answers.get(name) or not proxy.answers[name].finished
+
+
+def test_blocks_that_arrive_damaged_are_computed_again(
+    proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill, decode = pair
+    proxy.submit(decode, "whole", prompt(100), drawn(8))
+    monkeypatch.setattr(type(decode.machine.storage), "digests", lambda self, blocks: [id(self)] * len(blocks))
+    proxy.submit_pair(prefill, decode, "split", prompt(60), drawn(8))
+    proxy.submit(decode, "same", prompt(60), drawn(8))
+    split, same, _ = proxy.finish("split", "same", "whole")
+    assert split.ids == same.ids and split.frames[-1].generated_tokens == 7
+    assert decode.decode.tally.failed == 1
+    everyone_clean(proxy)
+
+
+def test_a_lease_that_nobody_ends_expires(
+    proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill, decode = pair
+    taken = prefill.prefill.take
+    monkeypatch.setattr(
+        type(prefill.prefill), "take", lambda desk, message, now: isinstance(message, Fetched) or taken(message, now)
+    )
+    prefill.prefill.giver.lease = 0.2
+    proxy.submit_pair(prefill, decode, "r", prompt(40), drawn(3))
+    proxy.finish("r")
+    everyone_clean(proxy)
+    assert prefill.prefill.expired == 1
+
+
+def test_requests_of_a_proxy_that_is_gone_are_dropped(
+    proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker]
+) -> None:
+    prefill, decode = pair
+    proxy.submit_pair(prefill, decode, "old", prompt(100), drawn(400))
+    proxy.turn_until(lambda: "old" in proxy.answers and len(proxy.answers["old"].frames) > 3)
+    proxy.incarnation = "next proxy"
+    proxy.turn_until(lambda: all(worker.link.proxy == "next proxy" for worker in proxy.workers))
+    everyone_clean(proxy)
+    proxy.submit(decode, "new", prompt(5), drawn(3))
+    assert len(proxy.finish("new")[0].ids) == 3
+
+
+def test_messages_for_another_incarnation_are_stale(
+    proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker]
+) -> None:
+    prefill, _ = pair
+    before = prefill.stale
+    assert not prefill.is_mine(Begin("d", "somebody else", "t", "r", 0))
+    assert prefill.stale == before + 1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "params", "says"),
+    [
+        ([], greedy(3), "empty"),
+        ([5, 10**6], greedy(3), "vocabulary"),
+        ([5, -1], greedy(3), "vocabulary"),
+        ([5], greedy(0), "context"),
+        ([5], greedy(10**6), "context"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_by_the_worker(
+    proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker], tokens: list[int], params: SamplingParams, says: str
+) -> None:
+    proxy.submit(pair[1], "bad", tokens, params)
+    (answer,) = proxy.finish("bad")
+    (failure,) = answer.failures
+    assert failure.status == 400 and says in failure.reason

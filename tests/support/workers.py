@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real workers and a scripted proxy in one thread, turned by hand: every socket is real, nothing waits for luck."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pontil.runtime.config import WorkerConfig, WorkerRole
+from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.wire.messages import Cancel, Failed, Heartbeat, Hello, Message, StillHere, Submit, Tokens, Welcome
+from pontil.runtime.wire.sockets import ControlServer, open_context
+from pontil.runtime.worker.assembly import assemble
+from pontil.runtime.worker.worker import Worker
+
+DEADLINE = 60.0
+
+
+class Silent:
+    """A reporter that nobody reads."""
+
+    def progress(self, text: str) -> None: ...
+    def ready(self, **facts: object) -> None: ...
+    def failed(self, reason: str) -> None: ...
+    def stepped(self, number: int, working: bool) -> None: ...
+
+
+class PromptWorker(Worker):
+    """Never sleeps long, so that several can take turns in one thread."""
+
+    def patience(self, working: bool) -> float:
+        return min(super().patience(working), 0.001)
+
+
+def open_worker(model: Path, folder: Path, name: str, role: WorkerRole, **settings: object) -> PromptWorker:
+    config = WorkerConfig(
+        name=name,
+        role=role,
+        device="cpu",
+        cores=(0,),
+        model=str(model),
+        served_model_name="tiny",
+        control=f"ipc://{folder}/control",
+        peer_endpoint=f"ipc://{folder}/{name.replace(':', '-')}",
+        **({"kv_cache_memory": 8 << 20, "max_num_batched_tokens": 64} | settings),  # type: ignore[arg-type]
+    )
+    return PromptWorker(config, assemble(config, Silent()), Silent())
+
+
+@dataclass
+class Answer:
+    """What a request's frames said, by the worker that said it."""
+
+    frames: list[Tokens] = field(default_factory=list)
+    failures: list[Failed] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.failures) or any(frame.finish_reason for frame in self.frames)
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens, put together by index; frames must never disagree."""
+        tokens: dict[int, int] = {}
+        for frame in self.frames:
+            for index, token in enumerate(frame.ids, frame.index):
+                assert tokens.setdefault(index, token) == token
+        assert sorted(tokens) == list(range(len(tokens)))
+        return [tokens[index] for index in sorted(tokens)]
+
+
+class ScriptedProxy:
+    """Welcomes everyone and remembers what it hears."""
+
+    def __init__(self, folder: Path, incarnation: str = "proxy") -> None:
+        self.incarnation = incarnation
+        self.context = open_context()
+        self.server = ControlServer(self.context, f"ipc://{folder}/control")
+        self.hellos: dict[str, Hello] = {}
+        self.answers: dict[str, Answer] = {}
+        self.heartbeats: dict[str, Heartbeat] = {}
+        self.workers: list[PromptWorker] = []
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+        self.server.close()
+        self.context.term()
+
+    def hear(self, message: Message) -> None:
+        if isinstance(message, Hello):
+            self.hellos[message.name] = message
+            self.server.send(Welcome(self.incarnation, message.sender))
+        elif isinstance(message, Heartbeat):
+            self.heartbeats[message.sender] = message
+            self.server.send(StillHere(self.incarnation, message.sender))
+        elif isinstance(message, Tokens):
+            self.answers.setdefault(message.request_id, Answer()).frames.append(message)
+        elif isinstance(message, Failed):
+            self.answers.setdefault(message.request_id, Answer()).failures.append(message)
+
+    def turn_until(self, condition: Callable[[], bool]) -> None:
+        """Let every worker and the proxy take turns until the condition holds."""
+        deadline = time.monotonic() + DEADLINE
+        while not condition():
+            assert time.monotonic() < deadline, "the condition did not come true in time"
+            for worker in self.workers:
+                worker.turn()
+            for message in self.server.receive_all():
+                self.hear(message)
+
+    def admit(self, *workers: PromptWorker) -> None:
+        self.workers += workers
+        self.turn_until(lambda: all(worker.link.proxy == self.incarnation for worker in workers))
+
+    def submit(self, worker: PromptWorker, name: str, prompt: list[int], params: SamplingParams) -> None:
+        assert self.server.send(Submit(self.incarnation, worker.incarnation, name, 0, prompt, params.to_wire()))
+
+    def submit_pair(
+        self, prefill: PromptWorker, decode: PromptWorker, name: str, prompt: list[int], params: SamplingParams
+    ) -> None:
+        common = {"request_id": name, "attempt": 0, "prompt": prompt, "sampling": params.to_wire()}
+        assert self.server.send(
+            Submit(
+                self.incarnation, prefill.incarnation, phase="prefill", transfer_id=f"t-{name}",
+                peer=decode.incarnation, **common,  # type: ignore[arg-type]
+            )
+        )  # fmt: skip
+        assert self.server.send(
+            Submit(
+                self.incarnation, decode.incarnation, phase="decode", transfer_id=f"t-{name}",
+                peer=prefill.incarnation, peer_endpoint=prefill.peers_in.endpoint, **common,  # type: ignore[arg-type]
+            )
+        )  # fmt: skip
+
+    def cancel(self, worker: PromptWorker, name: str) -> None:
+        assert self.server.send(Cancel(self.incarnation, worker.incarnation, name, 0))
+
+    def finish(self, *names: str) -> list[Answer]:
+        self.turn_until(lambda: all(name in self.answers and self.answers[name].finished for name in names))
+        return [self.answers[name] for name in names]
+
+
+def is_clean(worker: PromptWorker) -> bool:
+    """Nothing is left of any request, and every block is free."""
+    desk, other = worker.prefill, worker.decode
+    worker.machine.pool.check()
+    left = (worker.requests, desk.halves, desk.jobs, desk.held, desk.giver.open)
+    right = (other.waiting, other.parked, other.draining, other.taker.open, other.taker.by_ticket)
+    idle = not worker.machine.engine.sequences and not any(left) and not any(right)
+    return idle and worker.machine.pool.available == worker.machine.pool.capacity
