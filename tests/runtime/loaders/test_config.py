@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.builtin import BUILTINS, fetch
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 
@@ -24,6 +25,14 @@ def change(directory: Path, **changes: Any) -> None:
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     config = write_tiny_llama(tmp_path, num_kv_heads=1, dtype="bfloat16", vocab_size=320)
     assert read_config(tmp_path) == config
+
+
+def test_the_built_in_model() -> None:
+    config = read_config(fetch(BUILTINS["smollm2-135m-instruct"], Path("~/.cache/pontil")))
+    assert (config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads) == (30, 576, 9, 3)
+    assert (config.vocab_size, config.max_model_len, config.head_dim) == (49152, 8192, 64)
+    assert (config.rope_theta, config.rms_norm_eps) == (100000.0, 1e-5)
+    assert (config.eos_token_ids, config.bos_token_id, config.tie_word_embeddings) == ((2,), 1, True)
 
 
 def test_defaults_of_older_files(tiny: Path) -> None:
