@@ -59,7 +59,7 @@ def required(header: GgufHeader, key: str) -> int:
 
 
 def optional(header: GgufHeader, key: str, default: int) -> int:
-    return header.integer(key) if key in header.metadata else default  # type: ignore[return-value]
+    return required(header, key) if key in header.metadata else default
 
 
 def decimal(value: float | None, default: float) -> float:
