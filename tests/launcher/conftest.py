@@ -29,7 +29,9 @@ class ScriptedLaunch:
         } | told  # fmt: skip
         script = Path(__file__).parent / "scripted_launch.py"
         reading, writing = os.pipe()
-        self.process = subprocess.Popen([sys.executable, str(script), json.dumps(orders)], stderr=writing)
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), json.dumps(orders)], stdout=writing, stderr=writing
+        )
         os.close(writing)
         self.pipe = LinePipe(reading)
         self.unseen: list[str] = []

@@ -13,7 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import app  # noqa: E402, F401
-from pontil.launcher.roles import Inheritance, run_child  # noqa: E402
+from pontil.launcher.roles import Inheritance, die_with_group, run_child  # noqa: E402
 from pontil.runtime.errors import ModelError  # noqa: E402
 from pontil.runtime.reporting import Reporter  # noqa: E402
 
@@ -31,6 +31,8 @@ def act(word: str, config: dict[str, Any], reporter: Reporter, commands: int | N
             reporter.ready(path=config["model"])
         case "listen":
             listen(Path(config["trace"]), commands)
+        case "die with group":
+            die_with_group()
         case "deaf":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         case "grandchild":

@@ -179,6 +179,13 @@ def test_a_killed_launcher_leaves_nothing(launched: Launched, all_gone: Gone) ->
     assert {path.name for path in again.base.iterdir()} == {".lock", str(again.process.pid)}
 
 
+def test_a_download_ends_with_its_launcher(launched: Launched, all_gone: Gone) -> None:
+    launch = launched(PAIR, prepare=["die with group", "grandchild"])
+    download = psutil.Process(int(launch.until(r"grandchild (\d+)")[1]))
+    launch.process.kill()
+    all_gone([download])
+
+
 def test_workers_alone_are_asked_themselves(launched: Launched) -> None:
     launch = launched({"decode:0": ["ready"]}, drain_timeout=1000)
     launch.until("ready")

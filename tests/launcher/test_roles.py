@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every child does before its role's body runs, seen from inside real children."""
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pontil.launcher.life import Life
+from pontil.launcher.reporter import EXIT_ORPHANED
+from pontil.launcher.reports import Failed, Ready, decode
+from pontil.launcher.topology import ChildPlan
+
+SCRIPT = (sys.executable, str(Path(__file__).parent / "scripted_child.py"))
+Begin = Callable[..., Life]
+
+
+@pytest.fixture
+def begin() -> Iterator[Begin]:
+    lives: list[Life] = []
+
+    def start(script: list[str], role: str = "decode", cores: tuple[int, ...] = (0,)) -> Life:
+        plan = ChildPlan(f"{role}:0", role, "cpu", cores, {"script": script, "model": "m", "trace": "/none"})
+        lives.append(Life(plan, SCRIPT, {**os.environ, "OMP_NUM_THREADS": "1"}, 0.0))
+        return lives[-1]
+
+    yield start
+    for life in lives:
+        life.reap()
+        life.close()
+
+
+def reports(life: Life) -> Iterator[Any]:
+    while not life.reports.closed:
+        select.select([life.reports], [], [], 20)
+        yield from map(decode, life.reports.read())
+
+
+def test_a_worker_runs_on_its_own_cores(begin: Begin) -> None:
+    core = min(os.sched_getaffinity(0))
+    life = begin(["ready"], cores=(core,))
+    assert Ready({"path": "m"}) in reports(life)
+    assert psutil.Process(life.process.pid).cpu_affinity() == [core]
+
+
+def test_a_worker_leads_a_session_of_its_own(begin: Begin) -> None:
+    life = begin(["ready"])
+    assert os.getsid(life.process.pid) == life.process.pid != os.getsid(0)
+
+
+def test_a_fault_of_the_world_is_reported_and_one_of_ours_logged(begin: Begin) -> None:
+    world, ours = begin(["fail"]), begin(["bug"])
+    assert Failed("there is no such model") in reports(world) and world.process.wait() == 1
+    assert not [report for report in reports(ours) if isinstance(report, Failed)] and ours.process.wait() == 70
+    said = b"\n".join(ours.output.read_rest())
+    assert b"ValueError: a bug" in said and b"Traceback" not in b"\n".join(world.output.read_rest())
+
+
+def test_a_child_whose_launcher_is_gone_already_does_nothing() -> None:
+    plan = json.dumps({"role": "decode", "cores": [0], "config": {"script": ["ready"], "model": "m"}}).encode()
+    config, config_end = os.pipe()
+    heard, report = os.pipe()
+    os.write(config_end, plan)
+    os.close(config_end)
+    flags = ["decode:0", "--parent=1", f"--config-fd={config}", f"--report-fd={report}"]
+    done = subprocess.run([*SCRIPT, *flags], pass_fds=[config, report], timeout=60)
+    os.close(report)
+    assert done.returncode == EXIT_ORPHANED and os.read(heard, 1) == b""
+    os.close(heard)
+    os.close(config)
+
+
+def test_a_child_that_cannot_report_ends(begin: Begin) -> None:
+    life = begin(["ready"])
+    assert Ready({"path": "m"}) in reports(life)
+    # The launcher's end, without the launcher's death.
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), life.reports.fileno())
+    assert life.process.wait(timeout=10) == EXIT_ORPHANED
