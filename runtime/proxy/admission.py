@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is let in: requests that fit the context, and no more of them than the workers can be expected to serve."""
+
+import secrets
+from collections.abc import Sequence
+
+from pontil.runtime.errors import RequestError, Unavailable
+from pontil.runtime.proxy.policy import Load
+
+# Requests let in for each seat of the workers' batches: those beyond the seats wait in the workers' queues.
+REQUESTS_PER_SEAT = 4
+SEED_BITS = 63
+
+
+def context_length(workers: Sequence[Load]) -> int | None:
+    """The longest sequence, in tokens, that every worker holds; None without workers."""
+    return min((worker.context for worker in workers), default=None)
+
+
+def check_capacity(workers: Sequence[Load], in_flight: int) -> None:
+    """Raises Unavailable at once rather than queueing without bound."""
+    limit = REQUESTS_PER_SEAT * sum(worker.seats for worker in workers)
+    if workers and in_flight >= limit:
+        raise Unavailable(f"{in_flight} requests are in flight, which is all that can be taken: try again in a moment")
+
+
+def token_budget(prompt_tokens: int, wanted: int | None, default: int | None, context: int, name: str) -> int:
+    """How many tokens may be generated: as many as `wanted`, else `default`, else the rest of the context.
+
+    Raises RequestError when prompt and answer do not fit. `name` is the parameter that `wanted` came from.
+    """
+    if prompt_tokens >= context:
+        raise RequestError(
+            f"the prompt has {prompt_tokens} tokens and the context holds {context}, "
+            "at least one of them generated: shorten the prompt",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    room = context - prompt_tokens
+    if wanted is None:
+        return room if default is None else min(default, room)
+    if wanted > room:
+        raise RequestError(
+            f"the prompt has {prompt_tokens} tokens and {name} asks for {wanted} more, "
+            f"but the context holds {context}: ask for at most {room}",
+            param=name,
+            code="context_length_exceeded",
+        )
+    return wanted
+
+
+def mint_seed() -> int:
+    """For a request without one, so that a replay draws the same tokens."""
+    return secrets.randbits(SEED_BITS)

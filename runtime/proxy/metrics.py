@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What /metrics shows."""
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from pontil.runtime.accounting.counts import Usage
+
+HANDOFFS = "handoffs_"
+RESULTS = ("complete", "failed", "expired", "cancelled")
+FIRST_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+NEXT_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+
+
+class Metrics:
+    """All series of one proxy, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.handoffs = Counter("pontil_handoffs", "Handoffs from prefill to decode", ["result"], registry=registry)
+        for result in RESULTS:
+            self.handoffs.labels(result)
+        self.transferred = Counter("pontil_kv_transfer_bytes", "Bytes of KV blocks pulled", registry=registry)
+        self.prompt = Counter("pontil_prompt_tokens", "Prompt tokens of answered requests", registry=registry)
+        self.cached = Counter("pontil_cached_tokens", "Prompt tokens that were not computed", registry=registry)
+        self.generation = Counter("pontil_generation_tokens", "Tokens generated and delivered", registry=registry)
+        self.first_token = Histogram(
+            "pontil_time_to_first_token_seconds", "From arrival to the first token", buckets=FIRST_TOKEN_SECONDS,
+            registry=registry,
+        )  # fmt: skip
+        self.next_token = Histogram(
+            "pontil_inter_token_latency_seconds", "Between tokens of one answer", buckets=NEXT_TOKEN_SECONDS,
+            registry=registry,
+        )  # fmt: skip
+        self.running = Gauge("pontil_requests_running", "Requests in flight", registry=registry)
+        self.requests = Counter("pontil_requests", "Requests that ended", ["finish_reason"], registry=registry)
+        self.dropped = Counter(
+            "pontil_frames_dropped", "Frames from workers that were not used", ["reason"], registry=registry
+        )
+        for reason in ("stale", "malformed", "broken"):
+            self.dropped.labels(reason)
+        self.clamped = Counter("pontil_counts_clamped", "Counts above the budget", registry=registry)
+        self.disputed = Counter("pontil_counts_disputed", "Counts unlike the ids that arrived", registry=registry)
+
+    def add_worker_counters(self, grown: Mapping[str, int]) -> None:
+        """What a worker's counters grew by. Names that mean nothing here are left out."""
+        for name, difference in grown.items():
+            if name == "kv_transfer_bytes":
+                self.transferred.inc(difference)
+            elif name.startswith(HANDOFFS) and name.removeprefix(HANDOFFS) in RESULTS:
+                self.handoffs.labels(name.removeprefix(HANDOFFS)).inc(difference)
+
+    def add_usage(self, usage: Usage) -> None:
+        self.prompt.inc(usage.prompt_tokens)
+        self.cached.inc(usage.cached_tokens)
+        self.generation.inc(usage.completion_tokens)
+
+    def render(self) -> bytes:
+        """The text exposition format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which workers serve a request: a pure function of a snapshot."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pontil.runtime.accounting.counts import DECODE, PREFILL, WHOLE
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One worker at one moment. `context` is the longest sequence it can hold, in tokens."""
+
+    incarnation: str
+    name: str
+    role: str
+    peer_endpoint: str
+    in_flight: int
+    free_blocks: int
+    seats: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """One worker does everything."""
+
+    worker: Load
+
+    @property
+    def phases(self) -> dict[str, str]:
+        """What each worker, by incarnation, does for the request."""
+        return {self.worker.incarnation: WHOLE}
+
+    @property
+    def name(self) -> str:
+        return self.worker.name
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One computes the prompt, the other receives its blocks and generates."""
+
+    prefill: Load
+    decode: Load
+
+    @property
+    def phases(self) -> dict[str, str]:
+        return {self.prefill.incarnation: PREFILL, self.decode.incarnation: DECODE}
+
+    @property
+    def name(self) -> str:
+        return f"{self.prefill.name}>{self.decode.name}"
+
+
+Route = Pair | Whole
+
+
+def plan(workers: Sequence[Load], disagg: Literal["always", "never"]) -> Route | None:
+    """Where a request goes. Every worker can do everything, so one of any role is enough; None when there is none."""
+    if not workers:
+        return None
+    prefill = [worker for worker in workers if worker.role == "prefill"]
+    decode = [worker for worker in workers if worker.role == "decode"]
+    if disagg == "always" and prefill and decode:
+        return Pair(least_loaded(prefill), least_loaded(decode))
+    return Whole(least_loaded(workers))
+
+
+def least_loaded(workers: Sequence[Load]) -> Load:
+    """Fewest requests, then most free blocks, then the one that registered first."""
+    return min(workers, key=lambda worker: (worker.in_flight, -worker.free_blocks))

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The router's core: admits requests, sends them to workers and brings back what those say. One event loop's thread."""
+
+import asyncio
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pontil.runtime.config import ProxyConfig
+from pontil.runtime.errors import PontilError, RequestError, Unavailable
+from pontil.runtime.proxy.admission import check_capacity, context_length
+from pontil.runtime.proxy.answer import BrokenAnswer
+from pontil.runtime.proxy.mailbox import Finished
+from pontil.runtime.proxy.metrics import Metrics
+from pontil.runtime.proxy.policy import plan
+from pontil.runtime.proxy.registry import Registry, Worker
+from pontil.runtime.proxy.request import Request
+from pontil.runtime.proxy.stream import Stream
+from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.text.tokenizer import Tokenizer
+from pontil.runtime.wire.messages import (
+    Failed,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Message,
+    Refused,
+    StillHere,
+    Tokens,
+    Welcome,
+)
+from pontil.runtime.wire.sockets import ControlServer, open_context
+
+TICK = 0.25
+# How long what was sent last, cancels above all, may still be on its way when the proxy ends.
+LINGER = 0.2
+LOG = logging.getLogger("pontil.proxy")
+
+
+class Proxy:
+    """`bind`, then `start` in the event loop; `close` ends every request. Workers may come and go at any time.
+
+    Every request that is let in is in `requests` until its mailbox is closed, by exactly one call of `end`.
+    """
+
+    def __init__(self, config: ProxyConfig, tokenizer: Tokenizer, clock: Callable[[], float] = time.monotonic) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.clock = clock
+        self.incarnation = secrets.token_hex(8)
+        self.registry = Registry(config.worker_ttl)
+        self.metrics = Metrics()
+        self.requests: dict[str, Request] = {}
+        self.draining = False
+        self.context = open_context()
+        self.server: ControlServer | None = None
+        self.ticker: asyncio.Task[None] | None = None
+        self.malformed_seen = 0
+        self.ticks = 0
+        self.handlers: dict[type[Message], Callable[[Any], None]] = {
+            Hello: self.on_hello,
+            Heartbeat: self.on_heartbeat,
+            Goodbye: self.on_goodbye,
+            Tokens: self.on_tokens,
+            Failed: self.on_failed,
+        }
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def bind(self) -> str:
+        """Open the control endpoint and return its address. Raises PontilError when it cannot be bound."""
+        self.server = ControlServer(self.context, self.config.control)
+        return self.server.endpoint
+
+    def start(self, on_tick: Callable[[int], None] | None = None) -> None:
+        """Serve in the running event loop. `on_tick` hears the number of each tick, four times a second."""
+        assert self.server is not None, "bind first"
+        self.server.listen(self.on_messages)
+        self.ticker = asyncio.get_running_loop().create_task(self.tick_forever(on_tick))
+
+    async def tick_forever(self, on_tick: Callable[[int], None] | None) -> None:
+        while True:
+            self.tick()
+            if on_tick is not None:
+                on_tick(self.ticks)
+            await asyncio.sleep(TICK)
+
+    def drain(self) -> None:
+        """Let nothing more in; what runs goes on."""
+        self.draining = True
+
+    @property
+    def idle(self) -> bool:
+        return not self.requests
+
+    async def close(self) -> None:
+        self.draining = True
+        for request in list(self.requests.values()):
+            self.fail(request, Unavailable("the server is shutting down: try again in a moment"))
+        if self.ticker is not None:
+            self.ticker.cancel()
+            await asyncio.wait([self.ticker])
+        if self.server is not None:
+            self.server.close(LINGER)
+        self.context.term()
+
+    # -- what the reader's side asks ----------------------------------------------------------------------------------
+
+    def submit(self, prompt: list[int], params: SamplingParams, name: str | None = None) -> Stream:
+        """Send a request on its way. `name` goes into its id, to be found in the workers' logs.
+
+        Raises Unavailable at once when nothing can serve it now.
+        """
+        if self.draining:
+            raise Unavailable("the server is shutting down: try again in a moment")
+        workers = self.registry.snapshot()
+        check_capacity(workers, len(self.requests))
+        route = plan(workers, self.config.disagg)
+        if route is None:
+            raise Unavailable("no worker is ready yet: try again in a moment")
+        unique = secrets.token_hex(8)
+        request_id = f"{name}-{unique}" if name else unique
+        request = Request.start(request_id, prompt, params, route, self.tokenizer, self.clock())
+        self.dispatch(request)
+        return Stream(request, self.cancel)
+
+    def dispatch(self, request: Request) -> None:
+        self.enlist(request)
+        for message in request.submits(self.incarnation):
+            if not self.send(message):
+                error = Unavailable("a worker cannot be reached: try again in a moment")
+                self.fail(request, error)
+                raise error
+
+    def cancel(self, request: Request) -> None:
+        """The reader has left."""
+        self.end(request, Unavailable("the request was cancelled"), "cancelled")
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request can be served now."""
+        return not self.draining and plan(self.registry.snapshot(), self.config.disagg) is not None
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that a sequence may have. Raises Unavailable while no worker has said."""
+        length = context_length(self.registry.snapshot())
+        if length is None:
+            raise Unavailable("no worker is ready yet: try again in a moment")
+        return length
+
+    def topology(self) -> list[dict[str, Any]]:
+        """Each process: name, role, pid, state, device, and its load where it is a worker."""
+        shown = self.registry.topology()
+        if not any(row["role"] == "proxy" for row in shown):
+            state = "draining" if self.draining else "ready"
+            own = {"name": "proxy", "role": "proxy", "pid": os.getpid(), "state": state, "device": "cpu"}
+            shown.insert(0, own)
+        return shown
+
+    def take_table(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """The supervisor's table: workers that it shows as dead are gone at once."""
+        self.lose(self.registry.show(rows), "died")
+
+    # -- what the workers say -----------------------------------------------------------------------------------------
+
+    def on_messages(self, messages: list[Message]) -> None:
+        for message in messages:
+            handler = self.handlers.get(type(message))
+            if handler is None or not isinstance(message, Hello) and message.receiver != self.incarnation:
+                self.metrics.dropped.labels("stale").inc()
+            else:
+                handler(message)
+
+    def on_hello(self, message: Hello) -> None:
+        reason = self.registry.hello(message, self.clock())
+        if reason is None:
+            LOG.info("%s (pid %d) registered", message.name, message.pid)
+            self.send(Welcome(self.incarnation, message.sender))
+        else:
+            LOG.warning("refused a worker: %s", reason)
+            self.send(Refused(self.incarnation, message.sender, reason))
+
+    def on_heartbeat(self, message: Heartbeat) -> None:
+        """A worker that is not registered gets no answer, and says Hello again."""
+        grown = self.registry.heartbeat(message, self.clock())
+        if grown is not None:
+            self.metrics.add_worker_counters(grown)
+            self.send(StillHere(self.incarnation, message.sender))
+
+    def on_goodbye(self, message: Goodbye) -> None:
+        self.registry.goodbye(message.sender)
+
+    def on_tokens(self, frame: Tokens) -> None:
+        request = self.requests.get(frame.request_id)
+        if request is None or not request.expects(frame.sender, frame.attempt):
+            self.metrics.dropped.labels("stale").inc()
+        elif not request.is_sound(frame):
+            self.metrics.dropped.labels("malformed").inc()
+        else:
+            self.take_tokens(request, frame)
+
+    def take_tokens(self, request: Request, frame: Tokens) -> None:
+        now, before, begun = self.clock(), request.last_frame, request.begun
+        try:
+            new = request.accept(frame, now)
+        except BrokenAnswer as error:
+            self.metrics.dropped.labels("broken").inc()
+            LOG.error("request %s: %s", request.id, error)
+            self.fail(request, Unavailable(f"{error}: send the request again"))
+            return
+        if new and not begun:
+            self.metrics.first_token.observe(now - request.arrived)
+        elif new:
+            self.metrics.next_token.observe((now - before) / new)
+        if isinstance(request.mailbox.end, Finished):
+            self.finish(request, frame.sender)
+
+    def on_failed(self, message: Failed) -> None:
+        request = self.requests.get(message.request_id)
+        if request is None or not request.expects(message.sender, message.attempt):
+            self.metrics.dropped.labels("stale").inc()
+        elif request.needs(message.sender):
+            is_clients = 400 <= message.status < 500
+            error = RequestError(message.reason, status=message.status) if is_clients else Unavailable(message.reason)
+            self.fail(request, error)
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Everything that happens because time has passed."""
+        self.ticks += 1
+        now = self.clock()
+        self.lose(self.registry.expire(now), "went silent")
+        limit = self.config.first_byte_timeout
+        for request in list(self.requests.values()):
+            if now - request.last_frame > limit:
+                wanted = "next" if request.begun else "first"
+                self.fail(request, Unavailable(f"the {wanted} token did not come within {limit:g} s: try again later"))
+        if self.server is not None and self.server.malformed > self.malformed_seen:
+            self.metrics.dropped.labels("malformed").inc(self.server.malformed - self.malformed_seen)
+            self.malformed_seen = self.server.malformed
+
+    def lose(self, workers: Sequence[Worker], how: str) -> None:
+        """These workers are gone, and so is what depended on them."""
+        for worker in workers:
+            LOG.warning("%s (pid %d) %s", worker.hello.name, worker.hello.pid, how)
+            for request in list(self.requests.values()):
+                if request.needs(worker.hello.sender):
+                    self.fail(
+                        request, Unavailable(f"{worker.hello.name} {how} while it served this request: try again")
+                    )
+
+    # -- the ends of a request ----------------------------------------------------------------------------------------
+
+    def enlist(self, request: Request) -> None:
+        self.requests[request.id] = request
+        self.seat(request, 1)
+
+    def seat(self, request: Request, change: int) -> None:
+        self.metrics.running.inc(change)
+        for incarnation in request.phases:
+            if worker := self.registry.workers.get(incarnation):
+                worker.in_flight += change
+
+    def finish(self, request: Request, last_speaker: str) -> None:
+        """The answer is complete. A partner that has not spoken (prefill ended the request) is told to stop."""
+        del self.requests[request.id]
+        self.seat(request, -1)
+        end = request.mailbox.end
+        assert isinstance(end, Finished)
+        for message in request.cancels(self.incarnation):
+            if message.receiver != last_speaker and request.phases[message.receiver] not in request.reached:
+                self.send(message)
+        self.close_account(request, end.reason)
+
+    def fail(self, request: Request, error: PontilError) -> None:
+        self.end(request, error, "error")
+
+    def end(self, request: Request, error: PontilError, label: str) -> None:
+        """The answer stays incomplete: nobody works on it any more. Does nothing for a request that has ended."""
+        if self.requests.pop(request.id, None) is None:
+            return
+        self.seat(request, -1)
+        for message in request.cancels(self.incarnation):
+            self.send(message)
+        request.mailbox.close(error)
+        self.close_account(request, label)
+
+    def close_account(self, request: Request, label: str) -> None:
+        account = request.account
+        self.metrics.requests.labels(label).inc()
+        self.metrics.clamped.inc(account.clamped)
+        if isinstance(request.mailbox.end, Finished):
+            self.metrics.disputed.inc(account.disputed)
+            self.metrics.add_usage(account.usage)
+        elif request.begun:
+            self.metrics.add_usage(account.running_usage)
+
+    def send(self, message: Message) -> bool:
+        return self.server is not None and self.server.send(message)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workers there are: registered by Hello, kept by Heartbeat, gone by Goodbye, silence or the supervisor's table."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pontil.runtime.proxy.policy import Load
+from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello
+
+DEAD_STATES = ("exited", "killed", "backoff", "given up", "given_up")
+# What must be equal among all workers, and how a refusal calls it.
+COMPARED = {"model_fingerprint": "model", "kv_fingerprint": "KV layout", "block_size": "block size"}
+# How many workers that are gone are remembered, so that one that comes back does not count its work twice.
+REMEMBERED = 256
+
+
+@dataclass(slots=True)
+class Worker:
+    """One registered process. `counters` are the last that it reported, `confirmed` that the table has shown it."""
+
+    hello: Hello
+    last_heard: float
+    counters: dict[str, int] = field(default_factory=dict)
+    in_flight: int = 0
+    running: int = 0
+    waiting: int = 0
+    free_blocks: int = 0
+    leaving: bool = False
+    confirmed: bool = False
+
+    @property
+    def context(self) -> int:
+        return min(self.hello.max_model_len, self.hello.num_blocks * self.hello.block_size)
+
+    @property
+    def load(self) -> Load:
+        hello = self.hello
+        return Load(
+            hello.sender, hello.name, hello.role, hello.peer_endpoint, self.in_flight, self.free_blocks,
+            hello.max_num_seqs, self.context,
+        )  # fmt: skip
+
+    @property
+    def shown_load(self) -> dict[str, int]:
+        return {
+            "in_flight": self.in_flight,
+            "running": self.running,
+            "waiting": self.waiting,
+            "free_blocks": self.free_blocks,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One process as the supervisor's table has it."""
+
+    name: str
+    role: str
+    pid: int | None
+    state: str
+    device: str
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "Row":
+        return cls(**{name: values.get(name) for name in ("name", "role", "pid", "state", "device")})  # type: ignore[arg-type]
+
+    @property
+    def dead(self) -> bool:
+        return str(self.state).lower() in DEAD_STATES
+
+
+class Registry:
+    """Workers by incarnation, in the order in which they registered. All of them run the same model and layout."""
+
+    def __init__(self, ttl: float) -> None:
+        self.ttl = ttl
+        self.workers: dict[str, Worker] = {}
+        self.rows: tuple[Row, ...] = ()
+        self.remembered: dict[str, dict[str, int]] = {}
+
+    def hello(self, message: Hello, now: float) -> str | None:
+        """Register; the reason when refused. A second Hello of the same process changes nothing but its age."""
+        known = self.workers.get(message.sender)
+        if known is not None:
+            known.last_heard, known.leaving = now, False
+            return None
+        if reason := self.objection(message):
+            return reason
+        counters = self.remembered.pop(message.sender, {})
+        worker = Worker(message, now, counters, free_blocks=message.num_blocks)
+        worker.confirmed = any(row.name == message.name and row.pid == message.pid for row in self.rows)
+        self.workers[message.sender] = worker
+        return None
+
+    def objection(self, message: Hello) -> str | None:
+        if message.schema != SCHEMA:
+            return f"{message.name} speaks version {message.schema} of the protocol and the proxy version {SCHEMA}"
+        for first in list(self.workers.values())[:1]:
+            for name, label in COMPARED.items():
+                ours, theirs = getattr(first.hello, name), getattr(message, name)
+                if ours != theirs:
+                    return f"{message.name} has {label} {theirs} but {first.hello.name} has {ours}: start them alike"
+        return None
+
+    def heartbeat(self, message: Heartbeat, now: float) -> dict[str, int] | None:
+        """By how much each counter grew since the last; None for a worker that is not registered."""
+        worker = self.workers.get(message.sender)
+        if worker is None:
+            return None
+        worker.last_heard = now
+        worker.running, worker.waiting, worker.free_blocks = message.running, message.waiting, message.free_blocks
+        grown = {name: value - worker.counters.get(name, 0) for name, value in message.counters.items()}
+        grown = {name: difference for name, difference in grown.items() if difference > 0}
+        worker.counters |= {name: message.counters[name] for name in grown}
+        return grown
+
+    def goodbye(self, incarnation: str) -> None:
+        """It takes no new requests; those that it has may end."""
+        if incarnation in self.workers:
+            self.workers[incarnation].leaving = True
+
+    def expire(self, now: float) -> list[Worker]:
+        """Remove and return the workers that were silent for the time to live."""
+        return self.remove(worker for worker in self.workers.values() if now - worker.last_heard > self.ttl)
+
+    def show(self, rows: Sequence[Mapping[str, Any]]) -> list[Worker]:
+        """A new table. Remove and return the workers whose row now shows another pid or a dead process.
+
+        Only a worker that a table has shown before: one of the same name on another host is not the supervisor's.
+        """
+        self.rows = tuple(map(Row.of, rows))
+        by_name = {row.name: row for row in self.rows}
+        gone = []
+        for worker in self.workers.values():
+            row = by_name.get(worker.hello.name)
+            alive = row is not None and row.pid == worker.hello.pid and not row.dead
+            if worker.confirmed and not alive:
+                gone.append(worker)
+            worker.confirmed = worker.confirmed or alive
+        return self.remove(gone)
+
+    def remove(self, workers: Any) -> list[Worker]:
+        gone = list(workers)
+        for worker in gone:
+            del self.workers[worker.hello.sender]
+            self.remembered[worker.hello.sender] = worker.counters
+        while len(self.remembered) > REMEMBERED:
+            del self.remembered[next(iter(self.remembered))]
+        return gone
+
+    def snapshot(self) -> tuple[Load, ...]:
+        """The workers that take requests."""
+        return tuple(worker.load for worker in self.workers.values() if not worker.leaving)
+
+    def topology(self) -> list[dict[str, Any]]:
+        """The supervisor's processes, then the workers that joined from elsewhere."""
+        shown = [self.shown(row) for row in self.rows]
+        pids = {row.pid for row in self.rows}
+        for worker in self.workers.values():
+            hello = worker.hello
+            if hello.pid not in pids:
+                row = Row(hello.name, hello.role, hello.pid, "draining" if worker.leaving else "ready", hello.device)
+                shown.append(self.shown(row))
+        return shown
+
+    def shown(self, row: Row) -> dict[str, Any]:
+        described: dict[str, Any] = {name: getattr(row, name) for name in ("name", "role", "pid", "state", "device")}
+        for worker in self.workers.values():
+            if worker.hello.name == row.name and worker.hello.pid == row.pid:
+                described["load"] = worker.shown_load
+        return described

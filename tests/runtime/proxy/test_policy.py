@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where requests go."""
+
+from dataclasses import replace
+
+import pytest
+
+from pontil.runtime.proxy.policy import Load, Pair, Whole, plan
+
+MIXED = Load("m", "mixed:0", "mixed", "e", in_flight=0, free_blocks=10, seats=4, context=100)
+PREFILL = replace(MIXED, incarnation="p", name="prefill:0", role="prefill")
+DECODE = replace(MIXED, incarnation="d", name="decode:0", role="decode")
+
+
+def test_a_pair_when_both_roles_are_there() -> None:
+    workers = [
+        PREFILL,
+        replace(PREFILL, incarnation="p2"),
+        replace(DECODE, in_flight=3),
+        replace(DECODE, incarnation="d2"),
+    ]
+    assert plan(workers, "always") == Pair(workers[0], workers[3])
+
+
+@pytest.mark.parametrize("worker", [PREFILL, DECODE, MIXED])
+def test_any_worker_alone_serves_whole_requests(worker: Load) -> None:  # C12
+    assert plan([worker], "always") == Whole(worker)
+
+
+def test_never_spreads_whole_requests_over_all() -> None:
+    assert plan([replace(PREFILL, in_flight=3), DECODE], "never") == Whole(DECODE)
+
+
+def test_nobody_is_none() -> None:  # C1
+    assert plan([], "always") is None
+
+
+def test_ties_go_to_more_free_blocks_then_to_the_first() -> None:
+    roomy = replace(MIXED, incarnation="m2", free_blocks=20)
+    assert plan([MIXED, roomy], "always") == Whole(roomy)
+    assert plan([MIXED, replace(MIXED, incarnation="m3")], "always") == Whole(MIXED)
+
+
+def test_routes_name_their_workers_and_phases() -> None:
+    assert Pair(PREFILL, DECODE).name == "prefill:0>decode:0"
+    assert Pair(PREFILL, DECODE).phases == {"p": "prefill", "d": "decode"}
+    assert Whole(MIXED).name == "mixed:0" and Whole(MIXED).phases == {"m": "whole"}

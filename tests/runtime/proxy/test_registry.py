@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is registered: compatibility, expiry, the supervisor's table, counters that never count twice."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pontil.runtime.proxy.registry import Registry
+from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello
+
+ONE = Hello("i1", SCHEMA, "decode:0", "decode", 11, "cpu", "tiny", "model", "layout", "ipc:///e", 16, 10, 4, 512, 256)
+TWO = replace(ONE, sender="i2", name="prefill:0", role="prefill", pid=12)
+
+
+def beat(sender: str = "i1", **counters: int) -> Heartbeat:
+    return Heartbeat(sender, "proxy", 1, 2, 7, 3, counters)
+
+
+def row(name: str, pid: int | None, state: str = "ready") -> dict[str, Any]:
+    return {"name": name, "role": "decode", "pid": pid, "state": state, "device": "cpu"}
+
+
+def registry(*hellos: Hello) -> Registry:
+    made = Registry(ttl=5.0)
+    for hello in hellos:
+        assert made.hello(hello, 0.0) is None
+    return made
+
+
+def names(workers: Any) -> list[str]:
+    return [worker.hello.name for worker in workers]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"schema": SCHEMA + 1}, "version"),
+        ({"model_fingerprint": "other"}, "model other"),
+        ({"kv_fingerprint": "other"}, "KV layout other"),
+        ({"block_size": 32}, "block size 32"),
+    ],
+)
+def test_what_does_not_fit_the_others_is_refused(change: dict[str, Any], says: str) -> None:  # C8
+    reason = registry(ONE).hello(replace(TWO, **change), 0.0)
+    assert reason is not None and says in reason
+
+
+def test_another_model_may_come_when_the_old_workers_are_gone() -> None:
+    workers = registry(ONE)
+    workers.expire(6.0)
+    assert workers.hello(replace(TWO, model_fingerprint="other"), 6.0) is None
+
+
+def test_silence_for_the_time_to_live_is_the_end() -> None:
+    workers = registry(ONE, TWO)
+    workers.heartbeat(beat(), 4.0)
+    assert workers.expire(4.9) == []
+    assert names(workers.expire(5.1)) == ["prefill:0"]
+    assert [load.name for load in workers.snapshot()] == ["decode:0"]
+
+
+def test_goodbye_takes_no_new_requests_and_loses_none() -> None:  # C1
+    workers = registry(ONE)
+    workers.goodbye("i1")
+    assert workers.snapshot() == () and "i1" in workers.workers
+    workers.goodbye("nobody")
+
+
+@pytest.mark.parametrize("rows", [[row("decode:0", 99)], [row("decode:0", 11, "exited")], [row("decode:0", None)], []])
+def test_the_table_ends_a_worker_at_once(rows: list[dict[str, Any]]) -> None:
+    workers = registry(ONE)
+    assert workers.show([row("decode:0", 11)]) == []
+    assert names(workers.show(rows)) == ["decode:0"]
+
+
+@pytest.mark.parametrize("state", ["EXITED", "KILLED", "BACKOFF", "GIVEN_UP", "given up"])
+def test_dead_states(state: str) -> None:
+    workers = registry(ONE)
+    workers.show([row("decode:0", 11)])
+    assert names(workers.show([row("decode:0", 11, state)])) == ["decode:0"]
+
+
+def test_a_namesake_on_another_host_is_not_the_tables() -> None:
+    workers = registry(ONE)
+    assert workers.show([row("decode:0", 99)]) == []
+
+
+def test_counters_are_added_by_difference() -> None:
+    workers = registry(ONE)
+    assert workers.heartbeat(beat(bytes=10), 1.0) == {"bytes": 10}
+    assert workers.heartbeat(beat(bytes=10), 2.0) == {}
+    assert workers.heartbeat(beat(bytes=15, more=1), 3.0) == {"bytes": 5, "more": 1}
+    assert workers.heartbeat(beat(bytes=-4), 4.0) == {}
+    assert workers.heartbeat(beat(bytes=16), 4.0) == {"bytes": 1}
+    assert workers.heartbeat(beat("stranger", bytes=1), 4.0) is None
+
+
+def test_a_worker_that_comes_back_does_not_count_twice() -> None:
+    workers = registry(ONE)
+    workers.heartbeat(beat(bytes=10), 1.0)
+    workers.expire(20.0)
+    workers.hello(ONE, 21.0)
+    assert workers.heartbeat(beat(bytes=12), 21.0) == {"bytes": 2}
+
+
+def test_the_topology_joins_table_and_load() -> None:
+    workers = registry(ONE, TWO)
+    workers.heartbeat(beat(), 1.0)
+    workers.show([row("proxy", 1), row("decode:0", 11, "stale")])
+    proxy, decode, prefill = workers.topology()
+    assert proxy == row("proxy", 1)
+    assert decode["state"] == "stale" and decode["load"]["free_blocks"] == 7
+    assert (prefill["name"], prefill["pid"], prefill["state"], prefill["role"]) == ("prefill:0", 12, "ready", "prefill")
+
+
+def test_the_context_is_what_the_worker_can_hold() -> None:
+    assert registry(ONE).snapshot()[0].context == 160
+    assert registry(replace(ONE, num_blocks=1000)).snapshot()[0].context == 512
