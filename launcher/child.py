@@ -75,6 +75,7 @@ class Child:
         """Raises OSError when the system cannot make a process; the child then is where it was."""
         assert self.life is None
         self.life = Life(self.plan, self.command, self.environment, now)
+        self.last_lines.clear()
         self.move(ChildState.STARTING)
 
     def hear(self, lines: Sequence[bytes], now: float) -> list[Report]:
