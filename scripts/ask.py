@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wait until a server is ready, ask it one question, and print the answer and what it cost.
+
+    python scripts/ask.py URL PID QUESTION
+
+PID is the launcher's: when it ends before the server is ready, so does the waiting. Standard library only.
+"""
+
+import http.client
+import json
+import sys
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+POLL = 0.2
+TIMEOUT = 120.0
+
+
+def is_ready(address: str) -> bool:
+    try:
+        connection = http.client.HTTPConnection(address, timeout=2)
+        connection.request("GET", "/ready")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; one that ended and was not waited for does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until_ready(address: str, pid: int) -> None:
+    while not is_ready(address):
+        if not is_alive(pid):
+            sys.exit("The launch ended before it was ready: its last message above says why.")
+        time.sleep(POLL)
+
+
+def ask(address: str, method: str, path: str, body: Any = None) -> tuple[dict[str, Any], str]:
+    """The reply and the way it took through the workers."""
+    connection = http.client.HTTPConnection(address, timeout=TIMEOUT)
+    connection.request(method, path, json.dumps(body) if body else None, {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    reply = json.loads(response.read())
+    if response.status != 200:
+        sys.exit(f"The server answered {response.status}: {reply.get('error', {}).get('message', reply)}")
+    return reply, response.getheader("x-pontil-route") or "unknown"
+
+
+def main() -> None:
+    url, pid, question = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    address = urlsplit(url).netloc
+    wait_until_ready(address, pid)
+    model = ask(address, "GET", "/v1/models")[0]["data"][0]["id"]
+    started = time.monotonic()
+    body = {"model": model, "messages": [{"role": "user", "content": question}], "max_tokens": 64, "temperature": 0}
+    reply, route = ask(address, "POST", "/v1/chat/completions", body)
+    usage = reply["usage"]
+    print(f"""
+Question:   {question}
+Answer:     {reply["choices"][0]["message"]["content"]}
+Usage:      {usage["prompt_tokens"]} prompt + {usage["completion_tokens"]} completion tokens
+Served by:  {route}
+Took:       {time.monotonic() - started:.2f} s
+Clients:    base_url {url}/v1, model {model}, any API key
+""")
+
+
+if __name__ == "__main__":
+    main()

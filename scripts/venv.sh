@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+# Sourced by the other scripts: `make_venv DIR [EXTRA]` makes or reuses a virtual environment with pontil installed from
+# this checkout (editable, so that it always runs the checkout's code). Run it in the checkout's root.
+
+fail() {
+    echo "$1" >&2
+    exit 1
+}
+
+make_venv() {
+    local venv=$1 extra=${2:-} python=${PYTHON:-python3}
+    if [ ! -x "$venv/bin/python" ]; then
+        command -v "$python" >/dev/null || fail "Python is missing: install it (Debian: apt install python3 python3-venv)."
+        "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+            fail "$("$python" --version) is too old: pontil needs 3.10 or later (set PYTHON to a newer one)."
+        "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+            fail "Python cannot make virtual environments here: install that part (Debian: apt install python3-venv)."
+        echo "Making the virtual environment $venv"
+        "$python" -m venv "$venv" || fail "The virtual environment $venv could not be made: see the message above."
+    fi
+    # What was installed is known by what asked for it, so that an unchanged checkout installs nothing again.
+    local stamp="$venv/.pontil${extra:+-$extra}" wanted
+    wanted=$(pwd; cat setup.cfg pyproject.toml)
+    if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
+        echo "Installing pontil${extra:+ and what its ${extra}s need} (a few minutes the first time)"
+        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".${extra:+[$extra]}" ||
+            fail "pip could not install pontil: see its message above, then run this again."
+        printf '%s\n' "$wanted" >"$stamp"
+    fi
+}
