@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one-reader queue: what waits is merged, the end comes once and last."""
+
+import asyncio
+
+import pytest
+
+from pontil.runtime.accounting.counts import Usage
+from pontil.runtime.errors import Unavailable
+from pontil.runtime.proxy.mailbox import Delta, Finished, Mailbox
+
+END = Finished("stop", Usage(1, 2, 0), "mixed:0")
+
+
+def test_a_slow_reader_gets_one_delta_then_the_end() -> None:
+    async def read() -> None:
+        box = Mailbox()
+        box.put("a", [1])
+        box.put("", [2])
+        box.put("b", [3])
+        box.close(END)
+        box.close(Unavailable("too late"))
+        assert await box.take() == Delta("ab", [1, 2, 3])
+        assert await box.take() == END
+
+    asyncio.run(read())
+
+
+def test_the_reader_is_woken_by_what_comes() -> None:
+    async def read() -> None:
+        box = Mailbox()
+        asyncio.get_running_loop().call_soon(box.put, "a", [1])
+        assert await box.take() == Delta("a", [1])
+        asyncio.get_running_loop().call_soon(box.close, Unavailable("gone"))
+        with pytest.raises(Unavailable, match="gone"):
+            await box.take()
+
+    asyncio.run(read())
+
+
+def test_patience_ends_with_none_and_loses_nothing() -> None:
+    async def read() -> None:
+        box = Mailbox()
+        assert await box.take(patience=0.001) is None
+        box.put("a", [1])
+        assert await box.take(patience=10) == Delta("a", [1])
+
+    asyncio.run(read())

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The router with scripted workers over real sockets."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_worker import DEADLINE, ScriptedWorker, silent
+
+from pontil.runtime.accounting.counts import Usage
+from pontil.runtime.config import ProxyConfig
+from pontil.runtime.errors import RequestError, Unavailable
+from pontil.runtime.proxy.mailbox import Delta, Finished
+from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.proxy.stream import Stream
+from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.text.tokenizer import Tokenizer
+from pontil.runtime.wire.messages import Failed, Goodbye, Heartbeat, Submit, Tokens
+
+PARAMS = SamplingParams(max_tokens=20, seed=1)
+TEXT = "Paris 😀, the city"
+
+
+class House:
+    """A proxy and the workers that a test starts."""
+
+    def __init__(self, proxy: Proxy, tokenizer: Tokenizer) -> None:
+        self.proxy, self.tokenizer = proxy, tokenizer
+        self.endpoint = proxy.bind()
+        self.workers: list[ScriptedWorker] = []
+
+    async def worker(self, name: str, **options: Any) -> ScriptedWorker:
+        role = name.split(":")[0]
+        made = ScriptedWorker(
+            self.endpoint, name, self.tokenizer, self.tokenizer.encode(TEXT, False), role=role, **options
+        )
+        self.workers.append(made)
+        await asyncio.to_thread(made.start)
+        return made
+
+    def value(self, series: str, **labels: str) -> float:
+        return self.proxy.metrics.registry.get_sample_value(series, labels) or 0.0
+
+
+@asynccontextmanager
+async def house(tmp_path: Path, tokenizer: Tokenizer, **options: Any) -> AsyncIterator[House]:
+    control = f"ipc://{tmp_path}/control"
+    config = ProxyConfig("127.0.0.1", 0, "tiny", "tiny", control, "0", **options)
+    made = House(Proxy(config, tokenizer), tokenizer)
+    made.proxy.start()
+    try:
+        yield made
+    finally:
+        for worker in made.workers:
+            await asyncio.to_thread(worker.die)
+        await made.proxy.close()
+
+
+@pytest.fixture
+def play(tmp_path: Path, tokenizer: Tokenizer) -> Callable[..., None]:
+    """Run a scene with a house of its own."""
+
+    def run(scene: Callable[[House], Awaitable[None]], **options: Any) -> None:
+        async def main() -> None:
+            async with house(tmp_path, tokenizer, **options) as made:
+                await asyncio.wait_for(scene(made), DEADLINE)
+
+        asyncio.run(main())
+
+    return run
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+async def collect(stream: Stream) -> tuple[str, list[int], Finished]:
+    text, ids = "", list[int]()
+    async for event in stream:
+        if isinstance(event, Finished):
+            return text, ids, event
+        text, ids = text + event.text, ids + event.ids
+    raise AssertionError("no end")
+
+
+async def submitted(worker: ScriptedWorker) -> Submit:
+    return await asyncio.to_thread(worker.submits.get, timeout=DEADLINE)
+
+
+def test_the_same_answer_from_a_pair_and_from_one(play: Callable[..., None]) -> None:
+    async def scene(house: House) -> None:
+        mixed = await house.worker("mixed:0")
+        alone = await collect(house.proxy.submit([5, 6], PARAMS))
+        house.proxy.registry.goodbye(mixed.incarnation)
+        await house.worker("prefill:0")
+        await house.worker("decode:0")
+        pair = await collect(house.proxy.submit([5, 6], PARAMS))
+        assert alone[:2] == pair[:2] and alone[0] == TEXT
+        count = len(house.tokenizer.encode(TEXT, False)) + 1
+        assert alone[2] == Finished("stop", Usage(2, count, 0), "mixed:0")
+        assert pair[2] == Finished("stop", Usage(2, count, 0), "prefill:0>decode:0")
+        assert house.proxy.idle and house.value("pontil_requests_total", finish_reason="stop") == 2
+        assert house.value("pontil_generation_tokens_total") == 2 * count
+        assert house.value("pontil_counts_disputed_total") == 0
+        assert house.value("pontil_time_to_first_token_seconds_count") == 2
+
+    play(scene)
+
+
+def test_a_prefill_that_ends_the_request_frees_decode(play: Callable[..., None]) -> None:
+    async def scene(house: House) -> None:
+        prefill, decode = await house.worker("prefill:0"), await house.worker("decode:0", script=silent)
+        _, ids, end = await collect(house.proxy.submit([5], SamplingParams(max_tokens=1, seed=1)))
+        assert end.reason == "length" and len(ids) == end.usage.completion_tokens == 1
+        cancel = await asyncio.to_thread(decode.cancels.get, timeout=DEADLINE)
+        assert cancel.request_id == (await submitted(decode)).request_id
+        assert prefill.cancels.empty()
+
+    play(scene)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_worker_that_goes_silent_is_an_error_not_a_hang(play: Callable[..., None], begun: bool) -> None:
+    async def scene(house: House) -> None:
+        worker = await house.worker("mixed:0", script=silent)
+        stream = house.proxy.submit([5], PARAMS)
+        submit = await submitted(worker)
+        if begun:
+            worker.say(worker.tokens(submit, 0, [10]))
+            assert isinstance(await stream.take(), Delta)
+        worker.die()
+        with pytest.raises(Unavailable, match="mixed:0 went silent"):
+            await collect(stream)
+        assert house.proxy.idle and not house.proxy.ready
+
+    play(scene, worker_ttl=0.5)
+
+
+def test_the_table_ends_the_requests_of_a_dead_worker(play: Callable[..., None]) -> None:
+    async def scene(house: House) -> None:
+        await house.worker("mixed:0", script=silent)
+        row = {"name": "mixed:0", "role": "mixed", "pid": os.getpid(), "state": "ready", "device": "cpu"}
+        house.proxy.take_table([row])
+        stream = house.proxy.submit([5], PARAMS)
+        house.proxy.take_table([row | {"state": "exited", "pid": None}])
+        with pytest.raises(Unavailable, match="mixed:0 died"):
+            await stream.take()
+        with pytest.raises(Unavailable, match="no worker"):
+            house.proxy.submit([5], PARAMS)
+
+    play(scene)
+
+
+def test_cancel_reaches_every_worker_of_the_request(play: Callable[..., None]) -> None:
+    async def scene(house: House) -> None:
+        workers = [await house.worker(name, script=silent) for name in ("prefill:0", "decode:0")]
+        stream = house.proxy.submit([5], PARAMS, name="mine")
+        stream.cancel()
+        stream.cancel()
+        for worker in workers:
+            cancel = await asyncio.to_thread(worker.cancels.get, timeout=DEADLINE)
+            assert cancel.request_id.startswith("mine-")
+        assert house.proxy.idle and house.value("pontil_requests_running") == 0
+        assert house.value("pontil_requests_total", finish_reason="cancelled") == 1
+
+    play(scene)
+
+
+@pytest.mark.parametrize(("status", "kind"), [(400, RequestError), (503, Unavailable), (12345, Unavailable)])
+def test_a_workers_refusal_is_the_answer(play: Callable[..., None], status: int, kind: type[Exception]) -> None:
+    async def scene(house: House) -> None:
+        worker = await house.worker("mixed:0", script=silent)
+        stream = house.proxy.submit([5], PARAMS)
+        submit = await submitted(worker)
+        worker.say(Failed(worker.incarnation, worker.proxy, submit.request_id, 0, "no room", status))
+        with pytest.raises(kind, match="no room"):
+            await stream.take()
+
+    play(scene)
+
+
+def test_stale_and_hostile_frames_change_nothing(play: Callable[..., None]) -> None:
+    async def scene(house: House) -> None:
+        worker, other = await house.worker("mixed:0", script=silent), await house.worker("mixed:1", script=silent)
+        stream = house.proxy.submit([5], PARAMS)
+        submit = await submitted(worker)
+        good = worker.tokens(submit, 0, [10], generated_tokens=1, finish_reason="stop")
+        name = submit.request_id
+        for bad in (
+            Tokens(worker.incarnation, "another proxy", name, 0, 0, [9]),
+            Tokens(worker.incarnation, worker.proxy, name, 7, 0, [9]),
+            Tokens(worker.incarnation, worker.proxy, "nobody's", 0, 0, [9]),
+            Tokens(worker.incarnation, worker.proxy, name, 0, -1, [9]),
+            Tokens(worker.incarnation, worker.proxy, name, 0, 0, [-9]),
+            Tokens(worker.incarnation, worker.proxy, name, 0, 0, [9], choice=4),
+            Submit(worker.incarnation, worker.proxy, name, 0, [1], {}),
+        ):
+            worker.say(bad)
+        other.say(Tokens(other.incarnation, other.proxy, name, 0, 0, [9]))
+        await until(lambda: house.value("pontil_frames_dropped_total", reason="stale") == 5)
+        worker.say(good)
+        assert (await collect(stream))[1] == [10]
+        assert house.value("pontil_frames_dropped_total", reason="malformed") == 3
+
+    play(scene)
+
+
+def test_lost_tokens_fail_the_request(play: Callable[..., None]) -> None:
+    async def scene(house: House) -> None:
+        worker = await house.worker("mixed:0", script=silent)
+        stream = house.proxy.submit([5], PARAMS)
+        worker.say(worker.tokens(await submitted(worker), 3, [10]))
+        with pytest.raises(Unavailable, match="lost"):
+            await stream.take()
+        assert house.value("pontil_frames_dropped_total", reason="broken") == 1
+
+    play(scene)
+
+
+def test_the_first_token_has_a_deadline(play: Callable[..., None]) -> None:  # C14
+    async def scene(house: House) -> None:
+        await house.worker("mixed:0", script=silent)
+        with pytest.raises(Unavailable, match="first token did not come within 0.3 s"):
+            await house.proxy.submit([5], PARAMS).take()
+
+    play(scene, first_byte_timeout=0.3)
+
+
+def test_overload_and_draining_are_refused_at_once(play: Callable[..., None]) -> None:
+    async def scene(house: House) -> None:
+        await house.worker("mixed:0", script=silent, max_num_seqs=1)
+        for _ in range(4):
+            house.proxy.submit([5], PARAMS)
+        with pytest.raises(Unavailable, match="in flight"):
+            house.proxy.submit([5], PARAMS)
+        house.proxy.drain()
+        assert not house.proxy.ready
+        with pytest.raises(Unavailable, match="shutting down"):
+            house.proxy.submit([5], PARAMS)
+
+    play(scene)
+
+
+def test_refusal_of_a_worker_that_does_not_fit(play: Callable[..., None]) -> None:
+    async def scene(house: House) -> None:
+        await house.worker("mixed:0")
+        stranger = ScriptedWorker(house.endpoint, "mixed:1", house.tokenizer, role="mixed", kv_fingerprint="other")
+        house.workers.append(stranger)
+        stranger.start(wait=False)
+        await until(lambda: stranger.refused)
+        assert stranger.refused is not None and "KV layout" in stranger.refused
+
+    play(scene)
+
+
+def test_heartbeats_feed_the_metrics_by_difference(play: Callable[..., None]) -> None:
+    async def scene(house: House) -> None:
+        worker = await house.worker("decode:0")
+        for bytes_moved, handoffs in ((100, 1), (100, 1), (250, 2)):
+            counters = {"kv_transfer_bytes": bytes_moved, "handoffs_complete": handoffs, "handoffs_odd": 7}
+            worker.counters = counters
+            worker.say(Heartbeat(worker.incarnation, worker.proxy, 0, 0, 9, 1, counters))
+        await until(lambda: house.value("pontil_kv_transfer_bytes_total") == 250)
+        assert house.value("pontil_handoffs_total", result="complete") == 2
+        text = house.proxy.metrics.render().decode()
+        assert 'pontil_handoffs_total{result="failed"} 0.0' in text and "odd" not in text
+
+    play(scene)
+
+
+def test_goodbye_stops_new_requests_and_lets_the_others_end(play: Callable[..., None]) -> None:
+    async def scene(house: House) -> None:
+        worker = await house.worker("mixed:0", script=silent)
+        stream = house.proxy.submit([5], PARAMS)
+        submit = await submitted(worker)
+        worker.say(Goodbye(worker.incarnation, worker.proxy))
+        await until(lambda: not house.proxy.ready)
+        worker.say(worker.tokens(submit, 0, [10], finish_reason="stop", generated_tokens=1))
+        assert (await collect(stream))[2].reason == "stop"
+
+    play(scene)

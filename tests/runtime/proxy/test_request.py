@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request's progress over frames in any order: ids once, text by the rules, counts as stated."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pontil.runtime.accounting.counts import Usage
+from pontil.runtime.proxy.answer import BrokenAnswer
+from pontil.runtime.proxy.mailbox import Delta, Finished
+from pontil.runtime.proxy.policy import Load, Pair, Whole
+from pontil.runtime.proxy.request import Request
+from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.text.tokenizer import Tokenizer
+from pontil.runtime.wire.messages import Tokens
+
+P = Load("p", "prefill:0", "prefill", "ipc:///p", 0, 10, 4, 100)
+D = Load("d", "decode:0", "decode", "ipc:///d", 0, 10, 4, 100)
+EOS = 2
+
+
+def request(tokenizer: Tokenizer, whole: bool = False, **params: object) -> Request:
+    settings = SamplingParams(**({"max_tokens": 8, "seed": 1} | params))  # type: ignore[arg-type]
+    return Request.start("r", [5, 6, 7], settings, Whole(D) if whole else Pair(P, D), tokenizer, 0.0)
+
+
+def frame(sender: str, index: int, ids: Sequence[int], **fields: object) -> Tokens:
+    return Tokens(sender, "proxy", "r", 0, index, list(ids), **fields)  # type: ignore[arg-type]
+
+
+def read(request: Request) -> tuple[str, list[int], Finished]:
+    async def collect() -> tuple[str, list[int], Finished]:
+        text, ids = "", list[int]()
+        while isinstance(event := await request.mailbox.take(), Delta):
+            text, ids = text + event.text, ids + event.ids
+        assert isinstance(event, Finished)
+        return text, ids, event
+
+    return asyncio.run(collect())
+
+
+def test_decodes_first_frame_repeats_what_prefill_sent(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("abcd", False)
+    made = request(tokenizer)
+    first = frame("p", 0, ids[:1], generated_tokens=1, cached_tokens=2)
+    assert made.accept(first, 1.0) == 1
+    assert made.accept(frame("d", 0, ids[:2]), 1.0) == 1
+    assert made.accept(first, 1.0) == 0
+    assert made.accept(frame("d", 2, [*ids[2:], EOS], finish_reason="stop", generated_tokens=4), 1.0) == 3
+    assert read(made) == ("abcd", [*ids, EOS], Finished("stop", Usage(3, 5, 2), "prefill:0>decode:0"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_interleaving_of_the_two_workers_gives_the_same(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    """Frames of one worker keep their order; the two workers' frames may mix in any way, decode's end included."""
+    ids = [*tokenizer.encode("a 😀 b", False), EOS]
+    made = request(tokenizer, max_tokens=50)
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(ids) - 1))))
+    starts = [0, *cuts]
+    decode = [frame("d", start, ids[start:end]) for start, end in zip(starts, [*cuts, len(ids)], strict=True)]
+    last = decode[-1]
+    decode[-1] = frame("d", last.index, last.ids, finish_reason="stop", generated_tokens=len(ids) - 1)
+    at = data.draw(st.integers(0, len(decode) - 1))
+    frames = decode[:at] + [frame("p", 0, ids[:1], generated_tokens=1)] + decode[at:]
+    for item in frames:
+        made.accept(item, 1.0)
+    text, seen, end = read(made)
+    assert (text, seen) == ("a 😀 b", ids)
+    assert end.usage.completion_tokens == len(ids)
+
+
+def test_a_missing_count_falls_back_to_ids(tokenizer: Tokenizer) -> None:  # A5
+    made = request(tokenizer)
+    made.accept(frame("d", 0, [10, 11, EOS], finish_reason="stop", generated_tokens=2), 1.0)
+    assert read(made)[2].usage == Usage(3, 3, 0)
+
+
+def test_what_exceeds_the_budget_is_not_delivered(tokenizer: Tokenizer) -> None:  # A5, A6
+    made = request(tokenizer, whole=True, max_tokens=2)
+    made.accept(frame("d", 0, [10, 11, 12, 13], generated_tokens=99), 1.0)
+    text, ids, end = read(made)
+    assert ids == [10, 11] and text == tokenizer.decode([10, 11])
+    assert end.reason == "length" and end.usage.completion_tokens == 2
+    assert made.account.clamped
+
+
+def test_lost_and_contradicting_tokens_break_the_answer(tokenizer: Tokenizer) -> None:
+    made = request(tokenizer)
+    with pytest.raises(BrokenAnswer, match="lost"):
+        made.accept(frame("d", 1, [10]), 1.0)
+    made.accept(frame("p", 0, [10], generated_tokens=1), 1.0)
+    with pytest.raises(BrokenAnswer, match="disagree"):
+        made.accept(frame("d", 0, [11, 12]), 1.0)
+
+
+def test_prefill_may_end_the_request(tokenizer: Tokenizer) -> None:
+    made = request(tokenizer)
+    made.accept(frame("p", 0, [EOS], finish_reason="stop", generated_tokens=1), 1.0)
+    assert read(made) == ("", [EOS], Finished("stop", Usage(3, 1, 0), "prefill:0>decode:0"))
+
+
+@pytest.mark.parametrize(("include", "shown"), [(False, "ab"), (True, "ab<>")])
+def test_the_text_ends_at_the_stop_string(tokenizer: Tokenizer, include: bool, shown: str) -> None:
+    ids = tokenizer.encode("ab<>", False)
+    made = request(tokenizer, whole=True, stop=("<>",), include_stop_str_in_output=include)
+    for index, token in enumerate(ids):
+        last = index + 1 == len(ids)
+        fields: dict[str, object] = {"finish_reason": "stop", "stop_match": "<>"} if last else {}
+        made.accept(frame("d", index, [token], **fields, generated_tokens=len(ids) if last else None), 1.0)
+        if index == 2:
+            assert made.mailbox.text == "ab", "what may become a stop string is held back"
+    text, seen, end = read(made)
+    assert (text, seen, end.usage.completion_tokens) == (shown, ids, len(ids))
+
+
+def test_what_was_held_back_is_shown_when_no_stop_string_came(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("ab<", False)
+    made = request(tokenizer, whole=True, stop=("<>",))
+    made.accept(frame("d", 0, ids, finish_reason="length", generated_tokens=3), 1.0)
+    assert read(made)[0] == "ab<"
+
+
+@pytest.mark.parametrize(("include", "shown"), [(False, "a"), (True, "ab")])
+def test_a_stop_token_is_hidden_and_counted(tokenizer: Tokenizer, include: bool, shown: str) -> None:
+    ids = tokenizer.encode("ab", False)
+    made = request(tokenizer, whole=True, stop_token_ids=(ids[1],), include_stop_str_in_output=include)
+    made.accept(frame("d", 0, ids, finish_reason="stop", generated_tokens=2), 1.0)
+    text, seen, end = read(made)
+    assert (text, seen, end.usage.completion_tokens) == (shown, ids, 2)
+
+
+def test_a_stop_reason_never_comes_from_text(tokenizer: Tokenizer) -> None:  # A7
+    ids = tokenizer.encode("a<>b", False)
+    made = request(tokenizer, whole=True, stop=("<>",))
+    made.accept(frame("d", 0, ids), 1.0)
+    assert made.mailbox.end is None and made.mailbox.text == "a"
+
+
+def test_unsound_frames(tokenizer: Tokenizer) -> None:
+    made = request(tokenizer)
+    assert made.is_sound(frame("d", 0, [0]))
+    for bad in (frame("d", -1, [1]), frame("d", 0, [-1]), frame("d", 0, [2**40]), frame("d", 0, [1], choice=1)):
+        assert not made.is_sound(bad)
+    assert not made.is_sound(frame("d", 0, [1], choice=-1))
+
+
+def test_prefill_is_needed_until_decode_speaks(tokenizer: Tokenizer) -> None:
+    made = request(tokenizer)
+    assert made.needs("p") and made.needs("d") and not made.needs("x")
+    made.accept(frame("p", 0, [10], generated_tokens=1), 1.0)
+    assert made.needs("p")
+    made.accept(frame("d", 0, [10]), 1.0)
+    assert made.needs("d") and not made.needs("p")
+
+
+def test_both_halves_are_told_of_each_other(tokenizer: Tokenizer) -> None:  # C2
+    decode, prefill = request(tokenizer).submits("proxy")
+    assert (decode.receiver, decode.phase, decode.peer, decode.peer_endpoint) == ("d", "decode", "p", "ipc:///p")
+    assert (prefill.receiver, prefill.phase, prefill.peer) == ("p", "prefill", "d")
+    assert decode.transfer_id == prefill.transfer_id is not None
+    (whole,) = request(tokenizer, whole=True).submits("proxy")
+    assert (whole.receiver, whole.phase, whole.transfer_id) == ("d", "whole", None)
+    assert SamplingParams.from_wire(whole.sampling).max_tokens == 8
