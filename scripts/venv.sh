@@ -22,8 +22,8 @@ make_venv() {
     local stamp="$venv/.pontil${extra:+-$extra}" wanted
     wanted=$(pwd; cat setup.cfg pyproject.toml)
     if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
-        echo "Installing pontil${extra:+ and what its ${extra}s need} (a few minutes the first time)"
-        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".${extra:+[$extra]}" ||
+        echo "Installing pontil${extra:+ and what its ${extra}s need} (minutes the first time: torch alone is hundreds of MB)"
+        "$venv/bin/python" -m pip install -qq --disable-pip-version-check --editable ".${extra:+[$extra]}" ||
             fail "pip could not install pontil: see its message above, then run this again."
         printf '%s\n' "$wanted" >"$stamp"
     fi
