@@ -27,6 +27,10 @@ class Linear:
             return product
         return F.linear(x, self.weight, self.bias)
 
+    def twin(self, weight: Tensor) -> "Linear":
+        """A product with another weight of the same shape, computed in the same way."""
+        return Linear(weight)
+
 
 def can_pack(weight: Tensor) -> bool:
     return (

@@ -18,6 +18,8 @@ from pontil.gpu_ops.linear import Linear
 GENERATED_ROWS = 32
 PROMPT_ROWS = 256
 PROMPT_STEP = 64
+# Distinct rows of a probe's weight; they repeat, so that a large weight costs no time to draw.
+TWIN_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,37 +41,62 @@ class RowClasses:
         return next(size for size in self.prompt if size >= rows)
 
 
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A product and rows [PROMPT_ROWS, in] for it whose results show in which order their terms were added."""
+
+    linear: Linear
+    rows: Tensor
+
+    def agrees(self, count: int, reference: Tensor) -> bool:
+        """Whether `count` rows give the reference's bits, each of them also at another place among the rows."""
+        rows, expected = self.rows[:count], reference[:count]
+        return torch.equal(self.linear(rows), expected) and torch.equal(self.linear(rows.flip(0)), expected.flip(0))
+
+
 def measure(linears: Sequence[Linear], head: Linear) -> RowClasses:
     """Run every distinct shape with every row count that a tile may have, and keep the counts whose bits agree."""
-    distinct = list({(one.out_features, one.in_features, one.dtype): one for one in linears}.values())
+    distinct = {(one.out_features, one.in_features, one.dtype): one for one in linears}
+    probes = [probe(one) for one in distinct.values()]
     return RowClasses(
-        generated=max(floor(one, GENERATED_ROWS) for one in distinct),
-        head=floor(head, GENERATED_ROWS),
-        prompt=tuple(sizes(distinct)),
+        generated=max(floor(one, GENERATED_ROWS) for one in probes),
+        head=floor(probe(head), GENERATED_ROWS),
+        prompt=tuple(sizes(probes)),
     )
 
 
-def floor(linear: Linear, full: int) -> int:
+def floor(one: Probe, full: int) -> int:
     """The smallest row count from which on every count up to `full` gives the bits that `full` gives."""
-    x = probe(linear, full)
-    reference = linear(x)
+    reference = one.linear(one.rows[:full])
     lowest = full
-    while lowest > 1 and torch.equal(linear(x[: lowest - 1]), reference[: lowest - 1]):
+    while lowest > 1 and one.agrees(lowest - 1, reference):
         lowest -= 1
     return lowest
 
 
-def sizes(linears: Iterable[Linear]) -> list[int]:
+def sizes(probes: Iterable[Probe]) -> list[int]:
     """The multiples of PROMPT_STEP whose bits are those of PROMPT_ROWS, for every given shape."""
     agreeing = set(range(PROMPT_STEP, PROMPT_ROWS + 1, PROMPT_STEP))
-    for linear in linears:
-        x = probe(linear, PROMPT_ROWS)
-        reference = linear(x)
-        agreeing = {rows for rows in agreeing if torch.equal(linear(x[:rows]), reference[:rows])}
+    for one in probes:
+        reference = one.linear(one.rows)
+        agreeing = {rows for rows in agreeing if one.agrees(rows, reference)}
     return sorted(agreeing | {PROMPT_ROWS})
 
 
-def probe(linear: Linear, rows: int) -> Tensor:
-    generator = torch.Generator().manual_seed(rows)
-    x = torch.randn(rows, linear.in_features, generator=generator)
-    return x.to(device=linear.device, dtype=linear.dtype)
+def probe(linear: Linear) -> Probe:
+    """float32 results show any order of addition. Those of narrower types are rounded, which hides most of it, so
+    there the probe has a twin of the same shape whose large terms cancel: what is left over is mostly the error."""
+    generator = torch.Generator().manual_seed(0)
+    half = linear.in_features // 2
+    odd = linear.in_features % 2
+    rows = torch.randn(PROMPT_ROWS, half, generator=generator)
+    rows = torch.nn.functional.pad(torch.cat((rows, rows.flip(1)), dim=1), (0, odd))
+    rows = rows.to(device=linear.device, dtype=linear.dtype)
+    if linear.dtype == torch.float32:
+        return Probe(linear, rows)
+    some = min(linear.out_features, TWIN_ROWS)
+    weight = torch.randn(some, half, generator=generator)
+    nearly = -weight.flip(1) * (1 + torch.randn(some, half, generator=generator) * 2**-9)
+    weight = torch.nn.functional.pad(torch.cat((weight, nearly), dim=1), (0, odd))
+    weight = weight.repeat(-(-linear.out_features // some), 1)[: linear.out_features]
+    return Probe(linear.twin(weight.to(device=linear.device, dtype=linear.dtype)), rows)

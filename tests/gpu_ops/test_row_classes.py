@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Row classes are found where they hold and not where they do not (C16)."""
 
+import pytest
 import torch
 from torch import Tensor
 
+from pontil.gpu_ops import linear
 from pontil.gpu_ops.linear import Linear
 from pontil.gpu_ops.row_classes import PROMPT_ROWS, RowClasses, measure
 
@@ -17,6 +19,23 @@ class Moody(Linear):
 
     def __call__(self, x: Tensor) -> Tensor:
         return super().__call__(x) + (1.0 if len(x) in self.odd else 0.0)
+
+    def twin(self, weight: Tensor) -> Linear:
+        return Moody(weight, self.odd)
+
+
+class Reordered(Linear):
+    """Adds its terms from the other end for one row count: the same sum, but for rounding."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if len(x) != 5:
+            return super().__call__(x)
+        halves = zip(x.float().chunk(2, 1), self.weight.float().chunk(2, 1), strict=True)
+        first, second = (part @ weight.T for part, weight in halves)
+        return (second + first).to(x.dtype)
+
+    def twin(self, weight: Tensor) -> Linear:
+        return Reordered(weight)
 
 
 WEIGHT = torch.randn(24, 16, generator=torch.Generator().manual_seed(1))
@@ -34,6 +53,13 @@ def test_falls_back_to_one_fixed_tile() -> None:
     classes = measure([every], every)
     assert classes == RowClasses(32, 32, (PROMPT_ROWS,))
     assert classes.pad_generated(1) == 32 and classes.pad_prompt(1) == PROMPT_ROWS
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_notices_another_order_of_addition(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "can_pack", lambda weight: False)
+    reordered = Reordered(torch.randn(96, 512).to(dtype))
+    assert measure([reordered], reordered).generated >= 6
 
 
 def test_padding_goes_up_to_the_next_size() -> None:

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Row bits on the real model, over hundreds of tokens (C16): alone, in a crowd, in chunks and on replay."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import drain, sequence
+
+from pontil.runtime.cache.layout import KVLayout
+from pontil.runtime.cache.pool import BlockPool
+from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.engine.engine import Engine
+from pontil.runtime.engine.runner import Runner
+from pontil.runtime.engine.scheduler import Scheduler
+from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.loaders.builtin import resolve_model
+from pontil.runtime.loaders.checkpoint import open_checkpoint
+from pontil.runtime.models.registry import build_model
+from pontil.runtime.models.weights import Weights
+from pontil.runtime.text.tokenizer import Tokenizer, load_tokenizer
+
+pytestmark = pytest.mark.long
+TOKENS = 250
+TEXTS = (
+    "The capital of France is",
+    "def quicksort(values):\n    if len(values) < 2:\n        return values\n",
+    "Once upon a time there was a glassmaker who " * 12,
+    "List of the planets, from the Sun outwards: " * 30,
+)
+
+
+@pytest.fixture(scope="module")
+def path() -> Path:
+    return resolve_model("smollm2-135m-instruct", Path.home() / ".cache" / "pontil")
+
+
+@pytest.fixture(scope="module")
+def runner(path: Path) -> Runner:
+    checkpoint = open_checkpoint(path)
+    config = checkpoint.config
+    model = build_model(config, Weights(checkpoint.tensors(), torch.device("cpu"), torch.bfloat16))
+    layout = KVLayout(16, config.num_layers, config.num_kv_heads, config.head_dim, "bfloat16")
+    return Runner(model, KVStorage(layout, 2500, torch.device("cpu")))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(path: Path) -> Tokenizer:
+    return load_tokenizer(path)
+
+
+def run(runner: Runner, sequences: list[Sequence], budget: int) -> dict[str, list[int]]:
+    layout = runner.storage.layout
+    engine = Engine(runner, Scheduler(BlockPool(2500), layout, 64, budget))
+    for one in sequences:
+        engine.add(one)
+    return drain(engine)
+
+
+def test_a_crowd_chunks_and_a_replay_change_no_token(runner: Runner, tokenizer: Tokenizer) -> None:
+    prompts = {text[:20]: tokenizer.encode(text, add_special_tokens=False) for text in TEXTS}
+    alone = {name: run(runner, [sequence(name, ids, TOKENS)], 256)[name] for name, ids in prompts.items()}
+    crowd = [sequence(name, ids, TOKENS) for name, ids in prompts.items()]
+    crowd += [sequence(f"n{i}", prompts["The capital of Franc"][: 1 + i % 5] * (1 + i), 40 + i) for i in range(28)]
+    together = run(runner, crowd, 70)
+    assert {name: together[name] for name in prompts} == alone
+    for name, ids in prompts.items():
+        replay = sequence(name, ids, TOKENS)
+        replay.output += alone[name][: TOKENS // 2]
+        assert run(runner, [replay], 100)[name] == alone[name]
