@@ -12,7 +12,7 @@ class ChildState(Enum):
     KILLED = "killed"
     EXITED = "exited"
     BACKOFF = "backoff"
-    GIVEN_UP = "given up"
+    GIVEN_UP = "given_up"
 
     @property
     def alive(self) -> bool:

@@ -10,6 +10,7 @@ from pontil.launcher.devices import (
     Machine,
     Seat,
     assign,
+    count_gpus,
     cpu_quota,
     even_runs,
     find_machine,
@@ -129,3 +130,22 @@ def test_the_tightest_limit_of_the_control_groups_counts(
 def test_this_machine_has_cores() -> None:
     machine = find_machine(visible_gpus="")
     assert machine.affordable and machine.gpus == 0
+
+
+@pytest.mark.parametrize(
+    ("script", "visible", "count"),
+    [
+        ("echo 0; echo 1; echo 2", None, 3),
+        ("echo 0; echo 1; echo 2", "2,0", 2),
+        ("echo 0", "", 0),
+        ("echo No devices were found; exit 6", None, 0),
+        ("exec /none", None, 0),
+    ],
+)
+def test_gpus_are_those_the_driver_shows_and_the_environment_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, visible: str | None, count: int
+) -> None:
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert count_gpus(visible) == count
