@@ -39,8 +39,10 @@ def gather_kv(pool: Tensor, layer: int, tables: Tensor) -> tuple[Tensor, Tensor]
     """Keys and values of block tables [n, blocks per chunk], each float32 [n * kv_heads, KEY_CHUNK, head_dim]."""
     n, per_chunk = tables.shape
     _, _, _, heads, slots, dim = pool.shape
-    chunks = pool[tables, layer].permute(2, 0, 3, 1, 4, 5).to(torch.float32)
-    k, v = chunks.reshape(2, n * heads, per_chunk * slots, dim)
+    chunks = pool[tables, layer].permute(2, 0, 3, 1, 4, 5)
+    # In one pass: a conversion that kept the permuted strides would be copied again.
+    chunks = chunks.to(torch.float32, memory_format=torch.contiguous_format)
+    k, v = chunks.view(2, n * heads, per_chunk * slots, dim)
     return k, v
 
 

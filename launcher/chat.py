@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A conversation in the terminal with a running server, streamed as it is written."""
+
+import http.client
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from pontil.launcher.errors import LaunchError
+
+TIMEOUT = 300.0
+
+
+@dataclass(slots=True)
+class Chat:
+    """One conversation. `messages` grows by the user's and the model's turns."""
+
+    url: str
+    model: str
+    max_tokens: int
+    temperature: float
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def say(self, text: str, show: Callable[[str], None]) -> dict[str, Any]:
+        """Send one turn and show the answer piece by piece; returns the usage. A turn that fails is taken back."""
+        self.messages.append({"role": "user", "content": text})
+        answer, usage = "", {}
+        try:
+            for event in self.events():
+                for choice in event["choices"]:
+                    piece = choice["delta"].get("content") or ""
+                    answer += piece
+                    show(piece)
+                usage = event.get("usage") or usage
+        except BaseException:
+            self.messages.pop()
+            raise
+        self.messages.append({"role": "assistant", "content": answer})
+        return usage
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        connection = connect(self.url)
+        body = {
+            "model": self.model,
+            "messages": self.messages,
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        try:
+            connection.request(
+                "POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"}
+            )
+            response = connection.getresponse()
+            if response.status != 200:
+                raise LaunchError(reason(response.read()))
+            for line in response:
+                if line.startswith(b"data: {"):
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        raise LaunchError(event["error"]["message"])
+                    yield event
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise LaunchError(f"the server at {self.url} did not answer ({error}): is `launch` running?") from None
+        finally:
+            connection.close()
+
+
+def connect(url: str) -> http.client.HTTPConnection:
+    """Raises LaunchError for an address that is none."""
+    try:
+        place = urlsplit(url if "://" in url else f"http://{url}")
+        host, port = place.hostname, place.port
+    except ValueError:
+        host, port = None, None
+    if not host or place.scheme not in ("http", "https"):
+        raise LaunchError(f"{url} is no address of a server: write it like http://127.0.0.1:8000")
+    kind = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
+    return kind(host, port, timeout=TIMEOUT)
+
+
+def fetch(url: str, path: str) -> Any:
+    """The JSON that a server answers a GET with. Raises LaunchError."""
+    connection = connect(url)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        data = response.read()
+        if response.status != 200:
+            raise LaunchError(reason(data))
+        return json.loads(data)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise LaunchError(f"the server at {url} did not answer ({error}): is `launch` running?") from None
+    finally:
+        connection.close()
+
+
+def reason(data: bytes) -> str:
+    """The sentence in an OpenAI error object."""
+    try:
+        return str(json.loads(data)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered with something else than JSON: {data[:80]!r}"
+
+
+def first_model(url: str) -> str:
+    models = fetch(url, "/v1/models").get("data") or []
+    if not models:
+        raise LaunchError(f"the server at {url} serves no model yet: try again in a moment")
+    return str(models[0]["id"])
+
+
+def converse(chat: Chat) -> None:
+    """Read turns from the terminal until end of file. Ctrl-C during an answer ends the answer, else the conversation."""
+    terminal = sys.stdin.isatty()
+    while True:
+        try:
+            text = input("> " if terminal else "").strip()
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        if text:
+            turn(chat, text)
+
+
+def turn(chat: Chat, text: str) -> None:
+    try:
+        usage = chat.say(text, lambda piece: print(piece, end="", flush=True))
+    except KeyboardInterrupt:
+        print("\n[interrupted]")
+    except LaunchError as error:
+        print(f"\nerror: {error}", file=sys.stderr)
+    else:
+        print(f"\n[{usage.get('prompt_tokens')} prompt tokens, {usage.get('completion_tokens')} generated]")

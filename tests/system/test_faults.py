@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user sees when a process dies, a client leaves, or a request is nonsense; and what is left at the end."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from served import Served, launched, wait_for
+
+LONG = {"prompt": "Count: one, two, three,", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
+MODEL = {"model": "smollm2-135m-instruct"}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with launched(tmp_path_factory.mktemp("faults")) as served:
+        yield served
+
+
+def rest(served: Served) -> None:
+    """Everything is up and no request runs."""
+    wait_for(served.is_ready, 60, "readiness")
+    wait_for(lambda: served.metric("pontil_requests_running") == 0, 10, "an idle server")
+    wait_for(lambda: all(row["state"] == "READY" for row in served.topology().values()), 60, "everyone ready")
+
+
+def test_topology_tells_every_process(pair: Served) -> None:
+    rest(pair)
+    rows = pair.topology()
+    assert {name: row["role"] for name, row in rows.items()} == {
+        "proxy": "proxy",
+        "prefill:0": "prefill",
+        "decode:0": "decode",
+    }
+    pids = {process.pid for process in pair.tree()}
+    assert {row["pid"] for row in rows.values()} <= pids
+    assert all(row["device"].startswith(("cpu", "cuda")) for row in rows.values())
+
+
+@pytest.mark.parametrize("name", ["decode:0", "prefill:0"])
+def test_a_worker_that_is_killed_ends_its_streams_and_comes_back(pair: Served, name: str) -> None:
+    rest(pair)
+    before = pair.topology()
+    reply = pair.request("POST", "/v1/completions", MODEL | LONG | {"stream": True})
+    events = reply.events()
+    next(events)
+    os.kill(before[name]["pid"], signal.SIGKILL)
+    ended = list(events)
+    if name == "decode:0":
+        assert "error" in json.loads(ended[-1])
+    wait_for(lambda: pair.topology()[name]["pid"] not in (None, before[name]["pid"]), 30, "a new process")
+    rest(pair)
+    after = pair.topology()
+    others = set(before) - {name}
+    assert {other: after[other]["pid"] for other in others} == {other: before[other]["pid"] for other in others}
+    answer = pair.complete("The capital of France is", max_tokens=5)
+    assert answer["choices"][0]["text"].startswith(" Paris")
+
+
+def test_a_client_that_leaves_frees_both_sides(pair: Served) -> None:
+    rest(pair)
+    for _ in range(3):
+        reply = pair.request("POST", "/v1/completions", MODEL | LONG | {"stream": True})
+        next(reply.events())
+        reply.connection.close()
+        reply.response.close()
+    wait_for(lambda: pair.metric("pontil_requests_running") == 0, 5, "the end of abandoned work")
+
+
+BAD: list[tuple[str, Any, int]] = [
+    ("/v1/completions", {}, 400),
+    ("/v1/completions", MODEL, 400),
+    ("/v1/completions", {"model": "nobody", "prompt": "x"}, 404),
+    ("/v1/completions", MODEL | {"prompt": 7}, 400),
+    ("/v1/completions", MODEL | {"prompt": ""}, 400),
+    ("/v1/completions", MODEL | {"prompt": []}, 400),
+    ("/v1/completions", MODEL | {"prompt": [-1]}, 400),
+    ("/v1/completions", MODEL | {"prompt": [10**9]}, 400),
+    ("/v1/completions", MODEL | {"prompt": [1] * 9000}, 400),
+    ("/v1/completions", MODEL | {"prompt": "x", "max_tokens": 0}, 400),
+    ("/v1/completions", MODEL | {"prompt": "x", "max_tokens": -3}, 400),
+    ("/v1/completions", MODEL | {"prompt": "x", "max_tokens": 10**9}, 400),
+    ("/v1/completions", MODEL | {"prompt": "x", "max_tokens": "5"}, 400),
+    ("/v1/completions", MODEL | {"prompt": "x", "temperature": "hot"}, 400),
+    ("/v1/completions", b'{"model": "smollm2-135m-instruct", "prompt": "x", "temperature": NaN}', 400),
+    ("/v1/completions", MODEL | {"prompt": "x", "n": 3}, 400),
+    ("/v1/completions", MODEL | {"prompt": "x", "no_such_parameter": 1}, 400),
+    ("/v1/completions", b"[1, 2", 400),
+    ("/v1/completions", [1, 2], 400),
+    ("/v1/completions", b"[" * 100_000, 400),
+    ("/v1/completions", b'{"a":' * 50_000, 400),
+    ("/v1/completions", b"\xff\xfe", 400),
+    ("/v1/chat/completions", MODEL, 400),
+    ("/v1/chat/completions", MODEL | {"messages": []}, 400),
+    ("/v1/chat/completions", MODEL | {"messages": [{"role": "user"}]}, 400),
+    ("/v1/chat/completions", MODEL | {"messages": "hello"}, 400),
+    ("/v1/nothing", {}, 404),
+]
+
+
+def test_nonsense_is_explained_and_the_server_goes_on(pair: Served) -> None:
+    rest(pair)
+    pids = {name: row["pid"] for name, row in pair.topology().items()}
+    for path, body, status in BAD:
+        reply = pair.request("POST", path, body)
+        answer = reply.json()
+        assert reply.status == status, (path, body if len(str(body)) < 200 else "…", answer)
+        assert set(answer["error"]) >= {"message", "type", "param", "code"}
+        assert "Traceback" not in answer["error"]["message"]
+    assert pair.request("GET", "/v1/completions").status == 405
+    rest(pair)
+    assert {name: row["pid"] for name, row in pair.topology().items()} == pids
+    assert pair.complete("The capital of France is", max_tokens=1)["usage"]["completion_tokens"] == 1
+
+
+def test_an_idle_tree_sleeps(pair: Served) -> None:
+    rest(pair)
+
+    def spent() -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in pair.tree())
+
+    before = spent()
+    psutil.cpu_percent(interval=5)
+    assert (spent() - before) / 5 < 0.02
+
+
+def traces(pids: set[int], port: int) -> list[str]:
+    """What is left of a launch: processes, its port, sockets in its run directory."""
+    left = [f"process {pid}" for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+    listening = {one.laddr.port for one in psutil.net_connections("tcp") if one.status == "LISTEN"}
+    return left + ([f"port {port}"] if port in listening else [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda one: one.name)
+def test_nothing_is_left_of_a_launch(tmp_path: Path, number: signal.Signals) -> None:  # G4
+    segments = set(os.listdir("/dev/shm"))
+    with launched(tmp_path, "--role", "mixed") as served:
+        pids = {process.pid for process in served.tree()}
+        assert len(pids) == 3
+        served.process.send_signal(number)
+        served.process.wait(40)
+        wait_for(lambda: not traces(pids, served.port), 10, "the end of every process")
+        assert served.process.returncode == {signal.SIGTERM: 0, signal.SIGINT: 130, signal.SIGKILL: -9}[number]
+    assert set(os.listdir("/dev/shm")) <= segments
