@@ -24,16 +24,20 @@ def check_capacity(workers: Sequence[Load], in_flight: int) -> None:
         raise Unavailable(f"{in_flight} requests are in flight, which is all that can be taken: try again in a moment")
 
 
-def token_budget(prompt_tokens: int, wanted: int | None, default: int | None, context: int, name: str) -> int:
+def token_budget(
+    prompt_tokens: int, wanted: int | None, default: int | None, context: int, names: tuple[str, str]
+) -> int:
     """How many tokens may be generated: as many as `wanted`, else `default`, else the rest of the context.
 
-    Raises RequestError when prompt and answer do not fit. `name` is the parameter that `wanted` came from.
+    Raises RequestError when prompt and answer do not fit. `names` are the parameters that the prompt and `wanted` came
+    from.
     """
+    prompt_name, wanted_name = names
     if prompt_tokens >= context:
         raise RequestError(
             f"the prompt has {prompt_tokens} tokens and the context holds {context}, "
             "at least one of them generated: shorten the prompt",
-            param="prompt",
+            param=prompt_name,
             code="context_length_exceeded",
         )
     room = context - prompt_tokens
@@ -41,9 +45,9 @@ def token_budget(prompt_tokens: int, wanted: int | None, default: int | None, co
         return room if default is None else min(default, room)
     if wanted > room:
         raise RequestError(
-            f"the prompt has {prompt_tokens} tokens and {name} asks for {wanted} more, "
+            f"the prompt has {prompt_tokens} tokens and {wanted_name} asks for {wanted} more, "
             f"but the context holds {context}: ask for at most {room}",
-            param=name,
+            param=wanted_name,
             code="context_length_exceeded",
         )
     return wanted

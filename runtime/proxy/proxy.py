@@ -51,6 +51,7 @@ class Proxy:
         self.tokenizer = tokenizer
         self.clock = clock
         self.incarnation = secrets.token_hex(8)
+        self.started_at = int(time.time())
         self.registry = Registry(config.worker_ttl)
         self.metrics = Metrics()
         self.requests: dict[str, Request] = {}
@@ -96,10 +97,14 @@ class Proxy:
     def idle(self) -> bool:
         return not self.requests
 
-    async def close(self) -> None:
-        self.draining = True
+    def abandon(self) -> None:
+        """End what still runs."""
         for request in list(self.requests.values()):
             self.fail(request, Unavailable("the server is shutting down: try again in a moment"))
+
+    async def close(self) -> None:
+        self.drain()
+        self.abandon()
         if self.ticker is not None:
             self.ticker.cancel()
             await asyncio.wait([self.ticker])
@@ -156,7 +161,7 @@ class Proxy:
         """Each process: name, role, pid, state, device, and its load where it is a worker."""
         shown = self.registry.topology()
         if not any(row["role"] == "proxy" for row in shown):
-            state = "draining" if self.draining else "ready"
+            state = "DRAINING" if self.draining else "READY"
             own = {"name": "proxy", "role": "proxy", "pid": os.getpid(), "state": state, "device": "cpu"}
             shown.insert(0, own)
         return shown

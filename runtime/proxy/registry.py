@@ -2,13 +2,13 @@
 """The workers there are: registered by Hello, kept by Heartbeat, gone by Goodbye, silence or the supervisor's table."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pontil.runtime.proxy.policy import Load
 from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello
 
-DEAD_STATES = ("exited", "killed", "backoff", "given up", "given_up")
+DEAD_STATES = ("EXITED", "KILLED", "BACKOFF", "GIVEN_UP")
 # What must be equal among all workers, and how a refusal calls it.
 COMPARED = {"model_fingerprint": "model", "kv_fingerprint": "KV layout", "block_size": "block size"}
 # How many workers that are gone are remembered, so that one that comes back does not count its work twice.
@@ -63,11 +63,12 @@ class Row:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Row":
-        return cls(**{name: values.get(name) for name in ("name", "role", "pid", "state", "device")})  # type: ignore[arg-type]
+        state = str(values["state"]).upper().replace(" ", "_")
+        return cls(values["name"], values["role"], values["pid"], state, values["device"])
 
     @property
     def dead(self) -> bool:
-        return str(self.state).lower() in DEAD_STATES
+        return self.state in DEAD_STATES
 
 
 class Registry:
@@ -160,12 +161,12 @@ class Registry:
         for worker in self.workers.values():
             hello = worker.hello
             if hello.pid not in pids:
-                row = Row(hello.name, hello.role, hello.pid, "draining" if worker.leaving else "ready", hello.device)
+                row = Row(hello.name, hello.role, hello.pid, "DRAINING" if worker.leaving else "READY", hello.device)
                 shown.append(self.shown(row))
         return shown
 
     def shown(self, row: Row) -> dict[str, Any]:
-        described: dict[str, Any] = {name: getattr(row, name) for name in ("name", "role", "pid", "state", "device")}
+        described: dict[str, Any] = asdict(row)
         for worker in self.workers.values():
             if worker.hello.name == row.name and worker.hello.pid == row.pid:
                 described["load"] = worker.shown_load

@@ -21,13 +21,13 @@ LOAD = Load("m", "mixed:0", "mixed", "e", in_flight=0, free_blocks=10, seats=4, 
     [(10, None, 16, 16), (90, None, 16, 10), (10, None, None, 90), (10, 90, 16, 90), (99, 1, 16, 1)],
 )
 def test_budgets(prompt: int, wanted: int | None, default: int | None, budget: int) -> None:
-    assert token_budget(prompt, wanted, default, 100, "max_tokens") == budget
+    assert token_budget(prompt, wanted, default, 100, ("prompt", "limit")) == budget
 
 
 @pytest.mark.parametrize(("prompt", "wanted", "param"), [(100, None, "prompt"), (100, 1, "prompt"), (10, 91, "limit")])
 def test_what_does_not_fit_is_the_clients_mistake(prompt: int, wanted: int | None, param: str) -> None:
     with pytest.raises(RequestError) as caught:
-        token_budget(prompt, wanted, 16, 100, "limit")
+        token_budget(prompt, wanted, 16, 100, ("prompt", "limit"))
     assert (caught.value.status, caught.value.param) == (400, param)
     assert caught.value.code == "context_length_exceeded"
 

@@ -109,9 +109,9 @@ def test_the_topology_joins_table_and_load() -> None:
     workers.heartbeat(beat(), 1.0)
     workers.show([row("proxy", 1), row("decode:0", 11, "stale")])
     proxy, decode, prefill = workers.topology()
-    assert proxy == row("proxy", 1)
-    assert decode["state"] == "stale" and decode["load"]["free_blocks"] == 7
-    assert (prefill["name"], prefill["pid"], prefill["state"], prefill["role"]) == ("prefill:0", 12, "ready", "prefill")
+    assert proxy == row("proxy", 1, "READY")
+    assert decode["state"] == "STALE" and decode["load"]["free_blocks"] == 7
+    assert (prefill["name"], prefill["pid"], prefill["state"], prefill["role"]) == ("prefill:0", 12, "READY", "prefill")
 
 
 def test_the_context_is_what_the_worker_can_hold() -> None:

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors as OpenAI's clients know them: {"error": {message, type, param, code}}."""
+
+from typing import Any
+
+from pontil.runtime.errors import PontilError, RequestError
+
+KINDS = {401: "authentication_error", 429: "rate_limit_error"}
+
+
+def error_object(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    kind = KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def status_of(error: PontilError) -> int:
+    """Everything but a client's mistake is capacity that is not there now."""
+    return error.status if isinstance(error, RequestError) else 503
+
+
+def error_of(error: PontilError) -> dict[str, Any]:
+    """The object for one of our own errors."""
+    if isinstance(error, RequestError):
+        return error_object(str(error), error.status, error.param, error.code)
+    return error_object(str(error), 503, code="unavailable")

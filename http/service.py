@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The proxy process: the sanic app over the router, and its life from bind to drain."""
+
+import asyncio
+import logging
+import socket
+from typing import Any
+
+from sanic import Request, Sanic
+from sanic.config import Config
+from sanic.exceptions import PayloadTooLarge
+from sanic.response import BaseHTTPResponse
+
+from pontil.http.error_handler import OpenAIErrors
+from pontil.http.request_id import HEADER, request_id
+from pontil.http.routes import Routes
+from pontil.http.status_routes import StatusRoutes
+from pontil.runtime.config import ProxyConfig
+from pontil.runtime.errors import PontilError
+from pontil.runtime.proxy.command_pipe import CommandPipe
+from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.reporting import Reporter
+from pontil.runtime.text.tokenizer import load_tokenizer
+
+BACKLOG = 1024
+# A body that is too large but not absurd is read to its end, so that the client is still there to read the 413.
+READ_ANYWAY = 4
+# An answer that is not streamed may take this long; what no worker speaks of ends much sooner.
+RESPONSE_SECONDS = 3600
+GRACE_SECONDS = 5.0
+SANIC_LOGGERS = ("sanic.root", "sanic.server", "sanic.access")
+
+
+def build_app(proxy: Proxy) -> Sanic[Any, Any]:
+    """The app over a proxy that is bound; the proxy itself is started and closed by whoever runs the app."""
+    app: Sanic[Any, Any] = Sanic(
+        f"pontil-{proxy.incarnation}",
+        config=Config({}, env_prefix=None),
+        error_handler=OpenAIErrors(),
+        configure_logging=False,
+    )
+    app.config.update(
+        {
+            "ACCESS_LOG": False,
+            "AUTO_EXTEND": False,
+            "MOTD": False,
+            "REQUEST_MAX_SIZE": READ_ANYWAY * proxy.config.max_body_bytes,
+            "RESPONSE_TIMEOUT": RESPONSE_SECONDS,
+            "GRACEFUL_SHUTDOWN_TIMEOUT": GRACE_SECONDS,
+        }
+    )
+    add_routes(app, proxy)
+    add_middleware(app, proxy.config.max_body_bytes)
+    return app
+
+
+def add_routes(app: Sanic[Any, Any], proxy: Proxy) -> None:
+    routes, status = Routes(proxy), StatusRoutes(proxy)
+    app.add_route(routes.completions, "/v1/completions", methods=["POST"])
+    app.add_route(routes.chat, "/v1/chat/completions", methods=["POST"])
+    app.add_route(routes.tokenize, "/tokenize", methods=["POST"])
+    app.add_route(routes.detokenize, "/detokenize", methods=["POST"])
+    app.add_route(routes.models, "/v1/models")
+    app.add_route(routes.one_model, "/v1/models/<name:path>")
+    app.add_route(status.health, "/health")
+    app.add_route(status.ready, "/ready")
+    app.add_route(status.metrics, "/metrics")
+    app.add_route(status.version, "/version")
+    app.add_route(status.topology, "/admin/topology")
+
+
+def add_middleware(app: Sanic[Any, Any], max_body_bytes: int) -> None:
+    async def admit(request: Request) -> None:
+        request.ctx.request_id = request_id(request.headers.getone(HEADER, None))
+        if len(request.body) > max_body_bytes:
+            raise PayloadTooLarge
+
+    async def name(request: Request, response: BaseHTTPResponse) -> None:
+        # A request that broke before the first middleware has no name yet.
+        response.headers[HEADER] = getattr(request.ctx, "request_id", None) or request_id(None)
+
+    app.register_middleware(admit, "request")
+    app.register_middleware(name, "response")
+
+
+class Service:
+    """One run of the proxy process."""
+
+    def __init__(self, proxy: Proxy, app: Sanic[Any, Any], listener: socket.socket, reporter: Reporter) -> None:
+        self.proxy, self.app, self.listener, self.reporter = proxy, app, listener, reporter
+        self.drain_deadline: float | None = None
+        self.pipe: CommandPipe | None = None
+        app.register_listener(self.before_start, "before_server_start")
+        app.register_listener(self.after_start, "after_server_start")
+        app.register_listener(self.before_stop, "before_server_stop")
+        app.register_listener(self.after_stop, "after_server_stop")
+
+    def run(self, commands_fd: int) -> None:
+        """Serve until told to end. The main thread's."""
+        self.pipe = CommandPipe(commands_fd, self.obey, self.app.stop)
+        self.app.run(sock=self.listener, single_process=True, motd=False, access_log=False)
+
+    async def before_start(self, app: Any) -> None:
+        self.proxy.start(self.on_tick)
+        if self.pipe is not None:
+            self.pipe.start()
+
+    async def after_start(self, app: Any) -> None:
+        host, port = self.listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        self.reporter.ready(url=f"http://{shown}:{port}")
+
+    async def before_stop(self, app: Any) -> None:
+        """Streams that still run are told, while their connections are there."""
+        self.proxy.drain()
+        self.proxy.abandon()
+
+    async def after_stop(self, app: Any) -> None:
+        if self.pipe is not None:
+            self.pipe.stop()
+        await self.proxy.close()
+
+    def obey(self, command: dict[str, Any]) -> None:
+        if command.get("kind") == "table":
+            self.proxy.take_table(command["rows"])
+        elif command.get("kind") == "drain":
+            self.proxy.drain()
+            self.drain_deadline = asyncio.get_running_loop().time() + float(command.get("timeout", GRACE_SECONDS))
+
+    def on_tick(self, number: int) -> None:
+        """The event loop runs; after a drain it ends once nothing runs, or when the time is up."""
+        self.reporter.stepped(number, working=True)
+        if self.drain_deadline is not None:
+            late = asyncio.get_running_loop().time() > self.drain_deadline
+            if self.proxy.idle or late:
+                self.drain_deadline = None
+                self.app.stop()
+
+
+def run_proxy(config: ProxyConfig, reporter: Reporter, commands_fd: int) -> None:
+    """The body of the proxy process: returns after a drain or SIGTERM. Raises PontilError when it cannot start."""
+    for name in SANIC_LOGGERS:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    reporter.progress("reading the tokenizer")
+    proxy = Proxy(config, load_tokenizer(config.model_path))
+    listener = listen(config.host, config.port)
+    proxy.bind()
+    Service(proxy, build_app(proxy), listener, reporter).run(commands_fd)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Raises PontilError where the address cannot be had."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except (OSError, UnicodeError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise PontilError(f"cannot listen on {host}:{port}: {reason}; choose another --host or --port") from None

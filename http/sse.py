@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Server-sent events to one reader (F4), who may be slow or gone (F7)."""
+
+import asyncio
+import json
+from typing import Any
+
+from sanic import Request
+
+CONTENT_TYPE = "text/event-stream; charset=utf-8"
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+# How long a reader may leave the connection's buffer full before it is taken for gone.
+READER_PATIENCE = 60.0
+
+
+def event(data: Any) -> bytes:
+    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+class EventWriter:
+    """The body of one response, begun with the first bytes sent. A full buffer makes only this stream wait."""
+
+    def __init__(self, request: Request, headers: dict[str, str]) -> None:
+        self.request = request
+        self.headers = {"cache-control": "no-cache", "x-accel-buffering": "no"} | headers
+        self.response: Any = None
+
+    @property
+    def begun(self) -> bool:
+        return self.response is not None
+
+    async def send(self, data: bytes) -> None:
+        """A reader that leaves the buffer full for too long is cut off, which looks as if it had left by itself."""
+        if not self.begun:
+            self.response = await self.request.respond(content_type=CONTENT_TYPE, headers=self.headers)
+        transport: Any = self.request.transport
+        if not transport.get_write_buffer_size():
+            await self.response.send(data)
+            return
+        try:
+            await asyncio.wait_for(self.response.send(data), READER_PATIENCE)
+        except asyncio.TimeoutError:
+            transport.abort()
+            raise asyncio.CancelledError from None
+
+    async def end(self) -> None:
+        await self.response.eof()
