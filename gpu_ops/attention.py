@@ -42,7 +42,7 @@ def gather_kv(pool: Tensor, layer: int, tables: Tensor) -> tuple[Tensor, Tensor]
     chunks = pool[tables, layer].permute(2, 0, 3, 1, 4, 5)
     # In one pass: a conversion that kept the permuted strides would be copied again.
     chunks = chunks.to(torch.float32, memory_format=torch.contiguous_format)
-    k, v = chunks.view(2, n * heads, per_chunk * slots, dim)
+    k, v = chunks.reshape(2, n * heads, per_chunk * slots, dim)
     return k, v
 
 
