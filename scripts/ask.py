@@ -18,12 +18,23 @@ TIMEOUT = 120.0
 
 
 def is_ready(address: str) -> bool:
+    """Whether every worker takes requests; the server would already answer with the first of them."""
     try:
-        connection = http.client.HTTPConnection(address, timeout=2)
-        connection.request("GET", "/ready")
-        return connection.getresponse().status == 200
+        processes = json.loads(get(address, "/admin/topology"))["processes"]
+        workers = [each for each in processes if each["role"] != "proxy" and each["state"] != "GIVEN_UP"]
+        return bool(workers and get(address, "/ready")) and all("load" in each for each in workers)
     except (OSError, http.client.HTTPException):
         return False
+
+
+def get(address: str, path: str) -> bytes:
+    """The body; raises HTTPException unless the answer is 200."""
+    connection = http.client.HTTPConnection(address, timeout=2)
+    connection.request("GET", path)
+    response = connection.getresponse()
+    if response.status != 200:
+        raise http.client.HTTPException(response.status)
+    return response.read()
 
 
 def is_alive(pid: int) -> bool:

@@ -20,16 +20,27 @@ ANSWER = {
 
 
 class Handler(BaseHTTPRequestHandler):
+    asked: list[str]
+
     def do_GET(self) -> None:
-        known = {"/ready": {}, "/v1/models": {"data": [{"id": "small"}]}}
+        # The second worker has registered once it was asked for twice.
+        self.asked.append(self.path)
+        late: dict[str, object] = {"load": {}} if self.asked.count("/admin/topology") > 1 else {}
+        processes = [
+            {"role": "proxy", "state": "READY"},
+            {"role": "prefill", "state": "READY", "load": {}},
+            {"role": "decode", "state": "READY"} | late,
+            {"role": "decode", "state": "GIVEN_UP"},
+        ]
+        known = {"/ready": {}, "/v1/models": {"data": [{"id": "small"}]}, "/admin/topology": {"processes": processes}}
         self.reply(200, known[self.path])
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if asked["messages"][0]["content"] == "Why?":
+        question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if question["messages"][0]["content"] == "Why?":
             self.reply(503, {"error": {"message": "no worker is ready"}})
         else:
-            assert asked["model"] == "small"
+            assert question["model"] == "small"
             self.reply(200, ANSWER)
 
     def reply(self, status: int, body: object) -> None:
@@ -46,7 +57,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("Once", (Handler,), {"asked": []})) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
