@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import IO
 
 from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.hub import fetch_from_hub, is_hub_id
 
 STDERR = 2
 LOCK_TIMEOUT = 1800.0
@@ -59,9 +60,10 @@ BUILTINS = MappingProxyType(
 
 
 def resolve_model(name: str, cache_dir: Path) -> Path:
-    """The local path of a model: a built-in name (fetched at need), a directory with config.json, or a .gguf file.
+    """The local path of a model: a built-in name or a hub id (fetched at need), a directory with config.json, or a
+    .gguf file.
 
-    Raises ModelError for anything else, and for a built-in model that cannot be fetched.
+    Raises ModelError for anything else, and for a model that cannot be fetched.
     """
     if name in BUILTINS:
         return fetch(BUILTINS[name], cache_dir)
@@ -74,9 +76,11 @@ def resolve_model(name: str, cache_dir: Path) -> Path:
         )
     if path.suffix == ".gguf" and path.is_file():
         return path
+    if not path.exists() and is_hub_id(name):
+        return fetch_from_hub(name, cache_dir.expanduser())
     raise ModelError(
         f"the model {name!r} is neither built in ({', '.join(BUILTINS)}) nor a directory with config.json "
-        "nor a .gguf file here: give one of these"
+        "nor a .gguf file here nor a hub id like owner/model: give one of these"
     )
 
 
