@@ -27,7 +27,8 @@ class Chat:
     def say(self, text: str, show: Callable[[str], None]) -> dict[str, Any]:
         """Send one turn and show the answer piece by piece; returns the usage. A turn that fails is taken back."""
         self.messages.append({"role": "user", "content": text})
-        answer, usage = "", {}
+        answer = ""
+        usage: dict[str, Any] = {}
         try:
             for event in self.events():
                 for choice in event["choices"]:
@@ -52,9 +53,7 @@ class Chat:
             "stream_options": {"include_usage": True},
         }
         try:
-            connection.request(
-                "POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"}
-            )
+            connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
             response = connection.getresponse()
             if response.status != 200:
                 raise LaunchError(reason(response.read()))
@@ -115,7 +114,7 @@ def first_model(url: str) -> str:
 
 
 def converse(chat: Chat) -> None:
-    """Read turns from the terminal until end of file. Ctrl-C during an answer ends the answer, else the conversation."""
+    """Read turns from the terminal until end of file. Ctrl-C ends the answer, or between answers all."""
     terminal = sys.stdin.isatty()
     while True:
         try:

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`chat` and `status` against a server that answers as the proxy does and keeps what it was asked."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = [
+    {"name": "proxy", "role": "proxy", "pid": 5, "state": "READY", "device": "cpu"},
+    {"name": "decode:0", "role": "decode", "pid": None, "state": "BACKOFF", "device": "cuda:0"},
+]
+
+
+class Handler(BaseHTTPRequestHandler):
+    asked: list[dict[str, Any]]
+
+    def do_GET(self) -> None:
+        known = {"/v1/models": {"data": [{"id": "small"}]}, "/admin/topology": {"processes": ROWS}}
+        self.reply(200, json.dumps(known[self.path]))
+
+    def do_POST(self) -> None:
+        question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append(question)
+        said = question["messages"][-1]["content"]
+        if said == "refuse":
+            self.reply(503, json.dumps({"error": {"message": "no worker is ready"}}))
+            return
+        events: list[dict[str, Any]] = [
+            {"choices": [{"delta": {"role": "assistant"}}]},
+            *({"choices": [{"delta": {"content": piece}}]} for piece in ("you said ", said)),
+            {"error": {"message": "the worker died"}}
+            if said == "die"
+            else {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}},
+        ]
+        self.reply(200, "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n")
+
+    def reply(self, status: int, content: str) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(content.encode())
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def asked() -> list[dict[str, Any]]:
+    return []
+
+
+@pytest.fixture
+def url(asked: list[dict[str, Any]]) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("Recording", (Handler,), {"asked": asked})) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def app(*words: str, typed: str = "") -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, str(ROOT / "app.py"), *words]
+    return subprocess.run(command, input=typed, capture_output=True, text=True, timeout=60)
+
+
+def test_a_conversation_keeps_its_turns(url: str, asked: list[dict[str, Any]]) -> None:
+    done = app("chat", "--url", url, "--max-tokens", "7", typed="one\n\nrefuse\ntwo\n")
+    assert done.returncode == 0 and done.stderr == "\nerror: no worker is ready\n"
+    assert done.stdout.count("[9 prompt tokens, 2 generated]") == 2 and "you said two" in done.stdout
+    assert [turn["content"] for turn in asked[-1]["messages"]] == ["one", "you said one", "two"]
+    assert (asked[-1]["model"], asked[-1]["max_tokens"], asked[-1]["stream"]) == ("small", 7, True)
+
+
+def test_one_question_has_one_answer(url: str) -> None:
+    assert app("chat", "--url", url, "hello").stdout == "you said hello\n"
+
+
+@pytest.mark.parametrize(("question", "said"), [("refuse", "no worker is ready"), ("die", "the worker died")])
+def test_an_error_is_a_sentence_and_an_exit_code(url: str, question: str, said: str) -> None:
+    done = app("chat", "--url", url, question)
+    assert done.returncode == 1 and done.stderr.splitlines()[-1] == f"Error: {said}"
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "ftp://here", "http://:x"])
+def test_a_server_that_is_not_there_is_said(url: str) -> None:
+    done = app("status", "--url", url)
+    assert done.returncode == 1 and done.stderr.startswith("Error: ") and "Traceback" not in done.stderr
+
+
+def test_status_shows_each_process(url: str) -> None:
+    lines = app("status", "--url", url).stdout.splitlines()
+    assert [line.split()[:2] for line in lines] == [["proxy", "ready"], ["decode:0", "backoff"]]
+    assert lines[1].split()[2:] == ["cuda:0", "pid", "-"]
