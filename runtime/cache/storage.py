@@ -2,13 +2,15 @@
 """The bytes of a KV pool, in memory that a worker on the same host can map.
 
 The memory is an anonymous file (memfd): it has no name in any file system, so nothing is left behind however the
-process ends. It starts with the epoch cells, one 64-bit number per reservation slot, never reset; the blocks follow.
+process ends. It starts with a header: the epoch cells, one 64-bit number per reservation slot, never reset, then the random
+identity of this pool, by which a peer knows that it opened the right memory. The blocks follow.
 On a CPU the engine computes in this very memory. On a GPU it is the staging area: `publish` copies blocks out to it,
 `receive` copies them in.
 """
 
 import mmap
 import os
+import secrets
 
 import torch
 
@@ -16,8 +18,9 @@ from pontil.gpu_ops.digest import block_digests, digest_weights
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.errors import ModelError
 
-EPOCH_SLOTS = 4096
-EPOCH_BYTES = EPOCH_SLOTS * 8
+HEADER_BYTES = 32 << 10
+IDENTITY_BYTES = 16
+EPOCH_SLOTS = (HEADER_BYTES - IDENTITY_BYTES) // 8
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -28,7 +31,7 @@ class KVStorage:
 
     def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
         self.layout, self.num_blocks, self.device = layout, num_blocks, device
-        self.size = EPOCH_BYTES + num_blocks * layout.block_bytes
+        self.size = HEADER_BYTES + num_blocks * layout.block_bytes
         self.fd = os.memfd_create("pontil-kv", os.MFD_CLOEXEC)
         try:
             os.ftruncate(self.fd, self.size)
@@ -39,8 +42,10 @@ class KVStorage:
             ) from None
         self.digest_weights = digest_weights(layout.block_bytes // 8)
         whole = torch.frombuffer(self.map, dtype=torch.uint8)
-        self.epochs = whole[:EPOCH_BYTES].view(torch.int64)
-        self.shared = whole[EPOCH_BYTES:].view(num_blocks, layout.block_bytes)
+        self.epochs = whole[: EPOCH_SLOTS * 8].view(torch.int64)
+        self.shared = whole[HEADER_BYTES:].view(num_blocks, layout.block_bytes)
+        self.identity = secrets.token_bytes(IDENTITY_BYTES)
+        self.map[HEADER_BYTES - IDENTITY_BYTES : HEADER_BYTES] = self.identity
         shape = (num_blocks, *layout.block_shape)
         if device.type == "cpu":
             self.tensor = self.shared.view(-1).view(TORCH_DTYPES[layout.dtype]).view(shape)

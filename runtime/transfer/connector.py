@@ -5,8 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pontil.runtime.cache.storage import EPOCH_SLOTS
+
 # (block in the peer's pool, block in ours)
 Pair = tuple[int, int]
+
+# A pull for which no byte comes for so long has failed.
+STALL = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +58,20 @@ class Connector(Protocol):
 
     def close(self) -> None:
         """Stop copying and let go of every peer."""
+
+
+def runs(pairs: Sequence[Pair]) -> list[tuple[int, int, int]]:
+    """Neighbours on both sides merged: (theirs, ours, count)."""
+    merged: list[tuple[int, int, int]] = []
+    for theirs, ours in pairs:
+        if merged and merged[-1][0] + merged[-1][2] == theirs and merged[-1][1] + merged[-1][2] == ours:
+            merged[-1] = (merged[-1][0], merged[-1][1], merged[-1][2] + 1)
+        else:
+            merged.append((theirs, ours, 1))
+    return merged
+
+
+def can_be_read(pairs: Sequence[Pair], slot: int, num_blocks: int) -> bool:
+    """Whether a pool of `num_blocks` has these blocks and this cell. Block 0 is nobody's: it is padding."""
+    inside = all(0 < theirs < num_blocks for theirs, _ in pairs)
+    return inside and len(pairs) < num_blocks and 0 <= slot < EPOCH_SLOTS

@@ -10,15 +10,17 @@ import queue
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
 
-from pontil.runtime.cache.storage import EPOCH_BYTES, EPOCH_SLOTS, KVStorage
+from pontil.runtime.cache.storage import EPOCH_SLOTS, HEADER_BYTES, IDENTITY_BYTES, KVStorage
 from pontil.runtime.errors import TransferError
-from pontil.runtime.transfer.connector import Done, Pair
+from pontil.runtime.transfer.connector import Done, Pair, can_be_read, runs
+from pontil.runtime.transfer.descriptor import num_blocks, part, secret, whole
 
 JOIN_TIMEOUT = 5.0
 
@@ -27,14 +29,14 @@ class PeerPool:
     """A peer's pool, mapped read-only. The pidfd tells when its process has ended, whoever has its pid by then."""
 
     def __init__(self, descriptor: dict[str, Any], block_bytes: int) -> None:
-        pid, fd, blocks = (whole(descriptor, name) for name in ("pid", "fd", "blocks"))
-        if descriptor.get("block_bytes") != block_bytes:
-            raise TransferError("the peer's blocks have another size than ours")
-        size = EPOCH_BYTES + blocks * block_bytes
+        descriptor = part(descriptor, "shm")
+        pid, fd, blocks = whole(descriptor, "pid"), whole(descriptor, "fd"), num_blocks(descriptor, block_bytes)
+        identity = secret(descriptor, "identity", IDENTITY_BYTES)
+        size = HEADER_BYTES + blocks * block_bytes
         self.pidfd = -1
         try:
             self.pidfd = os.pidfd_open(pid)
-            opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+            opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             self.close()
             raise TransferError(f"the peer's memory cannot be opened ({error.strerror}): is it on this host?") from None
@@ -42,6 +44,8 @@ class PeerPool:
             if os.fstat(opened).st_size != size:
                 raise TransferError("the peer's memory has another size than it said")
             self.map = mmap.mmap(opened, size, prot=mmap.PROT_READ)
+            if self.map[HEADER_BYTES - IDENTITY_BYTES : HEADER_BYTES] != identity:
+                raise TransferError("it is not this host's")
         except (OSError, ValueError, TransferError) as error:
             self.close()
             raise TransferError(f"the peer's memory cannot be mapped: {error}") from None
@@ -49,7 +53,7 @@ class PeerPool:
             os.close(opened)
         self.num_blocks = blocks
         self.epochs = np.frombuffer(self.map, dtype=np.int64, count=EPOCH_SLOTS)
-        self.blocks = np.frombuffer(self.map, dtype=np.uint8, offset=EPOCH_BYTES).reshape(blocks, block_bytes)
+        self.blocks = np.frombuffer(self.map, dtype=np.uint8, offset=HEADER_BYTES).reshape(blocks, block_bytes)
 
     @property
     def ended(self) -> bool:
@@ -65,13 +69,6 @@ class PeerPool:
             self.pidfd = -1
 
 
-def whole(descriptor: dict[str, Any], name: str) -> int:
-    value = descriptor.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TransferError(f"the peer's descriptor has no usable {name!r}")
-    return value
-
-
 @dataclass(frozen=True, slots=True)
 class Job:
     ticket: int
@@ -81,13 +78,13 @@ class Job:
 
 
 class OverShm:
-    """The connector. `wake` is called, from the copying thread, whenever `poll` has something new."""
+    """The connector. `wake` is called, from the copying thread, whenever `poll` has something new. `tickets` are the
+    numbers of its pulls, by default its own."""
 
-    def __init__(self, storage: KVStorage, wake: Callable[[], None]) -> None:
-        self.storage, self.wake = storage, wake
+    def __init__(self, storage: KVStorage, wake: Callable[[], None], tickets: Iterator[int] | None = None) -> None:
+        self.storage, self.wake, self.tickets = storage, wake, tickets or count(1)
         self.target = storage.shared.numpy()
         self.peers: dict[str, PeerPool] = {}
-        self.next_ticket = 1
         self.cancelled: set[int] = set()
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.done: queue.SimpleQueue[Done] = queue.SimpleQueue()
@@ -100,6 +97,7 @@ class OverShm:
             "kind": "shm",
             "pid": os.getpid(),
             "fd": self.storage.fd,
+            "identity": self.storage.identity.hex(),
             "blocks": self.storage.num_blocks,
             "block_bytes": self.storage.layout.block_bytes,
         }
@@ -117,11 +115,11 @@ class OverShm:
         return [peer for peer, pool in self.peers.items() if pool.ended]
 
     def pull(self, peer: str, pairs: Sequence[Pair], slot: int) -> int:
-        ticket, self.next_ticket = self.next_ticket, self.next_ticket + 1
+        ticket = next(self.tickets)
         pool = self.peers.get(peer)
         if pool is None:
             self.finish(Done(ticket, "the peer is gone", None, 0, 0.0))
-        elif not 0 <= slot < EPOCH_SLOTS or any(not 0 < theirs < pool.num_blocks for theirs, _ in pairs):
+        elif not can_be_read(pairs, slot, pool.num_blocks):
             self.finish(Done(ticket, "the peer announced blocks that it does not have", None, 0, 0.0))
         else:
             self.jobs.put(Job(ticket, pool, tuple(pairs), slot))
@@ -145,16 +143,16 @@ class OverShm:
             self.detach(peer)
 
     def copy_until_closed(self) -> None:
-        while (job := self.jobs.get()) is not None and not self.stopping.is_set():
+        while (job := self.jobs.get()) is not None:
             self.finish(self.copy(job))
 
     def copy(self, job: Job) -> Done:
         """One pull. numpy lets go of the interpreter lock while it copies."""
-        if job.ticket in self.cancelled:
+        if job.ticket in self.cancelled or self.stopping.is_set():
             return Done(job.ticket, "cancelled", None, 0, 0.0)
         begun = time.monotonic()
-        for theirs, ours, count in runs(job.pairs):
-            self.target[ours : ours + count] = job.peer.blocks[theirs : theirs + count]
+        for theirs, ours, length in runs(job.pairs):
+            self.target[ours : ours + length] = job.peer.blocks[theirs : theirs + length]
         epoch = int(job.peer.epochs[job.slot])
         moved = len(job.pairs) * self.storage.layout.block_bytes
         return Done(job.ticket, None, epoch, moved, time.monotonic() - begun)
@@ -162,14 +160,3 @@ class OverShm:
     def finish(self, done: Done) -> None:
         self.done.put(done)
         self.wake()
-
-
-def runs(pairs: Sequence[Pair]) -> list[tuple[int, int, int]]:
-    """Neighbours on both sides merged: (theirs, ours, count)."""
-    merged: list[tuple[int, int, int]] = []
-    for theirs, ours in pairs:
-        if merged and merged[-1][0] + merged[-1][2] == theirs and merged[-1][1] + merged[-1][2] == ours:
-            merged[-1] = (merged[-1][0], merged[-1][1], merged[-1][2] + 1)
-        else:
-            merged.append((theirs, ours, 1))
-    return merged

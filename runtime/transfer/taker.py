@@ -9,11 +9,9 @@ copier can write to its blocks any more, also when it failed or was cancelled.
 from dataclasses import dataclass, field
 
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.transfer.connector import Connector, Done
+from pontil.runtime.transfer.connector import STALL, Connector, Done
 from pontil.runtime.transfer.states import TAKING_MOVES, Taking, move
 from pontil.runtime.wire.messages import ChunkReady, Handoff
-
-STALL = 5.0
 
 
 @dataclass(frozen=True, slots=True)

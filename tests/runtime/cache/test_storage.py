@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pontil.runtime.cache.layout import KVLayout
-from pontil.runtime.cache.storage import EPOCH_BYTES, KVStorage
+from pontil.runtime.cache.storage import HEADER_BYTES, KVStorage
 from pontil.runtime.errors import ModelError
 
 LAYOUT = KVLayout(8, 2, 3, 4, "bfloat16")
@@ -22,11 +22,12 @@ def test_a_block_is_one_run_of_bytes_that_another_mapping_sees() -> None:
     fd = os.open(f"/proc/{os.getpid()}/fd/{storage.fd}", os.O_RDONLY)
     seen = mmap.mmap(fd, storage.size, prot=mmap.PROT_READ)
     os.close(fd)
-    start = EPOCH_BYTES + 3 * LAYOUT.block_bytes
+    start = HEADER_BYTES + 3 * LAYOUT.block_bytes
     block = torch.frombuffer(bytearray(seen[start : start + LAYOUT.block_bytes]), dtype=torch.bfloat16)
     assert bool((block == 1.5).all())
     assert int.from_bytes(seen[7 * 8 : 8 * 8], "little") == 42
     assert not any(seen[start + LAYOUT.block_bytes :])
+    assert seen[HEADER_BYTES - 16 : HEADER_BYTES] == storage.identity != KVStorage(LAYOUT, 5, storage.device).identity
 
 
 def test_clear_tail_zeroes_only_the_slots_behind_the_filled_ones() -> None:

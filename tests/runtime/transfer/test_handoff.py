@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Both sides of a handoff in one process, over the real connector and over one that lies."""
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,13 +12,13 @@ import pytest
 import torch
 
 from pontil.runtime.cache.layout import KVLayout
-from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.cache.storage import EPOCH_SLOTS, KVStorage
 from pontil.runtime.errors import TransferError
-from pontil.runtime.transfer.connector import Done, Pair
+from pontil.runtime.transfer.connector import STALL, Done, Pair, runs
 from pontil.runtime.transfer.giver import LEASE_TOTAL, Giver, Prefilled
-from pontil.runtime.transfer.over_shm import OverShm, runs
+from pontil.runtime.transfer.over_shm import OverShm
 from pontil.runtime.transfer.states import GIVING_ENDS, GIVING_MOVES, TAKING_MOVES, Giving, Taking, move
-from pontil.runtime.transfer.taker import STALL, Take, Taker
+from pontil.runtime.transfer.taker import Take, Taker
 from pontil.runtime.wire.messages import ChunkReady, Handoff
 
 LAYOUT = KVLayout(16, 2, 2, 8, "bfloat16")
@@ -81,7 +82,7 @@ def test_blocks_arrive_chunk_by_chunk(both: Pair1P1D) -> None:
     gift = both.giver.release("t", Giving.RELEASED, handoff.epoch)
     assert gift is not None and gift.blocks == [3, 4, 9]
     assert both.giver.release("t", Giving.RELEASED, handoff.epoch) is None
-    assert not both.giver.open and len(both.giver.free_slots) == 4096
+    assert not both.giver.open and len(both.giver.free_slots) == EPOCH_SLOTS
 
 
 def test_blocks_that_were_reused_are_refused(both: Pair1P1D) -> None:
@@ -121,7 +122,7 @@ def test_a_peer_that_contradicts_itself_fails_the_transfer(both: Pair1P1D, chang
     assert take.state is Taking.FAILED and not both.taker.open
 
 
-@pytest.mark.parametrize(("ids", "slot"), [([0], 0), ([12], 0), ([-1], 0), ([3], -1), ([3], 4096)])
+@pytest.mark.parametrize(("ids", "slot"), [([0], 0), ([12], 0), ([-1], 0), ([3], -1), ([3], EPOCH_SLOTS)])
 def test_blocks_outside_the_peers_pool_are_not_read(both: Pair1P1D, ids: list[int], slot: int) -> None:
     take = both.taker.begin("t", "P", 1)
     both.taker.announced(take, ChunkReady("P", "D", "t", 0, slot, 0, ids, [0]), [1], 0.0)
@@ -192,7 +193,7 @@ def test_the_epoch_moves_before_the_blocks_are_given_back(both: Pair1P1D) -> Non
     assert both.giver.release("t", Giving.ABANDONED) is gift
     assert int(both.theirs.epochs[gift.slot]) == gift.epoch + 1
     assert both.giver.release("t", Giving.ABANDONED) is None
-    for number in range(4096):  # the slot comes round again, under its next epoch
+    for number in range(EPOCH_SLOTS):  # the slot comes round again, under its next epoch
         again = both.giver.begin(f"n{number}", "D")
     assert again is not None and (again.slot, again.epoch) == (gift.slot, gift.epoch + 1)
     assert both.giver.begin("one too many", "D") is None
@@ -200,13 +201,35 @@ def test_the_epoch_moves_before_the_blocks_are_given_back(both: Pair1P1D) -> Non
 
 @pytest.mark.parametrize(
     "descriptor",
-    [{}, {"pid": 0, "fd": 3, "blocks": 1, "block_bytes": LAYOUT.block_bytes}, {"pid": "x"}, {"block_bytes": 7}],
+    [
+        {},
+        {"pid": 0},
+        {"pid": "x"},
+        {"pid": 1 << 40},
+        {"fd": None},
+        {"identity": "zz"},
+        {"block_bytes": 7},
+        {"kind": "tcp"},
+    ],
 )
 def test_a_descriptor_that_cannot_be_opened_is_refused(both: Pair1P1D, descriptor: dict[str, object]) -> None:
     with pytest.raises(TransferError):
-        both.connector.attach("other", descriptor)
+        both.connector.attach("other", both.source.register() | descriptor if descriptor else {})
     with pytest.raises(TransferError, match="another size"):
         both.connector.attach("other", both.source.register() | {"blocks": 13})
+
+
+def test_memory_that_is_not_the_peers_is_refused(both: Pair1P1D) -> None:
+    """A process and a descriptor of these numbers may exist on this host though the peer is on another one."""
+    elsewhere = OverShm(KVStorage(LAYOUT, 12, CPU), lambda: None)
+    with pytest.raises(TransferError, match="not this host's"):
+        both.connector.attach("other", both.source.register() | {"identity": elsewhere.register()["identity"]})
+    elsewhere.close()
+    reading, writing = os.pipe()  # to open one for reading waits for a writer, unless told not to
+    with pytest.raises(TransferError, match="another size"):
+        both.connector.attach("other", both.source.register() | {"fd": reading})
+    os.close(reading)
+    os.close(writing)
 
 
 def test_neighbours_are_merged() -> None:
