@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Measure a running OpenAI-compatible server over HTTP: random prompts of token ids, greedy, streamed.
 

@@ -129,6 +129,15 @@ def test_an_idle_tree_sleeps(pair: Served) -> None:
     assert (spent() - before) / 5 < 0.02
 
 
+@pytest.mark.parametrize(("kept", "missing"), [("prefill:0", "--decode"), ("decode:0", "--prefill")])
+def test_one_kind_of_worker_serves_whole_requests(tmp_path: Path, kept: str, missing: str) -> None:  # C12
+    with launched(tmp_path, missing, "none") as served:
+        assert set(served.topology()) == {"proxy", kept}
+        reply = served.request("POST", "/v1/completions", MODEL | {"prompt": "The capital of France is"})
+        assert reply.header("x-pontil-route") == kept
+        assert reply.json()["usage"]["completion_tokens"] == 16
+
+
 def traces(pids: set[int], port: int) -> list[str]:
     """What is left of a launch: processes, its port, sockets in its run directory."""
     left = [f"process {pid}" for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
