@@ -3,6 +3,7 @@
 
 import asyncio
 import logging
+import os
 import socket
 from typing import Any
 
@@ -89,6 +90,7 @@ class Service:
     def __init__(self, proxy: Proxy, app: Sanic[Any, Any], listener: socket.socket, reporter: Reporter) -> None:
         self.proxy, self.app, self.listener, self.reporter = proxy, app, listener, reporter
         self.drain_deadline: float | None = None
+        self.listening = self.reported = False
         self.pipe: CommandPipe | None = None
         app.register_listener(self.before_start, "before_server_start")
         app.register_listener(self.after_start, "after_server_start")
@@ -106,6 +108,11 @@ class Service:
             self.pipe.start()
 
     async def after_start(self, app: Any) -> None:
+        """Ready is said at the next tick: a signal would be lost on a server that is still starting."""
+        self.listening = True
+
+    def report_ready(self) -> None:
+        self.reported = True
         host, port = self.listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         self.reporter.ready(url=f"http://{shown}:{port}")
@@ -130,6 +137,8 @@ class Service:
     def on_tick(self, number: int) -> None:
         """The event loop runs; after a drain it ends once nothing runs, or when the time is up."""
         self.reporter.stepped(number, working=True)
+        if self.listening and not self.reported:
+            self.report_ready()
         if self.drain_deadline is not None:
             late = asyncio.get_running_loop().time() > self.drain_deadline
             if self.proxy.idle or late:
@@ -154,5 +163,6 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, UnicodeError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
+        number = error.errno if isinstance(error, OSError) else None
+        reason = os.strerror(number) if number is not None and number > 0 else str(error)
         raise PontilError(f"cannot listen on {host}:{port}: {reason}; choose another --host or --port") from None

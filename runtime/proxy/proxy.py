@@ -35,6 +35,8 @@ from pontil.runtime.wire.messages import (
 from pontil.runtime.wire.sockets import ControlServer, open_context
 
 TICK = 0.25
+# A tick this late says that this process was stopped or overloaded: what workers sent meanwhile is still unread.
+LATE = 1.0
 # How long what was sent last, cancels above all, may still be on its way when the proxy ends.
 LINGER = 0.2
 LOG = logging.getLogger("pontil.proxy")
@@ -61,6 +63,7 @@ class Proxy:
         self.ticker: asyncio.Task[None] | None = None
         self.malformed_seen = 0
         self.ticks = 0
+        self.last_tick = clock()
         self.handlers: dict[type[Message], Callable[[Any], None]] = {
             Hello: self.on_hello,
             Heartbeat: self.on_heartbeat,
@@ -173,7 +176,9 @@ class Proxy:
     # -- what the workers say -----------------------------------------------------------------------------------------
 
     def on_messages(self, messages: list[Message]) -> None:
+        now = self.clock()
         for message in messages:
+            self.registry.heard(message.sender, now)
             handler = self.handlers.get(type(message))
             if handler is None or not isinstance(message, Hello) and message.receiver != self.incarnation:
                 self.metrics.dropped.labels("stale").inc()
@@ -191,7 +196,7 @@ class Proxy:
 
     def on_heartbeat(self, message: Heartbeat) -> None:
         """A worker that is not registered gets no answer, and says Hello again."""
-        grown = self.registry.heartbeat(message, self.clock())
+        grown = self.registry.heartbeat(message)
         if grown is not None:
             self.metrics.add_worker_counters(grown)
             self.send(StillHere(self.incarnation, message.sender))
@@ -236,18 +241,24 @@ class Proxy:
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Everything that happens because time has passed."""
+        """Everything that happens because time has passed, unless that time was not the workers' fault."""
         self.ticks += 1
         now = self.clock()
-        self.lose(self.registry.expire(now), "went silent")
+        late, self.last_tick = now - self.last_tick > LATE, now
+        if not late:
+            self.lose(self.registry.expire(now), "went silent")
+            self.enforce_deadlines(now)
+        if self.server is not None and self.server.malformed > self.malformed_seen:
+            self.metrics.dropped.labels("malformed").inc(self.server.malformed - self.malformed_seen)
+            self.malformed_seen = self.server.malformed
+
+    def enforce_deadlines(self, now: float) -> None:
+        """A request of which nothing was heard for too long, before its first token or after, ends (C14)."""
         limit = self.config.first_byte_timeout
         for request in list(self.requests.values()):
             if now - request.last_frame > limit:
                 wanted = "next" if request.begun else "first"
                 self.fail(request, Unavailable(f"the {wanted} token did not come within {limit:g} s: try again later"))
-        if self.server is not None and self.server.malformed > self.malformed_seen:
-            self.metrics.dropped.labels("malformed").inc(self.server.malformed - self.malformed_seen)
-            self.malformed_seen = self.server.malformed
 
     def lose(self, workers: Sequence[Worker], how: str) -> None:
         """These workers are gone, and so is what depended on them."""

@@ -104,12 +104,16 @@ class Registry:
                     return f"{message.name} has {label} {theirs} but {first.hello.name} has {ours}: start them alike"
         return None
 
-    def heartbeat(self, message: Heartbeat, now: float) -> dict[str, int] | None:
+    def heard(self, incarnation: str, now: float) -> None:
+        """Whatever a worker says is a sign of life: heartbeats may queue behind tokens."""
+        if worker := self.workers.get(incarnation):
+            worker.last_heard = now
+
+    def heartbeat(self, message: Heartbeat) -> dict[str, int] | None:
         """By how much each counter grew since the last; None for a worker that is not registered."""
         worker = self.workers.get(message.sender)
         if worker is None:
             return None
-        worker.last_heard = now
         worker.running, worker.waiting, worker.free_blocks = message.running, message.waiting, message.free_blocks
         grown = {name: value - worker.counters.get(name, 0) for name, value in message.counters.items()}
         grown = {name: difference for name, difference in grown.items() if difference > 0}

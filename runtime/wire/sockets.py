@@ -162,10 +162,10 @@ class ControlServer(Server):
     """
 
     def __init__(self, context: Context, endpoint: str) -> None:
-        super().__init__(context, endpoint)
         self.loop: asyncio.AbstractEventLoop | None = None
         self.deliver: Callable[[list[Message]], None] | None = None
         self.again: asyncio.Handle | None = None
+        super().__init__(context, endpoint)
 
     def listen(self, deliver: Callable[[list[Message]], None]) -> None:
         """Hand every batch that arrives to `deliver`, in the running loop's thread, until `close`."""

@@ -1,17 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A byte-level tokenizer, small enough to make for each session."""
+"""A byte-level tokenizer, small enough to make for each session, and sites to talk to."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from scripted_site import Site, site
 
 from pontil.runtime.loaders.synthetic import byte_level_tokenizer, tokenizer_config, write_json
 from pontil.runtime.text.tokenizer import Tokenizer, load_tokenizer
 
 
 @pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory: Path = tmp_path_factory.mktemp("tokenizer")
     byte_level_tokenizer().save(str(directory / "tokenizer.json"))
     write_json(directory / "tokenizer_config.json", tokenizer_config())
-    return load_tokenizer(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tokenizer_folder: Path) -> Tokenizer:
+    return load_tokenizer(tokenizer_folder)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Iterator[Site]:
+    """A prefill and a decode worker that answer properly; shared, so tests leave it as it was."""
+    with site(tmp_path_factory.mktemp("site"), tokenizer, max_body_bytes=100_000) as made:
+        made.pair()
+        yield made
+
+
+@pytest.fixture
+def bare(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[Site]:
+    """A proxy without workers, that gives silent ones up after half a second."""
+    with site(tmp_path, tokenizer, worker_ttl=0.5) as made:
+        yield made

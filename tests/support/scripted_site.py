@@ -68,6 +68,8 @@ class Site:
 
     async def serve(self) -> None:
         app = build_app(self.proxy)
+        # Sanic rewrites its own classes for the first app of a process, which later apps do not survive.
+        app.config.TOUCHUP = False
         server: Any = await app.create_server(sock=self.listener, return_asyncio_server=True)
         await server.startup()
         self.proxy.start()

@@ -136,9 +136,14 @@ class ScriptedWorker:
             if frame is None:
                 del self.active[name]
             else:
-                assert socket.send(frame)
+                self.send(socket, frame)
         while self.outbox:
-            assert socket.send(self.outbox.popleft())
+            self.send(socket, self.outbox.popleft())
+
+    def send(self, socket: WorkerSocket, message: Message) -> None:
+        """Back-pressure makes it wait (B12)."""
+        while not socket.send(message) and not self.stopping.wait(0.001):
+            pass
 
 
 def generated(worker: ScriptedWorker, submit: Submit) -> Iterator[tuple[int, str | None, str | None]]:

@@ -19,7 +19,7 @@ from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.stream import Stream
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.text.tokenizer import Tokenizer
-from pontil.runtime.wire.messages import Failed, Goodbye, Heartbeat, Submit, Tokens
+from pontil.runtime.wire.messages import SCHEMA, Failed, Goodbye, Heartbeat, Hello, Submit, Tokens
 
 PARAMS = SamplingParams(max_tokens=20, seed=1)
 TEXT = "Paris 😀, the city"
@@ -284,3 +284,17 @@ def test_goodbye_stops_new_requests_and_lets_the_others_end(play: Callable[..., 
         assert (await collect(stream))[2].reason == "stop"
 
     play(scene)
+
+
+def test_a_proxy_that_was_stopped_blames_nobody(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """What the workers said meanwhile is read before anyone is given up."""
+    now = 100.0
+    proxy = Proxy(ProxyConfig("127.0.0.1", 0, "tiny", "tiny", "", "0", worker_ttl=5.0), tokenizer, lambda: now)
+    proxy.registry.hello(Hello("i", SCHEMA, "mixed:0", "mixed", 1, "cpu", "m", "m", "k", "e", 16, 9, 4, 99, 9), now)
+    now = 130.0
+    proxy.tick()
+    assert proxy.ready
+    now = 130.3
+    proxy.tick()
+    assert not proxy.ready
+    proxy.context.term()

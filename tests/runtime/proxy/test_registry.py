@@ -54,7 +54,8 @@ def test_another_model_may_come_when_the_old_workers_are_gone() -> None:
 
 def test_silence_for_the_time_to_live_is_the_end() -> None:
     workers = registry(ONE, TWO)
-    workers.heartbeat(beat(), 4.0)
+    workers.heard("i1", 4.0)
+    workers.heard("stranger", 4.0)
     assert workers.expire(4.9) == []
     assert names(workers.expire(5.1)) == ["prefill:0"]
     assert [load.name for load in workers.snapshot()] == ["decode:0"]
@@ -88,25 +89,25 @@ def test_a_namesake_on_another_host_is_not_the_tables() -> None:
 
 def test_counters_are_added_by_difference() -> None:
     workers = registry(ONE)
-    assert workers.heartbeat(beat(bytes=10), 1.0) == {"bytes": 10}
-    assert workers.heartbeat(beat(bytes=10), 2.0) == {}
-    assert workers.heartbeat(beat(bytes=15, more=1), 3.0) == {"bytes": 5, "more": 1}
-    assert workers.heartbeat(beat(bytes=-4), 4.0) == {}
-    assert workers.heartbeat(beat(bytes=16), 4.0) == {"bytes": 1}
-    assert workers.heartbeat(beat("stranger", bytes=1), 4.0) is None
+    assert workers.heartbeat(beat(bytes=10)) == {"bytes": 10}
+    assert workers.heartbeat(beat(bytes=10)) == {}
+    assert workers.heartbeat(beat(bytes=15, more=1)) == {"bytes": 5, "more": 1}
+    assert workers.heartbeat(beat(bytes=-4)) == {}
+    assert workers.heartbeat(beat(bytes=16)) == {"bytes": 1}
+    assert workers.heartbeat(beat("stranger", bytes=1)) is None
 
 
 def test_a_worker_that_comes_back_does_not_count_twice() -> None:
     workers = registry(ONE)
-    workers.heartbeat(beat(bytes=10), 1.0)
+    workers.heartbeat(beat(bytes=10))
     workers.expire(20.0)
     workers.hello(ONE, 21.0)
-    assert workers.heartbeat(beat(bytes=12), 21.0) == {"bytes": 2}
+    assert workers.heartbeat(beat(bytes=12)) == {"bytes": 2}
 
 
 def test_the_topology_joins_table_and_load() -> None:
     workers = registry(ONE, TWO)
-    workers.heartbeat(beat(), 1.0)
+    workers.heartbeat(beat())
     workers.show([row("proxy", 1), row("decode:0", 11, "stale")])
     proxy, decode, prefill = workers.topology()
     assert proxy == row("proxy", 1, "READY")

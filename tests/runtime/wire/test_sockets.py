@@ -139,7 +139,7 @@ def test_strangers_and_broken_frames_are_counted_and_dropped(context: Context, e
 def test_what_cannot_be_bound_is_one_sentence(context: Context) -> None:
     held = PeerServer(context, "tcp://127.0.0.1:*")
     with pytest.raises(PontilError, match="cannot listen on tcp://.*in use"):
-        PeerServer(context, held.endpoint)
+        ControlServer(context, held.endpoint)
     with pytest.raises(PontilError, match="cannot listen"):
         PeerServer(context, "ipc:///no/such/folder/socket")
     with pytest.raises(PontilError, match="cannot connect"):

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever is sent, the answer is an error object with the right status, and the server goes on (F3)."""
+
+import json
+import socket
+from typing import Any
+
+import pytest
+from scripted_site import MODEL, Answer, Site
+from scripted_worker import DEADLINE
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+GOOD = {"model": MODEL, "prompt": "hi"}
+MESSAGES = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+
+# What is wrong with a completion: its fields, and the parameter that the answer names.
+COMPLETION_FIELDS: list[tuple[dict[str, Any], str | None]] = [
+    ({"prompt": None}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": ["a", ""]}, "prompt"),
+    ({"prompt": ["a", [1]]}, "prompt"),
+    ({"prompt": [1, "a"]}, "prompt"),
+    ({"prompt": [True]}, "prompt"),
+    ({"prompt": [1.5]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [10**6]}, "prompt"),
+    ({"prompt": [10**30]}, "prompt"),
+    ({"prompt": {"text": "a"}}, "prompt"),
+    ({"prompt": 7}, "prompt"),
+    ({"prompt": ["a"] * 65}, "prompt"),
+    ({"prompt": "abc " * 600}, "prompt"),
+    ({"prompt": [5] * 512}, "prompt"),
+    ({"model": 5}, "model"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 600}, "max_tokens"),
+    ({"max_tokens": 10**30}, "max_tokens"),
+    ({"max_tokens": "5"}, "max_tokens"),
+    ({"max_tokens": 1.0}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"max_completion_tokens": 5}, "max_completion_tokens"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": "warm"}, "temperature"),
+    ({"temperature": False}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 0.5}, "top_k"),
+    ({"seed": "x"}, "seed"),
+    ({"seed": 2**70}, "seed"),
+    ({"stop": 5}, "stop"),
+    ({"stop": [5]}, "stop"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a"] * 17}, "stop"),
+    ({"stop": "a" * 1025}, "stop"),
+    ({"stop_token_ids": 5}, "stop_token_ids"),
+    ({"stop_token_ids": ["a"]}, "stop_token_ids"),
+    ({"stop_token_ids": [10**6]}, "stop_token_ids"),
+    ({"stream": 1}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": []}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"stream": True, "stream_options": {"odd": 1}}, "stream_options.odd"),
+    ({"ignore_eos": 1}, "ignore_eos"),
+    ({"user": 5}, "user"),
+    ({"n": 2}, "n"),
+    ({"n": True}, "n"),
+    ({"best_of": 2}, "best_of"),
+    ({"logprobs": 5}, "logprobs"),
+    ({"echo": True}, "echo"),
+    ({"suffix": "end"}, "suffix"),
+    ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"frequency_penalty": False}, "frequency_penalty"),
+    ({"repetition_penalty": 1.1}, "repetition_penalty"),
+    ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"min_p": 0.1}, "min_p"),
+    ({"min_tokens": 1}, "min_tokens"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"temprature": 1}, "temprature"),
+]
+CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"messages": None}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": ["hi"]}, "messages[0]"),
+    ({"messages": [{"content": "hi"}]}, "messages[0].role"),
+    ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": ["hi"]}]}, "messages[0].content[0]"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+    ({"messages": [{"role": "user", "content": "hi", "odd": 1}]}, "messages[0].odd"),
+    ({"messages": [{"role": "assistant", "content": "hi", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    ({"messages": [{"role": "user", "content": "abc " * 600}]}, "messages"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_tokens": 600}, "max_tokens"),
+    ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"prompt": "hi"}, "prompt"),
+]
+BODIES: list[tuple[str, bytes]] = [
+    ("nothing", b""),
+    ("half an object", b'{"model": '),
+    ("an array", b"[1, 2]"),
+    ("a string", b'"hi"'),
+    ("null", b"null"),
+    ("NaN", b'{"prompt": "hi", "temperature": NaN}'),
+    ("Infinity", b'{"prompt": "hi", "temperature": -Infinity}'),
+    ("an infinite float", b'{"prompt": "hi", "temperature": 1e999}'),
+    ("too many digits", b'{"prompt": "hi", "seed": ' + b"9" * 5000 + b"}"),
+    ("deep arrays", b"[" * 50_000),
+    ("deep objects", b'{"a":' * 15_000),
+    ("deep and closed", b'{"prompt": ' + b"[" * 900 + b"]" * 900 + b"}"),
+    ("half a surrogate pair", b'{"prompt": "\\ud83d"}'),
+    ("half a surrogate pair as a name", b'{"prompt": "hi", "\\ude00": 1}'),
+    ("not UTF-8", b'{"prompt": "\xff\xfe"}'),
+    ("UTF-16", '{"prompt": "hi"}'.encode("utf-16")),
+    ("a form", b"prompt=hi"),
+]
+
+
+def is_refused(answer: Answer, status: int, param: str | None = None) -> None:
+    assert answer.status == status, answer.body[:300]
+    assert answer.headers["content-type"] == "application/json"
+    error = answer.json["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error" and error["param"] == param
+    assert error["message"] and "Traceback" not in error["message"] and len(error["message"]) < 500
+
+
+@pytest.mark.parametrize(("fields", "param"), COMPLETION_FIELDS, ids=lambda value: str(value)[:40])
+def test_completions(pair: Site, fields: dict[str, Any], param: str) -> None:
+    is_refused(pair.ask("POST", COMPLETIONS, GOOD | fields), 400, param)
+
+
+@pytest.mark.parametrize(("fields", "param"), CHAT_FIELDS, ids=lambda value: str(value)[:40])
+def test_chat(pair: Site, fields: dict[str, Any], param: str) -> None:
+    is_refused(pair.ask("POST", CHAT, MESSAGES | fields), 400, param)
+
+
+@pytest.mark.parametrize("body", [body for _, body in BODIES], ids=[name for name, _ in BODIES])
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize", "/detokenize"])
+def test_bodies(pair: Site, path: str, body: bytes) -> None:
+    answer = pair.ask("POST", path, body)
+    is_refused(answer, 400, answer.json["error"]["param"])
+
+
+def test_what_is_missing_is_named(pair: Site) -> None:
+    is_refused(pair.ask("POST", COMPLETIONS, {"model": MODEL}), 400, "prompt")
+    is_refused(pair.ask("POST", CHAT, {"model": MODEL}), 400, "messages")
+    is_refused(pair.ask("POST", "/tokenize", {}), 400, "prompt")
+    is_refused(pair.ask("POST", "/detokenize", {}), 400, "tokens")
+    is_refused(pair.ask("POST", "/detokenize", {"tokens": [10**6]}), 400, "tokens")
+    is_refused(pair.ask("POST", "/tokenize", {"prompt": "a", "odd": 1}), 400, "odd")
+
+
+@pytest.mark.parametrize("name", ["nobody", "", "x" * 10_000, "a\nb"])
+def test_an_unknown_model_is_404(pair: Site, name: str) -> None:
+    answer = pair.ask("POST", COMPLETIONS, GOOD | {"model": name})
+    is_refused(answer, 404, "model")
+    assert answer.json["error"]["code"] == "model_not_found"
+    is_refused(pair.ask("GET", "/v1/models/nobody"), 404, "model")
+
+
+def test_unknown_routes_and_wrong_methods(pair: Site) -> None:
+    is_refused(pair.ask("GET", "/v1/nothing"), 404)
+    is_refused(pair.ask("POST", "/v1/nothing", {}), 404)
+    answer = pair.ask("GET", COMPLETIONS)
+    is_refused(answer, 405)
+    assert answer.headers["allow"] == "POST"
+    is_refused(pair.ask("POST", "/v1/models", {}), 405)
+
+
+def test_a_body_that_is_too_large_is_413(pair: Site) -> None:
+    is_refused(pair.ask("POST", COMPLETIONS, json.dumps(GOOD | {"prompt": "a" * 100_000}).encode()), 413)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n"
+    assert raw(pair, head).startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"nonsense\r\n\r\n", b"400"),
+        (b"GET / HTTP/9.9\r\n\r\n", b"400"),
+        (b"GET /v1/models HTTP/1.1\r\nx: " + b"a" * 20_000 + b"\r\n\r\n", b"413"),
+        (b"POST /v1/completions HTTP/1.1\r\ncontent-length: x\r\n\r\n", b"400"),
+        (b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", b"400"),
+        (b"GET /\xff\xfe HTTP/1.1\r\nhost: x\r\n\r\n", b"400"),
+    ],
+)
+def test_what_is_not_http_gets_an_error_object_too(pair: Site, data: bytes, status: bytes) -> None:
+    answer = raw(pair, data)
+    assert answer.startswith(b"HTTP/1.1 " + status), answer[:200]
+    assert set(json.loads(answer.split(b"\r\n\r\n", 1)[1])["error"]) == {"message", "type", "param", "code"}
+
+
+def raw(site: Site, data: bytes) -> bytes:
+    """What comes back for these bytes until the server closes."""
+    with socket.create_connection(("127.0.0.1", site.port), timeout=DEADLINE) as connection:
+        connection.sendall(data)
+        answer = b""
+        while chunk := connection.recv(65536):
+            answer += chunk
+    return answer
+
+
+def test_the_server_goes_on(pair: Site) -> None:
+    answer = pair.complete(max_tokens=4)
+    assert answer.status == 200 and answer.json["usage"]["completion_tokens"] == 4
+    assert pair.proxy.idle
+
+
+def test_neutral_values_of_what_is_not_supported_pass(pair: Site) -> None:
+    neutral = {
+        "n": 1, "best_of": 1, "logprobs": None, "echo": False, "presence_penalty": 0, "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0, "logit_bias": {}, "min_p": 0, "min_tokens": 0, "suffix": None, "user": "me",
+        "response_format": {"type": "text"}, "stop": None, "seed": None, "temperature": None, "stream_options": None,
+        "top_k": -1, "max_tokens": None,
+    }  # fmt: skip
+    assert pair.complete(**neutral).status == 200
+    assert pair.chat(tools=[], tool_choice="none", logprobs=False, store=False, parallel_tool_calls=True).status == 200

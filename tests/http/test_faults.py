@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When things break: a status before the first byte, one error event after it, and nothing that goes on for nobody."""
+
+import http.client
+import json
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+
+import pytest
+from scripted_site import Site
+from scripted_worker import DEADLINE, ScriptedWorker, eventually, silent
+
+from pontil.runtime.wire.messages import Failed, Message, Submit
+
+
+def endless(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
+    """One token a frame until the budget, which tests make large."""
+    for index in range(submit.sampling["max_tokens"]):
+        yield worker.tokens(submit, index, [40])
+
+
+def torrent(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
+    for index in range(0, submit.sampling["max_tokens"], 2000):
+        yield worker.tokens(submit, index, [40] * 2000)
+
+
+def opened(site: Site, **fields: object) -> http.client.HTTPResponse:
+    """A stream, once its head is there."""
+    connection = site.connect()
+    connection.request("POST", "/v1/completions", json.dumps({"prompt": "a", "stream": True} | fields))
+    return connection.getresponse()
+
+
+def hang_up(response: http.client.HTTPResponse) -> None:
+    """Leave at once, as a killed client does."""
+    assert response.fp is not None
+    raw: socket.socket = response.fp.raw._sock  # type: ignore[attr-defined]
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    response.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_workers_it_is_503_at_once(bare: Site, stream: bool) -> None:
+    answer = bare.complete(stream=stream)
+    assert answer.status == 503 and "no worker" in answer.json["error"]["message"]
+    assert answer.headers["retry-after"] == "1" and answer.json["error"]["type"] == "server_error"
+    assert bare.ask("GET", "/ready").status == 503 and bare.ask("GET", "/health").status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_worker_that_dies_before_the_first_byte_is_503(bare: Site, stream: bool) -> None:
+    worker = bare.worker(script=silent)
+    connection = bare.connect()
+    connection.request("POST", "/v1/completions", json.dumps({"prompt": "a", "stream": stream}))
+    worker.submits.get(timeout=DEADLINE)
+    worker.die()
+    response = connection.getresponse()
+    assert response.status == 503
+    assert "mixed:0 went silent" in json.loads(response.read())["error"]["message"]
+    eventually(lambda: bare.proxy.idle)
+
+
+def test_a_worker_that_dies_after_the_first_byte_is_one_error_event(bare: Site) -> None:  # F4
+    worker = bare.worker(script=silent)
+    connection = bare.connect()
+    connection.request("POST", "/v1/completions", json.dumps({"prompt": "a", "stream": True}))
+    submit = worker.submits.get(timeout=DEADLINE)
+    worker.say(worker.tokens(submit, 0, [40]))
+    response = connection.getresponse()
+    assert response.status == 200
+    worker.die()
+    *tokens, last, nothing = response.read().decode().split("\n\n")
+    assert nothing == "" and tokens and "choices" in json.loads(tokens[0][6:])
+    error = json.loads(last[6:])["error"]
+    assert error["type"] == "server_error" and "went silent" in error["message"]
+
+
+def test_the_table_is_faster_than_silence(bare: Site) -> None:
+    worker = bare.worker(script=silent)
+    row = {"name": "mixed:0", "role": "mixed", "pid": os.getpid(), "state": "ready", "device": "cpu"}
+    bare.loop.call_soon_threadsafe(bare.proxy.take_table, [row])
+    connection = bare.connect()
+    connection.request("POST", "/v1/completions", json.dumps({"prompt": "a"}))
+    worker.submits.get(timeout=DEADLINE)
+    bare.loop.call_soon_threadsafe(bare.proxy.take_table, [row | {"state": "exited"}])
+    response = connection.getresponse()
+    assert response.status == 503 and "mixed:0 died" in json.loads(response.read())["error"]["message"]
+
+
+def test_one_of_two_prompts_failing_ends_both(bare: Site) -> None:
+    worker = bare.worker(script=silent)
+    connection = bare.connect()
+    connection.request("POST", "/v1/completions", json.dumps({"prompt": ["a", "b"]}))
+    worker.submits.get(timeout=DEADLINE)
+    second = worker.submits.get(timeout=DEADLINE)
+    worker.say(Failed(worker.incarnation, worker.proxy, second.request_id, 0, "too long for the pool", 400))
+    response = connection.getresponse()
+    assert response.status == 400 and json.loads(response.read())["error"]["message"] == "too long for the pool"
+    cancelled = {worker.cancels.get(timeout=DEADLINE).request_id for _ in range(2)}
+    assert len(cancelled) == 2 and bare.proxy.idle
+
+
+def test_a_client_that_leaves_a_stream_is_noticed(bare: Site) -> None:  # F7
+    worker = bare.worker(script=endless, pace=0.005)
+    response = opened(bare, max_tokens=500)
+    response.readline()
+    left = time.monotonic()
+    hang_up(response)
+    worker.cancels.get(timeout=DEADLINE)
+    assert time.monotonic() - left < DEADLINE and bare.proxy.idle
+    assert bare.value("pontil_requests_total", finish_reason="cancelled") == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_while_it_waits_is_noticed(bare: Site, stream: bool) -> None:
+    worker = bare.worker(script=silent)
+    connection = bare.connect()
+    connection.request("POST", "/v1/completions", json.dumps({"prompt": ["a", "b"], "stream": stream}))
+    worker.submits.get(timeout=DEADLINE)
+    connection.close()
+    worker.cancels.get(timeout=DEADLINE)
+    worker.cancels.get(timeout=DEADLINE)
+    eventually(lambda: bare.proxy.idle)
+
+
+def test_a_slow_reader_slows_only_itself(bare: Site) -> None:  # F7
+    worker = bare.worker(script=endless, max_model_len=1 << 20, num_blocks=1 << 16)
+    slow = opened(bare, max_tokens=20_000, ignore_eos=True, return_token_ids=True)
+    assert bare.complete(max_tokens=50).status == 200
+    eventually(lambda: bare.value("pontil_requests_total", finish_reason="length") == 2)
+    assert not worker.active, "the worker never waited for the reader"
+    events = [line for line in slow.read().decode().split("\n\n") if line.startswith("data: {")]
+    ids = [number for event in events for choice in json.loads(event[6:])["choices"] for number in choice["token_ids"]]
+    assert ids == [40] * 20_000
+    assert len(events) < 20_000, "what waited was merged"
+
+
+def test_a_reader_that_never_reads_is_cut_off(bare: Site, monkeypatch: pytest.MonkeyPatch) -> None:  # F7
+    monkeypatch.setattr("pontil.http.sse.READER_PATIENCE", 0.05)
+    worker = bare.worker(script=torrent, max_model_len=1 << 24, num_blocks=1 << 20)
+    connection = bare.connect()
+    connection.connect()
+    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    body = {"prompt": "a", "stream": True, "max_tokens": 10_000_000, "return_token_ids": True}
+    connection.request("POST", "/v1/completions", json.dumps(body))
+    worker.cancels.get(timeout=DEADLINE)
+    eventually(lambda: bare.proxy.idle)
+    connection.close()
+
+
+def test_keep_alive_comments_come_only_after_the_first_token(bare: Site, monkeypatch: pytest.MonkeyPatch) -> None:  # F4
+    monkeypatch.setattr("pontil.http.generation.KEEP_ALIVE_AFTER", 0.01)
+    worker = bare.worker(script=silent)
+    connection = bare.connect()
+    connection.request("POST", "/v1/completions", json.dumps({"prompt": "a", "stream": True}))
+    submit = worker.submits.get(timeout=DEADLINE)
+    worker.say(worker.tokens(submit, 0, [40]))
+    response = connection.getresponse()
+    assert response.readline().startswith(b"data: {") and response.readline() == b"\n"
+    assert response.readline() == b": keep-alive\n"
+    worker.say(worker.tokens(submit, 1, [41], finish_reason="stop", generated_tokens=2))
+    assert response.read().endswith(b"data: [DONE]\n\n")
+
+
+def test_a_bug_of_ours_is_500_without_a_trace(bare: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise KeyError("secret detail")
+
+    monkeypatch.setattr(bare.proxy, "topology", broken)
+    answer = bare.ask("GET", "/admin/topology")
+    assert answer.status == 500 and answer.json["error"]["type"] == "server_error"
+    assert b"secret" not in answer.body and b"Traceback" not in answer.body
+
+
+def test_draining_lets_nothing_in_and_finishes_what_runs(bare: Site) -> None:
+    worker = bare.worker(script=silent)
+    connection = bare.connect()
+    connection.request("POST", "/v1/completions", json.dumps({"prompt": "a"}))
+    submit = worker.submits.get(timeout=DEADLINE)
+    bare.proxy.drain()
+    answer = bare.complete()
+    assert answer.status == 503 and "shutting down" in answer.json["error"]["message"]
+    worker.say(worker.tokens(submit, 0, [40], finish_reason="stop", generated_tokens=1))
+    assert connection.getresponse().status == 200

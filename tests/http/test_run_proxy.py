@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The proxy as a process: ready, told the table, drained, or not able to start."""
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pontil.runtime.wire.sockets import PeerServer, open_context
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE = 30.0
+
+
+@contextmanager
+def proxy(folder: Path, tokenizer_folder: Path, **config: Any) -> Iterator[subprocess.Popen[str]]:
+    values = {
+        "host": "127.0.0.1", "port": 0, "model": str(tokenizer_folder), "served_model_name": "tiny",
+        "control": f"ipc://{folder}/control", "version": "0",
+    } | config  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, str(ROOT / "tests/support/proxy_process.py"), json.dumps(values)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={"PYTHONPATH": str(ROOT)}, cwd=folder,
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def heard(process: subprocess.Popen[str], kind: str) -> Any:
+    """What was reported under `kind`, once it is."""
+    assert process.stdout is not None and process.stderr is not None
+    for line in process.stdout:
+        said, value = json.loads(line)
+        if said == kind:
+            return value
+    raise AssertionError(process.stderr.read())
+
+
+def tell(process: subprocess.Popen[str], command: dict[str, Any]) -> None:
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(command) + "\n")
+    process.stdin.flush()
+
+
+def get(address: str, path: str) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=DEADLINE)
+    connection.request("GET", path)
+    response = connection.getresponse()
+    answer = response.status, json.loads(response.read())
+    connection.close()
+    return answer
+
+
+def test_ready_table_drain(tmp_path: Path, tokenizer_folder: Path) -> None:
+    with proxy(tmp_path, tokenizer_folder) as process:
+        address = heard(process, "ready")["url"]
+        assert get(address, "/health")[0] == 200 and get(address, "/ready")[0] == 503
+        rows = [{"name": "decode:0", "role": "decode", "pid": None, "state": "given up", "device": "cuda:1"}]
+        tell(process, {"kind": "table", "rows": rows})
+        while len(shown := get(address, "/admin/topology")[1]["processes"]) < 2:
+            pass
+        assert shown[1] == rows[0] | {"state": "GIVEN_UP"}
+        tell(process, {"kind": "drain", "timeout": 5.0})
+        assert heard(process, "heavy") == []
+        assert process.wait(DEADLINE) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == "", "a good run says nothing"
+
+
+@pytest.mark.parametrize("how", ["end of the supervisor", "SIGTERM"])
+def test_other_ends(tmp_path: Path, tokenizer_folder: Path, how: str) -> None:
+    with proxy(tmp_path, tokenizer_folder) as process:
+        heard(process, "ready")
+        if how == "SIGTERM":
+            process.send_signal(signal.SIGTERM)
+        else:
+            assert process.stdin is not None
+            process.stdin.close()
+        assert process.wait(DEADLINE) == 0
+
+
+def test_what_cannot_start_says_why(tmp_path: Path, tokenizer_folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with proxy(tmp_path, tokenizer_folder, port=port) as process:
+            reason = heard(process, "failed")
+            assert reason == (
+                f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another --host or --port"
+            )
+            assert process.wait(DEADLINE) == 1
+            assert process.stderr is not None and "Traceback" not in process.stderr.read()
+    with proxy(tmp_path, tokenizer_folder, model="/no/such/model") as process:
+        assert "/no/such/model" in heard(process, "failed")
+    context = open_context()
+    held = PeerServer(context, "tcp://127.0.0.1:*")
+    with proxy(tmp_path, tokenizer_folder, control=held.endpoint) as process:
+        assert "cannot listen on tcp://" in heard(process, "failed")
+    context.destroy(linger=0)
