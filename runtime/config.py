@@ -10,7 +10,8 @@ WorkerRole = Literal["prefill", "decode", "mixed"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """One worker process. Memory is in bytes, endpoints are zmq addresses."""
+    """One worker process. Memory is in bytes, endpoints are zmq addresses. `transfer_host` is the address of this
+    machine under which peers reach its KV blocks over TCP."""
 
     name: str
     role: WorkerRole
@@ -26,7 +27,8 @@ class WorkerConfig:
     max_num_batched_tokens: int = 256
     block_size: int = 16
     kv_cache_memory: int | None = None
-    kv_connector: str = "shm"
+    kv_connector: str = "auto"
+    transfer_host: str = "127.0.0.1"
     log_level: str = "info"
 
     @property

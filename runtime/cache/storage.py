@@ -2,8 +2,8 @@
 """The bytes of a KV pool, in memory that a worker on the same host can map.
 
 The memory is an anonymous file (memfd): it has no name in any file system, so nothing is left behind however the
-process ends. It starts with a header: the epoch cells, one 64-bit number per reservation slot, never reset, then the random
-identity of this pool, by which a peer knows that it opened the right memory. The blocks follow.
+process ends. It starts with a header: the epoch cells, one 64-bit number per reservation slot, never reset, then the
+random identity of this pool, by which a peer knows that it opened the right memory. The blocks follow.
 On a CPU the engine computes in this very memory. On a GPU it is the staging area: `publish` copies blocks out to it,
 `receive` copies them in.
 """

@@ -15,7 +15,9 @@ from pontil.runtime.errors import ModelError, RequestError
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.transfer.connector import Connector
 from pontil.runtime.transfer.giver import Giver
+from pontil.runtime.transfer.over_auto import OverAuto
 from pontil.runtime.transfer.over_shm import OverShm
+from pontil.runtime.transfer.over_tcp import OverTcp
 from pontil.runtime.transfer.taker import Taker
 from pontil.runtime.wire.messages import SCHEMA, Cancel, Failed, Hello, Message, Submit, Tokens
 from pontil.runtime.wire.sockets import PeerClient, PeerServer, Poller, WorkerSocket, open_context
@@ -70,9 +72,14 @@ class Worker:
         )
 
     def open_connector(self) -> Connector:
-        if self.config.kv_connector != "shm":
-            raise ModelError(f"--kv-connector {self.config.kv_connector} is not known: this version has shm")
-        return OverShm(self.machine.storage, self.poller.wake)
+        config, storage, wake = self.config, self.machine.storage, self.poller.wake
+        if config.kv_connector == "auto":
+            return OverAuto(storage, wake, config.transfer_host)
+        if config.kv_connector == "shm":
+            return OverShm(storage, wake)
+        if config.kv_connector == "tcp":
+            return OverTcp(storage, wake, config.transfer_host)
+        raise ModelError(f"--kv-connector {config.kv_connector} is not known: this version has auto, shm and tcp")
 
     def hello(self) -> Hello:
         config, machine = self.config, self.machine

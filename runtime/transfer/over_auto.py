@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shortest way to each peer: its memory where that can be opened from here, else TCP."""
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.errors import TransferError
+from pontil.runtime.transfer.connector import Connector, Done, Pair
+from pontil.runtime.transfer.over_shm import OverShm
+from pontil.runtime.transfer.over_tcp import OverTcp
+
+
+class OverAuto:
+    """The connector. Offers both ways and chooses one for each peer; both number their pulls from one count."""
+
+    def __init__(self, storage: KVStorage, wake: Callable[[], None], host: str = "127.0.0.1") -> None:
+        tickets = count(1)
+        self.tcp = OverTcp(storage, wake, host, tickets)
+        self.shm = OverShm(storage, wake, tickets)
+        self.chosen: dict[str, Connector] = {}
+        self.pulls: dict[int, Connector] = {}
+
+    def register(self) -> dict[str, Any]:
+        return {"kind": "auto", "shm": self.shm.register(), "tcp": self.tcp.register()}
+
+    def attach(self, peer: str, descriptor: dict[str, Any]) -> None:
+        if peer in self.chosen:
+            return
+        try:
+            self.shm.attach(peer, descriptor)
+            self.chosen[peer] = self.shm
+        except TransferError as near:
+            try:
+                self.tcp.attach(peer, descriptor)
+            except TransferError as far:
+                raise TransferError(f"{near}; over TCP: {far}") from None
+            self.chosen[peer] = self.tcp
+
+    def detach(self, peer: str) -> None:
+        connector = self.chosen.pop(peer, None)
+        if connector is not None:
+            connector.detach(peer)
+
+    def lost(self) -> list[str]:
+        return self.shm.lost() + self.tcp.lost()
+
+    def pull(self, peer: str, pairs: Sequence[Pair], slot: int) -> int:
+        connector = self.chosen.get(peer, self.shm)
+        ticket = connector.pull(peer, pairs, slot)
+        self.pulls[ticket] = connector
+        return ticket
+
+    def poll(self) -> list[Done]:
+        done = self.shm.poll() + self.tcp.poll()
+        for end in done:
+            self.pulls.pop(end.ticket, None)
+        return done
+
+    def cancel(self, ticket: int) -> None:
+        connector = self.pulls.get(ticket)
+        if connector is not None:
+            connector.cancel(ticket)
+
+    def close(self) -> None:
+        self.shm.close()
+        self.tcp.close()

@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pulling from a worker on any host over TCP: the reference, on plain sockets. What is said is in tcp_frames.
+
+Each attached peer has a thread that owns the connection to it, so a slow peer holds up nobody else. Answers are
+received into the pool itself. A pull that is cancelled or goes wrong costs the connection; the next makes another.
+"""
+
+import errno
+import ipaddress
+import os
+import queue
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.errors import TransferError
+from pontil.runtime.transfer.connector import STALL, Done, Pair, can_be_read, runs
+from pontil.runtime.transfer.descriptor import num_blocks, part, secret, whole
+from pontil.runtime.transfer.tcp_frames import ANSWER, EPOCH, READ, TOKEN_BYTES, request
+from pontil.runtime.transfer.tcp_server import TcpServer, smooth
+
+CONNECT_TIMEOUT = 5.0
+# The longest a pull may take whose bytes do come.
+PULL_TIMEOUT = 120.0
+JOIN_TIMEOUT = 5.0
+# Trials of a connection and the pauses after them: a process that ends may close its connections before its port.
+TRIALS = (0.1, 0.5, 1.0)
+
+
+class Broken(TransferError):
+    """The connection ended. One that had idled may just have been closed meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a peer serves its pool, from its descriptor. Raises TransferError when that says nothing usable."""
+
+    host: str
+    port: int
+    token: bytes
+    num_blocks: int
+
+    @classmethod
+    def read(cls, descriptor: dict[str, Any], block_bytes: int) -> "Address":
+        descriptor = part(descriptor, "tcp")
+        token = secret(descriptor, "token", TOKEN_BYTES)
+        host, port = descriptor.get("host"), whole(descriptor, "port")
+        try:
+            ipaddress.ip_address(host if isinstance(host, str) else "")  # a name could take seconds to look up
+        except ValueError:
+            raise TransferError("the peer's descriptor has no usable 'host'") from None
+        if not 0 < port < 1 << 16:
+            raise TransferError("the peer's descriptor has no usable 'port'")
+        return cls(str(host), port, token, num_blocks(descriptor, block_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A pull: (first block of theirs, of ours, how many), and the cell to read."""
+
+    ticket: int
+    runs: list[tuple[int, int, int]]
+    slot: int
+
+
+class PeerStream:
+    """The connection to one peer, and the thread that owns it. The engine's thread gives it jobs, cancels them and
+    rings the bell; `finish` is called in the stream's thread, once for each job."""
+
+    def __init__(
+        self, address: Address, target: memoryview, block_bytes: int, finish: Callable[[Done], None], stall: float
+    ) -> None:
+        self.address, self.target, self.block_bytes = address, target, block_bytes
+        self.finish, self.stall = finish, stall
+        self.jobs: deque[Job] = deque()
+        self.cancelled: set[int] = set()
+        self.leaving, self.closing = threading.Event(), threading.Event()
+        self.refused = False
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # The rest is the stream's thread's own. Without a current job an exchange is a trial.
+        self.socket: socket.socket | None = None
+        self.current: Job | None = None
+        self.deadline = 0.0
+        self.may_try = True
+        self.thread = threading.Thread(target=self.run, name="over-tcp", daemon=True)
+        self.thread.start()
+
+    def give(self, job: Job) -> None:
+        self.jobs.append(job)
+        self.ring()
+
+    def cancel(self, ticket: int) -> None:
+        self.cancelled.add(ticket)
+        self.ring()
+
+    def leave(self) -> None:
+        """End when the jobs given so far have ended."""
+        self.leaving.set()
+        self.ring()
+
+    def close(self) -> None:
+        """End at once: what is not done yet ends with an error."""
+        self.closing.set()
+        self.leave()
+
+    def ring(self) -> None:
+        os.eventfd_write(self.bell, 1)
+
+    def join(self, timeout: float) -> bool:
+        """Whether the thread has ended; the bell goes with it."""
+        self.thread.join(timeout)
+        if self.thread.is_alive():
+            return False
+        os.close(self.bell)
+        return True
+
+    def run(self) -> None:
+        self.try_out()
+        while (job := self.next_job()) is not None:
+            self.current = job
+            self.finish(self.pull(job))
+            self.current = None
+        self.disconnect()
+
+    def next_job(self) -> Job | None:
+        """Wait for work, with an eye on the connection. None when there will be no more."""
+        while not self.jobs:
+            if self.leaving.is_set():
+                return None
+            if self.wait(select.POLLIN | select.POLLRDHUP, None):
+                self.disconnect()  # nothing was asked, so the peer has closed
+                if self.may_try:
+                    self.may_try = False
+                    self.try_out()
+        return self.jobs.popleft()
+
+    def try_out(self) -> None:
+        """Connect ahead of the first pull, and find out why a peer closed: `refused` then says that it is gone. Not
+        more than once between pulls, or a peer that always closes would keep us busy; a pull that waits goes first."""
+        for pause in TRIALS:
+            try:
+                self.exchange([], 0)
+                return
+            except TransferError:
+                self.disconnect()
+            if self.refused or self.jobs or self.leaving.is_set():
+                return
+            self.wait(0, time.monotonic() + pause)
+
+    def pull(self, job: Job) -> Done:
+        begun = time.monotonic()
+        try:
+            epoch = self.exchange_again(job)
+        except TransferError as error:
+            self.disconnect()
+            return Done(job.ticket, str(error), None, 0, time.monotonic() - begun)
+        self.may_try = True
+        moved = self.block_bytes * sum(length for _, _, length in job.runs)
+        return Done(job.ticket, None, epoch, moved, time.monotonic() - begun)
+
+    def exchange_again(self, job: Job) -> int:
+        """An exchange, repeated on a new connection when the one that was there has broken."""
+        had_one = self.socket is not None
+        try:
+            return self.exchange(job.runs, job.slot)
+        except Broken:
+            if not had_one:
+                raise
+            self.disconnect()
+            return self.exchange(job.runs, job.slot)
+
+    def exchange(self, wanted: list[tuple[int, int, int]], slot: int) -> int:
+        """Ask and receive; returns the cell. Raises TransferError, after which the connection is of no use."""
+        self.deadline = time.monotonic() + PULL_TIMEOUT
+        self.check(self.deadline)
+        if self.socket is None:
+            self.connect()
+        self.send(request(self.address.token, slot, [(theirs, length) for theirs, _, length in wanted]))
+        status, size = ANSWER.unpack(self.receive(bytearray(ANSWER.size)))
+        if status != READ or size != self.block_bytes * sum(length for _, _, length in wanted):
+            raise TransferError("the peer did not give the blocks that it announced")
+        for _, ours, length in wanted:
+            self.receive(self.target[ours * self.block_bytes : (ours + length) * self.block_bytes])
+        return int(EPOCH.unpack(self.receive(bytearray(EPOCH.size)))[0])
+
+    def connect(self) -> None:
+        """A new connection. Only a peer whose port is closed counts as gone: anything else may pass."""
+        family = socket.AF_INET6 if ":" in self.address.host else socket.AF_INET
+        try:
+            self.socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            smooth(self.socket)
+            code = self.socket.connect_ex((self.address.host, self.address.port))
+            if code == errno.EINPROGRESS:
+                self.progress(select.POLLOUT, CONNECT_TIMEOUT)
+                code = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        except OSError as error:
+            code = error.errno or errno.EIO
+        self.refused = code == errno.ECONNREFUSED
+        if code:
+            raise TransferError(f"the peer cannot be reached at {self.address.host} ({os.strerror(code)})")
+
+    def disconnect(self) -> None:
+        if self.socket is not None:
+            self.socket.close()
+            self.socket = None
+
+    def send(self, data: bytes) -> None:
+        assert self.socket is not None
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[self.socket.send(rest) :]
+            except BlockingIOError:
+                self.progress(select.POLLOUT, self.stall)
+            except OSError as error:
+                raise Broken(f"the connection to the peer broke ({error.strerror})") from None
+
+    def receive(self, place: bytearray | memoryview) -> bytearray | memoryview:
+        """Fill `place`."""
+        assert self.socket is not None
+        rest = memoryview(place)
+        while rest:
+            self.check(self.deadline)
+            try:
+                received = self.socket.recv_into(rest)
+            except BlockingIOError:
+                self.progress(select.POLLIN, self.stall)
+                continue
+            except OSError as error:
+                raise Broken(f"the connection to the peer broke ({error.strerror})") from None
+            if not received:
+                raise Broken("the peer closed the connection")
+            rest = rest[received:]
+        return place
+
+    def progress(self, events: int, patience: float) -> None:
+        """Wait until the socket is ready. Raises TransferError when that takes too long or is not wanted any more."""
+        until = min(self.deadline, time.monotonic() + patience)
+        while not self.wait(events, until):
+            self.check(until)
+
+    def check(self, until: float) -> None:
+        """Raises TransferError when what is going on should not."""
+        if self.closing.is_set():
+            raise TransferError("this worker is closing")
+        if self.current is None and (self.jobs or self.leaving.is_set()):
+            raise TransferError("a trial gives way")
+        if self.current is not None and self.current.ticket in self.cancelled:
+            raise TransferError("cancelled")
+        if time.monotonic() >= until:
+            raise TransferError("the peer was silent for too long")
+
+    def wait(self, events: int, until: float | None) -> bool:
+        """Whether the socket is ready before the bell rings and the time comes."""
+        poller = select.poll()
+        poller.register(self.bell, select.POLLIN)
+        if self.socket is not None:
+            poller.register(self.socket, events)
+        timeout = None if until is None else max(0.0, until - time.monotonic()) * 1000
+        ready = [source for source, _ in poller.poll(timeout)]
+        if self.bell in ready:
+            os.eventfd_read(self.bell)
+        return any(source != self.bell for source in ready)
+
+
+class OverTcp:
+    """The connector. `wake` is called, from a stream's thread, whenever `poll` has something new; `tickets` are the
+    numbers of its pulls, by default its own; `host` is the address under which peers reach this machine."""
+
+    def __init__(
+        self,
+        storage: KVStorage,
+        wake: Callable[[], None],
+        host: str = "127.0.0.1",
+        tickets: Iterator[int] | None = None,
+        stall: float = STALL,
+    ) -> None:
+        self.storage, self.wake, self.stall, self.tickets = storage, wake, stall, tickets or count(1)
+        self.target = storage.shared.numpy().reshape(-1).data
+        self.server = TcpServer(storage, host)
+        self.streams: dict[str, PeerStream] = {}
+        self.ending: list[PeerStream] = []
+        self.pulls: dict[int, PeerStream] = {}
+        self.done: queue.SimpleQueue[Done] = queue.SimpleQueue()
+
+    def register(self) -> dict[str, Any]:
+        return self.server.descriptor()
+
+    def attach(self, peer: str, descriptor: dict[str, Any]) -> None:
+        if peer not in self.streams:
+            size = self.storage.layout.block_bytes
+            address = Address.read(descriptor, size)
+            self.streams[peer] = PeerStream(address, self.target, size, self.finish, self.stall)
+
+    def detach(self, peer: str) -> None:
+        stream = self.streams.pop(peer, None)
+        if stream is not None:
+            stream.leave()
+            self.ending.append(stream)
+
+    def lost(self) -> list[str]:
+        return [peer for peer, stream in self.streams.items() if stream.refused]
+
+    def pull(self, peer: str, pairs: Sequence[Pair], slot: int) -> int:
+        ticket = next(self.tickets)
+        stream = self.streams.get(peer)
+        if stream is None:
+            self.finish(Done(ticket, "the peer is gone", None, 0, 0.0))
+        elif not can_be_read(pairs, slot, stream.address.num_blocks):
+            self.finish(Done(ticket, "the peer announced blocks that it does not have", None, 0, 0.0))
+        else:
+            self.pulls[ticket] = stream
+            stream.give(Job(ticket, runs(pairs), slot))
+        return ticket
+
+    def poll(self) -> list[Done]:
+        done = []
+        while not self.done.empty():
+            done.append(self.done.get())
+            stream = self.pulls.pop(done[-1].ticket, None)
+            if stream is not None:
+                stream.cancelled.discard(done[-1].ticket)
+        self.ending = [stream for stream in self.ending if not stream.join(0.0)]
+        return done
+
+    def cancel(self, ticket: int) -> None:
+        stream = self.pulls.get(ticket)
+        if stream is not None:
+            stream.cancel(ticket)
+
+    def close(self) -> None:
+        for peer in list(self.streams):
+            self.detach(peer)
+        for stream in self.ending:
+            stream.close()
+        deadline = time.monotonic() + JOIN_TIMEOUT
+        self.ending = [stream for stream in self.ending if not stream.join(max(0.0, deadline - time.monotonic()))]
+        self.server.close()
+
+    def finish(self, done: Done) -> None:
+        self.done.put(done)
+        self.wake()

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The serving side of transfers over TCP: reads blocks of our pool to whoever holds our token.
+
+A peer is a guest: one connection, one thread. Until its first request was good it is a stranger, who has FIRST_REQUEST
+seconds for it and gives way to newcomers when the house is full. Nothing here can write to the pool.
+"""
+
+import contextlib
+import hmac
+import secrets
+import socket
+import threading
+import time
+from typing import Any
+
+from pontil.runtime.cache.storage import EPOCH_SLOTS, KVStorage
+from pontil.runtime.errors import ModelError
+from pontil.runtime.transfer.connector import STALL
+from pontil.runtime.transfer.tcp_frames import ANSWER, EPOCH, MAGIC, READ, REFUSED, REQUEST, RUN, TOKEN_BYTES
+
+MAX_GUESTS = 64
+FIRST_REQUEST = 5.0
+# The rest of a request, once its first byte came.
+WHOLE_REQUEST = 5.0
+# A send call must end within STALL, so it is kept small enough for a slow network.
+SEND_BYTES = 1 << 20
+ACCEPT_PAUSE = 0.1
+JOIN_TIMEOUT = 5.0
+# Notice within half a minute that an idle peer's machine is gone: idle seconds, seconds between probes, probes.
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+
+Runs = list[tuple[int, int]]
+
+
+class Guest:
+    """A connection. `close` may be called by any thread; the guest's own thread is who lets the socket go."""
+
+    def __init__(self, peer: socket.socket, first_request: float) -> None:
+        self.socket = peer
+        self.deadline: float | None = time.monotonic() + first_request
+        self.lock = threading.Lock()
+
+    @property
+    def stranger(self) -> bool:
+        return self.deadline is not None
+
+    def close(self) -> None:
+        """End whatever the guest's thread is waiting for."""
+        with self.lock, contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def leave(self) -> None:
+        with self.lock:
+            self.socket.close()
+
+    def read(self, size: int, deadline: float) -> bytes:
+        """Exactly `size` bytes by `deadline`. Raises OSError when they do not come."""
+        data = bytearray(size)
+        filled = 0
+        while filled < size:
+            self.socket.settimeout(max(1e-3, deadline - time.monotonic()))
+            count = self.socket.recv_into(memoryview(data)[filled:])
+            filled += count
+            if not count or time.monotonic() >= deadline:
+                raise ConnectionError("the peer closed the connection or is too slow")
+        return bytes(data)
+
+    def read_head(self) -> tuple[bytes, float]:
+        """The fixed part of the next request, and the deadline for the rest. Only a guest who is trusted may idle."""
+        deadline = self.deadline
+        if deadline is None:
+            self.socket.settimeout(None)
+            self.socket.recv(1, socket.MSG_PEEK)
+            deadline = time.monotonic() + WHOLE_REQUEST
+        return self.read(REQUEST.size, deadline), deadline
+
+
+class TcpServer:
+    """Listens on a free port of `host`. Raises ModelError when that is not possible. Bounded: MAX_GUESTS threads and
+    the one that accepts."""
+
+    def __init__(self, storage: KVStorage, host: str, first_request: float = FIRST_REQUEST) -> None:
+        self.storage, self.first_request = storage, first_request
+        self.data = storage.shared.numpy().reshape(-1).data
+        self.epochs = storage.epochs.numpy()
+        self.token = secrets.token_bytes(TOKEN_BYTES)
+        self.listener = listen(host)
+        self.guests: dict[Guest, threading.Thread] = {}
+        self.lock = threading.Lock()
+        self.stopping = threading.Event()
+        self.thread = threading.Thread(target=self.accept_until_closed, name="tcp-server", daemon=True)
+        self.thread.start()
+
+    def descriptor(self) -> dict[str, Any]:
+        host, port = self.listener.getsockname()[:2]
+        blocks, size = self.storage.num_blocks, self.storage.layout.block_bytes
+        return {
+            "kind": "tcp",
+            "host": host,
+            "port": port,
+            "token": self.token.hex(),
+            "blocks": blocks,
+            "block_bytes": size,
+        }
+
+    def close(self) -> None:
+        self.stopping.set()
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self.thread.join(JOIN_TIMEOUT)
+        self.listener.close()
+        with self.lock:
+            guests = dict(self.guests)
+        for guest in guests:
+            guest.close()
+        deadline = time.monotonic() + JOIN_TIMEOUT
+        for thread in guests.values():
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def accept_until_closed(self) -> None:
+        while not self.stopping.is_set():
+            try:
+                peer, _ = self.listener.accept()
+            except OSError:
+                self.stopping.wait(ACCEPT_PAUSE)  # closing, or out of descriptors: the latter must not spin
+            else:
+                self.admit(peer)
+
+    def admit(self, peer: socket.socket) -> None:
+        """Give a newcomer a thread, or turn it away when only guests who are trusted are here."""
+        if len(self.guests) >= MAX_GUESTS:
+            self.make_room()
+        if len(self.guests) >= MAX_GUESTS:
+            peer.close()
+            return
+        guest = Guest(peer, self.first_request)
+        thread = threading.Thread(target=self.serve, args=(guest,), name="tcp-guest", daemon=True)
+        with self.lock:
+            self.guests[guest] = thread
+        thread.start()
+
+    def make_room(self) -> None:
+        """Show out the stranger who has been here longest. Only this thread adds guests."""
+        with self.lock:
+            strangers = [(guest, thread) for guest, thread in self.guests.items() if guest.stranger]
+        for guest, thread in strangers[:1]:
+            guest.close()
+            thread.join(JOIN_TIMEOUT)
+
+    def serve(self, guest: Guest) -> None:
+        """Answer a guest until it leaves, breaks the rules or is too slow."""
+        try:
+            smooth(guest.socket)
+            while not self.stopping.is_set() and self.answer(guest):
+                pass
+        except OSError:
+            return
+        finally:
+            guest.leave()
+            with self.lock:
+                del self.guests[guest]
+
+    def answer(self, guest: Guest) -> bool:
+        """One request. False when the connection cannot go on."""
+        head, deadline = guest.read_head()
+        magic, token, slot, count = REQUEST.unpack(head)
+        if magic != MAGIC or not hmac.compare_digest(token, self.token):
+            return False
+        runs: Runs = []
+        if count < self.storage.num_blocks:
+            runs = list(RUN.iter_unpack(guest.read(count * RUN.size, deadline))) if count else []
+        guest.deadline = None
+        guest.socket.settimeout(STALL)
+        if count != len(runs) or slot >= EPOCH_SLOTS or not self.has(runs):
+            guest.socket.sendall(ANSWER.pack(REFUSED, 0))
+            return bool(count == len(runs))
+        self.send(guest.socket, runs)
+        guest.socket.sendall(EPOCH.pack(int(self.epochs[slot])))
+        return True
+
+    def has(self, runs: Runs) -> bool:
+        """Whether all these blocks are in the pool, and not more of them than it has."""
+        blocks = self.storage.num_blocks
+        inside = all(0 < first < first + count <= blocks for first, count in runs)
+        return inside and sum(count for _, count in runs) < blocks
+
+    def send(self, peer: socket.socket, runs: Runs) -> None:
+        """The blocks, straight from the pool. When this returns all of them were copied out of it."""
+        size = self.storage.layout.block_bytes
+        peer.sendall(ANSWER.pack(READ, size * sum(count for _, count in runs)))
+        for first, count in runs:
+            for start in range(first * size, (first + count) * size, SEND_BYTES):
+                peer.sendall(self.data[start : min(start + SEND_BYTES, (first + count) * size)])
+
+
+def listen(host: str) -> socket.socket:
+    """A listening socket on a free port of `host`, which is an address, or a name of it, that peers can reach."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ModelError(f"the transfer host {host!r} is not known ({error.strerror}): give an address") from None
+    try:
+        listener.bind(address)
+        listener.listen(MAX_GUESTS)
+    except OSError as error:
+        listener.close()
+        raise ModelError(
+            f"KV transfers cannot be offered on {host!r} ({error.strerror}): give an address of this machine"
+        ) from None
+    if listener.getsockname()[0] in ("0.0.0.0", "::"):
+        listener.close()
+        raise ModelError(f"the transfer host {host!r} is no address that a peer can reach: name one")
+    return listener
+
+
+def smooth(peer: socket.socket) -> None:
+    """No waiting to fill packets, and an end to connections whose other machine is gone."""
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE:
+        peer.setsockopt(socket.IPPROTO_TCP, option, value)
