@@ -25,6 +25,8 @@ else:
 Role = Literal["all", "proxy", "prefill", "decode", "mixed"]
 # Turns what a flag or a file gave into the field's value; ValueError carries words that follow the flag's name.
 Reader = Callable[[Any], Any]
+WILDCARDS = ("0.0.0.0", "::", "0", "")
+LOOPBACK = ("localhost", "::1")
 UNITS = {"": 1} | {
     f"{letter}{suffix}": base**power
     for power, letter in enumerate("KMGT", 1)
@@ -90,11 +92,20 @@ def devices(value: Any) -> tuple[DeviceItem, ...]:
 
 
 def endpoint(value: Any) -> str:
-    """A zmq address on this host: keys and the transport that other hosts need do not exist yet."""
-    port = re.fullmatch(r"tcp://(?:127\.0\.0\.1|localhost|\[::1\]):(\d{1,5})", str(value), re.ASCII)
+    """A zmq address that others can be told: a socket file, or a host and a port (no wildcard)."""
+    port = re.fullmatch(r"tcp://(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):(\d{1,5})", str(value), re.ASCII)
     if not re.fullmatch(r"ipc:///[^\s]+", str(value)) and not (port and 0 < int(port[1]) < 65536):
-        raise ValueError("must be ipc:///PATH or tcp://127.0.0.1:PORT (other hosts come later)")
+        raise ValueError("must be ipc:///PATH or tcp://HOST:PORT")
+    if host_of(str(value)) in WILDCARDS:
+        raise ValueError("must name the address by which the other hosts reach this one")
     return str(value)
+
+
+def host_of(address: str) -> str | None:
+    """The host of a tcp endpoint, without brackets; None for a socket file."""
+    if not address.startswith("tcp://"):
+        return None
+    return address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
 
 
 def flag(section: str, default: Any, meaning: str, read: Reader, metavar: str = "") -> Any:
@@ -142,6 +153,9 @@ class LaunchOptions:
     join: str | None = flag(
         NETWORK, None, "Start workers only, for the proxy whose --control this is.", endpoint, "ENDPOINT"
     )
+    insecure: bool = flag(
+        NETWORK, False, "Let control and KV cross a network without keys; only on one you trust.", switch
+    )
     disagg: str = flag(
         ENGINE, "always", "Whether prefill and decode are split.", choice("always", "never"), "always|never"
     )
@@ -149,7 +163,10 @@ class LaunchOptions:
     max_num_batched_tokens: int = flag(ENGINE, 256, "Tokens a worker computes in one step.", whole(1), "TOKENS")
     block_size: int = flag(ENGINE, 16, "Tokens in one block of KV cache.", whole(1, 1024), "TOKENS")
     kv_cache_memory: int | None = flag(ENGINE, None, "KV cache of each worker, like 2GiB or 512MB.", size, "SIZE")
-    kv_connector: str = flag(ENGINE, "shm", "What carries KV blocks between workers.", choice("shm"), "shm")
+    kv_connector: str = flag(
+        ENGINE, "auto", "What carries KV blocks; auto: shm on one host, else tcp.",
+        choice("auto", "shm", "tcp"), "auto|shm|tcp",
+    )  # fmt: skip
     log_level: str = flag(SUPERVISION, "info", "Least severity that is logged.", choice(*LEVELS), "|".join(LEVELS))
     start_timeout: float = flag(SUPERVISION, 600.0, "Longest time to ready of a process.", seconds, "SECONDS")
     drain_timeout: float = flag(

@@ -33,3 +33,15 @@ def refusal(flag: str, host: str, port: int, error: OSError) -> LaunchError | Op
     if error.errno == errno.EACCES:
         return LaunchError(f"Port {port} needs more rights than this user has: choose a port above 1023.")
     return OptionError(f"{host} cannot be bound ({error.strerror}): try 127.0.0.1 or 0.0.0.0.")
+
+
+def address_towards(host: str) -> str:
+    """The address of this machine that packets to `host` leave from. Sends nothing."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            own: str = probe.getsockname()[0]
+    except (OSError, UnicodeError) as error:
+        raise OptionError(f"--join {host} cannot be reached from here: check the address and the network.") from error
+    return own

@@ -8,7 +8,8 @@ from typing import Any
 
 from pontil.launcher.devices import DeviceItem, Machine, Seat, assign, spell
 from pontil.launcher.errors import OptionError
-from pontil.launcher.options import LaunchOptions
+from pontil.launcher.options import LOOPBACK, LaunchOptions, host_of
+from pontil.launcher.ports import address_towards
 from pontil.launcher.version import VERSION
 
 # The length of sockaddr_un's path, less the NUL that ends it.
@@ -64,6 +65,7 @@ def plan(options: LaunchOptions, machine: Machine, run: Path, cache: Path) -> To
     check_lists(options)
     check_join(options)
     control = options.join or options.control or f"ipc://{run / 'control'}"
+    check_exposure(options, control)
     workers = [] if options.role == "proxy" else plan_workers(options, machine, run, control)
     proxies = [] if options.join else [plan_proxy(options, machine, control)]
     check_endpoints([control, *(worker.config["peer_endpoint"] for worker in workers)])
@@ -87,6 +89,20 @@ def check_join(options: LaunchOptions) -> None:
         raise OptionError(f"--role {options.role} starts workers only: name the proxy's --control with --join.")
     if options.join and options.control:
         raise OptionError("--control is the endpoint of a proxy started here and --join of one elsewhere: give one.")
+
+
+def check_exposure(options: LaunchOptions, control: str) -> None:
+    """Nothing crosses a network unprotected unless that was asked for."""
+    host = host_of(control)
+    if host is not None and not is_loopback(host) and not options.insecure:
+        raise OptionError(
+            f"{control} crosses a network, and there are no keys yet to protect it: "
+            "give --insecure if everyone on that network may read and send requests, or stay on loopback."
+        )
+
+
+def is_loopback(host: str) -> bool:
+    return host in LOOPBACK or host.startswith("127.")
 
 
 def plan_workers(options: LaunchOptions, machine: Machine, run: Path, control: str) -> list[ChildPlan]:
@@ -136,7 +152,7 @@ def plan_worker(options: LaunchOptions, name: str, seat: Seat, run: Path, contro
         "model": options.model,
         "served_model_name": served_name(options),
         "control": control,
-        "peer_endpoint": f"ipc://{run / name.replace(':', '-')}",
+        **meeting_point(options, name, run, control),
         "dtype": options.dtype,
         "max_model_len": options.max_model_len,
         "max_num_seqs": options.max_num_seqs,
@@ -147,6 +163,15 @@ def plan_worker(options: LaunchOptions, name: str, seat: Seat, run: Path, contro
         "log_level": options.log_level,
     }
     return ChildPlan(name, role, seat.device, seat.cores, config)
+
+
+def meeting_point(options: LaunchOptions, name: str, run: Path, control: str) -> dict[str, str]:
+    """Where other workers reach this one: a socket file, unless some of them may be on other hosts."""
+    proxy = host_of(control)
+    if proxy is None or is_loopback(proxy):
+        return {"peer_endpoint": f"ipc://{run / name.replace(':', '-')}", "transfer_host": "127.0.0.1"}
+    own = address_towards(proxy) if options.join else proxy
+    return {"peer_endpoint": f"tcp://{url_host(own)}:0", "transfer_host": own}
 
 
 def plan_proxy(options: LaunchOptions, machine: Machine, control: str) -> ChildPlan:

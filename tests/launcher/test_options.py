@@ -55,7 +55,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         ("dtype", "int8"), ("block_size", "0"), ("kv_cache_memory", "2 apples"), ("kv_cache_memory", "0"),
         ("drain_timeout", "inf"), ("drain_timeout", "-1"), ("drain_timeout", "nan"), ("prefill", "gpu"),
         ("control", "tcp://0.0.0.0:1"), ("control", "tcp://127.0.0.1:0"), ("join", "ipc://relative"), ("host", ""),
-        ("model", "two\nlines"), ("kv_connector", "tcp"), ("log_level", "loud"),
+        ("model", "two\nlines"), ("kv_connector", "pigeon"), ("log_level", "loud"),
     ],
 )  # fmt: skip
 def test_each_value_is_checked_and_named(name: str, value: str) -> None:

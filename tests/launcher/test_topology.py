@@ -7,6 +7,7 @@ import pytest
 from pontil.launcher.devices import Machine
 from pontil.launcher.errors import OptionError
 from pontil.launcher.options import read_options
+from pontil.launcher.ports import address_towards
 from pontil.launcher.topology import MAX_IPC_PATH, Topology, plan, url_host
 from pontil.runtime.config import proxy_config, worker_config
 
@@ -96,3 +97,29 @@ def test_a_model_is_called_by_the_last_part_of_its_path(model: str, name: str) -
 )
 def test_clients_are_told_an_address_they_can_use(host: str, written: str) -> None:
     assert url_host(host) == written
+
+
+def test_a_control_endpoint_on_a_network_needs_a_word() -> None:
+    with pytest.raises(OptionError, match="--insecure"):
+        topology(role="proxy", control="tcp://10.1.2.3:7000")
+    made = topology(role="all", control="tcp://10.1.2.3:7000", insecure=True)
+    places = [(child.config["peer_endpoint"], child.config["transfer_host"]) for child in made.children[1:]]
+    assert places == [("tcp://10.1.2.3:0", "10.1.2.3")] * 2
+
+
+def test_who_joins_over_a_network_is_reached_at_its_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pontil.launcher.topology.address_towards", lambda host: f"towards-{host}")
+    (worker,) = topology(role="decode", join="tcp://10.1.2.3:7000", insecure=True).children
+    assert (worker.config["peer_endpoint"], worker.config["transfer_host"]) == (
+        "tcp://towards-10.1.2.3:0",
+        "towards-10.1.2.3",
+    )
+    assert worker.config["control"] == "tcp://10.1.2.3:7000"
+    (near,) = topology(role="decode", join="tcp://127.0.0.1:7000").children
+    assert near.config["peer_endpoint"].startswith("ipc://")
+
+
+def test_the_own_address_is_the_one_packets_leave_from() -> None:
+    assert address_towards("127.0.0.1") == "127.0.0.1"
+    with pytest.raises(OptionError, match="cannot be reached"):
+        address_towards("nobody.invalid")
