@@ -127,8 +127,6 @@ class Routes:
             raise
         return streams
 
-    # What the server says about itself.
-
     async def models(self, request: Request) -> HTTPResponse:
         return json_response({"object": "list", "data": [self.model_object]})
 

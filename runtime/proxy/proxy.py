@@ -72,8 +72,6 @@ class Proxy:
             Failed: self.on_failed,
         }
 
-    # -- life ---------------------------------------------------------------------------------------------------------
-
     def bind(self) -> str:
         """Open the control endpoint and return its address. Raises PontilError when it cannot be bound."""
         self.server = ControlServer(self.context, self.config.control)
@@ -114,8 +112,6 @@ class Proxy:
         if self.server is not None:
             self.server.close(LINGER)
         self.context.term()
-
-    # -- what the reader's side asks ----------------------------------------------------------------------------------
 
     def submit(self, prompt: list[int], params: SamplingParams, name: str | None = None) -> Stream:
         """Send a request on its way. `name` goes into its id, to be found in the workers' logs.
@@ -172,8 +168,6 @@ class Proxy:
     def take_table(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """The supervisor's table: workers that it shows as dead are gone at once."""
         self.lose(self.registry.show(rows), "died")
-
-    # -- what the workers say -----------------------------------------------------------------------------------------
 
     def on_messages(self, messages: list[Message]) -> None:
         now = self.clock()
@@ -238,8 +232,6 @@ class Proxy:
             error = RequestError(message.reason, status=message.status) if is_clients else Unavailable(message.reason)
             self.fail(request, error)
 
-    # -- time ---------------------------------------------------------------------------------------------------------
-
     def tick(self) -> None:
         """Everything that happens because time has passed, unless that time was not the workers' fault."""
         self.ticks += 1
@@ -269,8 +261,6 @@ class Proxy:
                     self.fail(
                         request, Unavailable(f"{worker.hello.name} {how} while it served this request: try again")
                     )
-
-    # -- the ends of a request ----------------------------------------------------------------------------------------
 
     def enlist(self, request: Request) -> None:
         self.requests[request.id] = request
