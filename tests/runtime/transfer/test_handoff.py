@@ -8,8 +8,10 @@ from dataclasses import replace
 from enum import Enum
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import EPOCH_SLOTS, KVStorage
@@ -159,19 +161,19 @@ class StuckConnector(OverShm):
     """Never ends a pull until told to."""
 
     def __init__(self) -> None:
-        self.tickets: list[int] = []
+        self.open: list[int] = []
         self.release = False
 
     def pull(self, peer: str, pairs: Sequence[Pair], slot: int) -> int:
-        self.tickets.append(len(self.tickets))
-        return self.tickets[-1]
+        self.open.append(len(self.open))
+        return self.open[-1]
 
     def cancel(self, ticket: int) -> None:
-        assert ticket in self.tickets
+        assert ticket in self.open
 
     def poll(self) -> list[Done]:
-        ended = self.tickets if self.release else []
-        self.tickets = [] if self.release else self.tickets
+        ended = self.open if self.release else []
+        self.open = [] if self.release else self.open
         return [Done(ticket, "cancelled", None, 0, 0.0) for ticket in ended]
 
 
@@ -230,6 +232,24 @@ def test_memory_that_is_not_the_peers_is_refused(both: Pair1P1D) -> None:
         both.connector.attach("other", both.source.register() | {"fd": reading})
     os.close(reading)
     os.close(writing)
+
+
+class LettingGo:
+    """Blocks whose owner lets go of them while they are read."""
+
+    def __init__(self, storage: KVStorage) -> None:
+        self.storage = storage
+
+    def __getitem__(self, place: slice) -> NDArray[np.uint8]:
+        self.storage.epochs[3] += 1
+        return self.storage.shared.numpy()[place]
+
+
+def test_the_cell_is_read_after_the_data(both: Pair1P1D) -> None:
+    both.connector.peers["P"].blocks = LettingGo(both.theirs)  # type: ignore[assignment]
+    both.connector.pull("P", [(1, 1), (5, 6)], 3)
+    assert both.bell.wait(DEADLINE)
+    assert [(done.error, done.epoch) for done in both.connector.poll()] == [(None, 2)]
 
 
 def test_neighbours_are_merged() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from workers import PromptWorker, ScriptedProxy, is_clean, open_worker
 
+from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import Begin, Fetched
@@ -68,6 +69,39 @@ def test_a_handoff_changes_no_token_and_no_count(
     everyone_clean(proxy)
     assert decode.decode.tally.complete == 1
     assert decode.decode.tally.bytes == -(-length // 16) * decode.machine.layout.block_bytes
+
+
+@pytest.mark.parametrize(("gives", "takes"), [("shm", "shm"), ("tcp", "tcp"), ("auto", "tcp"), ("shm", "auto")])
+def test_a_handoff_goes_over_any_connector_that_both_know(
+    proxy: ScriptedProxy, model: Path, tmp_path: Path, gives: str, takes: str
+) -> None:
+    prefill = open_worker(model, tmp_path, "prefill:0", "prefill", kv_connector=gives)
+    decode = open_worker(model, tmp_path, "decode:0", "decode", kv_connector=takes)
+    proxy.admit(prefill, decode)
+    names = [f"r{number}" for number in range(6)]
+    for number, name in enumerate(names):
+        proxy.submit_pair(prefill, decode, name, prompt(7 + 40 * number), drawn(6))
+        proxy.submit(decode, f"whole-{name}", prompt(7 + 40 * number), drawn(6))
+    split, whole = proxy.finish(*names), proxy.finish(*[f"whole-{name}" for name in names])
+    assert [answer.ids for answer in split] == [answer.ids for answer in whole]
+    everyone_clean(proxy)
+    assert (decode.decode.tally.complete, decode.decode.tally.failed) == (6, 0)
+
+
+def test_workers_without_a_common_connector_say_so(proxy: ScriptedProxy, model: Path, tmp_path: Path) -> None:
+    prefill = open_worker(model, tmp_path, "prefill:0", "prefill", kv_connector="shm")
+    decode = open_worker(model, tmp_path, "decode:0", "decode", kv_connector="tcp")
+    proxy.admit(prefill, decode)
+    proxy.submit_pair(prefill, decode, "r", prompt(40), drawn(6))
+    (answer,) = proxy.finish("r")
+    assert "--kv-connector" in answer.failures[0].reason
+    proxy.cancel(prefill, "r")
+    everyone_clean(proxy)
+
+
+def test_an_unknown_connector_is_named(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="--kv-connector pigeon"):
+        open_worker(model, tmp_path, "prefill:0", "prefill", kv_connector="pigeon")
 
 
 def test_many_handoffs_share_one_handshake(proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker]) -> None:  # C8

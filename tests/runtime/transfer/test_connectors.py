@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every connector does alike, over each of them; "far" is auto with a peer whose memory is not on this host."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pools import KINDS, LAYOUT, Pool, wait_for, without_memory
+
+from pontil.runtime.cache.storage import EPOCH_SLOTS
+from pontil.runtime.errors import TransferError
+
+WAYS = ("shm", "tcp", "auto", "far")
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Site:
+    """Pools joined one way."""
+
+    def __init__(self, way: str) -> None:
+        self.way, self.pools = way, list[Pool]()
+
+    def open(self, blocks: int = 40) -> Pool:
+        self.pools.append(Pool(KINDS["auto" if self.way == "far" else self.way], blocks))
+        return self.pools[-1]
+
+    def attach(self, pool: Pool, name: str, descriptor: dict[str, Any]) -> None:
+        pool.connector.attach(name, without_memory(descriptor) if self.way == "far" else descriptor)
+
+    def join(self, *names: str) -> tuple[Pool, ...]:
+        """A pool that can read others, and those."""
+        reader, others = self.open(), [self.open() for _ in names]
+        for name, other in zip(names, others, strict=True):
+            self.attach(reader, name, other.connector.register())
+        return reader, *others
+
+
+@pytest.fixture(params=WAYS)
+def site(request: pytest.FixtureRequest) -> Iterator[Site]:
+    threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    made = Site(request.param)
+    yield made
+    for pool in made.pools:
+        pool.connector.close()
+    memory = 2 * len(made.pools)  # the memory of a pool and its mapping stay ours
+    assert threading.active_count() == threads  # D5
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + memory
+
+
+def test_blocks_arrive_whole_with_the_cell_and_nothing_else_changes(site: Site) -> None:
+    ours, theirs = site.join("P")
+    theirs.storage.epochs[EPOCH_SLOTS - 1] = 1 << 40
+    before = ours.storage.shared.clone()
+    here, there = [5, 6, 7, 39, 2, 1], [10, 11, 12, 1, 39, 38]
+    (done,) = ours.finish(ours.connector.pull("P", list(zip(there, here, strict=True)), EPOCH_SLOTS - 1))
+    assert (done.error, done.epoch, done.bytes) == (None, 1 << 40, 6 * LAYOUT.block_bytes)
+    assert ours.has(here, theirs, there)
+    rest = [block for block in range(40) if block not in here]
+    assert torch.equal(ours.storage.shared[rest], before[rest])
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+@pytest.mark.parametrize("way", WAYS)
+def test_any_blocks_in_any_order(way: str, data: st.DataObject) -> None:
+    site = Site(way)
+    ours, theirs = site.join("P")
+    count = data.draw(st.integers(0, 39))
+    there = data.draw(st.permutations(range(1, 40)))[:count]
+    here = data.draw(st.permutations(range(1, 40)))[:count]
+    (done,) = ours.finish(ours.connector.pull("P", list(zip(there, here, strict=True)), 3))
+    for pool in site.pools:
+        pool.connector.close()
+    assert done.error is None and ours.has(list(here), theirs, list(there))
+
+
+def test_pulls_from_two_peers_do_not_mix(site: Site) -> None:
+    ours, one, two = site.join("one", "two")
+    tickets = []
+    for number in range(1, 20):
+        tickets.append(ours.connector.pull("one", [(40 - number, number)], number))
+        tickets.append(ours.connector.pull("two", [(number, 20 + number)], number))
+    assert len(set(tickets)) == 38
+    assert all(done.error is None for done in ours.finish(*tickets))
+    assert ours.has(list(range(1, 20)), one, list(range(39, 20, -1)))
+    assert ours.has(list(range(21, 40)), two, list(range(1, 20)))
+    assert ours.connector.lost() == []
+
+
+def test_two_pools_read_each_other(site: Site) -> None:
+    one, two = site.join("two")
+    site.attach(two, "one", one.connector.register())
+    kept = two.storage.shared[5].clone()
+    one.finish(one.connector.pull("two", [(5, 6)], 0))
+    two.finish(two.connector.pull("one", [(6, 7)], 0))
+    assert torch.equal(two.storage.shared[7], kept)
+
+
+@pytest.mark.parametrize(("block", "slot"), [(0, 0), (40, 0), (-1, 0), (1 << 40, 0), (3, -1), (3, EPOCH_SLOTS)])
+def test_what_is_outside_the_pool_is_not_read(site: Site, block: int, slot: int) -> None:
+    ours, _ = site.join("P")
+    (done,) = ours.finish(ours.connector.pull("P", [(3, 3), (block, 4)], slot))
+    assert "does not have" in str(done.error) and done.epoch is None and done.bytes == 0
+    (done,) = ours.finish(ours.connector.pull("P", [(3, 3)], 0))
+    assert done.error is None
+
+
+def test_a_pull_from_a_stranger_fails(site: Site) -> None:
+    ours, _ = site.join("P")
+    (done,) = ours.finish(ours.connector.pull("Q", [(3, 3)], 0))
+    assert "gone" in str(done.error)
+    ours.connector.detach("Q")
+
+
+def test_a_cancelled_pull_ends_once_and_others_go_on(site: Site) -> None:
+    ours, theirs = site.join("P")
+    pairs = [(block, block) for block in range(1, 40, 2)]
+    tickets = [ours.connector.pull("P", pairs, 0) for _ in range(20)]
+    for ticket in tickets[::2]:
+        ours.connector.cancel(ticket)
+    ends = ours.finish(*tickets)
+    assert all(done.error in (None, "cancelled") for done in ends[::2])
+    assert all(done.error is None for done in ends[1::2])
+    ours.connector.cancel(tickets[0])  # over already: no error
+    (last,) = ours.finish(ours.connector.pull("P", [(2, 2)], 0))
+    assert last.error is None and ours.has([2], theirs, [2])
+
+
+def test_pulls_of_a_peer_that_is_detached_end(site: Site) -> None:
+    ours, theirs = site.join("P")
+    tickets = [ours.connector.pull("P", [(block, block)], 0) for block in range(1, 40)]
+    ours.connector.detach("P")
+    (refused,) = ours.finish(ours.connector.pull("P", [(1, 1)], 0))
+    assert "gone" in str(refused.error)
+    ends = ours.finish(*tickets)
+    assert all(done.error is None for done in ends) and ours.has([7, 39], theirs, [7, 39])
+    site.attach(ours, "P", theirs.connector.register())
+    (again,) = ours.finish(ours.connector.pull("P", [(1, 1)], 0))
+    assert again.error is None
+
+
+def test_closing_ends_every_pull(site: Site) -> None:
+    ours, _ = site.join("P")
+    tickets = [ours.connector.pull("P", [(block, block)], 0) for block in range(1, 40)]
+    ours.connector.close()
+    ours.bell.set()
+    ours.finish(*tickets)
+
+
+def test_descriptors_travel_and_those_that_say_nothing_are_refused(site: Site) -> None:
+    ours, theirs = site.join("P")
+    descriptor = theirs.connector.register()
+    assert json.loads(json.dumps(descriptor)) == descriptor
+    site.attach(ours, "P", {})  # attaching again changes nothing
+    for bad in ({}, {"kind": "other"}, {"kind": "auto"}, {"kind": "auto", "shm": 1, "tcp": []}):
+        with pytest.raises(TransferError):
+            site.attach(ours, "Q", bad)
+    for name in descriptor if site.way in ("shm", "tcp") else ():
+        with pytest.raises(TransferError):
+            site.attach(ours, "Q", descriptor | {name: None})
+        with pytest.raises(TransferError):
+            site.attach(ours, "Q", {key: value for key, value in descriptor.items() if key != name})
+
+
+OWNER = """
+import json, sys
+import app
+from pools import KINDS, Pool
+pool = Pool(KINDS[sys.argv[1]])
+pool.storage.shared[:] = 7
+print(json.dumps(pool.connector.register()), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_peer_that_is_killed_is_lost_and_nothing_hangs(site: Site) -> None:
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])
+    kind = "auto" if site.way == "far" else site.way
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, kind],
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert owner.stdin is not None and owner.stdout is not None
+    with owner, owner.stdin:
+        ours = site.open()
+        site.attach(ours, "child", json.loads(owner.stdout.readline()))
+        (done,) = ours.finish(ours.connector.pull("child", [(1, 1)], 0))
+        assert done.error is None and ours.connector.lost() == []
+        tickets = [ours.connector.pull("child", [(block, block) for block in range(1, 40)], 0) for _ in range(50)]
+        owner.kill()
+        tickets += [ours.connector.pull("child", [(block, block) for block in range(1, 40)], 0) for _ in range(50)]
+        ends = ours.finish(*tickets)
+        assert all(end.error or end.bytes == 39 * LAYOUT.block_bytes for end in ends)
+        if not any(end.error for end in ends):
+            assert bool((ours.storage.shared[1:] == 7).all())
+        wait_for(lambda: ours.connector.lost() == ["child"])
+        ours.connector.detach("child")
+        assert ours.connector.lost() == []

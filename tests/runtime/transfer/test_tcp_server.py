@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server of blocks against peers that break every rule: it ends them and goes on serving."""
+
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pools import LAYOUT, Pool, wait_for
+
+from pontil.runtime.cache.storage import EPOCH_SLOTS
+from pontil.runtime.errors import ModelError
+from pontil.runtime.transfer import tcp_server
+from pontil.runtime.transfer.over_tcp import OverTcp
+from pontil.runtime.transfer.tcp_frames import ANSWER, EPOCH, MAGIC, READ, REFUSED, REQUEST, request
+from pontil.runtime.transfer.tcp_server import TcpServer, listen
+
+TIMEOUT = 10.0
+MOST = (1 << 32) - 1
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    made = Pool(OverTcp, blocks=40)
+    made.storage.epochs[9] = 77
+    yield made
+    made.connector.close()
+
+
+def server_of(pool: Pool) -> TcpServer:
+    assert isinstance(pool.connector, OverTcp)
+    return pool.connector.server
+
+
+def call(pool: Pool) -> socket.socket:
+    host, port = server_of(pool).listener.getsockname()
+    return socket.create_connection((host, port), timeout=TIMEOUT)
+
+
+def read(peer: socket.socket, size: int) -> bytes:
+    """That many bytes, or what came before the end."""
+    data = b""
+    while len(data) < size and (more := peer.recv(size - len(data))):
+        data += more
+    return data
+
+
+def ends(peer: socket.socket) -> bool:
+    """Whether the server closes without having said anything."""
+    try:
+        return peer.recv(1) == b""
+    except ConnectionError:  # it closed before it had read everything
+        return True
+
+
+def serves(pool: Pool, peer: socket.socket) -> bool:
+    """Whether a good request on this connection gets its answer."""
+    peer.sendall(request(server_of(pool).token, 9, [(3, 2), (39, 1)]))
+    size = 3 * LAYOUT.block_bytes
+    head, data, cell = read(peer, ANSWER.size), read(peer, size), read(peer, EPOCH.size)
+    wanted = pool.storage.shared[[3, 4, 39]].numpy().tobytes()
+    return (head, data, cell) == (ANSWER.pack(READ, size), wanted, EPOCH.pack(77))
+
+
+def goes_on(pool: Pool) -> bool:
+    with call(pool) as peer:
+        return serves(pool, peer) and serves(pool, peer)
+
+
+def test_requests_are_answered_one_after_the_other(pool: Pool) -> None:
+    assert goes_on(pool)
+    with call(pool) as peer:
+        peer.sendall(request(server_of(pool).token, 9, []))
+        assert read(peer, ANSWER.size + EPOCH.size) == ANSWER.pack(READ, 0) + EPOCH.pack(77)
+
+
+@settings(max_examples=30, deadline=None)
+@given(garbage=st.binary(min_size=REQUEST.size, max_size=200))
+def test_garbage_gets_no_answer(pool: Pool, garbage: bytes) -> None:
+    with call(pool) as peer:
+        peer.sendall(garbage)
+        assert ends(peer)
+    assert goes_on(pool)
+
+
+@pytest.mark.parametrize("place", [0, 3, 4, 19])
+def test_a_wrong_version_or_token_gets_no_answer(pool: Pool, place: int) -> None:
+    asked = bytearray(request(server_of(pool).token, 9, [(3, 1)]))
+    asked[place] ^= 1
+    with call(pool) as peer:
+        peer.sendall(asked)
+        assert ends(peer)
+    assert goes_on(pool)
+
+
+@pytest.mark.parametrize(
+    ("slot", "runs"),
+    [
+        (0, [(0, 1)]),
+        (0, [(40, 1)]),
+        (0, [(39, 2)]),
+        (0, [(3, 0)]),
+        (0, [(1, MOST)]),
+        (0, [(MOST, MOST)]),
+        (0, [(3, 1), (0, 1)]),
+        (0, [(1, 39), (1, 39)]),  # more than there is
+        (EPOCH_SLOTS, [(3, 1)]),
+        (MOST, []),
+    ],
+)
+def test_what_the_pool_does_not_have_is_refused(pool: Pool, slot: int, runs: list[tuple[int, int]]) -> None:
+    with call(pool) as peer:
+        peer.sendall(request(server_of(pool).token, slot, runs))
+        assert read(peer, ANSWER.size) == ANSWER.pack(REFUSED, 0)
+        assert serves(pool, peer)
+
+
+def test_a_huge_number_of_runs_is_not_waited_for(pool: Pool) -> None:
+    with call(pool) as peer:
+        peer.sendall(REQUEST.pack(MAGIC, server_of(pool).token, 0, MOST))
+        assert read(peer, ANSWER.size) == ANSWER.pack(REFUSED, 0)
+        assert ends(peer)
+    assert goes_on(pool)
+
+
+@pytest.mark.parametrize("sent", [0, 1, REQUEST.size, REQUEST.size + 3])
+def test_half_a_request_and_silence_has_a_deadline(pool: Pool, monkeypatch: pytest.MonkeyPatch, sent: int) -> None:
+    monkeypatch.setattr(server_of(pool), "first_request", 0.1)
+    monkeypatch.setattr(tcp_server, "WHOLE_REQUEST", 0.1)
+    asked = request(server_of(pool).token, 9, [(3, 1)])
+    with call(pool) as stranger, call(pool) as guest:
+        assert serves(pool, guest)
+        stranger.sendall(asked[:sent])
+        assert ends(stranger)
+        if sent:
+            guest.sendall(asked[:sent])
+            assert ends(guest)
+        else:
+            assert serves(pool, guest)  # who is trusted may idle
+    assert goes_on(pool)
+
+
+def test_a_peer_that_does_not_read_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_server, "STALL", 0.1)
+    large = Pool(OverTcp, blocks=20000)
+    with call(large) as peer:
+        peer.sendall(request(server_of(large).token, 0, [(1, 19999)]))
+        wait_for(lambda: len(server_of(large).guests) == 1)
+        wait_for(lambda: not server_of(large).guests)
+    with call(large) as peer:
+        peer.sendall(request(server_of(large).token, 0, []))
+        assert len(read(peer, ANSWER.size)) == ANSWER.size
+    large.connector.close()
+
+
+def test_strangers_make_room_and_trusted_guests_do_not(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_server, "MAX_GUESTS", 4)
+    wait_for(lambda: not server_of(pool).guests)
+    strangers = [call(pool) for _ in range(9)]
+    wait_for(lambda: len(server_of(pool).guests) == 4)
+    friends = [call(pool) for _ in range(4)]
+    assert all(serves(pool, friend) for friend in friends)
+    with call(pool) as late:
+        assert ends(late)
+    assert all(serves(pool, friend) for friend in friends)
+    assert all(ends(stranger) for stranger in strangers)
+    for peer in strangers + friends:
+        peer.close()
+    wait_for(lambda: not server_of(pool).guests)
+    assert goes_on(pool)
+
+
+def test_a_reset_is_no_error(pool: Pool) -> None:
+    peer = call(pool)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    peer.sendall(request(server_of(pool).token, 0, [(1, 39)]))
+    peer.close()
+    assert goes_on(pool)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "no.such.host.invalid"])
+def test_a_host_that_cannot_be_is_named(host: str) -> None:
+    with pytest.raises(ModelError, match=host):
+        listen(host)
+
+
+def test_a_name_is_told_as_an_address() -> None:
+    with listen("localhost") as listener:
+        assert listener.getsockname()[0] in ("127.0.0.1", "::1")

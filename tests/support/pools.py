@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pools of KV blocks with a connector each, and waiting for their pulls."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pontil.runtime.cache.layout import KVLayout
+from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.transfer.connector import Connector, Done
+from pontil.runtime.transfer.over_auto import OverAuto
+from pontil.runtime.transfer.over_shm import OverShm
+from pontil.runtime.transfer.over_tcp import OverTcp
+
+LAYOUT = KVLayout(16, 2, 2, 8, "bfloat16")
+DEADLINE = 20.0
+
+Open = Callable[[KVStorage, Callable[[], None]], Connector]
+
+KINDS: dict[str, Open] = {"shm": OverShm, "tcp": OverTcp, "auto": OverAuto}
+
+
+class Pool:
+    """A pool of random blocks, what its connector was asked and what came of it."""
+
+    def __init__(self, open_connector: Open, blocks: int = 40, layout: KVLayout = LAYOUT) -> None:
+        self.storage = KVStorage(layout, blocks, torch.device("cpu"))
+        self.storage.shared.random_(0, 256)
+        self.bell = threading.Event()
+        self.connector = open_connector(self.storage, self.bell.set)
+        self.ended: list[Done] = []
+
+    def finish(self, *tickets: int) -> list[Done]:
+        """The ends of these pulls, in this order; an end that comes twice is an error."""
+        until = time.monotonic() + DEADLINE
+        while not set(tickets) <= {done.ticket for done in self.ended}:
+            assert self.bell.wait(max(0.0, until - time.monotonic())), "a pull did not end"
+            self.bell.clear()
+            self.ended += self.connector.poll()
+        ends = {done.ticket: done for done in self.ended}
+        assert len(ends) == len(self.ended)
+        return [ends[ticket] for ticket in tickets]
+
+    def has(self, ours: list[int], other: "Pool", theirs: list[int]) -> bool:
+        return torch.equal(self.storage.shared[ours], other.storage.shared[theirs])
+
+
+def without_memory(descriptor: dict[str, Any]) -> dict[str, Any]:
+    """The descriptor as it looks from another host, where another process may have that pid and descriptor."""
+    near = descriptor.get("shm")
+    return descriptor | {"shm": near | {"identity": "00" * 16}} if isinstance(near, dict) else descriptor
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < until, "the condition did not come true in time"
+        time.sleep(0.005)
