@@ -104,6 +104,35 @@ def test_an_unknown_connector_is_named(model: Path, tmp_path: Path) -> None:
         open_worker(model, tmp_path, "prefill:0", "prefill", kv_connector="pigeon")
 
 
+def test_blocks_are_pulled_while_the_rest_of_the_prompt_is_computed(
+    proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker]
+) -> None:
+    prefill, decode = pair
+    proxy.workers.remove(prefill)
+    proxy.submit_pair(prefill, decode, "long", prompt(250), greedy(3, ignore_eos=True))
+    early: list[int] = []
+
+    def caught_up() -> bool:
+        """Decode has pulled all that prefill has announced."""
+        announced = [gift.announced for gift in prefill.prefill.giver.open.values()]
+        takes = [parked.take for parked in decode.decode.parked.values()]
+        early.extend(take.bytes // decode.machine.layout.block_bytes for take in takes if take.handoff is None)
+        return not announced or (takes[0].announced == announced[0] and not takes[0].pending)
+
+    def computed() -> bool:
+        """Prefill makes its next step only then."""
+        proxy.turn_until(caught_up)
+        prefill.turn()
+        return bool(prefill.prefill.held)
+
+    proxy.turn_until(computed)
+    proxy.workers.insert(0, prefill)
+    proxy.finish("long")
+    # 250 tokens in steps of 64: three chunks of four blocks were here before the handoff brought the last.
+    assert sorted(set(early)) == [0, 4, 8, 12]
+    everyone_clean(proxy)
+
+
 def test_many_handoffs_share_one_handshake(proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker]) -> None:  # C8
     prefill, decode = pair
     names = [f"r{number}" for number in range(12)]
