@@ -255,7 +255,7 @@ class PeerStream:
         if self.current is not None and self.current.ticket in self.cancelled:
             raise TransferError("cancelled")
         if time.monotonic() >= until:
-            raise TransferError("the peer was silent for too long")
+            raise TransferError("the peer is too slow")
 
     def wait(self, events: int, until: float | None) -> bool:
         """Whether the socket is ready before the bell rings and the time comes."""

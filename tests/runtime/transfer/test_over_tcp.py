@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pulling over TCP from peers that stall, lie, close or come back."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -11,9 +12,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pools import LAYOUT, Pool, wait_for
+from pools import DEADLINE, LAYOUT, Pool, wait_for
 
 from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.transfer import over_tcp
 from pontil.runtime.transfer.over_tcp import OverTcp
 from pontil.runtime.transfer.tcp_frames import ANSWER, EPOCH, READ, REFUSED, REQUEST, RUN
 
@@ -150,6 +152,27 @@ def test_a_cancelled_pull_does_not_wait_for_its_peer() -> None:
     ours.bell.set()
     assert ours.finish(third)[0].error == "this worker is closing"
     assert time.monotonic() - begun < 4.0
+    liar.close()
+
+
+def test_bytes_that_only_trickle_in_have_a_deadline_too(ours: Pool, monkeypatch: pytest.MonkeyPatch) -> None:  # C14
+    monkeypatch.setattr(over_tcp, "PULL_TIMEOUT", 0.5)
+    liar = lie_to(ours, HEAD, True)
+    ticket = ours.connector.pull("liar", PAIRS, 0)
+    wait_for(lambda: liar.pulls == 1)
+    ended = threading.Event()
+
+    def trickle() -> None:
+        while not ended.wait(STALL / 10):
+            with contextlib.suppress(OSError):
+                liar.kept[-1].sendall(b"x")
+
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    (done,) = ours.finish(ticket)
+    ended.set()
+    thread.join()
+    assert done.error == "the peer is too slow" and STALL < done.seconds < STALL + DEADLINE
     liar.close()
 
 
