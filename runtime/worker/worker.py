@@ -115,6 +115,11 @@ class Worker:
         self.poller.wake()
 
     def run(self) -> None:
+        """Serve until stopped. Ready means that the proxy has welcomed this worker, not that it would like to be."""
+        self.report.progress("registering")
+        self.tick(time.monotonic())
+        while self.link.proxy is None and not self.stopping:
+            self.turn()
         self.report.ready(
             device=self.config.device,
             kv_tokens=self.machine.pool.capacity * self.machine.layout.block_size,

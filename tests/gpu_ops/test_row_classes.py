@@ -32,7 +32,8 @@ class Reordered(Linear):
             return super().__call__(x)
         halves = zip(x.float().chunk(2, 1), self.weight.float().chunk(2, 1), strict=True)
         first, second = (part @ weight.T for part, weight in halves)
-        return (second + first).to(x.dtype)
+        total: Tensor = second + first
+        return total.to(x.dtype)
 
     def twin(self, weight: Tensor) -> Linear:
         return Reordered(weight)

@@ -84,7 +84,10 @@ class Served:
         return [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
 
     def is_ready(self) -> bool:
+        """Every planned process has registered, and requests can be served."""
         assert self.process.poll() is None, f"the launch ended:\n{self.output.read_text()}"
+        if "ready on http" not in self.output.read_text():
+            return False
         try:
             return self.request("GET", "/ready").status == 200
         except OSError:
