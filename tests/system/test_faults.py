@@ -13,6 +13,7 @@ import pytest
 from served import Served, launched, wait_for
 
 LONG = {"prompt": "Count: one, two, three,", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
+SHORT = {"max_tokens": 16, "ignore_eos": True, "temperature": 0}
 MODEL = {"model": "smollm2-135m-instruct"}
 
 
@@ -133,7 +134,7 @@ def test_an_idle_tree_sleeps(pair: Served) -> None:
 def test_one_kind_of_worker_serves_whole_requests(tmp_path: Path, kept: str, missing: str) -> None:  # C12
     with launched(tmp_path, missing, "none") as served:
         assert set(served.topology()) == {"proxy", kept}
-        reply = served.request("POST", "/v1/completions", MODEL | {"prompt": "The capital of France is"})
+        reply = served.request("POST", "/v1/completions", MODEL | {"prompt": "The capital of France is"} | SHORT)
         assert reply.header("x-pontil-route") == kept
         assert reply.json()["usage"]["completion_tokens"] == 16
 
