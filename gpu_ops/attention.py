@@ -2,8 +2,9 @@
 """Paged attention over a block-major KV pool, `[block][layer][k|v][kv_head][slot][head_dim]`.
 
 A query's bits depend on its position and its keys only. To that end every product has one fixed shape: queries of a
-prompt in tiles aligned to their absolute position, keys in chunks of KEY_CHUNK positions, and the chunks are added up
-in order, so that a chunk that is all padding adds an exact zero. Everything is computed in float32.
+prompt in tiles aligned to their absolute position, keys in chunks of KEY_CHUNK positions (KEY_STRIP for single queries,
+whose cost is reading keys: the last chunk is half padding on average), and the chunks are added up in order, so that a
+chunk that is all padding adds an exact zero. Everything is computed in float32.
 """
 
 import math
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 KEY_CHUNK = 256
+KEY_STRIP = 64
 QUERY_TILE = 64
 QUERY_SCALE = 1 / math.log(2)
 
@@ -31,15 +33,21 @@ class PagedAttention(Protocol):
 
 def write_kv(pool: Tensor, layer: int, blocks: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
     """Put row r of k and v [rows, kv_heads, head_dim] into slot `offsets[r]` of block `blocks[r]`."""
-    pool[blocks, layer, 0, :, offsets] = k.to(pool.dtype)
-    pool[blocks, layer, 1, :, offsets] = v.to(pool.dtype)
+    _, layers, _, heads, slots, dim = pool.shape
+    head = torch.arange(heads, device=pool.device)
+    places = (((blocks * layers + layer) * 2 * heads).unsqueeze(1) + head) * slots + offsets.unsqueeze(1)
+    rows = pool.view(-1, dim)
+    rows.index_copy_(0, places.view(-1), k.to(pool.dtype).reshape(-1, dim))
+    rows.index_copy_(0, (places + heads * slots).view(-1), v.to(pool.dtype).reshape(-1, dim))
 
 
 def gather_kv(pool: Tensor, layer: int, tables: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values of block tables [n, blocks per chunk], each float32 [n * kv_heads, KEY_CHUNK, head_dim]."""
+    """Keys and values of block tables [n, blocks per chunk], each float32 [n * kv_heads, width, head_dim]."""
     n, per_chunk = tables.shape
-    _, _, _, heads, slots, dim = pool.shape
-    chunks = pool[tables, layer].permute(2, 0, 3, 1, 4, 5)
+    blocks, layers, _, heads, slots, dim = pool.shape
+    # Whole runs of bytes, selected by row: many times faster than indexing by block and layer.
+    rows = pool.view(blocks * layers, -1).index_select(0, (tables * layers + layer).view(-1))
+    chunks = rows.view(n, per_chunk, 2, heads, slots, dim).permute(2, 0, 3, 1, 4, 5)
     # In one pass: a conversion that kept the permuted strides would be copied again.
     chunks = chunks.to(torch.float32, memory_format=torch.contiguous_format)
     k, v = chunks.reshape(2, n * heads, per_chunk * slots, dim)
@@ -54,7 +62,7 @@ def hide(visible: Tensor) -> Tensor:
 def weigh(scores: Tensor, v: Tensor) -> Tensor:
     """Softmax over all chunks, then the weighted sum of v, chunk after chunk.
 
-    scores [sequences, chunks, kv_heads, queries, KEY_CHUNK], in units of ln 2 (the queries carry QUERY_SCALE: on a CPU
+    scores [sequences, chunks, kv_heads, queries, width], in units of ln 2 (the queries carry QUERY_SCALE: on a CPU
     exp2 takes a fraction of the time of exp), -inf where hidden; v as `gather_kv` gives it.
     Returns [sequences, kv_heads, queries, head_dim].
     """
@@ -63,18 +71,15 @@ def weigh(scores: Tensor, v: Tensor) -> Tensor:
     weights = torch.exp2(scores - highest)
     values = torch.bmm(weights.view(-1, queries, width), v).view(sequences, chunks, heads, queries, -1)
     sums = weights.sum(-1, keepdim=True)
-    total, norm = values[:, 0], sums[:, 0]
-    for chunk in range(1, chunks):
-        total = total + values[:, chunk]
-        norm = norm + sums[:, chunk]
-    return total / norm
+    # A running sum adds in order, whatever the number of chunks; a tree of partial sums would not.
+    return values.cumsum(1)[:, -1] / sums.cumsum(1)[:, -1]
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedAttention:
     """Rows of generated positions: row r sees the first `lengths[r]` positions of its own block table.
 
-    `tables` [rows, chunks, blocks per chunk] is padded with block 0, which no sequence owns.
+    `tables` [rows, strips, blocks per strip] is padded with block 0, which no sequence owns.
     """
 
     pool: Tensor
@@ -84,15 +89,15 @@ class GeneratedAttention:
     lengths: Tensor
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        rows, chunks, per_chunk = self.tables.shape
+        rows, strips, per_strip = self.tables.shape
         heads, dim = q.shape[1:]
         kv_heads = k.shape[1]
         write_kv(self.pool, layer, self.blocks, self.offsets, k[:rows], v[:rows])
-        keys, values = gather_kv(self.pool, layer, self.tables.view(rows * chunks, per_chunk))
+        keys, values = gather_kv(self.pool, layer, self.tables.view(rows * strips, per_strip))
         query = (q[:rows].float() * (QUERY_SCALE * dim**-0.5)).view(rows, 1, kv_heads, heads // kv_heads, dim)
-        query = query.expand(-1, chunks, -1, -1, -1).reshape(-1, heads // kv_heads, dim)
-        scores = torch.bmm(query, keys.transpose(1, 2)).view(rows, chunks, kv_heads, -1, KEY_CHUNK)
-        positions = torch.arange(chunks * KEY_CHUNK, device=q.device).view(chunks, 1, 1, KEY_CHUNK)
+        query = query.expand(-1, strips, -1, -1, -1).reshape(-1, heads // kv_heads, dim)
+        scores = torch.bmm(query, keys.transpose(1, 2)).view(rows, strips, kv_heads, -1, KEY_STRIP)
+        positions = torch.arange(strips * KEY_STRIP, device=q.device).view(strips, 1, 1, KEY_STRIP)
         scores += hide(positions < self.lengths.view(-1, 1, 1, 1, 1))
         out = torch.zeros_like(q)
         out[:rows] = weigh(scores, values).reshape(rows, heads, dim).to(q.dtype)

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from pontil.runtime.errors import ModelError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
+# A block divides the strips of keys that attention reads.
+BLOCK_SIZES = (8, 16, 32, 64)
 
 
 @dataclass(frozen=True, slots=True)

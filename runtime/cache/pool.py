@@ -6,17 +6,18 @@ with it. A credit is a promise of one block that has not been picked yet, so tha
 bind blocks only as it grows.
 """
 
-from collections import deque
-
 
 class BlockPool:
-    """Hands out block numbers 1 … num_blocks - 1. Not thread-safe: the engine's thread owns it."""
+    """Hands out block numbers 1 … num_blocks - 1. Not thread-safe: the engine's thread owns it.
+
+    What was released last goes out first: memory that was never needed is never touched.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 2:
             raise ValueError("a pool needs block 0 and at least one more")
         self.num_blocks = num_blocks
-        self.free_list = deque(range(1, num_blocks))
+        self.free_list = list(range(num_blocks - 1, 0, -1))
         self.owned: set[int] = set()
         self.credits = 0
 
@@ -41,7 +42,7 @@ class BlockPool:
         """Turn `count` credits into blocks."""
         assert count <= self.credits, "a block was bound without a credit"
         self.credits -= count
-        blocks = [self.free_list.popleft() for _ in range(count)]
+        blocks = [self.free_list.pop() for _ in range(count)]
         self.owned.update(blocks)
         return blocks
 
@@ -49,7 +50,7 @@ class BlockPool:
         """Take back blocks and unused credits."""
         assert credits <= self.credits, "more credits came back than were given"
         self.credits -= credits
-        for block in blocks:
+        for block in reversed(blocks):
             assert block in self.owned, f"block {block} was released twice"
             self.owned.remove(block)
             self.free_list.append(block)

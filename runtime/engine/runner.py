@@ -4,7 +4,14 @@
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.attention import KEY_CHUNK, GeneratedAttention, PagedAttention, PromptAttention, PromptSpan
+from pontil.gpu_ops.attention import (
+    KEY_CHUNK,
+    KEY_STRIP,
+    GeneratedAttention,
+    PagedAttention,
+    PromptAttention,
+    PromptSpan,
+)
 from pontil.gpu_ops.row_classes import RowClasses, measure
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.batch import Batch, Span, Tile
@@ -71,8 +78,8 @@ class Runner:
         offsets = self.tensor([p % self.block_size for p in positions])
         if not tile.generated:
             return PromptAttention(self.storage.tensor, blocks, offsets, self.prompt_spans(tile))
-        chunks = max(positions) // KEY_CHUNK + 1
-        tables = torch.stack([self.table(own, chunks) for own in owners])
+        strips = max(positions) // KEY_STRIP + 1
+        tables = torch.stack([self.table(own, strips, KEY_STRIP) for own in owners])
         return GeneratedAttention(self.storage.tensor, blocks, offsets, tables, self.tensor([p + 1 for p in positions]))
 
     def prompt_spans(self, tile: Tile) -> list[PromptSpan]:
@@ -81,11 +88,11 @@ class Runner:
 
     def prompt_span(self, row: int, span: Span) -> PromptSpan:
         chunks = (span.start + span.count - 1) // KEY_CHUNK + 1
-        return PromptSpan(row, span.start, span.count, self.table(span.sequence.blocks, chunks))
+        return PromptSpan(row, span.start, span.count, self.table(span.sequence.blocks, chunks, KEY_CHUNK))
 
-    def table(self, blocks: list[int], chunks: int) -> Tensor:
-        """Block numbers [chunks, blocks per chunk], padded with block 0."""
-        per_chunk = KEY_CHUNK // self.block_size
+    def table(self, blocks: list[int], chunks: int, width: int) -> Tensor:
+        """Block numbers [chunks, blocks per chunk] for chunks of `width` positions, padded with block 0."""
+        per_chunk = width // self.block_size
         used = blocks[: chunks * per_chunk]
         return self.tensor(used + [0] * (chunks * per_chunk - len(used))).view(chunks, per_chunk)
 

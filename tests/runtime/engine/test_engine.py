@@ -49,7 +49,7 @@ def test_company_and_chunks_change_nothing(alone: Rig, model: Llama, length: int
     assert drain(crowded.engine)["a"] == expected
 
 
-@pytest.mark.parametrize("block_size", [8, 64, 256])
+@pytest.mark.parametrize("block_size", [8, 32, 64])
 def test_block_size_changes_nothing(alone: Rig, model: Llama, block_size: int) -> None:
     alone.engine.add(sequence("a", prompt(300), 20))
     other = rig(model, blocks=80, block_size=block_size)
