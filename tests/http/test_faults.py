@@ -140,11 +140,13 @@ def test_a_slow_reader_slows_only_itself(bare: Site) -> None:  # F7
 
 def test_a_reader_that_never_reads_is_cut_off(bare: Site, monkeypatch: pytest.MonkeyPatch) -> None:  # F7
     monkeypatch.setattr("pontil.http.sse.READER_PATIENCE", 0.05)
-    worker = bare.worker(script=torrent, max_model_len=1 << 24, num_blocks=1 << 20)
+    # At this pace the answer would take minutes; small buffers fill long before.
+    worker = bare.worker(script=torrent, pace=0.005, max_model_len=1 << 26, num_blocks=1 << 22)
+    bare.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
     connection = bare.connect()
     connection.connect()
-    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    body = {"prompt": "a", "stream": True, "max_tokens": 10_000_000, "return_token_ids": True}
+    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+    body = {"prompt": "a", "stream": True, "max_tokens": 60_000_000, "return_token_ids": True}
     connection.request("POST", "/v1/completions", json.dumps(body))
     worker.cancels.get(timeout=DEADLINE)
     eventually(lambda: bare.proxy.idle)
