@@ -56,13 +56,36 @@ class Probe:
 
 def measure(linears: Sequence[Linear], head: Linear) -> RowClasses:
     """Run every distinct shape with every row count that a tile may have, and keep the counts whose bits agree."""
-    distinct = {(one.out_features, one.in_features, one.dtype): one for one in linears}
-    probes = [probe(one) for one in distinct.values()]
+    probes = probes_of(linears)
     return RowClasses(
         generated=max(floor(one, GENERATED_ROWS) for one in probes),
         head=floor(probe(head), GENERATED_ROWS),
         prompt=tuple(sizes(probes)),
     )
+
+
+def same_on_one_thread(linears: Sequence[Linear], head: Linear) -> bool:
+    """Whether full tiles have the bits that a single thread gives: a worker with more cores must agree with one that
+    has fewer. Changes the number of threads for a moment."""
+    probes, last = probes_of(linears), probe(head)
+
+    def full_tiles() -> list[Tensor]:
+        tiles = [one.linear(one.rows[:rows]) for one in probes for rows in (GENERATED_ROWS, PROMPT_ROWS)]
+        return [*tiles, last.linear(last.rows[:GENERATED_ROWS])]
+
+    threads = torch.get_num_threads()
+    ours = full_tiles()
+    torch.set_num_threads(1)
+    try:
+        return all(torch.equal(one, alone) for one, alone in zip(ours, full_tiles(), strict=True))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def probes_of(linears: Iterable[Linear]) -> list[Probe]:
+    """One probe for each distinct shape."""
+    distinct = {(one.out_features, one.in_features, one.dtype): one for one in linears}
+    return [probe(one) for one in distinct.values()]
 
 
 def floor(one: Probe, full: int) -> int:

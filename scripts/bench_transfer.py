@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -104,8 +105,8 @@ def measure(descriptor: dict[str, object], blocks: int, rounds: int) -> dict[str
         size = blocks * LAYOUT.block_bytes
         results[order] = {
             "copy": rates(copy, size, rounds),
-            "shm": rates(lambda pairs=pairs: shm.pull(pairs), size, rounds),
-            "tcp": rates(lambda pairs=pairs: tcp.pull(pairs), size, rounds),
+            "shm": rates(partial(shm.pull, pairs), size, rounds),
+            "tcp": rates(partial(tcp.pull, pairs), size, rounds),
         }
     shm.connector.close()
     tcp.connector.close()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Carries a batch through the model. Takes no decision."""
 
+import logging
+
 import torch
 from torch import Tensor
 
@@ -12,12 +14,14 @@ from pontil.gpu_ops.attention import (
     PromptAttention,
     PromptSpan,
 )
-from pontil.gpu_ops.row_classes import RowClasses, measure
+from pontil.gpu_ops.row_classes import RowClasses, measure, same_on_one_thread
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.batch import Batch, Span, Tile
 from pontil.runtime.engine.sampler import sample_rows
 from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.models.llama import Llama
+
+logger = logging.getLogger("pontil.engine")
 
 
 class Runner:
@@ -27,7 +31,15 @@ class Runner:
         self.model, self.storage = model, storage
         self.device = model.device
         self.block_size = storage.layout.block_size
+        if self.device.type == "cpu" and torch.get_num_threads() > 1:
+            self.agree_with_fewer_cores()
         self.classes: RowClasses = measure(model.linears, model.head)
+
+    def agree_with_fewer_cores(self) -> None:
+        """Tokens must not depend on how many cores a worker was given (C16): one thread where they would."""
+        if not same_on_one_thread(self.model.linears, self.model.head):
+            logger.warning("this library's results depend on the number of threads: computing with one")
+            torch.set_num_threads(1)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> list[tuple[Sequence, int]]:

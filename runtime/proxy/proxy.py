@@ -176,6 +176,9 @@ class Proxy:
             handler = self.handlers.get(type(message))
             if handler is None or not isinstance(message, Hello) and message.receiver != self.incarnation:
                 self.metrics.dropped.labels("stale").inc()
+                if isinstance(message, Heartbeat):
+                    # Meant for the proxy before this one: hearing another name, the worker registers anew at once.
+                    self.send(StillHere(self.incarnation, message.sender))
             else:
                 handler(message)
 

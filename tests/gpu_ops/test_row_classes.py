@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pontil.gpu_ops import linear
 from pontil.gpu_ops.linear import Linear
-from pontil.gpu_ops.row_classes import PROMPT_ROWS, RowClasses, measure
+from pontil.gpu_ops.row_classes import PROMPT_ROWS, RowClasses, measure, same_on_one_thread
 
 
 class Moody(Linear):
@@ -68,3 +68,25 @@ def test_padding_goes_up_to_the_next_size() -> None:
     assert [classes.pad_prompt(rows) for rows in (1, 64, 65, 256)] == [64, 64, 256, 256]
     assert [classes.pad_generated(rows) for rows in (1, 4, 31)] == [4, 4, 31]
     assert classes.pad_head(1) == 2
+
+
+class Crowded(Linear):
+    """A product whose threads each add a share of the terms."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x) + (1.0 if torch.get_num_threads() > 1 else 0.0)
+
+    def twin(self, weight: Tensor) -> Linear:
+        return Crowded(weight)
+
+
+def test_notices_results_that_depend_on_the_number_of_threads() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert not same_on_one_thread([Crowded(WEIGHT)], Linear(WEIGHT))
+        assert not same_on_one_thread([Linear(WEIGHT)], Crowded(WEIGHT))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert same_on_one_thread([Linear(WEIGHT)], Linear(WEIGHT))

@@ -13,6 +13,7 @@ import pytest
 from served import Served, launched, wait_for
 
 LONG = {"prompt": "Count: one, two, three,", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
+WORKERS = ("prefill:0", "decode:0")
 SHORT = {"max_tokens": 16, "ignore_eos": True, "temperature": 0}
 MODEL = {"model": "smollm2-135m-instruct"}
 
@@ -61,6 +62,28 @@ def test_a_worker_that_is_killed_ends_its_streams_and_comes_back(pair: Served, n
     assert {other: after[other]["pid"] for other in others} == {other: before[other]["pid"] for other in others}
     answer = pair.complete("The capital of France is", max_tokens=5)
     assert answer["choices"][0]["text"].startswith(" Paris")
+
+
+def test_a_proxy_that_is_killed_comes_back_with_the_same_workers(pair: Served) -> None:
+    rest(pair)
+    before = pair.topology()
+    reply = pair.request("POST", "/v1/completions", MODEL | LONG | {"stream": True})
+    next(reply.events())
+    os.kill(before["proxy"]["pid"], signal.SIGKILL)
+    reply.connection.close()
+    wait_for(pair.is_ready, 30, "a new proxy with workers")
+    rest(pair)
+    after = pair.topology()
+    assert after["proxy"]["pid"] != before["proxy"]["pid"]
+    assert {name: after[name]["pid"] for name in WORKERS} == {name: before[name]["pid"] for name in WORKERS}
+    # The abandoned request holds nothing: both pools are as free as they were.
+    wait_for(lambda: free(pair) == {name: before[name]["load"]["free_blocks"] for name in WORKERS}, 20, "free blocks")
+    assert pair.complete("The capital of France is", **SHORT)["usage"]["completion_tokens"] == 16
+
+
+def free(served: Served) -> dict[str, int]:
+    rows = served.topology()
+    return {name: rows[name].get("load", {}).get("free_blocks", 0) for name in WORKERS}
 
 
 def test_a_client_that_leaves_frees_both_sides(pair: Served) -> None:
