@@ -59,7 +59,7 @@ class ProxyLink:
             changed = self.proxy is not None and self.proxy != message.sender
             self.proxy = message.sender
             return changed
-        if isinstance(message, StillHere) and message.sender != self.proxy:
+        if isinstance(message, StillHere) and self.proxy not in (None, message.sender):
             return self.forget()
         return False
 

@@ -29,6 +29,13 @@ def rest(served: Served) -> None:
     wait_for(served.is_ready, 60, "readiness")
     wait_for(lambda: served.metric("pontil_requests_running") == 0, 10, "an idle server")
     wait_for(lambda: all(row["state"] == "READY" for row in served.topology().values()), 60, "everyone ready")
+    wait_for(lambda: not any(map(busy, served.topology().values())), 10, "heartbeats that tell of idle workers")
+
+
+def busy(row: dict[str, Any]) -> bool:
+    """Whether the last heartbeat told of work; it lags behind by up to half a second."""
+    load = row.get("load", {"running": 0, "waiting": 0} if row["role"] == "proxy" else {"running": 1})
+    return bool(load["running"] or load["waiting"])
 
 
 def test_topology_tells_every_process(pair: Served) -> None:
