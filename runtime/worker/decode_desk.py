@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pontil.runtime.engine.sequence import Finish
+from pontil.runtime.engine.sequence import Finish, Sequence
 from pontil.runtime.transfer.connector import Connector
 from pontil.runtime.transfer.states import Taking
 from pontil.runtime.transfer.taker import Take, Taker
@@ -139,9 +139,17 @@ class DecodeDesk:
         if take.announced + count > take.expected:
             self.taker.fail(take, "the peer announced more blocks than the prompt has")
             return
+        if isinstance(message, Handoff) and not self.is_for(message, sequence):
+            self.taker.fail(take, "the peer's handoff is not for this request")
+            return
         self.machine.scheduler.grow(sequence, (take.announced + count) * self.machine.layout.block_size)
         ours = sequence.blocks[take.announced : take.announced + count]
         self.taker.announced(take, message, ours, now)
+
+    def is_for(self, handoff: Handoff, sequence: Sequence) -> bool:
+        """Whether the whole prompt was computed and the first tokens are tokens: the engine will believe both."""
+        inside = all(0 <= token < self.machine.config.vocab_size for token in handoff.first_tokens)
+        return handoff.computed == len(sequence.prompt) and inside
 
     def withdrawn(self, parked: Parked, message: Withdrawn) -> None:
         if message.finished:
@@ -175,7 +183,7 @@ class DecodeDesk:
         take, live = parked.take, parked.live
         self.tally.failed += 1
         self.tell(take.peer, Abandon(self.incarnation, take.peer, take.transfer_id, str(take.error)))
-        if take.handoff is not None and 0 <= take.handoff.first_tokens[0] < self.machine.config.vocab_size:
+        if take.handoff is not None:
             self.machine.scheduler.compute_here(live.sequence, take.handoff.first_tokens[0])
         else:
             self.machine.engine.end(live.key, Finish.ERROR)

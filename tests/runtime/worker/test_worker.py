@@ -2,7 +2,9 @@
 """Two real workers and a handoff between them, over real sockets and real shared memory."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from workers import PromptWorker, ScriptedProxy, is_clean, open_worker
@@ -205,6 +207,23 @@ def test_blocks_that_arrive_damaged_are_computed_again(
     assert split.ids == same.ids and split.frames[-1].generated_tokens == 7
     assert decode.decode.tally.failed == 1
     everyone_clean(proxy)
+
+
+@pytest.mark.parametrize(
+    "lie", [{"first_tokens": [10**6]}, {"first_tokens": [-1]}, {"computed": 39}, {"computed": 9999}]
+)
+def test_a_handoff_that_lies_ends_the_request_and_not_the_worker(
+    proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker], lie: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill, decode = pair
+    hold = type(prefill.prefill.giver).hold
+    monkeypatch.setattr(type(prefill.prefill.giver), "hold", lambda *told, **more: replace(hold(*told, **more), **lie))
+    proxy.submit_pair(prefill, decode, "r", prompt(40), drawn(8))
+    (answer,) = proxy.finish("r")
+    assert "not for this request" in answer.failures[0].reason
+    everyone_clean(proxy)
+    proxy.submit(decode, "next", prompt(40), drawn(3))
+    assert len(proxy.finish("next")[0].ids) == 3
 
 
 def test_a_lease_that_nobody_ends_expires(
