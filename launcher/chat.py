@@ -37,6 +37,7 @@ class Chat:
                     show(piece)
                 usage = event.get("usage") or usage
         except BaseException:
+            # Ctrl-C too: the turn is taken back, and whatever it was goes on up.
             self.messages.pop()
             raise
         self.messages.append({"role": "assistant", "content": answer})

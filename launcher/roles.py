@@ -66,6 +66,7 @@ def run_role(told: dict[str, Any], reporter: Reporter, commands: int | None, bod
         reporter.failed(str(error))
         return EXIT_FAILED
     except Exception:
+        # The outermost frame of every child: a fault of ours is logged whole and told by the exit code.
         logging.getLogger("pontil").exception("%s ended by a fault of its own", config.get("name", told["role"]))
         return EXIT_BROKEN
     return 0

@@ -114,6 +114,7 @@ def only_one(lock: Path) -> Iterator[None]:
         while not try_lock(file):
             if time.monotonic() > deadline:
                 raise ModelError(f"another process has been fetching the model for too long: end it (it holds {lock})")
+            # flock can wait, but not with a deadline.
             time.sleep(LOCK_POLL)
         yield
 

@@ -15,6 +15,7 @@ decode is counted in `malformed` and dropped, never fatal.
 import asyncio
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -38,7 +39,7 @@ def open_context() -> Context:
     return zmq.Context()
 
 
-class BaseSocket:
+class BaseSocket(ABC):
     """What both kinds share. `malformed` counts frames dropped, `full` and `unreachable` sends that said False."""
 
     def __init__(self, context: Context, kind: int) -> None:
@@ -65,8 +66,9 @@ class BaseSocket:
                 self.malformed += 1
         return messages
 
+    @abstractmethod
     def unpack(self, parts: list[bytes]) -> Message:
-        raise NotImplementedError
+        """The message in a frame's parts. Raises MalformedFrame."""
 
     @property
     def readable(self) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws follow the distribution they claim, by chi-square with fixed numbers."""
+"""Draws follow the distribution they claim, counted over evenly spread numbers."""
 
 import pytest
 import torch

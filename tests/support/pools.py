@@ -58,4 +58,4 @@ def wait_for(condition: Callable[[], bool]) -> None:
     until = time.monotonic() + DEADLINE
     while not condition():
         assert time.monotonic() < until, "the condition did not come true in time"
-        time.sleep(0.005)
+        time.sleep(0.005)  # what a copying thread or another process has done rings no bell here
