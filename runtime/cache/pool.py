@@ -1,24 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who owns which KV block.
 
-Conservation: free + owned = all blocks but block 0, and credits <= free. Block 0 belongs to nobody: tables are padded
-with it. A credit is a promise of one block that has not been picked yet, so that a sequence can be admitted whole and
-bind blocks only as it grows.
+Conservation: free + idle + owned = all blocks but block 0, and credits <= free + idle. Block 0 belongs to nobody:
+tables are padded with it.
+
+    free    nothing worth keeping is in it
+    idle    nobody owns it, but the prefix index can find it; the least recently used one is evicted when memory is asked for
+    owned   one or more owners; whoever is not alone may only read it
+
+A credit is a promise of one block that has not been picked yet, so that a prompt can be admitted whole and bind blocks
+only as it grows.
 """
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from pontil.runtime.cache.prefix import PrefixIndex
 
 
 class BlockPool:
     """Hands out block numbers 1 … num_blocks - 1. Not thread-safe: the engine's thread owns it.
 
-    What was released last goes out first: memory that was never needed is never touched.
+    What was released last goes out first, and what is free before what is idle: memory that was never needed is never
+    touched.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, index: PrefixIndex | None = None) -> None:
         if num_blocks < 2:
             raise ValueError("a pool needs block 0 and at least one more")
         self.num_blocks = num_blocks
+        self.index = index or PrefixIndex()
         self.free_list = list(range(num_blocks - 1, 0, -1))
-        self.owned: set[int] = set()
+        self.idle: OrderedDict[int, None] = OrderedDict()
+        self.owners: dict[int, int] = {}
         self.credits = 0
 
     @property
@@ -29,12 +43,17 @@ class BlockPool:
     @property
     def available(self) -> int:
         """Blocks that are neither owned nor promised."""
-        return len(self.free_list) - self.credits
+        return len(self.free_list) + len(self.idle) - self.credits
 
-    def reserve(self, count: int) -> bool:
-        """Promise `count` blocks, or change nothing and say False."""
-        if count > self.available:
+    def reserve(self, count: int, found: Sequence[int] = (), spare: int = 0) -> bool:
+        """Become an owner of the blocks `found` and get a promise of `count` more, or change nothing and say False.
+
+        `spare` blocks must stay available beyond that.
+        """
+        revived = sum(block in self.idle for block in found)
+        if count + revived + spare > self.available:
             return False
+        self.share(found)
         self.credits += count
         return True
 
@@ -42,21 +61,63 @@ class BlockPool:
         """Turn `count` credits into blocks."""
         assert count <= self.credits, "a block was bound without a credit"
         self.credits -= count
-        blocks = [self.free_list.pop() for _ in range(count)]
-        self.owned.update(blocks)
+        blocks = [self.pick() for _ in range(count)]
+        self.owners.update(dict.fromkeys(blocks, 1))
         return blocks
 
-    def release(self, blocks: list[int], credits: int = 0) -> None:
-        """Take back blocks and unused credits."""
+    def take(self, count: int) -> list[int] | None:
+        """`count` blocks at once, or None."""
+        return self.bind(count) if self.reserve(count) else None
+
+    def pick(self) -> int:
+        if self.free_list:
+            return self.free_list.pop()
+        block, _ = self.idle.popitem(last=False)
+        self.index.forget(block)
+        return block
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """One more owner for each of these blocks, which are owned or idle. The caller knows that idle ones are not
+        promised to anybody."""
+        for block in blocks:
+            if block in self.idle:
+                del self.idle[block]
+                self.owners[block] = 1
+            else:
+                self.owners[block] += 1
+
+    def is_shared(self, block: int) -> bool:
+        return self.owners[block] > 1
+
+    def release(self, blocks: Sequence[int], credits: int = 0) -> None:
+        """Take back one owner of each block, and unused credits. The end of a prefix is evicted before its beginning."""
         assert credits <= self.credits, "more credits came back than were given"
         self.credits -= credits
         for block in reversed(blocks):
-            assert block in self.owned, f"block {block} was released twice"
-            self.owned.remove(block)
+            assert block in self.owners, f"block {block} was released twice"
+            self.owners[block] -= 1
+            if self.owners[block] == 0:
+                self.rest(block)
+
+    def rest(self, block: int) -> None:
+        """Its last owner is gone."""
+        del self.owners[block]
+        if self.index.knows(block):
+            self.idle[block] = None
+        else:
             self.free_list.append(block)
+
+    def forget_prefixes(self) -> None:
+        """Nothing that was computed will be found again."""
+        self.free_list += reversed(self.idle)
+        self.idle.clear()
+        self.index.clear()
 
     def check(self) -> None:
         """Assert the conservation law."""
-        assert len(self.free_list) + len(self.owned) == self.capacity
-        assert 0 <= self.credits <= len(self.free_list)
-        assert not self.owned.intersection(self.free_list)
+        free, idle, owned = set(self.free_list), set(self.idle), set(self.owners)
+        assert len(self.free_list) + len(idle) + len(owned) == self.capacity
+        assert len(free | idle | owned) == self.capacity and 0 not in free | idle | owned
+        assert 0 <= self.credits <= len(free) + len(idle)
+        assert all(count > 0 for count in self.owners.values())
+        assert idle <= self.index.keys.keys() and not free & self.index.keys.keys()

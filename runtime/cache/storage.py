@@ -70,3 +70,8 @@ class KVStorage:
     def clear_tail(self, block: int, filled: int) -> None:
         """Zero the slots of a block from `filled` on: what an earlier owner left there is nobody's business."""
         self.tensor[block, :, :, :, filled:] = 0
+
+    def copy(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy whole blocks, (from, to) each. All are read before any is written."""
+        sources, targets = zip(*pairs, strict=True)
+        self.tensor[list(targets)] = self.tensor[list(sources)]

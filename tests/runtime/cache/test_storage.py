@@ -46,3 +46,12 @@ def test_an_impossible_block_size_is_named() -> None:
 def test_the_fingerprint_tells_layouts_apart() -> None:
     assert LAYOUT.fingerprint() == KVLayout(8, 2, 3, 4, "bfloat16").fingerprint()
     assert LAYOUT.fingerprint() != KVLayout(16, 2, 3, 4, "bfloat16").fingerprint()
+
+
+def test_copies_read_everything_before_they_write() -> None:
+    """A block that is copied away may be the target of another copy in the same breath."""
+    storage = KVStorage(LAYOUT, 5, torch.device("cpu"))
+    for block in range(5):
+        storage.tensor[block] = block
+    storage.copy([(1, 2), (2, 3), (3, 1)])
+    assert [int(storage.tensor[block].unique()) for block in range(5)] == [0, 3, 1, 2, 4]

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which block holds the KV of which tokens, so that a prompt that begins like an earlier one is not computed again.
+
+A block is found by a chained hash: of its own tokens and, through the key of the block before it, of everything that
+came before. The chain starts from a salt, so that tenants who must not learn of each other's prompts share nothing.
+The last, unfilled block of a prompt has a key as well, so that an identical prompt finds all of it.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+KEY_BYTES = 16
+
+Key = bytes
+
+
+def root_key(salt: str) -> Key:
+    """Where the chain of every prompt with this salt starts."""
+    return hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES, person=b"salt").digest()
+
+
+def chain(parent: Key, tokens: Sequence[int]) -> Key:
+    """The key of a block with these tokens, after the block with the key `parent`. The number of tokens counts."""
+    return hashlib.blake2b(array("q", tokens).tobytes(), digest_size=KEY_BYTES, key=parent).digest()
+
+
+class PrefixIndex:
+    """Keys to blocks. A key names one block; a block may have several keys (an unfilled one gets another when full)."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[Key, int] = {}
+        self.keys: dict[int, list[Key]] = {}
+
+    def find(self, key: Key) -> int | None:
+        return self.blocks.get(key)
+
+    def add(self, key: Key, block: int) -> None:
+        """The first block with a key keeps it: a second one holds the same bytes."""
+        if key not in self.blocks:
+            self.blocks[key] = block
+            self.keys.setdefault(block, []).append(key)
+
+    def knows(self, block: int) -> bool:
+        return block in self.keys
+
+    def forget(self, block: int) -> None:
+        for key in self.keys.pop(block, ()):
+            del self.blocks[key]
+
+    def clear(self) -> None:
+        self.blocks.clear()
+        self.keys.clear()
