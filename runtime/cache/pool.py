@@ -5,7 +5,7 @@ Conservation: free + idle + owned = all blocks but block 0, and credits <= free 
 tables are padded with it.
 
     free    nothing worth keeping is in it
-    idle    nobody owns it, but the prefix index can find it; the least recently used one is evicted when memory is asked for
+    idle    nobody owns it, but the prefix index can find it; what was used least recently is evicted first
     owned   one or more owners; whoever is not alone may only read it
 
 A credit is a promise of one block that has not been picked yet, so that a prompt can be admitted whole and bind blocks
@@ -86,11 +86,16 @@ class BlockPool:
             else:
                 self.owners[block] += 1
 
+    def touch(self, block: int) -> None:
+        """It was used just now, without an owner."""
+        if block in self.idle:
+            self.idle.move_to_end(block)
+
     def is_shared(self, block: int) -> bool:
         return self.owners[block] > 1
 
     def release(self, blocks: Sequence[int], credits: int = 0) -> None:
-        """Take back one owner of each block, and unused credits. The end of a prefix is evicted before its beginning."""
+        """Take back one owner of each block, and unused credits. A prefix is evicted from its end."""
         assert credits <= self.credits, "more credits came back than were given"
         self.credits -= credits
         for block in reversed(blocks):

@@ -39,9 +39,11 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What the scheduler gave each sequence in this step, in insertion order."""
+    """What the scheduler gave each sequence in this step, in insertion order. First of all, whole blocks are copied:
+    `copies` are pairs of (from, to)."""
 
     spans: tuple[Span, ...]
+    copies: tuple[tuple[int, int], ...] = ()
 
     def tiles(self) -> list[Tile]:
         """Prompt tiles first, then generated ones; within a sequence always in the order of positions."""

@@ -1,30 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine: sequences in, accepted tokens out, one step at a time."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from pontil.runtime.engine.batch import Batch
+from pontil.runtime.engine.logprobs import TokenLogprobs
 from pontil.runtime.engine.runner import Runner
+from pontil.runtime.engine.sampler import Sampled
 from pontil.runtime.engine.scheduler import Scheduler
-from pontil.runtime.engine.sequence import Finish, Sequence, State
+from pontil.runtime.engine.sequence import Finish, First, Sequence, State
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a step did for one sequence: tokens accepted from `index` on, and how it ended, if it did."""
+    """What a step did for one sequence: tokens accepted from `index` on, with their logprobs where they were asked for,
+    and how it ended, if it did."""
 
     sequence: Sequence
     index: int
     ids: list[int]
     finish: Finish | None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 class Engine:
-    """Knows nothing of processes or text. `add`, then `step` until `has_work` is False."""
+    """Knows nothing of processes or text. `add`, then `step` until `has_work` is False.
+
+    `sequences` has what is not finished of each request, by its id: one sequence, or one for each choice.
+    """
 
     def __init__(self, runner: Runner, scheduler: Scheduler) -> None:
         self.runner, self.scheduler = runner, scheduler
-        self.sequences: dict[str, Sequence] = {}
+        self.sequences: dict[str, list[Sequence]] = {}
 
     @property
     def has_work(self) -> bool:
@@ -32,43 +39,66 @@ class Engine:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence to be computed here from its first token on."""
-        self.sequences[sequence.id] = sequence
+        self.sequences[sequence.id] = [sequence]
         self.scheduler.add(sequence)
 
     def park(self, sequence: Sequence) -> bool:
         """Make room for a sequence whose KV will come from elsewhere; False when there is none now."""
         if not self.scheduler.park(sequence):
             return False
-        self.sequences[sequence.id] = sequence
+        self.sequences[sequence.id] = [sequence]
         return True
 
-    def end(self, sequence_id: str, finish: Finish) -> Sequence | None:
-        """End a sequence from outside, in whatever state it is. None when it is not here (any more)."""
-        sequence = self.sequences.pop(sequence_id, None)
-        if sequence is not None:
+    def promote(self, sequence: Sequence, computed: int, firsts: list[First]) -> None:
+        """The KV of a parked sequence is here: its choices go on from their first tokens."""
+        self.sequences[sequence.id] = self.scheduler.promote(sequence, computed, firsts)
+
+    def compute_here(self, sequence: Sequence, firsts: list[First]) -> None:
+        """The KV of a parked sequence will not come, but its first tokens are known."""
+        self.sequences[sequence.id] = self.scheduler.compute_here(sequence, firsts)
+
+    def end(self, request: str, finish: Finish) -> None:
+        """End all that is left of a request, from outside, in whatever state it is. Unknown ones are no error."""
+        for sequence in self.sequences.pop(request, ()):
             self.scheduler.finish(sequence, finish)
-        return sequence
 
     def step(self) -> list[Output]:
         batch = self.scheduler.schedule()
-        tokens = self.runner.run(batch)
-        self.advance(batch)
-        return [output for sequence, token in tokens for output in [self.accept(sequence, token)] if output]
+        sampled = self.runner.run(batch)
+        self.scheduler.advance(batch)
+        drawn = [(self.branch(one), one) for one in sampled]
+        return [self.accept(sequence, one) for sequence, one in drawn]
 
-    def advance(self, batch: Batch) -> None:
-        for span in batch.spans:
-            span.sequence.computed = span.start + span.count
+    def branch(self, sampled: Sampled) -> Sequence:
+        """The sequence that a drawn token belongs to. All forks are made before any token is accepted: a choice that
+        ends at once must not take the blocks of the others with it."""
+        stem = sampled.sequence
+        if sampled.choice == stem.choice:
+            return stem
+        fork = self.scheduler.fork(stem, sampled.choice)
+        self.sequences[stem.id].append(fork)
+        return fork
 
-    def accept(self, sequence: Sequence, token: int) -> Output | None:
-        """The one place where a sampled token becomes a result (SPEC B): a sequence that ended meanwhile gets none."""
-        if self.sequences.get(sequence.id) is not sequence or sequence.state is not State.RUNNING:
-            return None
+    def accept(self, sequence: Sequence, sampled: Sampled) -> Output:
+        """The one place where a sampled token becomes a result (SPEC B)."""
+        assert sequence.state is State.RUNNING
         first = sequence.received and sequence.generated == 0
-        finish = sequence.append(token)
+        finish = sequence.append(sampled.token, sampled.logprobs)
         if finish is None and sequence.hands_over:
             finish = Finish.HANDED_OVER
         if finish is not None:
-            self.end(sequence.id, finish)
+            self.close(sequence, finish)
         # The first frame after a handoff repeats the tokens that came with it: the sender's own frame may be lost.
         index = 0 if first else len(sequence.output) - 1
-        return Output(sequence, index, sequence.output[index:], finish)
+        return Output(sequence, index, sequence.output[index:], finish, sequence.logprobs[index:])
+
+    def close(self, sequence: Sequence, finish: Finish) -> None:
+        self.scheduler.finish(sequence, finish)
+        others = self.sequences[sequence.id]
+        others.remove(sequence)
+        if not others:
+            del self.sequences[sequence.id]
+
+    @property
+    def unfinished(self) -> Iterable[Sequence]:
+        return (sequence for some in self.sequences.values() for sequence in some)

@@ -17,7 +17,7 @@ from pontil.gpu_ops.attention import (
 from pontil.gpu_ops.row_classes import RowClasses, measure, same_on_one_thread
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.batch import Batch, Span, Tile
-from pontil.runtime.engine.sampler import sample_rows
+from pontil.runtime.engine.sampler import Sampled, sample_rows
 from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.models.llama import Llama
 
@@ -42,15 +42,15 @@ class Runner:
             torch.set_num_threads(1)
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> list[tuple[Sequence, int]]:
-        """Compute every tile; returns the sampled token of each sequence that came to its end of known tokens."""
-        sampled = [self.run_tile(tile) for tile in batch.tiles()]
-        return [pair for sequences, ids in sampled for pair in zip(sequences, ids.tolist(), strict=True)]
+    def run(self, batch: Batch) -> list[Sampled]:
+        """Compute every tile; the tokens drawn for each sequence that came to its end of known tokens."""
+        if batch.copies:
+            self.storage.copy(list(batch.copies))
+        return [sampled for tile in batch.tiles() for sampled in self.run_tile(tile)]
 
-    def run_tile(self, tile: Tile) -> tuple[list[Sequence], Tensor]:
-        """The sequences of a tile that sample, and their tokens, int64 [sequences]."""
+    def run_tile(self, tile: Tile) -> list[Sampled]:
         logits, sequences = self.logits(tile)
-        return sequences, sample_rows(logits, sequences)
+        return sample_rows(logits, sequences)
 
     def logits(self, tile: Tile) -> tuple[Tensor, list[Sequence]]:
         """float32 logits [sampling sequences, vocabulary] of a tile."""

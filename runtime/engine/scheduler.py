@@ -1,117 +1,247 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who computes how many tokens in the next step. Touches no tensor."""
 
-from collections import deque
+from bisect import insort
+from collections.abc import Iterator
+from operator import attrgetter
 
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.engine.batch import Batch, Span
-from pontil.runtime.engine.sequence import Finish, Sequence, State
+from pontil.runtime.engine.prefix_cache import Hit, PrefixCache
+from pontil.runtime.engine.sequence import Finish, First, Sequence, State
+
+by_order = attrgetter("order")
 
 
 class Scheduler:
-    """Running sequences first, in the order they came; then whoever waits and fits.
+    """Running sequences first, oldest first; then whoever waits and fits. All lists are in the order of arrival.
 
-    Admission reserves the blocks of a sequence's whole life (prompt + max_tokens), so that running sequences can never
-    starve each other of memory. `parked` sequences wait for KV from another worker: they hold their reservation and a
-    seat, but take no part in a step.
+    Admission reserves blocks for what is known of a sequence; generated tokens take blocks as they come. When there is
+    none left, the newest running sequence is preempted: it loses its blocks and waits to be computed again, so that the
+    oldest always goes on. A sequence that hands over is reserved whole and never preempted: its blocks are promised to
+    somebody else. `parked` sequences wait for KV from another worker: they hold their reservation and their seats, but
+    take no part in a step.
     """
 
-    def __init__(self, pool: BlockPool, layout: KVLayout, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        layout: KVLayout,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        prefix_caching: bool = True,
+    ) -> None:
         self.pool, self.layout = pool, layout
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
-        self.waiting: deque[Sequence] = deque()
+        self.prefix = PrefixCache(pool, layout.block_size, prefix_caching)
+        self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.parked: list[Sequence] = []
+        self.copies: list[tuple[int, int]] = []
+        self.arrivals = self.preemptions = 0
+        self.stalled = False
 
     @property
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
 
+    @property
+    def seats_taken(self) -> int:
+        """A sequence that will fork holds a seat for each of its choices."""
+        return sum(len(sequence.choices) for some in (self.running, self.parked) for sequence in some)
+
     def fits(self, sequence: Sequence) -> bool:
         """Whether the sequence could run in an empty pool."""
-        return self.layout.blocks_for(sequence.max_length) <= self.pool.capacity
+        enough = self.layout.blocks_for(sequence.max_length) <= self.pool.capacity
+        return enough and len(sequence.choices) <= self.max_num_seqs
 
     def add(self, sequence: Sequence) -> None:
+        self.arrive(sequence)
         self.waiting.append(sequence)
 
+    def arrive(self, sequence: Sequence) -> None:
+        self.arrivals += 1
+        sequence.arrival = self.arrivals
+
     def schedule(self) -> Batch:
-        """Give out at most `max_num_batched_tokens` positions. A decode row costs one and is never refused."""
+        """Give out at most `max_num_batched_tokens` prompt positions. A decode row is never refused for its cost."""
         self.admit()
+        spans = (*self.decode_spans(), *self.chunks())
+        copies, self.copies = tuple(self.copies), []
+        self.stalled = not spans
+        return Batch(spans, copies)
+
+    def decode_spans(self) -> Iterator[Span]:
+        """One position for each sequence that lacks only one, oldest first, so that nobody is preempted who was given
+        a span already. Who finds no block and nobody newer waits for blocks that are promised or handed over."""
+        for sequence in list(self.running):
+            if sequence.state is State.RUNNING and sequence.remaining == 1 and self.make_room(sequence):
+                yield Span(sequence, sequence.computed, 1)
+
+    def chunks(self) -> Iterator[Span]:
         budget = self.max_num_batched_tokens
-        decoding = [sequence for sequence in self.running if sequence.remaining == 1]
-        catching_up = [sequence for sequence in self.running if sequence.remaining > 1]
-        spans = [Span(sequence, sequence.computed, 1) for sequence in decoding]
-        for sequence in catching_up:
+        for sequence in self.running:
             count = min(sequence.remaining, budget)
-            if count == 0:
-                break
-            spans.append(Span(sequence, sequence.computed, count))
-            budget -= count
-        for span in spans:
-            self.grow(span.sequence, span.start + span.count)
-        return Batch(tuple(spans))
+            if sequence.remaining > 1 and count:
+                promised = self.grow(sequence, sequence.computed + count)
+                assert promised, "what is known of a running sequence is reserved"
+                yield Span(sequence, sequence.computed, count)
+                budget -= count
+
+    def advance(self, batch: Batch) -> None:
+        """The batch was computed."""
+        for span in batch.spans:
+            span.sequence.computed = span.start + span.count
+            self.prefix.register(span.sequence, span.start, span.sequence.computed)
 
     def admit(self) -> None:
-        while self.waiting and self.reserve(self.waiting[0]):
-            sequence = self.waiting.popleft()
-            sequence.move(State.RUNNING)
-            self.running.append(sequence)
+        """Whoever waits, in order, until one does not fit. Those whose prefix is being computed let others pass."""
+        for sequence in list(self.waiting):
+            if self.seats_taken >= self.max_num_seqs:
+                return
+            if self.prefix.awaits(sequence):
+                continue
+            hit = self.prefix.find(sequence)
+            if not self.reserve(sequence, hit):
+                return
+            self.waiting.remove(sequence)
+            self.start(sequence, hit)
 
-    def reserve(self, sequence: Sequence) -> bool:
-        """Take a seat and the blocks of the whole life of a sequence, or nothing."""
-        if len(self.running) + len(self.parked) >= self.max_num_seqs:
+    def reserve(self, sequence: Sequence, hit: Hit) -> bool:
+        """Take seats, the blocks that were found, and credits for the rest of what is known and one token more; or
+        nothing. One block for each running sequence stays, or the newcomer would be preempted at once."""
+        if self.seats_taken + len(sequence.choices) > self.max_num_seqs:
             return False
-        count = self.layout.blocks_for(sequence.max_length)
-        if not self.pool.reserve(count):
+        count = self.layout.blocks_for(min(sequence.length + 1, sequence.max_length)) - len(hit.blocks)
+        spare = sum(not other.hands_over for other in self.running)
+        if not self.pool.reserve(count, hit.blocks, spare):
             return False
-        sequence.credits = count
+        sequence.blocks, sequence.credits = list(hit.blocks), count
         return True
 
-    def park(self, sequence: Sequence) -> bool:
-        """Admit a sequence whose prompt is being computed elsewhere, or say False."""
-        if not self.reserve(sequence):
+    def start(self, sequence: Sequence, hit: Hit) -> None:
+        """It runs from where its prefix is known. The block it will write into next must be its own."""
+        if hit.source is not None:
+            self.pool.touch(hit.source)
+            self.grow(sequence, hit.computed)
+            self.copies.append((hit.source, sequence.blocks[-1]))
+        if sequence.admissions == 0:
+            sequence.cached = hit.computed
+            self.prefix.count(sequence, hit.computed)
+        sequence.admissions += 1
+        sequence.computed = hit.computed
+        self.prefix.claim(sequence)
+        self.run(sequence)
+
+    def run(self, sequence: Sequence) -> None:
+        sequence.move(State.RUNNING)
+        insort(self.running, sequence, key=by_order)
+
+    def make_room(self, sequence: Sequence) -> bool:
+        """See to it that the next position can be written, at the cost of newer sequences if it must be."""
+        while not self.own_next(sequence):
+            victim = next((one for one in reversed(self.running) if not one.hands_over), None)
+            if victim is None or victim.order <= sequence.order:
+                return False
+            self.preempt(victim)
+        return True
+
+    def own_next(self, sequence: Sequence) -> bool:
+        """Whether the block of the next position is this sequence's alone: bound or copied now if need be."""
+        index = sequence.computed // self.layout.block_size
+        if index == len(sequence.blocks):
+            return self.grow(sequence, sequence.computed + 1)
+        block = sequence.blocks[index]
+        if not self.pool.is_shared(block):
+            return True
+        fresh = self.pool.take(1)
+        if fresh is None:
             return False
+        self.copies.append((block, fresh[0]))
+        sequence.blocks[index] = fresh[0]
+        self.pool.release([block])
+        return True
+
+    def grow(self, sequence: Sequence, positions: int) -> bool:
+        """Bind credits, then whatever is available, until the blocks hold so many positions; or change nothing."""
+        count = max(0, self.layout.blocks_for(positions) - len(sequence.blocks))
+        promised = min(count, sequence.credits)
+        if not self.pool.reserve(count - promised):
+            return False
+        sequence.blocks += self.pool.bind(count)
+        sequence.credits -= promised
+        return True
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take everything from a running sequence. It is computed again, by replay, when there is room."""
+        self.preemptions += 1
+        self.running.remove(sequence)
+        self.copies = [(source, target) for source, target in self.copies if target not in sequence.blocks]
+        self.prefix.drop(sequence)
+        self.give_back(sequence)
+        sequence.computed = 0
+        sequence.move(State.PREEMPTED)
+        sequence.move(State.WAITING)
+        insort(self.waiting, sequence, key=by_order)
+
+    def park(self, sequence: Sequence) -> bool:
+        """Admit a sequence whose prompt is being computed elsewhere, or say False. Leading blocks that are known here
+        are its own from now on; `computed` says how much they hold."""
+        self.arrive(sequence)
+        hit = self.prefix.find_full(sequence)
+        if not self.reserve(sequence, hit):
+            return False
+        sequence.computed = hit.computed
         sequence.move(State.WAITING_FOR_REMOTE_KVS)
         self.parked.append(sequence)
         return True
 
-    def promote(self, sequence: Sequence, computed: int, first_token: int) -> None:
-        """Its KV has arrived: it runs on from here as if it had been computed in this engine."""
+    def promote(self, sequence: Sequence, computed: int, firsts: list[First]) -> list[Sequence]:
+        """Its KV has arrived: it runs on from here, with all its choices, as if it had been computed in this engine."""
         self.parked.remove(sequence)
-        sequence.receive(first_token)
+        self.prefix.register(sequence, sequence.computed, computed)
         sequence.computed = computed
-        sequence.move(State.RUNNING)
-        self.running.append(sequence)
+        self.run(sequence)
+        return self.receive(sequence, firsts)
 
-    def compute_here(self, sequence: Sequence, first_token: int) -> None:
-        """Its KV will not arrive, but its first token is known: it waits to be computed in this engine (C12)."""
+    def receive(self, sequence: Sequence, firsts: list[First]) -> list[Sequence]:
+        """One sequence for each first token that was drawn elsewhere."""
+        sequence.choice = firsts[0].choice
+        made = [sequence, *(self.fork(sequence, first.choice) for first in firsts[1:])]
+        sequence.forked = True
+        for one, first in zip(made, firsts, strict=True):
+            one.receive(first)
+        return made
+
+    def compute_here(self, sequence: Sequence, firsts: list[First]) -> list[Sequence]:
+        """Its KV will not arrive, but its first tokens are known: all its choices wait to be computed in this engine,
+        where the first one leaves the prompt's blocks for the others to find (C12)."""
         self.parked.remove(sequence)
         self.give_back(sequence)
-        sequence.receive(first_token)
+        sequence.computed = 0
         sequence.move(State.WAITING)
-        self.waiting.append(sequence)
+        made = self.receive(sequence, firsts)
+        insort(self.waiting, sequence, key=by_order)
+        return made
+
+    def fork(self, stem: Sequence, choice: int) -> Sequence:
+        """One more choice, which shares every block of the stem."""
+        sequence = stem.fork(choice)
+        self.pool.share(sequence.blocks)
+        insort(self.running if sequence.state is State.RUNNING else self.waiting, sequence, key=by_order)
+        return sequence
 
     def give_back(self, sequence: Sequence) -> None:
         """Return all blocks and credits of a sequence to the pool."""
         self.pool.release(sequence.blocks, sequence.credits)
         sequence.blocks, sequence.credits = [], 0
 
-    def grow(self, sequence: Sequence, positions: int) -> None:
-        """Bind credits until the blocks hold so many positions."""
-        count = self.layout.blocks_for(positions) - len(sequence.blocks)
-        if count > 0:
-            sequence.blocks += self.pool.bind(count)
-            sequence.credits -= count
-
     def finish(self, sequence: Sequence, finish: Finish) -> None:
         """End a sequence in whatever state it is. Its blocks go back unless it hands them over."""
-        if sequence.state is State.RUNNING:
-            self.running.remove(sequence)
-        elif sequence.state is State.WAITING_FOR_REMOTE_KVS:
-            self.parked.remove(sequence)
-        elif sequence.state is State.WAITING:
-            self.waiting.remove(sequence)
+        places = {State.RUNNING: self.running, State.WAITING_FOR_REMOTE_KVS: self.parked, State.WAITING: self.waiting}
+        places[sequence.state].remove(sequence)
+        self.prefix.drop(sequence)
         sequence.end(finish)
         if finish is not Finish.HANDED_OVER:
             self.give_back(sequence)

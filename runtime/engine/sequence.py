@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """One request's tokens in one engine, and where it stands."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from pontil.runtime.cache.prefix import Key
+from pontil.runtime.engine.logprobs import TokenLogprobs
 from pontil.runtime.sampling_params import SamplingParams
 
 
@@ -43,13 +48,33 @@ class StopCheck(Protocol):
         """The stop string that this token completed, if any."""
 
 
+@dataclass(frozen=True, slots=True)
+class PromptKeys:
+    """Under which keys the blocks of a prompt are found: the full ones in order, and the unfilled one at the end."""
+
+    full: tuple[Key, ...]
+    tail: Key | None
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The first token of one choice, sampled elsewhere or just now."""
+
+    choice: int
+    token: int
+    logprobs: TokenLogprobs | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """`length` tokens are known (prompt, then output) and the KV of `computed` of them is in `blocks`.
 
-    Everything a step does to a sequence is some of `length - computed`: prompt chunks, decode, replay and KV that came
-    from elsewhere are one subtraction. `received` output tokens were sampled elsewhere. A sequence with `hands_over`
-    stops after its first token and keeps its blocks.
+    Everything a step does to a sequence is some of `length - computed`: prompt chunks, decode, replay, prefix hits and
+    KV that came from elsewhere are one subtraction. `received` output tokens were sampled elsewhere. A sequence with
+    `hands_over` stops after its first token and keeps its blocks.
+
+    A request with n > 1 choices is one sequence until its first tokens are drawn, all from the same logits; then it is
+    `forked` into one for each choice. They share blocks, and each copies the one it is about to write into.
     """
 
     id: str
@@ -57,16 +82,28 @@ class Sequence:
     params: SamplingParams
     stop_token_ids: frozenset[int]
     hands_over: bool = False
-    stop_check: StopCheck | None = None
+    make_stop_check: Callable[[], StopCheck] | None = None
+    salt: str = ""
+    choice: int = 0
+    forked: bool = False
+    arrival: int = 0
+    admissions: int = 0
     output: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     received: int = 0
     computed: int = 0
     cached: int = 0
     blocks: list[int] = field(default_factory=list)
     credits: int = 0
+    keys: PromptKeys | None = None
     state: State = State.WAITING
     finish: Finish | None = None
     stop_match: str | None = None
+    stop_check: StopCheck | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stop_check = None if self.make_stop_check is None else self.make_stop_check()
 
     @property
     def length(self) -> int:
@@ -86,6 +123,21 @@ class Sequence:
         """Tokens sampled here."""
         return len(self.output) - self.received
 
+    @property
+    def order(self) -> tuple[int, int]:
+        """Who came first."""
+        return self.arrival, self.choice
+
+    @property
+    def is_stem(self) -> bool:
+        """Whether it stands for several choices."""
+        return self.params.n > 1 and not self.forked
+
+    @property
+    def choices(self) -> range:
+        """The choices whose next token is drawn from the next logits."""
+        return range(self.params.n) if self.is_stem else range(self.choice, self.choice + 1)
+
     def token(self, position: int) -> int:
         inside = position - len(self.prompt)
         return self.prompt[position] if inside < 0 else self.output[inside]
@@ -99,16 +151,42 @@ class Sequence:
         self.move(State.FINISHED)
         self.finish = finish
 
-    def receive(self, token_id: int) -> None:
+    def fork(self, choice: int) -> Sequence:
+        """Another choice of the same request, as far as the prompt goes. The caller counts the owners of the blocks."""
+        self.forked = True
+        return Sequence(
+            self.id,
+            self.prompt,
+            self.params,
+            self.stop_token_ids,
+            hands_over=self.hands_over,
+            make_stop_check=self.make_stop_check,
+            salt=self.salt,
+            choice=choice,
+            forked=True,
+            arrival=self.arrival,
+            admissions=self.admissions,
+            computed=self.computed,
+            cached=self.cached,
+            blocks=list(self.blocks),
+            keys=self.keys,
+            state=self.state,
+        )
+
+    def receive(self, first: First) -> None:
         """Take over a first token that was sampled, and checked, elsewhere."""
-        self.output.append(token_id)
+        self.output.append(first.token)
+        if first.logprobs is not None:
+            self.logprobs.append(first.logprobs)
         self.received = 1
         if self.stop_check is not None:
-            self.stop_check.feed(token_id)
+            self.stop_check.feed(first.token)
 
-    def append(self, token_id: int) -> Finish | None:
+    def append(self, token_id: int, logprobs: TokenLogprobs | None = None) -> Finish | None:
         """Accept one sampled token, and say whether it ends the sequence. A stop exactly at the budget is a stop."""
         self.output.append(token_id)
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
         if token_id in self.stop_token_ids:
             return Finish.STOP
         if self.stop_check is not None:

@@ -9,8 +9,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.engine.batch import Batch
 from pontil.runtime.engine.engine import Engine
 from pontil.runtime.engine.runner import Runner
+from pontil.runtime.engine.sampler import Sampled
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.models.config import ModelConfig
@@ -53,11 +55,13 @@ class Rig:
     storage: KVStorage
 
 
-def rig(model: Llama, *, blocks: int = 200, block_size: int = 16, seats: int = 40, budget: int = 256) -> Rig:
+def rig(
+    model: Llama, *, blocks: int = 200, block_size: int = 16, seats: int = 40, budget: int = 256, caching: bool = True
+) -> Rig:
     layout = KVLayout(block_size, 3, 2, 8, "float32" if model.dtype == torch.float32 else "bfloat16")
     storage = KVStorage(layout, blocks, model.device)
     pool = BlockPool(blocks)
-    scheduler = Scheduler(pool, layout, seats, budget)
+    scheduler = Scheduler(pool, layout, seats, budget, caching)
     runner = Runner(model, storage)
     return Rig(Engine(runner, scheduler), scheduler, runner, pool, storage)
 
@@ -76,11 +80,40 @@ def sequence(name: str, prompt: list[int], max_tokens: int = 8, **params: object
     return Sequence(name, prompt, SamplingParams(**(settings | params)), frozenset())  # type: ignore[arg-type]
 
 
+def name_of(sequence: Sequence) -> str:
+    """A choice of several has a name of its own."""
+    return sequence.id if sequence.params.n == 1 else f"{sequence.id}/{sequence.choice}"
+
+
 def drain(engine: Engine) -> dict[str, list[int]]:
     """Step until nothing is left; the output of every sequence that made some."""
     tokens: dict[str, list[int]] = {}
     while engine.has_work:
         for output in engine.step():
             assert output.ids == output.sequence.output[output.index :]
-            tokens[output.sequence.id] = output.sequence.output
+            tokens[name_of(output.sequence)] = output.sequence.output
     return tokens
+
+
+def computed_by(engine: Engine) -> int:
+    """Step until nothing is left; how many positions were computed, generated ones included."""
+    count = 0
+    run = engine.runner.run
+
+    def counting(batch: Batch) -> list[Sampled]:
+        nonlocal count
+        count += sum(span.count for span in batch.spans)
+        return run(batch)
+
+    engine.runner.run = counting  # type: ignore[method-assign]
+    try:
+        drain(engine)
+    finally:
+        engine.runner.run = run  # type: ignore[method-assign]
+    return count
+
+
+def check_free(one: Rig) -> None:
+    """Nothing is left of any sequence."""
+    one.pool.check()
+    assert one.pool.available == one.pool.capacity and not one.engine.sequences and not one.scheduler.prefix.claims

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny import VOCAB, Rig, build, drain, reference, rig, sequence
 
-from pontil.runtime.engine.sequence import Finish, Sequence, State
+from pontil.runtime.engine.sequence import Finish, First, Sequence, State
 from pontil.runtime.models.llama import Llama
 from pontil.runtime.sampling_params import SamplingParams
 
@@ -72,7 +72,7 @@ def test_handed_over_sequence_goes_on_with_equal_tokens(alone: Rig, model: Llama
     assert not taker.engine.has_work
     taker.scheduler.grow(taken, 70)
     taker.storage.tensor[taken.blocks] = giver.storage.tensor[given.blocks]
-    taker.scheduler.promote(taken, 70, output.ids[0])
+    taker.engine.promote(taken, 70, [First(0, output.ids[0])])
     (first,) = taker.engine.step()
     assert (first.index, first.ids) == (0, expected[:2])
     assert drain(taker.engine)["a"] == expected
@@ -106,7 +106,7 @@ def test_ends_by_stop_token_before_budget(alone: Rig) -> None:
 
 def test_waits_for_memory_and_seats_in_order(model: Llama) -> None:
     tight = rig(model, blocks=9, seats=2)
-    sequences = [sequence(str(i), prompt(30), 30) for i in range(5)]
+    sequences = [sequence(str(i), prompt(30, i), 30) for i in range(5)]
     for one in sequences:
         tight.engine.add(one)
     tight.engine.step()
@@ -126,7 +126,8 @@ def test_abort_frees_in_every_state(model: Llama) -> None:
     tight.engine.add(waiting)
     tight.engine.step()
     for one in (running, parked, waiting):
-        assert tight.engine.end(one.id, Finish.ABORTED) is one
-        assert tight.engine.end(one.id, Finish.ABORTED) is None
+        tight.engine.end(one.id, Finish.ABORTED)
+        tight.engine.end(one.id, Finish.ABORTED)
+        assert one.finish is Finish.ABORTED
     assert not tight.engine.has_work
     assert tight.pool.available == tight.pool.capacity

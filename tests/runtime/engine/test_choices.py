@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several choices of one request: one prompt, one set of logits for the first tokens, blocks shared until written."""
+
+import pytest
+from tiny import Rig, build, check_free, computed_by, drain, name_of, reference, rig, sequence
+
+from pontil.runtime.engine.sequence import Finish, First
+from pontil.runtime.models.llama import Llama
+
+SAMPLED = {"temperature": 1.3, "top_p": 0.95, "seed": 11}
+LENGTHS = [1, 15, 16, 17, 64]
+
+
+def prompt(length: int) -> list[int]:
+    return [(7 * i * i + 3 * i) % 97 for i in range(length)]
+
+
+@pytest.fixture(scope="module")
+def model() -> Llama:
+    made: Llama = build(reference())
+    return made
+
+
+def each_alone(model: Llama, length: int, n: int, tokens: int) -> dict[str, list[int]]:
+    """Every choice as a sequence that never forked."""
+    made: dict[str, list[int]] = {}
+    for choice in range(n):
+        one = sequence("a", prompt(length), tokens, n=n, **SAMPLED)
+        one.forked, one.choice = True, choice
+        single = rig(model)
+        single.engine.add(one)
+        made |= drain(single.engine)
+    return made
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_choices_are_what_each_would_be_alone(model: Llama, length: int) -> None:
+    ours = rig(model)
+    ours.engine.add(sequence("a", prompt(length), 20, n=5, **SAMPLED))
+    expected = each_alone(model, length, 5, 20)
+    assert drain(ours.engine) == expected
+    assert len({tuple(tokens) for tokens in expected.values()}) > 1
+    check_free(ours)
+
+
+def test_the_prompt_is_computed_once_and_its_blocks_are_shared(model: Llama) -> None:
+    ours = rig(model)
+    ours.engine.add(sequence("a", prompt(40), 20, n=4, **SAMPLED))
+    ours.engine.step()
+    assert len(ours.pool.owners) == 3 and set(ours.pool.owners.values()) == {4}
+    ours.engine.step()
+    assert sorted(ours.pool.owners.values()) == [1, 1, 1, 1, 4, 4]
+    assert 40 + computed_by(ours.engine) + 4 == 40 + 4 * 19
+    check_free(ours)
+
+
+def test_seats_are_taken_for_every_choice(model: Llama) -> None:
+    ours = rig(model, seats=5)
+    first, second = (sequence(name, prompt(20), 9, n=3, **SAMPLED) for name in "ab")
+    ours.engine.add(first)
+    ours.engine.add(second)
+    ours.engine.step()
+    assert len(ours.scheduler.running) == 3 and ours.scheduler.waiting == [second]
+    assert len(drain(ours.engine)) == 6
+    assert not ours.scheduler.fits(sequence("c", prompt(5), 9, n=6))
+    check_free(ours)
+
+
+def test_a_choice_that_ends_at_once_leaves_the_others_their_blocks(model: Llama) -> None:
+    expected = each_alone(model, 33, 4, 12)
+    stop = expected["a/0"][0]
+    ours = rig(model)
+    one = sequence("a", prompt(33), 12, n=4, **SAMPLED)
+    one.stop_token_ids = frozenset({stop})
+    ours.engine.add(one)
+    until = {name: tokens[: tokens.index(stop) + 1] if stop in tokens else tokens for name, tokens in expected.items()}
+    assert drain(ours.engine) == until
+    assert len(until["a/0"]) == 1 < max(map(len, until.values()))
+    check_free(ours)
+
+
+def hand_over(model: Llama, length: int, n: int) -> tuple[Rig, list[First], list[int]]:
+    """A prefill engine that is done with a request: its first tokens, and the blocks it holds."""
+    giver = rig(model)
+    given = sequence("a", prompt(length), 12, n=n, **SAMPLED)
+    given.hands_over = True
+    giver.engine.add(given)
+    outputs = giver.engine.step()
+    assert [output.finish for output in outputs] == [Finish.HANDED_OVER] * n
+    for output in outputs[1:]:
+        assert output.sequence.blocks == given.blocks
+        giver.scheduler.give_back(output.sequence)
+    return giver, [First(output.sequence.choice, output.ids[0]) for output in outputs], given.blocks
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("arrives", [True, False])
+def test_handed_over_choices_go_on_alike(model: Llama, length: int, arrives: bool) -> None:
+    giver, firsts, blocks = hand_over(model, length, 3)
+    taker = rig(model)
+    taken = sequence("a", prompt(length), 12, n=3, **SAMPLED)
+    assert taker.engine.park(taken)
+    if arrives:
+        taker.scheduler.grow(taken, length)
+        taker.storage.tensor[taken.blocks] = giver.storage.tensor[blocks]
+        taker.engine.promote(taken, length, firsts)
+    else:
+        taker.engine.compute_here(taken, firsts)
+    frames = taker.engine.step() if arrives else []
+    assert all((frame.index, len(frame.ids)) == (0, 2) for frame in frames)
+    made = {name_of(frame.sequence): frame.sequence.output for frame in frames} | drain(taker.engine)
+    assert made == each_alone(model, length, 3, 12)
+    giver.pool.release(blocks)
+    check_free(giver)
+    check_free(taker)
+
+
+def test_only_the_choices_that_go_on_are_taken_over(model: Llama) -> None:
+    taker = rig(model)
+    taken = sequence("a", prompt(20), 12, n=3, **SAMPLED)
+    assert taker.engine.park(taken)
+    expected = each_alone(model, 20, 3, 12)
+    taker.engine.compute_here(taken, [First(choice, expected[f"a/{choice}"][0]) for choice in (1, 2)])
+    assert drain(taker.engine) == {name: tokens for name, tokens in expected.items() if name != "a/0"}
+    check_free(taker)
+
+
+def test_an_abort_ends_every_choice(model: Llama) -> None:
+    ours = rig(model)
+    ours.engine.add(sequence("a", prompt(20), 12, n=3, **SAMPLED))
+    ours.engine.step()
+    ours.engine.end("a", Finish.ABORTED)
+    assert not ours.engine.has_work
+    check_free(ours)

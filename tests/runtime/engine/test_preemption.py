@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When blocks run out the newest sequence gives way, the oldest never stops, and no token changes."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis.strategies import DrawFn, booleans, composite, integers
+from tiny import build, check_free, drain, name_of, reference, rig, sequence
+
+from pontil.runtime.engine.sequence import Finish, Sequence, State
+from pontil.runtime.models.llama import Llama
+
+SAMPLED = {"temperature": 1.3, "top_p": 0.95}
+
+
+def prompt(length: int, seed: int = 5) -> list[int]:
+    return torch.randint(0, 97, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@pytest.fixture(scope="module")
+def model() -> Llama:
+    made: Llama = build(reference())
+    return made
+
+
+def alone(model: Llama, sequences: list[Sequence]) -> dict[str, list[int]]:
+    made: dict[str, list[int]] = {}
+    for one in sequences:
+        roomy = rig(model)
+        roomy.engine.add(one)
+        made |= drain(roomy.engine)
+    return made
+
+
+def crowd() -> list[Sequence]:
+    return [sequence(f"n{i}", prompt(20 + i, i), 60, seed=i, **SAMPLED) for i in range(6)]
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_preempted_sequences_give_the_tokens_they_would_have_given(model: Llama, caching: bool) -> None:
+    tight = rig(model, blocks=14, caching=caching)
+    for one in crowd():
+        tight.engine.add(one)
+    assert drain(tight.engine) == alone(model, crowd())
+    assert tight.scheduler.preemptions > 0
+    check_free(tight)
+
+
+def test_the_oldest_is_never_preempted_and_gets_a_token_in_every_step(model: Llama) -> None:
+    tight = rig(model, blocks=9)
+    sequences = crowd()
+    for one in sequences:
+        tight.engine.add(one)
+    tight.engine.step()
+    while tight.engine.has_work:
+        oldest = min(tight.engine.unfinished, key=lambda one: one.order)
+        known = oldest.length
+        tight.engine.step()
+        assert oldest.length == known + 1
+    assert tight.scheduler.preemptions > 0
+    check_free(tight)
+
+
+def test_they_come_back_in_the_order_in_which_they_came(model: Llama) -> None:
+    tight = rig(model, blocks=12)
+    sequences = crowd()
+    for one in sequences:
+        tight.engine.add(one)
+    finished: list[str] = []
+    while tight.engine.has_work:
+        finished += [output.sequence.id for output in tight.engine.step() if output.finish]
+        assert [one.order for one in tight.scheduler.waiting] == sorted(one.order for one in tight.scheduler.waiting)
+    assert finished == [one.id for one in sequences]
+
+
+def test_prompts_that_are_handed_over_are_never_preempted(model: Llama) -> None:
+    """A decoding sequence that finds no block waits for those that were handed over."""
+    tight = rig(model, blocks=8)
+    given, own = sequence("given", prompt(60), 10), sequence("own", prompt(16, 9), 40)
+    given.hands_over = True
+    tight.engine.add(own)
+    tight.engine.add(given)
+    outputs = tight.engine.step()
+    assert {output.sequence.id for output in outputs} == {"own", "given"}
+    while tight.engine.step():
+        pass
+    assert own.state is State.RUNNING and tight.scheduler.stalled and own.length == 49
+    tight.pool.release(given.blocks)
+    assert drain(tight.engine)["own"] == alone(model, [sequence("own", prompt(16, 9), 40)])["own"]
+    check_free(tight)
+
+
+@composite
+def workloads(draw: DrawFn) -> list[tuple[Sequence, int, bool]]:
+    """Sequences that share beginnings, the step at which each comes, and whether it is aborted half-way."""
+    return [
+        (
+            sequence(
+                str(number), prompt(50)[: draw(integers(0, 50))] + prompt(draw(integers(1, 30)), number),
+                draw(integers(1, 30)), n=draw(integers(1, 3)), seed=number, **SAMPLED,
+            ),
+            draw(integers(0, 30)),
+            draw(booleans()) and draw(booleans()),
+        )
+        for number in range(draw(integers(1, 8)))
+    ]  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(workload=workloads(), blocks=integers(9, 20), seats=integers(3, 6), budget=integers(1, 90))
+def test_any_workload_ends_with_the_right_tokens_and_every_block_free(
+    model: Llama, workload: list[tuple[Sequence, int, bool]], blocks: int, seats: int, budget: int
+) -> None:
+    tight = rig(model, blocks=blocks, seats=seats, budget=budget)
+    made: dict[str, list[int]] = {}
+    step = 0
+    while tight.engine.has_work or step <= 30:
+        for one, start, aborted in workload:
+            if start == step:
+                tight.engine.add(one)
+            if aborted and step == start + 5:
+                tight.engine.end(one.id, Finish.ABORTED)
+        for output in tight.engine.step():
+            made[name_of(output.sequence)] = output.sequence.output
+        tight.pool.check()
+        assert not tight.scheduler.stalled or not tight.engine.has_work
+        step += 1
+    check_free(tight)
+    for one, _, aborted in workload:
+        fresh = Sequence(one.id, one.prompt, one.params, frozenset())
+        for name, tokens in alone(model, [fresh]).items():
+            assert made.get(name, []) == tokens or aborted and made.get(name, []) == tokens[: len(made.get(name, []))]

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was computed is found again, by those who may find it, and changes no token."""
+
+import pytest
+import torch
+from tiny import Rig, build, check_free, computed_by, drain, reference, rig, sequence
+
+from pontil.runtime.engine.sequence import Finish, First, Sequence, State
+from pontil.runtime.models.llama import Llama
+
+SAMPLED = {"temperature": 1.3, "top_p": 0.95}
+
+
+def prompt(length: int, seed: int = 5) -> list[int]:
+    return torch.randint(0, 97, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=str)
+def model(request: pytest.FixtureRequest) -> Llama:
+    made: Llama = build(reference(), dtype=request.param)
+    return made
+
+
+def cold(model: Llama, one: Sequence) -> list[int]:
+    alone = rig(model, caching=False)
+    alone.engine.add(one)
+    return drain(alone.engine)[one.id]
+
+
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 32, 33, 100, 300])
+def test_an_identical_second_prompt_computes_one_token(model: Llama, length: int) -> None:
+    expected = cold(model, sequence("a", prompt(length), 20, **SAMPLED))
+    ours = rig(model)
+    ours.engine.add(sequence("a", prompt(length), 20, **SAMPLED))
+    assert drain(ours.engine)["a"] == expected
+    again = sequence("b", prompt(length), 20, **SAMPLED)
+    ours.engine.add(again)
+    assert computed_by(ours.engine) == 1 + 19
+    assert again.output == expected and again.cached == length - 1
+    assert (ours.scheduler.prefix.queried, ours.scheduler.prefix.hit) == (2 * length, length - 1)
+    check_free(ours)
+
+
+def test_concurrent_requests_compute_a_shared_prefix_once(model: Llama) -> None:
+    shared = prompt(160)
+    prompts = {f"n{i}": shared + prompt(5 + i, i) for i in range(32)}
+    ours = rig(model, blocks=400, budget=64)
+    for name, tokens in prompts.items():
+        ours.engine.add(sequence(name, tokens, 1))
+    assert computed_by(ours.engine) == 160 + sum(5 + i for i in range(32))
+    check_free(ours)
+
+
+def test_identical_prompts_at_once_compute_it_once(model: Llama) -> None:
+    ours = rig(model)
+    for i in range(8):
+        ours.engine.add(sequence(str(i), prompt(70), 1))
+    assert computed_by(ours.engine) == 70 + 7
+
+
+def test_others_pass_those_who_wait_for_a_prefix(model: Llama) -> None:
+    ours = rig(model, budget=64)
+    first, second, other = (sequence(name, tokens, 5) for name, tokens in
+                            (("a", prompt(200)), ("b", prompt(200)), ("c", prompt(20, 9))))  # fmt: skip
+    for one in (first, second, other):
+        ours.engine.add(one)
+    ours.engine.step()
+    assert [one.state for one in (first, second, other)] == [State.RUNNING, State.WAITING, State.RUNNING]
+
+
+def test_whoever_waits_for_a_prefix_computes_it_when_its_owner_is_gone(model: Llama) -> None:
+    ours = rig(model, budget=64)
+    ours.engine.add(sequence("a", prompt(200), 5))
+    ours.engine.add(sequence("b", prompt(200), 5))
+    ours.engine.step()
+    ours.engine.end("a", Finish.ABORTED)
+    assert computed_by(ours.engine) == 200 - 64 + 4
+    check_free(ours)
+
+
+@pytest.mark.parametrize("length", [15, 16, 40, 64, 111])
+def test_longer_prompts_and_other_endings_give_the_tokens_of_a_cold_start(model: Llama, length: int) -> None:
+    ours = rig(model)
+    ours.engine.add(sequence("a", prompt(64), 30))
+    drain(ours.engine)
+    for name, tokens in (("b", prompt(64)[:length] + prompt(50, 9)), ("c", prompt(200)), ("d", prompt(64)[:length])):
+        ours.engine.add(sequence(name, tokens, 20, **SAMPLED))
+        assert drain(ours.engine)[name] == cold(model, sequence(name, tokens, 20, **SAMPLED))
+    check_free(ours)
+
+
+def test_another_salt_finds_nothing(model: Llama) -> None:
+    ours = rig(model)
+    for salt, cached in (("", 0), ("tenant", 0), ("tenant", 31), ("", 31)):
+        one = sequence("a", prompt(32), 3)
+        one.salt = salt
+        ours.engine.add(one)
+        drain(ours.engine)
+        assert one.cached == cached
+
+
+def test_without_caching_everything_is_computed(model: Llama) -> None:
+    ours = rig(model, caching=False)
+    for _ in range(2):
+        ours.engine.add(sequence("a", prompt(40), 1))
+        assert computed_by(ours.engine) == 40
+    assert not ours.pool.idle
+
+
+def test_prompts_whose_logprobs_are_wanted_are_computed_whole(model: Llama) -> None:
+    ours = rig(model)
+    ours.engine.add(sequence("a", prompt(40), 1))
+    drain(ours.engine)
+    ours.engine.add(sequence("b", prompt(40), 1, prompt_logprobs=1))
+    assert computed_by(ours.engine) == 40
+
+
+def test_what_was_used_least_recently_is_evicted_from_its_end(model: Llama) -> None:
+    """Three prompts fill the pool; the copy that the last hit needs takes the end of the one unused for longest."""
+    ours = rig(model, blocks=10)
+    for seed, cached in ((1, 0), (2, 0), (1, 47), (3, 0), (1, 47), (2, 32)):
+        one = sequence("a", prompt(48, seed), 1)
+        ours.engine.add(one)
+        drain(ours.engine)
+        assert one.cached == cached, seed
+    check_free(ours)
+
+
+def test_received_blocks_are_found_and_found_blocks_need_not_be_received(model: Llama) -> None:
+    """The second prompt of a conversation: only what follows the first has to come."""
+    giver, taker = rig(model), rig(model)
+    first, second = prompt(70), prompt(70) + prompt(40, 9)
+    have = [hand_over(giver, taker, tokens) for tokens in (first, second)]
+    assert have == [0, 4]
+    check_free(taker)
+    check_free(giver)
+
+
+def hand_over(giver: Rig, taker: Rig, tokens: list[int]) -> int:
+    """One request, with the missing blocks copied by hand; how many leading blocks needed no copy."""
+    model = giver.runner.model
+    given, taken = (sequence("a", tokens, 12, **SAMPLED) for _ in range(2))
+    given.hands_over = True
+    giver.engine.add(given)
+    (output,) = giver.engine.step()
+    assert taker.engine.park(taken)
+    have = taken.computed // 16
+    assert have == len(taken.blocks)
+    taker.scheduler.grow(taken, len(tokens))
+    taker.storage.tensor[taken.blocks[have:]] = giver.storage.tensor[given.blocks[have:]]
+    taker.engine.promote(taken, len(tokens), [First(0, output.ids[0])])
+    assert drain(taker.engine)["a"] == cold(model, sequence("a", tokens, 12, **SAMPLED))
+    giver.pool.release(given.blocks)
+    return have
