@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from pontil.runtime.cache.storage import EPOCH_SLOTS, KVStorage
 from pontil.runtime.transfer.states import GIVING_MOVES, Giving, move
-from pontil.runtime.wire.messages import ChunkReady, Handoff
+from pontil.runtime.wire.messages import ChunkReady, Handoff, Logprobs
 
 LEASE = 30.0
 LEASE_TOTAL = 120.0
@@ -40,6 +40,8 @@ class Prefilled:
     prompt_tokens: int
     cached_tokens: int
     seconds: float
+    choices: list[int]
+    logprobs: Logprobs | None = None
 
 
 class Giver:
@@ -50,12 +52,12 @@ class Giver:
         self.free_slots = deque(range(EPOCH_SLOTS))
         self.open: dict[str, Gift] = {}
 
-    def begin(self, transfer_id: str, peer: str) -> Gift | None:
-        """Start a transfer; None when every slot is taken."""
+    def begin(self, transfer_id: str, peer: str, have: int = 0) -> Gift | None:
+        """Start a transfer of all but the first `have` blocks; None when every slot is taken."""
         if not self.free_slots:
             return None
         slot = self.free_slots.popleft()
-        gift = Gift(transfer_id, peer, slot, int(self.storage.epochs[slot]))
+        gift = Gift(transfer_id, peer, slot, int(self.storage.epochs[slot]), announced=have)
         self.open[transfer_id] = gift
         return gift
 
@@ -88,12 +90,14 @@ class Giver:
             done.cached_tokens,
             self.storage.layout.fingerprint(),
             done.seconds,
+            done.choices,
+            done.logprobs,
         )
 
     def take_fresh(self, gift: Gift, blocks: list[int]) -> tuple[int, list[int]]:
         first, fresh = gift.announced, blocks[gift.announced :]
         self.storage.publish(fresh)
-        gift.announced = len(blocks)
+        gift.announced += len(fresh)
         return first, fresh
 
     def renew(self, transfer_id: str, epoch: int, now: float) -> None:

@@ -24,7 +24,8 @@ class Pull:
 
 @dataclass(slots=True, eq=False)
 class Take:
-    """One transfer of `expected` blocks, `announced` of them so far. With `error` it fails once nothing is pending."""
+    """One transfer of a prompt of `expected` blocks. The first `announced` were announced so far, or are here already
+    from an earlier prompt. With `error` it fails once nothing is pending."""
 
     transfer_id: str
     peer: str
@@ -53,8 +54,8 @@ class Taker:
         self.open: dict[str, Take] = {}
         self.by_ticket: dict[int, Take] = {}
 
-    def begin(self, transfer_id: str, peer: str, expected: int) -> Take:
-        take = self.open[transfer_id] = Take(transfer_id, peer, expected)
+    def begin(self, transfer_id: str, peer: str, expected: int, have: int = 0) -> Take:
+        take = self.open[transfer_id] = Take(transfer_id, peer, expected, announced=have)
         return take
 
     def announced(self, take: Take, message: ChunkReady | Handoff, ours: list[int], now: float) -> None:
@@ -84,7 +85,7 @@ class Taker:
         if isinstance(message, Handoff):
             if message.kv_fingerprint != self.storage.layout.fingerprint():
                 return "the peer's blocks have another layout"
-            if take.announced + len(ours) != take.expected or len(message.first_tokens) != 1:
+            if take.announced + len(ours) != take.expected:
                 return "the peer's handoff is not for this request"
         return None
 

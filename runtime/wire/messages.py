@@ -13,6 +13,9 @@ from typing import Any
 
 SCHEMA = 1
 
+# For each token: [token id, logprob, rank from 1] of the token itself, then of the most likely ones; empty for none.
+Logprobs = list[list[list[float]]]
+
 
 @dataclass(frozen=True, slots=True)
 class Hello:
@@ -87,7 +90,7 @@ class Submit:
 
     Without a `transfer_id` the worker does all of it. With one, `phase` says which half is meant ("prefill" computes
     the prompt and hands over to `peer`, "decode" receives it from `peer`); `peer` is the other worker's incarnation
-    and `peer_endpoint` where a decode worker reaches it.
+    and `peer_endpoint` where a decode worker reaches it. Prompts with another `cache_salt` share no cached prefix.
     """
 
     sender: str
@@ -100,6 +103,7 @@ class Submit:
     transfer_id: str | None = None
     peer: str | None = None
     peer_endpoint: str | None = None
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +118,12 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """From worker to proxy: accepted tokens of one choice, the first of them at `index` of the answer.
+    """From worker to proxy: accepted tokens of one choice, the first of them at `index` of its answer.
 
     `finish_reason` ("stop" or "length") is set on the terminal frame only. `generated_tokens` is the worker's count:
     the prefill half states it on its first-token frame, everyone else on the terminal frame (SPEC A3). `stop_match` is
-    the stop string that ended the choice, where one did.
+    the stop string that ended the choice, where one did. `logprobs` has one item for each id, `prompt_logprobs` one for
+    each prompt token, on the first frame of choice 0; both only where they were asked for.
     """
 
     sender: str
@@ -133,6 +138,8 @@ class Tokens:
     generated_tokens: int | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +179,15 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """From decode to prefill worker: there is room for this transfer; start computing."""
+    """From decode to prefill worker: there is room for this transfer; start computing. The first `have` blocks of the
+    prompt are here already and need not be sent."""
 
     sender: str
     receiver: str
     transfer_id: str
     request_id: str
     attempt: int
+    have: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +210,8 @@ class ChunkReady:
 @dataclass(frozen=True, slots=True)
 class Handoff:
     """From prefill to decode worker: the prompt is computed and sampled; the rest of the blocks, and the sequence is
-    yours. `first_tokens` has one id for each choice; `computed` counts the positions whose KV the blocks hold."""
+    yours. `first_tokens` has one id for each choice, and `logprobs` what was asked about them; `choices` are those that
+    go on, the others ended with their first token. `computed` counts the positions whose KV the blocks hold."""
 
     sender: str
     receiver: str
@@ -217,6 +227,8 @@ class Handoff:
     cached_tokens: int
     kv_fingerprint: str
     prefill_seconds: float
+    choices: list[int] = field(default_factory=lambda: [0])
+    logprobs: Logprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

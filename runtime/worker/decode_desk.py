@@ -5,7 +5,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pontil.runtime.engine.sequence import Finish, Sequence
+from pontil.runtime.engine.logprobs import TokenLogprobs
+from pontil.runtime.engine.sequence import Finish, First, Sequence
 from pontil.runtime.transfer.connector import Connector
 from pontil.runtime.transfer.states import Taking
 from pontil.runtime.transfer.taker import Take, Taker
@@ -112,9 +113,10 @@ class DecodeDesk:
     def begin(self, live: Live, line: PeerLine, now: float) -> None:
         transfer_id = str(live.submit.transfer_id)
         expected = self.machine.layout.blocks_for(len(live.sequence.prompt))
-        take = self.taker.begin(transfer_id, line.peer, expected)
+        have = live.sequence.computed // self.machine.layout.block_size
+        take = self.taker.begin(transfer_id, line.peer, expected, have)
         self.parked[transfer_id] = Parked(live, take, now + TRANSFER_TIMEOUT, now + RENEW_EVERY)
-        line.socket.send(Begin(self.incarnation, line.peer, transfer_id, live.request_id, live.attempt))
+        line.socket.send(Begin(self.incarnation, line.peer, transfer_id, live.request_id, live.attempt, have))
 
     def take(self, message: Message, now: float) -> None:
         """A message from a prefill worker; what is not about an open transfer of that worker is ignored."""
@@ -148,8 +150,11 @@ class DecodeDesk:
 
     def is_for(self, handoff: Handoff, sequence: Sequence) -> bool:
         """Whether the whole prompt was computed and the first tokens are tokens: the engine will believe both."""
-        inside = all(0 <= token < self.machine.config.vocab_size for token in handoff.first_tokens)
-        return handoff.computed == len(sequence.prompt) and inside
+        tokens, going_on, n = handoff.first_tokens, handoff.choices, sequence.params.n
+        inside = len(tokens) == n and all(0 <= token < self.machine.config.vocab_size for token in tokens)
+        some = bool(going_on) and all(0 <= choice < n for choice in going_on) and len(set(going_on)) == len(going_on)
+        known = handoff.logprobs is None or len(handoff.logprobs) == n and all(map(are_logprobs, handoff.logprobs))
+        return handoff.computed == len(sequence.prompt) and inside and some and known
 
     def withdrawn(self, parked: Parked, message: Withdrawn) -> None:
         if message.finished:
@@ -173,7 +178,8 @@ class DecodeDesk:
     def complete(self, parked: Parked) -> None:
         take, sequence, handoff = parked.take, parked.live.sequence, parked.take.handoff
         assert handoff is not None
-        self.machine.scheduler.promote(sequence, handoff.computed, handoff.first_tokens[0])
+        sequence.cached, sequence.admissions = handoff.cached_tokens, 1
+        self.machine.engine.promote(sequence, handoff.computed, firsts_of(handoff))
         self.tell(take.peer, Fetched(self.incarnation, take.peer, take.transfer_id, take.epoch))
         self.tally.complete += 1
         self.tally.bytes += take.bytes
@@ -184,7 +190,8 @@ class DecodeDesk:
         self.tally.failed += 1
         self.tell(take.peer, Abandon(self.incarnation, take.peer, take.transfer_id, str(take.error)))
         if take.handoff is not None:
-            self.machine.scheduler.compute_here(live.sequence, take.handoff.first_tokens[0])
+            live.sequence.cached, live.sequence.admissions = take.handoff.cached_tokens, 1
+            self.machine.engine.compute_here(live.sequence, firsts_of(take.handoff))
         else:
             self.machine.engine.end(live.key, Finish.ERROR)
             self.failed.append((live, f"the handoff failed: {take.error}"))
@@ -242,3 +249,16 @@ class DecodeDesk:
             line.fail("the prefill worker ended")
         if not open_takes and not any(live.submit.peer == peer for live in self.waiting):
             self.hang_up(peer)
+
+
+def firsts_of(handoff: Handoff) -> list[First]:
+    """The first tokens of the choices that go on. The handoff was checked."""
+    known = handoff.logprobs
+    return [
+        First(choice, handoff.first_tokens[choice], None if known is None else TokenLogprobs.from_wire(known[choice]))
+        for choice in handoff.choices
+    ]
+
+
+def are_logprobs(entries: list[list[float]]) -> bool:
+    return bool(entries) and all(len(entry) == 3 for entry in entries)

@@ -2,11 +2,13 @@
 """A request as a worker holds it, and how it becomes one."""
 
 from dataclasses import dataclass
+from functools import partial
 
+from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.sequence import Finish, Sequence
 from pontil.runtime.errors import MalformedFrame, RequestError
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.wire.messages import Submit
+from pontil.runtime.wire.messages import Submit, Tokens
 from pontil.runtime.worker.assembly import Machine
 from pontil.runtime.worker.stop_check import TextStops
 
@@ -46,8 +48,33 @@ def make_live(submit: Submit, machine: Machine) -> Live:
         raise RequestError(
             f"{len(prompt)} prompt tokens and {params.max_tokens} more exceed the context of {config.max_model_len}"
         )
+    params.check(config.vocab_size)
     stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(config.eos_token_ids))
-    check = TextStops(machine.tokenizer, params) if params.stop else None
+    check = partial(TextStops, machine.tokenizer, params) if params.stop else None
     key = key_of(submit.request_id, submit.attempt)
-    sequence = Sequence(key, prompt, params, stops, hands_over=submit.phase == "prefill", stop_check=check)
+    sequence = Sequence(key, prompt, params, stops, submit.phase == "prefill", check, submit.cache_salt)
     return Live(submit.sender, submit.request_id, submit.attempt, sequence, submit)
+
+
+def tokens_frame(incarnation: str, live: Live, output: Output) -> Tokens:
+    """What the proxy hears of accepted tokens. A choice's count is stated where its part here ends (A3)."""
+    sequence, counted = output.sequence, output.finish is not None
+    opens = output.index == 0 and sequence.choice == 0
+    return Tokens(
+        incarnation,
+        live.proxy,
+        live.request_id,
+        live.attempt,
+        output.index,
+        output.ids,
+        choice=sequence.choice,
+        finish_reason=FINISH_REASONS.get(output.finish),
+        stop_match=sequence.stop_match,
+        generated_tokens=sequence.generated if counted else None,
+        prompt_tokens=len(sequence.prompt),
+        cached_tokens=sequence.cached,
+        logprobs=[entry.to_wire() for entry in output.logprobs] or None,
+        prompt_logprobs=(
+            [entry.to_wire() if entry else [] for entry in sequence.prompt_logprobs] or None if opens else None
+        ),
+    )

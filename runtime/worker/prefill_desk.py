@@ -43,16 +43,21 @@ class Half:
 
 @dataclass(slots=True)
 class Job:
-    """A prompt being computed for a decode worker."""
+    """A prompt being computed for a decode worker. `firsts` are the choices whose first token was drawn."""
 
     live: Live
     gift: Gift
     begun: float
+    firsts: list[Output] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.firsts) == self.live.sequence.params.n
 
 
 @dataclass(slots=True)
 class PrefillDesk:
-    """Messages in by `take`, time by `tick`, the engine's progress by `announce`, `hand_over` and `finished`.
+    """Messages in by `take`, time by `tick`, the engine's progress by `announce` and `ended`.
 
     Requests that this side gives up on are put into `failed` with the reason; the worker tells the proxy. Those it is
     done with are put into `over`.
@@ -109,7 +114,11 @@ class PrefillDesk:
         if begin.sender != live.submit.peer:
             self.give_up(live, "the decode worker that asked for the prompt is not the one that was planned")
             return
-        gift = self.giver.begin(transfer_id, begin.sender)
+        if not 0 <= begin.have <= len(live.sequence.prompt) // self.machine.layout.block_size:
+            self.withdraw(begin.sender, transfer_id, False, "the prompt does not have so many blocks")
+            self.give_up(live, "the decode worker claims blocks that the prompt does not have")
+            return
+        gift = self.giver.begin(transfer_id, begin.sender, begin.have)
         if gift is None:
             self.withdraw(begin.sender, transfer_id, False, "too many transfers are open")
             self.give_up(live, "the prefill worker has too many transfers open")
@@ -126,28 +135,36 @@ class PrefillDesk:
             if chunk is not None and not self.socket.send(chunk):
                 self.lose(job)
 
-    def hand_over(self, output: Output) -> None:
-        """The prompt is computed and its first token sampled: everything else is the decode worker's."""
-        sequence = output.sequence
-        job = self.jobs.pop(sequence.id)
+    def ended(self, output: Output) -> None:
+        """A choice has its first token. With the last one the prompt is handed over, if any of them goes on."""
+        job = self.jobs[output.sequence.id]
+        job.firsts.append(output)
+        if not job.complete:
+            return
+        del self.jobs[job.live.key]
+        going_on = [one.sequence for one in job.firsts if one.finish is Finish.HANDED_OVER]
+        if going_on:
+            self.hand_over(job, going_on)
+        else:
+            self.giver.release(job.gift.transfer_id, Giving.RELEASED)
+            self.withdraw(job.gift.peer, job.gift.transfer_id, True, "finished")
+            self.over.append(job.live)
+
+    def hand_over(self, job: Job, going_on: list[Sequence]) -> None:
+        """Everything else is the decode worker's. The choices share their blocks, so one of them keeps them for all."""
+        sequence, *others = going_on
+        for other in others:
+            self.machine.scheduler.give_back(other)
         filled = sequence.computed % self.machine.layout.block_size
         if filled:
             # A block is digested and sent whole: what an earlier owner left behind the prompt must not travel.
             self.machine.storage.clear_tail(sequence.blocks[-1], filled)
         now = time.monotonic()
-        done = Prefilled(sequence.computed, output.ids, len(sequence.prompt), sequence.cached, now - job.begun)
-        handoff = self.giver.hold(job.gift, sequence.blocks, done, now)
+        handoff = self.giver.hold(job.gift, sequence.blocks, prefilled(job, going_on, now), now)
         self.held[handoff.transfer_id] = job.live
         if not self.socket.send(handoff):
             self.give_up(job.live, "the decode worker could not be reached for the handoff")
             self.release(job.gift.transfer_id, Giving.ABANDONED)
-
-    def finished(self, sequence: Sequence) -> None:
-        """The first token ended the request: nothing is transferred."""
-        job = self.jobs.pop(sequence.id, None)
-        if job is not None:
-            self.giver.release(job.gift.transfer_id, Giving.RELEASED)
-            self.withdraw(job.gift.peer, job.gift.transfer_id, True, "finished")
 
     def cancel(self, live: Live) -> None:
         """The proxy does not want it any more, in whatever state it is."""
@@ -210,3 +227,18 @@ class PrefillDesk:
 
     def give_up(self, live: Live, reason: str) -> None:
         self.failed.append((live, reason))
+
+
+def prefilled(job: Job, going_on: list[Sequence], now: float) -> Prefilled:
+    """What there is to say of a prompt that is computed."""
+    sequence = going_on[0]
+    known = [entry.to_wire() for first in job.firsts for entry in first.logprobs]
+    return Prefilled(
+        sequence.computed,
+        [first.ids[0] for first in job.firsts],
+        len(sequence.prompt),
+        sequence.cached,
+        now - job.begun,
+        [one.choice for one in going_on],
+        known or None,
+    )

@@ -19,18 +19,18 @@ from pontil.runtime.transfer.over_auto import OverAuto
 from pontil.runtime.transfer.over_shm import OverShm
 from pontil.runtime.transfer.over_tcp import OverTcp
 from pontil.runtime.transfer.taker import Taker
-from pontil.runtime.wire.messages import SCHEMA, Cancel, Failed, Hello, Message, Submit, Tokens
+from pontil.runtime.wire.messages import SCHEMA, Cancel, Failed, Hello, Message, Submit
 from pontil.runtime.wire.sockets import PeerClient, PeerServer, Poller, WorkerSocket, open_context
 from pontil.runtime.worker.assembly import Machine, assemble
 from pontil.runtime.worker.decode_desk import DecodeDesk
-from pontil.runtime.worker.live import FINISH_REASONS, Live, key_of, make_live
+from pontil.runtime.worker.live import Live, key_of, make_live, tokens_frame
 from pontil.runtime.worker.prefill_desk import PrefillDesk
 from pontil.runtime.worker.proxy_link import BEAT, Load, ProxyLink
 
 logger = logging.getLogger("pontil.worker")
 
-# How soon a full line to the proxy is tried again.
-CONGESTION_PAUSE = 0.005
+# How soon a full line to the proxy is tried again, and a step when every block was promised to somebody else.
+CONGESTION_PAUSE = STALL_PAUSE = 0.005
 
 
 def run_worker(config: WorkerConfig, report: Reporter) -> None:
@@ -145,7 +145,7 @@ class Worker:
         if self.link.congested:
             return CONGESTION_PAUSE
         if working:
-            return 0.0
+            return STALL_PAUSE if self.machine.scheduler.stalled else 0.0
         return BEAT
 
     def step(self) -> None:
@@ -158,29 +158,15 @@ class Worker:
         self.report.stepped(self.steps, self.machine.engine.has_work)
 
     def deliver(self, output: Output) -> None:
-        """Tell the proxy of accepted tokens, and the desks of sequences that end here."""
+        """Tell the proxy of accepted tokens, and the prefill desk of choices that are done with there."""
         live = self.requests[output.sequence.id]
-        counted = output.finish is not None
-        self.link.send(
-            Tokens(
-                self.incarnation,
-                live.proxy,
-                live.request_id,
-                live.attempt,
-                output.index,
-                output.ids,
-                finish_reason=FINISH_REASONS.get(output.finish),
-                stop_match=output.sequence.stop_match,
-                generated_tokens=output.sequence.generated if counted else None,
-                prompt_tokens=len(output.sequence.prompt),
-                cached_tokens=output.sequence.cached,
-            )
-        )
-        if output.finish is Finish.HANDED_OVER:
-            self.prefill.hand_over(output)
-        elif output.finish is not None:
-            self.prefill.finished(output.sequence)
-            del self.requests[live.key]
+        self.link.send(tokens_frame(self.incarnation, live, output))
+        if output.finish is None:
+            return
+        if live.submit.transfer_id is not None and live.submit.phase == "prefill":
+            self.prefill.ended(output)
+        elif live.key not in self.machine.engine.sequences:
+            self.requests.pop(live.key, None)
 
     def take_messages(self) -> None:
         now = time.monotonic()
@@ -273,6 +259,9 @@ class Worker:
             "handoffs_failed": tally.failed,
             "handoffs_cancelled": tally.cancelled,
             "handoffs_expired": self.prefill.expired,
+            "prefix_cache_queries": scheduler.prefix.queried,
+            "prefix_cache_hits": scheduler.prefix.hit,
+            "preemptions": scheduler.preemptions,
             "kv_transfer_bytes": tally.bytes,
             "stale_messages": self.stale,
             "malformed_frames": self.control.malformed + self.peers_in.malformed,

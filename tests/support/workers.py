@@ -60,13 +60,20 @@ class Answer:
 
     @property
     def ids(self) -> list[int]:
-        """The tokens, put together by index; frames must never disagree."""
+        return self.choice(0)
+
+    def choice(self, number: int) -> list[int]:
+        """The tokens of a choice, put together by index; frames must never disagree."""
         tokens: dict[int, int] = {}
         for frame in self.frames:
             for index, token in enumerate(frame.ids, frame.index):
-                assert tokens.setdefault(index, token) == token
+                if frame.choice == number:
+                    assert tokens.setdefault(index, token) == token
         assert sorted(tokens) == list(range(len(tokens)))
         return [tokens[index] for index in sorted(tokens)]
+
+    def ended(self, n: int) -> bool:
+        return bool(self.failures) or len({frame.choice for frame in self.frames if frame.finish_reason}) == n
 
 
 class ScriptedProxy:
@@ -113,13 +120,28 @@ class ScriptedProxy:
         self.workers += workers
         self.turn_until(lambda: all(worker.link.proxy == self.incarnation for worker in workers))
 
-    def submit(self, worker: PromptWorker, name: str, prompt: list[int], params: SamplingParams) -> None:
-        assert self.server.send(Submit(self.incarnation, worker.incarnation, name, 0, prompt, params.to_wire()))
+    def submit(
+        self, worker: PromptWorker, name: str, prompt: list[int], params: SamplingParams, salt: str | None = None
+    ) -> None:
+        """Requests share no prefix unless they are given the same salt."""
+        salted = name if salt is None else salt
+        assert self.server.send(
+            Submit(self.incarnation, worker.incarnation, name, 0, prompt, params.to_wire(), cache_salt=salted)
+        )
 
     def submit_pair(
-        self, prefill: PromptWorker, decode: PromptWorker, name: str, prompt: list[int], params: SamplingParams
+        self,
+        prefill: PromptWorker,
+        decode: PromptWorker,
+        name: str,
+        prompt: list[int],
+        params: SamplingParams,
+        salt: str | None = None,
     ) -> None:
-        common = {"request_id": name, "attempt": 0, "prompt": prompt, "sampling": params.to_wire()}
+        common = {
+            "request_id": name, "attempt": 0, "prompt": prompt, "sampling": params.to_wire(),
+            "cache_salt": name if salt is None else salt,
+        }  # fmt: skip
         assert self.server.send(
             Submit(
                 self.incarnation, prefill.incarnation, phase="prefill", transfer_id=f"t-{name}",

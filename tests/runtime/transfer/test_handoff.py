@@ -26,7 +26,7 @@ from pontil.runtime.wire.messages import ChunkReady, Handoff
 LAYOUT = KVLayout(16, 2, 2, 8, "bfloat16")
 CPU = torch.device("cpu")
 DEADLINE = 10.0
-DONE = Prefilled(computed=40, first_tokens=[7], prompt_tokens=40, cached_tokens=0, seconds=0.5)
+DONE = Prefilled(computed=40, first_tokens=[7], prompt_tokens=40, cached_tokens=0, seconds=0.5, choices=[0])
 
 
 class Pair1P1D:
@@ -112,7 +112,7 @@ def handoff_of_all(chunk: ChunkReady, handoff: Handoff) -> Handoff:
 
 @pytest.mark.parametrize(
     "change",
-    [{"epoch": 5}, {"slot": 5}, {"first": 1}, {"digests": []}, {"first_tokens": []}, {"kv_fingerprint": "other"}],
+    [{"epoch": 5}, {"slot": 5}, {"first": 1}, {"digests": []}, {"kv_fingerprint": "other"}],
     ids=lambda change: next(iter(change)),
 )
 def test_a_peer_that_contradicts_itself_fails_the_transfer(both: Pair1P1D, change: dict[str, int]) -> None:

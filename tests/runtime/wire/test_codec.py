@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pontil.runtime.errors import MalformedFrame
 from pontil.runtime.wire.codec import decode, encode
-from pontil.runtime.wire.messages import TAGS, Cancel, Message, Tokens
+from pontil.runtime.wire.messages import TAGS, Cancel, Logprobs, Message, Tokens
 
 ints = st.integers(min_value=-(2**63), max_value=2**64 - 1)
 values: dict[Any, st.SearchStrategy[Any]] = {
@@ -21,6 +21,7 @@ values: dict[Any, st.SearchStrategy[Any]] = {
     float: st.floats(allow_nan=False),
     bool: st.booleans(),
     list[int]: st.lists(ints, max_size=5),
+    Logprobs | None: st.lists(st.lists(st.lists(st.floats(allow_nan=False) | ints))) | st.none(),
     dict[str, int]: st.dictionaries(st.text(max_size=5), ints, max_size=3),
     dict[str, Any]: st.dictionaries(st.text(max_size=5), ints | st.text() | st.none(), max_size=3),
     int | None: ints | st.none(),

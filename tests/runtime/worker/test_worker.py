@@ -210,7 +210,19 @@ def test_blocks_that_arrive_damaged_are_computed_again(
 
 
 @pytest.mark.parametrize(
-    "lie", [{"first_tokens": [10**6]}, {"first_tokens": [-1]}, {"computed": 39}, {"computed": 9999}]
+    "lie",
+    [
+        {"first_tokens": [10**6]},
+        {"first_tokens": [-1]},
+        {"first_tokens": []},
+        {"computed": 39},
+        {"computed": 9999},
+        {"choices": []},
+        {"choices": [1]},
+        {"choices": [0, 0]},
+        {"logprobs": []},
+        {"logprobs": [[[1.0]]]},
+    ],
 )
 def test_a_handoff_that_lies_ends_the_request_and_not_the_worker(
     proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker], lie: dict[str, Any], monkeypatch: pytest.MonkeyPatch
