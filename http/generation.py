@@ -5,6 +5,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from itertools import accumulate
 
 from sanic import HTTPResponse, Request
 from sanic.response import raw
@@ -14,14 +15,15 @@ from pontil.http.reply_shape import Choice, ReplyShape
 from pontil.http.sse import DONE, KEEP_ALIVE, EventWriter, event
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError
-from pontil.runtime.proxy.mailbox import Delta, Finished
+from pontil.runtime.proxy.mailbox import Delta, Ended, Event, Finished
 from pontil.runtime.proxy.stream import Stream
 
 # Silence, in seconds, after which a stream that has begun gets a comment.
 KEEP_ALIVE_AFTER = 10.0
 NOTHING = Usage(0, 0, 0)
 
-Event = Delta | Finished | None
+# An event of one of several streams, under the index of the choice it is about; None is silence.
+Said = tuple[int, Event | None]
 
 
 async def reply(request: Request, streams: Sequence[Stream], shape: ReplyShape) -> HTTPResponse | None:
@@ -38,16 +40,16 @@ async def reply(request: Request, streams: Sequence[Stream], shape: ReplyShape) 
 
 
 async def reply_whole(streams: Sequence[Stream], shape: ReplyShape, headers: dict[str, str]) -> HTTPResponse:
-    choices = [Choice() for _ in streams]
+    choices = [Choice(stream) for stream in streams for _ in range(stream.choices)]
     usage = NOTHING
     async with aclosing(events(streams, None)) as arriving:
         async for index, said in arriving:
             if isinstance(said, Finished):
-                choices[index].reason = said.reason
                 usage += said.usage
+            elif isinstance(said, Ended):
+                choices[index].reason = said.reason
             elif said is not None:
-                choices[index].text += said.text
-                choices[index].ids += said.ids
+                choices[index].add(said)
     body = json.dumps(shape.whole(choices, usage), ensure_ascii=False).encode()
     return raw(body, content_type="application/json", headers=headers)
 
@@ -55,11 +57,11 @@ async def reply_whole(streams: Sequence[Stream], shape: ReplyShape, headers: dic
 async def reply_streaming(writer: EventWriter, streams: Sequence[Stream], shape: ReplyShape) -> None:
     """Nothing is sent before the first event, so that until then every error can still be an HTTP status."""
     usage = NOTHING
-    opened: set[int] = set()
+    rendering = Rendering(streams, shape)
     try:
         async with aclosing(events(streams, KEEP_ALIVE_AFTER)) as arriving:
             async for index, said in arriving:
-                if data := rendered(shape, index, said, streams, opened):
+                if data := rendering.of(index, said):
                     await writer.send(data)
                 if isinstance(said, Finished):
                     usage += said.usage
@@ -72,28 +74,46 @@ async def reply_streaming(writer: EventWriter, streams: Sequence[Stream], shape:
     await writer.end()
 
 
-def rendered(shape: ReplyShape, index: int, said: Event, streams: Sequence[Stream], opened: set[int]) -> bytes:
-    """The bytes of one event; a choice's first are led by its opening. Silence counts once something was said."""
-    if said is None:
-        return KEEP_ALIVE if opened else b""
-    lead = b""
-    if index not in opened:
-        opened.add(index)
-        lead = shape.opening(index)
-    running = running_usage(streams) if shape.delivery.continuous_usage else None
-    if isinstance(said, Finished):
-        return lead + shape.last_chunk(index, said.reason, running)
-    if said.text or shape.delivery.token_ids:
-        return lead + shape.chunk(index, said.text, said.ids, running)
-    return lead
+class Rendering:
+    """The bytes of the events of one reply; a choice's first are led by its opening."""
+
+    def __init__(self, streams: Sequence[Stream], shape: ReplyShape) -> None:
+        self.streams, self.shape = streams, shape
+        self.opened: set[int] = set()
+
+    def of(self, index: int, said: Event | None) -> bytes:
+        """Silence counts once something was said."""
+        shape = self.shape
+        if said is None:
+            return KEEP_ALIVE if self.opened else b""
+        if isinstance(said, Finished):
+            return b""
+        lead = self.opening(index)
+        running = self.running_usage if shape.delivery.continuous_usage else None
+        if isinstance(said, Ended):
+            return lead + shape.last_chunk(index, said.reason, running)
+        if said.text or said.logprobs or shape.delivery.token_ids:
+            return lead + shape.chunk(index, said, running)
+        return lead
+
+    def opening(self, index: int) -> bytes:
+        if index in self.opened:
+            return b""
+        self.opened.add(index)
+        return self.shape.opening(index)
+
+    @property
+    def running_usage(self) -> Usage:
+        return sum((stream.usage for stream in self.streams), NOTHING)
 
 
-def running_usage(streams: Sequence[Stream]) -> Usage:
-    return sum((stream.usage for stream in streams), NOTHING)
+def index_of(first: int, said: Event | None) -> int:
+    """The index of the choice an event is about, for a stream whose choices are counted from `first`."""
+    return first + said.choice if isinstance(said, Delta | Ended) else first
 
 
-async def events(streams: Sequence[Stream], patience: float | None) -> AsyncGenerator[tuple[int, Event], None]:
-    """What any of the streams says, with its number, until all have finished; None after silence.
+async def events(streams: Sequence[Stream], patience: float | None) -> AsyncGenerator[Said, None]:
+    """What any of the streams says, until all have finished; None after silence.
 
     Raises what ended one of them. One stream, by far the commonest case, needs no task of its own.
     """
@@ -102,16 +122,20 @@ async def events(streams: Sequence[Stream], patience: float | None) -> AsyncGene
             async for item in arriving:
                 yield item
         return
-    said: Event = None
+    said: Event | None = None
     while not isinstance(said, Finished):
         said = await streams[0].take(patience)
-        yield 0, said
+        yield index_of(0, said), said
 
 
-async def merged(streams: Sequence[Stream], patience: float | None) -> AsyncGenerator[tuple[int, Event], None]:
+async def merged(streams: Sequence[Stream], patience: float | None) -> AsyncGenerator[Said, None]:
     """Each stream is read by a task that waits until its event was taken, so that a slow reader slows all of them."""
-    queue: asyncio.Queue[tuple[int, Event | PontilError]] = asyncio.Queue(maxsize=1)
-    tasks = [asyncio.create_task(forward(index, stream, queue, patience)) for index, stream in enumerate(streams)]
+    queue: asyncio.Queue[tuple[int, Event | PontilError | None]] = asyncio.Queue(maxsize=1)
+    firsts = [0, *accumulate(stream.choices for stream in streams)]
+    tasks = [
+        asyncio.create_task(forward(first, stream, queue, patience))
+        for first, stream in zip(firsts, streams, strict=False)
+    ]
     left = len(streams)
     try:
         while left:
@@ -126,13 +150,16 @@ async def merged(streams: Sequence[Stream], patience: float | None) -> AsyncGene
 
 
 async def forward(
-    index: int, stream: Stream, queue: "asyncio.Queue[tuple[int, Event | PontilError]]", patience: float | None
+    first: int,
+    stream: Stream,
+    queue: "asyncio.Queue[tuple[int, Event | PontilError | None]]",
+    patience: float | None,
 ) -> None:
-    said: Event = None
+    said: Event | None = None
     while not isinstance(said, Finished):
         try:
             said = await stream.take(patience)
         except PontilError as error:
-            await queue.put((index, error))
+            await queue.put((first, error))
             return
-        await queue.put((index, said))
+        await queue.put((index_of(first, said), said))

@@ -11,15 +11,25 @@ from typing import Any
 
 from pontil.http.sampling_fields import Delivery
 from pontil.runtime.accounting.counts import Usage
+from pontil.runtime.proxy.mailbox import Delta
+from pontil.runtime.proxy.stream import Stream
+from pontil.runtime.wire.messages import Logprobs
 
 
 @dataclass(slots=True)
 class Choice:
-    """One finished answer, put together."""
+    """One finished answer to the prompt of `stream`, put together."""
 
+    stream: Stream
     text: str = ""
     ids: list[int] = field(default_factory=list)
+    logprobs: Logprobs = field(default_factory=list)
     reason: str | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.ids += delta.ids
+        self.logprobs += delta.logprobs
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -58,8 +68,8 @@ class ReplyShape:
     def last_delta(self, index: int, reason: bytes) -> bytes:
         return self.delta(index, b'""', reason)
 
-    def chunk(self, index: int, text: str, ids: Sequence[int], usage: Usage | None) -> bytes:
-        return self.framed(self.delta(index, json.dumps(text).encode(), b"null"), ids, usage)
+    def chunk(self, index: int, delta: Delta, usage: Usage | None) -> bytes:
+        return self.framed(self.delta(index, json.dumps(delta.text).encode(), b"null"), delta.ids, usage)
 
     def last_chunk(self, index: int, reason: str, usage: Usage | None) -> bytes:
         return self.framed(self.last_delta(index, json.dumps(reason).encode()), (), usage)

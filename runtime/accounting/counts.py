@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One request's token counts, from what the workers state (SPEC A3 to A6). Pure: no clock, no I/O, no text."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 PREFILL, DECODE, WHOLE = "prefill", "decode", "whole"
@@ -29,13 +30,12 @@ class Usage:
 
 @dataclass(slots=True)
 class AttemptCount:
-    """One attempt: ids accepted from it, and what its parts (`phases`) that served the request have stated."""
+    """One attempt at one choice: ids accepted from it, and what its parts (`phases`) that served it have stated."""
 
     phases: tuple[str, ...]
     accepted: int = 0
     dead: bool = False
     generated: dict[str, int] = field(default_factory=dict)
-    cached: dict[str, int] = field(default_factory=dict)
 
     @property
     def stated(self) -> int | None:
@@ -47,41 +47,16 @@ class AttemptCount:
         return sum(self.generated[phase] for phase in self.phases)
 
 
-class Account:
-    """The account of one request with `budget` tokens to generate over all its choices.
+class ChoiceAccount:
+    """The tokens of one choice, with `budget` tokens to generate.
 
     The stated sum is authoritative when every part that must state a count did; otherwise accepted ids are counted.
     Each part is believed once: its first valid statement stands. Both ways the total stays within 0…budget.
     """
 
-    def __init__(self, prompt_tokens: int, budget: int) -> None:
-        self.prompt_tokens = prompt_tokens
+    def __init__(self, budget: int) -> None:
         self.budget = budget
         self.attempts: dict[int, AttemptCount] = {}
-
-    def open(self, attempt: int, phases: tuple[str, ...]) -> None:
-        """A new attempt starts; `phases` are the parts that serve it."""
-        self.attempts[attempt] = AttemptCount(phases)
-
-    def accept(
-        self, attempt: int, phase: str, new_ids: int, generated: int | None = None, cached: int | None = None
-    ) -> None:
-        """One frame: `new_ids` of its ids were accepted (not seen before), and it stated these counts."""
-        count = self.attempts[attempt]
-        count.accepted += new_ids
-        if generated is not None and generated >= 0:
-            count.generated.setdefault(phase, generated)
-        if cached is not None and cached >= 0:
-            count.cached.setdefault(phase, cached)
-
-    def ended_by(self, attempt: int, phase: str) -> None:
-        """`phase` finished the request. When prefill did, nothing was handed over and nobody else has to state."""
-        if phase == PREFILL:
-            self.attempts[attempt].phases = (PREFILL,)
-
-    def died(self, attempt: int) -> None:
-        """The attempt gives nothing more: what was accepted from it counts, whatever it stated."""
-        self.attempts[attempt].dead = True
 
     @property
     def accepted(self) -> int:
@@ -109,26 +84,82 @@ class Account:
         """Whether the stated sum differs from the ids that arrived: a fault worth counting."""
         return self.stated is not None and self.stated != self.accepted
 
+
+class Account:
+    """The account of one request: its prompt, once, and `choices` answers with `budget` tokens to generate each."""
+
+    def __init__(self, prompt_tokens: int, budget: int, choices: int = 1) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.choices = [ChoiceAccount(budget) for _ in range(choices)]
+        self.cached_by: dict[int, dict[str, int]] = {}
+
+    def open(self, attempt: int, phases: tuple[str, ...]) -> None:
+        """A new attempt starts; `phases` are the parts that serve it."""
+        self.cached_by[attempt] = {}
+        for choice in self.choices:
+            choice.attempts[attempt] = AttemptCount(phases)
+
+    def accept(
+        self,
+        attempt: int,
+        phase: str,
+        new_ids: int,
+        generated: int | None = None,
+        cached: int | None = None,
+        choice: int = 0,
+    ) -> None:
+        """One frame: `new_ids` of its ids were accepted (not seen before), and it stated these counts."""
+        count = self.choices[choice].attempts[attempt]
+        count.accepted += new_ids
+        if generated is not None and generated >= 0:
+            count.generated.setdefault(phase, generated)
+        if cached is not None and cached >= 0:
+            self.cached_by[attempt].setdefault(phase, cached)
+
+    def ended_by(self, attempt: int, phase: str, choice: int = 0) -> None:
+        """`phase` finished the choice. When prefill did, it was not handed over and nobody else has to state."""
+        if phase == PREFILL:
+            self.choices[choice].attempts[attempt].phases = (PREFILL,)
+
+    def died(self, attempt: int) -> None:
+        """The attempt gives nothing more: what was accepted from it counts, whatever it stated."""
+        for choice in self.choices:
+            choice.attempts[attempt].dead = True
+
+    @property
+    def clamped(self) -> int:
+        """Choices of which the workers claimed more than the budget."""
+        return sum(choice.clamped for choice in self.choices)
+
+    @property
+    def disputed(self) -> int:
+        """Choices whose stated sum differs from the ids that arrived."""
+        return sum(choice.disputed for choice in self.choices)
+
     @property
     def usage(self) -> Usage:
-        return Usage(self.prompt_tokens, min(self.generated, self.budget), min(self.cached, self.prompt_tokens))
+        return self.usage_of(min(choice.generated, choice.budget) for choice in self.choices)
 
     @property
     def running_usage(self) -> Usage:
         """Before the end: what has arrived so far."""
-        return Usage(self.prompt_tokens, min(self.accepted, self.budget), min(self.cached, self.prompt_tokens))
+        return self.usage_of(min(choice.accepted, choice.budget) for choice in self.choices)
+
+    def usage_of(self, completion_tokens: Iterable[int]) -> Usage:
+        return Usage(self.prompt_tokens, sum(completion_tokens), min(self.cached, self.prompt_tokens))
 
     @property
     def cached(self) -> int:
         """The first attempt's, as prefill admitted it (A9); decode may only repeat it."""
-        for count in self.attempts.values():
+        for stated in self.cached_by.values():
             for phase in (PREFILL, WHOLE, DECODE):
-                if phase in count.cached:
-                    return count.cached[phase]
+                if phase in stated:
+                    return stated[phase]
         return 0
 
-    def finish_reason(self, stated: str | None) -> str | None:
+    def finish_reason(self, stated: str | None, choice: int = 0) -> str | None:
         """The worker's own; only when it gave none, "length" once the budget is used (A6). None: not finished."""
+        used = self.choices[choice].accepted >= self.choices[choice].budget
         if stated is not None:
-            return stated if stated in FINISH_REASONS else ("length" if self.accepted >= self.budget else "stop")
-        return "length" if self.accepted >= self.budget else None
+            return stated if stated in FINISH_REASONS else ("length" if used else "stop")
+        return "length" if used else None

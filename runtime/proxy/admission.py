@@ -17,10 +17,16 @@ def context_length(workers: Sequence[Load]) -> int | None:
     return min((worker.context for worker in workers), default=None)
 
 
-def check_capacity(workers: Sequence[Load], in_flight: int) -> None:
-    """Raises Unavailable at once rather than queueing without bound."""
+def check_capacity(workers: Sequence[Load], in_flight: int, wanted: int = 1) -> None:
+    """`in_flight` choices are being served and `wanted` more asked for. Raises Unavailable at once rather than queueing
+    without bound, and RequestError for more choices than any worker has seats for."""
     limit = REQUESTS_PER_SEAT * sum(worker.seats for worker in workers)
-    if workers and in_flight >= limit:
+    seats = min((worker.seats for worker in workers), default=wanted)
+    if wanted > seats:
+        raise RequestError(
+            f"n is {wanted}, but a worker serves at most {seats} choices at once: ask for less", param="n"
+        )
+    if workers and in_flight + wanted > limit:
         raise Unavailable(f"{in_flight} requests are in flight, which is all that can be taken: try again in a moment")
 
 

@@ -1,46 +1,70 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one request has to say to its reader: tokens as they come, then exactly one end."""
+"""What one request has to say to its reader: tokens of its choices as they come, then exactly one end."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError
+from pontil.runtime.wire.messages import Logprobs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delta:
-    """More of the answer. `text` may be empty: a token need not complete a character (A7)."""
+    """More of one choice. `text` may be empty: a token need not complete a character (A7). `logprobs` has one item for
+    each id where they were asked for."""
 
     text: str
     ids: list[int]
+    choice: int = 0
+    logprobs: Logprobs = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One choice is complete."""
+
+    choice: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end. `route` names the workers that served the request."""
+    """The end: every choice is complete. `reason` is choice 0's. `route` names the workers that served the request."""
 
     reason: str
     usage: Usage
     route: str
 
 
+Event = Delta | Ended | Finished
+
+
 class Mailbox:
     """Between the workers' frames and one reader, within one event loop.
 
-    What the reader has not taken yet is kept as one Delta, so a slow reader holds at most one answer, and nobody waits
-    for it. After `close` what is left is still delivered, then the end.
+    What the reader has not taken yet is kept as one Delta for each choice, so a slow reader holds at most one answer,
+    and nobody waits for it. After `close` what is left is still delivered, then the end.
     """
 
     def __init__(self) -> None:
-        self.text = ""
-        self.ids: list[int] = []
+        self.deltas: dict[int, Delta] = {}
+        self.ended: dict[int, str] = {}
         self.end: Finished | PontilError | None = None
         self.waiter: asyncio.Future[None] | None = None
 
-    def put(self, text: str, ids: list[int]) -> None:
-        self.text += text
-        self.ids += ids
+    def put(self, text: str, ids: list[int], choice: int = 0, logprobs: Logprobs | None = None) -> None:
+        delta = self.deltas.get(choice)
+        if delta is None:
+            self.deltas[choice] = Delta(text, list(ids), choice, list(logprobs or ()))
+        else:
+            delta.text += text
+            delta.ids += ids
+            delta.logprobs += logprobs or ()
+        self.ring()
+
+    def end_choice(self, choice: int, reason: str) -> None:
+        self.ended[choice] = reason
         self.ring()
 
     def close(self, end: Finished | PontilError) -> None:
@@ -53,14 +77,15 @@ class Mailbox:
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
 
-    async def take(self, patience: float | None = None) -> Delta | Finished | None:
+    async def take(self, patience: float | None = None) -> Event | None:
         """What there is; None when nothing came for `patience` seconds. Raises the error that ended the request."""
-        if not self.ids and self.end is None:
+        if not self.deltas and not self.ended and self.end is None:
             await self.wait(patience)
-        if self.ids or self.text:
-            delta = Delta(self.text, self.ids)
-            self.text, self.ids = "", []
-            return delta
+        complete = next((choice for choice in self.ended if choice not in self.deltas), None)
+        if complete is not None:
+            return Ended(complete, self.ended.pop(complete))
+        if self.deltas:
+            return self.deltas.pop(next(iter(self.deltas)))
         if isinstance(self.end, PontilError):
             raise self.end
         return self.end

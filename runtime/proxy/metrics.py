@@ -24,6 +24,13 @@ class Metrics:
         self.transferred = Counter("pontil_kv_transfer_bytes", "Bytes of KV blocks pulled", registry=registry)
         self.prompt = Counter("pontil_prompt_tokens", "Prompt tokens of answered requests", registry=registry)
         self.cached = Counter("pontil_cached_tokens", "Prompt tokens that were not computed", registry=registry)
+        self.cache_queries = Counter(
+            "pontil_prefix_cache_queries", "Prompt tokens looked up in a prefix cache", registry=registry
+        )
+        self.cache_hits = Counter("pontil_prefix_cache_hits", "Prompt tokens found there", registry=registry)
+        self.preemptions = Counter(
+            "pontil_preemptions", "Sequences that lost their blocks to an older one", registry=registry
+        )
         self.generation = Counter("pontil_generation_tokens", "Tokens generated and delivered", registry=registry)
         self.first_token = Histogram(
             "pontil_time_to_first_token_seconds", "From arrival to the first token", buckets=FIRST_TOKEN_SECONDS,
@@ -45,9 +52,15 @@ class Metrics:
 
     def add_worker_counters(self, grown: Mapping[str, int]) -> None:
         """What a worker's counters grew by. Names that mean nothing here are left out."""
+        plain = {
+            "kv_transfer_bytes": self.transferred,
+            "prefix_cache_queries": self.cache_queries,
+            "prefix_cache_hits": self.cache_hits,
+            "preemptions": self.preemptions,
+        }
         for name, difference in grown.items():
-            if name == "kv_transfer_bytes":
-                self.transferred.inc(difference)
+            if name in plain:
+                plain[name].inc(difference)
             elif name.startswith(HANDOFFS) and name.removeprefix(HANDOFFS) in RESULTS:
                 self.handoffs.labels(name.removeprefix(HANDOFFS)).inc(difference)
 

@@ -113,7 +113,9 @@ class Proxy:
             self.server.close(LINGER)
         self.context.term()
 
-    def submit(self, prompt: list[int], params: SamplingParams, name: str | None = None) -> Stream:
+    def submit(
+        self, prompt: list[int], params: SamplingParams, name: str | None = None, cache_salt: str = ""
+    ) -> Stream:
         """Send a request on its way. `name` goes into its id, to be found in the workers' logs.
 
         Raises Unavailable at once when nothing can serve it now.
@@ -121,15 +123,19 @@ class Proxy:
         if self.draining:
             raise Unavailable("the server is shutting down: try again in a moment")
         workers = self.registry.snapshot()
-        check_capacity(workers, len(self.requests))
+        check_capacity(workers, self.choices_in_flight, params.n)
         route = plan(workers, self.config.disagg)
         if route is None:
             raise Unavailable("no worker is ready yet: try again in a moment")
         unique = secrets.token_hex(8)
         request_id = f"{name}-{unique}" if name else unique
-        request = Request.start(request_id, prompt, params, route, self.tokenizer, self.clock())
+        request = Request.start(request_id, prompt, params, route, self.tokenizer, self.clock(), cache_salt)
         self.dispatch(request)
         return Stream(request, self.cancel)
+
+    @property
+    def choices_in_flight(self) -> int:
+        return sum(request.params.n for request in self.requests.values())
 
     def dispatch(self, request: Request) -> None:
         self.enlist(request)
@@ -282,7 +288,7 @@ class Proxy:
         end = request.mailbox.end
         assert isinstance(end, Finished)
         for message in request.cancels(self.incarnation):
-            if message.receiver != last_speaker and request.phases[message.receiver] not in request.reached:
+            if message.receiver != last_speaker and not request.reached(message.receiver):
                 self.send(message)
         self.close_account(request, end.reason)
 

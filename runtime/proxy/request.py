@@ -10,14 +10,15 @@ from pontil.runtime.proxy.mailbox import Finished, Mailbox
 from pontil.runtime.proxy.policy import Pair, Route
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.text.tokenizer import Tokenizer
-from pontil.runtime.wire.messages import Cancel, Submit, Tokens
+from pontil.runtime.wire.messages import Cancel, Logprobs, Submit, Tokens
 
 MAX_TOKEN_ID = 1 << 31
 
 
 @dataclass(slots=True)
 class Request:
-    """`arrived` and `last_frame` are in seconds of the proxy's clock; `reached` holds the phases heard from."""
+    """`arrived` and `last_frame` are in seconds of the proxy's clock. `heard` holds which phase has spoken of which
+    choice, `reasons` how each choice ended. Prompts with another `cache_salt` share no cached prefix."""
 
     id: str
     prompt: list[int]
@@ -29,15 +30,26 @@ class Request:
     last_frame: float
     attempt: int = 0
     phases: dict[str, str] = field(default_factory=dict)
-    reached: set[str] = field(default_factory=set)
+    heard: set[tuple[str, int]] = field(default_factory=set)
+    reasons: dict[int, str] = field(default_factory=dict)
+    prompt_logprobs: Logprobs = field(default_factory=list)
+    cache_salt: str = ""
     mailbox: Mailbox = field(default_factory=Mailbox)
 
     @classmethod
     def start(
-        cls, name: str, prompt: list[int], params: SamplingParams, route: Route, tokenizer: Tokenizer, now: float
+        cls,
+        name: str,
+        prompt: list[int],
+        params: SamplingParams,
+        route: Route,
+        tokenizer: Tokenizer,
+        now: float,
+        cache_salt: str = "",
     ) -> "Request":
-        account = Account(len(prompt), params.max_tokens)
-        request = cls(name, prompt, params, route, account, (Answer(tokenizer, params),), now, now)
+        account = Account(len(prompt), params.max_tokens, params.n)
+        answers = tuple(Answer(tokenizer, params) for _ in range(params.n))
+        request = cls(name, prompt, params, route, account, answers, now, now, cache_salt=cache_salt)
         request.phases = route.phases
         account.open(request.attempt, tuple(request.phases.values()))
         return request
@@ -55,43 +67,70 @@ class Request:
         return attempt == self.attempt and sender in self.phases
 
     def needs(self, incarnation: str) -> bool:
-        """Whether the answer depends on this worker: prefill's part is over once decode has spoken."""
+        """Whether the answer depends on this worker: prefill's part is over once decode has spoken of every choice
+        that goes on."""
         phase = self.phases.get(incarnation)
-        return phase is not None and not (phase == PREFILL and DECODE in self.reached)
+        if phase != PREFILL:
+            return phase is not None
+        return any((DECODE, choice) not in self.heard and choice not in self.reasons for choice in range(self.params.n))
+
+    def reached(self, incarnation: str) -> bool:
+        """Whether this worker has spoken."""
+        return any(phase == self.phases[incarnation] for phase, _ in self.heard)
 
     def accept(self, frame: Tokens, now: float) -> int:
         """Take a frame's ids and counts; how many ids were new. The mailbox is closed when they were the last.
 
         Raises BrokenAnswer when the frames do not fit together: the answer cannot be completed.
         """
-        answer = self.answers[frame.choice]
+        answer, choice = self.answers[frame.choice], frame.choice
         new = answer.unseen(frame.index, frame.ids)
         phase = self.phases[frame.sender]
-        self.reached.add(phase)
+        self.heard.add((phase, choice))
         self.last_frame = now
-        self.account.accept(self.attempt, phase, len(new), frame.generated_tokens, frame.cached_tokens)
-        reason = self.account.finish_reason(frame.finish_reason)
-        room = self.params.max_tokens - len(answer.ids)
-        delivered = list(new[:room])
+        self.account.accept(self.attempt, phase, len(new), frame.generated_tokens, frame.cached_tokens, choice)
+        if choice in self.reasons:
+            return 0
+        reason = self.account.finish_reason(frame.finish_reason, choice)
+        delivered = list(new[: self.params.max_tokens - len(answer.ids)])
         text = answer.add(delivered, reason, frame.stop_match)
+        self.prompt_logprobs = self.prompt_logprobs or frame.prompt_logprobs or []
         if delivered or text:
-            self.mailbox.put(text, delivered)
+            self.mailbox.put(text, delivered, choice, self.logprobs_of(frame, len(new), len(delivered)))
         if reason is not None:
-            self.account.ended_by(self.attempt, phase)
-            self.mailbox.close(Finished(reason, self.account.usage, self.route.name))
+            self.end_choice(choice, phase, reason)
         return len(delivered)
+
+    def logprobs_of(self, frame: Tokens, new: int, delivered: int) -> Logprobs:
+        """Those of the ids that were delivered: the frame's last `new` ones, cut at the budget."""
+        known = frame.logprobs or []
+        return known[len(known) - new :][:delivered]
+
+    def end_choice(self, choice: int, phase: str, reason: str) -> None:
+        self.reasons[choice] = reason
+        self.account.ended_by(self.attempt, phase, choice)
+        self.mailbox.end_choice(choice, reason)
+        if len(self.reasons) == self.params.n:
+            self.mailbox.close(Finished(self.reasons[0], self.account.usage, self.route.name))
 
     def is_sound(self, frame: Tokens) -> bool:
         """Whether the frame's numbers can be numbers of this request at all."""
         ids = frame.ids
         fits = not ids or (min(ids) >= 0 and max(ids) < MAX_TOKEN_ID)
-        return fits and 0 <= frame.choice < len(self.answers) and frame.index >= 0
+        return fits and 0 <= frame.choice < len(self.answers) and frame.index >= 0 and self.knows_its_logprobs(frame)
+
+    def knows_its_logprobs(self, frame: Tokens) -> bool:
+        """Whether logprobs are there exactly where they were asked for."""
+        stated = len(frame.logprobs or [])
+        asked = len(frame.ids) if self.params.logprobs is not None else 0
+        entries = [*(frame.logprobs or []), *(frame.prompt_logprobs or [])]
+        return stated == asked and all(len(entry) == 3 for some in entries for entry in some)
 
     def submits(self, sender: str) -> list[Submit]:
         """What starts the attempt: one message for each worker, decode's first, as it has to make room."""
         common: dict[str, Any] = {
             "sender": sender, "request_id": self.id, "attempt": self.attempt, "prompt": self.prompt,
-            "sampling": self.params.to_wire(),
+            "sampling": self.params.to_wire(), "cache_salt": self.cache_salt,
         }  # fmt: skip
         if not isinstance(self.route, Pair):
             return [Submit(receiver=self.route.worker.incarnation, **common)]

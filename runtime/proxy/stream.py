@@ -4,8 +4,9 @@
 from collections.abc import AsyncIterator, Callable
 
 from pontil.runtime.accounting.counts import Usage
-from pontil.runtime.proxy.mailbox import Delta, Finished
+from pontil.runtime.proxy.mailbox import Event, Finished
 from pontil.runtime.proxy.request import Request
+from pontil.runtime.wire.messages import Logprobs
 
 
 class Stream:
@@ -15,14 +16,14 @@ class Stream:
         self.request = request
         self.cancel_request = cancel
 
-    async def take(self, patience: float | None = None) -> Delta | Finished | None:
+    async def take(self, patience: float | None = None) -> Event | None:
         """The next event; None when nothing came for `patience` seconds.
 
         Raises RequestError or Unavailable where the request could not be served (to its end).
         """
         return await self.request.mailbox.take(patience)
 
-    async def __aiter__(self) -> AsyncIterator[Delta | Finished]:
+    async def __aiter__(self) -> AsyncIterator[Event]:
         """Every event, Finished last."""
         while True:
             event = await self.take()
@@ -33,6 +34,19 @@ class Stream:
 
     def cancel(self) -> None:
         self.cancel_request(self.request)
+
+    @property
+    def choices(self) -> int:
+        return self.request.params.n
+
+    @property
+    def prompt(self) -> list[int]:
+        return self.request.prompt
+
+    @property
+    def prompt_logprobs(self) -> Logprobs:
+        """One item for each prompt token, from the first event of choice 0 on, where they were asked for."""
+        return self.request.prompt_logprobs
 
     @property
     def route(self) -> str:

@@ -40,7 +40,7 @@ def test_a_prefill_that_ends_the_request_states_alone() -> None:  # A3: an EOS i
     account = pair()
     account.accept(0, PREFILL, 1, generated=1)
     account.ended_by(0, PREFILL)
-    assert account.stated == 1
+    assert account.choices[0].stated == 1
     assert account.usage.completion_tokens == 1
 
 
@@ -48,7 +48,7 @@ def test_aborted_before_sampling_is_zero() -> None:  # A3
     account = pair()
     account.accept(0, PREFILL, 0, generated=0)
     account.ended_by(0, PREFILL)
-    assert account.stated == 0 and account.usage.completion_tokens == 0
+    assert account.choices[0].stated == 0 and account.usage.completion_tokens == 0
 
 
 @pytest.mark.parametrize("stated", [{}, {PREFILL: 1}, {DECODE: 3}])
@@ -57,7 +57,7 @@ def test_one_missing_statement_falls_back_to_ids(stated: dict[str, int]) -> None
     account.accept(0, PREFILL, 1, generated=stated.get(PREFILL))
     account.accept(0, DECODE, 2)
     account.accept(0, DECODE, 1, generated=stated.get(DECODE))
-    assert account.stated is None
+    assert account.choices[0].stated is None
     assert account.usage.completion_tokens == 4
 
 
@@ -72,7 +72,7 @@ def test_both_ways_clamp_to_the_budget() -> None:  # A5
 def test_a_statement_is_believed_once_and_never_when_negative() -> None:
     account = whole()
     account.accept(0, WHOLE, 2, generated=-7, cached=-1)
-    assert account.stated is None and account.cached == 0
+    assert account.choices[0].stated is None and account.cached == 0
     account.accept(0, WHOLE, 0, generated=2, cached=3)
     account.accept(0, WHOLE, 0, generated=9, cached=5)
     assert account.usage == Usage(5, 2, 3)
@@ -103,6 +103,21 @@ def test_a_dead_attempt_counts_what_was_accepted_from_it() -> None:  # A5
     account.open(1, (WHOLE,))
     account.accept(1, WHOLE, 4, generated=4, cached=5)
     assert account.usage == Usage(5, 8, 2)
+
+
+def test_choices_are_counted_apart_and_the_prompt_once() -> None:
+    """One choice ended at prefill, one lacks a statement, one claims too much."""
+    account = Account(5, 4, choices=3)
+    account.open(0, (PREFILL, DECODE))
+    for choice in range(3):
+        account.accept(0, PREFILL, 1, generated=1, cached=2, choice=choice)
+    account.ended_by(0, PREFILL, choice=0)
+    account.accept(0, DECODE, 2, choice=1)
+    account.accept(0, DECODE, 3, generated=9, cached=5, choice=2)
+    assert account.usage == Usage(5, 1 + 3 + 4, 2)
+    assert account.running_usage == Usage(5, 1 + 3 + 4, 2)
+    assert (account.clamped, account.disputed) == (1, 1)
+    assert [account.finish_reason(None, choice) for choice in range(3)] == [None, None, "length"]
 
 
 def test_the_finish_reason_is_the_workers_own() -> None:  # A6
@@ -144,4 +159,4 @@ def test_nothing_a_worker_says_corrupts_the_account(
     assert 0 <= usage.completion_tokens <= budget
     assert 0 <= usage.cached_tokens <= prompt
     assert 0 <= account.running_usage.completion_tokens <= budget
-    assert account.clamped == (account.generated > budget)
+    assert account.clamped == (account.choices[0].generated > budget)

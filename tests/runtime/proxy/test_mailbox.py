@@ -7,7 +7,7 @@ import pytest
 
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import Unavailable
-from pontil.runtime.proxy.mailbox import Delta, Finished, Mailbox
+from pontil.runtime.proxy.mailbox import Delta, Ended, Finished, Mailbox
 
 END = Finished("stop", Usage(1, 2, 0), "mixed:0")
 
@@ -44,5 +44,24 @@ def test_patience_ends_with_none_and_loses_nothing() -> None:
         assert await box.take(patience=0.001) is None
         box.put("a", [1])
         assert await box.take(patience=10) == Delta("a", [1])
+
+    asyncio.run(read())
+
+
+def test_choices_are_kept_apart_and_each_ends_after_its_own_text() -> None:
+    async def read() -> None:
+        box = Mailbox()
+        box.put("a", [1], 0, [[[1, -0.5, 1]]])
+        box.put("x", [7], 1)
+        box.end_choice(1, "stop")
+        box.put("b", [2], 0, [[[2, -0.1, 1]]])
+        assert await box.take() == Delta("ab", [1, 2], 0, [[[1, -0.5, 1]], [[2, -0.1, 1]]])
+        box.put("c", [3], 0)
+        taken = [await box.take() for _ in range(3)]
+        assert taken.index(Delta("x", [7], 1)) < taken.index(Ended(1, "stop"))
+        assert Delta("c", [3], 0) in taken
+        box.end_choice(0, "length")
+        box.close(END)
+        assert [await box.take(), await box.take()] == [Ended(0, "length"), END]
 
     asyncio.run(read())

@@ -84,7 +84,8 @@ async def collect(stream: Stream) -> tuple[str, list[int], Finished]:
     async for event in stream:
         if isinstance(event, Finished):
             return text, ids, event
-        text, ids = text + event.text, ids + event.ids
+        if isinstance(event, Delta):
+            text, ids = text + event.text, ids + event.ids
     raise AssertionError("no end")
 
 

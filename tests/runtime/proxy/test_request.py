@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.proxy.answer import BrokenAnswer
-from pontil.runtime.proxy.mailbox import Delta, Finished
+from pontil.runtime.proxy.mailbox import Delta, Ended, Finished
 from pontil.runtime.proxy.policy import Load, Pair, Whole
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.sampling_params import SamplingParams
@@ -36,6 +36,8 @@ def read(request: Request) -> tuple[str, list[int], Finished]:
         text, ids = "", list[int]()
         while isinstance(event := await request.mailbox.take(), Delta):
             text, ids = text + event.text, ids + event.ids
+        assert event == Ended(0, request.reasons[0])
+        event = await request.mailbox.take()
         assert isinstance(event, Finished)
         return text, ids, event
 
@@ -112,7 +114,7 @@ def test_the_text_ends_at_the_stop_string(tokenizer: Tokenizer, include: bool, s
         fields: dict[str, object] = {"finish_reason": "stop", "stop_match": "<>"} if last else {}
         made.accept(frame("d", index, [token], **fields, generated_tokens=len(ids) if last else None), 1.0)
         if index == 2:
-            assert made.mailbox.text == "ab", "what may become a stop string is held back"
+            assert made.mailbox.deltas[0].text == "ab", "what may become a stop string is held back"
     text, seen, end = read(made)
     assert (text, seen, end.usage.completion_tokens) == (shown, ids, len(ids))
 
@@ -137,7 +139,7 @@ def test_a_stop_reason_never_comes_from_text(tokenizer: Tokenizer) -> None:  # A
     ids = tokenizer.encode("a<>b", False)
     made = request(tokenizer, whole=True, stop=("<>",))
     made.accept(frame("d", 0, ids), 1.0)
-    assert made.mailbox.end is None and made.mailbox.text == "a"
+    assert made.mailbox.end is None and made.mailbox.deltas[0].text == "a"
 
 
 def test_unsound_frames(tokenizer: Tokenizer) -> None:
@@ -165,3 +167,52 @@ def test_both_halves_are_told_of_each_other(tokenizer: Tokenizer) -> None:  # C2
     (whole,) = request(tokenizer, whole=True).submits("proxy")
     assert (whole.receiver, whole.phase, whole.transfer_id) == ("d", "whole", None)
     assert SamplingParams.from_wire(whole.sampling).max_tokens == 8
+
+
+def test_choices_end_one_by_one_and_the_request_with_the_last(tokenizer: Tokenizer) -> None:
+    """Choice 0 ends at prefill, 1 and 2 go on; prefill is needed until decode has spoken of those."""
+    made = request(tokenizer, n=3, max_tokens=4)
+    for choice in range(3):
+        reason = "stop" if choice == 0 else None
+        made.accept(frame("p", 0, [5], choice=choice, finish_reason=reason, generated_tokens=1), 1.0)
+    assert made.reasons == {0: "stop"} and made.mailbox.end is None
+    made.accept(frame("d", 0, [5, 6], choice=1), 1.0)
+    assert made.needs("p") and made.needs("d")
+    made.accept(frame("d", 0, [5, 7, 8, 9], choice=2, finish_reason="length", generated_tokens=3), 1.0)
+    assert not made.needs("p")
+    made.accept(frame("d", 2, [EOS], choice=1, finish_reason="stop", generated_tokens=2), 1.0)
+    assert [answer.ids for answer in made.answers] == [[5], [5, 6, EOS], [5, 7, 8, 9]]
+    assert made.mailbox.end == Finished("stop", Usage(3, 8, 0), "prefill:0>decode:0")
+    assert made.reasons == {0: "stop", 1: "stop", 2: "length"}
+
+
+def test_late_frames_of_a_complete_choice_change_nothing(tokenizer: Tokenizer) -> None:
+    made = request(tokenizer, n=2, max_tokens=2)
+    made.accept(frame("d", 0, [5, 6], choice=0, finish_reason="length", generated_tokens=1), 1.0)
+    assert made.accept(frame("p", 0, [5], choice=0, generated_tokens=1), 1.0) == 0
+    assert made.answers[0].ids == [5, 6] and made.reasons == {0: "length"}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "given", "sound"),
+    [
+        (None, None, True), (None, [[[5, -0.1, 1]]], False), (1, None, False),
+        (1, [[[5, -0.1, 1], [6, -3.0, 2]]], True),
+        (1, [[[5, -0.1]]], False), (1, [[[5, -0.1, 1]]] * 2, False),
+    ],
+)  # fmt: skip
+def test_logprobs_come_exactly_where_they_were_asked_for(
+    tokenizer: Tokenizer, wanted: int | None, given: object, sound: bool
+) -> None:
+    made = request(tokenizer, logprobs=wanted)
+    assert made.is_sound(frame("p", 0, [5], logprobs=given)) == sound
+
+
+def test_logprobs_stay_with_their_tokens(tokenizer: Tokenizer) -> None:
+    """Decode repeats the first token with its logprobs; what is beyond the budget is cut from both."""
+    made = request(tokenizer, whole=False, logprobs=0, max_tokens=2)
+    known = [[[token, -1.0, 2]] for token in (5, 6, 7)]
+    made.accept(frame("p", 0, [5], logprobs=known[:1], prompt_logprobs=[[], [[6, -2.0, 1]], [[7, -3.0, 1]]]), 1.0)
+    made.accept(frame("d", 0, [5, 6, 7], logprobs=known), 1.0)
+    assert made.mailbox.deltas[0].logprobs == known[:2] and made.mailbox.deltas[0].ids == [5, 6]
+    assert made.prompt_logprobs == [[], [[6, -2.0, 1]], [[7, -3.0, 1]]]
