@@ -121,6 +121,11 @@ class PrefixCache:
         self.pool.index.add(key, block)
         self.claims.pop(key, None)
 
+    def clear(self) -> None:
+        """Forget everything, the counts too."""
+        self.pool.forget_prefixes()
+        self.queried = self.hit = 0
+
     def count(self, sequence: Sequence, computed: int) -> None:
         """A first admission found so many positions."""
         if self.may_use(sequence):

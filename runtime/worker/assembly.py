@@ -120,3 +120,4 @@ def warm_up(engine: Engine) -> None:
     engine.add(Sequence("warm-up", [0], params, frozenset()))
     while engine.has_work:
         engine.step()
+    engine.scheduler.prefix.clear()

@@ -154,6 +154,8 @@ class Worker:
         self.steps += 1
         for output in outputs:
             self.deliver(output)
+        for output in outputs:
+            self.conclude(output)
         self.prefill.announce()
         self.report.stepped(self.steps, self.machine.engine.has_work)
 
@@ -161,12 +163,17 @@ class Worker:
         """Tell the proxy of accepted tokens, and the prefill desk of choices that are done with there."""
         live = self.requests[output.sequence.id]
         self.link.send(tokens_frame(self.incarnation, live, output))
-        if output.finish is None:
-            return
-        if live.submit.transfer_id is not None and live.submit.phase == "prefill":
+        if output.finish is not None and self.is_handing_over(live):
             self.prefill.ended(output)
-        elif live.key not in self.machine.engine.sequences:
-            self.requests.pop(live.key, None)
+
+    def is_handing_over(self, live: Live) -> bool:
+        return live.submit.transfer_id is not None and live.submit.phase == "prefill"
+
+    def conclude(self, output: Output) -> None:
+        """Forget a request once all its choices ended, each of which was delivered. The prefill desk keeps its own."""
+        live = self.requests.get(output.sequence.id)
+        if live is not None and live.key not in self.machine.engine.sequences and not self.is_handing_over(live):
+            del self.requests[live.key]
 
     def take_messages(self) -> None:
         now = time.monotonic()

@@ -171,3 +171,19 @@ def is_clean(worker: PromptWorker) -> bool:
     right = (other.waiting, other.parked, other.draining, other.taker.open, other.taker.by_ticket)
     idle = not worker.machine.engine.sequences and not any(left) and not any(right)
     return idle and worker.machine.pool.available == worker.machine.pool.capacity
+
+
+def everyone_clean(proxy: ScriptedProxy) -> None:
+    proxy.turn_until(lambda: all(map(is_clean, proxy.workers)))
+
+
+def greedy(max_tokens: int, **settings: object) -> SamplingParams:
+    return SamplingParams(**({"max_tokens": max_tokens, "seed": 3, "temperature": 0.0} | settings))  # type: ignore[arg-type]
+
+
+def drawn(max_tokens: int, **settings: object) -> SamplingParams:
+    return greedy(max_tokens, temperature=1.0, ignore_eos=True, **settings)
+
+
+def prompt(length: int) -> list[int]:
+    return [3 + (7 * position) % 200 for position in range(length)]

@@ -1,57 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two real workers and a handoff between them, over real sockets and real shared memory."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from workers import PromptWorker, ScriptedProxy, is_clean, open_worker
+from workers import PromptWorker, ScriptedProxy, drawn, everyone_clean, greedy, open_worker, prompt
 
 from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import Begin, Fetched
-
-
-def greedy(max_tokens: int, **settings: object) -> SamplingParams:
-    return SamplingParams(**({"max_tokens": max_tokens, "seed": 3, "temperature": 0.0} | settings))  # type: ignore[arg-type]
-
-
-def drawn(max_tokens: int, **settings: object) -> SamplingParams:
-    return greedy(max_tokens, temperature=1.0, ignore_eos=True, **settings)
-
-
-def prompt(length: int) -> list[int]:
-    return [3 + (7 * position) % 200 for position in range(length)]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    write_tiny_llama(folder)
-    return folder
-
-
-@pytest.fixture
-def proxy(tmp_path: Path) -> Iterator[ScriptedProxy]:
-    made = ScriptedProxy(tmp_path)
-    yield made
-    assert all(map(is_clean, made.workers))
-    made.close()
-
-
-@pytest.fixture
-def pair(proxy: ScriptedProxy, model: Path, tmp_path: Path) -> tuple[PromptWorker, PromptWorker]:
-    prefill = open_worker(model, tmp_path, "prefill:0", "prefill")
-    decode = open_worker(model, tmp_path, "decode:0", "decode")
-    proxy.admit(prefill, decode)
-    return prefill, decode
-
-
-def everyone_clean(proxy: ScriptedProxy) -> None:
-    proxy.turn_until(lambda: all(map(is_clean, proxy.workers)))
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 32, 200])  # C10: around block boundaries, and several chunks
