@@ -46,7 +46,9 @@ def launch_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 def click_option(declared: Field[Any]) -> Callable[..., Any]:
     metadata, default = declared.metadata, declared.default
     if isinstance(default, bool):
-        return click.option(f"--{flag_name(declared)}", is_flag=True, default=None, help=metadata["help"])
+        name = flag_name(declared)
+        names = f"--{name}/--no-{name}" if default else f"--{name}"
+        return click.option(names, is_flag=True, default=None, help=metadata["help"])
     shown = "" if default in (None, MISSING) else f" [default: {default:g}]" if isinstance(default, float) else (
         f" [default: {default}]"
     )  # fmt: skip

@@ -158,6 +158,7 @@ def plan_worker(options: LaunchOptions, name: str, seat: Seat, run: Path, contro
         "max_num_seqs": options.max_num_seqs,
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "block_size": options.block_size,
+        "prefix_caching": options.prefix_caching,
         "kv_cache_memory": options.kv_cache_memory,
         "kv_connector": options.kv_connector,
         "log_level": options.log_level,

@@ -26,6 +26,7 @@ class WorkerConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 256
     block_size: int = 16
+    prefix_caching: bool = True
     kv_cache_memory: int | None = None
     kv_connector: str = "auto"
     transfer_host: str = "127.0.0.1"

@@ -22,7 +22,7 @@ class Span:
 
     @property
     def samples(self) -> bool:
-        return self.start + self.count == self.sequence.length
+        return self.sequence.draws and self.start + self.count == self.sequence.length
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,12 @@
 """Who computes how many tokens in the next step. Touches no tensor."""
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
+from pontil.runtime.engine.answer_keeper import AnswerKeeper
 from pontil.runtime.engine.batch import Batch, Span
 from pontil.runtime.engine.prefix_cache import Hit, PrefixCache
 from pontil.runtime.engine.sequence import Finish, First, Sequence, State
@@ -35,6 +36,7 @@ class Scheduler:
         self.pool, self.layout = pool, layout
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.prefix = PrefixCache(pool, layout.block_size, prefix_caching)
+        self.keeper = AnswerKeeper(layout.block_size, self.admit_again, self.end_again)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.parked: list[Sequence] = []
@@ -44,7 +46,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self.waiting)
+        return bool(self.running or self.waiting) or self.keeper.has_work
 
     @property
     def seats_taken(self) -> int:
@@ -67,10 +69,31 @@ class Scheduler:
     def schedule(self) -> Batch:
         """Give out at most `max_num_batched_tokens` prompt positions. A decode row is never refused for its cost."""
         self.admit()
-        spans = (*self.decode_spans(), *self.chunks())
+        spans = [*self.decode_spans(), *self.chunks()]
+        self.stalled = not spans and bool(self.running or self.waiting)
+        if not self.running and not self.waiting and not self.parked:
+            spans += self.finished_answers()
         copies, self.copies = tuple(self.copies), []
-        self.stalled = not spans
-        return Batch(spans, copies)
+        return Batch(tuple(spans), copies)
+
+    def finished_answers(self) -> Iterator[Span]:
+        span = self.keeper.next_span()
+        if span is not None and self.grow(span.sequence, span.start + span.count):
+            yield span
+
+    def admit_again(self, sequence: Sequence) -> bool:
+        """A finished answer is computed as a prompt, if that takes nothing from anybody."""
+        hit = self.prefix.find(sequence)
+        if hit.computed >= sequence.length - 1 or not self.reserve(sequence, hit):
+            return False
+        self.start(sequence, hit)
+        self.running.remove(sequence)
+        return True
+
+    def end_again(self, sequence: Sequence, finish: Finish) -> None:
+        self.prefix.drop(sequence)
+        sequence.end(finish)
+        self.give_back(sequence)
 
     def decode_spans(self) -> Iterator[Span]:
         """One position for each sequence that lacks only one, oldest first, so that nobody is preempted who was given
@@ -94,6 +117,7 @@ class Scheduler:
         for span in batch.spans:
             span.sequence.computed = span.start + span.count
             self.prefix.register(span.sequence, span.start, span.sequence.computed)
+        self.keeper.advanced()
 
     def admit(self) -> None:
         """Whoever waits, in order, until one does not fit. Those whose prefix is being computed let others pass."""
@@ -115,7 +139,7 @@ class Scheduler:
             return False
         count = self.layout.blocks_for(min(sequence.length + 1, sequence.max_length)) - len(hit.blocks)
         spare = sum(not other.hands_over for other in self.running)
-        if not self.pool.reserve(count, hit.blocks, spare):
+        if not self.find_room(count, hit.blocks, spare):
             return False
         sequence.blocks, sequence.credits = list(hit.blocks), count
         return True
@@ -155,11 +179,10 @@ class Scheduler:
         block = sequence.blocks[index]
         if not self.pool.is_shared(block):
             return True
-        fresh = self.pool.take(1)
-        if fresh is None:
+        if not self.find_room(1):
             return False
-        self.copies.append((block, fresh[0]))
-        sequence.blocks[index] = fresh[0]
+        (sequence.blocks[index],) = self.pool.bind(1)
+        self.copies.append((block, sequence.blocks[index]))
         self.pool.release([block])
         return True
 
@@ -167,11 +190,18 @@ class Scheduler:
         """Bind credits, then whatever is available, until the blocks hold so many positions; or change nothing."""
         count = max(0, self.layout.blocks_for(positions) - len(sequence.blocks))
         promised = min(count, sequence.credits)
-        if not self.pool.reserve(count - promised):
+        if not self.find_room(count - promised):
             return False
         sequence.blocks += self.pool.bind(count)
         sequence.credits -= promised
         return True
+
+    def find_room(self, count: int, found: Iterable[int] = (), spare: int = 0) -> bool:
+        """Reserve blocks, at the cost of finished answers if it must be."""
+        blocks = tuple(found)
+        return self.pool.reserve(count, blocks, spare) or (
+            self.keeper.give_way() and self.pool.reserve(count, blocks, spare)
+        )
 
     def preempt(self, sequence: Sequence) -> None:
         """Take everything from a running sequence. It is computed again, by replay, when there is room."""
@@ -243,5 +273,7 @@ class Scheduler:
         places[sequence.state].remove(sequence)
         self.prefix.drop(sequence)
         sequence.end(finish)
+        if finish in (Finish.STOP, Finish.LENGTH) and self.prefix.enabled:
+            self.keeper.keep(sequence)
         if finish is not Finish.HANDED_OVER:
             self.give_back(sequence)

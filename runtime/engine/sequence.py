@@ -74,7 +74,8 @@ class Sequence:
     `hands_over` stops after its first token and keeps its blocks.
 
     A request with n > 1 choices is one sequence until its first tokens are drawn, all from the same logits; then it is
-    `forked` into one for each choice. They share blocks, and each copies the one it is about to write into.
+    `forked` into one for each choice. They share blocks, and each copies the one it is about to write into. One that
+    `draws` nothing is there for its KV alone.
     """
 
     id: str
@@ -86,6 +87,7 @@ class Sequence:
     salt: str = ""
     choice: int = 0
     forked: bool = False
+    draws: bool = True
     arrival: int = 0
     admissions: int = 0
     output: list[int] = field(default_factory=list)

@@ -58,7 +58,7 @@ def assemble(config: WorkerConfig, report: Reporter) -> Machine:
     model_config = fit(model_config, config, layout, num_blocks)
     storage = KVStorage(layout, num_blocks, device)
     pool = BlockPool(num_blocks)
-    scheduler = Scheduler(pool, layout, config.max_num_seqs, config.max_num_batched_tokens)
+    scheduler = Scheduler(pool, layout, config.max_num_seqs, config.max_num_batched_tokens, config.prefix_caching)
     report.progress("warming up")
     engine = Engine(Runner(model, storage), scheduler)
     warm_up(engine)

@@ -96,13 +96,13 @@ def drain(engine: Engine) -> dict[str, list[int]]:
 
 
 def computed_by(engine: Engine) -> int:
-    """Step until nothing is left; how many positions were computed, generated ones included."""
+    """Step until nothing is left; how many positions were computed for requests, generated ones included."""
     count = 0
     run = engine.runner.run
 
     def counting(batch: Batch) -> list[Sampled]:
         nonlocal count
-        count += sum(span.count for span in batch.spans)
+        count += sum(span.count for span in batch.spans if span.sequence.draws)
         return run(batch)
 
     engine.runner.run = counting  # type: ignore[method-assign]

@@ -52,12 +52,13 @@ def test_the_oldest_is_never_preempted_and_gets_a_token_in_every_step(model: Lla
     for one in sequences:
         tight.engine.add(one)
     tight.engine.step()
-    while tight.engine.has_work:
+    while tight.engine.sequences:
         oldest = min(tight.engine.unfinished, key=lambda one: one.order)
         known = oldest.length
         tight.engine.step()
         assert oldest.length == known + 1
     assert tight.scheduler.preemptions > 0
+    drain(tight.engine)
     check_free(tight)
 
 

@@ -126,6 +126,61 @@ def test_what_was_used_least_recently_is_evicted_from_its_end(model: Llama) -> N
     check_free(ours)
 
 
+@pytest.mark.parametrize("length", [10, 16, 40])
+def test_the_next_turn_finds_the_answer(model: Llama, length: int) -> None:  # B3
+    ours = rig(model)
+    first = sequence("a", prompt(length), 45, **SAMPLED)
+    ours.engine.add(first)
+    drain(ours.engine)
+    talk = first.prompt + first.output
+    second = sequence("b", talk + prompt(20, 9), 20, **SAMPLED)
+    ours.engine.add(second)
+    assert drain(ours.engine)["b"] == cold(model, sequence("b", talk + prompt(20, 9), 20, **SAMPLED))
+    assert second.cached == (len(talk) - 1) // 16 * 16
+    check_free(ours)
+
+
+def test_finished_answers_are_computed_again_only_when_nothing_else_is_to_be_done(model: Llama) -> None:
+    ours = rig(model)
+    ours.engine.add(sequence("a", prompt(40), 150))
+    while ours.engine.sequences:
+        ours.engine.step()
+    assert ours.scheduler.keeper.has_work
+    ours.engine.add(sequence("b", prompt(10, 9), 30))
+    while ours.engine.sequences:
+        ours.engine.step()
+        assert ours.scheduler.keeper.current is None
+    assert not ours.engine.step() and ours.scheduler.keeper.current is not None
+    ours.engine.add(sequence("c", prompt(10, 8), 3))
+    (output,) = ours.engine.step()
+    assert output.sequence.id == "c"
+    drain(ours.engine)
+    check_free(ours)
+
+
+def test_finished_answers_give_way_when_memory_is_needed(model: Llama) -> None:
+    ours = rig(model, blocks=10)
+    ours.engine.add(sequence("a", prompt(16), 110))
+    while ours.engine.sequences:
+        ours.engine.step()
+    ours.engine.step()
+    assert ours.scheduler.keeper.current is not None
+    ours.engine.add(sequence("b", prompt(130, 9), 10))
+    ours.engine.step()
+    assert ours.scheduler.keeper.current is None and len(ours.scheduler.running) == 1
+    drain(ours.engine)
+    check_free(ours)
+
+
+def test_aborted_answers_are_not_kept(model: Llama) -> None:
+    ours = rig(model)
+    ours.engine.add(sequence("a", prompt(40), 60))
+    for _ in range(40):
+        ours.engine.step()
+    ours.engine.end("a", Finish.ABORTED)
+    assert not ours.engine.has_work
+
+
 def test_received_blocks_are_found_and_found_blocks_need_not_be_received(model: Llama) -> None:
     """The second prompt of a conversation: only what follows the first has to come."""
     giver, taker = rig(model), rig(model)
