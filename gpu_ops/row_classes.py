@@ -83,8 +83,8 @@ def same_on_one_thread(linears: Sequence[Linear], head: Linear) -> bool:
 
 
 def probes_of(linears: Iterable[Linear]) -> list[Probe]:
-    """One probe for each distinct shape."""
-    distinct = {(one.out_features, one.in_features, one.dtype): one for one in linears}
+    """One probe for each distinct shape, with and without a bias."""
+    distinct = {(one.out_features, one.in_features, one.dtype, one.bias is None): one for one in linears}
     return [probe(one) for one in distinct.values()]
 
 
