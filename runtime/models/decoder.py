@@ -17,6 +17,10 @@ from pontil.runtime.models.norm import Norm
 from pontil.runtime.models.rotary import global_rotary, local_rotary
 from pontil.runtime.models.weights import Weights
 
+HEAD_ROWS = 1 << 16
+"""The head is laid out in parts of so many rows: in one piece a large vocabulary would take seconds to load, most of
+them for the memory of a float32 copy."""
+
 
 class Decoder(ABC):
     """A Model. An architecture gives its blocks, and what else is its own. Tensor names are Hugging Face's."""
@@ -40,13 +44,14 @@ class Decoder(ABC):
     def make_norm(self, name: str, weights: Weights) -> Norm:
         return Norm(weights, name, self.config.hidden_size, self.config.rms_norm_eps)
 
-    def take_head(self, weights: Weights) -> Linear:
+    def take_head(self, weights: Weights) -> list[Linear]:
         """The vocabulary's projection in float32: in bfloat16 distinct logits would round to ties."""
         if self.config.tie_word_embeddings:
             weights.left.pop("lm_head.weight", None)
-            return Linear(self.embedding.float())
-        size = (self.config.vocab_size, self.config.hidden_size)
-        return Linear(weights.take("lm_head.weight", *size, dtype=torch.float32))
+            weight = self.embedding
+        else:
+            weight = weights.take("lm_head.weight", *self.embedding.shape, dtype=torch.float32)
+        return [Linear(part.float()) for part in weight.split(HEAD_ROWS)]
 
     @property
     def linears(self) -> list[Linear]:
@@ -66,4 +71,5 @@ class Decoder(ABC):
         return self.norm(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden)
+        parts = [part(hidden) for part in self.head]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)

@@ -15,8 +15,8 @@ from pontil.runtime.models.config import ModelConfig
 class Model(Protocol):
     """A decoder whose rows are computed alone: a row's bits depend on its token, its position and its keys (C16).
 
-    `linears` are the products of `forward`, whose row classes are measured; the head is apart because it sees other
-    row counts. `forward` and `logits` are separate because only sampled rows need the vocabulary.
+    `linears` are the products of `forward`, whose row classes are measured; the head, in one or more parts, is apart
+    because it sees other row counts. `forward` and `logits` are separate because only sampled rows need the vocabulary.
     """
 
     @property
@@ -32,7 +32,7 @@ class Model(Protocol):
     def linears(self) -> Sequence[Linear]: ...
 
     @property
-    def head(self) -> Linear: ...
+    def head(self) -> Sequence[Linear]: ...
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: PagedAttention) -> Tensor:
         """token_ids and positions int64 [rows]; returns the normed hidden states, float32 [rows, hidden_size]."""
