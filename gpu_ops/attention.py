@@ -4,7 +4,8 @@
 A query's bits depend on its position and its keys only. To that end every product has one fixed shape: queries of a
 prompt in tiles aligned to their absolute position, keys in chunks of KEY_CHUNK positions (KEY_STRIP for single queries,
 whose cost is reading keys: the last chunk is half padding on average), and the chunks are added up in order, so that a
-chunk that is all padding adds an exact zero. Everything is computed in float32.
+chunk that is all padding, or wholly before a sliding window, adds an exact zero: leaving it out changes no bit.
+Everything is computed in float32.
 """
 
 import math
@@ -24,10 +25,12 @@ QUERY_SCALE = 1 / math.log(2)
 class PagedAttention(Protocol):
     """The attention of one tile of rows: what the model calls, layer by layer, knowing nothing of blocks."""
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
         """Store k and v [rows, kv_heads, head_dim], then attend: q [rows, heads, head_dim] to the same shape.
 
-        Rows that only pad the tile are neither stored nor attended; their result is zero.
+        `scale` multiplies the product of a query and a key. With a `window` a query sees no more than that many
+        positions, its own being the last. Rows that only pad the tile are neither stored nor attended; their result is
+        zero.
         """
 
 
@@ -76,32 +79,66 @@ def weigh(scores: Tensor, v: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Strips:
+    """The keys that the rows of a tile read: block tables [rows * strips, blocks per strip], and what is added to the
+    scores, [rows, strips, 1, 1, KEY_STRIP]."""
+
+    tables: Tensor
+    hidden: Tensor
+
+
 class GeneratedAttention:
-    """Rows of generated positions: row r sees the first `lengths[r]` positions of its own block table.
+    """Rows of generated positions: row r sees the first `lengths[r]` positions of its own block table, or the last of
+    these within the layer's window.
 
     `tables` [rows, strips, blocks per strip] is padded with block 0, which no sequence owns.
     """
 
-    pool: Tensor
-    blocks: Tensor
-    offsets: Tensor
-    tables: Tensor
-    lengths: Tensor
+    def __init__(self, pool: Tensor, blocks: Tensor, offsets: Tensor, tables: Tensor, lengths: Tensor) -> None:
+        self.pool, self.blocks, self.offsets = pool, blocks, offsets
+        self.tables, self.lengths = tables, lengths
+        self.strips: dict[int | None, Strips] = {}
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        rows, strips, per_strip = self.tables.shape
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
+        rows = len(self.tables)
         heads, dim = q.shape[1:]
         kv_heads = k.shape[1]
         write_kv(self.pool, layer, self.blocks, self.offsets, k[:rows], v[:rows])
-        keys, values = gather_kv(self.pool, layer, self.tables.view(rows * strips, per_strip))
-        query = (q[:rows].float() * (QUERY_SCALE * dim**-0.5)).view(rows, 1, kv_heads, heads // kv_heads, dim)
+        seen = self.seen(window)
+        strips = seen.hidden.shape[1]
+        keys, values = gather_kv(self.pool, layer, seen.tables)
+        query = (q[:rows].float() * (QUERY_SCALE * scale)).view(rows, 1, kv_heads, heads // kv_heads, dim)
         query = query.expand(-1, strips, -1, -1, -1).reshape(-1, heads // kv_heads, dim)
         scores = torch.bmm(query, keys.transpose(1, 2)).view(rows, strips, kv_heads, -1, KEY_STRIP)
-        positions = torch.arange(strips * KEY_STRIP, device=q.device).view(strips, 1, 1, KEY_STRIP)
-        scores += hide(positions < self.lengths.view(-1, 1, 1, 1, 1))
+        scores += seen.hidden
         out = torch.zeros_like(q)
         out[:rows] = weigh(scores, values).reshape(rows, heads, dim).to(q.dtype)
         return out
+
+    def seen(self, window: int | None) -> Strips:
+        """What layers of this window read. It is the same for each of them, so the first one finds it for all."""
+        if window not in self.strips:
+            self.strips[window] = self.every_strip() if window is None else self.last_strips(window)
+        return self.strips[window]
+
+    def every_strip(self) -> Strips:
+        rows, strips, per_strip = self.tables.shape
+        positions = torch.arange(strips * KEY_STRIP, device=self.tables.device).view(1, strips, KEY_STRIP)
+        hidden = hide(positions < self.lengths.view(-1, 1, 1))
+        return Strips(self.tables.view(rows * strips, per_strip), hidden.view(rows, strips, 1, 1, KEY_STRIP))
+
+    def last_strips(self, window: int) -> Strips:
+        """The strips that hold the last `window` positions of each row; strips that no row sees are left out."""
+        rows, strips, per_strip = self.tables.shape
+        count = min(strips, (window + KEY_STRIP - 2) // KEY_STRIP + 1)
+        start = (self.lengths - window).clamp_(min=0).view(-1, 1)
+        wanted = start // KEY_STRIP + torch.arange(count, device=self.tables.device)
+        positions = wanted.unsqueeze(-1) * KEY_STRIP + torch.arange(KEY_STRIP, device=self.tables.device)
+        visible = (positions >= start.unsqueeze(-1)) & (positions < self.lengths.view(-1, 1, 1))
+        # Past the row's last strip any strip will do, because it is hidden.
+        places = wanted.clamp_(max=strips - 1).unsqueeze(-1).expand(-1, -1, per_strip)
+        tables = self.tables.gather(1, places).view(rows * count, per_strip)
+        return Strips(tables, hide(visible).view(rows, count, 1, 1, KEY_STRIP))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,40 +163,54 @@ class PromptAttention:
     offsets: Tensor
     spans: Sequence[PromptSpan]
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
         rows = len(self.blocks)
         write_kv(self.pool, layer, self.blocks, self.offsets, k[:rows], v[:rows])
         out = torch.zeros_like(q)
         for span in self.spans:
             here = slice(span.row, span.row + span.count)
-            out[here] = self.attend(layer, span, q[here], k.shape[1])
+            out[here] = self.attend(layer, span, q[here].float() * (QUERY_SCALE * scale), k.shape[1], window)
         return out
 
-    def attend(self, layer: int, span: PromptSpan, q: Tensor, kv_heads: int) -> Tensor:
-        """The span's queries, laid onto tiles that start at multiples of QUERY_TILE."""
+    def attend(self, layer: int, span: PromptSpan, q: Tensor, kv_heads: int, window: int | None) -> Tensor:
+        """The span's scaled queries, laid onto tiles that start at multiples of QUERY_TILE."""
         count, heads, dim = q.shape
         group = heads // kv_heads
         first = span.start // QUERY_TILE
         tiles = (span.start + count - 1) // QUERY_TILE - first + 1
         offset = span.start - first * QUERY_TILE
-        laid = q.new_zeros(tiles * QUERY_TILE, heads, dim, dtype=torch.float32)
-        laid[offset : offset + count] = q.float() * (QUERY_SCALE * dim**-0.5)
+        laid = q.new_zeros(tiles * QUERY_TILE, heads, dim)
+        laid[offset : offset + count] = q
         laid = laid.view(tiles, QUERY_TILE, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
         laid = laid.reshape(tiles, kv_heads, group * QUERY_TILE, dim)
-        keys, values = gather_kv(self.pool, layer, span.table)
-        done = [self.tile(laid[i], keys, values, (first + i) * QUERY_TILE) for i in range(tiles)]
+        skipped = first_chunk(first * QUERY_TILE, window)
+        keys, values = gather_kv(self.pool, layer, span.table[skipped:])
+        done = [tile(laid[i], keys, values, (first + i) * QUERY_TILE, window, skipped) for i in range(tiles)]
         out = torch.stack(done).view(tiles, kv_heads, group, QUERY_TILE, dim).permute(0, 3, 1, 2, 4)
-        return out.reshape(tiles * QUERY_TILE, heads, dim)[offset : offset + count].to(q.dtype)
+        return out.reshape(tiles * QUERY_TILE, heads, dim)[offset : offset + count]
 
-    def tile(self, q: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
-        """One tile of queries [kv_heads, group * QUERY_TILE, head_dim] at positions start…, over the chunks it sees."""
-        kv_heads, queries, _ = q.shape
-        # A tile never straddles two chunks (KEY_CHUNK is a multiple of QUERY_TILE): the span's table covers it.
-        chunks = start // KEY_CHUNK + 1
-        used = slice(0, chunks * kv_heads)
-        scores = torch.bmm(q.repeat(chunks, 1, 1), keys[used].transpose(1, 2))
-        scores = scores.view(1, chunks, kv_heads, queries, KEY_CHUNK)
-        positions = torch.arange(chunks * KEY_CHUNK, device=q.device).view(1, chunks, 1, 1, KEY_CHUNK)
-        asking = torch.arange(start, start + QUERY_TILE, device=q.device).repeat(queries // QUERY_TILE)
-        scores += hide(positions <= asking.view(1, 1, 1, queries, 1))
-        return weigh(scores, values[used])[0]
+
+def first_chunk(start: int, window: int | None) -> int:
+    """The first chunk of keys that a tile of queries at positions start… can see."""
+    return 0 if window is None else max(0, start - window + 1) // KEY_CHUNK
+
+
+def tile(q: Tensor, keys: Tensor, values: Tensor, start: int, window: int | None, skipped: int) -> Tensor:
+    """One tile of queries [kv_heads, group * QUERY_TILE, head_dim] at positions start…, over the chunks it sees.
+
+    `keys` and `values` begin with chunk number `skipped`.
+    """
+    kv_heads, queries, _ = q.shape
+    # A tile never straddles two chunks (KEY_CHUNK is a multiple of QUERY_TILE): the span's table covers it.
+    first, end = first_chunk(start, window), start // KEY_CHUNK + 1
+    used = slice((first - skipped) * kv_heads, (end - skipped) * kv_heads)
+    scores = torch.bmm(q.repeat(end - first, 1, 1), keys[used].transpose(1, 2))
+    scores = scores.view(1, end - first, kv_heads, queries, KEY_CHUNK)
+    positions = torch.arange(first * KEY_CHUNK, end * KEY_CHUNK, device=q.device).view(1, -1, 1, 1, KEY_CHUNK)
+    asking = torch.arange(start, start + QUERY_TILE, device=q.device).repeat(queries // QUERY_TILE)
+    asking = asking.view(1, 1, 1, queries, 1)
+    visible = positions <= asking
+    if window is not None:
+        visible &= positions > asking - window
+    scores += hide(visible)
+    return weigh(scores, values[used])[0]

@@ -29,8 +29,8 @@ class Linear:
         return F.linear(x, self.weight, self.bias)
 
     def twin(self, weight: Tensor) -> "Linear":
-        """A product with another weight of the same shape, computed in the same way."""
-        return Linear(weight)
+        """A product with another weight of the same shape, computed in the same way: with a bias if this has one."""
+        return Linear(weight, None if self.bias is None else torch.zeros_like(self.bias))
 
 
 def can_pack(weight: Tensor) -> bool:

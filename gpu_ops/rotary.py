@@ -5,11 +5,15 @@ import torch
 from torch import Tensor
 
 
-def rotary_table(head_dim: int, positions: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, each float32 [positions, head_dim / 2]."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    angles = torch.outer(torch.arange(positions, dtype=torch.float32), 1.0 / theta**exponents)
-    return angles.cos().to(device), angles.sin().to(device)
+def rotary_frequencies(head_dim: int, theta: float) -> Tensor:
+    """Radians per position of each pair of dimensions, float32 [head_dim / 2]."""
+    return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+
+
+def rotary_table(frequencies: Tensor, positions: int, amplitude: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Cosines and sines times `amplitude`, each float32 [positions, head_dim / 2]."""
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32, device=frequencies.device), frequencies)
+    return angles.cos() * amplitude, angles.sin() * amplitude
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -54,24 +54,27 @@ class Probe:
         return torch.equal(self.linear(rows), expected) and torch.equal(self.linear(rows.flip(0)), expected.flip(0))
 
 
-def measure(linears: Sequence[Linear], head: Linear) -> RowClasses:
-    """Run every distinct shape with every row count that a tile may have, and keep the counts whose bits agree."""
+def measure(linears: Sequence[Linear], head: Sequence[Linear]) -> RowClasses:
+    """Run every distinct shape with every row count that a tile may have, and keep the counts whose bits agree.
+
+    `head` is the projection to the vocabulary in its parts.
+    """
     probes = probes_of(linears)
     return RowClasses(
         generated=max(floor(one, GENERATED_ROWS) for one in probes),
-        head=floor(probe(head), GENERATED_ROWS),
+        head=max(floor(one, GENERATED_ROWS) for one in probes_of(head)),
         prompt=tuple(sizes(probes)),
     )
 
 
-def same_on_one_thread(linears: Sequence[Linear], head: Linear) -> bool:
+def same_on_one_thread(linears: Sequence[Linear], head: Sequence[Linear]) -> bool:
     """Whether full tiles have the bits that a single thread gives: a worker with more cores must agree with one that
     has fewer. Changes the number of threads for a moment."""
-    probes, last = probes_of(linears), probe(head)
+    probes, last = probes_of(linears), probes_of(head)
 
     def full_tiles() -> list[Tensor]:
         tiles = [one.linear(one.rows[:rows]) for one in probes for rows in (GENERATED_ROWS, PROMPT_ROWS)]
-        return [*tiles, last.linear(last.rows[:GENERATED_ROWS])]
+        return tiles + [one.linear(one.rows[:GENERATED_ROWS]) for one in last]
 
     threads = torch.get_num_threads()
     ours = full_tiles()
@@ -83,8 +86,8 @@ def same_on_one_thread(linears: Sequence[Linear], head: Linear) -> bool:
 
 
 def probes_of(linears: Iterable[Linear]) -> list[Probe]:
-    """One probe for each distinct shape."""
-    distinct = {(one.out_features, one.in_features, one.dtype): one for one in linears}
+    """One probe for each distinct shape, with and without a bias."""
+    distinct = {(one.out_features, one.in_features, one.dtype, one.bias is None): one for one in linears}
     return [probe(one) for one in distinct.values()]
 
 

@@ -19,7 +19,7 @@ from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.batch import Batch, Span, Tile
 from pontil.runtime.engine.sampler import Sampled, sample_rows
 from pontil.runtime.engine.sequence import Sequence
-from pontil.runtime.models.llama import Llama
+from pontil.runtime.models.model import Model
 
 logger = logging.getLogger("pontil.engine")
 
@@ -27,7 +27,7 @@ logger = logging.getLogger("pontil.engine")
 class Runner:
     """Owns the model and the KV memory it writes."""
 
-    def __init__(self, model: Llama, storage: KVStorage) -> None:
+    def __init__(self, model: Model, storage: KVStorage) -> None:
         self.model, self.storage = model, storage
         self.device = model.device
         self.block_size = storage.layout.block_size

@@ -3,17 +3,68 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.architectures import GGUF_ARCHITECTURES, checked, unknown
 from pontil.runtime.loaders.gguf_header import GgufHeader, read_header
-from pontil.runtime.loaders.llama_layout import check_architecture, checked
-from pontil.runtime.models.config import ModelConfig
+from pontil.runtime.models.config import ExpertConfig, ModelConfig, RopeScaling
 
 EMBEDDING, OUTPUT, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
+BIASES = ("blk.0.attn_q.bias", "blk.0.attn_output.bias")
+NEUTRAL = {
+    "attn_logit_softcapping": 0.0,
+    "final_logit_softcapping": 0.0,
+    "expert_gating_func": 1.0,
+    "expert_shared_count": 0.0,
+    "expert_weights_scale": 1.0,
+    "rope.scale_linear": 1.0,
+    "rope.scaling.alpha": 0.0,
+    "rope.scaling.yarn_attn_factor": 1.0,
+    "rope.scaling.yarn_ext_factor": 1.0,
+    "rope.scaling.yarn_log_multiplier": 0.0,
+}
+"""What is not computed here, with the number (besides zero) that means it is not needed."""
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 ALL_FLOAT32 = 0
 """The value of general.file_type for a file in which nothing is quantized or rounded."""
+GEMMA_PATTERN, GEMMA_LOCAL_THETA = 6, 10000.0
+"""What llama.cpp takes for granted of Gemma 3: one layer in so many sees everything; the base of the others."""
+LARGEST_GEMMA_LAYERS = 62
+"""Gemma 3 27B, which alone scales its queries otherwise; files do not say so, llama.cpp knows it by its layers."""
+MOST_EXPERTS = 4096
+"""More than any model has; what states more is damaged, and would cost memory before that shows."""
+
+
+class Facts:
+    """The metadata that begins with the architecture's name."""
+
+    def __init__(self, header: GgufHeader, architecture: str) -> None:
+        self.header, self.architecture = header, architecture
+
+    def key(self, name: str) -> str:
+        return f"{self.architecture}.{name}"
+
+    def required(self, name: str) -> int:
+        value = self.header.integer(self.key(name))
+        if value is None:
+            raise ModelError(f"the GGUF file does not state {self.key(name)} as one number: it cannot be run")
+        return value
+
+    def optional(self, name: str, default: int) -> int:
+        return self.required(name) if self.states(name) else default
+
+    def states(self, name: str) -> bool:
+        return self.key(name) in self.header.metadata or self.key(name) in self.header.arrays
+
+    def decimal(self, name: str, default: float) -> float:
+        """GGUF keeps these as float32: the nearest short decimal is the number that the model's authors wrote."""
+        value = self.header.number(self.key(name))
+        return default if value is None else float(f"{value:.7g}")
+
+    def text(self, name: str, default: str) -> str:
+        return self.header.text(self.key(name)) or default
 
 
 def read_gguf_config(path: Path) -> ModelConfig:
@@ -21,50 +72,45 @@ def read_gguf_config(path: Path) -> ModelConfig:
 
 
 def gguf_config(header: GgufHeader) -> ModelConfig:
-    """Raises ModelError for another architecture, a feature of Llama that is not there yet, or a missing key."""
-    architecture = header.text("general.architecture")
-    check_architecture(architecture)
-    assert architecture is not None
-    refuse_unsupported(header, architecture)
-    hidden = required(header, f"{architecture}.embedding_length")
-    heads = required(header, f"{architecture}.attention.head_count")
-    head_dim = header.integer(f"{architecture}.attention.key_length") or hidden // max(heads, 1)
-    refuse_partial_rotary(header, architecture, head_dim)
+    """Raises ModelError for another architecture, a feature that is not there yet, or a missing key."""
+    name = header.text("general.architecture")
+    if name not in GGUF_ARCHITECTURES:
+        raise unknown(name, tuple(GGUF_ARCHITECTURES))
+    facts, architecture = Facts(header, name), GGUF_ARCHITECTURES[name]
+    hidden, heads = facts.required("embedding_length"), facts.required("attention.head_count")
+    head_dim = facts.optional("attention.key_length", hidden // max(heads, 1))
+    refuse_unsupported(facts, architecture, head_dim)
+    gemma, layers = architecture == "gemma3_text", facts.required("block_count")
+    if layers > len(header.tensors):
+        raise ModelError(
+            f"the GGUF file states {layers} layers and holds {len(header.tensors)} tensors: fetch it again"
+        )
     return checked(
         ModelConfig(
             architecture=architecture,
             vocab_size=vocab_size(header),
             hidden_size=hidden,
-            intermediate_size=required(header, f"{architecture}.feed_forward_length"),
-            num_layers=required(header, f"{architecture}.block_count"),
+            intermediate_size=facts.required("feed_forward_length"),
+            num_layers=layers,
             num_heads=heads,
-            num_kv_heads=optional(header, f"{architecture}.attention.head_count_kv", heads),
+            num_kv_heads=facts.optional("attention.head_count_kv", heads),
             head_dim=head_dim,
-            max_model_len=required(header, f"{architecture}.context_length"),
-            rms_norm_eps=decimal(header.number(f"{architecture}.attention.layer_norm_rms_epsilon"), 1e-5),
-            rope_theta=decimal(header.number(f"{architecture}.rope.freq_base"), 10000.0),
+            max_model_len=facts.required("context_length"),
+            rms_norm_eps=facts.decimal("attention.layer_norm_rms_epsilon", 1e-5),
+            rope_theta=facts.decimal("rope.freq_base", 1e6 if gemma else 10000.0),
             tie_word_embeddings=OUTPUT not in header.tensors,
             dtype="float32" if header.integer("general.file_type") == ALL_FLOAT32 else "bfloat16",
             eos_token_ids=end_ids(header),
             bos_token_id=header.integer("tokenizer.ggml.bos_token_id"),
+            rope_scaling=rope_scaling(facts),
+            local_rope_theta=facts.decimal("rope.freq_base_swa", GEMMA_LOCAL_THETA) if gemma else None,
+            windows=windows(facts, architecture, layers),
+            query_scalar=query_scalar(layers, hidden, heads, head_dim) if gemma else None,
+            qkv_bias=architecture == "qwen2" or BIASES[0] in header.tensors,
+            output_bias=BIASES[1] in header.tensors,
+            experts=experts(facts) if architecture == "qwen3_moe" else None,
         )
     )
-
-
-def required(header: GgufHeader, key: str) -> int:
-    value = header.integer(key)
-    if value is None:
-        raise ModelError(f"the GGUF file does not state {key} as one number: it cannot be run")
-    return value
-
-
-def optional(header: GgufHeader, key: str, default: int) -> int:
-    return required(header, key) if key in header.metadata else default
-
-
-def decimal(value: float | None, default: float) -> float:
-    """GGUF keeps these as float32: the nearest short decimal is the number that the model's authors wrote."""
-    return default if value is None else float(f"{value:.7g}")
 
 
 def vocab_size(header: GgufHeader) -> int:
@@ -80,20 +126,69 @@ def end_ids(header: GgufHeader) -> tuple[int, ...]:
     return tuple(dict.fromkeys(number for number in ids if number is not None))
 
 
-def refuse_unsupported(header: GgufHeader, architecture: str) -> None:
-    scaling = header.text(f"{architecture}.rope.scaling.type") or "none"
-    if scaling != "none":
-        raise ModelError(f"the model scales its rotary positions ({scaling}): this version runs unscaled ones only")
-    if ROPE_FACTORS in header.tensors:
-        raise ModelError("the model scales its rotary positions (llama3): this version runs unscaled ones only")
-    if header.integer(f"{architecture}.expert_count"):
-        raise ModelError("the model is a mixture of experts: this version runs dense ones only")
-    if (header.integer("split.count") or 1) > 1:
-        raise ModelError("the GGUF file is one of several parts: merge them with llama-gguf-split --merge first")
+def windows(facts: Facts, architecture: str, layers: int) -> tuple[int | None, ...]:
+    """One for each layer; empty where no layer has one. Mistral's files call themselves llama."""
+    if not facts.states("attention.sliding_window"):
+        return ()
+    window = facts.required("attention.sliding_window")
+    if architecture == "llama":
+        return (window,) * layers if window else ()
+    if architecture != "gemma3_text":
+        return ()
+    pattern = facts.optional("attention.sliding_window_pattern", GEMMA_PATTERN)
+    return tuple(window if (layer + 1) % max(pattern, 1) else None for layer in range(layers))
 
 
-def refuse_partial_rotary(header: GgufHeader, architecture: str, head_dim: int) -> None:
+def query_scalar(layers: int, hidden: int, heads: int, head_dim: int) -> float:
+    return float(hidden // heads if layers == LARGEST_GEMMA_LAYERS else head_dim)
+
+
+def rope_scaling(facts: Facts) -> RopeScaling | None:
+    """Llama 3.1's comes as a tensor of divisors. Raises ModelError for a kind that is not known."""
+    if ROPE_FACTORS in facts.header.tensors:
+        return RopeScaling("factors")
+    kind, factor = facts.text("rope.scaling.type", "none"), facts.decimal("rope.scaling.factor", 1.0)
+    if kind == "none":
+        return None
+    if kind == "linear":
+        return RopeScaling("linear", factor=factor)
+    if kind != "yarn":
+        raise ModelError(f"the model scales its rotary positions ({kind}): this version runs linear, llama3, yarn only")
+    return RopeScaling(
+        "yarn",
+        factor=factor,
+        original_max_len=facts.required("rope.scaling.original_context_length"),
+        beta_fast=facts.decimal("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=facts.decimal("rope.scaling.yarn_beta_slow", 1.0),
+        attention_factor=facts.decimal("rope.scaling.attn_factor", 1.0) * (0.1 * math.log(max(factor, 1.0)) + 1.0),
+    )
+
+
+def experts(facts: Facts) -> ExpertConfig:
+    """Every layer has experts in these files, and unless they say otherwise its ratings are divided by their sum."""
+    count = facts.required("expert_count")
+    if count > MOST_EXPERTS:
+        raise ModelError(f"the GGUF file states {count} experts in a layer: fetch it again")
+    return ExpertConfig(
+        count=count,
+        per_token=facts.required("expert_used_count"),
+        intermediate_size=facts.required("expert_feed_forward_length"),
+        normalize=facts.header.metadata.get(facts.key("expert_weights_norm"), True) is not False,
+    )
+
+
+def refuse_unsupported(facts: Facts, architecture: str, head_dim: int) -> None:
     for key in ("rope.dimension_count", "attention.value_length"):
-        size = header.integer(f"{architecture}.{key}")
+        size = facts.header.integer(facts.key(key))
         if size not in (None, head_dim):
             raise ModelError(f"the model's {key} is {size}, its heads have {head_dim}: this version needs them equal")
+    for key, neutral in NEUTRAL.items():
+        if facts.decimal(key, neutral) not in (0.0, neutral):
+            raise ModelError(f"the model states {facts.key(key)}: this version does not compute that")
+    if architecture != "qwen3_moe" and facts.optional("expert_count", 0):
+        raise ModelError(f"the model is a mixture of experts of the kind {facts.architecture}: this version has none")
+    window = facts.optional("attention.sliding_window", 0)
+    if architecture.startswith("qwen") and 0 < window < facts.required("context_length"):
+        raise ModelError("the model states a sliding window, but not for which layers: use its safetensors files")
+    if (facts.header.integer("split.count") or 1) > 1:
+        raise ModelError("the GGUF file is one of several parts: merge them with llama-gguf-split --merge first")

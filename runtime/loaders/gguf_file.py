@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of a GGUF file, dequantized to bfloat16 and named and ordered as Hugging Face's Llama has them."""
+"""Weights of a GGUF file, dequantized to bfloat16 and named, ordered and stacked as Hugging Face has them."""
 
 from __future__ import annotations
 
@@ -10,40 +10,28 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
 
 from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.architectures import SANDWICH_NORMS
 from pontil.runtime.loaders.fingerprint import fingerprint
+from pontil.runtime.loaders.ggml_types import GGML_TYPES, type_name
 from pontil.runtime.loaders.gguf_config import gguf_config
 from pontil.runtime.loaders.gguf_header import GgufTensor, read_header
-from pontil.runtime.loaders.llama_layout import check_shapes
+from pontil.runtime.loaders.gguf_names import canonical_name, expert_names
+from pontil.runtime.loaders.layout import check_shapes
 from pontil.runtime.models.config import ModelConfig
 
-TOP_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 CHUNK_ELEMENTS = 1 << 18
 """How much is held in float32 at a time: what fits the cache is fastest, and a large embedding would need gigabytes."""
+SMALLEST_ALIGNMENT = 8
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+INTERLEAVED = ("llama",)
+"""Architectures whose query and key rows llama.cpp's converter reorders; the others it leaves alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufCheckpoint:
-    """`places` is keyed by Hugging Face's names."""
+    """`places` is keyed by Hugging Face's names. Vectors stay float32: rounding saves nothing there."""
 
     config: ModelConfig
     fingerprint: str
@@ -54,78 +42,77 @@ class GgufCheckpoint:
     def open(cls, path: Path) -> GgufCheckpoint:
         header = read_header(path)
         config = gguf_config(header)
-        places = {canonical_name(name): tensor for name, tensor in header.tensors.items()}
-        check_shapes(config, {name: tensor.shape for name, tensor in places.items()}, path)
         size = path.stat().st_size
-        for name, tensor in places.items():
+        for name, tensor in header.tensors.items():
             if tensor.offset + byte_size(name, tensor) > size:
                 raise ModelError(f"{path} is cut off before the end of {name}: fetch it again")
+        places = dict(pair for name, tensor in header.tensors.items() for pair in named(name, tensor, config))
+        check_shapes(config, {name: tensor.shape for name, tensor in places.items()}, path)
         return cls(config, fingerprint(config, [path]), path, places)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         try:
-            data = np.memmap(self.path, mode="r")
+            data = np.memmap(self.path, mode="c")
         except (OSError, ValueError) as error:
             raise ModelError(f"{self.path} cannot be read: {error}") from error
+        whole = torch.from_numpy(data)
         for name, place in self.places.items():
-            tensor = read_tensor(data, name, place, DTYPES[self.config.dtype])
-            yield name, self.in_halves(name, tensor)
+            dtype = DTYPES[self.config.dtype] if len(place.shape) > 1 else torch.float32
+            yield name, self.as_hugging_face_has_it(name, read_tensor(whole, name, place, dtype))
 
-    def in_halves(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if name.endswith(".q_proj.weight"):
-            return halves_from_pairs(tensor, self.config.num_heads)
-        if name.endswith(".k_proj.weight"):
-            return halves_from_pairs(tensor, self.config.num_kv_heads)
+    def as_hugging_face_has_it(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Undoes what llama.cpp's converter did to the numbers."""
+        config = self.config
+        heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(name.split(".")[-2])
+        if heads is not None and config.architecture in INTERLEAVED:
+            return halves_from_pairs(tensor, heads)
+        if config.architecture == "gemma3_text" and name.endswith("norm.weight"):
+            return tensor - 1
         return tensor
 
 
-def canonical_name(name: str) -> str:
-    """Hugging Face's name; a name that is not Llama's stays, for the check of shapes to refuse."""
-    parts = name.split(".")
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in LAYER_NAMES and parts[3] == "weight":
-        return f"model.layers.{parts[1]}.{LAYER_NAMES[parts[2]]}.weight"
-    return TOP_NAMES.get(name, name)
+def named(name: str, tensor: GgufTensor, config: ModelConfig) -> list[tuple[str, GgufTensor]]:
+    """The tensor under Hugging Face's name, or each expert's part of it."""
+    names = expert_names(name, config.experts.count if config.experts else 0)
+    if not names or len(names) != tensor.shape[0]:
+        return [(canonical_name(name, config.architecture in SANDWICH_NORMS), tensor)]
+    size = byte_size(name, tensor) // len(names)
+    return [
+        (one, GgufTensor(tensor.shape[1:], tensor.kind, tensor.offset + number * size))
+        for number, one in enumerate(names)
+    ]
 
 
 def halves_from_pairs(weight: torch.Tensor, heads: int) -> torch.Tensor:
     """llama.cpp rotates neighbouring rows (0, 1), (2, 3), … of each head, Hugging Face rows of its two halves
-    (0, d/2), (1, d/2 + 1), …: the converter interleaved the halves, this takes them apart again. Shape [rows, columns].
+    (0, d/2), (1, d/2 + 1), …: the converter interleaved the halves, this takes them apart again. Shape [rows, columns]
+    or [rows].
     """
-    return weight.reshape(heads, -1, 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+    return weight.reshape(heads, -1, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
 def byte_size(name: str, tensor: GgufTensor) -> int:
     """Raises ModelError for a type of numbers that is not known, or rows that are not whole blocks of it."""
-    try:
-        block, size = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.kind)]
-    except (ValueError, KeyError) as error:
+    kind = GGML_TYPES.get(tensor.kind)
+    if kind is None:
+        known = ", ".join(one.name for one in GGML_TYPES.values())
         raise ModelError(
-            f"the tensor {name} has the unknown ggml type {tensor.kind}: update the gguf package"
-        ) from error
-    if tensor.shape[-1] % block:
-        raise ModelError(f"the rows of the tensor {name} are not whole blocks of {block}: fetch the model again")
-    return math.prod(tensor.shape) // block * size
+            f"the tensor {name} is stored as {type_name(tensor.kind)}, which cannot be read: this version reads {known}"
+        )
+    if not tensor.shape or tensor.shape[-1] % kind.numbers or tensor.offset % SMALLEST_ALIGNMENT:
+        raise ModelError(
+            f"the rows of the tensor {name} are not whole, aligned blocks of {kind.numbers}: fetch the model again"
+        )
+    return math.prod(tensor.shape) // kind.numbers * kind.size
 
 
-def read_tensor(data: np.memmap, name: str, place: GgufTensor, dtype: torch.dtype) -> torch.Tensor:
+def read_tensor(whole: torch.Tensor, name: str, place: GgufTensor, dtype: torch.dtype) -> torch.Tensor:
     """Dequantized to `dtype` by way of float32."""
-    kind = GGMLQuantizationType(place.kind)
-    columns = place.shape[-1]
-    stored = data[place.offset : place.offset + byte_size(name, place)].reshape(math.prod(place.shape) // columns, -1)
-    step = max(1, CHUNK_ELEMENTS // columns)
-    result = torch.empty(stored.shape[0], columns, dtype=dtype)
-    for start in range(0, stored.shape[0], step):
-        result[start : start + step] = torch.from_numpy(numbers(name, stored[start : start + step], kind))
-    return result.reshape(place.shape)
-
-
-def numbers(name: str, rows: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
-    """Rows of stored bytes as float32."""
-    if kind == GGMLQuantizationType.F32:
-        return np.array(rows.view(np.float32))
-    if kind == GGMLQuantizationType.F16:
-        return rows.view(np.float16).astype(np.float32)
-    try:
-        return dequantize(rows, kind)
-    except NotImplementedError as error:
-        raise ModelError(f"the tensor {name} is quantized as {kind.name}, which cannot be read: use another") from error
+    kind = GGML_TYPES[place.kind]
+    stored = whole[place.offset : place.offset + byte_size(name, place)].view(-1, kind.size)
+    result = torch.empty(len(stored), kind.numbers, dtype=dtype)
+    for part, read in zip(
+        result.split(CHUNK_ELEMENTS // kind.numbers), stored.split(CHUNK_ELEMENTS // kind.numbers), strict=True
+    ):
+        part.copy_(kind.read(read))
+    return result.view(place.shape)

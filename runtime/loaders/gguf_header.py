@@ -38,9 +38,11 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """`metadata` leaves arrays out. `size` is the header's own length in bytes, before padding."""
+    """`metadata` leaves arrays out, `arrays` has their keys. `size` is the header's own length in bytes, before
+    padding."""
 
     metadata: dict[str, Scalar]
+    arrays: frozenset[str]
     tensors: dict[str, GgufTensor]
     size: int
 
@@ -80,7 +82,8 @@ class Cursor:
         if magic != b"GGUF" or version not in (2, 3):
             raise ValueError("no GGUF")
         tensor_count, entry_count = self.number(U64), self.number(U64)
-        metadata = dict(entry for entry in (self.entry() for _ in range(entry_count)) if entry is not None)
+        entries = dict(self.entry() for _ in range(entry_count))
+        metadata = {key: value for key, value in entries.items() if value is not None}
         tensors = dict(self.tensor() for _ in range(tensor_count))
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment <= 0:
@@ -89,7 +92,7 @@ class Cursor:
         placed = {
             name: GgufTensor(tensor.shape, tensor.kind, start + tensor.offset) for name, tensor in tensors.items()
         }
-        return GgufHeader(metadata, placed, self.at)
+        return GgufHeader(metadata, frozenset(entries) - frozenset(metadata), placed, self.at)
 
     def take(self, count: int) -> bytes:
         end = self.at + count
@@ -107,12 +110,12 @@ class Cursor:
     def string(self) -> str:
         return self.take(self.number(U64)).decode()
 
-    def entry(self) -> tuple[str, Scalar] | None:
+    def entry(self) -> tuple[str, Scalar | None]:
         """One key and its value; None for an array, which is stepped over."""
         key, kind = self.string(), self.number(U32)
         if kind == ARRAY:
             self.skip_array()
-            return None
+            return key, None
         return key, self.string() if kind == STRING else self.number(scalar(kind))
 
     def skip_array(self) -> None:

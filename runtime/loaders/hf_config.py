@@ -6,95 +6,146 @@ No torch here.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.llama_layout import check_architecture, checked
-from pontil.runtime.models.config import ModelConfig
+from pontil.runtime.loaders.architectures import KNOWN_ARCHITECTURES, checked, unknown
+from pontil.runtime.loaders.hf_fields import integer, number, read_json, section, short
+from pontil.runtime.loaders.hf_rope import FULL, SLIDING, local_theta, rope_scaling, theta
+from pontil.runtime.models.config import ExpertConfig, ModelConfig
 
 DTYPES = ("bfloat16", "float16", "float32")
-# What this version computes; a config that says anything else would be run wrongly.
-FIXED: dict[str, Any] = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "quantization_config": None}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {"max_position_embeddings": 2048},
+    "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28},
+    "qwen3": {"max_position_embeddings": 32768, "head_dim": 128, "sliding_window": 4096, "max_window_layers": 28},
+    "qwen3_moe": {"max_position_embeddings": 32768, "sliding_window": 4096, "decoder_sparse_step": 1},
+    "gemma3_text": {
+        "max_position_embeddings": 131072,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "rope_theta": 1e6,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "tie_word_embeddings": True,
+    },
+}
+"""What a field means that config.json leaves out, where architectures differ: Hugging Face's own defaults."""
+FIXED: dict[str, Any] = {"mlp_bias": False, "quantization_config": None, "partial_rotary_factor": 1.0}
+OWN_FIXED: dict[str, dict[str, Any]] = {
+    "llama": {"hidden_act": "silu"},
+    "mistral": {"hidden_act": "silu", "attention_bias": False},
+    "qwen2": {"hidden_act": "silu"},
+    "qwen3": {"hidden_act": "silu"},
+    "qwen3_moe": {"hidden_act": "silu"},
+    "gemma3_text": {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "use_bidirectional_attention": False,
+    },
+}
+"""What this version computes; a config that says anything else would be run wrongly."""
 
 
 def read_hf_config(directory: Path) -> ModelConfig:
-    """Raises ModelError for another architecture, a feature of Llama that is not there yet, or a missing field."""
-    data = read_json(directory / "config.json")
-    check_architecture(data.get("model_type"))
-    refuse_unsupported(data)
+    """Raises ModelError for another architecture, a feature that is not there yet, or a missing field."""
+    data = text_model(read_json(directory / "config.json"))
+    architecture = data.get("model_type")
+    if architecture not in KNOWN_ARCHITECTURES:
+        raise unknown(architecture, KNOWN_ARCHITECTURES)
+    data = DEFAULTS[architecture] | data
+    refuse_unsupported(data, FIXED | OWN_FIXED[architecture])
+    return checked(model_config(architecture, data, end_ids(directory, data)))
+
+
+def text_model(data: dict[str, Any]) -> dict[str, Any]:
+    """The same fields; those of a Gemma 3 without eyes are in a section of their own."""
+    if data.get("model_type") != "gemma3":
+        return data
+    if data.get("vision_config"):
+        raise ModelError("this Gemma 3 reads images too (model_type gemma3): this version runs gemma3_text models only")
+    return data | section(data, "text_config") | {"model_type": "gemma3_text"}
+
+
+def model_config(architecture: str, data: dict[str, Any], eos_token_ids: tuple[int, ...]) -> ModelConfig:
     hidden, heads = integer(data, "hidden_size"), integer(data, "num_attention_heads")
-    return checked(
-        ModelConfig(
-            architecture=data["model_type"],
-            vocab_size=integer(data, "vocab_size"),
-            hidden_size=hidden,
-            intermediate_size=integer(data, "intermediate_size"),
-            num_layers=integer(data, "num_hidden_layers"),
-            num_heads=heads,
-            num_kv_heads=integer(data, "num_key_value_heads", heads),
-            head_dim=integer(data, "head_dim", hidden // max(heads, 1)),
-            max_model_len=integer(data, "max_position_embeddings", 2048),
-            rms_norm_eps=number(data, "rms_norm_eps", 1e-6),
-            rope_theta=number(rope(data), "rope_theta", number(data, "rope_theta", 10000.0)),
-            tie_word_embeddings=bool(data.get("tie_word_embeddings", False)),
-            dtype=dtype(data),
-            eos_token_ids=end_ids(directory, data),
-            bos_token_id=integer(data, "bos_token_id") if data.get("bos_token_id") is not None else None,
-        )
+    gemma, biased = architecture == "gemma3_text", bool(data.get("attention_bias"))
+    scaling = rope_scaling(data)
+    max_model_len = integer(data, "max_position_embeddings")
+    if scaling is not None and scaling.kind == "yarn":
+        max_model_len = max(max_model_len, int(scaling.original_max_len * scaling.factor))
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=integer(data, "vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=integer(data, "intermediate_size"),
+        num_layers=integer(data, "num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=integer(data, "num_key_value_heads", heads),
+        head_dim=integer(data, "head_dim", hidden // max(heads, 1)),
+        max_model_len=max_model_len,
+        rms_norm_eps=number(data, "rms_norm_eps", 1e-6),
+        rope_theta=theta(data),
+        tie_word_embeddings=bool(data.get("tie_word_embeddings", False)),
+        dtype=dtype(data),
+        eos_token_ids=eos_token_ids,
+        bos_token_id=integer(data, "bos_token_id") if data.get("bos_token_id") is not None else None,
+        rope_scaling=scaling,
+        local_rope_theta=local_theta(data) if gemma else None,
+        windows=windows(architecture, data),
+        query_scalar=number(data, "query_pre_attn_scalar") if gemma else None,
+        qkv_bias=architecture == "qwen2" or biased,
+        output_bias=architecture != "qwen2" and biased,
+        experts=experts(data) if architecture == "qwen3_moe" else None,
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """An object from a JSON file. Raises ModelError."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not JSON: fetch the model again") from error
-    if not isinstance(data, dict):
-        raise ModelError(f"{path} holds no JSON object: fetch the model again")
-    return data
+def windows(architecture: str, data: dict[str, Any]) -> tuple[int | None, ...]:
+    """One for each layer; empty where no layer has one."""
+    used = architecture in ("mistral", "gemma3_text") or (architecture != "llama" and data.get("use_sliding_window"))
+    if not used or data.get("sliding_window") is None:
+        return ()
+    window, layers = integer(data, "sliding_window"), integer(data, "num_hidden_layers")
+    found = tuple(window if slides else None for slides in sliding_layers(architecture, data, layers))
+    return found if found != (None,) * layers else ()
 
 
-def integer(data: dict[str, Any], key: str, default: int | None = None) -> int:
-    value = data.get(key)
-    value = default if value is None else value
-    if type(value) is not int:
-        raise ModelError(f"config.json needs a whole number as {key}, not {value!r}")
-    return value
+def sliding_layers(architecture: str, data: dict[str, Any], layers: int) -> list[bool]:
+    if architecture in ("mistral", "qwen3_moe"):
+        return [True] * layers
+    kinds = data.get("layer_types")
+    if kinds is None and architecture == "gemma3_text":
+        pattern = integer(data, "sliding_window_pattern")
+        return [(layer + 1) % max(pattern, 1) != 0 for layer in range(layers)]
+    if kinds is None:
+        return [layer >= integer(data, "max_window_layers") for layer in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(one in (FULL, SLIDING) for one in kinds):
+        raise ModelError(f"config.json needs as layer_types a list of {layers} times {FULL} or {SLIDING}")
+    return [one == SLIDING for one in kinds]
 
 
-def number(data: dict[str, Any], key: str, default: float) -> float:
-    value = data.get(key)
-    value = default if value is None else value
-    if type(value) not in (int, float):
-        raise ModelError(f"config.json needs a number as {key}, not {value!r}")
-    return float(value)
+def experts(data: dict[str, Any]) -> ExpertConfig:
+    step, layers = integer(data, "decoder_sparse_step"), integer(data, "num_hidden_layers")
+    dense = data.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
+        raise ModelError(f"config.json needs a list of layers as mlp_only_layers, not {short(dense)}")
+    return ExpertConfig(
+        # Newer files have the second name.
+        count=integer(data, "num_experts" if data.get("num_experts") is not None else "num_local_experts"),
+        per_token=integer(data, "num_experts_per_tok"),
+        intermediate_size=integer(data, "moe_intermediate_size"),
+        normalize=bool(data.get("norm_topk_prob", False)),
+        dense_layers=tuple(layer for layer in range(layers) if layer in dense or (layer + 1) % max(step, 1)),
+    )
 
 
-def rope(data: dict[str, Any]) -> dict[str, Any]:
-    """Newer files keep everything about rotary positions in one object, older ones only its scaling."""
-    found = data.get("rope_parameters") or data.get("rope_scaling") or {}
-    if not isinstance(found, dict):
-        raise ModelError(f"config.json needs an object as rope_parameters, not {found!r}")
-    return found
-
-
-def refuse_unsupported(data: dict[str, Any]) -> None:
-    scaling = rope(data).get("rope_type", rope(data).get("type", "default"))
-    if scaling != "default":
-        raise ModelError(f"the model scales its rotary positions ({scaling}): this version runs unscaled ones only")
-    for key, only in FIXED.items():
-        if data.get(key, only) != only:
+def refuse_unsupported(data: dict[str, Any], fixed: dict[str, Any]) -> None:
+    for key, only in fixed.items():
+        if data.get(key) not in (None, only):
             raise ModelError(f"the model has {key} = {short(data[key])}: this version runs {only!r} only")
-
-
-def short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:60] + "…"
 
 
 def dtype(data: dict[str, Any]) -> str:

@@ -14,8 +14,9 @@ from safetensors import SafetensorError, safe_open
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.fingerprint import fingerprint
-from pontil.runtime.loaders.hf_config import read_hf_config, read_json
-from pontil.runtime.loaders.llama_layout import Shape, check_shapes, tensor_shapes
+from pontil.runtime.loaders.hf_config import read_hf_config
+from pontil.runtime.loaders.hf_fields import read_json
+from pontil.runtime.loaders.layout import Shape, check_shapes, tensor_shapes
 from pontil.runtime.models.config import ModelConfig
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"

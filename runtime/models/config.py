@@ -4,12 +4,55 @@ too."""
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How rotary frequencies are changed so that a model reads further than it was first trained for.
+
+    `kind` says which of the others count. "linear": `factor` divides every frequency (Chen et al., 2023). "llama3":
+    it divides those of long waves, with a smooth passage between `low_freq_factor` and `high_freq_factor` waves in
+    `original_max_len` positions. "yarn" (Peng et al., 2023): likewise between `beta_slow` and `beta_fast` turns in
+    `original_max_len` positions; `truncate` rounds these bounds to whole dimensions, and `attention_factor` multiplies
+    cosines and sines. "factors": the checkpoint holds a divisor for each frequency (`model.rope_factors`).
+    """
+
+    kind: str
+    factor: float = 1.0
+    original_max_len: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertConfig:
+    """A mixture of experts: each row goes through `per_token` of `count` gated MLPs of `intermediate_size`.
+
+    `normalize`: the chosen experts' weights are divided by their sum. Layers in `dense_layers` have one MLP instead.
+    """
+
+    count: int
+    per_token: int
+    intermediate_size: int
+    normalize: bool
+    dense_layers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Sizes in elements. `architecture` is Hugging Face's `model_type` ("llama")."""
+    """Sizes in elements. `architecture` is Hugging Face's `model_type` ("llama").
+
+    `windows` holds for each layer how many positions a query sees, itself included, or None for all of them; empty
+    means all of them everywhere. `local_rope_theta` is the base of layers with a window where it is another one;
+    `rope_scaling` does not apply to those. `query_scalar`: scores are divided by its square root (None: by that of
+    `head_dim`). `qkv_bias` and `output_bias`: the attention's projections in and out have biases.
+    """
 
     architecture: str
     vocab_size: int
@@ -26,11 +69,31 @@ class ModelConfig:
     dtype: str
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None = None
+    rope_scaling: RopeScaling | None = None
+    local_rope_theta: float | None = None
+    windows: tuple[int | None, ...] = ()
+    query_scalar: float | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    experts: ExpertConfig | None = None
 
     @property
     def group_size(self) -> int:
         """Query heads that share one key/value head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def query_scale(self) -> float:
+        """What multiplies the product of a query and a key."""
+        return 1.0 / math.sqrt(self.query_scalar or self.head_dim)
+
+    def window(self, layer: int) -> int | None:
+        """How many positions a query of this layer sees, itself included; None for all."""
+        return self.windows[layer] if self.windows else None
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether this layer is a mixture of experts."""
+        return self.experts is not None and layer not in self.experts.dense_layers
 
     def fingerprint(self) -> str:
         """Equal for equal configurations. The loader adds what identifies the weights."""

@@ -9,8 +9,6 @@ from torch import Tensor
 from pontil.gpu_ops.linear import Linear
 from pontil.runtime.errors import ModelError
 
-NAMES_SHOWN = 8
-
 
 class Weights:
     """A model takes what it needs; `finish` then says what nobody took. Tensors are moved to `device` and `dtype`."""
@@ -33,18 +31,20 @@ class Weights:
             )
         return tensor.to(device=self.device, dtype=dtype or self.dtype)
 
-    def linear(self, inputs: int, *parts: tuple[str, int]) -> Linear:
-        """One product for several weights with the same input, stacked in the given order of (name, outputs)."""
-        return Linear(torch.cat([self.take(name, outputs, inputs) for name, outputs in parts]))
+    def linear(self, inputs: int, *parts: tuple[str, int], bias: bool = False) -> Linear:
+        """One product for several weights with the same input, stacked in the given order of (name, outputs).
+
+        A part's tensors are `name.weight` and, where there are biases, `name.bias`.
+        """
+        weight = torch.cat([self.take(f"{name}.weight", outputs, inputs) for name, outputs in parts])
+        if not bias:
+            return Linear(weight)
+        return Linear(weight, torch.cat([self.take(f"{name}.bias", outputs) for name, outputs in parts]))
 
     def finish(self) -> None:
         """Raises ModelError when a tensor was missing or is left over."""
         if self.missing:
-            raise ModelError(f"the checkpoint lacks {named(self.missing)}: it is incomplete or of another architecture")
+            missing = ", ".join(self.missing)
+            raise ModelError(f"the checkpoint lacks {missing}: it is incomplete or of another architecture")
         if self.left:
-            raise ModelError(f"the checkpoint has tensors this architecture does not know: {named(list(self.left))}")
-
-
-def named(names: list[str]) -> str:
-    shown = ", ".join(names[:NAMES_SHOWN])
-    return shown if len(names) <= NAMES_SHOWN else f"{shown} and {len(names) - NAMES_SHOWN} more"
+            raise ModelError(f"the checkpoint has tensors this architecture does not know: {', '.join(self.left)}")

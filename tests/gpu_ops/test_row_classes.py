@@ -44,14 +44,14 @@ WEIGHT = torch.randn(24, 16, generator=torch.Generator().manual_seed(1))
 
 def test_finds_the_floor_below_which_bits_differ() -> None:
     steady = Linear(WEIGHT)
-    floor = measure([steady], steady)
-    moody = measure([steady, Moody(WEIGHT, {9, 64, 192})], Moody(WEIGHT, {20}))
+    floor = measure([steady], [steady])
+    moody = measure([steady, Moody(WEIGHT, {9, 64, 192})], [steady, Moody(WEIGHT, {20})])
     assert moody == RowClasses(generated=max(10, floor.generated), head=21, prompt=(128, 256))
 
 
 def test_falls_back_to_one_fixed_tile() -> None:
     every = Moody(WEIGHT, set(range(PROMPT_ROWS)) - {32})
-    classes = measure([every], every)
+    classes = measure([every], [every])
     assert classes == RowClasses(32, 32, (PROMPT_ROWS,))
     assert classes.pad_generated(1) == 32 and classes.pad_prompt(1) == PROMPT_ROWS
 
@@ -60,7 +60,7 @@ def test_falls_back_to_one_fixed_tile() -> None:
 def test_notices_another_order_of_addition(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "can_pack", lambda weight: False)
     reordered = Reordered(torch.randn(96, 512).to(dtype))
-    assert measure([reordered], reordered).generated >= 6
+    assert measure([reordered], [reordered]).generated >= 6
 
 
 def test_padding_goes_up_to_the_next_size() -> None:
@@ -84,9 +84,9 @@ def test_notices_results_that_depend_on_the_number_of_threads() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        assert not same_on_one_thread([Crowded(WEIGHT)], Linear(WEIGHT))
-        assert not same_on_one_thread([Linear(WEIGHT)], Crowded(WEIGHT))
+        assert not same_on_one_thread([Crowded(WEIGHT)], [Linear(WEIGHT)])
+        assert not same_on_one_thread([Linear(WEIGHT)], [Crowded(WEIGHT)])
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-    assert same_on_one_thread([Linear(WEIGHT)], Linear(WEIGHT))
+    assert same_on_one_thread([Linear(WEIGHT)], [Linear(WEIGHT)])

@@ -17,6 +17,7 @@ from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.llama import Llama
+from pontil.runtime.models.model import Model
 from pontil.runtime.models.weights import Weights
 from pontil.runtime.sampling_params import SamplingParams
 
@@ -56,9 +57,10 @@ class Rig:
 
 
 def rig(
-    model: Llama, *, blocks: int = 200, block_size: int = 16, seats: int = 40, budget: int = 256, caching: bool = True
+    model: Model, *, blocks: int = 200, block_size: int = 16, seats: int = 40, budget: int = 256, caching: bool = True
 ) -> Rig:
-    layout = KVLayout(block_size, 3, 2, 8, "float32" if model.dtype == torch.float32 else "bfloat16")
+    shape, dtype = model.config, "float32" if model.dtype == torch.float32 else "bfloat16"
+    layout = KVLayout(block_size, shape.num_layers, shape.num_kv_heads, shape.head_dim, dtype)
     storage = KVStorage(layout, blocks, model.device)
     pool = BlockPool(blocks)
     scheduler = Scheduler(pool, layout, seats, budget, caching)
@@ -68,7 +70,7 @@ def rig(
 
 def build(
     hugging: LlamaForCausalLM, tie: bool = True, dtype: torch.dtype = torch.float32, device: str = "cpu"
-) -> Llama:
+) -> Model:
     state = {name: tensor.clone() for name, tensor in hugging.state_dict().items()}
     if tie:
         state.pop("lm_head.weight", None)

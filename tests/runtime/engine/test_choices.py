@@ -5,7 +5,7 @@ import pytest
 from tiny import Rig, build, check_free, computed_by, drain, name_of, reference, rig, sequence
 
 from pontil.runtime.engine.sequence import Finish, First
-from pontil.runtime.models.llama import Llama
+from pontil.runtime.models.model import Model
 
 SAMPLED = {"temperature": 1.3, "top_p": 0.95, "seed": 11}
 LENGTHS = [1, 15, 16, 17, 64]
@@ -16,12 +16,12 @@ def prompt(length: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def model() -> Llama:
-    made: Llama = build(reference())
+def model() -> Model:
+    made: Model = build(reference())
     return made
 
 
-def each_alone(model: Llama, length: int, n: int, tokens: int) -> dict[str, list[int]]:
+def each_alone(model: Model, length: int, n: int, tokens: int) -> dict[str, list[int]]:
     """Every choice as a sequence that never forked."""
     made: dict[str, list[int]] = {}
     for choice in range(n):
@@ -34,7 +34,7 @@ def each_alone(model: Llama, length: int, n: int, tokens: int) -> dict[str, list
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_choices_are_what_each_would_be_alone(model: Llama, length: int) -> None:
+def test_choices_are_what_each_would_be_alone(model: Model, length: int) -> None:
     ours = rig(model)
     ours.engine.add(sequence("a", prompt(length), 20, n=5, **SAMPLED))
     expected = each_alone(model, length, 5, 20)
@@ -43,7 +43,7 @@ def test_choices_are_what_each_would_be_alone(model: Llama, length: int) -> None
     check_free(ours)
 
 
-def test_the_prompt_is_computed_once_and_its_blocks_are_shared(model: Llama) -> None:
+def test_the_prompt_is_computed_once_and_its_blocks_are_shared(model: Model) -> None:
     ours = rig(model)
     ours.engine.add(sequence("a", prompt(40), 20, n=4, **SAMPLED))
     ours.engine.step()
@@ -54,7 +54,7 @@ def test_the_prompt_is_computed_once_and_its_blocks_are_shared(model: Llama) -> 
     check_free(ours)
 
 
-def test_seats_are_taken_for_every_choice(model: Llama) -> None:
+def test_seats_are_taken_for_every_choice(model: Model) -> None:
     ours = rig(model, seats=5)
     first, second = (sequence(name, prompt(20), 9, n=3, **SAMPLED) for name in "ab")
     ours.engine.add(first)
@@ -66,7 +66,7 @@ def test_seats_are_taken_for_every_choice(model: Llama) -> None:
     check_free(ours)
 
 
-def test_a_choice_that_ends_at_once_leaves_the_others_their_blocks(model: Llama) -> None:
+def test_a_choice_that_ends_at_once_leaves_the_others_their_blocks(model: Model) -> None:
     expected = each_alone(model, 33, 4, 12)
     stop = expected["a/0"][0]
     ours = rig(model)
@@ -79,7 +79,7 @@ def test_a_choice_that_ends_at_once_leaves_the_others_their_blocks(model: Llama)
     check_free(ours)
 
 
-def hand_over(model: Llama, length: int, n: int) -> tuple[Rig, list[First], list[int]]:
+def hand_over(model: Model, length: int, n: int) -> tuple[Rig, list[First], list[int]]:
     """A prefill engine that is done with a request: its first tokens, and the blocks it holds."""
     giver = rig(model)
     given = sequence("a", prompt(length), 12, n=n, **SAMPLED)
@@ -95,7 +95,7 @@ def hand_over(model: Llama, length: int, n: int) -> tuple[Rig, list[First], list
 
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("arrives", [True, False])
-def test_handed_over_choices_go_on_alike(model: Llama, length: int, arrives: bool) -> None:
+def test_handed_over_choices_go_on_alike(model: Model, length: int, arrives: bool) -> None:
     giver, firsts, blocks = hand_over(model, length, 3)
     taker = rig(model)
     taken = sequence("a", prompt(length), 12, n=3, **SAMPLED)
@@ -115,7 +115,7 @@ def test_handed_over_choices_go_on_alike(model: Llama, length: int, arrives: boo
     check_free(taker)
 
 
-def test_only_the_choices_that_go_on_are_taken_over(model: Llama) -> None:
+def test_only_the_choices_that_go_on_are_taken_over(model: Model) -> None:
     taker = rig(model)
     taken = sequence("a", prompt(20), 12, n=3, **SAMPLED)
     assert taker.engine.park(taken)
@@ -125,7 +125,7 @@ def test_only_the_choices_that_go_on_are_taken_over(model: Llama) -> None:
     check_free(taker)
 
 
-def test_an_abort_ends_every_choice(model: Llama) -> None:
+def test_an_abort_ends_every_choice(model: Model) -> None:
     ours = rig(model)
     ours.engine.add(sequence("a", prompt(20), 12, n=3, **SAMPLED))
     ours.engine.step()

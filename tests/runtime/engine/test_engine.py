@@ -8,7 +8,7 @@ import torch
 from tiny import VOCAB, Rig, build, drain, reference, rig, sequence
 
 from pontil.runtime.engine.sequence import Finish, First, Sequence, State
-from pontil.runtime.models.llama import Llama
+from pontil.runtime.models.model import Model
 from pontil.runtime.sampling_params import SamplingParams
 
 SAMPLED = {"temperature": 1.3, "top_p": 0.95, "top_k": 50}
@@ -19,13 +19,13 @@ def prompt(length: int, seed: int = 5) -> list[int]:
 
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=str)
-def model(request: pytest.FixtureRequest) -> Llama:
-    made: Llama = build(reference(), dtype=request.param)
+def model(request: pytest.FixtureRequest) -> Model:
+    made: Model = build(reference(), dtype=request.param)
     return made
 
 
 @pytest.fixture
-def alone(model: Llama) -> Iterator[Rig]:
+def alone(model: Model) -> Iterator[Rig]:
     made = rig(model)
     yield made
     made.pool.check()
@@ -38,7 +38,7 @@ def company(length: int) -> list[Sequence]:
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65, 300])
 @pytest.mark.parametrize("settings", [{}, SAMPLED], ids=["greedy", "sampled"])
-def test_company_and_chunks_change_nothing(alone: Rig, model: Llama, length: int, settings: dict[str, object]) -> None:
+def test_company_and_chunks_change_nothing(alone: Rig, model: Model, length: int, settings: dict[str, object]) -> None:
     alone.engine.add(sequence("a", prompt(length), 40, **settings))
     expected = drain(alone.engine)["a"]
     crowded = rig(model, blocks=600, budget=50)
@@ -50,14 +50,14 @@ def test_company_and_chunks_change_nothing(alone: Rig, model: Llama, length: int
 
 
 @pytest.mark.parametrize("block_size", [8, 32, 64])
-def test_block_size_changes_nothing(alone: Rig, model: Llama, block_size: int) -> None:
+def test_block_size_changes_nothing(alone: Rig, model: Model, block_size: int) -> None:
     alone.engine.add(sequence("a", prompt(300), 20))
     other = rig(model, blocks=80, block_size=block_size)
     other.engine.add(sequence("a", prompt(300), 20))
     assert drain(other.engine) == drain(alone.engine)
 
 
-def test_handed_over_sequence_goes_on_with_equal_tokens(alone: Rig, model: Llama) -> None:
+def test_handed_over_sequence_goes_on_with_equal_tokens(alone: Rig, model: Model) -> None:
     words = prompt(70)
     alone.engine.add(sequence("a", words, 30, **SAMPLED))
     expected = drain(alone.engine)["a"]
@@ -81,7 +81,7 @@ def test_handed_over_sequence_goes_on_with_equal_tokens(alone: Rig, model: Llama
     assert giver.pool.available == giver.pool.capacity and taker.pool.available == taker.pool.capacity
 
 
-def test_replayed_tokens_give_the_same_continuation(alone: Rig, model: Llama) -> None:
+def test_replayed_tokens_give_the_same_continuation(alone: Rig, model: Model) -> None:
     alone.engine.add(sequence("a", prompt(70), 80))
     expected = drain(alone.engine)["a"]
     replay = sequence("a", prompt(70), 80)
@@ -104,7 +104,7 @@ def test_ends_by_stop_token_before_budget(alone: Rig) -> None:
         assert ended.output == tokens[: tokens.index(stop) + 1]
 
 
-def test_waits_for_memory_and_seats_in_order(model: Llama) -> None:
+def test_waits_for_memory_and_seats_in_order(model: Model) -> None:
     tight = rig(model, blocks=9, seats=2)
     sequences = [sequence(str(i), prompt(30, i), 30) for i in range(5)]
     for one in sequences:
@@ -117,7 +117,7 @@ def test_waits_for_memory_and_seats_in_order(model: Llama) -> None:
     assert not tight.scheduler.fits(sequence("x", prompt(100), 100))
 
 
-def test_abort_frees_in_every_state(model: Llama) -> None:
+def test_abort_frees_in_every_state(model: Model) -> None:
     tight = rig(model, seats=2)
     running, parked, waiting = (sequence(name, prompt(30), 30) for name in "abc")
     tight.engine.add(running)

@@ -8,7 +8,7 @@ from hypothesis.strategies import DrawFn, booleans, composite, integers
 from tiny import build, check_free, drain, name_of, reference, rig, sequence
 
 from pontil.runtime.engine.sequence import Finish, Sequence, State
-from pontil.runtime.models.llama import Llama
+from pontil.runtime.models.model import Model
 
 SAMPLED = {"temperature": 1.3, "top_p": 0.95}
 
@@ -18,12 +18,12 @@ def prompt(length: int, seed: int = 5) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def model() -> Llama:
-    made: Llama = build(reference())
+def model() -> Model:
+    made: Model = build(reference())
     return made
 
 
-def alone(model: Llama, sequences: list[Sequence]) -> dict[str, list[int]]:
+def alone(model: Model, sequences: list[Sequence]) -> dict[str, list[int]]:
     made: dict[str, list[int]] = {}
     for one in sequences:
         roomy = rig(model)
@@ -37,7 +37,7 @@ def crowd() -> list[Sequence]:
 
 
 @pytest.mark.parametrize("caching", [True, False])
-def test_preempted_sequences_give_the_tokens_they_would_have_given(model: Llama, caching: bool) -> None:
+def test_preempted_sequences_give_the_tokens_they_would_have_given(model: Model, caching: bool) -> None:
     tight = rig(model, blocks=14, caching=caching)
     for one in crowd():
         tight.engine.add(one)
@@ -46,7 +46,7 @@ def test_preempted_sequences_give_the_tokens_they_would_have_given(model: Llama,
     check_free(tight)
 
 
-def test_the_oldest_is_never_preempted_and_gets_a_token_in_every_step(model: Llama) -> None:
+def test_the_oldest_is_never_preempted_and_gets_a_token_in_every_step(model: Model) -> None:
     tight = rig(model, blocks=9)
     sequences = crowd()
     for one in sequences:
@@ -62,7 +62,7 @@ def test_the_oldest_is_never_preempted_and_gets_a_token_in_every_step(model: Lla
     check_free(tight)
 
 
-def test_they_come_back_in_the_order_in_which_they_came(model: Llama) -> None:
+def test_they_come_back_in_the_order_in_which_they_came(model: Model) -> None:
     tight = rig(model, blocks=12)
     sequences = crowd()
     for one in sequences:
@@ -74,7 +74,7 @@ def test_they_come_back_in_the_order_in_which_they_came(model: Llama) -> None:
     assert finished == [one.id for one in sequences]
 
 
-def test_prompts_that_are_handed_over_are_never_preempted(model: Llama) -> None:
+def test_prompts_that_are_handed_over_are_never_preempted(model: Model) -> None:
     """A decoding sequence that finds no block waits for those that were handed over."""
     tight = rig(model, blocks=8)
     given, own = sequence("given", prompt(60), 10), sequence("own", prompt(16, 9), 40)
@@ -110,7 +110,7 @@ def workloads(draw: DrawFn) -> list[tuple[Sequence, int, bool]]:
 @settings(max_examples=40, deadline=None)
 @given(workload=workloads(), blocks=integers(9, 20), seats=integers(3, 6), budget=integers(1, 90))
 def test_any_workload_ends_with_the_right_tokens_and_every_block_free(
-    model: Llama, workload: list[tuple[Sequence, int, bool]], blocks: int, seats: int, budget: int
+    model: Model, workload: list[tuple[Sequence, int, bool]], blocks: int, seats: int, budget: int
 ) -> None:
     tight = rig(model, blocks=blocks, seats=seats, budget=budget)
     made: dict[str, list[int]] = {}

@@ -6,7 +6,7 @@ import torch
 from tiny import Rig, build, check_free, computed_by, drain, reference, rig, sequence
 
 from pontil.runtime.engine.sequence import Finish, First, Sequence, State
-from pontil.runtime.models.llama import Llama
+from pontil.runtime.models.model import Model
 
 SAMPLED = {"temperature": 1.3, "top_p": 0.95}
 
@@ -16,19 +16,19 @@ def prompt(length: int, seed: int = 5) -> list[int]:
 
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=str)
-def model(request: pytest.FixtureRequest) -> Llama:
-    made: Llama = build(reference(), dtype=request.param)
+def model(request: pytest.FixtureRequest) -> Model:
+    made: Model = build(reference(), dtype=request.param)
     return made
 
 
-def cold(model: Llama, one: Sequence) -> list[int]:
+def cold(model: Model, one: Sequence) -> list[int]:
     alone = rig(model, caching=False)
     alone.engine.add(one)
     return drain(alone.engine)[one.id]
 
 
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 32, 33, 100, 300])
-def test_an_identical_second_prompt_computes_one_token(model: Llama, length: int) -> None:
+def test_an_identical_second_prompt_computes_one_token(model: Model, length: int) -> None:
     expected = cold(model, sequence("a", prompt(length), 20, **SAMPLED))
     ours = rig(model)
     ours.engine.add(sequence("a", prompt(length), 20, **SAMPLED))
@@ -41,7 +41,7 @@ def test_an_identical_second_prompt_computes_one_token(model: Llama, length: int
     check_free(ours)
 
 
-def test_concurrent_requests_compute_a_shared_prefix_once(model: Llama) -> None:
+def test_concurrent_requests_compute_a_shared_prefix_once(model: Model) -> None:
     shared = prompt(160)
     prompts = {f"n{i}": shared + prompt(5 + i, i) for i in range(32)}
     ours = rig(model, blocks=400, budget=64)
@@ -51,14 +51,14 @@ def test_concurrent_requests_compute_a_shared_prefix_once(model: Llama) -> None:
     check_free(ours)
 
 
-def test_identical_prompts_at_once_compute_it_once(model: Llama) -> None:
+def test_identical_prompts_at_once_compute_it_once(model: Model) -> None:
     ours = rig(model)
     for i in range(8):
         ours.engine.add(sequence(str(i), prompt(70), 1))
     assert computed_by(ours.engine) == 70 + 7
 
 
-def test_others_pass_those_who_wait_for_a_prefix(model: Llama) -> None:
+def test_others_pass_those_who_wait_for_a_prefix(model: Model) -> None:
     ours = rig(model, budget=64)
     first, second, other = (sequence(name, tokens, 5) for name, tokens in
                             (("a", prompt(200)), ("b", prompt(200)), ("c", prompt(20, 9))))  # fmt: skip
@@ -68,7 +68,7 @@ def test_others_pass_those_who_wait_for_a_prefix(model: Llama) -> None:
     assert [one.state for one in (first, second, other)] == [State.RUNNING, State.WAITING, State.RUNNING]
 
 
-def test_whoever_waits_for_a_prefix_computes_it_when_its_owner_is_gone(model: Llama) -> None:
+def test_whoever_waits_for_a_prefix_computes_it_when_its_owner_is_gone(model: Model) -> None:
     ours = rig(model, budget=64)
     ours.engine.add(sequence("a", prompt(200), 5))
     ours.engine.add(sequence("b", prompt(200), 5))
@@ -79,7 +79,7 @@ def test_whoever_waits_for_a_prefix_computes_it_when_its_owner_is_gone(model: Ll
 
 
 @pytest.mark.parametrize("length", [15, 16, 40, 64, 111])
-def test_longer_prompts_and_other_endings_give_the_tokens_of_a_cold_start(model: Llama, length: int) -> None:
+def test_longer_prompts_and_other_endings_give_the_tokens_of_a_cold_start(model: Model, length: int) -> None:
     ours = rig(model)
     ours.engine.add(sequence("a", prompt(64), 30))
     drain(ours.engine)
@@ -89,7 +89,7 @@ def test_longer_prompts_and_other_endings_give_the_tokens_of_a_cold_start(model:
     check_free(ours)
 
 
-def test_another_salt_finds_nothing(model: Llama) -> None:
+def test_another_salt_finds_nothing(model: Model) -> None:
     ours = rig(model)
     for salt, cached in (("", 0), ("tenant", 0), ("tenant", 31), ("", 31)):
         one = sequence("a", prompt(32), 3)
@@ -99,7 +99,7 @@ def test_another_salt_finds_nothing(model: Llama) -> None:
         assert one.cached == cached
 
 
-def test_without_caching_everything_is_computed(model: Llama) -> None:
+def test_without_caching_everything_is_computed(model: Model) -> None:
     ours = rig(model, caching=False)
     for _ in range(2):
         ours.engine.add(sequence("a", prompt(40), 1))
@@ -107,7 +107,7 @@ def test_without_caching_everything_is_computed(model: Llama) -> None:
     assert not ours.pool.idle
 
 
-def test_prompts_whose_logprobs_are_wanted_are_computed_whole(model: Llama) -> None:
+def test_prompts_whose_logprobs_are_wanted_are_computed_whole(model: Model) -> None:
     ours = rig(model)
     ours.engine.add(sequence("a", prompt(40), 1))
     drain(ours.engine)
@@ -115,7 +115,7 @@ def test_prompts_whose_logprobs_are_wanted_are_computed_whole(model: Llama) -> N
     assert computed_by(ours.engine) == 40
 
 
-def test_what_was_used_least_recently_is_evicted_from_its_end(model: Llama) -> None:
+def test_what_was_used_least_recently_is_evicted_from_its_end(model: Model) -> None:
     """Three prompts fill the pool; the copy that the last hit needs takes the end of the one unused for longest."""
     ours = rig(model, blocks=10)
     for seed, cached in ((1, 0), (2, 0), (1, 47), (3, 0), (1, 47), (2, 32)):
@@ -127,7 +127,7 @@ def test_what_was_used_least_recently_is_evicted_from_its_end(model: Llama) -> N
 
 
 @pytest.mark.parametrize("length", [10, 16, 40])
-def test_the_next_turn_finds_the_answer(model: Llama, length: int) -> None:  # B3
+def test_the_next_turn_finds_the_answer(model: Model, length: int) -> None:  # B3
     ours = rig(model)
     first = sequence("a", prompt(length), 45, **SAMPLED)
     ours.engine.add(first)
@@ -140,7 +140,7 @@ def test_the_next_turn_finds_the_answer(model: Llama, length: int) -> None:  # B
     check_free(ours)
 
 
-def test_finished_answers_are_computed_again_only_when_nothing_else_is_to_be_done(model: Llama) -> None:
+def test_finished_answers_are_computed_again_only_when_nothing_else_is_to_be_done(model: Model) -> None:
     ours = rig(model)
     ours.engine.add(sequence("a", prompt(40), 150))
     while ours.engine.sequences:
@@ -158,7 +158,7 @@ def test_finished_answers_are_computed_again_only_when_nothing_else_is_to_be_don
     check_free(ours)
 
 
-def test_finished_answers_give_way_when_memory_is_needed(model: Llama) -> None:
+def test_finished_answers_give_way_when_memory_is_needed(model: Model) -> None:
     ours = rig(model, blocks=10)
     ours.engine.add(sequence("a", prompt(16), 110))
     while ours.engine.sequences:
@@ -172,7 +172,7 @@ def test_finished_answers_give_way_when_memory_is_needed(model: Llama) -> None:
     check_free(ours)
 
 
-def test_aborted_answers_are_not_kept(model: Llama) -> None:
+def test_aborted_answers_are_not_kept(model: Model) -> None:
     ours = rig(model)
     ours.engine.add(sequence("a", prompt(40), 60))
     for _ in range(40):
@@ -181,7 +181,7 @@ def test_aborted_answers_are_not_kept(model: Llama) -> None:
     assert not ours.engine.has_work
 
 
-def test_received_blocks_are_found_and_found_blocks_need_not_be_received(model: Llama) -> None:
+def test_received_blocks_are_found_and_found_blocks_need_not_be_received(model: Model) -> None:
     """The second prompt of a conversation: only what follows the first has to come."""
     giver, taker = rig(model), rig(model)
     first, second = prompt(70), prompt(70) + prompt(40, 9)

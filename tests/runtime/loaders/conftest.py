@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from pontil.runtime.loaders.gguf_file import LAYER_NAMES, TOP_NAMES
+from pontil.runtime.loaders.gguf_names import LAYER_NAMES, TOP_NAMES
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.models.config import ModelConfig
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.builtin import BUILTINS, fetch
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.synthetic import write_tiny_llama
+from pontil.runtime.models.config import ExpertConfig, RopeScaling
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -48,6 +50,60 @@ def test_the_newer_form_of_rotary_parameters(tiny: Path) -> None:
     assert read_config(tiny).rope_theta == 5e5
 
 
+def test_rotary_scaling(tiny: Path) -> None:
+    change(tiny, rope_scaling={"type": "linear", "factor": 2})
+    assert read_config(tiny).rope_scaling == RopeScaling("linear", 2.0)
+    bounds = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    change(tiny, rope_scaling={"rope_type": "llama3", "factor": 8.0} | bounds)
+    assert read_config(tiny).rope_scaling == RopeScaling("llama3", 8.0, 64, 1.0, 4.0)
+    change(tiny, rope_scaling={"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512})
+    config = read_config(tiny)
+    assert config.rope_scaling == RopeScaling("yarn", 4.0, 512, attention_factor=0.1 * math.log(4) + 1)
+    assert config.max_model_len == 2048
+
+
+def test_windows_of_each_architecture(tiny: Path) -> None:
+    change(tiny, sliding_window=9, num_hidden_layers=3)
+    assert read_config(tiny).windows == ()
+    change(tiny, model_type="mistral")
+    assert read_config(tiny).windows == (9, 9, 9)
+    change(tiny, model_type="qwen3", max_window_layers=1)
+    assert read_config(tiny).windows == ()
+    change(tiny, use_sliding_window=True)
+    assert read_config(tiny).windows == (None, 9, 9)
+    change(tiny, layer_types=["full_attention", "full_attention", "sliding_attention"])
+    assert read_config(tiny).windows == (None, None, 9)
+    change(tiny, model_type="gemma3_text", layer_types=..., sliding_window_pattern=2, query_pre_attn_scalar=4)
+    config = read_config(tiny)
+    assert (config.windows, config.query_scale) == ((9, None, 9), 0.5)
+
+
+def test_gemma_without_eyes_may_be_a_section(tiny: Path) -> None:
+    change(tiny, model_type="gemma3", text_config={"rope_theta": 7.0, "rope_local_base_freq": 5.0, "head_dim": 4})
+    config = read_config(tiny)
+    assert (config.architecture, config.rope_theta, config.local_rope_theta) == ("gemma3_text", 7.0, 5.0)
+    assert config.head_dim == 4
+
+
+def test_experts(tiny: Path) -> None:
+    sizes = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    change(tiny, model_type="qwen3_moe", num_hidden_layers=4, **sizes)
+    assert read_config(tiny).experts == ExpertConfig(8, 2, 24, False, ())
+    change(tiny, norm_topk_prob=True, decoder_sparse_step=2, mlp_only_layers=[1])
+    assert read_config(tiny).experts == ExpertConfig(8, 2, 24, True, (0, 1, 2))
+    change(tiny, num_experts_per_tok=9)
+    with pytest.raises(ModelError, match="9 of 8 experts"):
+        read_config(tiny)
+
+
+def test_biases(tiny: Path) -> None:
+    assert (read_config(tiny).qkv_bias, read_config(tiny).output_bias) == (False, False)
+    change(tiny, attention_bias=True)
+    assert (read_config(tiny).qkv_bias, read_config(tiny).output_bias) == (True, True)
+    change(tiny, attention_bias=..., model_type="qwen2")
+    assert (read_config(tiny).qkv_bias, read_config(tiny).output_bias) == (True, False)
+
+
 @pytest.mark.parametrize(("eos", "ids"), [(5, (5,)), ([5, 6, 5], (5, 6)), (None, ())])
 def test_end_tokens(tiny: Path, eos: Any, ids: tuple[int, ...]) -> None:
     (tiny / "generation_config.json").unlink()
@@ -67,9 +123,18 @@ def test_the_generation_config_has_the_last_word(tiny: Path) -> None:
     [
         ({"model_type": "gpt_neox"}, "'gpt_neox' is not known: this version runs llama"),
         ({"model_type": ...}, "None is not known"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, r"\(linear\)"),
-        ({"rope_scaling": {"rope_type": "llama3"}}, r"\(llama3\)"),
-        ({"attention_bias": True}, "attention_bias = True"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, r"\('dynamic'\): this version runs default, linear"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "number as low_freq_factor, not None"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, r"factor of the rotary positions is 0\.0"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
+        ({"mlp_bias": True}, "mlp_bias = True"),
+        ({"model_type": "mistral", "attention_bias": True}, "attention_bias = True"),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window is 0"),
+        ({"model_type": "gemma3", "vision_config": {"hidden_size": 8}}, "reads images too"),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
+        ({"model_type": "gemma3_text", "layer_types": ["full_attention"]}, "list of 2 times full_attention or"),
+        ({"model_type": "gemma3_text", "rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}}, "yarn"),
+        ({"model_type": "qwen3_moe"}, "num_local_experts, not None"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
         ({"quantization_config": {"quant_method": "awq"}}, "awq"),
         ({"hidden_size": "64"}, "hidden_size, not '64'"),

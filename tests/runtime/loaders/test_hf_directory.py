@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint
-from pontil.runtime.loaders.llama_layout import tensor_shapes
+from pontil.runtime.loaders.layout import tensor_shapes
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 
@@ -75,13 +75,24 @@ def test_wrong_tensors(tiny: Path) -> None:
     with pytest.raises(ModelError, match=r"lacks the tensor model\.norm\.weight"):
         open_checkpoint(tiny)
     save_file(whole | {"model.norm.weight": torch.ones(3)}, path)
-    with pytest.raises(ModelError, match=r"has shape \[3\], not \[64\]"):
+    with pytest.raises(ModelError, match=r"model\.norm\.weight \[3\], not \[64\]"):
         open_checkpoint(tiny)
     save_file(whole | {"model.layers.0.self_attn.q_proj.bias": torch.ones(64)}, path)
-    with pytest.raises(ModelError, match=r"cannot run, among them model\.layers\.0\.self_attn\.q_proj\.bias"):
+    with pytest.raises(ModelError, match=r"1 that llama does not have: model\.layers\.0\.self_attn\.q_proj\.bias"):
         open_checkpoint(tiny)
     save_file(whole | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}, path)
     assert len(dict(open_checkpoint(tiny).tensors())) == len(whole)
+
+
+def test_every_missing_and_every_left_over_tensor_is_named(tiny: Path) -> None:
+    path = tiny / "model.safetensors"
+    whole = load_file(path)
+    odd = {"visual.patch": torch.ones(1), "model.layers.7.mlp.gate_proj.weight": torch.ones(1)}
+    gone = ("model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight", "lm_head.weight")
+    save_file({name: value for name, value in whole.items() if name not in gone} | odd, path)
+    with pytest.raises(ModelError) as caught:
+        open_checkpoint(tiny)
+    assert all(name in str(caught.value) for name in (*gone, *odd))
 
 
 def test_neither_format(tmp_path: Path) -> None:

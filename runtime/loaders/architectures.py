@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The architectures a file may hold, under the names that the two formats give them, and what every one must fulfil.
+
+No torch here.
+"""
+
+from __future__ import annotations
+
+from pontil.runtime.errors import ModelError
+from pontil.runtime.models.config import ExpertConfig, ModelConfig, RopeScaling
+
+KNOWN_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma3_text")
+GGUF_ARCHITECTURES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3moe": "qwen3_moe",
+    "gemma3": "gemma3_text",
+}
+"""GGUF's name to Hugging Face's. Mistral's files say llama there."""
+HEAD_NORMS = ("qwen3", "qwen3_moe", "gemma3_text")
+SANDWICH_NORMS = ("gemma3_text",)
+
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "max_model_len",
+)
+
+
+def unknown(name: object, known: tuple[str, ...]) -> ModelError:
+    return ModelError(f"the architecture {name!r} is not known: this version runs {', '.join(known)}")
+
+
+def checked(config: ModelConfig) -> ModelConfig:
+    """`config` itself. Raises ModelError for sizes that cannot be a model."""
+    for name in SIZES:
+        if getattr(config, name) < 1:
+            raise ModelError(f"the model's {name} is {getattr(config, name)}: it must be positive")
+    if config.num_heads % config.num_kv_heads:
+        raise ModelError(f"{config.num_heads} query heads cannot share {config.num_kv_heads} key/value heads evenly")
+    if config.head_dim % 2:
+        raise ModelError(f"the model's head_dim is {config.head_dim}: rotary positions need an even one")
+    if config.query_scalar is not None and config.query_scalar <= 0:
+        raise ModelError(f"the model's query_pre_attn_scalar is {config.query_scalar}: it must be positive")
+    for window in config.windows:
+        if window is not None and window < 1:
+            raise ModelError(f"the model's sliding_window is {window}: it must be positive")
+    check_scaling(config.rope_scaling)
+    check_experts(config.experts)
+    return config
+
+
+def check_scaling(scaling: RopeScaling | None) -> None:
+    if scaling is None or scaling.kind == "factors":
+        return
+    if scaling.factor <= 0:
+        raise ModelError(f"the factor of the rotary positions is {scaling.factor}: it must be positive")
+    if scaling.kind == "llama3" and scaling.high_freq_factor <= scaling.low_freq_factor:
+        raise ModelError("the rotary positions' high_freq_factor is not above their low_freq_factor: fix config.json")
+    if scaling.kind in ("llama3", "yarn") and scaling.original_max_len < 1:
+        raise ModelError("the rotary positions' original_max_position_embeddings is not positive: fix config.json")
+
+
+def check_experts(experts: ExpertConfig | None) -> None:
+    if experts is None:
+        return
+    if not 1 <= experts.per_token <= experts.count:
+        raise ModelError(f"{experts.per_token} of {experts.count} experts cannot be chosen for each token")
+    if experts.intermediate_size < 1:
+        raise ModelError(f"the experts' intermediate size is {experts.intermediate_size}: it must be positive")

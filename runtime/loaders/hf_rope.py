@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a Hugging Face configuration says of rotary positions, in its older and its newer form. No torch here.
+
+Newer files keep everything in `rope_parameters`, older ones only the scaling in `rope_scaling` and the bases beside it.
+Gemma 3 has two sets, in newer files under the names of the kinds of layers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.hf_fields import integer, number, section, short
+from pontil.runtime.models.config import RopeScaling
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def rope(data: dict[str, Any]) -> dict[str, Any]:
+    """What holds for layers that see every position; of most models for all layers."""
+    found = section(data, "rope_parameters") or section(data, "rope_scaling")
+    return section(found, FULL) if FULL in found or SLIDING in found else found
+
+
+def local_rope(data: dict[str, Any]) -> dict[str, Any]:
+    """What holds for layers with a sliding window, where that is something else."""
+    return section(section(data, "rope_parameters"), SLIDING)
+
+
+def theta(data: dict[str, Any]) -> float:
+    return number(rope(data), "rope_theta", number(data, "rope_theta", 10000.0))
+
+
+def local_theta(data: dict[str, Any]) -> float:
+    """Gemma 3's base for layers with a window. Raises ModelError when these are scaled."""
+    found = local_rope(data)
+    refuse_other_kinds(found, ("default",))
+    return number(found, "rope_theta", number(data, "rope_local_base_freq", 10000.0))
+
+
+def kind(found: dict[str, Any]) -> Any:
+    return found.get("rope_type") or found.get("type") or "default"
+
+
+def refuse_other_kinds(found: dict[str, Any], known: tuple[str, ...]) -> None:
+    if kind(found) not in known:
+        raise ModelError(
+            f"the model scales its rotary positions ({short(kind(found))}): this version runs {', '.join(known)} only"
+        )
+    if found.get("partial_rotary_factor") not in (None, 1, 1.0):
+        raise ModelError("the model turns only a part of each head: this version runs partial_rotary_factor = 1 only")
+
+
+def rope_scaling(data: dict[str, Any]) -> RopeScaling | None:
+    """Raises ModelError for a kind of scaling that is not known, or that lacks a number."""
+    found = rope(data)
+    refuse_other_kinds(found, ("default", "linear", "llama3", "yarn"))
+    if kind(found) == "linear":
+        return RopeScaling("linear", factor=number(found, "factor"))
+    if kind(found) == "llama3":
+        return RopeScaling(
+            "llama3",
+            factor=number(found, "factor"),
+            original_max_len=original_max_len(found, data),
+            low_freq_factor=number(found, "low_freq_factor"),
+            high_freq_factor=number(found, "high_freq_factor"),
+        )
+    return yarn(found, data) if kind(found) == "yarn" else None
+
+
+def original_max_len(found: dict[str, Any], data: dict[str, Any]) -> int:
+    return integer(found, "original_max_position_embeddings", integer(data, "max_position_embeddings"))
+
+
+def yarn(found: dict[str, Any], data: dict[str, Any]) -> RopeScaling:
+    factor = number(found, "factor")
+    return RopeScaling(
+        "yarn",
+        factor=factor,
+        original_max_len=original_max_len(found, data),
+        beta_fast=number(found, "beta_fast", 32.0),
+        beta_slow=number(found, "beta_slow", 1.0),
+        attention_factor=number(found, "attention_factor", attention_factor(found, factor)),
+        truncate=found.get("truncate", True) is not False,
+    )
+
+
+def attention_factor(found: dict[str, Any], factor: float) -> float:
+    """By how much YaRN strengthens attention over longer texts (Peng et al., 2023, section 3.4)."""
+    above, below = number(found, "mscale", 0.0), number(found, "mscale_all_dim", 0.0)
+    if above and below:
+        return yarn_magnitude(factor, above) / yarn_magnitude(factor, below)
+    return yarn_magnitude(factor)
+
+
+def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tensors a checkpoint of each architecture must hold, by Hugging Face's names. No torch here."""
+
+from __future__ import annotations
+
+from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.architectures import HEAD_NORMS, SANDWICH_NORMS
+from pontil.runtime.loaders.name_list import name_list
+from pontil.runtime.models.config import ExpertConfig, ModelConfig
+
+Shape = tuple[int, ...]
+ROPE_FACTORS = "model.rope_factors"
+
+
+def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """Every tensor of the model in reading order. `lm_head.weight` is there only when it is not tied."""
+    shapes: dict[str, Shape] = {"model.embed_tokens.weight": (config.vocab_size, config.hidden_size)}
+    for layer in range(config.num_layers):
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in layer_shapes(config, layer).items()}
+    shapes["model.norm.weight"] = (config.hidden_size,)
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
+    if config.rope_scaling is not None and config.rope_scaling.kind == "factors":
+        shapes[ROPE_FACTORS] = (config.head_dim // 2,)
+    return shapes
+
+
+def layer_shapes(config: ModelConfig, layer: int) -> dict[str, Shape]:
+    attention = {f"self_attn.{name}": shape for name, shape in attention_shapes(config).items()}
+    if config.experts is not None and config.is_sparse(layer):
+        mlp = expert_shapes(config.experts, config.hidden_size)
+    else:
+        mlp = mlp_shapes(config.hidden_size, config.intermediate_size)
+    return norm_shapes(config) | attention | {f"mlp.{name}": shape for name, shape in mlp.items()}
+
+
+def norm_shapes(config: ModelConfig) -> dict[str, Shape]:
+    names = ["input_layernorm", "post_attention_layernorm"]
+    if config.architecture in SANDWICH_NORMS:
+        names += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    return {f"{name}.weight": (config.hidden_size,) for name in names}
+
+
+def attention_shapes(config: ModelConfig) -> dict[str, Shape]:
+    hidden = config.hidden_size
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    inwards = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+    shapes: dict[str, Shape] = {f"{name}.weight": (size, hidden) for name, size in inwards.items()}
+    shapes["o_proj.weight"] = (hidden, queries)
+    if config.qkv_bias:
+        shapes |= {f"{name}.bias": (size,) for name, size in inwards.items()}
+    if config.output_bias:
+        shapes["o_proj.bias"] = (hidden,)
+    if config.architecture in HEAD_NORMS:
+        shapes |= {f"{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
+    return shapes
+
+
+def mlp_shapes(hidden: int, inner: int) -> dict[str, Shape]:
+    return {"gate_proj.weight": (inner, hidden), "up_proj.weight": (inner, hidden), "down_proj.weight": (hidden, inner)}
+
+
+def expert_shapes(experts: ExpertConfig, hidden: int) -> dict[str, Shape]:
+    shapes: dict[str, Shape] = {"gate.weight": (experts.count, hidden)}
+    for number in range(experts.count):
+        expert = mlp_shapes(hidden, experts.intermediate_size)
+        shapes |= {f"experts.{number}.{name}": shape for name, shape in expert.items()}
+    return shapes
+
+
+def check_shapes(config: ModelConfig, found: dict[str, Shape], source: object) -> None:
+    """Raises ModelError naming every tensor that is missing, or that this architecture would ignore, or, when these
+    are right, every one that has another shape."""
+    wanted = tensor_shapes(config)
+    faults = []
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        faults.append(f"lacks the tensor{'s' * (len(missing) > 1)} {name_list(missing)}")
+    extra = [name for name in found if name not in wanted and name not in ignorable(config)]
+    if extra:
+        faults.append(f"holds {len(extra)} that {config.architecture} does not have: {name_list(extra)}")
+    if faults:
+        raise ModelError(f"{source} {' and '.join(faults)}: fetch the model again, or another version of it")
+    wrong = [f"{name} {list(found[name])}, not {list(shape)}" for name, shape in wanted.items() if found[name] != shape]
+    if wrong:
+        raise ModelError(f"{source} holds tensors whose shapes contradict its configuration: {'; '.join(wrong)}")
+
+
+def ignorable(config: ModelConfig) -> set[str]:
+    """Tensors that old or careless writers add and that repeat what the configuration or another tensor says."""
+    names = {f"model.layers.{layer}.self_attn.rotary_emb.inv_freq" for layer in range(config.num_layers)}
+    return names | ({"lm_head.weight"} if config.tie_word_embeddings else set())

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor names for a message: all of them, yet readable when there are thousands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+HANDFUL = 8
+
+
+def name_list(names: Iterable[str]) -> str:
+    """The names in their order. More than a handful are folded: `layers.[0-2,5].mlp` stands for four of them."""
+    listed = list(dict.fromkeys(names))
+    if len(listed) > HANDFUL:
+        rows = [tuple(name.split(".")) for name in listed]
+        for place in range(max(map(len, rows)) - 1, -1, -1):
+            rows = folded(rows, place)
+        listed = [".".join(row) for row in rows]
+    return ", ".join(listed)
+
+
+def folded(rows: list[tuple[str, ...]], place: int) -> list[tuple[str, ...]]:
+    """Rows that differ only in a number at `place` become one."""
+    groups: dict[tuple[tuple[str, ...], tuple[str, ...] | None], list[int]] = {}
+    for row in rows:
+        if place < len(row) and row[place].isdecimal():
+            groups.setdefault((row[:place], row[place + 1 :]), []).append(int(row[place]))
+        else:
+            groups[row, None] = []
+    return [
+        before if after is None else (*before, ranges(numbers), *after) for (before, after), numbers in groups.items()
+    ]
+
+
+def ranges(numbers: list[int]) -> str:
+    """`[0-2,5]` for 0, 1, 2 and 5; a single number stays as it is."""
+    if len(numbers) == 1:
+        return str(numbers[0])
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return "[" + ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs) + "]"

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grouped-query self-attention (Ainslie et al., 2023) of one layer."""
+
+from torch import Tensor
+
+from pontil.gpu_ops.attention import PagedAttention
+from pontil.gpu_ops.linear import Linear
+from pontil.gpu_ops.rotary import apply_rotary
+from pontil.runtime.models.config import ModelConfig
+from pontil.runtime.models.norm import Norm
+from pontil.runtime.models.rotary import Angles
+from pontil.runtime.models.weights import Weights
+
+
+class HeadNorms:
+    """Norms of each query and each key over its own dimensions, before they are turned."""
+
+    def __init__(self, config: ModelConfig, index: int, weights: Weights, offset: float = 0.0) -> None:
+        prefix = f"model.layers.{index}.self_attn."
+        self.query = Norm(weights, prefix + "q_norm", config.head_dim, config.rms_norm_eps, offset)
+        self.key = Norm(weights, prefix + "k_norm", config.head_dim, config.rms_norm_eps, offset)
+        self.dtype = weights.dtype
+
+    def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return self.query(q.float(), self.dtype), self.key(k.float(), self.dtype)
+
+
+class Attention:
+    """Projections in, head norms where the architecture has them, rotation, attention, projection out."""
+
+    def __init__(self, config: ModelConfig, index: int, weights: Weights, norms: HeadNorms | None = None) -> None:
+        hidden, dim = config.hidden_size, config.head_dim
+        prefix = f"model.layers.{index}.self_attn."
+        q_size, kv_size = config.num_heads * dim, config.num_kv_heads * dim
+        parts = ((prefix + "q_proj", q_size), (prefix + "k_proj", kv_size), (prefix + "v_proj", kv_size))
+        self.qkv = weights.linear(hidden, *parts, bias=config.qkv_bias)
+        self.o = weights.linear(q_size, (prefix + "o_proj", hidden), bias=config.output_bias)
+        self.index, self.norms = index, norms
+        self.head_dim, self.heads = dim, (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        self.scale, self.window = config.query_scale, config.window(index)
+
+    @property
+    def linears(self) -> list[Linear]:
+        return [self.qkv, self.o]
+
+    def __call__(self, x: Tensor, angles: Angles, attend: PagedAttention) -> Tensor:
+        """x [rows, hidden_size] in the weights' dtype, to the same shape."""
+        q, k, v = self.qkv(x).view(len(x), -1, self.head_dim).split(self.heads, dim=1)
+        if self.norms is not None:
+            q, k = self.norms(q, k)
+        q, k = apply_rotary(q, *angles), apply_rotary(k, *angles)
+        attended = attend(self.index, q, k, v, scale=self.scale, window=self.window)
+        return self.o(attended.reshape(len(x), -1))

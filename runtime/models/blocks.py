@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One layer's way from residual stream to residual stream, float32 [rows, hidden_size]."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pontil.gpu_ops.attention import PagedAttention
+from pontil.gpu_ops.linear import Linear
+from pontil.runtime.models.attention import Attention
+from pontil.runtime.models.norm import Norm
+from pontil.runtime.models.rotary import Angles
+
+
+class FeedForward(Protocol):
+    """An MLP or what stands in its place. x [rows, hidden_size] in the weights' dtype."""
+
+    @property
+    def linears(self) -> Sequence[Linear]: ...
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class Block:
+    """Pre-norm: each half reads the normed stream and adds to it. With sandwich norms, what it adds is normed too."""
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        attention: Attention,
+        feed_forward: FeedForward,
+        *,
+        before: tuple[Norm, Norm],
+        after: tuple[Norm, Norm] | None = None,
+    ) -> None:
+        """`before` and `after` are the norms of the attention and of the feed-forward half."""
+        self.dtype, self.attention, self.feed_forward = dtype, attention, feed_forward
+        self.before, self.after = before, after
+
+    @property
+    def linears(self) -> list[Linear]:
+        return [*self.attention.linears, *self.feed_forward.linears]
+
+    def __call__(self, hidden: Tensor, angles: Angles, attend: PagedAttention) -> Tensor:
+        attended = self.attention(self.before[0](hidden, self.dtype), angles, attend)
+        hidden = hidden + (self.after[0](attended.float()) if self.after else attended)
+        made = self.feed_forward(self.before[1](hidden, self.dtype))
+        return hidden + (self.after[1](made.float()) if self.after else made)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all architectures have in common: an embedding, blocks, a norm and a head.
+
+The residual stream and the logits are float32 whatever the weights are.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from pontil.gpu_ops.attention import PagedAttention
+from pontil.gpu_ops.linear import Linear
+from pontil.runtime.models.blocks import Block
+from pontil.runtime.models.config import ModelConfig
+from pontil.runtime.models.norm import Norm
+from pontil.runtime.models.rotary import global_rotary, local_rotary
+from pontil.runtime.models.weights import Weights
+
+HEAD_ROWS = 1 << 16
+"""The head is laid out in parts of so many rows: in one piece a large vocabulary would take seconds to load, most of
+them for the memory of a float32 copy."""
+
+
+class Decoder(ABC):
+    """A Model. An architecture gives its blocks, and what else is its own. Tensor names are Hugging Face's."""
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        self.config = config
+        self.dtype, self.device = weights.dtype, weights.device
+        self.embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self.blocks = [self.block(index, weights) for index in range(config.num_layers)]
+        self.norm = self.make_norm("model.norm", weights)
+        self.head = self.take_head(weights)
+        self.global_rotary = global_rotary(config, weights)
+        theta = config.local_rope_theta
+        self.local_rotary = self.global_rotary if theta is None else local_rotary(config, theta, weights)
+        weights.finish()
+
+    @abstractmethod
+    def block(self, index: int, weights: Weights) -> Block:
+        """The layer of that index."""
+
+    def make_norm(self, name: str, weights: Weights) -> Norm:
+        return Norm(weights, name, self.config.hidden_size, self.config.rms_norm_eps)
+
+    def take_head(self, weights: Weights) -> list[Linear]:
+        """The vocabulary's projection in float32: in bfloat16 distinct logits would round to ties."""
+        if self.config.tie_word_embeddings:
+            weights.left.pop("lm_head.weight", None)
+            weight = self.embedding
+        else:
+            weight = weights.take("lm_head.weight", *self.embedding.shape, dtype=torch.float32)
+        return [Linear(part.float()) for part in weight.split(HEAD_ROWS)]
+
+    @property
+    def linears(self) -> list[Linear]:
+        return [linear for block in self.blocks for linear in block.linears]
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """float32 [rows, hidden_size]."""
+        return self.embedding[token_ids].float()
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: PagedAttention) -> Tensor:
+        hidden = self.embed(token_ids)
+        everywhere = self.global_rotary(positions)
+        nearby = everywhere if self.local_rotary is self.global_rotary else self.local_rotary(positions)
+        for index, block in enumerate(self.blocks):
+            angles = everywhere if self.config.window(index) is None else nearby
+            hidden = block(hidden, angles, attend)
+        return self.norm(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        parts = [part(hidden) for part in self.head]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A mixture of experts (Shazeer et al., 2017) in the place of a layer's MLP."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pontil.gpu_ops.linear import Linear
+from pontil.gpu_ops.row_classes import GENERATED_ROWS
+from pontil.runtime.models.config import ExpertConfig
+from pontil.runtime.models.mlp import GatedMlp
+from pontil.runtime.models.weights import Weights
+
+
+class Experts:
+    """Each row goes through the experts its router rates highest, and their results are added by these ratings.
+
+    How many rows an expert sees depends on the company. So that a row's bits do not (C16), experts compute tiles of
+    exactly GENERATED_ROWS rows, short ones padded with zeros, and a row's results are added in the order of its
+    ratings, one after the other. The router is float32: a rounded rating could choose another expert.
+    """
+
+    def __init__(self, config: ExpertConfig, hidden: int, prefix: str, weights: Weights) -> None:
+        self.config = config
+        self.router = Linear(weights.take(prefix + "gate.weight", config.count, hidden, dtype=torch.float32))
+        self.experts = [
+            GatedMlp(weights, f"{prefix}experts.{number}.", hidden, config.intermediate_size)
+            for number in range(config.count)
+        ]
+
+    @property
+    def linears(self) -> list[Linear]:
+        return [self.router, *(linear for expert in self.experts for linear in expert.linears)]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [rows, hidden_size] in the weights' dtype; float32 of the same shape."""
+        ratings, chosen = self.route(x)
+        results = self.results(x, chosen)
+        total = results[:, 0] * ratings[:, :1]
+        for place in range(1, self.config.per_token):
+            total = total + results[:, place] * ratings[:, place : place + 1]
+        return total
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Ratings float32 and numbers int64 of each row's experts, both [rows, per_token], highest first."""
+        ratings, chosen = self.router(x.float()).softmax(-1).topk(self.config.per_token, dim=-1)
+        if self.config.normalize:
+            ratings = ratings / ratings.sum(-1, keepdim=True)
+        return ratings, chosen
+
+    def results(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """What each row's experts make of it, float32 [rows, per_token, hidden_size]."""
+        order = chosen.view(-1).argsort(stable=True)
+        counts = chosen.view(-1).bincount(minlength=self.config.count).tolist()
+        results = x.new_empty(chosen.numel(), x.shape[1], dtype=torch.float32)
+        for expert, places in zip(self.experts, order.split(counts), strict=True):
+            for part in places.split(GENERATED_ROWS):
+                if len(part):
+                    tile = x[part // self.config.per_token]
+                    tile = F.pad(tile, (0, 0, 0, GENERATED_ROWS - len(part)))
+                    results[part] = expert(tile)[: len(part)].float()
+        return results.view(*chosen.shape, -1)

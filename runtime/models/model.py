@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the engine asks of a model."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pontil.gpu_ops.attention import PagedAttention
+from pontil.gpu_ops.linear import Linear
+from pontil.runtime.models.config import ModelConfig
+
+
+class Model(Protocol):
+    """A decoder whose rows are computed alone: a row's bits depend on its token, its position and its keys (C16).
+
+    `linears` are the products of `forward`, whose row classes are measured; the head, in one or more parts, is apart
+    because it sees other row counts. `forward` and `logits` are separate because only sampled rows need the vocabulary.
+    """
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def linears(self) -> Sequence[Linear]: ...
+
+    @property
+    def head(self) -> Sequence[Linear]: ...
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: PagedAttention) -> Tensor:
+        """token_ids and positions int64 [rows]; returns the normed hidden states, float32 [rows, hidden_size]."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 [rows, hidden_size] to float32 [rows, vocab_size]."""

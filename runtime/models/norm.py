@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Root-mean-square norms and their weights."""
+
+import torch
+from torch import Tensor
+
+from pontil.gpu_ops.norm import rms_norm
+from pontil.runtime.models.weights import Weights
+
+
+class Norm:
+    """`x / rms(x) * weight` over the last axis, float32 in, `dtype` out. Gemma stores the weight less one: `offset`."""
+
+    def __init__(self, weights: Weights, name: str, size: int, eps: float, offset: float = 0.0) -> None:
+        self.weight = weights.take(f"{name}.weight", size, dtype=torch.float32) + offset
+        self.eps = eps
+
+    def __call__(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        return rms_norm(x, self.weight, self.eps, dtype)

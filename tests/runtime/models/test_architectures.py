@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every architecture computes what transformers computes, however its prompt was cut, and a row's bits know no company.
+
+Prompts are longer than any sliding window of the tiny models, and than one chunk of keys.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from architectures import NAMES, VOCAB, hugging_model, read_model
+from tiny import drain, rig, sequence
+from transformers import PreTrainedModel
+
+from pontil.runtime.engine.batch import Batch, Span
+from pontil.runtime.engine.sequence import First
+from pontil.runtime.models.model import Model
+
+PROMPT = torch.randint(0, VOCAB, (333,), generator=torch.Generator().manual_seed(3)).tolist()
+CUTS = [[333], [1, 332], [64, 1, 15, 16, 17, 220], [256, 77]]
+LENGTHS = (1, 36, 38, 64, 200)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same weights on both sides."""
+
+    hugging: PreTrainedModel
+    ours: Model
+    path: Path
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    path = tmp_path_factory.mktemp(request.param)
+    hugging = hugging_model(request.param)
+    hugging.save_pretrained(path)
+    yield Pair(hugging, read_model(path), path)
+
+
+def logits_in_cuts(model: Model, cuts: list[int]) -> torch.Tensor:
+    ours = rig(model)
+    one = sequence("a", PROMPT)
+    ours.scheduler.add(one)
+    ours.scheduler.admit()
+    start, rows = 0, []
+    for count in cuts:
+        ours.scheduler.grow(one, start + count)
+        for tile in Batch((Span(one, start, count),)).tiles():
+            rows.append(ours.runner.project(ours.runner.forward(tile)[: tile.rows]))
+        start += count
+    return torch.cat(rows)
+
+
+def test_logits_equal_those_of_transformers_in_any_cutting(pair: Pair) -> None:
+    with torch.inference_mode():
+        expected = pair.hugging(torch.tensor([PROMPT])).logits[0]
+    whole = logits_in_cuts(pair.ours, CUTS[0])
+    assert (whole - expected).abs().max() < 1e-4
+    for cuts in CUTS[1:]:
+        assert torch.equal(logits_in_cuts(pair.ours, cuts), whole)
+
+
+def generated(hugging: PreTrainedModel, prompt: list[int]) -> list[int]:
+    ids = torch.tensor([prompt])
+    found = hugging.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    tokens: list[int] = found[0, len(prompt) :].tolist()
+    return tokens
+
+
+def test_greedy_tokens_equal_those_of_transformers_here_and_after_a_handoff(pair: Pair) -> None:
+    expected = {str(length): generated(pair.hugging, PROMPT[:length]) for length in LENGTHS}
+    ours = rig(pair.ours).engine
+    for length in LENGTHS:
+        ours.add(sequence(str(length), PROMPT[:length], 64))
+    assert drain(ours) == expected
+    assert handed_over(pair.ours, PROMPT[:200]) == expected["200"]
+
+
+def handed_over(model: Model, prompt: list[int]) -> list[int]:
+    """Compute the prompt in one engine, copy its blocks into another's pool, go on there."""
+    giver, taker = rig(model), rig(model)
+    given, taken = sequence("a", prompt, 64), sequence("a", prompt, 64)
+    given.hands_over = True
+    giver.engine.add(given)
+    (output,) = giver.engine.step()
+    assert taker.engine.park(taken)
+    taker.scheduler.grow(taken, len(prompt))
+    taker.storage.tensor[taken.blocks] = giver.storage.tensor[given.blocks]
+    taker.engine.promote(taken, len(prompt), [First(0, output.ids[0])])
+    return drain(taker.engine)["a"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_company_chunks_and_replay_change_nothing(pair: Pair, dtype: torch.dtype) -> None:
+    model = read_model(pair.path, dtype)
+    alone = rig(model).engine
+    alone.add(sequence("a", PROMPT[:150], 40))
+    expected = drain(alone)["a"]
+    crowded = rig(model, blocks=600, budget=50).engine
+    for number in range(20):
+        crowded.add(sequence(f"n{number}", PROMPT[number : 4 + 18 * number], 5 + number, temperature=1.3, seed=number))
+    crowded.step()
+    crowded.add(sequence("a", PROMPT[:150], 40))
+    assert drain(crowded)["a"] == expected
+    replay = sequence("a", PROMPT[:150], 40)
+    replay.output += expected[:21]
+    again = rig(model, budget=33).engine
+    again.add(replay)
+    drain(again)
+    assert replay.output == expected

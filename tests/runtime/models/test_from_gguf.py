@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model converted to GGUF is the model it was."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from architectures import NAMES, VOCAB, hugging_model, read_model
+from converter import convert
+from tiny import rig, sequence
+
+from pontil.runtime.engine.batch import Batch, Span
+from pontil.runtime.models.model import Model
+
+PROMPT = torch.randint(0, VOCAB, (150,), generator=torch.Generator().manual_seed(4)).tolist()
+# A GGUF file cannot state these: which layers of a Qwen2 have windows, and which of a mixture have no experts.
+SAYABLE = [name for name in NAMES if name not in ("qwen2-windows", "qwen3_moe-dense")]
+
+
+def logits(model: Model) -> torch.Tensor:
+    ours = rig(model)
+    one = sequence("a", PROMPT)
+    ours.scheduler.add(one)
+    ours.scheduler.admit()
+    ours.scheduler.grow(one, len(PROMPT))
+    (tile,) = Batch((Span(one, 0, len(PROMPT)),)).tiles()
+    return ours.runner.project(ours.runner.forward(tile)[: len(PROMPT)])
+
+
+@pytest.mark.parametrize("name", SAYABLE)
+def test_logits_equal_those_of_the_model_that_was_converted(tmp_path: Path, name: str) -> None:
+    hugging = hugging_model(name)
+    if name == "gemma3_text":
+        # GGUF has no key for it: llama.cpp takes the size of a head.
+        hugging.config.query_pre_attn_scalar = hugging.config.head_dim
+    hugging.save_pretrained(tmp_path / "directory")
+    original = read_model(tmp_path / "directory")
+    converted = read_model(convert(hugging, tmp_path / "model.gguf"))
+    torch.testing.assert_close(logits(converted), logits(original), atol=2e-5, rtol=0)
