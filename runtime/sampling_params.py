@@ -3,17 +3,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, cast
 
-from pontil.runtime.errors import MalformedFrame
+from pontil.runtime.errors import MalformedFrame, RequestError
+
+# Name -> the lowest and the highest value, both allowed but for those in ABOVE.
+RANGES: dict[str, tuple[float, float]] = {
+    "n": (1, 128),
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (0, 1 << 31),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.0, 10.0),
+    "logprobs": (0, 20),
+    "prompt_logprobs": (0, 20),
+}
+# Their lowest value is itself left out.
+ABOVE = frozenset({"top_p", "repetition_penalty"})
+MAX_BIAS = 100.0
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """One request's generation settings. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep the whole vocabulary.
+    """One request's generation settings. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 keep the whole
+    vocabulary, as an empty `allowed_token_ids` does.
 
     `seed` is always set: the proxy mints one when the client gave none, so that a replay draws the same tokens.
+    `logprobs` None asks for none, k for those of the token itself and of the k most likely ones; `prompt_logprobs` asks
+    the same of every prompt token but the first.
     """
 
     max_tokens: int
@@ -26,6 +47,17 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     ignore_eos: bool = False
+    n: int = 1
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    bad_token_ids: tuple[int, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
 
     @property
     def greedy(self) -> bool:
@@ -45,9 +77,36 @@ class SamplingParams:
                 raise MalformedFrame(f"the sampling parameters lack {field.name}")
         return cls(**values)
 
+    def check(self, vocab_size: int) -> None:
+        """Raises RequestError for a value that no sampler can obey: numbers out of range (RANGES) or not finite, and
+        ids outside the vocabulary. Costs a few microseconds where the lists are empty."""
+        for name, (low, high) in RANGES.items():
+            value = getattr(self, name)
+            if value is not None and (not low <= value <= high or (value == low and name in ABOVE)):
+                bound = "above" if name in ABOVE else "at least"
+                raise RequestError(f"{name} must be {bound} {low:g} and at most {high:g}", param=name)
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise RequestError("min_tokens must be at least 0 and at most max_tokens", param="min_tokens")
+        for name in ("stop_token_ids", "bad_token_ids", "allowed_token_ids"):
+            check_ids(name, getattr(self, name), vocab_size)
+        check_ids("logit_bias", [token for token, _ in self.logit_bias], vocab_size)
+        if not all(abs(bias) <= MAX_BIAS for _, bias in self.logit_bias):
+            raise RequestError(f"logit_bias must lie between {-MAX_BIAS:g} and {MAX_BIAS:g}", param="logit_bias")
 
-PLAIN: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float, int), "bool": (bool,)}
+
+def check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    if not all(0 <= token < vocab_size for token in ids):
+        raise RequestError(f"{name} holds an id outside the vocabulary: ids go from 0 to {vocab_size - 1}", param=name)
+
+
+PLAIN: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "int | None": (int, type(None)),
+    "float": (float, int),
+    "bool": (bool,),
+}
 ITEMS = {"tuple[str, ...]": str, "tuple[int, ...]": int}
+PAIRS = "tuple[tuple[int, float], ...]"
 
 
 def checked(name: str, value: Any, kind: str) -> Any:
@@ -56,4 +115,13 @@ def checked(name: str, value: Any, kind: str) -> Any:
         return value
     if kind in ITEMS and isinstance(value, list | tuple) and all(type(item) is ITEMS[kind] for item in value):
         return tuple(value)
+    if kind == PAIRS and isinstance(value, list | tuple) and all(map(is_pair, value)):
+        return tuple((token, float(number)) for token, number in value)
     raise MalformedFrame(f"the sampling parameter {name} has a value of the wrong type")
+
+
+def is_pair(value: Any) -> bool:
+    """A token id and a number."""
+    return (
+        isinstance(value, list | tuple) and len(value) == 2 and type(value[0]) is int and type(value[1]) in (int, float)
+    )
