@@ -51,9 +51,9 @@ class Engine:
 
     def step(self) -> list[Output]:
         batch = self.scheduler.schedule()
-        tokens = self.runner.run(batch)
+        sampled = self.runner.run(batch)
         self.advance(batch)
-        return [output for sequence, token in tokens for output in [self.accept(sequence, token)] if output]
+        return [output for one in sampled for output in [self.accept(one.sequence, one.token)] if output]
 
     def advance(self, batch: Batch) -> None:
         for span in batch.spans:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from pontil.runtime.engine.logprobs import TokenLogprobs
+from pontil.runtime.engine.sampling_state import SamplingState
 from pontil.runtime.sampling_params import SamplingParams
 
 
@@ -67,6 +69,17 @@ class Sequence:
     state: State = State.WAITING
     finish: Finish | None = None
     stop_match: str | None = None
+    choice: int = 0
+    # One for each prompt token whose position was computed here, from the first on; nothing is known of that one.
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    # Made from the parameters and the tokens when it is first needed.
+    sampling_state: SamplingState | None = None
+
+    @property
+    def choices(self) -> range:
+        """The choices whose next token is drawn from the next logits: at first all of them, from one prompt."""
+        together = self.choice == 0 and not self.output
+        return range(self.params.n) if together else range(self.choice, self.choice + 1)
 
     @property
     def length(self) -> int:
