@@ -7,8 +7,17 @@ from typing import Any
 
 from pontil.http.fields import Fields
 from pontil.http.json_body import kind_of
-from pontil.http.sampling_fields import NEUTRAL, Delivery, SamplingFields, read_delivery, read_sampling
+from pontil.http.sampling_fields import (
+    NEUTRAL,
+    Delivery,
+    LogprobFields,
+    SamplingFields,
+    read_delivery,
+    read_prompt_logprobs,
+    read_sampling,
+)
 from pontil.runtime.errors import RequestError
+from pontil.runtime.sampling_params import RANGES
 
 # Templates know three roles; "developer" is the newer name of "system".
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -41,13 +50,22 @@ def read_chat(data: Mapping[str, Any], vocab_size: int) -> ChatRequest:
     request = ChatRequest(
         model=fields.text("model"),
         messages=read_messages(fields),
-        sampling=read_sampling(fields, vocab_size, ("max_completion_tokens", "max_tokens")),
+        sampling=read_sampling(fields, vocab_size, ("max_completion_tokens", "max_tokens"), read_logprobs(fields)),
         delivery=read_delivery(fields),
     )
     fields.text("user")
     fields.neutral(NEUTRAL_HERE)
     fields.finish()
     return request
+
+
+def read_logprobs(fields: Fields) -> LogprobFields:
+    """`logprobs` switches them on, `top_logprobs` says how many of the most likely tokens to show beside each."""
+    wanted = fields.boolean("logprobs", False)
+    top = fields.integer("top_logprobs", *map(int, RANGES["logprobs"]))
+    if top and not wanted:
+        raise fields.wrong("top_logprobs", "needs logprobs to be true")
+    return LogprobFields((top or 0) if wanted else None, read_prompt_logprobs(fields))
 
 
 def read_messages(fields: Fields) -> tuple[dict[str, str], ...]:

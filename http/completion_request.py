@@ -6,10 +6,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from pontil.http.fields import Fields
-from pontil.http.sampling_fields import NEUTRAL, Delivery, SamplingFields, read_delivery, read_sampling
+from pontil.http.sampling_fields import (
+    NEUTRAL,
+    Delivery,
+    LogprobFields,
+    SamplingFields,
+    read_delivery,
+    read_prompt_logprobs,
+    read_sampling,
+)
+from pontil.runtime.sampling_params import RANGES
 
 MAX_PROMPTS = 64
-NEUTRAL_HERE: dict[str, tuple[Any, ...]] = NEUTRAL | {"echo": (False,), "suffix": ("",), "add_special_tokens": (True,)}
+NEUTRAL_HERE: dict[str, tuple[Any, ...]] = NEUTRAL | {
+    "suffix": ("",), "add_special_tokens": (True,),
+}  # fmt: skip
 
 Prompt = str | tuple[int, ...]
 
@@ -22,21 +33,35 @@ class CompletionRequest:
     prompts: tuple[Prompt, ...]
     sampling: SamplingFields
     delivery: Delivery
+    echo: bool
 
 
 def read_completion(data: Mapping[str, Any], vocab_size: int) -> CompletionRequest:
     """Raises RequestError, naming the parameter, for anything that is not exactly right."""
     fields = Fields(data)
+    echo = fields.boolean("echo", False)
     request = CompletionRequest(
         model=fields.text("model"),
         prompts=read_prompts(fields, vocab_size),
-        sampling=read_sampling(fields, vocab_size, ("max_tokens",)),
+        sampling=read_sampling(fields, vocab_size, ("max_tokens",), read_logprobs(fields, echo)),
         delivery=read_delivery(fields),
+        echo=echo,
     )
     fields.text("user")
     fields.neutral(NEUTRAL_HERE)
     fields.finish()
     return request
+
+
+def read_logprobs(fields: Fields, echo: bool) -> LogprobFields:
+    """`logprobs` is how many of the most likely tokens to show. An echoed prompt gets as many."""
+    if isinstance(fields.data.get("logprobs"), bool):
+        raise fields.wrong("logprobs", "must be an integer here: how many of the most likely tokens to show")
+    count = fields.integer("logprobs", *map(int, RANGES["logprobs"]))
+    prompt = read_prompt_logprobs(fields)
+    if echo and count is not None:
+        prompt = max(count, prompt or 0)
+    return LogprobFields(count, prompt)
 
 
 def read_prompts(fields: Fields, vocab_size: int) -> tuple[Prompt, ...]:

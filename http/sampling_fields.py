@@ -6,29 +6,17 @@ from typing import Any
 
 from pontil.http.fields import Fields
 from pontil.http.json_body import kind_of
+from pontil.http.token_fields import TokenFields, read_tokens
+from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.admission import SEED_BITS, mint_seed
-from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.sampling_params import ABOVE, RANGES, SamplingParams
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
-MAX_STOP_IDS = 64
-MAX_TOP_K = 1 << 31
-MAX_TEMPERATURE = 2.0
 
 # Not supported yet: the values that ask for nothing. Null always does.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "response_format": ({"type": "text"},),
     "use_beam_search": (False,),
     "spaces_between_special_tokens": (True,),
@@ -49,49 +37,120 @@ class SamplingFields:
     temperature: float
     top_p: float
     top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
     seed: int | None
+    n: int
+    min_tokens: int
+    logprobs: int | None
+    prompt_logprobs: int | None
     stop: tuple[str, ...]
-    stop_token_ids: tuple[int, ...]
+    tokens: TokenFields
     include_stop_str_in_output: bool
     skip_special_tokens: bool
     ignore_eos: bool
 
     def params(self, max_tokens: int) -> SamplingParams:
-        """For one prompt. A seed is minted where the client gave none."""
+        """For one prompt. A seed is minted where the client gave none. Raises RequestError when min_tokens is more than
+        the prompt leaves room for."""
+        if self.min_tokens > max_tokens:
+            says = f"min_tokens is {self.min_tokens}, but at most {max_tokens} may be generated: ask for fewer"
+            raise RequestError(says, param="min_tokens")
         return SamplingParams(
             max_tokens=max_tokens,
             seed=mint_seed() if self.seed is None else self.seed % (1 << SEED_BITS),
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            n=self.n,
+            min_tokens=self.min_tokens,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
             stop=self.stop,
-            stop_token_ids=self.stop_token_ids,
+            stop_token_ids=self.tokens.stop,
+            bad_token_ids=self.tokens.bad,
+            allowed_token_ids=self.tokens.allowed,
+            logit_bias=self.tokens.bias,
             include_stop_str_in_output=self.include_stop_str_in_output,
             skip_special_tokens=self.skip_special_tokens,
             ignore_eos=self.ignore_eos,
         )
 
 
-def read_sampling(fields: Fields, vocab_size: int, limits: tuple[str, ...]) -> SamplingFields:
+@dataclass(frozen=True, slots=True)
+class LogprobFields:
+    """How many of the most likely tokens are asked for beside each one; None: no logprobs at all. Each endpoint asks in
+    its own words."""
+
+    output: int | None
+    prompt: int | None
+
+
+def read_sampling(fields: Fields, vocab_size: int, limits: tuple[str, ...], logprobs: LogprobFields) -> SamplingFields:
     """`limits` are the names under which this endpoint takes the token limit, the preferred one first."""
-    given = {name: fields.integer(name, 1) for name in limits}
-    name = next((name for name in limits if given[name] is not None), limits[0])
-    if len({value for value in given.values() if value is not None}) > 1:
-        raise fields.wrong(limits[-1], f"contradicts {limits[0]}: give one of them")
+    name, max_tokens = read_limit(fields, limits)
     return SamplingFields(
-        max_tokens=given[name],
+        max_tokens=max_tokens,
         max_tokens_name=name,
-        temperature=fields.number("temperature", 1.0, 0.0, MAX_TEMPERATURE),
-        top_p=fields.number("top_p", 1.0, 0.0, 1.0, above=True),
+        temperature=number(fields, "temperature", 1.0),
+        top_p=number(fields, "top_p", 1.0),
         # Some clients write -1 for "the whole vocabulary".
-        top_k=max(0, fields.integer("top_k", -1, MAX_TOP_K) or 0),
+        top_k=max(0, fields.integer("top_k", -1, int(RANGES["top_k"][1])) or 0),
+        min_p=number(fields, "min_p", 0.0),
+        presence_penalty=number(fields, "presence_penalty", 0.0),
+        frequency_penalty=number(fields, "frequency_penalty", 0.0),
+        repetition_penalty=number(fields, "repetition_penalty", 1.0),
         seed=fields.integer("seed", -(1 << 63), (1 << 63) - 1),
+        n=read_choices(fields),
+        min_tokens=read_min_tokens(fields, name, max_tokens),
+        logprobs=logprobs.output,
+        prompt_logprobs=logprobs.prompt,
         stop=read_stop(fields),
-        stop_token_ids=fields.integers("stop_token_ids", vocab_size, MAX_STOP_IDS),
+        tokens=read_tokens(fields, vocab_size),
         include_stop_str_in_output=fields.boolean("include_stop_str_in_output", False),
         skip_special_tokens=fields.boolean("skip_special_tokens", True),
         ignore_eos=fields.boolean("ignore_eos", False),
     )
+
+
+def number(fields: Fields, name: str, default: float) -> float:
+    low, high = RANGES[name]
+    return fields.number(name, default, low, high, above=name in ABOVE)
+
+
+def read_limit(fields: Fields, limits: tuple[str, ...]) -> tuple[str, int | None]:
+    """The name under which the token limit was given, and its value."""
+    given = {name: fields.integer(name, 1) for name in limits}
+    name = next((name for name in limits if given[name] is not None), limits[0])
+    if len({value for value in given.values() if value is not None}) > 1:
+        raise fields.wrong(limits[-1], f"contradicts {limits[0]}: give one of them")
+    return name, given[name]
+
+
+def read_choices(fields: Fields) -> int:
+    """`best_of` would generate more choices than it returns; here it may only repeat `n`."""
+    n = fields.integer("n", *map(int, RANGES["n"])) or 1
+    best_of = fields.integer("best_of", 1)
+    if best_of is not None and best_of != n:
+        raise fields.wrong("best_of", f"must be equal to n, which is {n}: nothing else is supported")
+    return n
+
+
+def read_min_tokens(fields: Fields, name: str, max_tokens: int | None) -> int:
+    min_tokens = fields.integer("min_tokens", 0) or 0
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise fields.wrong("min_tokens", f"is {min_tokens}, more than {name}, which is {max_tokens}")
+    return min_tokens
+
+
+def read_prompt_logprobs(fields: Fields) -> int | None:
+    return fields.integer("prompt_logprobs", *map(int, RANGES["prompt_logprobs"]))
 
 
 def read_stop(fields: Fields) -> tuple[str, ...]:

@@ -1,17 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How likely a token was, and what else was likely there."""
+"""How likely the model found a token and the ones it could have chosen instead."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
+from pontil.gpu_ops.logprobs import most_likely, token_logprobs
+
+Entry = tuple[int, float, int]
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """`entries` are (token id, logprob, rank from 1): the token itself first, then the most likely ones."""
+    """`entries` are (token id, logprob, rank from 1): first the token itself, then the k most likely ones, which may
+    repeat it. Logprobs are natural and of the raw distribution, before temperature, penalties and masks."""
 
-    entries: tuple[tuple[int, float, int], ...]
+    entries: tuple[Entry, ...]
 
     @classmethod
     def from_wire(cls, entries: Sequence[Sequence[float]]) -> TokenLogprobs:
@@ -20,3 +28,23 @@ class TokenLogprobs:
 
     def to_wire(self) -> list[list[int | float]]:
         return [list(entry) for entry in self.entries]
+
+
+def logprobs_of(logits: Tensor, row: Tensor, token: Tensor, counts: Sequence[int]) -> list[TokenLogprobs]:
+    """For each entry the token `token[e]` in row `row[e]` of float32 logits [rows, vocabulary], and the `counts[e]`
+    most likely ones of that row."""
+    own, ranks = token_logprobs(logits, row, token)
+    best = most_likely(logits, max(counts))
+    rows = torch.arange(len(logits), device=logits.device).repeat_interleave(best.shape[1])
+    others = torch.log_softmax(logits, dim=-1)[rows, best.flatten()].view(best.shape)
+    first = zip(token.tolist(), own.tolist(), ranks.tolist(), strict=True)
+    tables = [ranked(*row) for row in zip(best.tolist(), others.tolist(), strict=True)]
+    return [
+        TokenLogprobs((entry, *tables[place][:count]))
+        for entry, place, count in zip(first, row.tolist(), counts, strict=True)
+    ]
+
+
+def ranked(tokens: list[int], logprobs: list[float]) -> list[Entry]:
+    """Entries of tokens that come in the order of their ranks."""
+    return [(token, logprob, rank) for rank, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True), 1)]

@@ -17,11 +17,14 @@ from pontil.gpu_ops.attention import (
 from pontil.gpu_ops.row_classes import RowClasses, measure, same_on_one_thread
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.batch import Batch, Span, Tile
+from pontil.runtime.engine.logprobs import logprobs_of
 from pontil.runtime.engine.sampler import Sampled, sample_rows
-from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.models.model import Model
 
 logger = logging.getLogger("pontil.engine")
+
+# Rows of logits that are computed together.
+HEAD_ROWS = 32
 
 
 class Runner:
@@ -43,22 +46,34 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> list[Sampled]:
-        """Compute every tile; the tokens drawn for each sequence that came to its end of known tokens."""
+        """Compute every tile; returns what was sampled for each sequence that came to its end of known tokens."""
         if batch.copies:
             self.storage.copy(list(batch.copies))
         return [sampled for tile in batch.tiles() for sampled in self.run_tile(tile)]
 
     def run_tile(self, tile: Tile) -> list[Sampled]:
-        logits, sequences = self.logits(tile)
-        return sample_rows(logits, sequences)
-
-    def logits(self, tile: Tile) -> tuple[Tensor, list[Sequence]]:
-        """float32 logits [sampling sequences, vocabulary] of a tile."""
         hidden = self.forward(tile)
-        ends = ends_of(tile)
-        rows = [end for end, span in zip(ends, tile.spans, strict=True) if span.samples]
+        self.record_prompt_logprobs(tile, hidden)
+        rows = [end for end, span in zip(ends_of(tile), tile.spans, strict=True) if span.samples]
         sequences = [span.sequence for span in tile.spans if span.samples]
-        return self.project(hidden[rows]), sequences
+        return sample_rows(self.project(hidden[rows]), sequences) if rows else []
+
+    def record_prompt_logprobs(self, tile: Tile, hidden: Tensor) -> None:
+        """Give the sequences that asked the logprobs of the prompt tokens that follow the tile's positions. Logits of
+        at most HEAD_ROWS positions exist at a time."""
+        wanted = [
+            (end - span.count + position - span.start, span.sequence, position)
+            for end, span in zip(ends_of(tile), tile.spans, strict=True)
+            for position in unrecorded(span)
+        ]
+        for start in range(0, len(wanted), HEAD_ROWS):
+            rows, sequences, positions = zip(*wanted[start : start + HEAD_ROWS], strict=True)
+            token = self.tensor([one.prompt[position] for one, position in zip(sequences, positions, strict=True)])
+            counts = [one.params.prompt_logprobs for one in sequences]
+            logits = self.project(hidden[self.tensor(list(rows))])
+            found = logprobs_of(logits, torch.arange(len(rows), device=self.device), token, counts)
+            for sequence, logprobs in zip(sequences, found, strict=True):
+                sequence.prompt_logprobs.append(logprobs)
 
     def forward(self, tile: Tile) -> Tensor:
         """Final hidden states, float32 [padded rows, hidden_size]; padding rows come last and mean nothing."""
@@ -79,7 +94,7 @@ class Runner:
         if count == 0:
             return hidden.new_zeros(0, self.model.config.vocab_size)
         parts = []
-        for part in hidden.split(32):
+        for part in hidden.split(HEAD_ROWS):
             padding = self.classes.pad_head(len(part)) - len(part)
             parts.append(self.model.logits(torch.nn.functional.pad(part, (0, 0, 0, padding)))[: len(part)])
         return torch.cat(parts)
@@ -110,6 +125,22 @@ class Runner:
 
     def tensor(self, numbers: list[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self.device)
+
+
+def unrecorded(span: Span) -> range:
+    """The prompt tokens whose logprobs the span's logits give and that are still to be recorded, by position.
+
+    Each is recorded once, however often it is computed, in order from the first, which has none. A sequence whose first
+    positions were not computed here records nothing.
+    """
+    recorded = span.sequence.prompt_logprobs
+    if span.sequence.params.prompt_logprobs is None:
+        return range(0)
+    if span.start == 0 and not recorded:
+        recorded.append(None)
+    if len(recorded) <= span.start:
+        return range(0)
+    return range(max(len(recorded), span.start + 1), min(span.start + span.count + 1, len(span.sequence.prompt)))
 
 
 def ends_of(tile: Tile) -> list[int]:

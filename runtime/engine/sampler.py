@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The next token of each row, as its sequence's parameters ask.
 
+The order is: penalties, logit_bias, masks (allowed and bad ids, min_tokens), temperature, min_p, top_k, top_p.
+Logprobs are of the raw logits.
+
 Randomness is counter-based: the number a draw uses is a function of (seed, choice, position) alone, so the same request
 draws the same tokens alone, in a batch, after a handoff and on replay.
 """
@@ -12,21 +15,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.sampling import greedy, sample
-from pontil.runtime.engine.logprobs import TokenLogprobs
+from pontil.gpu_ops.sampling import Shaping, greedy, sample
+from pontil.runtime.engine.editing import edit
+from pontil.runtime.engine.logprobs import TokenLogprobs, logprobs_of
 from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.sampling_params import SamplingParams
 
 MASK_64 = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One drawn token."""
+    """One token of one choice. `logprobs` is None where the request asked for none."""
 
     sequence: Sequence
     choice: int
     token: int
-    logprobs: TokenLogprobs | None = None
+    logprobs: TokenLogprobs | None
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
@@ -36,26 +41,70 @@ def uniform(seed: int, choice: int, position: int) -> float:
     return (bits >> 11) * 2.0**-53
 
 
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One choice's next token, to be taken from a row of logits."""
+
+    row: int
+    sequence: Sequence
+    choice: int
+
+    @property
+    def number(self) -> float:
+        return uniform(self.sequence.params.seed, self.choice, self.sequence.length)
+
+
 def sample_rows(logits: Tensor, sequences: list[Sequence]) -> list[Sampled]:
-    """logits float32 [rows, vocabulary], row r belonging to `sequences[r]`; one token for each of its choices."""
-    draws = [(row, sequence, choice) for row, sequence in enumerate(sequences) for choice in sequence.choices]
-    logits = logits[[row for row, _, _ in draws]]
-    ids = greedy(logits)
-    drawn = [row for row, (_, sequence, _) in enumerate(draws) if not sequence.params.greedy]
-    if drawn:
-        rows = torch.tensor(drawn, device=logits.device)
-        ids[rows] = draw(logits[rows], [draws[row][1:] for row in drawn])
-    return [Sampled(sequence, choice, token) for (_, sequence, choice), token in zip(draws, ids.tolist(), strict=True)]
+    """logits float32 [rows, vocabulary], row r belonging to `sequences[r]`, which gets one token for each of its
+    `choices`, in order."""
+    draws = [Draw(row, one, choice) for row, one in enumerate(sequences) for choice in one.choices]
+    edited = edit(logits, sequences)
+    certain = [draw for draw in draws if draw.sequence.params.greedy]
+    random = [draw for draw in draws if not draw.sequence.params.greedy]
+    tokens = pick_highest(edited, certain) | pick_at_random(edited, random)
+    asked = [draw for draw in draws if draw.sequence.params.logprobs is not None]
+    logprobs = logprobs_of_draws(logits, asked, tokens)
+    return [Sampled(draw.sequence, draw.choice, tokens[draw], logprobs.get(draw)) for draw in draws]
 
 
-def draw(logits: Tensor, draws: list[tuple[Sequence, int]]) -> Tensor:
-    params = [sequence.params for sequence, _ in draws]
-    numbers = [uniform(sequence.params.seed, choice, sequence.length) for sequence, choice in draws]
-    place = logits.device
-    return sample(
-        logits,
-        torch.tensor([one.temperature for one in params], dtype=torch.float64, device=place),
-        torch.tensor([one.top_k for one in params], device=place),
-        torch.tensor([one.top_p for one in params], dtype=torch.float64, device=place),
-        torch.tensor(numbers, dtype=torch.float64, device=place),
+def pick_highest(logits: Tensor, draws: list[Draw]) -> dict[Draw, int]:
+    if not draws:
+        return {}
+    some, row = rows_of(logits, draws)
+    return dict(zip(draws, greedy(some)[row].tolist(), strict=True))
+
+
+def pick_at_random(logits: Tensor, draws: list[Draw]) -> dict[Draw, int]:
+    if not draws:
+        return {}
+    some, row = rows_of(logits, draws)
+    params = list({draw.row: draw.sequence.params for draw in draws}.values())
+    numbers = torch.tensor([draw.number for draw in draws], dtype=torch.float64, device=logits.device)
+    return dict(zip(draws, sample(some, shaping_of(params), row, numbers).tolist(), strict=True))
+
+
+def logprobs_of_draws(logits: Tensor, draws: list[Draw], tokens: dict[Draw, int]) -> dict[Draw, TokenLogprobs]:
+    if not draws:
+        return {}
+    some, row = rows_of(logits, draws)
+    counts = [draw.sequence.params.logprobs or 0 for draw in draws]
+    token = torch.tensor([tokens[draw] for draw in draws], device=logits.device)
+    return dict(zip(draws, logprobs_of(some, row, token, counts), strict=True))
+
+
+def rows_of(logits: Tensor, draws: list[Draw]) -> tuple[Tensor, Tensor]:
+    """The rows that are drawn from, each once and in order, and for each draw its place among them, int64 [draws]."""
+    places = {row: place for place, row in enumerate(dict.fromkeys(draw.row for draw in draws))}
+    index = torch.tensor([places[draw.row] for draw in draws], device=logits.device)
+    if len(places) == len(logits):
+        return logits, index
+    return logits[torch.tensor(list(places), device=logits.device)], index
+
+
+def shaping_of(params: list[SamplingParams]) -> Shaping:
+    return Shaping(
+        torch.tensor([one.temperature for one in params], dtype=torch.float64),
+        torch.tensor([one.top_k for one in params], dtype=torch.int64),
+        torch.tensor([one.top_p for one in params], dtype=torch.float64),
+        torch.tensor([one.min_p for one in params], dtype=torch.float64),
     )

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from pontil.runtime.cache.prefix import Key
 from pontil.runtime.engine.logprobs import TokenLogprobs
+from pontil.runtime.engine.sampling_state import SamplingState
 from pontil.runtime.sampling_params import SamplingParams
 
 
@@ -102,6 +103,8 @@ class Sequence:
     state: State = State.WAITING
     finish: Finish | None = None
     stop_match: str | None = None
+    # Made from the parameters and the tokens when it is first needed.
+    sampling_state: SamplingState | None = None
     stop_check: StopCheck | None = field(init=False)
 
     def __post_init__(self) -> None:

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What requests change about their rows of logits before anything is drawn, all in place and without touching the rest.
+
+An edit is a list of entries (row, id), each at most once: `row` and `id` are int64 [entries], `logits` float32
+[rows, vocabulary]. The work is proportional to the entries, not to the vocabulary.
+"""
+
+import torch
+from torch import Tensor
+
+
+def penalize(logits: Tensor, row: Tensor, token: Tensor, count: Tensor, factors: Tensor) -> None:
+    """Penalties of tokens that occurred. `count` float32 [entries]: how often each was generated, 0 for one that is in
+    the prompt only. `factors` float32 [rows, 3]: repetition, presence and frequency penalty of each row.
+
+    Repetition divides positive logits and multiplies negative ones (Keskar et al., 2019), for tokens of the prompt and
+    of the output; presence and frequency are subtracted, once and per occurrence, for generated tokens only (OpenAI).
+    """
+    repetition, presence, frequency = factors[row].unbind(-1)
+    value = logits[row, token]
+    value = torch.where(value > 0, value / repetition, value * repetition)
+    logits[row, token] = value - frequency * count - presence * (count > 0)
+
+
+def add_bias(logits: Tensor, row: Tensor, token: Tensor, bias: Tensor) -> None:
+    logits.index_put_((row, token), bias, accumulate=True)
+
+
+def forbid(logits: Tensor, row: Tensor, token: Tensor) -> None:
+    logits[row, token] = -torch.inf
+
+
+def allow_only(logits: Tensor, row: Tensor, token: Tensor) -> None:
+    """Forbid everything else in the rows that have an entry."""
+    kept = logits[row, token]
+    logits[row.unique()] = -torch.inf
+    logits[row, token] = kept
