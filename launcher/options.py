@@ -161,6 +161,13 @@ class LaunchOptions:
     )
     max_num_seqs: int = flag(ENGINE, 64, "Sequences a worker runs at once.", whole(1, 65536), "COUNT")
     max_num_batched_tokens: int = flag(ENGINE, 256, "Tokens a worker computes in one step.", whole(1), "TOKENS")
+    max_interleaved_tokens: int | None = flag(
+        ENGINE,
+        None,
+        "Prompt tokens computed in a step in which others decode (default: 64 on a CPU).",
+        whole(1),
+        "TOKENS",
+    )
     block_size: int = flag(ENGINE, 16, "Tokens in one block of KV cache.", whole(1, 1024), "TOKENS")
     prefix_caching: bool = flag(
         ENGINE, True, "Keep computed prompts, so that those that begin alike are not computed again.", switch

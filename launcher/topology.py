@@ -157,6 +157,7 @@ def plan_worker(options: LaunchOptions, name: str, seat: Seat, run: Path, contro
         "max_model_len": options.max_model_len,
         "max_num_seqs": options.max_num_seqs,
         "max_num_batched_tokens": options.max_num_batched_tokens,
+        "max_interleaved_tokens": options.max_interleaved_tokens,
         "block_size": options.block_size,
         "prefix_caching": options.prefix_caching,
         "kv_cache_memory": options.kv_cache_memory,

@@ -25,6 +25,7 @@ class WorkerConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 256
+    max_interleaved_tokens: int | None = None
     block_size: int = 16
     prefix_caching: bool = True
     kv_cache_memory: int | None = None

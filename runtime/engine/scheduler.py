@@ -5,6 +5,7 @@ from bisect import insort
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
+from pontil.gpu_ops.attention import QUERY_TILE
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.engine.answer_keeper import AnswerKeeper
@@ -32,8 +33,10 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         prefix_caching: bool = True,
+        max_interleaved_tokens: int | None = None,
     ) -> None:
         self.pool, self.layout = pool, layout
+        self.max_interleaved_tokens = min(max_interleaved_tokens or max_num_batched_tokens, max_num_batched_tokens)
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.prefix = PrefixCache(pool, layout.block_size, prefix_caching)
         self.keeper = AnswerKeeper(layout.block_size, self.admit_again, self.end_again)
@@ -67,9 +70,11 @@ class Scheduler:
         sequence.arrival = self.arrivals
 
     def schedule(self) -> Batch:
-        """Give out at most `max_num_batched_tokens` prompt positions. A decode row is never refused for its cost."""
+        """Give out at most `max_num_batched_tokens` prompt positions, or at most `max_interleaved_tokens` where others
+        decode and wait for the step to end. A decode row is never refused for its cost."""
         self.admit()
-        spans = [*self.decode_spans(), *self.chunks()]
+        spans = list(self.decode_spans())
+        spans += self.chunks(self.max_interleaved_tokens if spans else self.max_num_batched_tokens)
         self.stalled = not spans and bool(self.running or self.waiting)
         if not self.running and not self.waiting and not self.parked:
             spans += self.finished_answers()
@@ -102,10 +107,9 @@ class Scheduler:
             if sequence.state is State.RUNNING and sequence.remaining == 1 and self.make_room(sequence):
                 yield Span(sequence, sequence.computed, 1)
 
-    def chunks(self) -> Iterator[Span]:
-        budget = self.max_num_batched_tokens
+    def chunks(self, budget: int) -> Iterator[Span]:
         for sequence in self.running:
-            count = min(sequence.remaining, budget)
+            count = chunk(sequence.computed, sequence.remaining, budget)
             if sequence.remaining > 1 and count:
                 promised = self.grow(sequence, sequence.computed + count)
                 assert promised, "what is known of a running sequence is reserved"
@@ -277,3 +281,12 @@ class Scheduler:
             self.keeper.keep(sequence)
         if finish is not Finish.HANDED_OVER:
             self.give_back(sequence)
+
+
+def chunk(start: int, remaining: int, budget: int) -> int:
+    """How many of the remaining positions to compute now. A chunk that is not the last ends where a tile of queries
+    does, if it reaches one: attention computes whole tiles."""
+    if remaining <= budget:
+        return remaining
+    beyond = (start + budget) % QUERY_TILE
+    return budget - beyond if beyond < budget else budget

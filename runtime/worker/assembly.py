@@ -26,6 +26,7 @@ from pontil.runtime.text.tokenizer import Tokenizer, load_tokenizer
 MOST_CPU_KV_BYTES = 4 << 30
 CPU_KV_SHARE = 0.2
 CUDA_KV_SHARE = 0.85
+CPU_INTERLEAVED_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +59,21 @@ def assemble(config: WorkerConfig, report: Reporter) -> Machine:
     model_config = fit(model_config, config, layout, num_blocks)
     storage = KVStorage(layout, num_blocks, device)
     pool = BlockPool(num_blocks)
-    scheduler = Scheduler(pool, layout, config.max_num_seqs, config.max_num_batched_tokens, config.prefix_caching)
+    scheduler = Scheduler(
+        pool, layout, config.max_num_seqs, config.max_num_batched_tokens, config.prefix_caching, interleaved(config)
+    )
     report.progress("warming up")
     engine = Engine(Runner(model, storage), scheduler)
     warm_up(engine)
     tokenizer = load_tokenizer(config.model_path)
     fingerprint = f"{checkpoint.fingerprint}-{dtype}"
     return Machine(model_config, fingerprint, tokenizer, layout, storage, pool, scheduler, engine)
+
+
+def interleaved(config: WorkerConfig) -> int | None:
+    """A CPU's time is in proportion to the rows, so small chunks cost it little and keep others' latency low; a GPU is
+    idle with so few."""
+    return config.max_interleaved_tokens or (CPU_INTERLEAVED_TOKENS if config.device == "cpu" else None)
 
 
 def open_device(config: WorkerConfig) -> torch.device:
