@@ -14,6 +14,7 @@ from pontil.http.sampling_fields import (
     SamplingFields,
     read_delivery,
     read_prompt_logprobs,
+    read_salt,
     read_sampling,
 )
 from pontil.runtime.errors import RequestError
@@ -42,6 +43,7 @@ class ChatRequest:
     messages: tuple[dict[str, str], ...]
     sampling: SamplingFields
     delivery: Delivery
+    cache_salt: str
 
 
 def read_chat(data: Mapping[str, Any], vocab_size: int) -> ChatRequest:
@@ -52,6 +54,7 @@ def read_chat(data: Mapping[str, Any], vocab_size: int) -> ChatRequest:
         messages=read_messages(fields),
         sampling=read_sampling(fields, vocab_size, ("max_completion_tokens", "max_tokens"), read_logprobs(fields)),
         delivery=read_delivery(fields),
+        cache_salt=read_salt(fields),
     )
     fields.text("user")
     fields.neutral(NEUTRAL_HERE)

@@ -13,6 +13,7 @@ from pontil.http.sampling_fields import (
     SamplingFields,
     read_delivery,
     read_prompt_logprobs,
+    read_salt,
     read_sampling,
 )
 from pontil.runtime.sampling_params import RANGES
@@ -33,6 +34,7 @@ class CompletionRequest:
     prompts: tuple[Prompt, ...]
     sampling: SamplingFields
     delivery: Delivery
+    cache_salt: str
     echo: bool
 
 
@@ -45,6 +47,7 @@ def read_completion(data: Mapping[str, Any], vocab_size: int) -> CompletionReque
         prompts=read_prompts(fields, vocab_size),
         sampling=read_sampling(fields, vocab_size, ("max_tokens",), read_logprobs(fields, echo)),
         delivery=read_delivery(fields),
+        cache_salt=read_salt(fields),
         echo=echo,
     )
     fields.text("user")

@@ -79,6 +79,7 @@ class Rendering:
 
     def __init__(self, streams: Sequence[Stream], shape: ReplyShape) -> None:
         self.streams, self.shape = streams, shape
+        self.owners = [stream for stream in streams for _ in range(stream.choices)]
         self.opened: set[int] = set()
 
     def of(self, index: int, said: Event | None) -> bytes:
@@ -100,7 +101,7 @@ class Rendering:
         if index in self.opened:
             return b""
         self.opened.add(index)
-        return self.shape.opening(index)
+        return self.shape.opening(index, self.owners[index])
 
     @property
     def running_usage(self) -> Usage:

@@ -5,14 +5,17 @@ A chunk is the same bytes around one piece of text for every token of a stream, 
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pontil.http.logprob_shape import CompletionLogprobs, chat_logprobs, joined, prompt_logprobs
 from pontil.http.sampling_fields import Delivery
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.proxy.mailbox import Delta
 from pontil.runtime.proxy.stream import Stream
+from pontil.runtime.text.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Logprobs
 
 
@@ -41,35 +44,66 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-class ReplyShape:
-    """One reply of either endpoint. `id`, `created` (seconds since 1970) and `model` stand in every chunk."""
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What stands in the reply and in every chunk of it. `created` is in seconds since 1970."""
 
-    whole_object = chunk_object = "text_completion"
+    id: str
+    created: int
+    model: str
 
-    def __init__(self, identity: str, created: int, model: str, delivery: Delivery) -> None:
-        self.delivery = delivery
-        self.base = {"id": identity, "created": created, "model": model}
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What is shown beside the text: `logprobs` of its tokens, `prompt_logprobs` apart from them, the prompt itself."""
+
+    tokenizer: Tokenizer
+    skip_special_tokens: bool = True
+    logprobs: bool = False
+    prompt_logprobs: bool = False
+    echo: bool = False
+
+    def prompt_text(self, stream: Stream) -> str:
+        return self.tokenizer.decode(stream.prompt, self.skip_special_tokens)
+
+
+class ReplyShape(ABC):
+    """One reply of either endpoint."""
+
+    whole_object: str
+    chunk_object: str
+
+    def __init__(self, heading: Heading, delivery: Delivery, shown: Shown) -> None:
+        self.delivery, self.shown = delivery, shown
+        self.base = {"id": heading.id, "created": heading.created, "model": heading.model}
         head = {"object": self.chunk_object} | self.base
         self.before = b"data: " + json.dumps(head, separators=(",", ":")).encode()[:-1] + b',"choices":['
         # A stream that asked for usage has the field in every chunk, null but where it is known.
         self.after = b'],"usage":null}\n\n' if delivery.include_usage else b"]}\n\n"
 
+    @abstractmethod
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        return {"index": index, "text": choice.text, "logprobs": None, "finish_reason": choice.reason}
+        """A finished choice of a whole answer."""
 
-    def opening(self, index: int) -> bytes:
+    @abstractmethod
+    def opening(self, index: int, stream: Stream) -> bytes:
         """What comes before a choice's first text."""
-        return b""
 
-    def delta(self, index: int, text: bytes, reason: bytes) -> bytes:
-        """A choice of a chunk without its closing brace; `text` and `reason` are JSON."""
-        return b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":%b' % (index, text, reason)
+    @abstractmethod
+    def delta(self, index: int, text: bytes, reason: bytes, logprobs: bytes = b"null") -> bytes:
+        """A choice of a chunk without its closing brace; `text`, `reason` and `logprobs` are JSON."""
 
+    @abstractmethod
     def last_delta(self, index: int, reason: bytes) -> bytes:
-        return self.delta(index, b'""', reason)
+        """The same for the chunk that says how a choice ended."""
+
+    @abstractmethod
+    def logprobs(self, index: int, tokens: Logprobs) -> dict[str, Any]:
+        """Those of the next tokens of a choice."""
 
     def chunk(self, index: int, delta: Delta, usage: Usage | None) -> bytes:
-        return self.framed(self.delta(index, json.dumps(delta.text).encode(), b"null"), delta.ids, usage)
+        logprobs = json.dumps(self.logprobs(index, delta.logprobs)).encode() if self.shown.logprobs else b"null"
+        return self.framed(self.delta(index, json.dumps(delta.text).encode(), b"null", logprobs), delta.ids, usage)
 
     def last_chunk(self, index: int, reason: str, usage: Usage | None) -> bytes:
         return self.framed(self.last_delta(index, json.dumps(reason).encode()), (), usage)
@@ -86,10 +120,60 @@ class ReplyShape:
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
         made = [self.choice(index, choice) for index, choice in enumerate(choices)]
-        if self.delivery.token_ids:
-            for shown, choice in zip(made, choices, strict=True):
+        for shown, choice in zip(made, choices, strict=True):
+            if self.delivery.token_ids:
                 shown["token_ids"] = choice.ids
+            if self.shown.prompt_logprobs:
+                known = [entries or None for entries in choice.stream.prompt_logprobs]
+                shown["prompt_logprobs"] = prompt_logprobs(known, self.shown.tokenizer)
         return {"object": self.whole_object} | self.base | {"choices": made, "usage": usage_object(usage)}
+
+
+class CompletionShape(ReplyShape):
+    """The prompt's own text and logprobs come first where they are to be echoed."""
+
+    whole_object = chunk_object = "text_completion"
+
+    def __init__(self, heading: Heading, delivery: Delivery, shown: Shown) -> None:
+        super().__init__(heading, delivery, shown)
+        self.pieces: dict[int, CompletionLogprobs] = {}
+
+    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        text, pieces = choice.text, []
+        if self.shown.echo:
+            text = self.shown.prompt_text(choice.stream) + text
+            pieces.append(self.echoed(index, choice.stream))
+        pieces.append(self.logprobs(index, choice.logprobs))
+        shown = joined(pieces) if self.shown.logprobs else None
+        return {"index": index, "text": text, "logprobs": shown, "finish_reason": choice.reason}
+
+    def opening(self, index: int, stream: Stream) -> bytes:
+        if not self.shown.echo:
+            return b""
+        logprobs = json.dumps(self.echoed(index, stream)).encode() if self.shown.logprobs else b"null"
+        return self.framed(
+            self.delta(index, json.dumps(self.shown.prompt_text(stream)).encode(), b"null", logprobs), (), None
+        )
+
+    def echoed(self, index: int, stream: Stream) -> dict[str, Any]:
+        """The prompt's logprobs, all unknown where nobody asked for them."""
+        known = [entries or None for entries in stream.prompt_logprobs] or [None] * len(stream.prompt)
+        return self.piece(index).echo(stream.prompt, known)
+
+    def logprobs(self, index: int, tokens: Logprobs) -> dict[str, Any]:
+        return self.piece(index).take(tokens)
+
+    def piece(self, index: int) -> CompletionLogprobs:
+        """Offsets go on from one chunk of a choice to the next."""
+        if index not in self.pieces:
+            self.pieces[index] = CompletionLogprobs(self.shown.tokenizer, self.shown.skip_special_tokens)
+        return self.pieces[index]
+
+    def delta(self, index: int, text: bytes, reason: bytes, logprobs: bytes = b"null") -> bytes:
+        return b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b' % (index, text, logprobs, reason)
+
+    def last_delta(self, index: int, reason: bytes) -> bytes:
+        return self.delta(index, b'""', reason)
 
 
 class ChatShape(ReplyShape):
@@ -100,14 +184,18 @@ class ChatShape(ReplyShape):
 
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:
         message = {"role": "assistant", "content": choice.text}
-        return {"index": index, "message": message, "logprobs": None, "finish_reason": choice.reason}
+        shown = self.logprobs(index, choice.logprobs) if self.shown.logprobs else None
+        return {"index": index, "message": message, "logprobs": shown, "finish_reason": choice.reason}
 
-    def opening(self, index: int) -> bytes:
+    def opening(self, index: int, stream: Stream) -> bytes:
         role = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % index
         return self.before + role + self.after
 
-    def delta(self, index: int, text: bytes, reason: bytes) -> bytes:
-        return b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":%b' % (index, text, reason)
+    def logprobs(self, index: int, tokens: Logprobs) -> dict[str, Any]:
+        return chat_logprobs(tokens, self.shown.tokenizer)
+
+    def delta(self, index: int, text: bytes, reason: bytes, logprobs: bytes = b"null") -> bytes:
+        return b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":%b' % (index, text, logprobs, reason)
 
     def last_delta(self, index: int, reason: bytes) -> bytes:
         return b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b' % (index, reason)

@@ -10,13 +10,13 @@ from typing import Any
 from sanic import HTTPResponse, Request
 from sanic.response import json as json_response
 
-from pontil.http.chat_request import read_chat, read_messages
-from pontil.http.completion_request import read_completion
+from pontil.http.chat_request import ChatRequest, read_chat, read_messages
+from pontil.http.completion_request import CompletionRequest, read_completion
 from pontil.http.fields import Fields
 from pontil.http.generation import reply
 from pontil.http.json_body import parse_body
 from pontil.http.prompts import PromptReader
-from pontil.http.reply_shape import ChatShape, ReplyShape
+from pontil.http.reply_shape import ChatShape, CompletionShape, Heading, Shown
 from pontil.http.sampling_fields import SamplingFields
 from pontil.runtime.errors import PontilError, RequestError, Unavailable
 from pontil.runtime.proxy.admission import token_budget
@@ -34,6 +34,7 @@ class Admitted:
 
     prompt: list[int]
     params: SamplingParams
+    cache_salt: str
 
 
 class Routes:
@@ -54,16 +55,16 @@ class Routes:
             await self.prompts.text_ids(prompt) if isinstance(prompt, str) else list(prompt)
             for prompt in wanted.prompts
         ]
-        admitted = [self.fit(prompt, wanted.sampling, COMPLETION_TOKENS, "prompt") for prompt in prompts]
-        shape = ReplyShape(f"cmpl-{secrets.token_hex(12)}", int(time.time()), self.model, wanted.delivery)
+        admitted = [self.fit(prompt, wanted, COMPLETION_TOKENS, "prompt") for prompt in prompts]
+        shape = CompletionShape(self.heading("cmpl"), wanted.delivery, self.shown(wanted.sampling, wanted.echo))
         return await reply(request, self.submit(admitted, request.ctx.request_id), shape)
 
     async def chat(self, request: Request) -> HTTPResponse | None:
         wanted = read_chat(parse_body(request.body), self.vocab_size)
         self.check_model(wanted.model)
         prompt = await self.prompts.chat_ids(wanted.messages)
-        admitted = [self.fit(prompt, wanted.sampling, None, "messages")]
-        shape = ChatShape(f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), self.model, wanted.delivery)
+        admitted = [self.fit(prompt, wanted, None, "messages")]
+        shape = ChatShape(self.heading("chatcmpl"), wanted.delivery, self.shown(wanted.sampling))
         return await reply(request, self.submit(admitted, request.ctx.request_id), shape)
 
     async def tokenize(self, request: Request) -> HTTPResponse:
@@ -110,17 +111,28 @@ class Routes:
                 code="model_not_found",
             )
 
-    def fit(self, prompt: list[int], sampling: SamplingFields, default: int | None, prompt_name: str) -> Admitted:
+    def heading(self, kind: str) -> Heading:
+        return Heading(f"{kind}-{secrets.token_hex(12)}", int(time.time()), self.model)
+
+    def shown(self, sampling: SamplingFields, echo: bool = False) -> Shown:
+        """The logprobs of an echoed prompt are shown with the answer's."""
+        apart = sampling.prompt_logprobs is not None and not (echo and sampling.logprobs is not None)
+        return Shown(self.proxy.tokenizer, sampling.skip_special_tokens, sampling.logprobs is not None, apart, echo)
+
+    def fit(
+        self, prompt: list[int], wanted: CompletionRequest | ChatRequest, default: int | None, prompt_name: str
+    ) -> Admitted:
+        sampling = wanted.sampling
         names = (prompt_name, sampling.max_tokens_name)
         budget = token_budget(len(prompt), sampling.max_tokens, default, self.proxy.context_length, names)
-        return Admitted(prompt, sampling.params(budget))
+        return Admitted(prompt, sampling.params(budget), wanted.cache_salt)
 
     def submit(self, admitted: Sequence[Admitted], name: str) -> list[Stream]:
         """All of them or none."""
         streams: list[Stream] = []
         try:
             for one in admitted:
-                streams.append(self.proxy.submit(one.prompt, one.params, name))
+                streams.append(self.proxy.submit(one.prompt, one.params, name, one.cache_salt))
         except PontilError:
             for stream in streams:
                 stream.cancel()

@@ -13,6 +13,7 @@ from pontil.runtime.sampling_params import ABOVE, RANGES, SamplingParams
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
+MAX_SALT_CHARACTERS = 256
 
 # Not supported yet: the values that ask for nothing. Null always does.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -22,7 +23,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
     "truncate_prompt_tokens": (),
     "priority": (0,),
-    "cache_salt": (),
     "metadata": ({},),
     "service_tier": ("auto", "default"),
 }
@@ -150,7 +150,18 @@ def read_min_tokens(fields: Fields, name: str, max_tokens: int | None) -> int:
 
 
 def read_prompt_logprobs(fields: Fields) -> int | None:
-    return fields.integer("prompt_logprobs", *map(int, RANGES["prompt_logprobs"]))
+    count = fields.integer("prompt_logprobs", *map(int, RANGES["prompt_logprobs"]))
+    if count is not None and fields.data.get("stream"):
+        raise fields.wrong("prompt_logprobs", "is for answers that are not streamed: leave out one of the two")
+    return count
+
+
+def read_salt(fields: Fields) -> str:
+    """Prompts with different salts share no cached prefix."""
+    salt = fields.text("cache_salt")
+    if salt is not None and not 0 < len(salt) <= MAX_SALT_CHARACTERS:
+        raise fields.wrong("cache_salt", f"must have 1 to {MAX_SALT_CHARACTERS} characters")
+    return salt or ""
 
 
 def read_stop(fields: Fields) -> tuple[str, ...]:

@@ -71,6 +71,7 @@ def test_choices_drawn_together_are_those_drawn_one_by_one() -> None:
         (alone,) = sample_rows(logits, [fork])
         assert (alone.choice, alone.token) == (one.choice, one.token)
     first.output.append(together[0].token)
+    first.forked = True
     assert [one.choice for one in sample_rows(logits, [first])] == [0]
 
 
