@@ -44,10 +44,12 @@ class Mailbox:
     """Between the workers' frames and one reader, within one event loop.
 
     What the reader has not taken yet is kept as one Delta for each choice, so a slow reader holds at most one answer,
-    and nobody waits for it. After `close` what is left is still delivered, then the end.
+    and nobody waits for it. After `close` what is left is still delivered, then the end. Nothing is delivered while it
+    is `held`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, held: bool = False) -> None:
+        self.held = held
         self.deltas: dict[int, Delta] = {}
         self.ended: dict[int, str] = {}
         self.end: Finished | PontilError | None = None
@@ -71,16 +73,24 @@ class Mailbox:
         """The first end stands."""
         if self.end is None:
             self.end = end
+            self.held = False
+            self.ring()
+
+    def release(self) -> None:
+        if self.held:
+            self.held = False
             self.ring()
 
     def ring(self) -> None:
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
+        if not self.held and self.waiter is not None:
+            wake(self.waiter)
 
     async def take(self, patience: float | None = None) -> Event | None:
         """What there is; None when nothing came for `patience` seconds. Raises the error that ended the request."""
-        if not self.deltas and not self.ended and self.end is None:
+        if self.held or (not self.deltas and not self.ended and self.end is None):
             await self.wait(patience)
+        if self.held:
+            return None
         complete = next((choice for choice in self.ended if choice not in self.deltas), None)
         if complete is not None:
             return Ended(complete, self.ended.pop(complete))
@@ -94,10 +104,15 @@ class Mailbox:
         """A timer costs less than asyncio.wait_for, which starts a task for every token."""
         loop = asyncio.get_running_loop()
         self.waiter = loop.create_future()
-        timer = None if patience is None else loop.call_later(patience, self.ring)
+        timer = None if patience is None else loop.call_later(patience, wake, self.waiter)
         try:
             await self.waiter
         finally:
             self.waiter = None
             if timer is not None:
                 timer.cancel()
+
+
+def wake(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -49,7 +49,9 @@ class Request:
     ) -> "Request":
         account = Account(len(prompt), params.max_tokens, params.n)
         answers = tuple(Answer(tokenizer, params) for _ in range(params.n))
-        request = cls(name, prompt, params, route, account, answers, now, now, cache_salt=cache_salt)
+        # The prompt is shown before the answer, whichever worker's frame comes first.
+        mailbox = Mailbox(held=params.prompt_logprobs is not None)
+        request = cls(name, prompt, params, route, account, answers, now, now, cache_salt=cache_salt, mailbox=mailbox)
         request.phases = route.phases
         account.open(request.attempt, tuple(request.phases.values()))
         return request
@@ -94,7 +96,9 @@ class Request:
         reason = self.account.finish_reason(frame.finish_reason, choice)
         delivered = list(new[: self.params.max_tokens - len(answer.ids)])
         text = answer.add(delivered, reason, frame.stop_match)
-        self.prompt_logprobs = self.prompt_logprobs or frame.prompt_logprobs or []
+        if frame.prompt_logprobs:
+            self.prompt_logprobs = frame.prompt_logprobs
+            self.mailbox.release()
         if delivered or text:
             self.mailbox.put(text, delivered, choice, self.logprobs_of(frame, len(new), len(delivered)))
         if reason is not None:

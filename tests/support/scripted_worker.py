@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.text.detokenizer import Detokenizer
@@ -146,14 +147,16 @@ class ScriptedWorker:
             pass
 
 
-def generated(worker: ScriptedWorker, submit: Submit) -> Iterator[tuple[int, str | None, str | None]]:
-    """Each token with finish_reason and stop_match, as a real engine would make them."""
+def generated(worker: ScriptedWorker, submit: Submit, choice: int) -> Iterator[tuple[int, str | None, str | None]]:
+    """Each token with finish_reason and stop_match, as a real engine would make them. Choice c leaves out the first c
+    tokens of the answer."""
     params = SamplingParams.from_wire(submit.sampling)
     detokenizer = Detokenizer(worker.tokenizer, params.skip_special_tokens)
     stops = StopStrings(params.stop, params.include_stop_str_in_output)
     eos = worker.tokenizer.eos_ids[0]
+    answer = worker.answer[choice:]
     for index in range(params.max_tokens):
-        token = worker.answer[index] if index < len(worker.answer) else eos
+        token = answer[index] if index < len(answer) else eos
         stops.feed(detokenizer.add([token]))
         ended = stops.matched is not None or token in params.stop_token_ids
         reason = "stop" if ended or (token == eos and not params.ignore_eos) else None
@@ -165,18 +168,36 @@ def generated(worker: ScriptedWorker, submit: Submit) -> Iterator[tuple[int, str
 
 
 def proper(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
-    """What a worker that obeys the rules sends for its phase (A3)."""
-    for index, (token, reason, match) in enumerate(generated(worker, submit)):
-        last = {"finish_reason": reason, "stop_match": match}
+    """What a worker that obeys the rules sends for its phase (A3), one choice after the other."""
+    for choice in range(SamplingParams.from_wire(submit.sampling).n):
+        yield from proper_choice(worker, submit, choice)
+
+
+def proper_choice(worker: ScriptedWorker, submit: Submit, choice: int) -> Iterator[Message]:
+    for index, (token, reason, match) in enumerate(generated(worker, submit, choice)):
+        said = {"choice": choice, "finish_reason": reason, "stop_match": match, **known(submit, [token])}
+        if submit.phase != "decode" and index == choice == 0 and submit.sampling["prompt_logprobs"] is not None:
+            said["prompt_logprobs"] = [[], *(entries(number, 0) for number in submit.prompt[1:])]
         if submit.phase == "prefill":
             counts = {"generated_tokens": 1, "prompt_tokens": len(submit.prompt), "cached_tokens": 0}
-            yield worker.tokens(submit, 0, [token], **last, **counts)
+            yield worker.tokens(submit, 0, [token], **said, **counts)
             return
         own = index + (submit.phase == "whole")
         if submit.phase == "decode" and index == 0 and reason is not None:
             return  # prefill ends it
         cached = {"cached_tokens": 0} if index == 0 or reason else {}
-        yield worker.tokens(submit, index, [token], **last, generated_tokens=own if reason else None, **cached)
+        yield worker.tokens(submit, index, [token], **said, generated_tokens=own if reason else None, **cached)
+
+
+def known(submit: Submit, ids: list[int]) -> dict[str, Any]:
+    """Logprobs where they are asked for."""
+    count = submit.sampling["logprobs"]
+    return {} if count is None else {"logprobs": [entries(token, count) for token in ids]}
+
+
+def entries(token: int, count: int) -> list[list[float]]:
+    """The token is the second most likely one; the others follow from its id."""
+    return [[token, -1.5, 2], *([token + rank - 1, -0.5 * rank, rank] for rank in range(1, count + 1))]
 
 
 def silent(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:

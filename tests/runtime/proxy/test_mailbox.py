@@ -65,3 +65,18 @@ def test_choices_are_kept_apart_and_each_ends_after_its_own_text() -> None:
         assert [await box.take(), await box.take()] == [Ended(0, "length"), END]
 
     asyncio.run(read())
+
+
+def test_what_is_held_comes_with_its_release_or_with_the_end() -> None:
+    async def read() -> None:
+        box = Mailbox(held=True)
+        box.put("a", [1])
+        assert await box.take(patience=0.001) is None
+        asyncio.get_running_loop().call_soon(box.release)
+        assert await box.take(patience=10) == Delta("a", [1])
+        box = Mailbox(held=True)
+        box.put("a", [1])
+        box.close(END)
+        assert [await box.take(), await box.take()] == [Delta("a", [1]), END]
+
+    asyncio.run(read())
