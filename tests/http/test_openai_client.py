@@ -38,8 +38,8 @@ def test_errors_have_their_types(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="no model 'nobody'"):
         client.completions.create(model="nobody", prompt="hi")
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hi"}], n=3)
-    assert caught.value.param == "n" and caught.value.code == "unsupported_parameter"
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hi"}], store=True)
+    assert caught.value.param == "store" and caught.value.code == "unsupported_parameter"
 
 
 def test_models(client: openai.OpenAI) -> None:
