@@ -17,6 +17,8 @@ from torch import Tensor
 NARROW = 128
 # Probabilities become integers of this unit: their sum over a row stays far below 2^53.
 UNIT = 2.0**48
+# A processor takes so many logits at a time, which its cache holds with all that is made of them.
+PIECE = 1 << 17
 
 
 def greedy(logits: Tensor) -> Tensor:
@@ -47,16 +49,43 @@ def sample(logits: Tensor, shaping: Shaping, row: Tensor, uniform: Tensor) -> Te
     [0, 1) (float64 [draws]). The order is vLLM's: temperature, min_p, top_k, then top_p of what remains. Of equal
     logits at a cut the lowest ids stay. Returns int64 [draws].
     """
+    drawn = torch.empty_like(row)
+    step = len(logits) if logits.is_cuda else max(1, PIECE // logits.shape[1])
+    for start in range(0, len(logits), step):
+        some = torch.arange(start, min(start + step, len(logits)))
+        mine = ((row >= start) & (row < start + step)).nonzero().squeeze(1)
+        cumulative = cumulative_masses(logits[start : start + step], shaping.rows(some))
+        drawn[mine] = invert(cumulative, row[mine] - start, uniform[mine])
+    return drawn
+
+
+def cumulative_masses(logits: Tensor, shaping: Shaping) -> Tensor:
+    """int64 [rows, vocabulary]: the mass of every id and those below it that are kept."""
     highest = logits.amax(dim=-1, keepdim=True)
     scaled = (logits - highest).div_(column(shaping.temperature, logits).float())
     masses = torch.softmax(scaled, dim=-1)
     cut_rows(logits, highest, masses, shaping)
-    cumulative = masses.mul_(UNIT).long().cumsum(-1)
-    total = cumulative[row, -1:]
-    target = (uniform.unsqueeze(1) * total.double()).long()
+    return whole(masses).cumsum(-1)
+
+
+def invert(cumulative: Tensor, row: Tensor, uniform: Tensor) -> Tensor:
+    """The first id in each draw's row whose cumulative mass exceeds the number's share of the whole: int64 [draws]."""
+    total = cumulative[row, -1]
     # Rounding up to the whole mass would point behind the last id.
-    target = torch.minimum(target, total - 1)
-    return torch.searchsorted(cumulative[row], target, right=True).squeeze(1).clamp_(max=logits.shape[1] - 1)
+    target = torch.minimum((uniform * total.double()).long(), total - 1)
+    # All draws of a row stand in one row of targets, one place each, so that no row of masses is copied.
+    ordered, order = row.sort(stable=True)
+    place = torch.empty_like(row)
+    place[order] = torch.arange(len(row), device=row.device) - torch.searchsorted(ordered, ordered)
+    targets = target.new_zeros(len(cumulative), int(place.max()) + 1)
+    targets[row, place] = target
+    ids = torch.searchsorted(cumulative, targets, right=True)[row, place]
+    return ids.clamp_(max=cumulative.shape[1] - 1)
+
+
+def whole(probabilities: Tensor) -> Tensor:
+    """In place, then as int64: so many UNITs."""
+    return probabilities.mul_(UNIT).long()
 
 
 def column(values: Tensor, like: Tensor) -> Tensor:
@@ -96,7 +125,10 @@ def keep_ranked(logits: Tensor, highest: Tensor, masses: Tensor, shaping: Shapin
     crowded = (kept.sum(-1, keepdim=True) > count).squeeze(1)
     if bool(crowded.any()):
         kept[crowded] = without_later_ties(candidates[crowded], lowest[crowded], count[crowded])
-    masses[rows] *= kept
+    if len(rows) == len(masses):
+        masses.mul_(kept)
+    else:
+        masses[rows] *= kept
 
 
 def descending(logits: Tensor, width: int) -> Tensor:
@@ -114,17 +146,22 @@ def kept_places(ordered: Tensor, highest: Tensor, shaping: Shaping) -> Tensor:
     """How many of the ordered logits [rows, width] stay: int64 [rows, 1], at least 1."""
     width = ordered.shape[1]
     top_k = torch.where(shaping.top_k > 0, shaping.top_k.clamp(max=width), width)
-    count = (ordered >= lowest_by_min_p(highest, shaping)).sum(-1, keepdim=True).clamp_(min=1)
-    count = torch.minimum(count, column(top_k, ordered))
+    count = column(top_k, ordered)
+    if bool((shaping.min_p > 0.0).any()):
+        above = ordered.clone().ge_(lowest_by_min_p(highest, shaping)).sum(-1, keepdim=True).long()
+        count = torch.minimum(count, above.clamp_(min=1))
     if not bool((shaping.top_p < 1.0).any()):
         return count
-    scaled = (ordered - highest) / column(shaping.temperature, ordered).float()
-    outside = torch.arange(width, device=ordered.device) >= count
-    masses = torch.softmax(scaled.masked_fill_(outside, -torch.inf), dim=-1).mul_(UNIT).long()
-    cumulative = masses.cumsum(-1)
+    scaled = (ordered - highest).div_(column(shaping.temperature, ordered).float())
+    if bool((count < width).any()):
+        scaled.masked_fill_(torch.arange(width, device=ordered.device) >= count, -torch.inf)
+    cumulative = whole(torch.softmax(scaled, dim=-1)).cumsum(-1)
     top_p = column(shaping.top_p, ordered)
-    before = (cumulative - masses).double() < top_p * cumulative[:, -1:].double()
-    return torch.where(top_p < 1.0, torch.minimum(before.sum(-1, keepdim=True).clamp_(min=1), count), count)
+    # A place stays when what stands before it has less than this mass, and whole numbers are less than a fraction when
+    # they are less than the next whole number.
+    enough = (top_p * cumulative[:, -1:].double()).ceil().long()
+    reaching = torch.searchsorted(cumulative, enough) + 1
+    return torch.where(top_p < 1.0, torch.minimum(reaching, count), count)
 
 
 def without_later_ties(logits: Tensor, lowest: Tensor, count: Tensor) -> Tensor:
