@@ -12,7 +12,10 @@ import tokenizers
 from pontil.runtime.errors import ModelError, RequestError
 from pontil.runtime.text.gguf_vocabulary import read_gguf_vocabulary
 from pontil.runtime.text.hf_vocabulary import read_hf_vocabulary
+from pontil.runtime.text.merge_cache import MergeCache
 from pontil.runtime.text.vocabulary import Vocabulary
+
+CACHE_FOLDER = "tokenizers"
 
 
 class Tokenizer:
@@ -62,10 +65,12 @@ class Tokenizer:
         return twin
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
-    """From a Hugging Face directory or a .gguf file. Raises ModelError."""
+def load_tokenizer(path: Path, cache_dir: Path | None = None) -> Tokenizer:
+    """From a Hugging Face directory or a .gguf file. What takes seconds to derive is kept in `cache_dir`, where one is
+    given. Raises ModelError."""
     if path.is_dir():
         return Tokenizer(read_hf_vocabulary(path))
     if path.suffix == ".gguf":
-        return Tokenizer(read_gguf_vocabulary(path))
+        cache = MergeCache(None if cache_dir is None else cache_dir.expanduser() / CACHE_FOLDER)
+        return Tokenizer(read_gguf_vocabulary(path, cache))
     raise ModelError(f"{path} is neither a directory with tokenizer.json nor a .gguf file")

@@ -13,6 +13,7 @@ import tokenizers
 from pontil.runtime.errors import ModelError
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+BYTE_TOKEN_LENGTH = len("<0x00>")
 TokenBytes = Callable[[str], bytes]
 
 
@@ -33,12 +34,14 @@ class Vocabulary:
 def bytes_of_all(backend: tokenizers.Tokenizer) -> tuple[bytes, ...]:
     """The bytes of every id from 0 to the highest. Raises ModelError for a decoder that is not known."""
     to_bytes = token_family(backend)
-    tokens = backend.get_vocab(with_added_tokens=True)
+    tokens: dict[str, int] = backend.get_vocab(with_added_tokens=True)
     table = [b""] * (max(tokens.values(), default=-1) + 1)
     for token, number in tokens.items():
         table[number] = to_bytes(token)
-    for number, added in backend.get_added_tokens_decoder().items():
-        table[number] = added.content.encode()
+    if to_bytes is not byte_fallback_bytes:
+        # Text that a file adds to a byte-level vocabulary is not written in that alphabet.
+        for number, added in backend.get_added_tokens_decoder().items():
+            table[number] = added.content.encode()
     return tuple(table)
 
 
@@ -84,6 +87,6 @@ def byte_level_decoder() -> TokenBytes:
 
 def byte_fallback_bytes(token: str) -> bytes:
     """SentencePiece: one byte in hexadecimal, or text in which U+2581 stands for a space."""
-    if match := BYTE_TOKEN.fullmatch(token):
+    if len(token) == BYTE_TOKEN_LENGTH and (match := BYTE_TOKEN.fullmatch(token)):
         return bytes([int(match[1], 16)])
     return token.replace("\u2581", " ").encode()
