@@ -22,8 +22,9 @@ class Tokenizer:
     """Never changes after it was loaded, so threads may share it.
 
     `eos_ids` is what the tokenizer's own file calls an end; generation ends at ModelConfig.eos_token_ids. Decoding is
-    the concatenation of `token_bytes`, so text can be made token by token: unlike some libraries a SentencePiece
-    model's leading space stays, as a continuation needs it.
+    the concatenation of `token_bytes`, so text can be made token by token. It differs from transformers' in two ways:
+    a SentencePiece model's leading space stays, as a continuation needs it, and where byte tokens are no UTF-8 only the
+    wrong ones become U+FFFD, not all in a row.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
