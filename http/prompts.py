@@ -18,7 +18,7 @@ class PromptReader:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.template = ChatTemplate(tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token)
+        self.template = ChatTemplate(tokenizer.chat_template, tokenizer.roles)
 
     async def text_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
         encode = partial(self.tokenizer.encode, text, add_special_tokens)

@@ -46,13 +46,14 @@ class Refusal(TemplateError):
 
 
 class ChatTemplate:
-    """A model's template, compiled once; threads may share it. A model without one has `source` None."""
+    """A model's template, compiled once; threads may share it. A model without one has `source` None.
 
-    def __init__(self, source: str | None, bos_token: str | None, eos_token: str | None) -> None:
-        tokens = {"bos_token": bos_token, "eos_token": eos_token}
+    `tokens` are the texts of its tokens by role, as "bos_token"; templates ask of one that is not there `is defined`.
+    """
+
+    def __init__(self, source: str | None, tokens: Mapping[str, str] = NOTHING) -> None:
         self.source = source
-        # Templates ask `is defined`; a token that is None would be written as the word.
-        self.tokens = {name: token for name, token in tokens.items() if token is not None}
+        self.tokens = dict(tokens)
         self.template = None
         self.failure = "the model has no chat template: use /v1/completions"
         if source is not None:

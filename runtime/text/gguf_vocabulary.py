@@ -19,6 +19,12 @@ from pontil.runtime.text.vocabulary import Vocabulary, bytes_of_all, ids_of, spe
 KEYS = "tokenizer.ggml."
 BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
+ROLE_KEYS = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -30,15 +36,16 @@ def read_gguf_vocabulary(path: Path, cache: MergeCache) -> Vocabulary:
     backend = read_backend(path, metadata, cache)
     assert isinstance(tokens, list)
     add_tokens(backend, tokens, metadata.get("token_type", ()))
-    bos, eos = (token_at(tokens, metadata.get(key)) for key in ("bos_token_id", "eos_token_id"))
-    first = bos if metadata.get("add_bos_token", begins_by_itself(metadata)) else None
-    frame(backend, first, eos if metadata.get("add_eos_token") else None)
+    roles = {
+        role: token for role, key in ROLE_KEYS.items() if (token := token_at(tokens, metadata.get(key))) is not None
+    }
+    first = roles.get("bos_token") if metadata.get("add_bos_token", begins_by_itself(metadata)) else None
+    frame(backend, first, roles.get("eos_token") if metadata.get("add_eos_token") else None)
     return Vocabulary(
         backend=backend,
         token_bytes=bytes_of_all(backend),
         special_ids=special_ids(backend),
-        bos_token=bos,
-        eos_token=eos,
+        roles=roles,
         end_ids=ids_of(backend, [token_at(tokens, metadata.get(key)) for key in END_KEYS]),
         chat_template=metadata.get("tokenizer.chat_template"),
     )

@@ -22,15 +22,14 @@ def read_hf_vocabulary(directory: Path) -> Vocabulary:
     """Raises ModelError for a missing or damaged file and for a family of tokenizers that is not known."""
     backend = read_backend(directory / "tokenizer.json")
     config = read_config(directory / "tokenizer_config.json")
-    roles = {role: token_text(config.get(role)) for role in ROLES}
+    roles = {role: token for role in ROLES if (token := token_text(config.get(role))) is not None}
     mark_special(backend, [*roles.values(), *listed_tokens(config)])
     return Vocabulary(
         backend=backend,
         token_bytes=bytes_of_all(backend),
         special_ids=special_ids(backend),
-        bos_token=roles["bos_token"],
-        eos_token=roles["eos_token"],
-        end_ids=ids_of(backend, [roles["eos_token"]]),
+        roles=roles,
+        end_ids=ids_of(backend, [roles.get("eos_token")]),
         chat_template=chat_template(directory, config),
     )
 

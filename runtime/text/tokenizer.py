@@ -30,8 +30,9 @@ class Tokenizer:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.backend = vocabulary.backend
         self.vocab_size = len(vocabulary.token_bytes)
-        self.bos_token = vocabulary.bos_token
-        self.eos_token = vocabulary.eos_token
+        self.roles = vocabulary.roles
+        self.bos_token = vocabulary.roles.get("bos_token")
+        self.eos_token = vocabulary.roles.get("eos_token")
         self.eos_ids = vocabulary.end_ids
         self.special_ids = vocabulary.special_ids
         self.chat_template = vocabulary.chat_template

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import tokenizers
@@ -20,13 +20,13 @@ TokenBytes = Callable[[str], bytes]
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """`token_bytes[id]` are the raw bytes of a token; an id without a token has none. `special_ids` are the tokens
-    that are not text. `end_ids` is what the tokenizer's own file calls the end of a text or a turn."""
+    that are not text. `roles` are the texts of tokens by what they are for ("bos_token", "pad_token", …). `end_ids` is
+    what the tokenizer's own file calls the end of a text or a turn."""
 
     backend: tokenizers.Tokenizer
     token_bytes: tuple[bytes, ...]
     special_ids: frozenset[int]
-    bos_token: str | None
-    eos_token: str | None
+    roles: Mapping[str, str]
     end_ids: tuple[int, ...]
     chat_template: str | None
 

@@ -74,7 +74,7 @@ def test_prompts_are_those_of_transformers(
     smollm2: Tokenizer, reference: Any, messages: Any, tools: Any, prompt: bool
 ) -> None:
     for source in (smollm2.chat_template, HEADERS):
-        ours = ChatTemplate(source, reference.bos_token, reference.eos_token).render(messages, prompt, tools)
+        ours = ChatTemplate(source, reference.special_tokens_map).render(messages, prompt, tools)
         theirs = reference.apply_chat_template(
             messages, chat_template=source, tokenize=False, add_generation_prompt=prompt, tools=tools
         )
@@ -93,7 +93,7 @@ def rendered_by(render: Callable[[], str]) -> str | None:
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 def test_families_render_as_in_transformers(reference: Any, style: str, conversation: str) -> None:
     source, messages = STYLES[style], CONVERSATIONS[conversation]
-    ours = ChatTemplate(source, reference.bos_token, reference.eos_token)
+    ours = ChatTemplate(source, reference.special_tokens_map)
     prompts = set()
     for tools, prompt, variables in product(
         (None, TOOLS), (False, True), ({}, {"enable_thinking": False, "cutoff": "x"})
@@ -114,7 +114,7 @@ def test_families_render_as_in_transformers(reference: Any, style: str, conversa
 @pytest.mark.parametrize("text", ["The answer  is ", "The answer", " \n", "", "x" * 50 + "\n\n"])
 def test_a_message_is_continued_as_in_transformers(reference: Any, style: str, text: str) -> None:
     source, messages = STYLES[style], [*CONVERSATIONS["plain"], {"role": "assistant", "content": text}]
-    ours = ChatTemplate(source, reference.bos_token, reference.eos_token)
+    ours = ChatTemplate(source, reference.special_tokens_map)
     shown = rendered_by(partial(ours.render, messages, False, continue_final_message=True))
     assert shown == rendered_by(
         partial(
@@ -125,26 +125,26 @@ def test_a_message_is_continued_as_in_transformers(reference: Any, style: str, t
 
 
 def test_a_message_that_is_not_written_out_cannot_be_continued() -> None:
-    template = ChatTemplate("{{ messages[0].content }}", None, None)
+    template = ChatTemplate("{{ messages[0].content }}")
     with pytest.raises(RequestError, match="cannot be continued") as error:
         template.render(CHAT[:2], False, continue_final_message=True)
     assert error.value.param == "continue_final_message"
 
 
 def test_extra_variables_reach_the_template() -> None:
-    prompt = ChatTemplate(HEADERS, "<s>", None).render(
+    prompt = ChatTemplate(HEADERS, {"bos_token": "<s>"}).render(
         CHAT[:1], variables={"date_string": "today", "range": "mine", "self": 1}
     )
     assert prompt.startswith("<s><|start_header_id|>system<|end_header_id|>\n\nToday is today.<|eot_id|>")
 
 
 def test_a_token_that_is_not_there_is_not_defined() -> None:
-    assert ChatTemplate("[{{ bos_token }}]{{ bos_token is defined }}", None, None).render([]) == "[]False"
+    assert ChatTemplate("[{{ bos_token }}]{{ bos_token is defined }}").render([]) == "[]False"
 
 
 def test_a_model_without_a_template() -> None:
     with pytest.raises(RequestError, match="no chat template: use /v1/completions") as error:
-        ChatTemplate(None, None, None).render(CHAT)
+        ChatTemplate(None).render(CHAT)
     assert error.value.status == 400
 
 
@@ -166,11 +166,11 @@ def test_a_model_without_a_template() -> None:
 )
 def test_what_goes_wrong_says_where(source: str, says: str) -> None:
     with pytest.raises(RequestError, match=says) as error:
-        ChatTemplate(source, None, None).render(CHAT)
+        ChatTemplate(source).render(CHAT)
     assert error.value.status == 400
 
 
 def test_messages_are_not_changed() -> None:
     messages = [dict(message) for message in CHAT]
-    ChatTemplate(HEADERS, "<s>", None).render(messages)
+    ChatTemplate(HEADERS, {"bos_token": "<s>"}).render(messages)
     assert messages == CHAT

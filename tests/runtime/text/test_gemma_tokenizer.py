@@ -33,6 +33,7 @@ def test_mixed_text_agrees_with_transformers(gemma: Tokenizer, reference: Any) -
 def test_what_the_file_says(gemma: Tokenizer) -> None:
     assert gemma.vocab_size == 262144
     assert (gemma.bos_token, gemma.eos_token, gemma.eos_ids) == ("<bos>", "<eos>", (1,))
+    assert (gemma.roles["pad_token"], gemma.roles["unk_token"]) == ("<pad>", "<unk>")
     assert gemma.chat_template is None
     assert gemma.encode("", add_special_tokens=True) == [2]
 
