@@ -19,6 +19,9 @@ class PromptReader:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer.chat_template, tokenizer.roles)
+        self.tool_template = self.template
+        if tokenizer.tool_template is not None:
+            self.tool_template = ChatTemplate(tokenizer.tool_template, tokenizer.roles)
 
     async def text_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
         encode = partial(self.tokenizer.encode, text, add_special_tokens)
@@ -29,9 +32,10 @@ class PromptReader:
 
     async def chat_ids(self, prompt: ChatPrompt) -> list[int]:
         """The template writes the special tokens itself."""
+        template = self.tool_template if prompt.tools else self.template
         render = partial(
-            self.template.render,
-            [self.known_role(message) for message in prompt.messages],
+            template.render,
+            [known_role(message, template) for message in prompt.messages],
             add_generation_prompt=prompt.add_generation_prompt,
             tools=prompt.tools or None,
             documents=prompt.documents or None,
@@ -43,8 +47,9 @@ class PromptReader:
         text = await asyncio.to_thread(render) if long else render()
         return await self.text_ids(text, add_special_tokens=False)
 
-    def known_role(self, message: Message) -> Message:
-        """The role "developer" is the newer name of "system", and few templates know it."""
-        if message["role"] == "developer" and not self.template.mentions("developer"):
-            return message | {"role": "system"}
-        return message
+
+def known_role(message: Message, template: ChatTemplate) -> Message:
+    """The role "developer" is the newer name of "system", and few templates know it."""
+    if message["role"] == "developer" and not template.mentions("developer"):
+        return message | {"role": "system"}
+    return message

@@ -36,6 +36,7 @@ class Tokenizer:
         self.eos_ids = vocabulary.end_ids
         self.special_ids = vocabulary.special_ids
         self.chat_template = vocabulary.chat_template
+        self.tool_template = vocabulary.tool_template
         self.bytes_by_id = vocabulary.token_bytes
 
     def encode(self, text: str, add_special_tokens: bool, parse_special: bool = True) -> list[int]:

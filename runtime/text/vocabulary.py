@@ -21,7 +21,8 @@ TokenBytes = Callable[[str], bytes]
 class Vocabulary:
     """`token_bytes[id]` are the raw bytes of a token; an id without a token has none. `special_ids` are the tokens
     that are not text. `roles` are the texts of tokens by what they are for ("bos_token", "pad_token", …). `end_ids` is
-    what the tokenizer's own file calls the end of a text or a turn."""
+    what the tokenizer's own file calls the end of a text or a turn. `tool_template` is the chat template for chats with
+    tools, where there is one of its own."""
 
     backend: tokenizers.Tokenizer
     token_bytes: tuple[bytes, ...]
@@ -29,6 +30,7 @@ class Vocabulary:
     roles: Mapping[str, str]
     end_ids: tuple[int, ...]
     chat_template: str | None
+    tool_template: str | None = None
 
 
 def bytes_of_all(backend: tokenizers.Tokenizer) -> tuple[bytes, ...]:

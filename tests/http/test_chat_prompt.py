@@ -23,6 +23,9 @@ TOOL = {"type": "function", "function": FUNCTION}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1, "é"]}'}}
 
 
+TOOL_TEMPLATE = "with {{ tools | length }} for {{ messages[0].role }}{# developer #}"
+
+
 @pytest.fixture(scope="module")
 def showing(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("showing")
@@ -80,6 +83,18 @@ def test_messages_of_every_role(showing: Site) -> None:
 )
 def test_tools_are_shown_as_they_were_sent(showing: Site, fields: dict[str, Any], tools: Any) -> None:
     assert seen(showing, **fields)["tools"] == tools
+
+
+def test_a_template_of_its_own_for_tools(tokenizer_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(tokenizer_folder, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text("for {{ messages[0].role }}")
+    (tmp_path / "model" / "additional_chat_templates").mkdir()
+    (tmp_path / "model" / "additional_chat_templates" / "tool_use.jinja").write_text(TOOL_TEMPLATE)
+    messages = [{"role": "developer", "content": "x"}]
+    with site(tmp_path, load_tokenizer(tmp_path / "model")) as made:
+        assert text(made, messages=messages) == "for system"
+        assert text(made, messages=messages, tools=[TOOL]) == "with 1 for developer"
+        assert text(made, messages=messages, tools=[TOOL], tool_choice="none") == "for system"
 
 
 def test_variables_and_documents(showing: Site) -> None:

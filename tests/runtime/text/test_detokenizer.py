@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece_file import write_sentencepiece
 
@@ -19,6 +19,7 @@ def each(request: pytest.FixtureRequest, tiny: Tokenizer, tmp_path_factory: pyte
     return load_tokenizer(write_sentencepiece(tmp_path_factory.mktemp("spm") / "small.gguf", architecture))
 
 
+@settings(deadline=None)
 @given(pieces=pieces, skip=st.booleans())
 def test_pieces_join_to_the_whole(each: Tokenizer, pieces: list[list[int]], skip: bool) -> None:
     detokenizer = Detokenizer(each, skip)
@@ -26,6 +27,7 @@ def test_pieces_join_to_the_whole(each: Tokenizer, pieces: list[list[int]], skip
     assert text == each.decode([item for ids in pieces for item in ids], skip)
 
 
+@settings(deadline=None)
 @given(ids=st.lists(st.integers(0, 300), max_size=20), skip=st.booleans())
 def test_only_a_character_in_the_making_is_held_back(each: Tokenizer, ids: list[int], skip: bool) -> None:
     detokenizer, shown = Detokenizer(each, skip), ""
@@ -35,6 +37,7 @@ def test_only_a_character_in_the_making_is_held_back(each: Tokenizer, ids: list[
         assert so_far in (shown, shown + "\ufffd")
 
 
+@settings(deadline=None)
 @given(text=st.text(max_size=40))
 def test_a_character_appears_when_it_is_whole(each: Tokenizer, text: str) -> None:
     detokenizer = Detokenizer(each, skip_special_tokens=False)
@@ -47,6 +50,7 @@ def test_a_character_appears_when_it_is_whole(each: Tokenizer, text: str) -> Non
     assert shown == whole and detokenizer.finish() == ""
 
 
+@settings(deadline=None)
 @given(ids=st.lists(st.integers(0, 300), max_size=20), skip=st.booleans())
 def test_valid_bytes_decode_as_in_transformers(each: Tokenizer, ids: list[int], skip: bool) -> None:
     """Whose decoder makes U+FFFD of every byte of a row in which one is wrong."""

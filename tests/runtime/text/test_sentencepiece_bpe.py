@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mixed_text import mixed_lines
 from sentencepiece_file import WORDS, write_sentencepiece
@@ -28,6 +28,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return load_tokenizer(path), convert_gguf_tokenizer(architecture, read)[0]
 
 
+@settings(deadline=None)
 @given(text=texts)
 def test_any_text_encodes_as_in_transformers(both: tuple[Tokenizer, Any], text: str) -> None:
     ours, theirs = both
@@ -40,6 +41,7 @@ def test_mixed_lines_encode_as_in_transformers(both: tuple[Tokenizer, Any]) -> N
         assert ours.encode(line, False) == theirs.encode(line, add_special_tokens=False).ids, line
 
 
+@settings(deadline=None)
 @given(text=texts)
 def test_text_survives(both: tuple[Tokenizer, Any], text: str) -> None:
     """But for what stands for a space, and the space that Llama's texts begin with."""

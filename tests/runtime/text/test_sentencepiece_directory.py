@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece_file import WORDS, write_sentencepiece
 from transformers import PreTrainedTokenizerFast
@@ -46,6 +46,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return load_tokenizer(directory), PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
 
 
+@settings(deadline=None)
 @given(text=texts)
 def test_text_encodes_and_decodes_as_in_transformers(both: tuple[Tokenizer, Any], text: str) -> None:
     """But for the leading space, which a continuation needs."""
