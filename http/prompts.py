@@ -4,6 +4,7 @@
 import asyncio
 from functools import partial
 
+from pontil.http.chat_prompt import ChatPrompt, Message
 from pontil.runtime.errors import RequestError
 from pontil.runtime.text.chat_template import ChatTemplate
 from pontil.runtime.text.tokenizer import Tokenizer
@@ -17,7 +18,10 @@ class PromptReader:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.template = ChatTemplate(tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token)
+        self.template = ChatTemplate(tokenizer.chat_template, tokenizer.roles)
+        self.tool_template = self.template
+        if tokenizer.tool_template is not None:
+            self.tool_template = ChatTemplate(tokenizer.tool_template, tokenizer.roles)
 
     async def text_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
         encode = partial(self.tokenizer.encode, text, add_special_tokens)
@@ -26,9 +30,26 @@ class PromptReader:
             raise RequestError("the prompt is empty: give at least one token", param="prompt")
         return ids
 
-    async def chat_ids(self, messages: tuple[dict[str, str], ...], add_generation_prompt: bool = True) -> list[int]:
+    async def chat_ids(self, prompt: ChatPrompt) -> list[int]:
         """The template writes the special tokens itself."""
-        size = sum(len(message["content"]) for message in messages)
-        render = partial(self.template.render, messages, add_generation_prompt)
-        text = await asyncio.to_thread(render) if size > LONG_TEXT else render()
+        template = self.tool_template if prompt.tools else self.template
+        render = partial(
+            template.render,
+            [known_role(message, template) for message in prompt.messages],
+            add_generation_prompt=prompt.add_generation_prompt,
+            tools=prompt.tools or None,
+            documents=prompt.documents or None,
+            continue_final_message=prompt.continue_final_message,
+            variables=prompt.variables,
+        )
+        size = sum(len(message.get("content", "")) for message in prompt.messages)
+        long = size > LONG_TEXT or prompt.tools or prompt.documents or prompt.variables
+        text = await asyncio.to_thread(render) if long else render()
         return await self.text_ids(text, add_special_tokens=False)
+
+
+def known_role(message: Message, template: ChatTemplate) -> Message:
+    """The role "developer" is the newer name of "system", and few templates know it."""
+    if message["role"] == "developer" and not template.mentions("developer"):
+        return message | {"role": "system"}
+    return message

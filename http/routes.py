@@ -10,7 +10,8 @@ from typing import Any
 from sanic import HTTPResponse, Request
 from sanic.response import json as json_response
 
-from pontil.http.chat_request import ChatRequest, read_chat, read_messages
+from pontil.http.chat_prompt import read_chat_prompt
+from pontil.http.chat_request import ChatRequest, read_chat
 from pontil.http.completion_request import CompletionRequest, read_completion
 from pontil.http.fields import Fields
 from pontil.http.generation import reply
@@ -62,7 +63,7 @@ class Routes:
     async def chat(self, request: Request) -> HTTPResponse | None:
         wanted = read_chat(parse_body(request.body), self.vocab_size)
         self.check_model(wanted.model)
-        prompt = await self.prompts.chat_ids(wanted.messages)
+        prompt = await self.prompts.chat_ids(wanted.prompt)
         admitted = [self.fit(prompt, wanted, None, "messages")]
         shape = ChatShape(self.heading("chatcmpl"), wanted.delivery, self.shown(wanted.sampling))
         return await reply(request, self.submit(admitted, request.ctx.request_id), shape)
@@ -71,7 +72,7 @@ class Routes:
         fields = Fields(parse_body(request.body))
         self.check_model(fields.text("model"))
         if fields.data.get("messages") is not None:
-            ids = await self.prompts.chat_ids(read_messages(fields), fields.boolean("add_generation_prompt", True))
+            ids = await self.prompts.chat_ids(read_chat_prompt(fields))
         else:
             text = fields.text("prompt")
             if text is None:

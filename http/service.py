@@ -151,7 +151,7 @@ def run_proxy(config: ProxyConfig, reporter: Reporter, commands_fd: int) -> None
     for name in SANIC_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
     reporter.progress("reading the tokenizer")
-    proxy = Proxy(config, load_tokenizer(config.model_path))
+    proxy = Proxy(config, load_tokenizer(config.model_path, config.cache_path))
     listener = listen(config.host, config.port)
     proxy.bind()
     Service(proxy, build_app(proxy), listener, reporter).run(commands_fd)

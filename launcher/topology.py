@@ -69,10 +69,11 @@ def plan(options: LaunchOptions, machine: Machine, run: Path, cache: Path) -> To
     workers = [] if options.role == "proxy" else plan_workers(options, machine, run, control)
     proxies = [] if options.join else [plan_proxy(options, machine, control)]
     check_endpoints([control, *(worker.config["peer_endpoint"] for worker in workers)])
+    children = tuple(replace(child, config={**child.config, "cache_dir": str(cache)}) for child in proxies + workers)
     search = {"model": options.model, "cache_dir": str(cache), "log_level": options.log_level}
     prepare = ChildPlan("prepare", "prepare", "cpu", machine.cores, search)
     url = None if options.join else f"http://{url_host(options.host)}:{options.port}"
-    return Topology(prepare, (*proxies, *workers), control, url)
+    return Topology(prepare, children, control, url)
 
 
 def check_lists(options: LaunchOptions) -> None:

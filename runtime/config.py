@@ -11,7 +11,8 @@ WorkerRole = Literal["prefill", "decode", "mixed"]
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """One worker process. Memory is in bytes, endpoints are zmq addresses. `transfer_host` is the address of this
-    machine under which peers reach its KV blocks over TCP."""
+    machine under which peers reach its KV blocks over TCP. In `cache_dir` is kept what is slow to derive; None keeps
+    nothing."""
 
     name: str
     role: WorkerRole
@@ -32,15 +33,20 @@ class WorkerConfig:
     kv_connector: str = "auto"
     transfer_host: str = "127.0.0.1"
     log_level: str = "info"
+    cache_dir: str | None = None
 
     @property
     def model_path(self) -> Path:
         return Path(self.model)
 
+    @property
+    def cache_path(self) -> Path | None:
+        return None if self.cache_dir is None else Path(self.cache_dir)
+
 
 @dataclass(frozen=True, slots=True)
 class ProxyConfig:
-    """The proxy process. Times are in seconds."""
+    """The proxy process. Times are in seconds. `cache_dir` as in WorkerConfig."""
 
     host: str
     port: int
@@ -53,10 +59,15 @@ class ProxyConfig:
     worker_ttl: float = 5.0
     max_body_bytes: int = 32 << 20
     log_level: str = "info"
+    cache_dir: str | None = None
 
     @property
     def model_path(self) -> Path:
         return Path(self.model)
+
+    @property
+    def cache_path(self) -> Path | None:
+        return None if self.cache_dir is None else Path(self.cache_dir)
 
 
 def worker_config(values: dict[str, Any]) -> WorkerConfig:

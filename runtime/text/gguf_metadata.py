@@ -14,14 +14,16 @@ from typing import Any
 
 from pontil.runtime.errors import ModelError
 
-PREFIX = "tokenizer."
+PREFIX, ARCHITECTURE = "tokenizer.", "general.architecture"
 STRING, ARRAY = 8, 9
 SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 U32, U64, HEAD = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<4sIQQ")
 
 
 def tokenizer_metadata(path: Path) -> dict[str, Any]:
-    """Everything whose key starts with `tokenizer.`; arrays as lists or tuples. Raises ModelError."""
+    """Everything whose key starts with `tokenizer.`, and the architecture: strings as a list, other arrays as tuples.
+
+    Raises ModelError."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return dict(entries(data))
@@ -41,7 +43,7 @@ def entries(data: mmap.mmap) -> Iterator[tuple[str, Any]]:
         key, at = string(data, at)
         (kind,) = U32.unpack_from(data, at)
         value, at = read_value(data, at + 4, kind)
-        if key.startswith(PREFIX):
+        if key.startswith(PREFIX) or key == ARCHITECTURE:
             yield key, value
 
 

@@ -17,21 +17,25 @@ from pontil.runtime.text.vocabulary import Vocabulary, bytes_of_all, ids_of, spe
 
 ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
+TEMPLATES = ("default", "tool_use")
+"""The second is for chats with tools, where it is not the first that serves them too."""
+
 
 def read_hf_vocabulary(directory: Path) -> Vocabulary:
     """Raises ModelError for a missing or damaged file and for a family of tokenizers that is not known."""
     backend = read_backend(directory / "tokenizer.json")
     config = read_config(directory / "tokenizer_config.json")
-    roles = {role: token_text(config.get(role)) for role in ROLES}
+    roles = {role: token for role in ROLES if (token := token_text(config.get(role))) is not None}
+    templates = chat_templates(directory, config)
     mark_special(backend, [*roles.values(), *listed_tokens(config)])
     return Vocabulary(
         backend=backend,
         token_bytes=bytes_of_all(backend),
         special_ids=special_ids(backend),
-        bos_token=roles["bos_token"],
-        eos_token=roles["eos_token"],
-        end_ids=ids_of(backend, [roles["eos_token"]]),
-        chat_template=chat_template(directory, config),
+        roles=roles,
+        end_ids=ids_of(backend, [roles.get("eos_token")]),
+        chat_template=templates.get("default"),
+        tool_template=templates.get("tool_use"),
     )
 
 
@@ -90,12 +94,13 @@ def token_text(value: Any) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def chat_template(directory: Path, config: dict[str, Any]) -> str | None:
-    """A file of its own is the newer form. Of several named templates the one called "default" is taken."""
-    template = read_text(directory / "chat_template.jinja")
-    if template is None:
-        template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+def chat_templates(directory: Path, config: dict[str, Any]) -> dict[str, str]:
+    """By name, those of TEMPLATES that there are. Files are the newer form."""
+    declared = config.get("chat_template")
+    items = declared if isinstance(declared, list) else [{"name": "default", "template": declared}]
+    found = {item.get("name"): item.get("template") for item in items if isinstance(item, dict)}
+    found |= {"default": read_text(directory / "chat_template.jinja") or found.get("default")}
+    found |= {
+        "tool_use": read_text(directory / "additional_chat_templates" / "tool_use.jinja") or found.get("tool_use")
+    }
+    return {name: text for name, text in found.items() if name in TEMPLATES and isinstance(text, str)}

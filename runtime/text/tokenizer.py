@@ -12,25 +12,31 @@ import tokenizers
 from pontil.runtime.errors import ModelError, RequestError
 from pontil.runtime.text.gguf_vocabulary import read_gguf_vocabulary
 from pontil.runtime.text.hf_vocabulary import read_hf_vocabulary
+from pontil.runtime.text.merge_cache import MergeCache
 from pontil.runtime.text.vocabulary import Vocabulary
+
+CACHE_FOLDER = "tokenizers"
 
 
 class Tokenizer:
     """Never changes after it was loaded, so threads may share it.
 
     `eos_ids` is what the tokenizer's own file calls an end; generation ends at ModelConfig.eos_token_ids. Decoding is
-    the concatenation of `token_bytes`, so text can be made token by token: unlike some libraries a SentencePiece
-    model's leading space stays, as a continuation needs it.
+    the concatenation of `token_bytes`, so text can be made token by token. It differs from transformers' in two ways:
+    a SentencePiece model's leading space stays, as a continuation needs it, and where byte tokens are no UTF-8 only the
+    wrong ones become U+FFFD, not all in a row.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.backend = vocabulary.backend
         self.vocab_size = len(vocabulary.token_bytes)
-        self.bos_token = vocabulary.bos_token
-        self.eos_token = vocabulary.eos_token
+        self.roles = vocabulary.roles
+        self.bos_token = vocabulary.roles.get("bos_token")
+        self.eos_token = vocabulary.roles.get("eos_token")
         self.eos_ids = vocabulary.end_ids
         self.special_ids = vocabulary.special_ids
         self.chat_template = vocabulary.chat_template
+        self.tool_template = vocabulary.tool_template
         self.bytes_by_id = vocabulary.token_bytes
 
     def encode(self, text: str, add_special_tokens: bool, parse_special: bool = True) -> list[int]:
@@ -62,10 +68,12 @@ class Tokenizer:
         return twin
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
-    """From a Hugging Face directory or a .gguf file. Raises ModelError."""
+def load_tokenizer(path: Path, cache_dir: Path | None = None) -> Tokenizer:
+    """From a Hugging Face directory or a .gguf file. What takes seconds to derive is kept in `cache_dir`, where one is
+    given. Raises ModelError."""
     if path.is_dir():
         return Tokenizer(read_hf_vocabulary(path))
     if path.suffix == ".gguf":
-        return Tokenizer(read_gguf_vocabulary(path))
+        cache = MergeCache(None if cache_dir is None else cache_dir.expanduser() / CACHE_FOLDER)
+        return Tokenizer(read_gguf_vocabulary(path, cache))
     raise ModelError(f"{path} is neither a directory with tokenizer.json nor a .gguf file")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import tokenizers
@@ -13,32 +13,37 @@ import tokenizers
 from pontil.runtime.errors import ModelError
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+BYTE_TOKEN_LENGTH = len("<0x00>")
 TokenBytes = Callable[[str], bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """`token_bytes[id]` are the raw bytes of a token; an id without a token has none. `special_ids` are the tokens
-    that are not text. `end_ids` is what the tokenizer's own file calls the end of a text or a turn."""
+    that are not text. `roles` are the texts of tokens by what they are for ("bos_token", "pad_token", …). `end_ids` is
+    what the tokenizer's own file calls the end of a text or a turn. `tool_template` is the chat template for chats with
+    tools, where there is one of its own."""
 
     backend: tokenizers.Tokenizer
     token_bytes: tuple[bytes, ...]
     special_ids: frozenset[int]
-    bos_token: str | None
-    eos_token: str | None
+    roles: Mapping[str, str]
     end_ids: tuple[int, ...]
     chat_template: str | None
+    tool_template: str | None = None
 
 
 def bytes_of_all(backend: tokenizers.Tokenizer) -> tuple[bytes, ...]:
     """The bytes of every id from 0 to the highest. Raises ModelError for a decoder that is not known."""
     to_bytes = token_family(backend)
-    tokens = backend.get_vocab(with_added_tokens=True)
+    tokens: dict[str, int] = backend.get_vocab(with_added_tokens=True)
     table = [b""] * (max(tokens.values(), default=-1) + 1)
     for token, number in tokens.items():
         table[number] = to_bytes(token)
-    for number, added in backend.get_added_tokens_decoder().items():
-        table[number] = added.content.encode()
+    if to_bytes is not byte_fallback_bytes:
+        # Text that a file adds to a byte-level vocabulary is not written in that alphabet.
+        for number, added in backend.get_added_tokens_decoder().items():
+            table[number] = added.content.encode()
     return tuple(table)
 
 
@@ -84,6 +89,6 @@ def byte_level_decoder() -> TokenBytes:
 
 def byte_fallback_bytes(token: str) -> bytes:
     """SentencePiece: one byte in hexadecimal, or text in which U+2581 stands for a space."""
-    if match := BYTE_TOKEN.fullmatch(token):
+    if len(token) == BYTE_TOKEN_LENGTH and (match := BYTE_TOKEN.fullmatch(token)):
         return bytes([int(match[1], 16)])
     return token.replace("\u2581", " ").encode()

@@ -65,7 +65,7 @@ def assemble(config: WorkerConfig, report: Reporter) -> Machine:
     report.progress("warming up")
     engine = Engine(Runner(model, storage), scheduler)
     warm_up(engine)
-    tokenizer = load_tokenizer(config.model_path)
+    tokenizer = load_tokenizer(config.model_path, config.cache_path)
     fingerprint = f"{checkpoint.fingerprint}-{dtype}"
     return Machine(model_config, fingerprint, tokenizer, layout, storage, pool, scheduler, engine)
 

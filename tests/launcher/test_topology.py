@@ -29,6 +29,10 @@ def test_everything_on_two_cores() -> None:
     assert made.url == "http://127.0.0.1:8000"
 
 
+def test_every_process_keeps_what_it_derives_in_the_same_cache() -> None:
+    assert {child.config["cache_dir"] for child in topology().children} == {"/cache"}
+
+
 @pytest.mark.parametrize(
     ("flags", "names"),
     [

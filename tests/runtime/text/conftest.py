@@ -1,18 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two real tokenizers: a tiny Hugging Face directory and, where it was fetched before, SmolLM2's GGUF file."""
+"""Real tokenizers: a tiny Hugging Face directory, and the GGUF files of the built-in models, fetched once."""
 
 from pathlib import Path
 
 import pytest
 
+from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.builtin import BUILTINS, fetch
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.text.tokenizer import Tokenizer, load_tokenizer
 
+CACHE = Path("~/.cache/pontil")
+
 
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
-    return fetch(BUILTINS["smollm2-135m-instruct"], Path("~/.cache/pontil"))
+    return fetch(BUILTINS["smollm2-135m-instruct"], CACHE)
+
+
+@pytest.fixture(scope="session")
+def gemma_path() -> Path:
+    try:
+        return fetch(BUILTINS["gemma3-270m"], CACHE)
+    except ModelError as error:
+        pytest.skip(f"Gemma 3 270M cannot be fetched: {error}")
+
+
+@pytest.fixture(scope="session")
+def gemma(gemma_path: Path) -> Tokenizer:
+    return load_tokenizer(gemma_path, CACHE)
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
+from collections.abc import Callable
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_styles import CONVERSATIONS, STYLES, TOOLS
+from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
 from pontil.runtime.errors import RequestError
@@ -49,6 +54,11 @@ CHAT = [
     {"role": "user", "content": ""},
 ]
 SYSTEM = [{"role": "system", "content": "Be brief."}, *CHAT]
+DOCUMENTS = [{"title": "first", "text": "<a> & b"}]
+# What the templates themselves do not take.
+REFUSED = {
+    ("Llama 3", "two calls"), ("Mistral", "late system"), ("Gemma", "late system"), ("Gemma", "tools"),
+}  # fmt: skip
 TOOL = {"type": "function", "function": {"name": "f", "description": "<é> & 'x'", "parameters": {}}}
 
 
@@ -64,25 +74,77 @@ def test_prompts_are_those_of_transformers(
     smollm2: Tokenizer, reference: Any, messages: Any, tools: Any, prompt: bool
 ) -> None:
     for source in (smollm2.chat_template, HEADERS):
-        ours = ChatTemplate(source, reference.bos_token, reference.eos_token).render(messages, prompt, tools)
+        ours = ChatTemplate(source, reference.special_tokens_map).render(messages, prompt, tools)
         theirs = reference.apply_chat_template(
             messages, chat_template=source, tokenize=False, add_generation_prompt=prompt, tools=tools
         )
         assert ours == theirs
 
 
+def rendered_by(render: Callable[[], str]) -> str | None:
+    """None where the template or the library refuses."""
+    try:
+        return render()
+    except (RequestError, TemplateError, TypeError, ValueError, KeyError):
+        return None
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+def test_families_render_as_in_transformers(reference: Any, style: str, conversation: str) -> None:
+    source, messages = STYLES[style], CONVERSATIONS[conversation]
+    ours = ChatTemplate(source, reference.special_tokens_map)
+    prompts = set()
+    for tools, prompt, variables in product(
+        (None, TOOLS), (False, True), ({}, {"enable_thinking": False, "cutoff": "x"})
+    ):
+        shown = rendered_by(partial(ours.render, messages, prompt, tools, DOCUMENTS, variables=variables))
+        assert shown == rendered_by(
+            partial(
+                reference.apply_chat_template, messages, chat_template=source, tokenize=False, tools=tools,
+                documents=DOCUMENTS, add_generation_prompt=prompt, **variables,
+            )
+        )  # fmt: skip
+        prompts.add(shown)
+    refused = prompts == {None}
+    assert refused == ((style, conversation) in REFUSED)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("text", ["The answer  is ", "The answer", " \n", "", "x" * 50 + "\n\n"])
+def test_a_message_is_continued_as_in_transformers(reference: Any, style: str, text: str) -> None:
+    source, messages = STYLES[style], [*CONVERSATIONS["plain"], {"role": "assistant", "content": text}]
+    ours = ChatTemplate(source, reference.special_tokens_map)
+    shown = rendered_by(partial(ours.render, messages, False, continue_final_message=True))
+    assert shown == rendered_by(
+        partial(
+            reference.apply_chat_template, messages, chat_template=source, tokenize=False, continue_final_message=True
+        )
+    )
+    assert shown is not None and shown.rstrip().endswith(text.strip())
+
+
+def test_a_message_that_is_not_written_out_cannot_be_continued() -> None:
+    template = ChatTemplate("{{ messages[0].content }}")
+    with pytest.raises(RequestError, match="cannot be continued") as error:
+        template.render(CHAT[:2], False, continue_final_message=True)
+    assert error.value.param == "continue_final_message"
+
+
 def test_extra_variables_reach_the_template() -> None:
-    prompt = ChatTemplate(HEADERS, "<s>", None).render(CHAT[:1], date_string="today", range="mine")
+    prompt = ChatTemplate(HEADERS, {"bos_token": "<s>"}).render(
+        CHAT[:1], variables={"date_string": "today", "range": "mine", "self": 1}
+    )
     assert prompt.startswith("<s><|start_header_id|>system<|end_header_id|>\n\nToday is today.<|eot_id|>")
 
 
 def test_a_token_that_is_not_there_is_not_defined() -> None:
-    assert ChatTemplate("[{{ bos_token }}]{{ bos_token is defined }}", None, None).render([]) == "[]False"
+    assert ChatTemplate("[{{ bos_token }}]{{ bos_token is defined }}").render([]) == "[]False"
 
 
 def test_a_model_without_a_template() -> None:
     with pytest.raises(RequestError, match="no chat template: use /v1/completions") as error:
-        ChatTemplate(None, None, None).render(CHAT)
+        ChatTemplate(None).render(CHAT)
     assert error.value.status == 400
 
 
@@ -94,7 +156,7 @@ def test_a_model_without_a_template() -> None:
         ("{% macro m() %}\n{{ 1 / 0 }}{% endmacro %}{{ m() }}", "at line 2: division by zero"),
         ("{{ messages[0].content + 1 }}", "at line 1"),
         ("\n{{ messages[0].content | dictsort }}", "at line 2"),
-        ("{{ raise_exception('only one turn') }}", "refuses the messages: only one turn"),
+        ("{{ raise_exception('only one turn') }}", "refuses the messages at line 1: only one turn"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{{ messages.append(1) }}", "unsafe"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
@@ -104,11 +166,11 @@ def test_a_model_without_a_template() -> None:
 )
 def test_what_goes_wrong_says_where(source: str, says: str) -> None:
     with pytest.raises(RequestError, match=says) as error:
-        ChatTemplate(source, None, None).render(CHAT)
+        ChatTemplate(source).render(CHAT)
     assert error.value.status == 400
 
 
 def test_messages_are_not_changed() -> None:
     messages = [dict(message) for message in CHAT]
-    ChatTemplate(HEADERS, "<s>", None).render(messages)
+    ChatTemplate(HEADERS, {"bos_token": "<s>"}).render(messages)
     assert messages == CHAT

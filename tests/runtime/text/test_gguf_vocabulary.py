@@ -9,7 +9,7 @@ import gguf
 import pytest
 
 from pontil.runtime.errors import ModelError
-from pontil.runtime.text.gguf_vocabulary import splitter
+from pontil.runtime.text.byte_level_bpe import splitter
 from pontil.runtime.text.tokenizer import Tokenizer, load_tokenizer
 
 TEXT = "the theory and  a 2024 test<|im_end|>\n 你好"
@@ -67,6 +67,8 @@ def test_a_first_token_as_the_file_says(write: Any, pre: str, add_bos: bool | No
         ("gpt-2", ["I", "'ll", "ĠPAY", "Ġ", "Ġ12345", "!", "ĊĊĠ", "Ġok"]),
         ("smollm", ["I", "'ll", "ĠPAY", "ĠĠ", "1", "2", "3", "4", "5", "!", "ĊĊĠ", "Ġok"]),
         ("llama-bpe", ["I", "'ll", "ĠPAY", "Ġ", "Ġ", "123", "45", "!ĊĊ", "Ġ", "Ġok"]),
+        ("tekken", ["I", "'ll", "ĠPAY", "Ġ", "Ġ", "1", "2", "3", "4", "5", "!ĊĊ", "Ġ", "Ġok"]),
+        ("gpt-4o", ["I'll", "ĠPAY", "Ġ", "Ġ", "123", "45", "!ĊĊ", "Ġ", "Ġok"]),
         ("qwen2", ["I", "'ll", "ĠPAY", "Ġ", "Ġ", "1", "2", "3", "4", "5", "!ĊĊ", "Ġ", "Ġok"]),
     ],
 )
@@ -77,8 +79,9 @@ def test_how_text_is_split(pre: str, pieces: list[str]) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"model": "llama"}, "'llama' is not known: this version reads 'gpt2'"),
-        ({"pre": "tekken"}, "'tekken', which is not known: known are default, gpt-2"),
+        ({"model": "llama"}, "holds no tokens and scores"),
+        ({"model": "bert"}, "'bert' is not known: this version reads 'gpt2'"),
+        ({"pre": "viking"}, "'viking', which is not known: known are default, gpt-2"),
         ({"merges": ["Ġ t", "no such"]}, "merges do not fit"),
     ],
 )

@@ -143,9 +143,13 @@ def test_truncation_in_the_file_is_ignored(tiny_directory: Path, tmp_path: Path)
 def test_forms_of_the_chat_template(tiny_directory: Path, tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     directory = copied(tiny_directory, tmp_path / "copy", chat_template=named)
-    assert load_tokenizer(directory).chat_template == "plain"
+    tokenizer = load_tokenizer(directory)
+    assert (tokenizer.chat_template, tokenizer.tool_template) == ("plain", "tools")
     (directory / "chat_template.jinja").write_text("newer")
-    assert load_tokenizer(directory).chat_template == "newer"
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text("newer tools")
+    tokenizer = load_tokenizer(directory)
+    assert (tokenizer.chat_template, tokenizer.tool_template) == ("newer", "newer tools")
     assert load_tokenizer(copied(tiny_directory, tmp_path / "none", chat_template=None)).chat_template is None
 
 

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a chat template is given: messages, tools and variables, read from a request. Pure."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pontil.http.fields import Fields
+from pontil.http.json_body import kind_of, refuse_constant
+from pontil.runtime.errors import RequestError
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+MAX_TOOLS = 512
+NEUTRAL_MESSAGE: dict[str, tuple[Any, ...]] = {
+    "function_call": (), "refusal": ("",), "audio": (), "annotations": ([],),
+}  # fmt: skip
+RESERVED = (
+    "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize",
+    "range", "raise_exception", "strftime_now",
+)  # fmt: skip
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """Everything the template sees, as JSON values. A message may lack `content` where it has `tool_calls`, whose
+    arguments are objects."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...]
+    documents: tuple[dict[str, Any], ...]
+    variables: Mapping[str, Any]
+    add_generation_prompt: bool
+    continue_final_message: bool
+
+
+def read_chat_prompt(fields: Fields) -> ChatPrompt:
+    """Raises RequestError, naming the parameter."""
+    messages = read_messages(fields)
+    tools = read_tools(fields)
+    shown = read_tool_choice(fields)
+    continued = fields.boolean("continue_final_message", False)
+    prompted = fields.boolean("add_generation_prompt", not continued)
+    if continued and prompted:
+        raise fields.wrong("continue_final_message", "contradicts add_generation_prompt: set one of them")
+    if continued and "content" not in messages[-1]:
+        raise fields.wrong("continue_final_message", "needs a last message with content")
+    return ChatPrompt(
+        messages, tools if shown else (), read_documents(fields), read_variables(fields), prompted, continued
+    )
+
+
+def read_messages(fields: Fields) -> tuple[Message, ...]:
+    value = fields.take("messages")
+    if value is None:
+        raise fields.wrong("messages", "is missing: give at least one", "missing_required_parameter")
+    if not isinstance(value, list):
+        raise fields.typed("messages", value, "a list of messages")
+    if not value:
+        raise fields.wrong("messages", "is empty: give at least one")
+    return tuple(read_message(inner(item, f"messages[{index}].")) for index, item in enumerate(value))
+
+
+def inner(item: Any, path: str) -> Fields:
+    """The fields of an object in a list."""
+    if not isinstance(item, dict):
+        raise RequestError(f"{path[:-1]} must be an object, not {kind_of(item)}", param=path[:-1])
+    return Fields(item, path)
+
+
+def read_message(fields: Fields) -> Message:
+    role = fields.text("role")
+    if role not in ROLES:
+        raise fields.wrong("role", f"must be one of {', '.join(ROLES)}")
+    message: Message = {"role": role}
+    calls = [read_tool_call(call) for call in objects(fields, "tool_calls")]
+    if calls and role != "assistant":
+        raise fields.wrong("tool_calls", "is for messages of the assistant: leave it out")
+    if not calls or fields.data.get("content") is not None:
+        message["content"] = read_content(fields)
+    if calls:
+        message["tool_calls"] = calls
+    names = {"assistant": ("name", "reasoning_content", "reasoning"), "tool": ("name", "tool_call_id")}
+    for name in names.get(role, ("name",)):
+        if text := fields.text(name):
+            message[name] = text
+    fields.take("content")
+    fields.neutral(NEUTRAL_MESSAGE)
+    fields.finish()
+    return message
+
+
+def read_content(fields: Fields) -> str:
+    """A string, or text parts that are joined."""
+    value = fields.take("content")
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise fields.typed("content", value, "a string or a list of text parts")
+    return "".join(read_part(inner(item, f"{fields.path}content[{index}].")) for index, item in enumerate(value))
+
+
+def read_part(fields: Fields) -> str:
+    if fields.take("type") != "text":
+        raise fields.wrong("type", 'must be "text": nothing else is supported', "unsupported_parameter")
+    text = required_text(fields, "text")
+    fields.finish()
+    return text
+
+
+def read_tool_call(fields: Fields) -> dict[str, Any]:
+    identity, called = fields.text("id"), read_function(fields)
+    function = {"name": required_text(called, "name"), "arguments": arguments(called)}
+    called.finish()
+    fields.neutral({"index": tuple(range(MAX_TOOLS))})
+    fields.finish()
+    call = {"type": "function", "function": function}
+    return call if identity is None else {"id": identity} | call
+
+
+def arguments(fields: Fields) -> dict[str, Any]:
+    """Clients write them as JSON in a string; templates take the object, as transformers' users give it."""
+    value = fields.take("arguments")
+    if isinstance(value, str):
+        try:
+            value = json.loads(value or "{}", parse_constant=refuse_constant)
+        except (ValueError, RecursionError):
+            raise fields.wrong("arguments", "must be JSON") from None
+    if value is not None and not isinstance(value, dict):
+        raise fields.typed("arguments", value, "an object")
+    return value or {}
+
+
+def read_tools(fields: Fields) -> tuple[dict[str, Any], ...]:
+    """As they were sent: a template writes them out."""
+    for tool in objects(fields, "tools"):
+        function = read_function(tool)
+        required_text(function, "name")
+        function.text("description")
+        function.object("parameters")
+        function.boolean("strict", False)
+        function.finish()
+        tool.finish()
+    return tuple(fields.take("tools") or ())
+
+
+def read_function(fields: Fields) -> Fields:
+    if fields.text("type") not in (None, "function"):
+        raise fields.wrong("type", 'must be "function": nothing else is supported', "unsupported_parameter")
+    function = fields.object("function")
+    if function is None:
+        raise fields.wrong("function", "is missing")
+    return function
+
+
+def read_tool_choice(fields: Fields) -> bool:
+    """Whether tools are shown to the model. It cannot be made to call one yet."""
+    choice = fields.take("tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise fields.wrong("tool_choice", 'must be "auto" or "none": others are not supported', "unsupported_parameter")
+    return bool(choice != "none")
+
+
+def read_documents(fields: Fields) -> tuple[dict[str, Any], ...]:
+    return tuple(dict(document.data) for document in objects(fields, "documents"))
+
+
+def read_variables(fields: Fields) -> Mapping[str, Any]:
+    given = fields.object("chat_template_kwargs")
+    if given is None:
+        return {}
+    for name in given.data:
+        if name in RESERVED:
+            raise given.wrong(name, "is not for the request to set here: leave it out")
+    return given.data
+
+
+def objects(fields: Fields, name: str) -> list[Fields]:
+    value = fields.take(name)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise fields.typed(name, value, "a list of objects")
+    if len(value) > MAX_TOOLS:
+        raise fields.wrong(name, f"may hold at most {MAX_TOOLS} items")
+    return [inner(item, f"{fields.path}{name}[{index}].") for index, item in enumerate(value)]
+
+
+def required_text(fields: Fields, name: str) -> str:
+    text = fields.text(name)
+    if text is None:
+        raise fields.wrong(name, "is missing")
+    return text

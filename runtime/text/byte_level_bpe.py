@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Byte-level BPE from the tokens and merges of a GGUF file, and the ways in which it splits text first."""
+
+from __future__ import annotations
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from pontil.runtime.errors import ModelError
+
+# How text is split before merging: patterns as the models' own tokenizer files have them.
+LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN_2 = LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
+CAPITAL, SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+WORDS = (rf"[^\r\n\p{{L}}\p{{N}}]?{CAPITAL}*{SMALL}+", rf"[^\r\n\p{{L}}\p{{N}}]?{CAPITAL}+{SMALL}*")
+REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+TEKKEN = rf"{WORDS[0]}|{WORDS[1]}|\p{{N}}|{REST}"
+SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+GPT_4O = rf"{WORDS[0]}{SUFFIX}|{WORDS[1]}{SUFFIX}|\p{{N}}{{1,3}}|{REST}"
+
+GPT_2_NAMES = ("default", "gpt-2")
+DIGIT_NAMES = ("smollm", "starcoder", "refact", "command-r")
+LLAMA_3_NAMES = ("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "midm-2.0", "pixtral")
+QWEN_2_NAMES = ("qwen2", "deepseek-r1-qwen", "megrez")
+TEKKEN_NAMES = ("tekken",)
+GPT_4O_NAMES = ("gpt-4o", "llama4")
+PATTERNS = (
+    (LLAMA_3_NAMES, LLAMA_3), (QWEN_2_NAMES, QWEN_2), (TEKKEN_NAMES, TEKKEN), (GPT_4O_NAMES, GPT_4O),
+)  # fmt: skip
+WHOLE_WORD_NAMES = LLAMA_3_NAMES + TEKKEN_NAMES
+"""In these a word that is a token is taken as it is, whatever merges say."""
+
+
+def byte_pair_tokenizer(tokens: list[str], merges: list[str], pre: str) -> Tokenizer:
+    """Raises ModelError where merges do not fit the tokens, and for a splitter that is not known."""
+    pairs = [(first, second) for first, _, second in (merge.partition(" ") for merge in merges)]
+    ids = {token: number for number, token in enumerate(tokens)}
+    if not all(part in ids for first, second in pairs for part in (first, second, first + second)):
+        raise ModelError("the GGUF file's merges do not fit its tokens: fetch it again")
+    backend = Tokenizer(models.BPE(vocab=ids, merges=pairs, ignore_merges=pre in WHOLE_WORD_NAMES))
+    backend.pre_tokenizer = splitter(pre)
+    backend.decoder = decoders.ByteLevel()
+    if pre in QWEN_2_NAMES:
+        backend.normalizer = normalizers.NFC()
+    return backend
+
+
+def splitter(pre: str) -> pre_tokenizers.PreTokenizer:
+    """What `tokenizer.ggml.pre` names. Byte-level encoding comes last in each."""
+    if pre in GPT_2_NAMES:
+        return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if pre in DIGIT_NAMES:
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
+    for names, pattern in PATTERNS:
+        if pre in names:
+            split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+            return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    known = GPT_2_NAMES + DIGIT_NAMES + tuple(name for names, _ in PATTERNS for name in names)
+    raise ModelError(f"the GGUF tokenizer splits text as {pre!r}, which is not known: known are {', '.join(known)}")

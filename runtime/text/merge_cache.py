@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Merges that were derived once, kept in a file for every process that loads the same tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from array import array
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+Pair = tuple[int, int]
+MAGIC = b"pontil merges 1\n"
+"""Changes with the format and with the way merges are derived."""
+DIGEST_BYTES = 32
+
+
+class MergeCache:
+    """A folder of files named by what their content was derived from.
+
+    Each is MAGIC, the SHA-256 of the rest, and the ids of the pairs as 32-bit numbers of this machine. A file that is
+    anything else is derived and written anew; a folder that cannot be read or written only costs time. With no folder
+    nothing is kept.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+
+    def pairs(self, pieces: Sequence[str], scores: Sequence[float], derive: Callable[[], list[Pair]]) -> list[Pair]:
+        """What `derive` makes of these pieces and scores, or made of them before."""
+        if self.folder is None:
+            return derive()
+        path = self.folder / f"{source_digest(pieces, scores)}.merges"
+        found = load(path)
+        if found is None:
+            found = derive()
+            with suppress(OSError):
+                store(path, found)
+        return found
+
+
+def source_digest(pieces: Sequence[str], scores: Sequence[float]) -> str:
+    digest = hashlib.sha256(MAGIC)
+    lengths = array("I", map(len, pieces))
+    for part in (lengths.tobytes(), "".join(pieces).encode(), array("d", scores).tobytes()):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def load(path: Path) -> list[Pair] | None:
+    """None where there is no such file or its content is not what was once written."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    start = len(MAGIC) + DIGEST_BYTES
+    stored = memoryview(data)[start:]
+    if data[:start] != head(stored):
+        return None
+    ids = array("I")
+    ids.frombytes(stored)
+    return list(zip(ids[::2], ids[1::2], strict=True))
+
+
+def store(path: Path, pairs: Sequence[Pair]) -> None:
+    """Whole or not at all, whoever else writes the same. Raises OSError."""
+    content = array("I", [number for pair in pairs for number in pair]).tobytes()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix="partial-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(head(content) + content)
+        Path(name).replace(path)
+    except OSError:
+        Path(name).unlink()
+        raise
+
+
+def head(content: bytes | memoryview) -> bytes:
+    return MAGIC + hashlib.sha256(content).digest()
