@@ -44,7 +44,7 @@ class HfCheckpoint:
         check_shapes(config, shapes, directory)
         return cls(config, fingerprint(config, files), {name: found[name] for name in tensor_shapes(config)})
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         for path in dict.fromkeys(self.places.values()):
             with opened(path) as file:
                 for name in (name for name, place in self.places.items() if place == path):
