@@ -73,7 +73,8 @@ class HfCheckpoint:
 
 def stored_shapes(path: Path) -> dict[str, Shape]:
     with opened(path) as file:
-        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        names = file.keys()
+        return {name: tuple(file.get_slice(name).get_shape()) for name in names}
 
 
 def shards(directory: Path) -> list[Path]:
