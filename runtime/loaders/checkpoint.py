@@ -18,8 +18,9 @@ from pontil.runtime.models.config import ModelConfig
 class Checkpoint(Protocol):
     """A model that was found whole: every tensor of its architecture is there in the right shape.
 
-    `tensors` may be called again and reads the files anew each time; it yields names as Hugging Face's Llama has them
-    (`lm_head.weight` only when it is not tied), on the CPU, one tensor in memory at a time. It raises ModelError.
+    `tensors` may be called again and reads the files anew each time; it yields names as Hugging Face has them
+    (`lm_head.weight` only when it is not tied), on the CPU, one tensor in memory at a time. Quantized numbers become
+    `dtype`, those of the configuration when None; what is stored unquantized may come as it is. It raises ModelError.
     """
 
     @property
@@ -28,7 +29,7 @@ class Checkpoint(Protocol):
     @property
     def fingerprint(self) -> str: ...
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]: ...
+    def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]: ...
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

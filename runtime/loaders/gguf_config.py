@@ -128,13 +128,16 @@ def end_ids(header: GgufHeader) -> tuple[int, ...]:
 
 def windows(facts: Facts, architecture: str, layers: int) -> tuple[int | None, ...]:
     """One for each layer; empty where no layer has one. Mistral's files call themselves llama."""
-    if not facts.states("attention.sliding_window"):
+    if architecture != "gemma3_text" and not facts.states("attention.sliding_window"):
         return ()
     window = facts.required("attention.sliding_window")
     if architecture == "llama":
         return (window,) * layers if window else ()
     if architecture != "gemma3_text":
         return ()
+    stated = facts.header.arrays.get(facts.key("attention.sliding_window_pattern"))
+    if stated is not None and len(stated) == layers:
+        return tuple(window if slides else None for slides in stated)
     pattern = facts.optional("attention.sliding_window_pattern", GEMMA_PATTERN)
     return tuple(window if (layer + 1) % max(pattern, 1) else None for layer in range(layers))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of a GGUF file, dequantized to bfloat16 and named, ordered and stacked as Hugging Face has them."""
+"""Weights of a GGUF file, dequantized, named, ordered and stacked as Hugging Face has them."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ class GgufCheckpoint:
         check_shapes(config, {name: tensor.shape for name, tensor in places.items()}, path)
         return cls(config, fingerprint(config, [path]), path, places)
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         try:
             data = np.memmap(self.path, mode="c")
         except (OSError, ValueError) as error:
             raise ModelError(f"{self.path} cannot be read: {error}") from error
-        whole = torch.from_numpy(data)
+        whole, wanted = torch.from_numpy(data), dtype or DTYPES[self.config.dtype]
         for name, place in self.places.items():
-            dtype = DTYPES[self.config.dtype] if len(place.shape) > 1 else torch.float32
-            yield name, self.as_hugging_face_has_it(name, read_tensor(whole, name, place, dtype))
+            tensor = read_tensor(whole, name, place, wanted if len(place.shape) > 1 else torch.float32)
+            yield name, self.as_hugging_face_has_it(name, tensor)
 
     def as_hugging_face_has_it(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Undoes what llama.cpp's converter did to the numbers."""

@@ -24,6 +24,8 @@ STRING, ARRAY = 8, 9
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
+SHORT = 1024
+"""Longer arrays are stepped over: they belong to the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +40,11 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """`metadata` leaves arrays out, `arrays` has their keys. `size` is the header's own length in bytes, before
-    padding."""
+    """`metadata` leaves arrays out. `arrays` has them: short ones of numbers (such as one for each layer), None for
+    the others. `size` is the header's own length in bytes, before padding."""
 
     metadata: dict[str, Scalar]
-    arrays: frozenset[str]
+    arrays: dict[str, tuple[Scalar, ...] | None]
     tensors: dict[str, GgufTensor]
     size: int
 
@@ -83,7 +85,8 @@ class Cursor:
             raise ValueError("no GGUF")
         tensor_count, entry_count = self.number(U64), self.number(U64)
         entries = dict(self.entry() for _ in range(entry_count))
-        metadata = {key: value for key, value in entries.items() if value is not None}
+        metadata = {key: value for key, value in entries.items() if isinstance(value, Scalar)}
+        arrays = {key: value for key, value in entries.items() if not isinstance(value, Scalar)}
         tensors = dict(self.tensor() for _ in range(tensor_count))
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment <= 0:
@@ -92,7 +95,7 @@ class Cursor:
         placed = {
             name: GgufTensor(tensor.shape, tensor.kind, start + tensor.offset) for name, tensor in tensors.items()
         }
-        return GgufHeader(metadata, frozenset(entries) - frozenset(metadata), placed, self.at)
+        return GgufHeader(metadata, arrays, placed, self.at)
 
     def take(self, count: int) -> bytes:
         end = self.at + count
@@ -110,19 +113,24 @@ class Cursor:
     def string(self) -> str:
         return self.take(self.number(U64)).decode()
 
-    def entry(self) -> tuple[str, Scalar | None]:
-        """One key and its value; None for an array, which is stepped over."""
+    def entry(self) -> tuple[str, Scalar | tuple[Scalar, ...] | None]:
+        """One key and its value; None for an array that is long or not of numbers: it is stepped over."""
         key, kind = self.string(), self.number(U32)
         if kind == ARRAY:
-            self.skip_array()
-            return key, None
+            return key, self.array()
         return key, self.string() if kind == STRING else self.number(scalar(kind))
 
-    def skip_array(self) -> None:
+    def array(self) -> tuple[Scalar, ...] | None:
         kind, count = self.number(U32), self.number(U64)
-        if kind != STRING:
+        if kind == STRING:
+            self.skip_strings(count)
+        elif count <= SHORT:
+            return tuple(self.number(scalar(kind)) for _ in range(count))
+        else:
             self.at += count * scalar(kind).size
-            return
+        return None
+
+    def skip_strings(self, count: int) -> None:
         data, unpack, at = self.data, U64.unpack_from, self.at
         for _ in range(count):
             at += 8 + unpack(data, at)[0]

@@ -105,8 +105,9 @@ def model_config(architecture: str, data: dict[str, Any], eos_token_ids: tuple[i
 
 def windows(architecture: str, data: dict[str, Any]) -> tuple[int | None, ...]:
     """One for each layer; empty where no layer has one."""
-    used = architecture in ("mistral", "gemma3_text") or (architecture != "llama" and data.get("use_sliding_window"))
-    if not used or data.get("sliding_window") is None:
+    always = architecture == "gemma3_text"
+    used = always or architecture == "mistral" or (architecture != "llama" and data.get("use_sliding_window"))
+    if not used or (data.get("sliding_window") is None and not always):
         return ()
     window, layers = integer(data, "sliding_window"), integer(data, "num_hidden_layers")
     found = tuple(window if slides else None for slides in sliding_layers(architecture, data, layers))

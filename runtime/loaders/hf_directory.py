@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.fingerprint import fingerprint
+from pontil.runtime.loaders.fused_experts import Part, parts_of
 from pontil.runtime.loaders.hf_config import read_hf_config
 from pontil.runtime.loaders.hf_fields import read_json
 from pontil.runtime.loaders.layout import Shape, check_shapes, tensor_shapes
@@ -23,32 +24,57 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """The file a tensor lies in, its name there, and which part of that it is, if it is not the whole."""
+
+    path: Path
+    stored_name: str
+    part: Part | None = None
+
+    def read(self, file: Any) -> torch.Tensor:
+        """From the opened file."""
+        if self.part is None:
+            whole: torch.Tensor = file.get_tensor(self.stored_name)
+            return whole
+        expert = self.part.expert
+        cut: torch.Tensor = file.get_slice(self.stored_name)[expert : expert + 1, self.part.start : self.part.end]
+        return cut[0]
+
+
+@dataclass(frozen=True, slots=True)
 class HfCheckpoint:
-    """`places` names the file of each tensor the model uses."""
+    """`places` says where each tensor lies that the model uses."""
 
     config: ModelConfig
     fingerprint: str
-    places: dict[str, Path]
+    places: dict[str, Place]
 
     @classmethod
     def open(cls, directory: Path) -> HfCheckpoint:
         config = read_hf_config(directory)
         files = shards(directory)
         shapes: dict[str, Shape] = {}
-        found: dict[str, Path] = {}
+        found: dict[str, Place] = {}
         for path in files:
-            with opened(path) as file:
-                names = file.keys()
-                shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in names}
-                found |= dict.fromkeys(names, path)
+            for name, shape in stored_shapes(path).items():
+                parts = parts_of(name, shape, config.experts.count) if config.experts else []
+                shapes |= {part.name: part.shape for part in parts} or {name: shape}
+                found |= {part.name: Place(path, name, part) for part in parts} or {name: Place(path, name)}
         check_shapes(config, shapes, directory)
         return cls(config, fingerprint(config, files), {name: found[name] for name in tensor_shapes(config)})
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for path in dict.fromkeys(self.places.values()):
+    def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        for path in dict.fromkeys(place.path for place in self.places.values()):
             with opened(path) as file:
-                for name in (name for name, place in self.places.items() if place == path):
-                    yield name, file.get_tensor(name)
+                for name, place in self.places.items():
+                    if place.path == path:
+                        yield name, place.read(file)
+
+
+def stored_shapes(path: Path) -> dict[str, Shape]:
+    with opened(path) as file:
+        names = file.keys()
+        return {name: tuple(file.get_slice(name).get_shape()) for name in names}
 
 
 def shards(directory: Path) -> list[Path]:

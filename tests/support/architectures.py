@@ -104,4 +104,4 @@ def hugging_model(name: str) -> PreTrainedModel:
 
 def read_model(path: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Model:
     checkpoint = open_checkpoint(path)
-    return build_model(checkpoint.config, Weights(checkpoint.tensors(), torch.device(device), dtype))
+    return build_model(checkpoint.config, Weights(checkpoint.tensors(dtype), torch.device(device), dtype))

@@ -35,8 +35,8 @@ def write_gguf(tmp_path: Path) -> WriteGguf:
         writer = gguf.GGUFWriter(path, changes.pop("architecture", "llama"))
         add_sizes(writer, config, kind)
         for key, value in changes.items():
-            add = writer.add_string if isinstance(value, str) else writer.add_uint32
-            add(key.replace("__", "."), value)
+            kinds: dict[type, Callable[[str, Any], None]] = {str: writer.add_string, list: writer.add_array}
+            kinds.get(type(value), writer.add_uint32)(key.replace("__", "."), value)
         for name, weight in load_file(directory / "model.safetensors").items():
             if gguf_name(name) != drop:
                 add_tensor(writer, gguf_name(name), interleaved(name, weight, config), kind)

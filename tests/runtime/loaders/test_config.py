@@ -131,6 +131,7 @@ def test_the_generation_config_has_the_last_word(tiny: Path) -> None:
         ({"model_type": "mistral", "attention_bias": True}, "attention_bias = True"),
         ({"model_type": "mistral", "sliding_window": 0}, "sliding_window is 0"),
         ({"model_type": "gemma3", "vision_config": {"hidden_size": 8}}, "reads images too"),
+        ({"model_type": "gemma3_text", "sliding_window": None}, "number as sliding_window, not None"),
         ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
         ({"model_type": "gemma3_text", "layer_types": ["full_attention"]}, "list of 2 times full_attention or"),
         ({"model_type": "gemma3_text", "rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}}, "yarn"),

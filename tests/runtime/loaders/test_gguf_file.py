@@ -9,7 +9,8 @@ import torch
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.config import read_config
-from pontil.runtime.loaders.gguf_header import read_header
+from pontil.runtime.loaders.gguf_file import byte_size
+from pontil.runtime.loaders.gguf_header import GgufTensor, read_header
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 KINDS = gguf.GGMLQuantizationType
@@ -55,6 +56,12 @@ def test_every_end_of_generation_is_found(tiny: Path, write_gguf: Any) -> None:
         ({"llama__expert_count": 8}, "mixture of experts"),
         ({"llama__rope__dimension_count": 8}, "dimension_count is 8, its heads have 16"),
         ({"split__count": 3}, "one of several parts"),
+        ({"llama__final_logit_softcapping": 30}, "states llama.final_logit_softcapping"),
+        ({"llama__attention__head_count_kv": [2, 2]}, "llama.attention.head_count_kv as one number"),
+        ({"architecture": "qwen3", "qwen3__attention__sliding_window": 8}, "not for which layers"),
+        ({"architecture": "qwen3moe", "qwen3moe__expert_count": 5000}, "5000 experts"),
+        ({"architecture": "gemma3"}, "does not state gemma3.attention.sliding_window"),
+        ({"architecture": "gemma3", "gemma3__attention__sliding_window": 8}, r"lacks the tensors .*\.1\..*\.k_norm"),
         ({"drop": "blk.1.attn_q.weight"}, "lacks the tensor model.layers.1.self_attn.q_proj.weight"),
         ({"drop": "token_embd.weight"}, "no tensor token_embd.weight"),
     ],
@@ -63,6 +70,29 @@ def test_what_cannot_run_is_refused_by_name(tiny: Path, write_gguf: Any, changes
     path = write_gguf(tiny, read_config(tiny), **changes)
     with pytest.raises(ModelError, match=says):
         open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("stated", "windows"),
+    [({}, (8, 8)), ({"pattern": 2}, (8, None)), ({"pattern": [False, True]}, (None, 8)), ({"pattern": [True]}, None)],
+)
+def test_layers_with_a_window(
+    tiny: Path, write_gguf: Any, stated: dict[str, Any], windows: tuple[int | None, ...] | None
+) -> None:
+    facts = {f"gemma3__attention__sliding_window_{key}": value for key, value in stated.items()}
+    path = write_gguf(tiny, read_config(tiny), architecture="gemma3", gemma3__attention__sliding_window=8, **facts)
+    if windows is None:
+        with pytest.raises(ModelError, match=r"sliding_window_pattern as one number"):
+            read_config(path)
+    else:
+        assert read_config(path).windows == windows
+
+
+def test_a_type_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(ModelError, match=r"blk\.0\.x is stored as Q2_K, .* reads F32, F16, Q4_0, .*, BF16"):
+        byte_size("blk.0.x", GgufTensor((4, 256), 10, 0))
+    with pytest.raises(ModelError, match="not whole, aligned blocks of 32"):
+        byte_size("blk.0.x", GgufTensor((4, 33), 8, 0))
 
 
 def test_a_truncated_file_at_every_scale(tiny: Path, write_gguf: Any) -> None:

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from architectures import hugging_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint
+from pontil.runtime.loaders.hf_directory import WHOLE
 from pontil.runtime.loaders.layout import tensor_shapes
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 
@@ -93,6 +95,23 @@ def test_every_missing_and_every_left_over_tensor_is_named(tiny: Path) -> None:
     with pytest.raises(ModelError) as caught:
         open_checkpoint(tiny)
     assert all(name in str(caught.value) for name in (*gone, *odd))
+
+
+def test_fused_experts_are_taken_apart(tmp_path: Path) -> None:
+    model = hugging_model("qwen3_moe")
+    model.save_pretrained(tmp_path / "hub")
+    model.config.save_pretrained(tmp_path / "fused")
+    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, tmp_path / "fused" / WHOLE)
+    hub, fused = (dict(open_checkpoint(tmp_path / name).tensors()) for name in ("hub", "fused"))
+    assert sorted(hub) == sorted(fused)
+    assert all(torch.equal(tensor, hub[name]) for name, tensor in fused.items())
+    whole = load_file(tmp_path / "fused" / WHOLE)
+    whole["model.layers.0.mlp.experts.down_proj"] = whole["model.layers.0.mlp.experts.down_proj"][:-1].clone()
+    save_file(whole, tmp_path / "fused" / WHOLE)
+    with pytest.raises(
+        ModelError, match=r"lacks the tensors .*\.experts\.0\.down_proj.*holds 1 that qwen3_moe does not"
+    ):
+        open_checkpoint(tmp_path / "fused")
 
 
 def test_neither_format(tmp_path: Path) -> None:

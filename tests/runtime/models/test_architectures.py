@@ -102,8 +102,8 @@ def test_company_chunks_and_replay_change_nothing(pair: Pair, dtype: torch.dtype
     alone.add(sequence("a", PROMPT[:150], 40))
     expected = drain(alone)["a"]
     crowded = rig(model, blocks=600, budget=50).engine
-    for number in range(20):
-        crowded.add(sequence(f"n{number}", PROMPT[number : 4 + 18 * number], 5 + number, temperature=1.3, seed=number))
+    for number in range(12):
+        crowded.add(sequence(f"n{number}", PROMPT[number : 4 + 30 * number], 5 + number, temperature=1.3, seed=number))
     crowded.step()
     crowded.add(sequence("a", PROMPT[:150], 40))
     assert drain(crowded)["a"] == expected

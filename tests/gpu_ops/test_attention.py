@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paged attention against plain attention, with windows and without; a query's bits know nothing of the other rows."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from pontil.gpu_ops.attention import KEY_CHUNK, KEY_STRIP, GeneratedAttention, PromptAttention, PromptSpan
+
+BLOCK = 16
+KV_HEADS, GROUP = 2, 3
+LENGTH = 700
+WINDOWS = (None, 1, 2, 63, 64, 65, 66, 256, 300, 699, 700, 5000)
+SCALE = 0.2
+
+
+@dataclass(frozen=True)
+class Text:
+    """Queries, keys and values of a whole text, and a pool whose blocks hold the keys and values in disorder."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    pool: Tensor
+    blocks: list[int]
+
+    @property
+    def dim(self) -> int:
+        return self.q.shape[-1]
+
+
+def make_text(dim: int) -> Text:
+    generator = torch.Generator().manual_seed(dim)
+    q = torch.randn(LENGTH, KV_HEADS * GROUP, dim, generator=generator)
+    k, v = torch.randn(2, LENGTH, KV_HEADS, dim, generator=generator)
+    count = -(-LENGTH // BLOCK)
+    # Block 0 and what no position fills hold garbage, as in a pool that was used before.
+    pool = torch.randn(count + 5, 1, 2, KV_HEADS, BLOCK, dim, generator=generator) * 9
+    blocks = (torch.randperm(count + 4, generator=generator)[:count] + 1).tolist()
+    for position in range(LENGTH):
+        pool[blocks[position // BLOCK], 0, :, :, position % BLOCK] = torch.stack((k[position], v[position]))
+    return Text(q, k, v, pool, blocks)
+
+
+@pytest.fixture(scope="module", params=[64, 96, 128, 256])
+def text(request: pytest.FixtureRequest) -> Text:
+    return make_text(request.param)
+
+
+def plain(text: Text, window: int | None) -> Tensor:
+    """[LENGTH, heads, dim] in float64."""
+    keys, values = (one.double().repeat_interleave(GROUP, dim=1) for one in (text.k, text.v))
+    scores = torch.einsum("qhd,khd->hqk", text.q.double(), keys) * SCALE
+    distance = torch.arange(LENGTH).unsqueeze(1) - torch.arange(LENGTH)
+    hidden = (distance < 0) | (distance >= (window or LENGTH))
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), values)
+
+
+def table(blocks: list[int], positions: int, width: int) -> Tensor:
+    chunks, per_chunk = -(-positions // width), width // BLOCK
+    used = blocks[: chunks * per_chunk]
+    return torch.tensor(used + [0] * (chunks * per_chunk - len(used))).view(chunks, per_chunk)
+
+
+def places(text: Text, positions: list[int]) -> tuple[Tensor, Tensor]:
+    return torch.tensor([text.blocks[p // BLOCK] for p in positions]), torch.tensor([p % BLOCK for p in positions])
+
+
+def prompt(text: Text, start: int, count: int, window: int | None) -> Tensor:
+    positions = list(range(start, start + count))
+    spans = [PromptSpan(0, start, count, table(text.blocks, start + count, KEY_CHUNK))]
+    attend = PromptAttention(text.pool, *places(text, positions), spans)
+    return attend(0, text.q[positions], text.k[positions], text.v[positions], scale=SCALE, window=window)
+
+
+def generated(text: Text, positions: list[int], window: int | None) -> Tensor:
+    tables = torch.stack([table(text.blocks, max(positions) + 1, KEY_STRIP) for _ in positions])
+    attend = GeneratedAttention(text.pool, *places(text, positions), tables, torch.tensor(positions) + 1)
+    return attend(0, text.q[positions], text.k[positions], text.v[positions], scale=SCALE, window=window)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_prompts_in_any_cutting(text: Text, window: int | None) -> None:
+    whole = prompt(text, 0, LENGTH, window)
+    torch.testing.assert_close(whole.double(), plain(text, window), atol=2e-5, rtol=0)
+    cuts = [0, 1, 63, 130, 256, 257, 600, LENGTH]
+    parts = [prompt(text, start, end - start, window) for start, end in zip(cuts, cuts[1:], strict=False)]
+    assert torch.equal(torch.cat(parts), whole)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_generated_positions_in_any_company(text: Text, window: int | None) -> None:
+    positions = [0, 1, 62, 63, 64, 65, 127, 128, 300, 511, 512, 640, 699]
+    together = generated(text, positions, window)
+    torch.testing.assert_close(together.double(), plain(text, window)[positions], atol=2e-5, rtol=0)
+    assert torch.equal(torch.cat([generated(text, [one], window) for one in positions]), together)
+
+
+def test_layers_of_one_tile_may_have_different_windows() -> None:
+    text, positions = make_text(64), [5, 400]
+    tables = torch.stack([table(text.blocks, 401, KEY_STRIP) for _ in positions])
+    attend = GeneratedAttention(text.pool, *places(text, positions), tables, torch.tensor(positions) + 1)
+    for window in (None, 70, None, 9, 70):
+        rows = attend(0, text.q[positions], text.k[positions], text.v[positions], scale=SCALE, window=window)
+        assert torch.equal(rows, generated(text, positions, window))
