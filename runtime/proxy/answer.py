@@ -35,15 +35,18 @@ class Answer:
         return ids[seen:]
 
     def add(self, ids: Sequence[int], reason: str | None = None, stop_match: str | None = None) -> str:
-        """Append new ids; the text that can be shown now. With a `reason` they are the last, and nothing is held."""
-        self.ids += ids
+        """Append new ids; the text that can be shown now. With a `reason` they are the last, and nothing is held. The
+        text of the first `min_tokens` ids is no part of a stop string."""
         shown = ids[:-1] if reason == "stop" and stop_match is None and self.hides(ids) else ids
-        text = self.detokenizer.add(list(shown))
+        early = max(0, self.params.min_tokens - len(self.ids))
+        self.ids += ids
+        begun = self.detokenizer.add(list(shown[:early]))
+        text = self.detokenizer.add(list(shown[early:]))
         if reason is not None:
             text += self.detokenizer.finish()
         if self.stops is None:
-            return text
-        text = self.stops.feed(text)
+            return begun + text
+        text = begun + self.stops.feed(text)
         return text if reason is None else text + self.stops.finish()
 
     def hides(self, ids: Sequence[int]) -> bool:

@@ -8,12 +8,18 @@ from pontil.runtime.text.tokenizer import Tokenizer
 
 
 class TextStops:
-    """Detokenizes one sequence as the proxy will, and says which stop string its text has reached."""
+    """Detokenizes one sequence as the proxy will, and says which stop string its text has reached. The text of the
+    first `min_tokens` tokens ends nothing and is no part of a stop string."""
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
         self.detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
         self.stops = StopStrings(params.stop, params.include_stop_str_in_output)
+        self.early = params.min_tokens
 
     def feed(self, token_id: int) -> str | None:
-        self.stops.feed(self.detokenizer.add([token_id]))
+        text = self.detokenizer.add([token_id])
+        if self.early > 0:
+            self.early -= 1
+            return None
+        self.stops.feed(text)
         return self.stops.matched

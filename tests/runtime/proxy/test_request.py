@@ -16,6 +16,7 @@ from pontil.runtime.proxy.request import Request
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.text.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Tokens
+from pontil.runtime.worker.stop_check import TextStops
 
 P = Load("p", "prefill:0", "prefill", "ipc:///p", 0, 10, 4, 100)
 D = Load("d", "decode:0", "decode", "ipc:///d", 0, 10, 4, 100)
@@ -216,3 +217,23 @@ def test_logprobs_stay_with_their_tokens(tokenizer: Tokenizer) -> None:
     made.accept(frame("d", 0, [5, 6, 7], logprobs=known), 1.0)
     assert made.mailbox.deltas[0].logprobs == known[:2] and made.mailbox.deltas[0].ids == [5, 6]
     assert made.prompt_logprobs == [[], [[6, -2.0, 1]], [[7, -3.0, 1]]]
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "text", "count"), [(0, "a", 3), (2, "a<>b", 6), (3, "a<>b", 6), (4, "a<>b", 6), (5, "a<>b<>c", 7)]
+)
+def test_a_stop_string_ends_nothing_before_min_tokens(
+    tokenizer: Tokenizer, min_tokens: int, text: str, count: int
+) -> None:
+    """The worker's check and the proxy's text agree, however the ids are cut into frames."""
+    ids = tokenizer.encode("a<>b<>c", False)
+    made = request(tokenizer, whole=True, stop=("<>",), min_tokens=min_tokens, max_tokens=20)
+    check = TextStops(tokenizer, made.params)
+    matches = [check.feed(token) for token in ids]
+    ended = next((place + 1 for place, match in enumerate(matches) if match), len(ids))
+    assert ended == count
+    for start in range(0, count, 2):
+        last = start + 2 >= count
+        reason, match = ("stop", matches[count - 1]) if last else (None, None)
+        made.accept(frame("d", start, ids[start : min(start + 2, count)], finish_reason=reason, stop_match=match), 1.0)
+    assert read(made)[0] == text
