@@ -50,7 +50,7 @@ def assemble(config: WorkerConfig, report: Reporter) -> Machine:
     report.progress("reading weights")
     model_config = shorten(checkpoint.config, config.max_model_len)
     dtype = choose_dtype(config.dtype, checkpoint)
-    weights = Weights(checkpoint.tensors(), device, TORCH_DTYPES[dtype])
+    weights = Weights(checkpoint.tensors(TORCH_DTYPES[dtype]), device, TORCH_DTYPES[dtype])
     model = build_model(model_config, weights)
     layout = KVLayout(
         config.block_size, model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, dtype

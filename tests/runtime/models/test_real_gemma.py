@@ -11,9 +11,10 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from pontil.runtime.engine.batch import Batch, Span
+from pontil.runtime.loaders.builtin import resolve_model
 
-FILE = Path.home() / ".cache" / "pontil" / "gemma3-270m" / "gemma-3-270m-q4_k_m.gguf"
-pytestmark = [pytest.mark.long, pytest.mark.skipif(not FILE.exists(), reason="gemma3-270m is not in the cache")]
+FILE = resolve_model("gemma3-270m", Path.home() / ".cache" / "pontil")
+pytestmark = pytest.mark.long
 LENGTH = 600
 
 
