@@ -16,6 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pontil.gpu_ops.elementwise import apply
+
 KEY_CHUNK = 256
 KEY_STRIP = 64
 QUERY_TILE = 64
@@ -71,7 +73,7 @@ def weigh(scores: Tensor, v: Tensor) -> Tensor:
     """
     sequences, chunks, heads, queries, width = scores.shape
     highest = scores.amax(dim=(1, 4), keepdim=True)
-    weights = torch.exp2(scores - highest)
+    weights = apply(torch.exp2, scores - highest)
     values = torch.bmm(weights.view(-1, queries, width), v).view(sequences, chunks, heads, queries, -1)
     sums = weights.sum(-1, keepdim=True)
     # A running sum adds in order, whatever the number of chunks; a tree of partial sums would not.
