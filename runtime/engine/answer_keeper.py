@@ -3,8 +3,8 @@
 
 The KV of a generated position and that of the same token in a prompt differ in their last bits: they come from other
 row classes and another form of attention. A prompt must not give other tokens because of what was cached (C16), so the
-blocks of an answer are computed once more as a prompt, when the engine has nothing else to do; that costs a few percent
-of what generating them did. docs/decisions/006 tells why.
+blocks of an answer are computed once more as a prompt, when the engine has leisure; that costs a few percent of what
+generating them did. docs/decisions/006 tells why.
 """
 
 from collections import deque

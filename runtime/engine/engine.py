@@ -69,6 +69,15 @@ class Engine:
         drawn = [(self.branch(one), one) for one in sampled]
         return [self.accept(sequence, one) for sequence, one in drawn]
 
+    def keep_answers(self) -> bool:
+        """Use a moment of leisure to make finished answers findable; False when there is nothing of the kind to do."""
+        batch = self.scheduler.spare_batch()
+        if batch is None:
+            return False
+        self.runner.run(batch)
+        self.scheduler.advance(batch)
+        return True
+
     def branch(self, sampled: Sampled) -> Sequence:
         """The sequence that a drawn token belongs to. All forks are made before any token is accepted: a choice that
         ends at once must not take the blocks of the others with it."""

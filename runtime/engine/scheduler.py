@@ -49,7 +49,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self.waiting) or self.keeper.has_work
+        return bool(self.running or self.waiting)
 
     @property
     def seats_taken(self) -> int:
@@ -75,16 +75,27 @@ class Scheduler:
         self.admit()
         spans = list(self.decode_spans())
         spans += self.chunks(self.max_interleaved_tokens if spans else self.max_num_batched_tokens)
-        self.stalled = not spans and bool(self.running or self.waiting)
-        if not self.running and not self.waiting and not self.parked:
-            spans += self.finished_answers()
+        self.stalled = not spans and self.has_work
+        return self.batch(spans)
+
+    def batch(self, spans: Iterable[Span]) -> Batch:
+        """With the copies that have become due."""
         copies, self.copies = tuple(self.copies), []
         return Batch(tuple(spans), copies)
 
-    def finished_answers(self) -> Iterator[Span]:
-        span = self.keeper.next_span()
-        if span is not None and self.grow(span.sequence, span.start + span.count):
-            yield span
+    @property
+    def has_spare_work(self) -> bool:
+        """Whether there is something to do that nobody waits for, and nothing else."""
+        return self.keeper.has_work and not (self.running or self.waiting or self.parked)
+
+    def spare_batch(self) -> Batch | None:
+        """A few positions of a finished answer, to be computed again as a prompt."""
+        span = self.keeper.next_span() if self.has_spare_work else None
+        if span is None:
+            return None
+        promised = self.grow(span.sequence, span.start + span.count)
+        assert promised, "what is known of a sequence is reserved"
+        return self.batch([span])
 
     def admit_again(self, sequence: Sequence) -> bool:
         """A finished answer is computed as a prompt, if that takes nothing from anybody."""

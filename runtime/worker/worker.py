@@ -31,6 +31,8 @@ logger = logging.getLogger("pontil.worker")
 
 # How soon a full line to the proxy is tried again, and a step when every block was promised to somebody else.
 CONGESTION_PAUSE = STALL_PAUSE = 0.005
+# A worker that had nothing to do for so long has leisure: the next request is not on its way yet.
+QUIET = 1.0
 
 
 def run_worker(config: WorkerConfig, report: Reporter) -> None:
@@ -53,6 +55,7 @@ class Worker:
         self.incarnation = secrets.token_hex(8)
         self.stopping = False
         self.steps = 0
+        self.busy_at = 0.0
         self.stale = 0
         self.requests: dict[str, Live] = {}
         self.context = open_context()
@@ -138,6 +141,8 @@ class Worker:
         self.tick(time.monotonic())
         if self.machine.engine.has_work and not self.link.congested:
             self.step()
+        elif self.machine.scheduler.has_spare_work and time.monotonic() - self.busy_at >= QUIET:
+            self.machine.engine.keep_answers()
         self.settle()
 
     def patience(self, working: bool) -> float:
@@ -146,6 +151,8 @@ class Worker:
             return CONGESTION_PAUSE
         if working:
             return STALL_PAUSE if self.machine.scheduler.stalled else 0.0
+        if self.machine.scheduler.has_spare_work:
+            return min(BEAT, max(0.0, self.busy_at + QUIET - time.monotonic()))
         return BEAT
 
     def step(self) -> None:
@@ -157,6 +164,7 @@ class Worker:
         for output in outputs:
             self.conclude(output)
         self.prefill.announce()
+        self.busy_at = time.monotonic()
         self.report.stepped(self.steps, self.machine.engine.has_work)
 
     def deliver(self, output: Output) -> None:

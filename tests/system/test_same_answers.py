@@ -30,46 +30,58 @@ PROMPTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "drawn": (STORY, {"max_tokens": 60, "temperature": 0.9, "top_p": 0.95, "seed": 11, "ignore_eos": True}),
     "stop string": (STORY, {"max_tokens": 60, "stop": [" the", ". "]}),
     "chat": (CHAT, {"max_tokens": 48}),
-}
+    "three choices": (STORY, {"max_tokens": 30, "n": 3, "temperature": 0.9, "seed": 7}),
+    "everything": (STORY, {
+        "max_tokens": 40, "temperature": 0.8, "top_p": 0.9, "top_k": 40, "min_p": 0.02, "presence_penalty": 0.5,
+        "frequency_penalty": 0.3, "repetition_penalty": 1.1, "logit_bias": {"504": 2.5}, "bad_token_ids": [284],
+        "min_tokens": 20, "seed": 3, "n": 2, "logprobs": 2, "stop": ["the"],
+    }),
+}  # fmt: skip
 
 
-def ask(served: Served, name: str, stream: bool) -> dict[str, Any]:
-    """The answer in one form, however it came: token ids, text, finish reason, usage."""
+def ask(served: Served, name: str, stream: bool, salt: str) -> dict[str, Any]:
+    """The answer in one form, however it came: each choice (ids, text, finish reason, logprobs), and usage."""
     prompt, options = PROMPTS[name]
     chat = name == "chat"
     path, field = ("/v1/chat/completions", "messages") if chat else ("/v1/completions", "prompt")
-    body = {"model": "smollm2-135m-instruct", field: prompt, "temperature": 0, "return_token_ids": True} | options
-    if not stream:
+    asked = {"model": "smollm2-135m-instruct", field: prompt, "temperature": 0, "return_token_ids": True}
+    body = asked | {"cache_salt": salt} | options
+    if stream:
+        events = served.stream(path, body)
+        pieces, usage = [choice for event in events for choice in event["choices"]], events[-1]["usage"]
+    else:
         reply = served.request("POST", path, body)
-        answer = reply.json()
-        assert reply.status == 200, answer
-        choice = answer["choices"][0]
-        text = choice["message"]["content"] if chat else choice["text"]
-        return {
-            "ids": choice["token_ids"],
-            "text": text,
-            "finish": choice["finish_reason"],
-            "usage": answer["usage"],
-        }
-    events = served.stream(path, body)
-    choices = [choice for event in events for choice in event["choices"]]
-    pieces = [choice["delta"].get("content") or "" if chat else choice["text"] for choice in choices]
-    return {
-        "ids": [token for choice in choices for token in choice.get("token_ids") or []],
-        "text": "".join(pieces),
-        "finish": next(choice["finish_reason"] for choice in choices if choice["finish_reason"]),
-        "usage": events[-1]["usage"],
-    }
+        assert reply.status == 200, reply.json()
+        pieces, usage = reply.json()["choices"], reply.json()["usage"]
+    return {"choices": gathered(pieces), "usage": usage}
+
+
+def gathered(pieces: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The choices of an answer from pieces of them."""
+    choices: dict[int, dict[str, Any]] = {}
+    for piece in pieces:
+        made = choices.setdefault(piece["index"], {"ids": [], "text": "", "finish": None, "logprobs": []})
+        said = piece.get("message") or piece.get("delta") or {"content": piece.get("text")}
+        made["ids"] += piece.get("token_ids") or []
+        made["text"] += said.get("content") or ""
+        made["finish"] = piece["finish_reason"]
+        made["logprobs"] += (piece["logprobs"] or {}).get("token_logprobs", [])
+    return [choices[index] for index in sorted(choices)]
 
 
 def answers(served: Served) -> dict[str, dict[str, Any]]:
-    """Every prompt, asked in four ways that must agree among themselves."""
-    whole = {name: ask(served, name, stream=False) for name in PROMPTS}
-    assert {name: ask(served, name, stream=True) for name in PROMPTS} == whole
+    """Every prompt, asked in four ways that must agree among themselves; then again with all that was computed before
+    at hand, where only the count of cached tokens may differ (C16)."""
+    whole = {name: ask(served, name, False, "whole") for name in PROMPTS}
+    assert {name: ask(served, name, True, "stream") for name in PROMPTS} == whole
     for stream in (False, True):  # 8 at a time: alone or with seven neighbours makes no difference
         with ThreadPoolExecutor(8) as threads:
-            crowd = threads.map(lambda name, stream=stream: ask(served, name, stream), PROMPTS)
+            crowd = threads.map(lambda name, stream=stream: ask(served, name, stream, f"{name} {stream}"), PROMPTS)
             assert dict(zip(PROMPTS, crowd, strict=True)) == whole
+    for name, answer in whole.items():
+        again = ask(served, name, True, "whole")
+        assert again["choices"] == answer["choices"], name
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == again["usage"]["prompt_tokens"] - 1
     return whole
 
 
@@ -96,14 +108,24 @@ def test_the_answers_are_those_of_one_worker(pair: Served, mixed: dict[str, dict
 
 @pytest.mark.parametrize("name", PROMPTS)
 def test_usage_is_the_number_of_token_ids(mixed: dict[str, dict[str, Any]], name: str) -> None:  # A8
-    answer = mixed[name]
+    answer, (prompt, options) = mixed[name], PROMPTS[name]
     usage = answer["usage"]
-    assert usage["completion_tokens"] == len(answer["ids"]) <= PROMPTS[name][1]["max_tokens"]
+    assert len(answer["choices"]) == options.get("n", 1)
+    assert usage["completion_tokens"] == sum(len(choice["ids"]) for choice in answer["choices"])
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
-    if isinstance(PROMPTS[name][0][0], int):
-        assert usage["prompt_tokens"] == len(PROMPTS[name][0])
-    assert answer["finish"] in ("stop", "length")
-    assert answer["finish"] == "length" or usage["completion_tokens"] < PROMPTS[name][1]["max_tokens"] + 1
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+    if isinstance(prompt[0], int):
+        assert usage["prompt_tokens"] == len(prompt)
+    for choice in answer["choices"]:
+        assert options.get("min_tokens", 1) <= len(choice["ids"]) <= options["max_tokens"]
+        assert choice["finish"] in ("stop", "length")
+        assert choice["finish"] == "stop" or len(choice["ids"]) == options["max_tokens"]
+        assert len(choice["logprobs"]) == (len(choice["ids"]) if "logprobs" in options else 0)
+
+
+def test_every_parameter_is_obeyed(mixed: dict[str, dict[str, Any]]) -> None:
+    first, second = mixed["everything"]["choices"]
+    assert first["ids"] != second["ids"] and not {284} & {*first["ids"], *second["ids"]}
 
 
 def test_the_model_knows_paris(pair: Served) -> None:
@@ -115,9 +137,8 @@ def test_a_long_prompt_moves_bytes_and_counts_one_handoff(pair: Served, tmp_path
     counted = 'pontil_handoffs_total{result="complete"}'
     before = wait_for_rest(pair, counted)
     moved = pair.metric("pontil_kv_transfer_bytes_total")
-    reply = pair.request(
-        "POST", "/v1/completions", {"model": "smollm2-135m-instruct", "prompt": NUMBERS[:600], "max_tokens": 4}
-    )
+    body = {"model": "smollm2-135m-instruct", "prompt": NUMBERS[:600], "max_tokens": 4, "cache_salt": "long"}
+    reply = pair.request("POST", "/v1/completions", body)
     assert reply.header("x-pontil-route") == "prefill:0>decode:0"
     assert reply.json()["usage"]["prompt_tokens"] == 600
     wait_for(lambda: pair.metric(counted) == before + 1, 5, "the count of the handoff")

@@ -132,6 +132,8 @@ def test_the_next_turn_finds_the_answer(model: Model, length: int) -> None:  # B
     first = sequence("a", prompt(length), 45, **SAMPLED)
     ours.engine.add(first)
     drain(ours.engine)
+    while ours.engine.keep_answers():
+        pass
     talk = first.prompt + first.output
     second = sequence("b", talk + prompt(20, 9), 20, **SAMPLED)
     ours.engine.add(second)
@@ -140,31 +142,29 @@ def test_the_next_turn_finds_the_answer(model: Model, length: int) -> None:  # B
     check_free(ours)
 
 
-def test_finished_answers_are_computed_again_only_when_nothing_else_is_to_be_done(model: Model) -> None:
+def test_answers_are_kept_only_while_nothing_else_is_to_be_done(model: Model) -> None:
     ours = rig(model)
     ours.engine.add(sequence("a", prompt(40), 150))
-    while ours.engine.sequences:
-        ours.engine.step()
-    assert ours.scheduler.keeper.has_work
-    ours.engine.add(sequence("b", prompt(10, 9), 30))
-    while ours.engine.sequences:
-        ours.engine.step()
-        assert ours.scheduler.keeper.current is None
-    assert not ours.engine.step() and ours.scheduler.keeper.current is not None
-    ours.engine.add(sequence("c", prompt(10, 8), 3))
-    (output,) = ours.engine.step()
-    assert output.sequence.id == "c"
     drain(ours.engine)
+    ours.engine.add(sequence("b", prompt(10, 9), 3))
+    assert not ours.engine.keep_answers()
+    drain(ours.engine)
+    assert ours.engine.keep_answers() and ours.scheduler.keeper.current is not None
+    ours.engine.add(sequence("c", prompt(10, 8), 3))
+    assert not ours.engine.keep_answers()
+    drain(ours.engine)
+    assert ours.engine.park(sequence("d", prompt(10, 7), 3)) and not ours.engine.keep_answers()
+    ours.engine.end("d", Finish.ABORTED)
+    while ours.engine.keep_answers():
+        pass
     check_free(ours)
 
 
-def test_finished_answers_give_way_when_memory_is_needed(model: Model) -> None:
+def test_answers_give_way_when_memory_is_needed(model: Model) -> None:
     ours = rig(model, blocks=10)
     ours.engine.add(sequence("a", prompt(16), 110))
-    while ours.engine.sequences:
-        ours.engine.step()
-    ours.engine.step()
-    assert ours.scheduler.keeper.current is not None
+    drain(ours.engine)
+    assert ours.engine.keep_answers() and ours.scheduler.keeper.current is not None
     ours.engine.add(sequence("b", prompt(130, 9), 10))
     ours.engine.step()
     assert ours.scheduler.keeper.current is None and len(ours.scheduler.running) == 1
@@ -178,7 +178,7 @@ def test_aborted_answers_are_not_kept(model: Model) -> None:
     for _ in range(40):
         ours.engine.step()
     ours.engine.end("a", Finish.ABORTED)
-    assert not ours.engine.has_work
+    assert not ours.scheduler.keeper.has_work
 
 
 def test_received_blocks_are_found_and_found_blocks_need_not_be_received(model: Model) -> None:
