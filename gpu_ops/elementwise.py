@@ -7,15 +7,14 @@ number of vectors, so that nothing is left over.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 # Two vectors of the widest registers, of the narrowest type: what one turn of torch's loops takes.
 UNIT = 64
-# What a thread gets at least (at::internal::GRAIN_SIZE).
-GRAIN = 32768
+# What a thread gets at least (at::internal::GRAIN_SIZE), and what no function splits at all, gelu neither.
+GRAIN, WHOLE = 32768, 16384
 
 
 def apply(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -23,22 +22,16 @@ def apply(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     threads = torch.get_num_threads()
     if x.device.type != "cpu" or (x.shape[-1] % UNIT == 0 and is_even(x.numel(), threads)):
         return function(x)
-    flat = x.new_zeros(even_size(x.numel(), threads))
-    flat[: x.numel()].view(x.shape).copy_(x)
-    return function(flat)[: x.numel()].view(x.shape)
+    size = x.numel()
+    flat = x.new_zeros(size + -size % (UNIT * threads))
+    flat[:size].view(x.shape).copy_(x)
+    if not is_even(len(flat), threads):
+        return torch.cat([function(piece) for piece in flat.split(WHOLE)])[:size].view(x.shape)
+    return function(flat)[:size].view(x.shape)
 
 
 def is_even(size: int, threads: int) -> bool:
     """Whether every thread's share of so many elements is a whole number of units: where as many threads work as there
     are grains, and where all of them do, as for gelu."""
-    grains = -(-size // GRAIN)
+    grains = max(1, -(-size // GRAIN))
     return all(-(-size // shares) % UNIT == 0 for shares in (1, min(threads, grains), threads))
-
-
-@lru_cache(maxsize=4096)
-def even_size(size: int, threads: int) -> int:
-    """The next larger number of elements that is shared out evenly."""
-    size += -size % UNIT
-    while not is_even(size, threads):
-        size += UNIT
-    return size

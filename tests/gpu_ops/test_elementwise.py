@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis.strategies import integers
 from torch import Tensor
 
-from pontil.gpu_ops.elementwise import GRAIN, UNIT, apply, even_size, is_even
+from pontil.gpu_ops.elementwise import GRAIN, UNIT, apply, is_even
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "exp2": torch.exp2,
@@ -44,10 +44,11 @@ def test_bits_do_not_depend_on_place_or_threads(
         assert torch.equal(apply(function, x[1:]), alone[1:])
 
 
-@given(size=integers(1, 40 * GRAIN), threads=integers(1, 64))
-def test_sizes_are_made_even_at_little_cost(size: int, threads: int) -> None:
-    made = even_size(size, threads)
-    assert is_even(made, threads) and size <= made <= size + UNIT * threads * (threads + 1)
+@given(threads=integers(1, 256), more=integers(0, 40 * GRAIN))
+def test_large_tensors_are_shared_by_all_threads(threads: int, more: int) -> None:
+    """From one grain for each thread on, what is added makes it even: nothing large is computed piece by piece."""
+    size = threads * GRAIN + more
+    assert is_even(size + -size % (UNIT * threads), threads)
 
 
 def test_the_cure_is_needed() -> None:
