@@ -66,8 +66,10 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def arrive(self, sequence: Sequence) -> None:
-        self.arrivals += 1
-        sequence.arrival = self.arrivals
+        """Its place in the order, which it keeps."""
+        if sequence.arrival == 0:
+            self.arrivals += 1
+            sequence.arrival = self.arrivals
 
     def schedule(self) -> Batch:
         """Give out at most `max_num_batched_tokens` prompt positions, or at most `max_interleaved_tokens` where others
@@ -231,8 +233,11 @@ class Scheduler:
         insort(self.waiting, sequence, key=by_order)
 
     def park(self, sequence: Sequence) -> bool:
-        """Admit a sequence whose prompt is being computed elsewhere, or say False. Leading blocks that are known here
-        are its own from now on; `computed` says how much they hold."""
+        """Admit a sequence whose prompt is being computed elsewhere, or say False: nobody passes those who wait to be
+        admitted again. Leading blocks that are known here are its own from now on; `computed` says how much they hold.
+        """
+        if any(other.admissions for other in self.waiting):
+            return False
         self.arrive(sequence)
         hit = self.prefix.find_full(sequence)
         if not self.reserve(sequence, hit):

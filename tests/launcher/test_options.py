@@ -93,4 +93,6 @@ def test_the_environment_decides_where_things_are_kept(tmp_path: Path) -> None:
 
 def test_threads_are_counted_for_those_that_pin_cores() -> None:
     assert Surroundings({"A": "b"}, 0).for_child(3)["OMP_NUM_THREADS"] == "3"
+    assert Surroundings({"MALLOC_TRIM_THRESHOLD_": "7"}, 0).for_child(3)["MALLOC_TRIM_THRESHOLD_"] == "7"
+    assert Surroundings({"A": "b"}, 0).for_child(3)["MALLOC_MMAP_THRESHOLD_"] == "33554432"
     assert Surroundings({"A": "b"}, 0).for_child(None) == {"A": "b", "PYTHONUNBUFFERED": "1"}

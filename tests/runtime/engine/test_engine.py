@@ -12,6 +12,10 @@ from pontil.runtime.models.model import Model
 from pontil.runtime.sampling_params import SamplingParams
 
 SAMPLED = {"temperature": 1.3, "top_p": 0.95, "top_k": 50}
+EVERYTHING = SAMPLED | {
+    "min_p": 0.01, "presence_penalty": 0.7, "frequency_penalty": -0.4, "repetition_penalty": 1.2, "min_tokens": 30,
+    "logit_bias": ((5, 3.0), (9, -4.0)), "bad_token_ids": (7, 8), "seed": 12, "logprobs": 3,
+}  # fmt: skip
 
 
 def prompt(length: int, seed: int = 5) -> list[int]:
@@ -33,11 +37,15 @@ def alone(model: Model) -> Iterator[Rig]:
 
 
 def company(length: int) -> list[Sequence]:
-    return [sequence(f"n{i}", prompt(3 + 17 * i, i), 5 + i, seed=i, **SAMPLED) for i in range(length)]
+    settings = [{}, SAMPLED, EVERYTHING, {"temperature": 0.7, "min_p": 0.1}]
+    return [
+        sequence(f"n{i}", prompt(3 + 17 * i, i), 5 + i, **(settings[i % 4] | {"seed": i, "min_tokens": 0}))
+        for i in range(length)
+    ]
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65, 300])
-@pytest.mark.parametrize("settings", [{}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("settings", [{}, SAMPLED, EVERYTHING], ids=["greedy", "sampled", "everything"])
 def test_company_and_chunks_change_nothing(alone: Rig, model: Model, length: int, settings: dict[str, object]) -> None:
     alone.engine.add(sequence("a", prompt(length), 40, **settings))
     expected = drain(alone.engine)["a"]
@@ -57,22 +65,23 @@ def test_block_size_changes_nothing(alone: Rig, model: Model, block_size: int) -
     assert drain(other.engine) == drain(alone.engine)
 
 
-def test_handed_over_sequence_goes_on_with_equal_tokens(alone: Rig, model: Model) -> None:
+@pytest.mark.parametrize("settings", [SAMPLED, EVERYTHING], ids=["sampled", "everything"])
+def test_handed_over_sequence_goes_on_with_equal_tokens(alone: Rig, model: Model, settings: dict[str, object]) -> None:
     words = prompt(70)
-    alone.engine.add(sequence("a", words, 30, **SAMPLED))
+    alone.engine.add(sequence("a", words, 30, **settings))
     expected = drain(alone.engine)["a"]
     giver, taker = rig(model), rig(model, block_size=16)
-    given = sequence("a", words, 30, **SAMPLED)
+    given = sequence("a", words, 30, **settings)
     given.hands_over = True
     giver.engine.add(given)
     (output,) = giver.engine.step()
     assert output.finish is Finish.HANDED_OVER and output.ids == expected[:1]
-    taken = sequence("a", words, 30, **SAMPLED)
+    taken = sequence("a", words, 30, **settings)
     assert taker.engine.park(taken)
     assert not taker.engine.has_work
     taker.scheduler.grow(taken, 70)
     taker.storage.tensor[taken.blocks] = giver.storage.tensor[given.blocks]
-    taker.engine.promote(taken, 70, [First(0, output.ids[0])])
+    taker.engine.promote(taken, 70, [First(0, output.ids[0], *output.logprobs)])
     (first,) = taker.engine.step()
     assert (first.index, first.ids) == (0, expected[:2])
     assert drain(taker.engine)["a"] == expected
@@ -81,10 +90,11 @@ def test_handed_over_sequence_goes_on_with_equal_tokens(alone: Rig, model: Model
     assert giver.pool.available == giver.pool.capacity and taker.pool.available == taker.pool.capacity
 
 
-def test_replayed_tokens_give_the_same_continuation(alone: Rig, model: Model) -> None:
-    alone.engine.add(sequence("a", prompt(70), 80))
+@pytest.mark.parametrize("settings", [{}, EVERYTHING], ids=["greedy", "everything"])
+def test_replayed_tokens_give_the_same_continuation(alone: Rig, model: Model, settings: dict[str, object]) -> None:
+    alone.engine.add(sequence("a", prompt(70), 80, **settings))
     expected = drain(alone.engine)["a"]
-    replay = sequence("a", prompt(70), 80)
+    replay = sequence("a", prompt(70), 80, **settings)
     replay.output += expected[:45]
     again = rig(model, budget=33)
     again.engine.add(replay)

@@ -62,6 +62,24 @@ def test_the_oldest_is_never_preempted_and_gets_a_token_in_every_step(model: Mod
     check_free(tight)
 
 
+def test_nobody_who_comes_later_is_parked_before_them(model: Model) -> None:
+    """Else requests from a prefill worker would take every block that becomes free."""
+    tight = rig(model, blocks=14)
+    for one in crowd():
+        tight.engine.add(one)
+    while not tight.scheduler.preemptions:
+        tight.engine.step()
+    late = sequence("late", prompt(5, 99), 3)
+    assert tight.scheduler.waiting and not tight.engine.park(late) and not tight.pool.credits
+    while tight.scheduler.waiting:
+        tight.engine.step()
+    while not tight.engine.park(late):
+        tight.engine.step()
+    tight.engine.end("late", Finish.ABORTED)
+    drain(tight.engine)
+    check_free(tight)
+
+
 def test_they_come_back_in_the_order_in_which_they_came(model: Model) -> None:
     tight = rig(model, blocks=12)
     sequences = crowd()
