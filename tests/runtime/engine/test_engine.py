@@ -11,8 +11,8 @@ from pontil.runtime.engine.sequence import Finish, First, Sequence, State
 from pontil.runtime.models.model import Model
 from pontil.runtime.sampling_params import SamplingParams
 
-SAMPLED = {"temperature": 1.3, "top_p": 0.95, "top_k": 50}
-EVERYTHING = SAMPLED | {
+SAMPLED: dict[str, object] = {"temperature": 1.3, "top_p": 0.95, "top_k": 50}
+EVERYTHING: dict[str, object] = SAMPLED | {
     "min_p": 0.01, "presence_penalty": 0.7, "frequency_penalty": -0.4, "repetition_penalty": 1.2, "min_tokens": 30,
     "logit_bias": ((5, 3.0), (9, -4.0)), "bad_token_ids": (7, 8), "seed": 12, "logprobs": 3,
 }  # fmt: skip
@@ -37,11 +37,14 @@ def alone(model: Model) -> Iterator[Rig]:
 
 
 def company(length: int) -> list[Sequence]:
-    settings = [{}, SAMPLED, EVERYTHING, {"temperature": 0.7, "min_p": 0.1}]
-    return [
-        sequence(f"n{i}", prompt(3 + 17 * i, i), 5 + i, **(settings[i % 4] | {"seed": i, "min_tokens": 0}))
-        for i in range(length)
+    """Sequences that ask for other things than the one among them."""
+    settings: list[dict[str, object]] = [
+        {},
+        SAMPLED,
+        EVERYTHING | {"min_tokens": 0},
+        {"temperature": 0.7, "min_p": 0.1},
     ]
+    return [sequence(f"n{i}", prompt(3 + 17 * i, i), 5 + i, **(settings[i % 4] | {"seed": i})) for i in range(length)]
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65, 300])
