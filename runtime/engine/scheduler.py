@@ -2,7 +2,7 @@
 """Who computes how many tokens in the next step. Touches no tensor."""
 
 from bisect import insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from operator import attrgetter
 
 from pontil.gpu_ops.attention import QUERY_TILE
@@ -10,6 +10,7 @@ from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.engine.answer_keeper import AnswerKeeper
 from pontil.runtime.engine.batch import Batch, Span
+from pontil.runtime.engine.memory import Memory
 from pontil.runtime.engine.prefix_cache import Hit, PrefixCache
 from pontil.runtime.engine.sequence import Finish, First, Sequence, State
 
@@ -35,15 +36,14 @@ class Scheduler:
         prefix_caching: bool = True,
         max_interleaved_tokens: int | None = None,
     ) -> None:
-        self.pool, self.layout = pool, layout
         self.max_interleaved_tokens = min(max_interleaved_tokens or max_num_batched_tokens, max_num_batched_tokens)
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.prefix = PrefixCache(pool, layout.block_size, prefix_caching)
         self.keeper = AnswerKeeper(layout.block_size, self.admit_again, self.end_again)
+        self.memory = Memory(pool, layout, self.keeper.give_way)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.parked: list[Sequence] = []
-        self.copies: list[tuple[int, int]] = []
         self.arrivals = self.preemptions = 0
         self.stalled = False
 
@@ -58,7 +58,7 @@ class Scheduler:
 
     def fits(self, sequence: Sequence) -> bool:
         """Whether the sequence could run in an empty pool."""
-        enough = self.layout.blocks_for(sequence.max_length) <= self.pool.capacity
+        enough = self.memory.layout.blocks_for(sequence.max_length) <= self.memory.pool.capacity
         return enough and len(sequence.choices) <= self.max_num_seqs
 
     def add(self, sequence: Sequence) -> None:
@@ -78,12 +78,7 @@ class Scheduler:
         spans = list(self.decode_spans())
         spans += self.chunks(self.max_interleaved_tokens if spans else self.max_num_batched_tokens)
         self.stalled = not spans and self.has_work
-        return self.batch(spans)
-
-    def batch(self, spans: Iterable[Span]) -> Batch:
-        """With the copies that have become due."""
-        copies, self.copies = tuple(self.copies), []
-        return Batch(tuple(spans), copies)
+        return Batch(tuple(spans), self.memory.take_copies())
 
     @property
     def has_spare_work(self) -> bool:
@@ -95,9 +90,9 @@ class Scheduler:
         span = self.keeper.next_span() if self.has_spare_work else None
         if span is None:
             return None
-        promised = self.grow(span.sequence, span.start + span.count)
+        promised = self.memory.grow(span.sequence, span.start + span.count)
         assert promised, "what is known of a sequence is reserved"
-        return self.batch([span])
+        return Batch((span,), self.memory.take_copies())
 
     def admit_again(self, sequence: Sequence) -> bool:
         """A finished answer is computed as a prompt, if that takes nothing from anybody."""
@@ -111,7 +106,7 @@ class Scheduler:
     def end_again(self, sequence: Sequence, finish: Finish) -> None:
         self.prefix.drop(sequence)
         sequence.end(finish)
-        self.give_back(sequence)
+        self.memory.give_back(sequence)
 
     def decode_spans(self) -> Iterator[Span]:
         """One position for each sequence that lacks only one, oldest first, so that nobody is preempted who was given
@@ -124,7 +119,7 @@ class Scheduler:
         for sequence in self.running:
             count = chunk(sequence.computed, sequence.remaining, budget)
             if sequence.remaining > 1 and count:
-                promised = self.grow(sequence, sequence.computed + count)
+                promised = self.memory.grow(sequence, sequence.computed + count)
                 assert promised, "what is known of a running sequence is reserved"
                 yield Span(sequence, sequence.computed, count)
                 budget -= count
@@ -150,23 +145,15 @@ class Scheduler:
             self.start(sequence, hit)
 
     def reserve(self, sequence: Sequence, hit: Hit) -> bool:
-        """Take seats, the blocks that were found, and credits for the rest of what is known and one token more; or
-        nothing. One block for each running sequence stays, or the newcomer would be preempted at once."""
+        """Take seats and blocks, or nothing. One block for each running sequence stays, or the newcomer would be
+        preempted at once."""
         if self.seats_taken + len(sequence.choices) > self.max_num_seqs:
             return False
-        count = self.layout.blocks_for(min(sequence.length + 1, sequence.max_length)) - len(hit.blocks)
-        spare = sum(not other.hands_over for other in self.running)
-        if not self.find_room(count, hit.blocks, spare):
-            return False
-        sequence.blocks, sequence.credits = list(hit.blocks), count
-        return True
+        return self.memory.reserve(sequence, hit, sum(not other.hands_over for other in self.running))
 
     def start(self, sequence: Sequence, hit: Hit) -> None:
-        """It runs from where its prefix is known. The block it will write into next must be its own."""
-        if hit.source is not None:
-            self.pool.touch(hit.source)
-            self.grow(sequence, hit.computed)
-            self.copies.append((hit.source, sequence.blocks[-1]))
+        """It runs from where its prefix is known."""
+        self.memory.adopt(sequence, hit)
         if sequence.admissions == 0:
             sequence.cached = hit.computed
             self.prefix.count(sequence, hit.computed)
@@ -181,52 +168,19 @@ class Scheduler:
 
     def make_room(self, sequence: Sequence) -> bool:
         """See to it that the next position can be written, at the cost of newer sequences if it must be."""
-        while not self.own_next(sequence):
+        while not self.memory.own_next(sequence):
             victim = next((one for one in reversed(self.running) if not one.hands_over), None)
             if victim is None or victim.order <= sequence.order:
                 return False
             self.preempt(victim)
         return True
 
-    def own_next(self, sequence: Sequence) -> bool:
-        """Whether the block of the next position is this sequence's alone: bound or copied now if need be."""
-        index = sequence.computed // self.layout.block_size
-        if index == len(sequence.blocks):
-            return self.grow(sequence, sequence.computed + 1)
-        block = sequence.blocks[index]
-        if not self.pool.is_shared(block):
-            return True
-        if not self.find_room(1):
-            return False
-        (sequence.blocks[index],) = self.pool.bind(1)
-        self.copies.append((block, sequence.blocks[index]))
-        self.pool.release([block])
-        return True
-
-    def grow(self, sequence: Sequence, positions: int) -> bool:
-        """Bind credits, then whatever is available, until the blocks hold so many positions; or change nothing."""
-        count = max(0, self.layout.blocks_for(positions) - len(sequence.blocks))
-        promised = min(count, sequence.credits)
-        if not self.find_room(count - promised):
-            return False
-        sequence.blocks += self.pool.bind(count)
-        sequence.credits -= promised
-        return True
-
-    def find_room(self, count: int, found: Iterable[int] = (), spare: int = 0) -> bool:
-        """Reserve blocks, at the cost of finished answers if it must be."""
-        blocks = tuple(found)
-        return self.pool.reserve(count, blocks, spare) or (
-            self.keeper.give_way() and self.pool.reserve(count, blocks, spare)
-        )
-
     def preempt(self, sequence: Sequence) -> None:
         """Take everything from a running sequence. It is computed again, by replay, when there is room."""
         self.preemptions += 1
         self.running.remove(sequence)
-        self.copies = [(source, target) for source, target in self.copies if target not in sequence.blocks]
         self.prefix.drop(sequence)
-        self.give_back(sequence)
+        self.memory.give_back(sequence)
         sequence.computed = 0
         sequence.move(State.PREEMPTED)
         sequence.move(State.WAITING)
@@ -268,7 +222,7 @@ class Scheduler:
         """Its KV will not arrive, but its first tokens are known: all its choices wait to be computed in this engine,
         where the first one leaves the prompt's blocks for the others to find (C12)."""
         self.parked.remove(sequence)
-        self.give_back(sequence)
+        self.memory.give_back(sequence)
         sequence.computed = 0
         sequence.move(State.WAITING)
         made = self.receive(sequence, firsts)
@@ -278,14 +232,9 @@ class Scheduler:
     def fork(self, stem: Sequence, choice: int) -> Sequence:
         """One more choice, which shares every block of the stem."""
         sequence = stem.fork(choice)
-        self.pool.share(sequence.blocks)
+        self.memory.pool.share(sequence.blocks)
         insort(self.running if sequence.state is State.RUNNING else self.waiting, sequence, key=by_order)
         return sequence
-
-    def give_back(self, sequence: Sequence) -> None:
-        """Return all blocks and credits of a sequence to the pool."""
-        self.pool.release(sequence.blocks, sequence.credits)
-        sequence.blocks, sequence.credits = [], 0
 
     def finish(self, sequence: Sequence, finish: Finish) -> None:
         """End a sequence in whatever state it is. Its blocks go back unless it hands them over."""
@@ -296,7 +245,7 @@ class Scheduler:
         if finish in (Finish.STOP, Finish.LENGTH) and self.prefix.enabled:
             self.keeper.keep(sequence)
         if finish is not Finish.HANDED_OVER:
-            self.give_back(sequence)
+            self.memory.give_back(sequence)
 
 
 def chunk(start: int, remaining: int, budget: int) -> int:

@@ -144,7 +144,7 @@ class DecodeDesk:
         if isinstance(message, Handoff) and not self.is_for(message, sequence):
             self.taker.fail(take, "the peer's handoff is not for this request")
             return
-        self.machine.scheduler.grow(sequence, (take.announced + count) * self.machine.layout.block_size)
+        self.machine.scheduler.memory.grow(sequence, (take.announced + count) * self.machine.layout.block_size)
         ours = sequence.blocks[take.announced : take.announced + count]
         self.taker.announced(take, message, ours, now)
 

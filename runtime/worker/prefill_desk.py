@@ -154,7 +154,7 @@ class PrefillDesk:
         """Everything else is the decode worker's. The choices share their blocks, so one of them keeps them for all."""
         sequence, *others = going_on
         for other in others:
-            self.machine.scheduler.give_back(other)
+            self.machine.scheduler.memory.give_back(other)
         filled = sequence.computed % self.machine.layout.block_size
         if filled:
             # A block is digested and sent whole: what an earlier owner left behind the prompt must not travel.

@@ -27,7 +27,7 @@ def test_logits_equal_those_of_transformers(cuts: list[int], tie: bool, device: 
     ours.scheduler.admit()
     start, rows = 0, []
     for count in cuts:
-        ours.scheduler.grow(one, start + count)
+        ours.scheduler.memory.grow(one, start + count)
         for tile in Batch((Span(one, start, count),)).tiles():
             rows.append(ours.runner.project(ours.runner.forward(tile)[: tile.rows]).cpu())
         start += count

@@ -89,7 +89,7 @@ def hand_over(model: Model, length: int, n: int) -> tuple[Rig, list[First], list
     assert [output.finish for output in outputs] == [Finish.HANDED_OVER] * n
     for output in outputs[1:]:
         assert output.sequence.blocks == given.blocks
-        giver.scheduler.give_back(output.sequence)
+        giver.scheduler.memory.give_back(output.sequence)
     return giver, [First(output.sequence.choice, output.ids[0]) for output in outputs], given.blocks
 
 
@@ -101,7 +101,7 @@ def test_handed_over_choices_go_on_alike(model: Model, length: int, arrives: boo
     taken = sequence("a", prompt(length), 12, n=3, **SAMPLED)
     assert taker.engine.park(taken)
     if arrives:
-        taker.scheduler.grow(taken, length)
+        taker.scheduler.memory.grow(taken, length)
         taker.storage.tensor[taken.blocks] = giver.storage.tensor[blocks]
         taker.engine.promote(taken, length, firsts)
     else:

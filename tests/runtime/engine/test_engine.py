@@ -82,7 +82,7 @@ def test_handed_over_sequence_goes_on_with_equal_tokens(alone: Rig, model: Model
     taken = sequence("a", words, 30, **settings)
     assert taker.engine.park(taken)
     assert not taker.engine.has_work
-    taker.scheduler.grow(taken, 70)
+    taker.scheduler.memory.grow(taken, 70)
     taker.storage.tensor[taken.blocks] = giver.storage.tensor[given.blocks]
     taker.engine.promote(taken, 70, [First(0, output.ids[0], *output.logprobs)])
     (first,) = taker.engine.step()

@@ -201,7 +201,7 @@ def hand_over(giver: Rig, taker: Rig, tokens: list[int]) -> int:
     assert taker.engine.park(taken)
     have = taken.computed // 16
     assert have == len(taken.blocks)
-    taker.scheduler.grow(taken, len(tokens))
+    taker.scheduler.memory.grow(taken, len(tokens))
     taker.storage.tensor[taken.blocks[have:]] = giver.storage.tensor[given.blocks[have:]]
     taker.engine.promote(taken, len(tokens), [First(0, output.ids[0])])
     assert drain(taker.engine)["a"] == cold(model, sequence("a", tokens, 12, **SAMPLED))

@@ -47,7 +47,7 @@ def logits_in_cuts(model: Model, cuts: list[int]) -> torch.Tensor:
     ours.scheduler.admit()
     start, rows = 0, []
     for count in cuts:
-        ours.scheduler.grow(one, start + count)
+        ours.scheduler.memory.grow(one, start + count)
         for tile in Batch((Span(one, start, count),)).tiles():
             rows.append(ours.runner.project(ours.runner.forward(tile)[: tile.rows]))
         start += count
@@ -89,7 +89,7 @@ def handed_over(model: Model, prompt: list[int]) -> list[int]:
     giver.engine.add(given)
     (output,) = giver.engine.step()
     assert taker.engine.park(taken)
-    taker.scheduler.grow(taken, len(prompt))
+    taker.scheduler.memory.grow(taken, len(prompt))
     taker.storage.tensor[taken.blocks] = giver.storage.tensor[given.blocks]
     taker.engine.promote(taken, len(prompt), [First(0, output.ids[0])])
     return drain(taker.engine)["a"]

@@ -22,7 +22,7 @@ def logits(model: Model) -> torch.Tensor:
     one = sequence("a", PROMPT)
     ours.scheduler.add(one)
     ours.scheduler.admit()
-    ours.scheduler.grow(one, len(PROMPT))
+    ours.scheduler.memory.grow(one, len(PROMPT))
     (tile,) = Batch((Span(one, 0, len(PROMPT)),)).tiles()
     return ours.runner.project(ours.runner.forward(tile)[: len(PROMPT)])
 

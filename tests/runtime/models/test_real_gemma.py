@@ -34,7 +34,7 @@ def test_logits_and_greedy_tokens_equal_those_of_transformers() -> None:
     one, computed = sequence("a", ids), rig(ours, blocks=60)
     computed.scheduler.add(one)
     computed.scheduler.admit()
-    computed.scheduler.grow(one, LENGTH)
+    computed.scheduler.memory.grow(one, LENGTH)
     with torch.inference_mode():
         expected = hugging(torch.tensor([ids])).logits[0, ::7]
         tiles = Batch((Span(one, 0, LENGTH),)).tiles()
