@@ -9,9 +9,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pontil.runtime.wire.messages import (
-    Abandon, Begin, Cancel, ChunkReady, Failed, Fetched, Goodbye, Greet, Greeting, Handoff, Heartbeat, Hello, Message,
-    Refused, Renew, StillHere, Submit, Tokens, Welcome, Withdrawn,
-)  # fmt: skip
+    Abandon,
+    Begin,
+    Cancel,
+    ChunkReady,
+    Failed,
+    Fetched,
+    Goodbye,
+    Greet,
+    Greeting,
+    Handoff,
+    Heartbeat,
+    Hello,
+    Message,
+    Refused,
+    Renew,
+    StillHere,
+    Submit,
+    Tokens,
+    Welcome,
+    Withdrawn,
+)
 
 # Every field has a value that is not its default; token id 0 and the largest numbers are among them.
 MESSAGES: dict[str, Message] = {
