@@ -13,12 +13,13 @@ from pontil.runtime.engine.sequence import Finish, First, Sequence, State
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a step did for one sequence: tokens accepted from `index` on, with their logprobs where they were asked for,
-    and how it ended, if it did."""
+    """What a step did for one sequence: tokens accepted from `index` on, `count` of them in this step, with their
+    logprobs where they were asked for, and how it ended, if it did."""
 
     sequence: Sequence
     index: int
     ids: list[int]
+    count: int
     finish: Finish | None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
@@ -93,13 +94,14 @@ class Engine:
         assert sequence.state is State.RUNNING
         first = sequence.received and sequence.generated == 0
         finish = sequence.append(sampled.token, sampled.logprobs)
+        sequence.generated += sampled.count
         if finish is None and sequence.hands_over:
             finish = Finish.HANDED_OVER
         if finish is not None:
             self.close(sequence, finish)
         # The first frame after a handoff repeats the tokens that came with it: the sender's own frame may be lost.
         index = 0 if first else len(sequence.output) - 1
-        return Output(sequence, index, sequence.output[index:], finish, sequence.logprobs[index:])
+        return Output(sequence, index, sequence.output[index:], sampled.count, finish, sequence.logprobs[index:])
 
     def close(self, sequence: Sequence, finish: Finish) -> None:
         self.scheduler.finish(sequence, finish)

@@ -19,6 +19,7 @@ from pontil.gpu_ops.sampling import Shaping, greedy, sample
 from pontil.runtime.engine.editing import edit
 from pontil.runtime.engine.logprobs import TokenLogprobs, logprobs_of
 from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.step_counts import Owner, StepCounts
 from pontil.runtime.sampling_params import SamplingParams
 
 MASK_64 = (1 << 64) - 1
@@ -26,11 +27,13 @@ MASK_64 = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One token of one choice. `logprobs` is None where the request asked for none."""
+    """One token of one choice. `count` is what its tensor's shape says, and `logprobs` None where the request asked for
+    none."""
 
     sequence: Sequence
     choice: int
     token: int
+    count: int
     logprobs: TokenLogprobs | None
 
 
@@ -50,6 +53,10 @@ class Draw:
     choice: int
 
     @property
+    def owner(self) -> Owner:
+        return self.sequence.id, self.choice
+
+    @property
     def number(self) -> float:
         return uniform(self.sequence.params.seed, self.choice, self.sequence.length)
 
@@ -58,29 +65,43 @@ def sample_rows(logits: Tensor, sequences: list[Sequence]) -> list[Sampled]:
     """logits float32 [rows, vocabulary], row r belonging to `sequences[r]`, which gets one token for each of its
     `choices`, in order."""
     draws = [Draw(row, one, choice) for row, one in enumerate(sequences) for choice in one.choices]
-    edited = edit(logits, sequences)
-    certain = [draw for draw in draws if draw.sequence.params.greedy]
-    random = [draw for draw in draws if not draw.sequence.params.greedy]
-    tokens = pick_highest(edited, certain) | pick_at_random(edited, random)
+    ordered, drawn = draw_tokens(edit(logits, sequences), draws)
+    counts = counts_of(ordered, drawn)
+    # The one copy of ids to the host: everything that streams and stops needs them as numbers.
+    tokens = dict(zip(ordered, drawn.tolist(), strict=True))
     asked = [draw for draw in draws if draw.sequence.params.logprobs is not None]
     logprobs = logprobs_of_draws(logits, asked, tokens)
-    return [Sampled(draw.sequence, draw.choice, tokens[draw], logprobs.get(draw)) for draw in draws]
+    return [
+        Sampled(draw.sequence, draw.choice, tokens[draw], counts.of(draw.owner), logprobs.get(draw)) for draw in draws
+    ]
 
 
-def pick_highest(logits: Tensor, draws: list[Draw]) -> dict[Draw, int]:
-    if not draws:
-        return {}
+def draw_tokens(logits: Tensor, draws: list[Draw]) -> tuple[list[Draw], Tensor]:
+    """The draws in the order in which they were made, and their tokens int64 [draws], on the device."""
+    certain = [draw for draw in draws if draw.sequence.params.greedy]
+    random = [draw for draw in draws if not draw.sequence.params.greedy]
+    if not random:
+        return certain, pick_highest(logits, certain)
+    if not certain:
+        return random, pick_at_random(logits, random)
+    return certain + random, torch.cat((pick_highest(logits, certain), pick_at_random(logits, random)))
+
+
+def counts_of(draws: list[Draw], tokens: Tensor) -> StepCounts:
+    """The draws own one position each of the tokens' first axis, in order (A1)."""
+    return StepCounts(zip((draw.owner for draw in draws), tokens.split(1), strict=True))
+
+
+def pick_highest(logits: Tensor, draws: list[Draw]) -> Tensor:
     some, row = rows_of(logits, draws)
-    return dict(zip(draws, greedy(some)[row].tolist(), strict=True))
+    return greedy(some)[row]
 
 
-def pick_at_random(logits: Tensor, draws: list[Draw]) -> dict[Draw, int]:
-    if not draws:
-        return {}
+def pick_at_random(logits: Tensor, draws: list[Draw]) -> Tensor:
     some, row = rows_of(logits, draws)
     params = list({draw.row: draw.sequence.params for draw in draws}.values())
     numbers = torch.tensor([draw.number for draw in draws], dtype=torch.float64, device=logits.device)
-    return dict(zip(draws, sample(some, shaping_of(params), row, numbers).tolist(), strict=True))
+    return sample(some, shaping_of(params), row, numbers)
 
 
 def logprobs_of_draws(logits: Tensor, draws: list[Draw], tokens: dict[Draw, int]) -> dict[Draw, TokenLogprobs]:

@@ -71,8 +71,9 @@ class Sequence:
     """`length` tokens are known (prompt, then output) and the KV of `computed` of them is in `blocks`.
 
     Everything a step does to a sequence is some of `length - computed`: prompt chunks, decode, replay, prefix hits and
-    KV that came from elsewhere are one subtraction. `received` output tokens were sampled elsewhere. A sequence with
-    `hands_over` stops after its first token and keeps its blocks.
+    KV that came from elsewhere are one subtraction. Of the output, `received` tokens were sampled elsewhere and
+    `generated` here, as the shapes of their tensors said. A sequence with `hands_over` stops after its first token and
+    keeps its blocks.
 
     A request with n > 1 choices is one sequence until its first tokens are drawn, all from the same logits; then it is
     `forked` into one for each choice. They share blocks, and each copies the one it is about to write into. One that
@@ -95,6 +96,7 @@ class Sequence:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     received: int = 0
+    generated: int = 0
     computed: int = 0
     cached: int = 0
     blocks: list[int] = field(default_factory=list)
@@ -122,11 +124,6 @@ class Sequence:
     def max_length(self) -> int:
         """The positions whose KV may ever be needed: the last token sampled is never fed back."""
         return len(self.prompt) + (0 if self.hands_over else self.params.max_tokens - 1)
-
-    @property
-    def generated(self) -> int:
-        """Tokens sampled here."""
-        return len(self.output) - self.received
 
     @property
     def order(self) -> tuple[int, int]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from pontil.runtime.accounting.counts import DECODE, PREFILL, Account, Usage
 from pontil.runtime.proxy.answer import Answer
+from pontil.runtime.proxy.logprob_check import fit_the_ids, fit_the_prompt
 from pontil.runtime.proxy.mailbox import Finished, Mailbox
 from pontil.runtime.proxy.policy import Pair, Route
 from pontil.runtime.sampling_params import SamplingParams
@@ -90,8 +91,10 @@ class Request:
         phase = self.phases[frame.sender]
         self.heard.add((phase, choice))
         self.last_frame = now
-        self.account.accept(self.attempt, phase, len(new), frame.generated_tokens, frame.cached_tokens, choice)
-        if choice in self.reasons:
+        ended = choice in self.reasons
+        accepted = 0 if ended else len(new)
+        self.account.accept(self.attempt, phase, accepted, frame.generated_tokens, frame.cached_tokens, choice)
+        if ended:
             return 0
         reason = self.account.finish_reason(frame.finish_reason, choice)
         delivered = list(new[: self.params.max_tokens - len(answer.ids)])
@@ -124,11 +127,11 @@ class Request:
         return fits and 0 <= frame.choice < len(self.answers) and frame.index >= 0 and self.knows_its_logprobs(frame)
 
     def knows_its_logprobs(self, frame: Tokens) -> bool:
-        """Whether logprobs are there exactly where they were asked for."""
-        stated = len(frame.logprobs or [])
-        asked = len(frame.ids) if self.params.logprobs is not None else 0
-        entries = [*(frame.logprobs or []), *(frame.prompt_logprobs or [])]
-        return stated == asked and all(len(entry) == 3 for some in entries for entry in some)
+        """Whether logprobs are there exactly where they were asked for, and can be shown."""
+        params = self.params
+        return fit_the_ids(frame.logprobs, frame.ids, params.logprobs is not None) and fit_the_prompt(
+            frame.prompt_logprobs, self.prompt, params.prompt_logprobs is not None
+        )
 
     def submits(self, sender: str) -> list[Submit]:
         """What starts the attempt: one message for each worker, decode's first, as it has to make room."""

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many tokens one step made for whom, from the shapes of tensors that stay where they are (SPEC A1, A2)."""
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+# A request's id and the choice.
+Owner = tuple[str, int]
+
+
+class StepCounts:
+    """Accepted tokens by owner. Looks at no element of any tensor: counting copies nothing from a device."""
+
+    def __init__(self, stated: Iterable[tuple[Owner, Tensor | None]] = ()) -> None:
+        self.by_owner: dict[Owner, int] = {}
+        for owner, tokens in stated:
+            self.state(owner, tokens)
+
+    def state(self, owner: Owner, tokens: Tensor | None) -> None:
+        """`tokens` are ids [accepted] or [accepted, codebooks], without rejected drafts: the count is the size of the
+        first axis. None is 0. What is stated of an owner again in the same step, for another destination, is the same
+        tokens and counts once."""
+        self.by_owner.setdefault(owner, 0 if tokens is None else tokens.shape[0])
+
+    def of(self, owner: Owner) -> int:
+        """0 for one of whom nothing was stated."""
+        return self.by_owner.get(owner, 0)
+
+    @property
+    def total(self) -> int:
+        return sum(self.by_owner.values())

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the logprobs of a frame can be shown: the shape that a worker promised, and numbers that JSON can hold."""
+
+import math
+from collections.abc import Sequence
+
+from pontil.runtime.wire.messages import Logprobs
+
+Entries = Sequence[Sequence[float]]
+
+
+def fit_the_ids(logprobs: Logprobs | None, ids: Sequence[int], asked: bool) -> bool:
+    """One item for each id, that id's own entry first; none at all where they were not asked for."""
+    stated = logprobs or []
+    if not asked:
+        return not stated
+    pairs = zip(stated, ids, strict=False)
+    return len(stated) == len(ids) and all(are_entries(some) and some[0][0] == token for some, token in pairs)
+
+
+def fit_the_prompt(logprobs: Logprobs | None, prompt: Sequence[int], asked: bool) -> bool:
+    """None in this frame, or one item for each prompt token, of which the first alone is empty."""
+    if not logprobs:
+        return True
+    return asked and len(logprobs) == len(prompt) and not logprobs[0] and all(map(are_entries, logprobs[1:]))
+
+
+def are_entries(some: Entries) -> bool:
+    """At least one [token id, logprob, rank from 1]. Minus infinity is a logprob; NaN and infinity are none."""
+    return bool(some) and all(
+        len(entry) == 3 and is_whole(entry[0], 0) and entry[1] < math.inf and is_whole(entry[2], 1) for entry in some
+    )
+
+
+def is_whole(number: float, lowest: int) -> bool:
+    return isinstance(number, int) and number >= lowest

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts come from shapes: whatever would look at an element, or copy one to the host, raises here (A1, A2)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tiny import Rig, build, drain, reference, rig, sequence
+from torch import Tensor
+
+from pontil.runtime.engine import sampler
+from pontil.runtime.engine.engine import Output
+from pontil.runtime.engine.sampler import Draw, Sampled, counts_of, draw_tokens
+from pontil.runtime.engine.step_counts import StepCounts
+
+LOOKS = {
+    "cpu", "tolist", "item", "numpy", "to", "__int__", "__float__", "__bool__", "__index__", "__iter__", "__len__",
+    "__array__", "__contains__", "nonzero", "sum", "any", "all", "equal", "data_ptr",
+}  # fmt: skip
+
+
+class Sealed(Tensor):
+    """Tensors on a device whose elements nobody may ask for."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in LOOKS:
+            raise AssertionError(f"{name} was called in order to count")
+        way: Any = super()
+        return way.__torch_function__(func, kinds, args, kwargs or {})
+
+
+def sealed(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.int64).as_subclass(Sealed)
+
+
+@pytest.mark.parametrize("look", [Tensor.cpu, Tensor.tolist, Tensor.item, Tensor.numpy, Tensor.__bool__, Tensor.sum])
+def test_the_seal_holds(look: Callable[[Tensor], object]) -> None:
+    with pytest.raises(AssertionError, match="in order to count"):
+        look(sealed(1))
+
+
+@pytest.mark.parametrize(
+    ("shape", "count"), [((5,), 5), ((1,), 1), ((0,), 0), ((5, 3), 5), ((1, 8), 1), ((0, 8), 0), ((3, 0), 3)]
+)
+def test_a_count_is_the_size_of_the_token_axis(shape: tuple[int, ...], count: int) -> None:  # A1
+    counts = StepCounts([(("r", 0), sealed(*shape))])
+    assert (counts.of(("r", 0)), counts.total) == (count, count)
+
+
+def test_missing_is_nothing_and_twice_is_once() -> None:  # A2
+    tokens = sealed(4, 2)
+    counts = StepCounts([(("r", 0), tokens), (("r", 0), tokens), (("r", 1), None), (("s", 0), sealed(0))])
+    assert [counts.of(owner) for owner in (("r", 0), ("r", 1), ("s", 0), ("nobody", 0))] == [4, 0, 0, 0]
+    assert counts.total == 4
+
+
+def draws() -> list[Draw]:
+    """Greedy and drawn ones, mixed, one of them with three choices."""
+    one, two, three = sequence("a", [1, 2]), sequence("b", [3], temperature=1.0, n=3), sequence("c", [4])
+    return [Draw(0, one, 0), *(Draw(1, two, choice) for choice in range(3)), Draw(2, three, 0)]
+
+
+@pytest.mark.parametrize("codebooks", [(), (4,)])
+def test_drawn_tokens_are_counted_where_they_are(codebooks: tuple[int, ...]) -> None:
+    counts = counts_of(draws(), sealed(5, *codebooks))
+    assert counts.by_owner == {("a", 0): 1, ("b", 0): 1, ("b", 1): 1, ("b", 2): 1, ("c", 0): 1}
+
+
+def test_the_samplers_own_way_to_the_counts_copies_nothing() -> None:
+    """From logits to counts; only then are ids asked for, and that is what the seal refuses."""
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(1))
+    ordered, tokens = draw_tokens(logits, draws())
+    assert counts_of(ordered, tokens.as_subclass(Sealed)).total == 5
+    with pytest.raises(AssertionError, match="tolist"):
+        tokens.as_subclass(Sealed).tolist()
+
+
+@pytest.fixture(scope="module")
+def ours() -> Rig:
+    return rig(build(reference()))
+
+
+def test_a_step_copies_its_ids_once(ours: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For one tile of six sequences, greedy and drawn: one copy, after the count."""
+    copied: list[int] = []
+
+    class Watched(Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if getattr(func, "__name__", "") in LOOKS:
+                assert func.__name__ == "tolist"
+                copied.append(args[0].shape[0])
+            way: Any = super()
+            return way.__torch_function__(func, kinds, args, kwargs or {})
+
+    draw = sampler.draw_tokens
+
+    def watched(logits: Tensor, draws: list[Draw]) -> tuple[list[Draw], Tensor]:
+        ordered, tokens = draw(logits, draws)
+        return ordered, tokens.as_subclass(Watched)
+
+    monkeypatch.setattr(sampler, "draw_tokens", watched)
+    for number in range(6):
+        ours.engine.add(sequence(str(number), [5 + number] * 9, 4, temperature=float(number % 2)))
+    ours.engine.step()
+    assert copied == [6]
+    drain(ours.engine)
+    assert copied == [6] * 4
+
+
+def test_a_steps_report_carries_counts_beside_ids(ours: Rig) -> None:  # A2
+    """And what a sequence generated is their sum, whatever it received, however often it was preempted."""
+    one = sequence("a", list(range(3, 60)), 9, n=3, temperature=1.0)
+    ours.engine.add(one)
+    outputs: list[Output] = []
+    while ours.engine.has_work:
+        outputs += ours.engine.step()
+    assert len(outputs) == 27 and all(output.count == len(output.ids) == 1 for output in outputs)
+    assert {output.sequence.generated for output in outputs} == {9}
+
+
+def test_counts_reach_the_worker_from_shapes_and_not_from_ids(ours: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were two positions accepted for one id, two would be counted."""
+    run = ours.runner.run
+
+    def doubled(batch: Any) -> list[Sampled]:
+        return [Sampled(one.sequence, one.choice, one.token, 2 * one.count, one.logprobs) for one in run(batch)]
+
+    monkeypatch.setattr(ours.runner, "run", doubled)
+    one = sequence("a", [7] * 20, 5)
+    ours.engine.add(one)
+    drain(ours.engine)
+    assert (one.generated, len(one.output)) == (10, 5)

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frames as they were on the wire, in hexadecimal, and the messages they were made from (SPEC A4).
+
+They are recorded: a new field of a message is no reason to change them, as nobody can change what an older process
+sends. A new message is added to MESSAGES and RECORDED.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pontil.runtime.wire.messages import (
+    Abandon,
+    Begin,
+    Cancel,
+    ChunkReady,
+    Failed,
+    Fetched,
+    Goodbye,
+    Greet,
+    Greeting,
+    Handoff,
+    Heartbeat,
+    Hello,
+    Message,
+    Refused,
+    Renew,
+    StillHere,
+    Submit,
+    Tokens,
+    Welcome,
+    Withdrawn,
+)
+
+# Every field has a value that is not its default; token id 0 and the largest numbers are among them.
+MESSAGES: dict[str, Message] = {
+    "hello": Hello(
+        sender="d4",
+        schema=1,
+        name="decode:0",
+        role="decode",
+        pid=4711,
+        device="cpu",
+        model="tiny",
+        model_fingerprint="mf",
+        kv_fingerprint="kf",
+        peer_endpoint="ipc:///run/d",
+        block_size=16,
+        num_blocks=64,
+        max_num_seqs=8,
+        max_model_len=512,
+        max_num_batched_tokens=256,
+    ),
+    "welcome": Welcome(sender="px", receiver="d4"),
+    "refused": Refused(sender="px", receiver="d4", reason="another model"),
+    "heartbeat": Heartbeat(
+        sender="d4", receiver="px", running=2, waiting=1, free_blocks=60, step=99, counters={"preemptions": 3}
+    ),
+    "still_here": StillHere(sender="px", receiver="d4"),
+    "goodbye": Goodbye(sender="d4", receiver="px"),
+    "submit": Submit(
+        sender="px",
+        receiver="d4",
+        request_id="r",
+        attempt=1,
+        prompt=[0, 5, 262143],
+        sampling={"max_tokens": 8, "seed": 3},
+        phase="decode",
+        transfer_id="r.1",
+        peer="p3",
+        peer_endpoint="ipc:///run/p",
+        cache_salt="alice",
+    ),
+    "cancel": Cancel(sender="px", receiver="d4", request_id="r", attempt=1),
+    "tokens": Tokens(
+        sender="d4",
+        receiver="px",
+        request_id="r",
+        attempt=1,
+        index=4,
+        ids=[0],
+        choice=2,
+        finish_reason="stop",
+        stop_match="<>",
+        generated_tokens=4,
+        prompt_tokens=3,
+        cached_tokens=2,
+        logprobs=[[[0, -0.25, 1], [7, -1.5, 2]]],
+        prompt_logprobs=[[], [[5, -2.0, 3]]],
+    ),
+    "failed": Failed(sender="d4", receiver="px", request_id="r", attempt=1, reason="no room", status=400),
+    "greet": Greet(sender="d4", receiver="p3", schema=1, name="decode:0", model_fingerprint="mf", kv_fingerprint="kf"),
+    "greeting": Greeting(sender="p3", receiver="d4", pool={"kind": "shm", "pid": 4712}, reason="or not"),
+    "begin": Begin(sender="d4", receiver="p3", transfer_id="r.1", request_id="r", attempt=1, have=2),
+    "chunk_ready": ChunkReady(
+        sender="p3",
+        receiver="d4",
+        transfer_id="r.1",
+        epoch=6,
+        slot=1,
+        first=2,
+        block_ids=[9, 0],
+        digests=[18446744073709551615, 1],
+    ),
+    "handoff": Handoff(
+        sender="p3",
+        receiver="d4",
+        transfer_id="r.1",
+        epoch=6,
+        slot=1,
+        first=4,
+        block_ids=[3],
+        digests=[77],
+        computed=65,
+        first_tokens=[0, 7, 9],
+        prompt_tokens=65,
+        cached_tokens=64,
+        kv_fingerprint="kf",
+        prefill_seconds=0.5,
+        choices=[0, 2],
+        logprobs=[[[0, -0.25, 1], [7, -1.5, 2]]],
+    ),
+    "withdrawn": Withdrawn(sender="p3", receiver="d4", transfer_id="r.1", finished=True, reason="finished"),
+    "renew": Renew(sender="d4", receiver="p3", transfer_id="r.1", epoch=6),
+    "fetched": Fetched(sender="d4", receiver="p3", transfer_id="r.1", epoch=6),
+    "abandon": Abandon(sender="d4", receiver="p3", transfer_id="r.1", reason="cancelled"),
+}
+
+# MESSAGES as they were sent on the day on which several choices could be handed over.
+RECORDED = {
+    "hello": (
+        "de0010a174a568656c6c6fa673656e646572a26434a6736368656d6101a46e616d65a86465636f64653a30a4726f6c65a664"
+        "65636f6465a3706964cd1267a6646576696365a3637075a56d6f64656ca474696e79b16d6f64656c5f66696e676572707269"
+        "6e74a26d66ae6b765f66696e6765727072696e74a26b66ad706565725f656e64706f696e74ac6970633a2f2f2f72756e2f64"
+        "aa626c6f636b5f73697a6510aa6e756d5f626c6f636b7340ac6d61785f6e756d5f7365717308ad6d61785f6d6f64656c5f6c"
+        "656ecd0200b66d61785f6e756d5f626174636865645f746f6b656e73cd0100"
+    ),
+    "welcome": "83a174a777656c636f6d65a673656e646572a27078a87265636569766572a26434",
+    "refused": (
+        "84a174a772656675736564a673656e646572a27078a87265636569766572a26434a6726561736f6ead616e6f74686572206d6f64656c"
+    ),
+    "heartbeat": (
+        "88a174a9686561727462656174a673656e646572a26434a87265636569766572a27078a772756e6e696e6702a77761697469"
+        "6e6701ab667265655f626c6f636b733ca47374657063a8636f756e7465727381ab707265656d7074696f6e7303"
+    ),
+    "still_here": "83a174aa7374696c6c5f68657265a673656e646572a27078a87265636569766572a26434",
+    "goodbye": "83a174a7676f6f64627965a673656e646572a26434a87265636569766572a27078",
+    "submit": (
+        "8ca174a67375626d6974a673656e646572a27078a87265636569766572a26434aa726571756573745f6964a172a761747465"
+        "6d707401a670726f6d7074930005ce0003ffffa873616d706c696e6782aa6d61785f746f6b656e7308a47365656403a57068"
+        "617365a66465636f6465ab7472616e736665725f6964a3722e31a470656572a27033ad706565725f656e64706f696e74ac69"
+        "70633a2f2f2f72756e2f70aa63616368655f73616c74a5616c696365"
+    ),
+    "cancel": (
+        "85a174a663616e63656ca673656e646572a27078a87265636569766572a26434aa726571756573745f6964a172a7617474656d707401"
+    ),
+    "tokens": (
+        "8fa174a6746f6b656e73a673656e646572a26434a87265636569766572a27078aa726571756573745f6964a172a761747465"
+        "6d707401a5696e64657804a36964739100a663686f69636502ad66696e6973685f726561736f6ea473746f70aa73746f705f"
+        "6d61746368a23c3eb067656e6572617465645f746f6b656e7304ad70726f6d70745f746f6b656e7303ad6361636865645f74"
+        "6f6b656e7302a86c6f6770726f627391929300cbbfd0000000000000019307cbbff800000000000002af70726f6d70745f6c"
+        "6f6770726f62739290919305cbc00000000000000003"
+    ),
+    "failed": (
+        "87a174a66661696c6564a673656e646572a26434a87265636569766572a27078aa726571756573745f6964a172a761747465"
+        "6d707401a6726561736f6ea76e6f20726f6f6da6737461747573cd0190"
+    ),
+    "greet": (
+        "87a174a56772656574a673656e646572a26434a87265636569766572a27033a6736368656d6101a46e616d65a86465636f64"
+        "653a30b16d6f64656c5f66696e6765727072696e74a26d66ae6b765f66696e6765727072696e74a26b66"
+    ),
+    "greeting": (
+        "85a174a86772656574696e67a673656e646572a27033a87265636569766572a26434a4706f6f6c82a46b696e64a373686da3"
+        "706964cd1268a6726561736f6ea66f72206e6f74"
+    ),
+    "begin": (
+        "87a174a5626567696ea673656e646572a26434a87265636569766572a27033ab7472616e736665725f6964a3722e31aa7265"
+        "71756573745f6964a172a7617474656d707401a46861766502"
+    ),
+    "chunk_ready": (
+        "89a174ab6368756e6b5f7265616479a673656e646572a27033a87265636569766572a26434ab7472616e736665725f6964a3"
+        "722e31a565706f636806a4736c6f7401a5666972737402a9626c6f636b5f696473920900a76469676573747392cfffffffff"
+        "ffffffff01"
+    ),
+    "handoff": (
+        "de0011a174a768616e646f6666a673656e646572a27033a87265636569766572a26434ab7472616e736665725f6964a3722e"
+        "31a565706f636806a4736c6f7401a5666972737404a9626c6f636b5f6964739103a764696765737473914da8636f6d707574"
+        "656441ac66697273745f746f6b656e7393000709ad70726f6d70745f746f6b656e7341ad6361636865645f746f6b656e7340"
+        "ae6b765f66696e6765727072696e74a26b66af70726566696c6c5f7365636f6e6473cb3fe0000000000000a763686f696365"
+        "73920002a86c6f6770726f627391929300cbbfd0000000000000019307cbbff800000000000002"
+    ),
+    "withdrawn": (
+        "86a174a977697468647261776ea673656e646572a27033a87265636569766572a26434ab7472616e736665725f6964a3722e"
+        "31a866696e6973686564c3a6726561736f6ea866696e6973686564"
+    ),
+    "renew": (
+        "85a174a572656e6577a673656e646572a26434a87265636569766572a27033ab7472616e736665725f6964a3722e31a565706f636806"
+    ),
+    "fetched": (
+        "85a174a766657463686564a673656e646572a26434a87265636569766572a27033ab7472616e736665725f6964a3722e31a5"
+        "65706f636806"
+    ),
+    "abandon": (
+        "85a174a76162616e646f6ea673656e646572a26434a87265636569766572a27033ab7472616e736665725f6964a3722e31a6"
+        "726561736f6ea963616e63656c6c6564"
+    ),
+}
+
+# The same from the version before: these messages had fewer fields.
+EARLIER = {
+    "submit": (
+        "8ba174a67375626d6974a673656e646572a27078a87265636569766572a26434aa726571756573745f6964a172a761747465"
+        "6d707401a670726f6d7074930005ce0003ffffa873616d706c696e6782aa6d61785f746f6b656e7308a47365656403a57068"
+        "617365a66465636f6465ab7472616e736665725f6964a3722e31a470656572a27033ad706565725f656e64706f696e74ac69"
+        "70633a2f2f2f72756e2f70"
+    ),
+    "tokens": (
+        "8da174a6746f6b656e73a673656e646572a26434a87265636569766572a27078aa726571756573745f6964a172a761747465"
+        "6d707401a5696e64657804a36964739100a663686f69636502ad66696e6973685f726561736f6ea473746f70aa73746f705f"
+        "6d61746368a23c3eb067656e6572617465645f746f6b656e7304ad70726f6d70745f746f6b656e7303ad6361636865645f74"
+        "6f6b656e7302"
+    ),
+    "begin": (
+        "86a174a5626567696ea673656e646572a26434a87265636569766572a27033ab7472616e736665725f6964a3722e31aa7265"
+        "71756573745f6964a172a7617474656d707401"
+    ),
+    "handoff": (
+        "8fa174a768616e646f6666a673656e646572a27033a87265636569766572a26434ab7472616e736665725f6964a3722e31a5"
+        "65706f636806a4736c6f7401a5666972737404a9626c6f636b5f6964739103a764696765737473914da8636f6d7075746564"
+        "41ac66697273745f746f6b656e7393000709ad70726f6d70745f746f6b656e7341ad6361636865645f746f6b656e7340ae6b"
+        "765f66696e6765727072696e74a26b66af70726566696c6c5f7365636f6e6473cb3fe0000000000000"
+    ),
+}
+
+# Nothing but what a message cannot do without, as a sender that knows no optional field sends it.
+SHORTEST = {
+    "heartbeat": (
+        "87a174a9686561727462656174a673656e646572a26434a87265636569766572a27078a772756e6e696e6702a77761697469"
+        "6e6701ab667265655f626c6f636b733ca47374657063"
+    ),
+    "submit": (
+        "87a174a67375626d6974a673656e646572a27078a87265636569766572a26434aa726571756573745f6964a172a761747465"
+        "6d707401a670726f6d7074930005ce0003ffffa873616d706c696e6782aa6d61785f746f6b656e7308a47365656403"
+    ),
+    "tokens": (
+        "87a174a6746f6b656e73a673656e646572a26434a87265636569766572a27078aa726571756573745f6964a172a761747465"
+        "6d707401a5696e64657804a36964739100"
+    ),
+    "failed": (
+        "86a174a66661696c6564a673656e646572a26434a87265636569766572a27078aa726571756573745f6964a172a761747465"
+        "6d707401a6726561736f6ea76e6f20726f6f6d"
+    ),
+    "greeting": "83a174a86772656574696e67a673656e646572a27033a87265636569766572a26434",
+    "begin": (
+        "86a174a5626567696ea673656e646572a26434a87265636569766572a27033ab7472616e736665725f6964a3722e31aa7265"
+        "71756573745f6964a172a7617474656d707401"
+    ),
+    "handoff": (
+        "8fa174a768616e646f6666a673656e646572a27033a87265636569766572a26434ab7472616e736665725f6964a3722e31a5"
+        "65706f636806a4736c6f7401a5666972737404a9626c6f636b5f6964739103a764696765737473914da8636f6d7075746564"
+        "41ac66697273745f746f6b656e7393000709ad70726f6d70745f746f6b656e7341ad6361636865645f746f6b656e7340ae6b"
+        "765f66696e6765727072696e74a26b66af70726566696c6c5f7365636f6e6473cb3fe0000000000000"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class EarlierSubmit:
+    sender: str
+    receiver: str
+    request_id: str
+    attempt: int
+    prompt: list[int]
+    sampling: dict[str, Any]
+    phase: str = "whole"
+    transfer_id: str | None = None
+    peer: str | None = None
+    peer_endpoint: str | None = None
+
+
+@dataclass(frozen=True)
+class EarlierTokens:
+    sender: str
+    receiver: str
+    request_id: str
+    attempt: int
+    index: int
+    ids: list[int]
+    choice: int = 0
+    finish_reason: str | None = None
+    stop_match: str | None = None
+    generated_tokens: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class EarlierBegin:
+    sender: str
+    receiver: str
+    transfer_id: str
+    request_id: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class EarlierHandoff:
+    sender: str
+    receiver: str
+    transfer_id: str
+    epoch: int
+    slot: int
+    first: int
+    block_ids: list[int]
+    digests: list[int]
+    computed: int
+    first_tokens: list[int]
+    prompt_tokens: int
+    cached_tokens: int
+    kv_fingerprint: str
+    prefill_seconds: float
+
+
+@dataclass(frozen=True)
+class UncountedTokens:
+    """As a reader knows it that has never heard of counts, choices or reasons."""
+
+    sender: str
+    receiver: str
+    request_id: str
+    attempt: int
+    index: int
+    ids: list[int] = field(default_factory=list)
+
+
+# What an older process makes of a message.
+READERS: dict[str, list[type[Any]]] = {
+    "submit": [EarlierSubmit],
+    "tokens": [EarlierTokens, UncountedTokens],
+    "begin": [EarlierBegin],
+    "handoff": [EarlierHandoff],
+}

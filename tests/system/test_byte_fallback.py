@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real models that write characters of several tokens: counts, reasons and text at every budget around them (A7, A8).
+
+Gemma 3 writes rare scripts as single bytes; its file has no chat template, so chats are SmolLM2's, whose emoji are
+spread over tokens too.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import Served, launched
+
+from pontil.runtime.loaders.builtin import resolve_model
+from pontil.runtime.text.tokenizer import Tokenizer, load_tokenizer
+
+CACHE = Path.home() / ".cache" / "pontil"
+GEMMA, SMOLLM2 = "gemma3-270m", "smollm2-135m-instruct"
+LONGEST = 24
+BUDGETS = range(1, LONGEST + 1)
+TOPOLOGIES: dict[str, tuple[str, ...]] = {"mixed": ("--role", "mixed"), "pair": ()}
+PROMPTS = {
+    "all at once": "日本𓀀語🫠 日本𓀀語🫠 日本",
+    "hieroglyphs": "𓀀𓀁𓀂𓀃 𓀀𓀁𓀂𓀃 𓀀𓀁",
+    "Gothic": "𐌰𐌱𐌲𐌳 𐌰𐌱𐌲𐌳 𐌰𐌱𐌲",
+    "ideographs": "𠮷野家 𠮷野家 𠮷野",
+    "families": "👩‍👩‍👧‍👦 👩‍👩‍👧‍👦 👩‍👩‍",
+    "Japanese": "吾輩は猫である。名前は",
+}
+CHATS = {
+    "emoji": "Say exactly this and nothing else: 🎉🚀🧑🏿‍🚀🫠🦄🎉🚀🧑🏿‍🚀🫠🦄",
+    "ideographs": "Say exactly this and nothing else: 日本語𠮷野家日本語𠮷野家",
+}
+
+
+@dataclass(frozen=True)
+class Said:
+    """An answer, however it came."""
+
+    ids: list[int]
+    text: str
+    finish: str
+    completion_tokens: int
+
+
+@dataclass(frozen=True)
+class Site:
+    """One model served in one topology."""
+
+    served: Served
+    model: str
+    tokenizer: Tokenizer
+
+    def ask(self, prompt: str, budget: int, stream: bool, **options: Any) -> Said:
+        asked = {"model": self.model, "temperature": 0, "ignore_eos": True, "return_token_ids": True} | options
+        body, path = asked | {"max_tokens": budget, "prompt": prompt}, "/v1/completions"
+        if self.model == SMOLLM2:
+            body["messages"], path = [{"role": "user", "content": body.pop("prompt")}], "/v1/chat/completions"
+        if not stream:
+            reply = self.served.request("POST", path, body)
+            answer = reply.json()
+            assert reply.status == 200, answer
+            return said(answer["choices"], answer["usage"])
+        events = self.served.stream(path, body)
+        return said([piece for event in events for piece in event["choices"]], events[-1]["usage"])
+
+    def ask_all(self, asked: list[tuple[str, int, bool]], **options: Any) -> list[Said]:
+        with ThreadPoolExecutor(8) as threads:
+            return list(threads.map(lambda one: self.ask(*one, **options), asked))
+
+    def at_budgets(self, prompt: str, last: int, **options: Any) -> Iterator[tuple[int, Said]]:
+        """The answers at every budget from 1 to the last, whole and streamed."""
+        ways = [(prompt, budget, stream) for budget in range(1, last + 1) for stream in (False, True)]
+        return zip([budget for _, budget, _ in ways], self.ask_all(ways, **options), strict=True)
+
+
+def said(pieces: list[dict[str, Any]], usage: dict[str, int]) -> Said:
+    """From the one choice of a whole answer, or from the pieces of a stream."""
+    texts = [piece.get("text") or piece.get("message", piece.get("delta", {})).get("content") or "" for piece in pieces]
+    shown = [text for text in texts if text]
+    assert not any("\ufffd" in text for text in shown[:-1]), "an incomplete character is shown at the end only"
+    ids = [token for piece in pieces for token in piece.get("token_ids") or []]
+    return Said(ids, "".join(texts), pieces[-1]["finish_reason"], usage["completion_tokens"])
+
+
+@pytest.fixture(scope="module")
+def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """One launch at a time: two workers need both cores."""
+    model, topology = request.param
+    with launched(tmp_path_factory.mktemp(topology), *TOPOLOGIES[topology], "--model", model) as served:
+        yield Site(served, model, load_tokenizer(resolve_model(model, CACHE), CACHE))
+        assert (served.metric("pontil_kv_transfer_bytes_total") > 0) == (topology == "pair")
+        assert served.metric("pontil_counts_disputed_total") == served.metric("pontil_counts_clamped_total") == 0
+
+
+of_gemma = pytest.mark.parametrize("site", [(GEMMA, "mixed"), (GEMMA, "pair")], ids="-".join, indirect=True)
+of_smollm2 = pytest.mark.parametrize(
+    "site",
+    [pytest.param((SMOLLM2, "mixed"), marks=pytest.mark.long), (SMOLLM2, "pair")],
+    ids="-".join,
+    indirect=True,
+)
+
+
+def check_every_budget(one: Site, prompt: str) -> Said:
+    """Every budget gives the beginning of the longest answer, and says "length"; that answer."""
+    longest = one.ask(prompt, LONGEST, False)
+    assert len(longest.ids) == LONGEST
+    for budget, answer in one.at_budgets(prompt, LONGEST):
+        ids = longest.ids[:budget]
+        assert answer == Said(ids, one.tokenizer.decode(ids), "length", budget)
+    return longest
+
+
+def check_stops(one: Site, prompt: str, longest: Said, stop: str) -> None:
+    """A stop string of several tokens, before, at and behind every budget; exactly at it, it is a stop (A6)."""
+    decode = one.tokenizer.decode
+    ended = next(count for count in BUDGETS if stop in decode(longest.ids[:count]))
+    assert 1 < ended < LONGEST
+    for budget, answer in one.at_budgets(prompt, ended + 2, stop=[stop]):
+        ids = longest.ids[: min(budget, ended)]
+        reason = "stop" if ended <= budget else "length"
+        assert answer == Said(ids, decode(ids).split(stop)[0], reason, len(ids))
+
+
+def check_stop_tokens(one: Site, prompt: str, longest: Said, place: int) -> None:
+    """A stop token inside of a character: it is counted and not shown, and leaves the character incomplete."""
+    stop = longest.ids[place]
+    ended = longest.ids.index(stop) + 1
+    for budget, answer in one.at_budgets(prompt, ended + 2, stop_token_ids=[stop]):
+        ids = longest.ids[: min(budget, ended)]
+        reason = "stop" if ended <= budget else "length"
+        assert answer == Said(ids, one.tokenizer.decode(ids[:-1] if reason == "stop" else ids), reason, len(ids))
+
+
+def is_byte(one: Site, token: int) -> bool:
+    return str(one.tokenizer.backend.id_to_token(token)).startswith("<0x")
+
+
+@of_gemma
+def test_bytes_of_characters_are_counted_one_by_one(site: Site) -> None:
+    prompt = PROMPTS["all at once"]
+    longest = check_every_budget(site, prompt)
+    assert [is_byte(site, token) for token in longest.ids[:7]] == [True] * 4 + [False] * 3
+    assert longest.text.startswith("𓀀語🫠") and longest.text.endswith("\ufffd")
+    check_stops(site, prompt, longest, "𓀀")
+    check_stop_tokens(site, prompt, longest, 2)
+
+
+@of_gemma
+def test_answers_do_not_depend_on_the_topology(site: Site, longest_answers: dict[str, Said]) -> None:
+    asked = [(prompt, LONGEST, stream) for prompt in PROMPTS.values() for stream in (False, True)]
+    for (prompt, _, _), answer in zip(asked, site.ask_all(asked), strict=True):
+        assert answer == longest_answers.setdefault(prompt, answer)
+        assert answer.text == site.tokenizer.decode(answer.ids)
+
+
+@pytest.fixture(scope="module")
+def longest_answers() -> dict[str, Said]:
+    """What the first topology answered, by prompt."""
+    return {}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name in PROMPTS if name != "all at once"])
+@of_gemma
+def test_every_script_at_every_budget(site: Site, name: str) -> None:
+    longest = check_every_budget(site, PROMPTS[name])
+    check_stops(site, PROMPTS[name], longest, longest.text[1:3])
+    check_stop_tokens(site, PROMPTS[name], longest, 3)
+
+
+@pytest.mark.long
+@of_gemma
+def test_choices_that_were_drawn_are_counted_apart(site: Site) -> None:
+    for budget in BUDGETS:
+        body = {"model": GEMMA, "prompt": PROMPTS["all at once"], "max_tokens": budget, "n": 3, "temperature": 0.9}
+        reply = site.served.request("POST", "/v1/completions", body | {"seed": 5, "return_token_ids": True})
+        answer = reply.json()
+        for choice in answer["choices"]:
+            ids = choice["token_ids"]
+            assert choice["text"] == site.tokenizer.decode(ids)
+            assert len(ids) == budget if choice["finish_reason"] == "length" else len(ids) <= budget
+        assert answer["usage"]["completion_tokens"] == sum(len(choice["token_ids"]) for choice in answer["choices"])
+
+
+@of_smollm2
+@pytest.mark.parametrize("name", ["emoji", pytest.param("ideographs", marks=pytest.mark.long)])
+def test_chats_with_characters_of_several_tokens(site: Site, name: str) -> None:
+    longest = check_every_budget(site, CHATS[name])
+    texts = [site.tokenizer.decode(longest.ids[:budget]) for budget in BUDGETS]
+    assert sum(text.endswith("\ufffd") for text in texts) > 5, "many budgets end inside of a character"
