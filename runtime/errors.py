@@ -38,3 +38,7 @@ class IncompatiblePeer(PontilError):
 
 class TransferError(PontilError):
     """KV blocks could not be pulled or were not the blocks they should have been."""
+
+
+class UsageLogError(PontilError):
+    """A usage log that cannot be opened: no such file, another program's, a newer version's, or in use."""

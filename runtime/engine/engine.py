@@ -27,12 +27,14 @@ class Output:
 class Engine:
     """Knows nothing of processes or text. `add`, then `step` until `has_work` is False.
 
-    `sequences` has what is not finished of each request, by its id: one sequence, or one for each choice.
+    `sequences` has what is not finished of each request, by its id: one sequence, or one for each choice. `generated`
+    counts the tokens sampled in its life; every one of them is in an Output.
     """
 
     def __init__(self, runner: Runner, scheduler: Scheduler) -> None:
         self.runner, self.scheduler = runner, scheduler
         self.sequences: dict[str, list[Sequence]] = {}
+        self.generated = 0
 
     @property
     def has_work(self) -> bool:
@@ -66,6 +68,7 @@ class Engine:
     def step(self) -> list[Output]:
         batch = self.scheduler.schedule()
         sampled = self.runner.run(batch)
+        self.generated += len(sampled)
         self.scheduler.advance(batch)
         drawn = [(self.branch(one), one) for one in sampled]
         return [self.accept(sequence, one) for sequence, one in drawn]

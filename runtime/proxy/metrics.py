@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from pontil.runtime.accounting.counts import Usage
+from pontil.runtime.accounting.ledger import Ledger
 
 HANDOFFS = "handoffs_"
 RESULTS = ("complete", "failed", "expired", "cancelled")
@@ -49,6 +50,12 @@ class Metrics:
             self.dropped.labels(reason)
         self.clamped = Counter("pontil_counts_clamped", "Counts above the budget", registry=registry)
         self.disputed = Counter("pontil_counts_disputed", "Counts unlike the ids that arrived", registry=registry)
+        self.imbalance = Gauge(
+            "pontil_ledger_imbalance", "Tokens generated that were neither delivered nor discarded", registry=registry
+        )
+        self.discarded = Gauge(
+            "pontil_discarded_tokens", "Tokens generated and not delivered", ["reason"], registry=registry
+        )
 
     def add_worker_counters(self, grown: Mapping[str, int]) -> None:
         """What a worker's counters grew by. Names that mean nothing here are left out."""
@@ -68,6 +75,11 @@ class Metrics:
         self.prompt.inc(usage.prompt_tokens)
         self.cached.inc(usage.cached_tokens)
         self.generation.inc(usage.completion_tokens)
+
+    def show_ledger(self, ledger: Ledger) -> None:
+        self.imbalance.set(ledger.imbalance)
+        for reason, count in ledger.totals.discarded.items():
+            self.discarded.labels(reason).set(count)
 
     def render(self) -> bytes:
         """The text exposition format."""

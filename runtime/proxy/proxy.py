@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.config import ProxyConfig
 from pontil.runtime.errors import PontilError, RequestError, Unavailable
 from pontil.runtime.proxy.admission import check_capacity, context_length
@@ -56,6 +57,7 @@ class Proxy:
         self.started_at = int(time.time())
         self.registry = Registry(config.worker_ttl)
         self.metrics = Metrics()
+        self.ledger = Ledger()
         self.requests: dict[str, Request] = {}
         self.draining = False
         self.context = open_context()
@@ -129,7 +131,9 @@ class Proxy:
             raise Unavailable("no worker is ready yet: try again in a moment")
         unique = secrets.token_hex(8)
         request_id = f"{name}-{unique}" if name else unique
-        request = Request.start(request_id, prompt, params, route, self.tokenizer, self.clock(), cache_salt)
+        request = Request.start(
+            request_id, prompt, params, route, self.tokenizer, self.clock(), cache_salt, self.ledger
+        )
         self.dispatch(request)
         return Stream(request, self.cancel)
 
@@ -192,6 +196,7 @@ class Proxy:
         reason = self.registry.hello(message, self.clock())
         if reason is None:
             LOG.info("%s (pid %d) registered", message.name, message.pid)
+            self.ledger.registered(message.sender, message.name)
             self.send(Welcome(self.incarnation, message.sender))
         else:
             LOG.warning("refused a worker: %s", reason)
@@ -202,6 +207,7 @@ class Proxy:
         grown = self.registry.heartbeat(message)
         if grown is not None:
             self.metrics.add_worker_counters(grown)
+            self.ledger.state(message.sender, message.counters)
             self.send(StillHere(self.incarnation, message.sender))
 
     def on_goodbye(self, message: Goodbye) -> None:
@@ -211,10 +217,16 @@ class Proxy:
         request = self.requests.get(frame.request_id)
         if request is None or not request.expects(frame.sender, frame.attempt):
             self.metrics.dropped.labels("stale").inc()
+            self.book_stray(frame)
         elif not request.is_sound(frame):
             self.metrics.dropped.labels("malformed").inc()
+            self.book_stray(frame)
         else:
             self.take_tokens(request, frame)
+
+    def book_stray(self, frame: Tokens) -> None:
+        ids = len(frame.ids)
+        self.ledger.stray(frame.sender, frame.request_id, frame.attempt, frame.choice, frame.index, ids)
 
     def take_tokens(self, request: Request, frame: Tokens) -> None:
         now, before, begun = self.clock(), request.last_frame, request.begun
@@ -244,6 +256,7 @@ class Proxy:
     def tick(self) -> None:
         """Everything that happens because time has passed, unless that time was not the workers' fault."""
         self.ticks += 1
+        self.metrics.show_ledger(self.ledger)
         now = self.clock()
         late, self.last_tick = now - self.last_tick > LATE, now
         if not late:
@@ -307,9 +320,11 @@ class Proxy:
 
     def close_account(self, request: Request, label: str) -> None:
         account = request.account
+        complete = isinstance(request.mailbox.end, Finished)
+        self.ledger.close(request.id, account.usage if complete else account.running_usage)
         self.metrics.requests.labels(label).inc()
         self.metrics.clamped.inc(account.clamped)
-        if isinstance(request.mailbox.end, Finished):
+        if complete:
             self.metrics.disputed.inc(account.disputed)
             self.metrics.add_usage(account.usage)
         elif request.begun:

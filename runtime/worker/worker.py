@@ -57,6 +57,7 @@ class Worker:
         self.steps = 0
         self.busy_at = 0.0
         self.stale = 0
+        self.generated_before = 0
         self.requests: dict[str, Live] = {}
         self.context = open_context()
         self.poller = Poller()
@@ -210,8 +211,16 @@ class Worker:
             live = self.requests.get(key_of(message.request_id, message.attempt))
             if live is not None and live.proxy == message.sender:
                 self.cancel(live)
-        elif self.link.heard(message, now):
+        else:
+            self.hear_of_registration(message, now)
+
+    def hear_of_registration(self, message: Message, now: float) -> None:
+        """A ledger begins with a registration: what was generated before it, was generated for another."""
+        known = self.link.proxy
+        if self.link.heard(message, now):
             self.orphan()
+        if self.link.proxy != known:
+            self.generated_before = self.machine.engine.generated
 
     def submit(self, message: Submit, now: float) -> None:
         try:
@@ -277,6 +286,8 @@ class Worker:
             "prefix_cache_queries": scheduler.prefix.queried,
             "prefix_cache_hits": scheduler.prefix.hit,
             "preemptions": scheduler.preemptions,
+            "generated_tokens": self.machine.engine.generated,
+            "generated_before": self.generated_before,
             "kv_transfer_bytes": tally.bytes,
             "stale_messages": self.stale,
             "malformed_frames": self.control.malformed + self.peers_in.malformed,

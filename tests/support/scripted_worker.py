@@ -60,6 +60,8 @@ class ScriptedWorker:
         self.refused: str | None = None
         self.proxy = ""
         self.counters: dict[str, int] = {}
+        self.generated = 0
+        self.phases: dict[str, str] = {}
         self.control = control
         self.hello_fields: dict[str, object] = {
             "schema": SCHEMA, "pid": os.getpid(), "device": "cpu", "model": "tiny", "model_fingerprint": "m",
@@ -112,7 +114,8 @@ class ScriptedWorker:
 
     def beat(self, socket: WorkerSocket) -> None:
         if self.proxy:
-            beat = Heartbeat(self.incarnation, self.proxy, len(self.active), 0, 64, 0, dict(self.counters))
+            counters = {"generated_tokens": self.generated, "generated_before": 0} | self.counters
+            beat = Heartbeat(self.incarnation, self.proxy, len(self.active), 0, 64, 0, counters)
             socket.send(beat)
         elif self.refused is None:
             fields = {"sender": self.incarnation, "name": self.name, "role": self.role} | self.hello_fields
@@ -124,6 +127,7 @@ class ScriptedWorker:
         elif isinstance(message, Refused):
             self.refused = message.reason
         elif isinstance(message, Submit):
+            self.phases[message.request_id] = message.phase
             self.submits.put(message)
             self.active[message.request_id] = self.script(self, message)
         elif isinstance(message, Cancel):
@@ -142,7 +146,10 @@ class ScriptedWorker:
             self.send(socket, self.outbox.popleft())
 
     def send(self, socket: WorkerSocket, message: Message) -> None:
-        """Back-pressure makes it wait (B12)."""
+        """Back-pressure makes it wait (B12). What decode repeats of prefill is not its own."""
+        if isinstance(message, Tokens):
+            repeats = message.index == 0 and self.phases.get(message.request_id) == "decode"
+            self.generated += len(message.ids) - repeats
         while not socket.send(message) and not self.stopping.wait(0.001):
             pass
 

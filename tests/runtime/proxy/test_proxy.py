@@ -299,3 +299,86 @@ def test_a_proxy_that_was_stopped_blames_nobody(tmp_path: Path, tokenizer: Token
     proxy.tick()
     assert not proxy.ready
     proxy.context.term()
+
+
+async def beaten(house: House) -> None:
+    """Every worker has stated what it generated after all that it sent."""
+    books = house.proxy.ledger.books
+    await until(
+        lambda: (
+            all(books[worker.incarnation].generated == worker.generated for worker in house.workers)
+            and all(book.generated == book.heard_then == book.heard for book in books.values())
+        )
+    )
+
+
+def test_the_ledger_closes_every_request_on_every_path(play: Callable[..., None]) -> None:  # A11
+    async def scene(house: House) -> None:
+        worker = await house.worker("mixed:0", script=silent)
+        ledger = house.proxy.ledger
+        streams = [house.proxy.submit([5], PARAMS) for _ in range(4)]
+        finished, cancelled, failed, broken = [await submitted(worker) for _ in streams]
+        assert len(ledger.entries) == 4
+        worker.say(worker.tokens(finished, 0, [10, 2], finish_reason="stop", generated_tokens=2))
+        for submit in (cancelled, failed, broken):
+            worker.say(worker.tokens(submit, 0, [10]))
+        await until(lambda: all(entry.delivered for entry in ledger.entries.values()))
+        streams[1].cancel()
+        worker.say(worker.tokens(cancelled, 1, [11]))
+        worker.say(Failed(worker.incarnation, worker.proxy, failed.request_id, 0, "no room", 503))
+        worker.say(worker.tokens(broken, 3, [12]))
+        await beaten(house)
+        assert not ledger.entries and ledger.totals.requests == 4
+        assert (ledger.totals.generated, ledger.totals.delivered, ledger.totals.completion_tokens) == (6, 5, 5)
+        assert ledger.totals.discarded["broken"] == ledger.totals.discarded["late"] == 1
+        await until(lambda: house.value("pontil_discarded_tokens", reason="late") == 1)
+        assert ledger.imbalance == 0 == house.value("pontil_ledger_imbalance")
+
+    play(scene)
+
+
+def test_the_ledger_closes_what_a_dying_worker_or_proxy_leaves_behind(play: Callable[..., None]) -> None:
+    async def scene(house: House) -> None:
+        await house.worker("mixed:0", script=silent)
+        house.proxy.submit([5], PARAMS)
+        house.proxy.lose(list(house.proxy.registry.workers.values()), "died")
+        assert house.proxy.ledger.totals.requests == 1
+        house.proxy.submit([5], PARAMS)
+        house.proxy.abandon()
+        assert house.proxy.ledger.totals.requests == 2 and not house.proxy.ledger.entries
+        house.proxy.send = lambda message: False  # type: ignore[method-assign]
+        with pytest.raises(Unavailable, match="cannot be reached"):
+            house.proxy.submit([5], PARAMS)
+        assert house.proxy.ledger.totals.requests == 3 and house.proxy.ledger.imbalance == 0
+
+    play(scene)
+
+
+def test_counts_that_do_not_add_up_show_in_the_metrics(play: Callable[..., None]) -> None:
+    async def scene(house: House) -> None:
+        worker = await house.worker("mixed:0", script=silent)
+        stream = house.proxy.submit([5], PARAMS)
+        worker.say(worker.tokens(await submitted(worker), 0, [10], finish_reason="stop", generated_tokens=1))
+        assert (await collect(stream))[2].usage.completion_tokens == 1
+        await beaten(house)
+        assert house.proxy.ledger.imbalance == 0
+        worker.counters = {"generated_tokens": 6}
+        await until(lambda: house.value("pontil_ledger_imbalance") == 5)
+
+    play(scene)
+
+
+def test_a_choice_that_ended_is_billed_nothing_more(play: Callable[..., None]) -> None:
+    """A worker that goes on after the end of a choice, and states no count, gains nothing by it."""
+
+    async def scene(house: House) -> None:
+        worker = await house.worker("mixed:0", script=silent)
+        stream = house.proxy.submit([5], SamplingParams(max_tokens=9, seed=1, n=2))
+        submit = await submitted(worker)
+        worker.say(worker.tokens(submit, 0, [10], finish_reason="stop"))
+        worker.say(worker.tokens(submit, 1, [11, 12]))
+        worker.say(worker.tokens(submit, 0, [13], choice=1, finish_reason="stop"))
+        assert (await collect(stream))[2].usage.completion_tokens == 2
+        assert house.proxy.ledger.totals.discarded["after_end"] == 2 and house.proxy.ledger.imbalance == 0
+
+    play(scene)

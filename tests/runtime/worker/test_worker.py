@@ -251,3 +251,35 @@ def test_what_cannot_be_computed_is_refused_by_the_worker(
     (answer,) = proxy.finish("bad")
     (failure,) = answer.failures
     assert failure.status == 400 and says in failure.reason
+
+
+def test_heartbeats_count_every_token_that_was_sent(
+    proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker]
+) -> None:  # A11
+    """Finished, cut short, in choices or handed over: what a worker counts is what it made and sent."""
+    prefill, decode = pair
+    proxy.submit_pair(prefill, decode, "split", prompt(40), drawn(5, n=2))
+    proxy.submit(decode, "whole", prompt(9), drawn(200))
+    proxy.turn_until(lambda: "whole" in proxy.answers and len(proxy.answers["whole"].ids) > 8)
+    proxy.cancel(decode, "whole")
+    proxy.turn_until(lambda: proxy.answers["split"].ended(2))
+    everyone_clean(proxy)
+    frames = [frame for answer in proxy.answers.values() for frame in answer.frames]
+    for worker in pair:
+        made = sum(len(frame.ids) for frame in frames if frame.sender == worker.incarnation)
+        made -= 2 * (worker is decode)  # the first tokens, which it repeats
+        counters = worker.load().counters
+        assert counters["generated_tokens"] - counters["generated_before"] == made > 0
+
+
+def test_a_new_proxy_is_told_what_was_generated_before_it(proxy: ScriptedProxy, model: Path, tmp_path: Path) -> None:
+    worker = open_worker(model, tmp_path, "mixed:0", "mixed")
+    proxy.admit(worker)
+    before = worker.load().counters
+    proxy.submit(worker, "first", prompt(9), drawn(4))
+    proxy.finish("first")
+    proxy.incarnation = "successor"
+    worker.link.forget()
+    proxy.turn_until(lambda: worker.link.proxy == "successor")
+    after = worker.load().counters
+    assert after["generated_tokens"] == after["generated_before"] == before["generated_before"] + 4

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The usage log's file: SQLite in WAL mode. All that is known of its tables is here and in the queries of its readers.
+
+One proxy writes to a file at a time, in one transaction for each group of changes. A row is written as often as one
+likes: as long as its request is open the last writing stands, and a closed row never changes.
+"""
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from pontil.runtime.errors import UsageLogError
+
+# "pont" in ASCII: how SQLite's header tells that a file is ours.
+APPLICATION_ID = 0x706F6E74
+VERSION = 1
+OPEN, CLOSED, LOST = "open", "closed", "lost(proxy)"
+# How long a write waits for another program that reads or holds the file, in seconds.
+BUSY = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRow:
+    """One request. `arrived` is in seconds since 1970; the others count from there, None while unknown. `generated` is
+    what the workers state, else what came from them. `name` is the X-Request-Id, `finish` has a reason for each choice.
+    `queue_seconds` is not stated by workers yet."""
+
+    id: str
+    proxy: str
+    name: str
+    api_key: str
+    model: str
+    route: str
+    state: str
+    finish: str | None
+    choices: int
+    attempts: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    generated: int
+    delivered: int
+    discarded: int
+    arrived: float
+    queue_seconds: float | None
+    first_token_seconds: float | None
+    total_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShareRow:
+    """What one worker made of one request."""
+
+    request: str
+    worker: str
+    attempt: int
+    phase: str
+    generated: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """A worker's Book with one proxy; `stated` is what it last counted since it first registered there, or None."""
+
+    worker: str
+    proxy: str
+    name: str
+    before: int | None
+    stated: int | None
+    heard_then: int
+    missing: int
+    heard: int
+    booked: int
+    late: int
+    unheard: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyRow:
+    """One run of a proxy, and its ledger's sums over closed requests."""
+
+    incarnation: str
+    started: float
+    state: str
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    generated: int
+    delivered: int
+    discarded: int
+
+
+Row = RequestRow | ShareRow | WorkerRow | ProxyRow
+
+TABLES: dict[type[Row], tuple[str, tuple[str, ...]]] = {
+    RequestRow: ("requests", ("id",)),
+    ShareRow: ("shares", ("request", "worker", "attempt")),
+    WorkerRow: ("workers", ("worker", "proxy")),
+    ProxyRow: ("proxies", ("incarnation",)),
+}
+SQL_TYPES = {"str": "TEXT", "int": "INTEGER", "float": "REAL"}
+
+
+def create(kind: type[Row]) -> str:
+    name, key = TABLES[kind]
+    columns = []
+    for each in fields(kind):
+        plain, _, optional = type_name(each.type).partition(" | ")
+        columns.append(f"{each.name} {SQL_TYPES[plain]}{'' if optional else ' NOT NULL'}")
+    return f"CREATE TABLE {name} ({', '.join(columns)}, PRIMARY KEY ({', '.join(key)}))"
+
+
+def type_name(declared: Any) -> str:
+    return declared.__name__ if isinstance(declared, type) else str(declared)
+
+
+def upsert(kind: type[Row]) -> str:
+    name, key = TABLES[kind]
+    columns = [each.name for each in fields(kind)]
+    changes = ", ".join(f"{column} = excluded.{column}" for column in columns if column not in key)
+    guard = f" WHERE {name}.state = '{OPEN}'" if kind is RequestRow else ""
+    return (
+        f"INSERT INTO {name} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) "
+        f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes}{guard}"
+    )
+
+
+UPSERTS = {kind: upsert(kind) for kind in TABLES}
+
+
+class UsageFile:
+    """An open usage log. Raises UsageLogError for a file that is not one, is newer, or has another writer."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise UsageLogError(f"the usage log {path} cannot be opened: {error.strerror}") from None
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.database = connect(path)
+            self.prepare()
+        except BlockingIOError:
+            os.close(self.lock)
+            raise UsageLogError(f"another proxy writes to the usage log {path}: give each its own file") from None
+        except (sqlite3.Error, UsageLogError) as error:
+            os.close(self.lock)
+            if isinstance(error, UsageLogError):
+                raise
+            raise UsageLogError(f"the usage log {path} cannot be used: {error}") from None
+
+    def prepare(self) -> None:
+        """Make the tables of a new file, and close what an earlier proxy left open."""
+        self.database.execute("PRAGMA journal_mode = WAL")
+        self.database.execute("PRAGMA synchronous = FULL")
+        if self.database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
+            with self.database:
+                self.database.execute("BEGIN IMMEDIATE")
+                for kind in TABLES:
+                    self.database.execute(create(kind))
+                self.database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                self.database.execute(f"PRAGMA user_version = {VERSION}")
+        check_version(self.database, self.path)
+        with self.database:
+            self.database.execute("UPDATE requests SET state = ?, finish = ? WHERE state = ?", (LOST, LOST, OPEN))
+            self.database.execute("UPDATE proxies SET state = ? WHERE state = ?", (LOST, OPEN))
+
+    def write(self, rows: Iterable[Row]) -> None:
+        """All of them or none, on the disk when it returns. Raises sqlite3.Error."""
+        by_kind: dict[type[Row], list[Sequence[Any]]] = {}
+        for row in rows:
+            by_kind.setdefault(type(row), []).append(astuple(row))
+        with self.database:
+            for kind, values in by_kind.items():
+                self.database.executemany(UPSERTS[kind], values)
+
+    def close(self) -> None:
+        """The lock last: closing any descriptor of the file would end SQLite's own locks on it."""
+        self.database.close()
+        os.close(self.lock)
+
+
+def connect(path: Path, read_only: bool = False) -> sqlite3.Connection:
+    address = f"file:{quote(str(path.absolute()))}?mode={'ro' if read_only else 'rw'}"
+    return sqlite3.connect(address, uri=True, timeout=BUSY, check_same_thread=False)
+
+
+def open_to_read(path: Path) -> sqlite3.Connection:
+    """A log that a proxy may be writing to. Raises UsageLogError where there is none."""
+    if not path.is_file():
+        raise UsageLogError(f"there is no usage log {path}: name the file that was given to launch as --usage-log")
+    try:
+        database = connect(path, read_only=True)
+        check_version(database, path)
+    except sqlite3.Error as error:
+        raise UsageLogError(f"the usage log {path} cannot be read: {error}") from None
+    return database
+
+
+def check_version(database: sqlite3.Connection, path: Path) -> None:
+    """Raises UsageLogError for a database of another program or of a newer version."""
+    try:
+        ours = database.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID
+        version = database.execute("PRAGMA user_version").fetchone()[0]
+    except sqlite3.DatabaseError:
+        ours, version = False, 0
+    if not ours:
+        raise UsageLogError(f"{path} is not a usage log of pontil: name another file")
+    if version != VERSION:
+        raise UsageLogError(
+            f"the usage log {path} has version {version} and this pontil writes version {VERSION}: name another file"
+        )

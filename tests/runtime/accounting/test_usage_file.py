@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One writer, one version, one row a request, and nothing that is closed ever changes."""
+
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from usage_rows import BALANCED, PROXY, REQUEST
+
+from pontil.runtime.accounting.usage_file import LOST, OPEN, UsageFile, open_to_read
+from pontil.runtime.errors import UsageLogError
+
+
+def states(path: Path) -> list[tuple[str, str, int]]:
+    with closing(open_to_read(path)) as database:
+        return database.execute("SELECT id, state, completion_tokens FROM requests ORDER BY id").fetchall()
+
+
+def test_rows_are_written_again_until_they_are_closed(tmp_path: Path) -> None:
+    file = UsageFile(tmp_path / "usage.db")
+    for count in (1, 2):
+        file.write([replace(REQUEST, state=OPEN, completion_tokens=count)])
+    assert states(file.path) == [("mine-1", OPEN, 2)]
+    file.write([REQUEST])
+    file.write([replace(REQUEST, state=OPEN, completion_tokens=9), replace(REQUEST, completion_tokens=8)])
+    assert states(file.path) == [("mine-1", "closed", 3)]
+    file.close()
+
+
+def test_what_a_proxy_left_open_is_lost_with_it(tmp_path: Path) -> None:  # A12
+    for _ in range(3):
+        file = UsageFile(tmp_path / "usage.db")
+        file.write([replace(REQUEST, id="left", state=OPEN), *BALANCED])
+        file.close()
+    UsageFile(tmp_path / "usage.db").close()
+    assert states(tmp_path / "usage.db") == [("left", LOST, 3), ("mine-1", "closed", 3)]
+    with closing(open_to_read(tmp_path / "usage.db")) as database:
+        # Its own row was written after it was opened, the last time.
+        assert database.execute("SELECT state FROM proxies").fetchall() == [(LOST,)]
+
+
+def test_a_file_has_one_writer(tmp_path: Path) -> None:
+    file = UsageFile(tmp_path / "usage.db")
+    with pytest.raises(UsageLogError, match="another proxy writes"):
+        UsageFile(tmp_path / "usage.db")
+    file.close()
+    UsageFile(tmp_path / "usage.db").close()
+
+
+def test_foreign_newer_and_missing_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("this is no database, " * 100)
+    with closing(sqlite3.connect(tmp_path / "foreign")) as database:
+        database.execute("CREATE TABLE mine (x)")
+    UsageFile(tmp_path / "newer").close()
+    with closing(sqlite3.connect(tmp_path / "newer")) as database:
+        database.execute("PRAGMA user_version = 2")
+    for name, said in (
+        ("text", "not a"),
+        ("foreign", "not a usage log"),
+        ("newer", "version 2"),
+        ("no/file", "No such"),
+    ):
+        with pytest.raises(UsageLogError, match=said):
+            UsageFile(tmp_path / name)
+    for name, said in (
+        ("text", "not a"),
+        ("foreign", "not a usage log"),
+        ("newer", "version 2"),
+        ("none", "there is no"),
+    ):
+        with pytest.raises(UsageLogError, match=said):
+            open_to_read(tmp_path / name)
+    assert (tmp_path / "text").read_text().startswith("this is no database")
+
+
+def test_a_group_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    file = UsageFile(tmp_path / "usage.db")
+    with pytest.raises(sqlite3.Error):
+        file.write([REQUEST, replace(PROXY, started=None)])  # type: ignore[arg-type]
+    assert states(file.path) == []
+    file.close()

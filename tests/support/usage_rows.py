@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a usage log that balance, to be spoilt by a test."""
+
+from pontil.runtime.accounting.usage_file import CLOSED, OPEN, ProxyRow, RequestRow, Row, ShareRow, WorkerRow
+
+# The first seconds of a day.
+DAY = 20_000 * 86400.0
+REQUEST = RequestRow(
+    "mine-1", "x", "mine", "-", "tiny", "mixed:0", CLOSED, "stop", 1, 1, 5, 2, 3, 4, 3, 1, DAY, None, 0.1, 0.5
+)
+SHARE = ShareRow("mine-1", "w", 0, "whole", 4)
+WORKER = WorkerRow("w", "x", "mixed:0", 10, 6, 6, 0, 6, 4, 2, 0)
+PROXY = ProxyRow("x", DAY, OPEN, 1, 5, 2, 3, 4, 3, 1)
+BALANCED: tuple[Row, ...] = (REQUEST, SHARE, WORKER, PROXY)
