@@ -2,12 +2,14 @@
 """A worker that lies: the client's bill stays within bounds, and the proxy goes on serving."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_site import Answer, Site
+from scripted_site import Answer, Site, site
 from scripted_worker import Script, ScriptedWorker, eventually, proper
 
+from pontil.runtime.text.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Message, Submit
 
 IDS, BUDGET, HUGE = [40, 41, 42], 8, 2**63
@@ -23,6 +25,13 @@ COUNTS: dict[str, tuple[tuple[int | None, ...], int]] = {
     "another each time": ((2, HUGE, -1, 7), 2),
     "none, then some": ((None, 5), 5),
 }
+
+
+@pytest.fixture
+def alone(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[Site]:
+    """A site of its own, which gives nobody up."""
+    with site(tmp_path, tokenizer, worker_ttl=60.0) as made:
+        yield made
 
 
 def saying(counts: tuple[int | None, ...]) -> Script:
@@ -61,24 +70,24 @@ def check_alive(site: Site) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_no_count_corrupts_the_bill(bare: Site, n: int) -> None:  # A5
-    worker = bare.worker()
+def test_no_count_corrupts_the_bill(alone: Site, n: int) -> None:  # A5
+    worker = alone.worker()
     for name, (counts, billed) in COUNTS.items():
         worker.script = saying(counts)
         for stream in (False, True):
-            told = usage(ask(bare, n, stream))
+            told = usage(ask(alone, n, stream))
             assert told["completion_tokens"] == n * billed, (name, stream)
             assert told["total_tokens"] == told["prompt_tokens"] + n * billed
-    assert bare.value("pontil_counts_clamped_total") == 2 * 2 * n
-    check_alive(bare)
+    assert alone.value("pontil_counts_clamped_total") == 2 * 2 * n
+    check_alive(alone)
 
 
-def test_a_prefill_worker_that_lies_is_clamped_too(bare: Site) -> None:
+def test_a_prefill_worker_that_lies_is_clamped_too(alone: Site) -> None:
     """Its own statement and the decode worker's are summed; without one of them ids are counted."""
-    prefill, decode = bare.pair()
+    prefill, decode = alone.pair()
 
     def late(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
-        eventually(lambda: bare.proxy.requests[submit.request_id].begun, "prefill's word")
+        eventually(lambda: alone.proxy.requests[submit.request_id].begun, "prefill's word")
         yield from saying((2,))(worker, submit)
 
     for stated, billed in ((1, 3), (None, 3), (-5, 3), (HUGE, BUDGET), (4, 6)):
@@ -87,10 +96,10 @@ def test_a_prefill_worker_that_lies_is_clamped_too(bare: Site) -> None:
             yield worker.tokens(submit, 0, IDS[:1], generated_tokens=stated, cached_tokens=HUGE)
 
         prefill.script, decode.script = first, late
-        told = usage(ask(bare, 1, False))
+        told = usage(ask(alone, 1, False))
         assert told["completion_tokens"] == billed
         assert told["prompt_tokens_details"]["cached_tokens"] == told["prompt_tokens"]
-    check_alive(bare)
+    check_alive(alone)
 
 
 NONSENSE: tuple[dict[str, Any], ...] = (
@@ -109,40 +118,40 @@ def nonsense(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_frames_that_are_not_the_requests_are_dropped(bare: Site, stream: bool) -> None:
-    bare.worker(script=nonsense)
-    assert usage(ask(bare, 3, stream))["completion_tokens"] == 9
+def test_frames_that_are_not_the_requests_are_dropped(alone: Site, stream: bool) -> None:
+    alone.worker(script=nonsense)
+    assert usage(ask(alone, 3, stream))["completion_tokens"] == 9
     # The last frame of the answer ends the request.
-    assert bare.value("pontil_frames_dropped_total", reason="malformed") == 9 * len(NONSENSE)
-    check_alive(bare)
+    assert alone.value("pontil_frames_dropped_total", reason="malformed") == 9 * len(NONSENSE)
+    check_alive(alone)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("index", "ids"), [(2, [42]), (HUGE, [42]), (0, [41]), (0, [40, 42])], ids=["gap", "far", "other", "another"]
 )
-def test_frames_that_do_not_fit_together_end_the_request(bare: Site, index: int, ids: list[int], stream: bool) -> None:
+def test_frames_that_do_not_fit_together_end_the_request(alone: Site, index: int, ids: list[int], stream: bool) -> None:
     def script(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
         yield worker.tokens(submit, 0, [40] if index else [40, 41], choice=1)
         yield worker.tokens(submit, index, ids, choice=1, generated_tokens=HUGE)
 
-    bare.worker(script=script)
-    answer = ask(bare, 3, stream)
+    alone.worker(script=script)
+    answer = ask(alone, 3, stream)
     error = answer.events[-1]["error"] if answer.events else answer.json["error"]
     assert error["type"] == "server_error" and "of the answer" in error["message"]
-    assert bare.value("pontil_frames_dropped_total", reason="broken") == 1
-    assert bare.value("pontil_generation_tokens_total") <= 2, "what arrived is booked, not what was claimed"
-    check_alive(bare)
+    assert alone.value("pontil_frames_dropped_total", reason="broken") == 1
+    assert alone.value("pontil_generation_tokens_total") <= 2, "what arrived is booked, not what was claimed"
+    check_alive(alone)
 
 
 @pytest.mark.parametrize("logprobs", [[], [[]], [[[40]]], [[[40, float("nan"), 1]]], [[[40, -0.5, 1]]] * 2])
-def test_logprobs_that_cannot_be_shown_are_dropped_with_their_frame(bare: Site, logprobs: Any) -> None:
+def test_logprobs_that_cannot_be_shown_are_dropped_with_their_frame(alone: Site, logprobs: Any) -> None:
     def script(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
         yield worker.tokens(submit, 0, [40], logprobs=logprobs, generated_tokens=HUGE, finish_reason="stop")
         shown = {"logprobs": [[[40, -0.5, 1]]], "generated_tokens": 1, "finish_reason": "stop"}
         yield worker.tokens(submit, 0, [40], **shown)
 
-    bare.worker(script=script)
+    alone.worker(script=script)
     for stream in (False, True):
-        assert usage(ask(bare, 1, stream, logprobs=0))["completion_tokens"] == 1
-    check_alive(bare)
+        assert usage(ask(alone, 1, stream, logprobs=0))["completion_tokens"] == 1
+    check_alive(alone)

@@ -5,8 +5,10 @@ Gemma 3 writes rare scripts as single bytes; its file has no chat template, so c
 spread over tokens too.
 """
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,10 +32,7 @@ PROMPTS = {
     "families": "👩‍👩‍👧‍👦 👩‍👩‍👧‍👦 👩‍👩‍",
     "Japanese": "吾輩は猫である。名前は",
 }
-CHATS = {
-    "emoji": "Say exactly this and nothing else: 🎉🚀🧑🏿‍🚀🫠🦄🎉🚀🧑🏿‍🚀🫠🦄",
-    "ideographs": "Say exactly this and nothing else: 日本語𠮷野家日本語𠮷野家",
-}
+CHAT = "Say exactly this and nothing else: 🎉🚀🧑🏿‍🚀🫠🦄🎉🚀🧑🏿‍🚀🫠🦄"
 
 
 @dataclass(frozen=True)
@@ -86,11 +85,24 @@ def said(pieces: list[dict[str, Any]], usage: dict[str, int]) -> Said:
     return Said(ids, "".join(texts), pieces[-1]["finish_reason"], usage["completion_tokens"])
 
 
+@contextmanager
+def cores(count: int) -> Iterator[None]:
+    """What is started inside gets so many cores, if there are as many."""
+    ours = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(ours)[-count:])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, ours)
+
+
 @pytest.fixture(scope="module")
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """One launch at a time: two workers need both cores."""
+    """One launch at a time: two workers need both cores. One worker keeps to one, as each of two does: on a busy
+    machine its threads would wait for each other longer than the proxy waits for it."""
     model, topology = request.param
-    with launched(tmp_path_factory.mktemp(topology), *TOPOLOGIES[topology], "--model", model) as served:
+    folder = tmp_path_factory.mktemp(topology)
+    with cores(1 if topology == "mixed" else 2), launched(folder, *TOPOLOGIES[topology], "--model", model) as served:
         yield Site(served, model, load_tokenizer(resolve_model(model, CACHE), CACHE))
         assert (served.metric("pontil_kv_transfer_bytes_total") > 0) == (topology == "pair")
         assert served.metric("pontil_counts_disputed_total") == served.metric("pontil_counts_clamped_total") == 0
@@ -188,8 +200,7 @@ def test_choices_that_were_drawn_are_counted_apart(site: Site) -> None:
 
 
 @of_smollm2
-@pytest.mark.parametrize("name", ["emoji", pytest.param("ideographs", marks=pytest.mark.long)])
-def test_chats_with_characters_of_several_tokens(site: Site, name: str) -> None:
-    longest = check_every_budget(site, CHATS[name])
+def test_chats_with_characters_of_several_tokens(site: Site) -> None:
+    longest = check_every_budget(site, CHAT)
     texts = [site.tokenizer.decode(longest.ids[:budget]) for budget in BUDGETS]
     assert sum(text.endswith("\ufffd") for text in texts) > 5, "many budgets end inside of a character"
