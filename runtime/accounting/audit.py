@@ -31,9 +31,11 @@ SELECT requests.id, requests.generated, delivered + discarded, completion_tokens
        (SELECT ifnull(sum(shares.generated), 0) FROM shares WHERE shares.request = requests.id)
 FROM requests WHERE state = '{CLOSED}' ORDER BY arrived
 """
-AFTER = """
-SELECT min(workers.before) FROM workers JOIN proxies ON proxies.incarnation = workers.proxy
-WHERE workers.worker = ? AND proxies.started > ?
+# What a worker did under this proxy and the later ones, in their order.
+LATER = """
+SELECT workers.before, workers.proxy, late - unheard + missing AS apart FROM workers
+JOIN proxies ON proxies.incarnation = workers.proxy
+WHERE workers.worker = ? AND proxies.started >= ? ORDER BY proxies.started
 """
 
 
@@ -103,7 +105,7 @@ def worker_balances(database: sqlite3.Connection, proxy: sqlite3.Row, worker: sq
         wrong.append(f"the ledger booked {worker['booked']} but the rows have {shares}")
     if wrong:
         return Finding(False, f"{name}: {'; '.join(wrong)}")
-    stated = "nothing stated" if worker["stated"] is None else f"{worker['stated']} stated"
+    stated = "nothing stated" if worker["stated"] is None else f"{worker['stated']} stated last"
     found = f"{name}: {stated}, {shares} in the rows, {worker['late']} late, {worker['missing']} lost on the way"
     if proxy["state"] == LOST:
         return lost_with(database, proxy, worker, shares, found)
@@ -113,10 +115,17 @@ def worker_balances(database: sqlite3.Connection, proxy: sqlite3.Row, worker: sq
 def lost_with(
     database: sqlite3.Connection, proxy: sqlite3.Row, worker: sqlite3.Row, shares: int, found: str
 ) -> Finding:
-    """A worker that outlived the proxy told the next one how much it had generated until then."""
-    after = database.execute(AFTER, (worker["worker"], proxy["started"])).fetchone()[0]
-    if after is None or worker["before"] is None:
-        return Finding(True, f"{found}; it ended before it could tell what was lost with the proxy")
-    known = shares + worker["late"] - worker["unheard"] + worker["missing"]
-    lost = after - worker["before"] - known
-    return Finding(lost >= 0, f"{found}; {lost} lost with the proxy")
+    """A worker that outlived the proxy told a later one how much it had generated until then. Proxies that it told
+    nothing, because they were killed too soon, are taken together with the one before them."""
+    this, *later = database.execute(LATER, (worker["worker"], proxy["started"])).fetchall()
+    if this["before"] is None:
+        return Finding(True, f"{found}; it was killed before the worker told what it had generated")
+    known, together = shares + this["apart"], 1
+    for one in later:
+        if one["before"] is not None:
+            lost = one["before"] - this["before"] - known
+            others = f" and {together - 1} that followed it" if together > 1 else ""
+            return Finding(lost >= 0, f"{found}; {lost} lost with this proxy{others}")
+        known += database.execute(SHARES, (worker["worker"], one["proxy"])).fetchone()[0] + one["apart"]
+        together += 1
+    return Finding(True, f"{found}; the worker ended before it could tell what was lost with the proxy")

@@ -31,7 +31,7 @@ def differences(findings: list[Finding]) -> list[str]:
 def test_books_that_balance(tmp_path: Path) -> None:
     findings = audited(tmp_path, *BALANCED)
     assert differences(findings) == [] and len(findings) == 3
-    assert "6 stated, 4 in the rows, 2 late" in findings[-1].text
+    assert "6 stated last, 4 in the rows, 2 late" in findings[-1].text
 
 
 @pytest.mark.parametrize(
@@ -67,17 +67,21 @@ def test_a_proxy_that_closed_has_every_token_in_its_rows(tmp_path: Path) -> None
         assert any("booked 5 but the rows have 4" in text for text in differences(audit(database)))
 
 
-def test_what_was_lost_with_a_killed_proxy_is_counted_by_the_next(tmp_path: Path) -> None:
+def test_what_was_lost_with_killed_proxies_is_counted_by_a_later_one(tmp_path: Path) -> None:
+    """One of them heard nothing of the worker's count before it was killed too: the two are taken together."""
     audited(tmp_path, *BALANCED)
-    later = replace(WORKER, proxy="y", before=21, stated=0, heard_then=0, heard=0, booked=0, late=0)
-    findings = audited(tmp_path, later, idle_proxy("y"))
-    assert differences(findings) == []
-    assert any("5 lost with the proxy" in one.text and LOST in findings[1].text for one in findings)
+    between = replace(WORKER, proxy="y", before=None, stated=None, heard_then=0, heard=1, booked=0, late=1)
+    audited(tmp_path, between, idle_proxy("y", 9))
+    later = replace(WORKER, proxy="z", before=21, stated=0, heard_then=0, heard=0, booked=0, late=0)
+    findings = audited(tmp_path, later, idle_proxy("z", 10))
+    assert differences(findings) == [] and LOST in findings[1].text
+    assert any("4 lost with this proxy and 1 that followed it" in one.text for one in findings)
+    assert differences(audited(tmp_path, replace(later, before=12)))
 
 
-def idle_proxy(name: str) -> Row:
+def idle_proxy(name: str, after: float) -> Row:
     return replace(
-        PROXY, incarnation=name, started=PROXY.started + 9, requests=0, prompt_tokens=0, cached_tokens=0,
+        PROXY, incarnation=name, started=PROXY.started + after, requests=0, prompt_tokens=0, cached_tokens=0,
         completion_tokens=0, generated=0, delivered=0, discarded=0,
     )  # fmt: skip
 
