@@ -50,6 +50,7 @@ async def reply_whole(streams: Sequence[Stream], shape: ReplyShape, headers: dic
                 choices[index].reason = said.reason
             elif said is not None:
                 choices[index].add(said)
+    await settle(streams)
     body = json.dumps(shape.whole(choices, usage), ensure_ascii=False).encode()
     return raw(body, content_type="application/json", headers=headers)
 
@@ -68,10 +69,18 @@ async def reply_streaming(writer: EventWriter, streams: Sequence[Stream], shape:
     except PontilError as error:
         if not writer.begun:
             raise
+        await settle(streams)
         await writer.send(event(error_of(error)))
     else:
+        await settle(streams)
         await writer.send((shape.usage_chunk(usage) if shape.delivery.include_usage else b"") + DONE)
     await writer.end()
+
+
+async def settle(streams: Sequence[Stream]) -> None:
+    """The end of an answer is sent once its usage is written down (A12)."""
+    for stream in streams:
+        await stream.settled()
 
 
 class Rendering:

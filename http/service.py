@@ -68,6 +68,7 @@ def add_routes(app: Sanic[Any, Any], proxy: Proxy) -> None:
     app.add_route(status.metrics, "/metrics")
     app.add_route(status.version, "/version")
     app.add_route(status.topology, "/admin/topology")
+    app.add_route(status.ledger, "/admin/ledger")
 
 
 def add_middleware(app: Sanic[Any, Any], max_body_bytes: int) -> None:

@@ -30,6 +30,9 @@ class StatusRoutes:
     async def metrics(self, request: Request) -> HTTPResponse:
         return raw(self.proxy.metrics.render(), content_type=METRICS_TYPE)
 
+    async def ledger(self, request: Request) -> HTTPResponse:
+        return json_response(self.proxy.books.sums())
+
     async def version(self, request: Request) -> HTTPResponse:
         return json_response({"version": self.proxy.config.version})
 

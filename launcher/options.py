@@ -182,6 +182,9 @@ class LaunchOptions:
     )  # fmt: skip
     log_level: str = flag(SUPERVISION, "info", "Least severity that is logged.", choice(*LEVELS), "|".join(LEVELS))
     start_timeout: float = flag(SUPERVISION, 600.0, "Longest time to ready of a process.", seconds, "SECONDS")
+    usage_log: str | None = flag(
+        SUPERVISION, None, "Keep the usage of every request in this SQLite file; `pontil usage` reads it.", text, "FILE"
+    )
     drain_timeout: float = flag(
         SUPERVISION, 30.0, "Longest wait for requests to finish after SIGTERM.", seconds, "SECONDS"
     )

@@ -10,14 +10,16 @@ import json
 import logging
 import os
 import signal
+import sqlite3
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from pontil.launcher.errors import LaunchError
 from pontil.launcher.reporter import EXIT_ORPHANED, PipeReporter
 from pontil.launcher.topology import WORKER_ROLES
 from pontil.runtime.errors import PontilError
@@ -126,6 +128,30 @@ def serve(config: dict[str, Any], reporter: Reporter, commands: int | None) -> N
 
     assert commands is not None
     run_proxy(proxy_config(config), reporter, commands)
+
+
+def read_usage(path: Path) -> list[dict[str, Any]]:
+    """The sums of a usage log, as JSON values. Raises LaunchError."""
+    from pontil.runtime.accounting.usage_file import open_to_read
+    from pontil.runtime.accounting.usage_report import usage_sums
+
+    try:
+        with closing(open_to_read(path)) as database:
+            return [asdict(one) for one in usage_sums(database)]
+    except (PontilError, sqlite3.Error) as error:
+        raise LaunchError(f"{error}.") from None
+
+
+def audit_usage(path: Path, live: Mapping[str, Any] | None) -> list[tuple[bool, str]]:
+    """Each comparison of a usage log: whether it is equal, and in words. Raises LaunchError."""
+    from pontil.runtime.accounting.audit import audit
+    from pontil.runtime.accounting.usage_file import open_to_read
+
+    try:
+        with closing(open_to_read(path)) as database:
+            return [(one.equal, one.text) for one in audit(database, live)]
+    except (PontilError, sqlite3.Error) as error:
+        raise LaunchError(f"{error}.") from None
 
 
 BODIES: Mapping[str, Body] = {"prepare": prepare, "proxy": serve, **dict.fromkeys(WORKER_ROLES, work)}

@@ -88,6 +88,8 @@ def check_join(options: LaunchOptions) -> None:
         raise OptionError(f"--join starts workers for a proxy that runs already: not with --role {options.role}.")
     if options.role in ("prefill", "decode") and not options.join:
         raise OptionError(f"--role {options.role} starts workers only: name the proxy's --control with --join.")
+    if options.join and options.usage_log:
+        raise OptionError("--usage-log is kept by the proxy, and --join starts none: give it where the proxy starts.")
     if options.join and options.control:
         raise OptionError("--control is the endpoint of a proxy started here and --join of one elsewhere: give one.")
 
@@ -186,6 +188,7 @@ def plan_proxy(options: LaunchOptions, machine: Machine, control: str) -> ChildP
         "control": control,
         "version": VERSION,
         "disagg": options.disagg,
+        "usage_log": options.usage_log and str(Path(options.usage_log).absolute()),
         "log_level": options.log_level,
     }
     return ChildPlan("proxy", "proxy", "cpu", machine.cores, config)

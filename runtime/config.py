@@ -46,7 +46,8 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ProxyConfig:
-    """The proxy process. Times are in seconds. `cache_dir` as in WorkerConfig."""
+    """The proxy process. Times are in seconds. `cache_dir` as in WorkerConfig. Usage is kept in the file `usage_log`,
+    where one is named."""
 
     host: str
     port: int
@@ -55,6 +56,7 @@ class ProxyConfig:
     control: str
     version: str
     disagg: Literal["always", "never"] = "always"
+    usage_log: str | None = None
     first_byte_timeout: float = 60.0
     worker_ttl: float = 5.0
     max_body_bytes: int = 32 << 20

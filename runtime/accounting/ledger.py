@@ -193,6 +193,11 @@ class Totals:
     imbalance: int = 0
     discarded: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DISCARDS, 0))
 
+    @property
+    def settled_otherwise(self) -> int:
+        """Ids of closed requests that were discarded; late ones belong to none."""
+        return sum(count for reason, count in self.discarded.items() if reason != LATE)
+
     def add(self, entry: Entry, billed: Usage) -> None:
         self.requests += 1
         if entry.delivered:

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.accounting.ledger import Ledger
+from pontil.runtime.accounting.usage_log import UsageLog
 
 HANDOFFS = "handoffs_"
 RESULTS = ("complete", "failed", "expired", "cancelled")
@@ -53,6 +54,8 @@ class Metrics:
         self.imbalance = Gauge(
             "pontil_ledger_imbalance", "Tokens generated that were neither delivered nor discarded", registry=registry
         )
+        self.log_failures = Gauge("pontil_usage_log_failures", "Writes to the usage log that failed", registry=registry)
+        self.log_given_up = Gauge("pontil_usage_log_given_up", "Rows that the usage log never got", registry=registry)
         self.discarded = Gauge(
             "pontil_discarded_tokens", "Tokens generated and not delivered", ["reason"], registry=registry
         )
@@ -80,6 +83,11 @@ class Metrics:
         self.imbalance.set(ledger.imbalance)
         for reason, count in ledger.totals.discarded.items():
             self.discarded.labels(reason).set(count)
+
+    def show_usage_log(self, log: UsageLog | None) -> None:
+        if log is not None:
+            self.log_failures.set(log.failures)
+            self.log_given_up.set(log.given_up)
 
     def render(self) -> bytes:
         """The text exposition format."""

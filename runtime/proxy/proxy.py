@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.config import ProxyConfig
 from pontil.runtime.errors import PontilError, RequestError, Unavailable
 from pontil.runtime.proxy.admission import check_capacity, context_length
 from pontil.runtime.proxy.answer import BrokenAnswer
+from pontil.runtime.proxy.bookkeeper import CHECKPOINT, Bookkeeper
 from pontil.runtime.proxy.mailbox import Finished
 from pontil.runtime.proxy.metrics import Metrics
 from pontil.runtime.proxy.policy import plan
@@ -57,12 +57,13 @@ class Proxy:
         self.started_at = int(time.time())
         self.registry = Registry(config.worker_ttl)
         self.metrics = Metrics()
-        self.ledger = Ledger()
+        self.books = Bookkeeper(config, self.incarnation, clock)
+        self.ledger = self.books.ledger
         self.requests: dict[str, Request] = {}
         self.draining = False
         self.context = open_context()
         self.server: ControlServer | None = None
-        self.ticker: asyncio.Task[None] | None = None
+        self.tasks: list[asyncio.Task[None]] = []
         self.malformed_seen = 0
         self.ticks = 0
         self.last_tick = clock()
@@ -83,7 +84,8 @@ class Proxy:
         """Serve in the running event loop. `on_tick` hears the number of each tick, four times a second."""
         assert self.server is not None, "bind first"
         self.server.listen(self.on_messages)
-        self.ticker = asyncio.get_running_loop().create_task(self.tick_forever(on_tick))
+        loop = asyncio.get_running_loop()
+        self.tasks = [loop.create_task(self.tick_forever(on_tick)), loop.create_task(self.checkpoint_forever())]
 
     async def tick_forever(self, on_tick: Callable[[int], None] | None) -> None:
         while True:
@@ -91,6 +93,11 @@ class Proxy:
             if on_tick is not None:
                 on_tick(self.ticks)
             await asyncio.sleep(TICK)
+
+    async def checkpoint_forever(self) -> None:
+        while True:
+            self.books.checkpoint()
+            await asyncio.sleep(CHECKPOINT)
 
     def drain(self) -> None:
         """Let nothing more in; what runs goes on."""
@@ -108,9 +115,11 @@ class Proxy:
     async def close(self) -> None:
         self.drain()
         self.abandon()
-        if self.ticker is not None:
-            self.ticker.cancel()
-            await asyncio.wait([self.ticker])
+        for task in self.tasks:
+            task.cancel()
+        if self.tasks:
+            await asyncio.wait(self.tasks)
+        await asyncio.to_thread(self.books.end)
         if self.server is not None:
             self.server.close(LINGER)
         self.context.term()
@@ -238,6 +247,7 @@ class Proxy:
             self.fail(request, Unavailable(f"{error}: send the request again"))
             return
         if new and not begun:
+            request.first_token = now
             self.metrics.first_token.observe(now - request.arrived)
         elif new:
             self.metrics.next_token.observe((now - before) / new)
@@ -257,6 +267,7 @@ class Proxy:
         """Everything that happens because time has passed, unless that time was not the workers' fault."""
         self.ticks += 1
         self.metrics.show_ledger(self.ledger)
+        self.metrics.show_usage_log(self.books.log)
         now = self.clock()
         late, self.last_tick = now - self.last_tick > LATE, now
         if not late:
@@ -286,6 +297,7 @@ class Proxy:
 
     def enlist(self, request: Request) -> None:
         self.requests[request.id] = request
+        self.books.admit(request)
         self.seat(request, 1)
 
     def seat(self, request: Request, change: int) -> None:
@@ -321,7 +333,8 @@ class Proxy:
     def close_account(self, request: Request, label: str) -> None:
         account = request.account
         complete = isinstance(request.mailbox.end, Finished)
-        self.ledger.close(request.id, account.usage if complete else account.running_usage)
+        finish = ",".join(request.reasons[choice] for choice in sorted(request.reasons)) if complete else label
+        self.books.close(request, account.usage if complete else account.running_usage, finish)
         self.metrics.requests.labels(label).inc()
         self.metrics.clamped.inc(account.clamped)
         if complete:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One request's progress in the proxy, driven by frames and never by text (A7)."""
 
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +28,8 @@ MAX_TOKEN_ID = 1 << 31
 
 @dataclass(slots=True)
 class Request:
-    """`arrived` and `last_frame` are in seconds of the proxy's clock. `heard` holds which phase has spoken of which
+    """`arrived`, `last_frame` and `first_token` are in seconds of the proxy's clock. The usage log has all of a request
+    that ended once its `receipt` is done. `heard` holds which phase has spoken of which
     choice, `reasons` how each choice ended. Prompts with another `cache_salt` share no cached prefix."""
 
     id: str
@@ -46,6 +48,8 @@ class Request:
     prompt_logprobs: Logprobs = field(default_factory=list)
     cache_salt: str = ""
     mailbox: Mailbox = field(default_factory=Mailbox)
+    first_token: float | None = None
+    receipt: "Future[None] | None" = None
 
     @classmethod
     def start(

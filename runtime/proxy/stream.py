@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """One request as its reader holds it."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.proxy.mailbox import Event, Finished
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.wire.messages import Logprobs
+
+# How long the end of an answer waits for a slow disk, in seconds.
+LOG_PATIENCE = 1.0
 
 
 class Stream:
@@ -31,6 +35,12 @@ class Stream:
                 yield event
             if isinstance(event, Finished):
                 return
+
+    async def settled(self) -> None:
+        """Once the request has ended: wait until the usage log has it, but not for long."""
+        receipt = self.request.receipt
+        if receipt is not None and not receipt.done():
+            await asyncio.wait([asyncio.wrap_future(receipt)], timeout=LOG_PATIENCE)
 
     def cancel(self) -> None:
         self.cancel_request(self.request)

@@ -57,6 +57,9 @@ class ProxyLink:
             raise IncompatiblePeer(f"the proxy refused this worker: {message.reason}")
         if isinstance(message, Welcome):
             changed = self.proxy is not None and self.proxy != message.sender
+            if self.proxy != message.sender:
+                # The first heartbeat tells what was generated before: the sooner, the less can be lost with a proxy.
+                self.next_send = 0.0
             self.proxy = message.sender
             return changed
         if isinstance(message, StillHere) and self.proxy not in (None, message.sender):

@@ -5,13 +5,15 @@ import json
 import socket
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from usage_rows import BALANCED, SHARE
 
 from pontil.launcher.options import LaunchOptions, flag_name
 from pontil.launcher.version import VERSION
+from pontil.runtime.accounting.usage_file import UsageFile
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,6 +63,13 @@ def test_a_dry_run_prints_the_plan_and_touches_nothing(tmp_path: Path) -> None:
         (["launch", "--prefil", "cpu"], 2, "--prefill"),
         (["launch", "--port", "0", "--role", "mixed", "--model", "no-such-model"], 1, "no-such-model"),
         (["lunch"], 2, "launch"),
+        (["usage", "/none.db"], 1, "there is no usage log"),
+        (["audit", "/none.db"], 1, "there is no usage log"),
+        (
+            ["launch", "--role", "decode", "--join", "ipc:///x", "--usage-log", "x"],
+            2,
+            "--usage-log is kept by the proxy",
+        ),
     ],
 )
 def test_mistakes_end_in_a_sentence_and_an_exit_code(words: list[str], code: int, said: str) -> None:
@@ -79,3 +88,22 @@ def test_a_port_in_use_is_noticed_before_anything_starts() -> None:
     assert (
         done.stderr == f"Error: Port {port} on 127.0.0.1 is in use: stop what listens there or choose another --port.\n"
     )
+
+
+def test_usage_is_a_table_and_audit_an_exit_code(tmp_path: Path) -> None:
+    path = tmp_path / "usage.db"
+    file = UsageFile(path)
+    file.write(BALANCED)
+    file.close()
+    lines = app("usage", str(path)).stdout.splitlines()
+    assert lines[0].startswith("api key  model  day") and lines[0].endswith("completion tokens")
+    assert lines[1].split() == ["-", "tiny", "2024-10-04", "1", "0", "0", "5", "2", "3"]
+    (summed,) = json.loads(app("usage", str(path), "--json").stdout)
+    assert (summed["api_key"], summed["completion_tokens"]) == ("-", 3)
+    proved = app("audit", str(path))
+    assert proved.returncode == 0 and "DIFFER" not in proved.stdout
+    file = UsageFile(path)
+    file.write([replace(SHARE, generated=5)])
+    file.close()
+    disproved = app("audit", str(path))
+    assert disproved.returncode == 1 and "request mine-1" in disproved.stdout

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the workers' counts, the ledger's sums and the usage log's rows are equal (A11), from a usage log alone.
+
+Of a proxy that was killed, what its workers sent last was never written down: there the rows may have less than the
+workers made, and the audit says how much. Everything else must be equal to the token.
+"""
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pontil.runtime.accounting.usage_file import CLOSED, LOST
+
+SUMMED = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "generated", "delivered", "discarded")
+ROWS = f"""
+SELECT count(*) AS requests,
+       ifnull(sum(iif(delivered > 0, prompt_tokens, 0)), 0) AS prompt_tokens,
+       ifnull(sum(iif(delivered > 0, cached_tokens, 0)), 0) AS cached_tokens,
+       ifnull(sum(iif(delivered > 0, completion_tokens, 0)), 0) AS completion_tokens,
+       ifnull(sum(generated), 0) AS generated, ifnull(sum(delivered), 0) AS delivered,
+       ifnull(sum(discarded), 0) AS discarded
+FROM requests WHERE proxy = ? AND state = '{CLOSED}'
+"""
+SHARES = """
+SELECT ifnull(sum(shares.generated), 0) FROM shares JOIN requests ON requests.id = shares.request
+WHERE shares.worker = ? AND requests.proxy = ?
+"""
+UNBALANCED = f"""
+SELECT requests.id, requests.generated, delivered + discarded, completion_tokens, delivered,
+       (SELECT ifnull(sum(shares.generated), 0) FROM shares WHERE shares.request = requests.id)
+FROM requests WHERE state = '{CLOSED}' ORDER BY arrived
+"""
+# What a worker did under this proxy and the later ones, in their order.
+LATER = """
+SELECT workers.before, workers.proxy, late - unheard + missing AS apart FROM workers
+JOIN proxies ON proxies.incarnation = workers.proxy
+WHERE workers.worker = ? AND proxies.started >= ? ORDER BY proxies.started
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One comparison. `equal` proves it, else `text` says what differs."""
+
+    equal: bool
+    text: str
+
+
+def audit(database: sqlite3.Connection, live: Mapping[str, Any] | None = None) -> list[Finding]:
+    """Every comparison that can be made; `live` has the sums of a running proxy's ledger. One snapshot of the file."""
+    database.row_factory = sqlite3.Row
+    database.execute("BEGIN")
+    try:
+        findings = list(requests_balance(database))
+        for proxy in database.execute("SELECT * FROM proxies ORDER BY started").fetchall():
+            findings += proxy_balances(database, proxy)
+            if live is not None and live["incarnation"] == proxy["incarnation"]:
+                live_sums = {name: live[name] for name in SUMMED}
+                findings.append(compared(f"proxy {live['incarnation']}: the running ledger", live_sums, proxy, "file"))
+        if live is not None and not any(live["incarnation"] in one.text for one in findings):
+            findings.append(Finding(False, f"the running proxy {live['incarnation']} does not write to this file"))
+        return findings
+    finally:
+        database.rollback()
+
+
+def requests_balance(database: sqlite3.Connection) -> Iterator[Finding]:
+    count = 0
+    for name, generated, settled, billed, delivered, shares in database.execute(UNBALANCED):
+        count += 1
+        if not generated == settled == shares or billed != delivered:
+            yield Finding(
+                False,
+                f"request {name}: workers state {generated} and sent {shares}, {settled} are delivered or discarded; "
+                f"{delivered} delivered and {billed} billed",
+            )
+    yield Finding(True, f"{count} closed requests were looked at one by one")
+
+
+def proxy_balances(database: sqlite3.Connection, proxy: sqlite3.Row) -> Iterator[Finding]:
+    rows = database.execute(ROWS, (proxy["incarnation"],)).fetchone()
+    name = f"proxy {proxy['incarnation']} ({proxy['state']})"
+    yield compared(f"{name}: the ledger", {each: proxy[each] for each in SUMMED}, rows, "rows")
+    for worker in database.execute("SELECT * FROM workers WHERE proxy = ? ORDER BY name", (proxy["incarnation"],)):
+        yield worker_balances(database, proxy, worker)
+
+
+def compared(what: str, sums: Mapping[str, Any], rows: sqlite3.Row, where: str) -> Finding:
+    differing = [f"{each} {sums[each]} but {rows[each]} in the {where}" for each in SUMMED if sums[each] != rows[each]]
+    agreed = f"{sums['requests']} closed requests, {sums['delivered']} tokens delivered"
+    return Finding(not differing, f"{what}: {'; '.join(differing) or agreed}")
+
+
+def worker_balances(database: sqlite3.Connection, proxy: sqlite3.Row, worker: sqlite3.Row) -> Finding:
+    """What it stated = what the ledger had heard then; what it heard = what the rows have and what came late."""
+    name = f"worker {worker['name']} {worker['worker']} under proxy {proxy['incarnation']}"
+    shares = database.execute(SHARES, (worker["worker"], proxy["incarnation"])).fetchone()[0]
+    wrong = []
+    if worker["stated"] is not None and worker["stated"] != worker["heard_then"] + worker["missing"]:
+        wrong.append(f"it stated {worker['stated']} but {worker['heard_then']} were heard by then")
+    if worker["heard"] + worker["unheard"] != worker["booked"] + worker["late"]:
+        wrong.append(f"{worker['heard']} were heard but {worker['booked']} booked and {worker['late']} late")
+    if proxy["state"] != LOST and shares != worker["booked"]:
+        wrong.append(f"the ledger booked {worker['booked']} but the rows have {shares}")
+    if wrong:
+        return Finding(False, f"{name}: {'; '.join(wrong)}")
+    stated = "nothing stated" if worker["stated"] is None else f"{worker['stated']} stated last"
+    found = f"{name}: {stated}, {shares} in the rows, {worker['late']} late, {worker['missing']} lost on the way"
+    if proxy["state"] == LOST:
+        return lost_with(database, proxy, worker, shares, found)
+    return Finding(True, found)
+
+
+def lost_with(
+    database: sqlite3.Connection, proxy: sqlite3.Row, worker: sqlite3.Row, shares: int, found: str
+) -> Finding:
+    """A worker that outlived the proxy told a later one how much it had generated until then. Proxies that it told
+    nothing, because they were killed too soon, are taken together with the one before them."""
+    this, *later = database.execute(LATER, (worker["worker"], proxy["started"])).fetchall()
+    if this["before"] is None:
+        return Finding(True, f"{found}; it was killed before the worker told what it had generated")
+    known, together = shares + this["apart"], 1
+    for one in later:
+        if one["before"] is not None:
+            lost = one["before"] - this["before"] - known
+            others = f" and {together - 1} that followed it" if together > 1 else ""
+            return Finding(lost >= 0, f"{found}; {lost} lost with this proxy{others}")
+        known += database.execute(SHARES, (worker["worker"], one["proxy"])).fetchone()[0] + one["apart"]
+        together += 1
+    return Finding(True, f"{found}; the worker ended before it could tell what was lost with the proxy")

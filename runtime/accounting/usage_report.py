@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sums that a bill is made of, from a usage log."""
+
+import sqlite3
+from dataclasses import dataclass
+
+from pontil.runtime.accounting.usage_file import LOST, OPEN
+
+# A request of which nothing was delivered is counted as a request and billed nothing. Days are UTC.
+SUMS = f"""
+SELECT api_key, model, date(arrived, 'unixepoch') AS day, count(*),
+       sum(state = '{LOST}'), sum(state = '{OPEN}'),
+       sum(iif(delivered > 0, prompt_tokens, 0)), sum(iif(delivered > 0, cached_tokens, 0)),
+       sum(iif(delivered > 0, completion_tokens, 0))
+FROM requests GROUP BY api_key, model, day ORDER BY day, api_key, model
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSum:
+    """One key's use of one model on one day. `lost` of the `requests` ended with their proxy, `open` ones go on."""
+
+    api_key: str
+    model: str
+    day: str
+    requests: int
+    lost: int
+    open: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+def usage_sums(database: sqlite3.Connection) -> list[UsageSum]:
+    return [UsageSum(*row) for row in database.execute(SUMS)]

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is kept of requests beyond their answers: the ledger, and the usage log where there is one."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pontil.runtime.accounting.counts import Usage
+from pontil.runtime.accounting.ledger import Book, Ledger
+from pontil.runtime.accounting.usage_file import CLOSED, OPEN, ProxyRow, RequestRow, Row, ShareRow, UsageFile, WorkerRow
+from pontil.runtime.accounting.usage_log import UsageLog
+from pontil.runtime.config import ProxyConfig
+from pontil.runtime.proxy.request import Request
+
+# How often what runs is written down, in seconds (A12).
+CHECKPOINT = 0.1
+# Until there are keys.
+NO_KEY = "-"
+
+
+class Bookkeeper:
+    """Opens and closes every request of one proxy. Raises UsageLogError for a log that cannot be used."""
+
+    def __init__(self, config: ProxyConfig, incarnation: str, clock: Callable[[], float]) -> None:
+        self.config, self.incarnation, self.clock = config, incarnation, clock
+        self.ledger = Ledger()
+        self.log = None if config.usage_log is None else UsageLog(UsageFile(Path(config.usage_log)))
+        self.started = time.time()
+        self.open: dict[str, Request] = {}
+        self.seen: dict[str, int] = {}
+        if self.log is not None:
+            self.log.post([self.proxy_row(OPEN)])
+
+    def admit(self, request: Request) -> None:
+        """Its entry is in the ledger already."""
+        if self.log is not None:
+            self.open[request.id] = request
+            self.log.post([self.request_row(request, OPEN, request.usage, None)])
+
+    def close(self, request: Request, billed: Usage, finish: str) -> None:
+        self.ledger.close(request.id, billed)
+        if self.log is not None:
+            self.open.pop(request.id, None)
+            self.seen.pop(request.id, None)
+            row = self.request_row(request, CLOSED, billed, finish)
+            request.receipt = self.log.post([row, *share_rows(request), self.proxy_row(OPEN)], wanted=True)
+
+    def checkpoint(self) -> None:
+        """What has changed of the requests that run, and what the workers have stated."""
+        if self.log is None:
+            return
+        rows: list[Row] = []
+        for request in self.open.values():
+            moved = request.entry.delivered + sum(request.entry.discarded.values())
+            if self.seen.get(request.id) != moved:
+                self.seen[request.id] = moved
+                rows += [self.request_row(request, OPEN, request.usage, None), *share_rows(request)]
+        rows += [self.worker_row(worker, book) for worker, book in self.ledger.books.items()]
+        self.log.post(rows)
+
+    def end(self) -> None:
+        """Every request is closed, and so are the books."""
+        if self.log is not None:
+            self.checkpoint()
+            self.log.post([self.proxy_row(CLOSED)])
+            self.log.close()
+
+    def sums(self) -> dict[str, Any]:
+        """The ledger's sums over closed requests, and what it makes of them."""
+        discarded = dict(self.ledger.totals.discarded)
+        more = {"open": len(self.ledger.entries), "imbalance": self.ledger.imbalance, "discarded_by_reason": discarded}
+        return asdict(self.proxy_row(OPEN)) | more
+
+    def request_row(self, request: Request, state: str, billed: Usage, finish: str | None) -> RequestRow:
+        entry, now = request.entry, self.clock()
+        discarded = sum(entry.discarded.values())
+        first = request.first_token
+        return RequestRow(
+            request.id, self.incarnation, request.id.rpartition("-")[0], NO_KEY, self.config.served_model_name,
+            request.route.name, state, finish, request.params.n, request.attempt + 1, billed.prompt_tokens,
+            billed.cached_tokens, billed.completion_tokens, entry.generated, entry.delivered, discarded,
+            time.time() - (now - request.arrived), None, None if first is None else first - request.arrived,
+            None if state == OPEN else now - request.arrived,
+        )  # fmt: skip
+
+    def worker_row(self, worker: str, book: Book) -> WorkerRow:
+        stated = None if book.before is None else book.generated - book.before
+        return WorkerRow(
+            worker, self.incarnation, book.name, book.before, stated, book.heard_then, book.missing, book.heard,
+            book.booked, book.late, book.unheard,
+        )  # fmt: skip
+
+    def proxy_row(self, state: str) -> ProxyRow:
+        sums = self.ledger.totals
+        return ProxyRow(
+            self.incarnation, self.started, state, sums.requests, sums.prompt_tokens, sums.cached_tokens,
+            sums.completion_tokens, sums.generated, sums.delivered, sums.settled_otherwise,
+        )  # fmt: skip
+
+
+def share_rows(request: Request) -> list[ShareRow]:
+    return [
+        ShareRow(request.id, worker, attempt, phase, count)
+        for (attempt, worker), (phase, count) in request.entry.by_worker().items()
+    ]

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A reply ends when its usage is written down, on every path; and a log that fails stops nothing."""
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_site import Site, site
+from scripted_worker import eventually, silent
+
+from pontil.launcher.errors import LaunchError
+from pontil.launcher.roles import audit_usage, read_usage
+from pontil.runtime.accounting.usage_file import Row, open_to_read
+from pontil.runtime.text.tokenizer import Tokenizer
+
+
+@pytest.fixture
+def logged(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[Site]:
+    with site(tmp_path, tokenizer, usage_log=str(tmp_path / "usage.db")) as made:
+        yield made
+
+
+def rows(served: Site) -> list[dict[str, Any]]:
+    with closing(open_to_read(Path(str(served.proxy.config.usage_log)))) as database:
+        database.row_factory = sqlite3.Row
+        return [dict(row) for row in database.execute("SELECT * FROM requests ORDER BY arrived")]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_row_is_there_before_the_last_byte(logged: Site, stream: bool) -> None:  # A12
+    logged.pair()
+    body = {"model": "tiny", "prompt": "hi", "max_tokens": 9, "n": 2, "stream": stream}
+    answer = logged.ask("POST", "/v1/completions", body, {"x-request-id": "mine"})
+    (row,) = rows(logged)
+    assert row["id"].startswith("mine-") and row["name"] == "mine" and answer.headers["x-request-id"] == "mine"
+    assert (row["state"], row["api_key"], row["model"], row["choices"]) == ("closed", "-", "tiny", 2)
+    assert row["route"] == "prefill:0>decode:0" and row["finish"] in ("length,length", "stop,stop", "length,stop")
+    assert row["completion_tokens"] == row["delivered"] == row["generated"] > 0
+    assert 0 <= row["first_token_seconds"] <= row["total_seconds"]
+    if not stream:
+        usage = answer.json["usage"]
+        assert (row["prompt_tokens"], row["completion_tokens"]) == (usage["prompt_tokens"], usage["completion_tokens"])
+
+
+def test_open_requests_are_written_down_while_they_run_and_closed_when_the_client_leaves(logged: Site) -> None:
+    worker = logged.worker(script=silent)
+    connection = logged.connect()
+    connection.request("POST", "/v1/completions", '{"model": "tiny", "prompt": "hi", "stream": true}')
+    submit = worker.submits.get(timeout=10)
+    worker.say(worker.tokens(submit, 0, [70, 71]))
+    eventually(lambda: [(row["state"], row["delivered"]) for row in rows(logged)] == [("open", 2)])
+    connection.close()
+    eventually(lambda: [(row["state"], row["finish"]) for row in rows(logged)] == [("closed", "cancelled")])
+    assert rows(logged)[0]["completion_tokens"] == 2
+
+
+def test_the_books_are_equal_after_a_clean_end(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    path = tmp_path / "usage.db"
+    for _ in range(2):
+        with site(tmp_path, tokenizer, usage_log=str(path)) as made:
+            made.pair()
+            for number in range(3):
+                assert made.complete("hi", max_tokens=4 + number).status == 200
+            live = made.ask("GET", "/admin/ledger").json
+            assert live["requests"] == 3 and live["imbalance"] == 0 and live["open"] == 0
+            assert all(equal for equal, _ in audit_usage(path, live))
+    findings = audit_usage(path, None)
+    assert all(equal for equal, _ in findings) and len(findings) == 1 + 2 * 3
+    (summed,) = read_usage(path)
+    assert (summed["requests"], summed["lost"], summed["completion_tokens"]) == (6, 0, 30)
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE requests SET completion_tokens = completion_tokens + 1 WHERE id IN "
+                         "(SELECT id FROM requests LIMIT 1)")  # fmt: skip
+    assert sum(not equal for equal, _ in audit_usage(path, None)) == 2
+    with pytest.raises(LaunchError, match="there is no usage log"):
+        read_usage(tmp_path / "none")
+
+
+def test_a_log_that_cannot_be_written_to_stops_nothing(logged: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(values: Iterable[Row]) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    logged.worker()
+    log = logged.proxy.books.log
+    assert log is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(log.file, "write", full)
+        assert [logged.complete("hi", max_tokens=3).status for _ in range(3)] == [200] * 3
+        eventually(lambda: logged.value("pontil_usage_log_failures") >= 1)
+    eventually(lambda: len(rows(logged)) == 3, "rows that were written later")
+    assert logged.value("pontil_usage_log_given_up") == 0

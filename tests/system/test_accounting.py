@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The proxy is killed under load, again and again: every request has exactly one row, and nothing is counted twice."""
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import ROOT, Served, launched, wait_for
+
+READERS = 6
+
+
+class Reader(threading.Thread):
+    """Sends one streamed request after the other, and keeps the usage of those that ended well, by their names."""
+
+    def __init__(self, served: Served, number: int) -> None:
+        super().__init__(daemon=True)
+        self.served, self.number = served, number
+        self.stopping = threading.Event()
+        self.begun = threading.Event()
+        self.usage: dict[str, dict[str, Any]] = {}
+        self.sent = 0
+
+    def run(self) -> None:
+        while not self.stopping.is_set():
+            self.sent += 1
+            try:
+                self.ask(f"reader{self.number}.{self.sent}")
+            except (OSError, HTTPException, ValueError, KeyError):
+                self.stopping.wait(0.1)  # the proxy is away
+
+    def ask(self, name: str) -> None:
+        body = {
+            "model": "smollm2-135m-instruct", "prompt": f"Question {name}:", "max_tokens": 5 + self.sent % 20,
+            "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        events = self.served.request("POST", "/v1/completions", body, {"x-request-id": name}).events()
+        usage = None
+        for event in events:
+            self.begun.set()
+            if event == "[DONE]":
+                self.usage[name] = usage or {}
+            else:
+                usage = json.loads(event).get("usage")
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        database.row_factory = sqlite3.Row
+        return [dict(row) for row in database.execute("SELECT * FROM requests")]
+
+
+def run(*words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, str(ROOT / "app.py"), *words], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+
+
+@pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.long)])
+def test_every_request_has_one_row_whenever_the_proxy_is_killed(tmp_path: Path, rounds: int) -> None:  # A12
+    path, pause, chance = tmp_path / "usage.db", threading.Event(), random.Random(rounds)
+    restarts = ("--restart-attempts", "100", "--restart-delay", "0.1")
+    with launched(tmp_path, "--usage-log", str(path), *restarts) as served:
+        readers = [Reader(served, number) for number in range(READERS)]
+        for reader in readers:
+            reader.start()
+        for _ in range(rounds):
+            for reader in readers:
+                reader.begun.clear()
+            wait_for(lambda: any(reader.begun.is_set() for reader in readers), 60, "load")
+            pause.wait(chance.uniform(0, 1.5))  # the moment is meant to be any
+            os.kill(served.topology()["proxy"]["pid"], signal.SIGKILL)
+            wait_for(served.is_ready, 60, "a new proxy")
+        for reader in readers:
+            reader.begun.clear()
+        wait_for(lambda: all(reader.begun.is_set() for reader in readers), 60, "everyone served again")
+        for reader in readers:
+            reader.stopping.set()
+        for reader in readers:
+            reader.join(60)
+        wait_for(lambda: served.metric("pontil_requests_running") == 0, 30, "an idle server")
+        assert served.metric("pontil_ledger_imbalance") == 0
+        live = run("audit", str(path), "--url", f"http://127.0.0.1:{served.port}")
+        assert live.returncode == 0, live.stdout
+        assert served.stop() == 0
+    check(path, {name: usage for reader in readers for name, usage in reader.usage.items()}, rounds)
+
+
+def check(path: Path, answered: dict[str, dict[str, Any]], rounds: int) -> None:
+    rows = rows_of(path)
+    names = [row["name"] for row in rows]
+    assert len(names) == len(set(names)), "one row a request"
+    assert {row["state"] for row in rows} == {"closed", "lost(proxy)"}
+    assert all(row["completion_tokens"] == row["delivered"] for row in rows)
+    by_name = {row["name"]: row for row in rows}
+    for name, usage in answered.items():
+        row = by_name[name]
+        assert row["state"] == "closed", "its end was sent, so its row had been written"
+        assert (row["prompt_tokens"], row["completion_tokens"]) == (usage["prompt_tokens"], usage["completion_tokens"])
+    assert len({row["proxy"] for row in rows}) <= rounds + 1
+    audit = run("audit", str(path))
+    assert audit.returncode == 0 and "DIFFER" not in audit.stdout, audit.stdout
+    summed = json.loads(run("usage", str(path), "--json").stdout)
+    assert sum(one["requests"] for one in summed) == len(rows)
+    assert sum(one["completion_tokens"] for one in summed) == sum(row["completion_tokens"] for row in rows)
