@@ -58,7 +58,7 @@ class ProxyConfig:
     disagg: Literal["always", "never"] = "always"
     usage_log: str | None = None
     first_byte_timeout: float = 60.0
-    worker_ttl: float = 5.0
+    worker_ttl: float = 15.0
     max_body_bytes: int = 32 << 20
     log_level: str = "info"
     cache_dir: str | None = None

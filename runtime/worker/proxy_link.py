@@ -11,6 +11,8 @@ from pontil.runtime.wire.sockets import WorkerSocket
 BEAT = 0.5
 TTL = 5.0
 HELLO_AGAIN = 1.0
+# A turn that took this long was a long step: the silence in it was ours, not the proxy's.
+LATE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class ProxyLink:
         self.proxy: str | None = None
         self.outbox: deque[Message] = deque()
         self.next_send = 0.0
-        self.last_heard = 0.0
+        self.last_heard = self.last_tick = 0.0
 
     @property
     def congested(self) -> bool:
@@ -69,6 +71,9 @@ class ProxyLink:
     def tick(self, load: Load, now: float) -> bool:
         """Say Hello until welcomed, then beat. True when the proxy has been silent for too long."""
         self.flush()
+        late, self.last_tick = now - self.last_tick > LATE, now
+        if late:
+            self.last_heard = now
         gone = self.proxy is not None and now - self.last_heard > TTL and self.forget()
         if now >= self.next_send:
             self.next_send = now + (HELLO_AGAIN if self.proxy is None else BEAT)
