@@ -194,8 +194,9 @@ def audit(file: Path, url: str | None) -> int:
     from pontil.launcher.chat import fetch
     from pontil.launcher.roles import audit_usage
 
-    # A running server goes on between its answer and the file's: a difference counts when it stays.
-    for _ in range(AUDIT_ATTEMPTS):
+    # A running server goes on between its answer and the file's: a difference counts when it stays. There is nothing to
+    # wait on: the ledger is asked again. A file alone does not change.
+    for _ in range(AUDIT_ATTEMPTS if url else 1):
         findings = audit_usage(file, fetch(url, "/admin/ledger") if url else None)
         if all(equal for equal, _ in findings):
             break

@@ -264,9 +264,12 @@ def test_heartbeats_feed_the_metrics_by_difference(play: Callable[..., None]) ->
         worker = await house.worker("decode:0")
         for bytes_moved, handoffs in ((100, 1), (100, 1), (250, 2)):
             counters = {"kv_transfer_bytes": bytes_moved, "handoffs_complete": handoffs, "handoffs_odd": 7}
+            counters |= {"prefix_cache_queries": 9, "prefix_cache_hits": 4, "preemptions": 2}
             worker.counters = counters
             worker.say(Heartbeat(worker.incarnation, worker.proxy, 0, 0, 9, 1, counters))
         await until(lambda: house.value("pontil_kv_transfer_bytes_total") == 250)
+        series = ("prefix_cache_queries", "prefix_cache_hits", "preemptions")
+        assert [house.value(f"pontil_{name}_total") for name in series] == [9, 4, 2]
         assert house.value("pontil_handoffs_total", result="complete") == 2
         text = house.proxy.metrics.render().decode()
         assert 'pontil_handoffs_total{result="failed"} 0.0' in text and "odd" not in text
