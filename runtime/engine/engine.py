@@ -2,13 +2,13 @@
 """The engine: sequences in, accepted tokens out, one step at a time."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pontil.runtime.engine.logprobs import TokenLogprobs
 from pontil.runtime.engine.runner import Runner
 from pontil.runtime.engine.sampler import Sampled
 from pontil.runtime.engine.scheduler import Scheduler
-from pontil.runtime.engine.sequence import Finish, First, Sequence, State
+from pontil.runtime.engine.sequence import Finish, Known, Sequence, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class Engine:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a sequence to be computed here from its first token on."""
-        self.sequences[sequence.id] = [sequence]
-        self.scheduler.add(sequence)
+    def add(self, sequence: Sequence, known: list[Known] | None = None) -> None:
+        """Queue a sequence to be computed here from its first token on; with what is `known` of each of its choices,
+        where it is continued."""
+        self.sequences[sequence.id] = self.scheduler.add(sequence, known)
 
     def park(self, sequence: Sequence) -> bool:
         """Make room for a sequence whose KV will come from elsewhere; False when there is none now."""
@@ -52,13 +52,13 @@ class Engine:
         self.sequences[sequence.id] = [sequence]
         return True
 
-    def promote(self, sequence: Sequence, computed: int, firsts: list[First]) -> None:
+    def promote(self, sequence: Sequence, computed: int, known: list[Known]) -> None:
         """The KV of a parked sequence is here: its choices go on from their first tokens."""
-        self.sequences[sequence.id] = self.scheduler.promote(sequence, computed, firsts)
+        self.sequences[sequence.id] = self.scheduler.promote(sequence, computed, known)
 
-    def compute_here(self, sequence: Sequence, firsts: list[First]) -> None:
+    def compute_here(self, sequence: Sequence, known: list[Known]) -> None:
         """The KV of a parked sequence will not come, but its first tokens are known."""
-        self.sequences[sequence.id] = self.scheduler.compute_here(sequence, firsts)
+        self.sequences[sequence.id] = self.scheduler.compute_here(sequence, known)
 
     def end(self, request: str, finish: Finish) -> None:
         """End all that is left of a request, from outside, in whatever state it is. Unknown ones are no error."""
@@ -67,8 +67,8 @@ class Engine:
 
     def step(self) -> list[Output]:
         batch = self.scheduler.schedule()
-        sampled = self.runner.run(batch)
-        self.generated += len(sampled)
+        sampled = [as_given(one) for one in self.runner.run(batch)]
+        self.generated += sum(one.count for one in sampled)
         self.scheduler.advance(batch)
         drawn = [(self.branch(one), one) for one in sampled]
         return [self.accept(sequence, one) for sequence, one in drawn]
@@ -98,13 +98,16 @@ class Engine:
         first = sequence.received and sequence.generated == 0
         finish = sequence.append(sampled.token, sampled.logprobs)
         sequence.generated += sampled.count
+        if sampled.count == 0:
+            sequence.delivered = len(sequence.output)
         if finish is None and sequence.hands_over:
             finish = Finish.HANDED_OVER
         if finish is not None:
             self.close(sequence, finish)
         # The first frame after a handoff repeats the tokens that came with it: the sender's own frame may be lost.
-        index = 0 if first else len(sequence.output) - 1
-        return Output(sequence, index, sequence.output[index:], sampled.count, finish, sequence.logprobs[index:])
+        index = sequence.delivered if first or sampled.count == 0 else len(sequence.output) - 1
+        logprobs = sequence.logprobs[index - sequence.delivered :]
+        return Output(sequence, index, sequence.output[index:], sampled.count, finish, logprobs)
 
     def close(self, sequence: Sequence, finish: Finish) -> None:
         self.scheduler.finish(sequence, finish)
@@ -116,3 +119,11 @@ class Engine:
     @property
     def unfinished(self) -> Iterable[Sequence]:
         return (sequence for some in self.sequences.values() for sequence in some)
+
+
+def as_given(sampled: Sampled) -> Sampled:
+    """A first token that the client has is taken as it is: nothing was generated, whatever was drawn in its place."""
+    token = sampled.sequence.given.get(sampled.choice)
+    if token is None or sampled.sequence.output:
+        return sampled
+    return replace(sampled, token=token, count=0, logprobs=None)

@@ -12,7 +12,7 @@ from pontil.runtime.engine.answer_keeper import AnswerKeeper
 from pontil.runtime.engine.batch import Batch, Span
 from pontil.runtime.engine.memory import Memory
 from pontil.runtime.engine.prefix_cache import Hit, PrefixCache
-from pontil.runtime.engine.sequence import Finish, First, Sequence, State
+from pontil.runtime.engine.sequence import Finish, Known, Sequence, State
 
 by_order = attrgetter("order")
 
@@ -61,9 +61,11 @@ class Scheduler:
         enough = self.memory.layout.blocks_for(sequence.max_length) <= self.memory.pool.capacity
         return enough and len(sequence.choices) <= self.max_num_seqs
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: Sequence, known: list[Known] | None = None) -> list[Sequence]:
+        """It waits to be computed from its first token on; where its choices are continued, each by itself."""
         self.arrive(sequence)
         self.waiting.append(sequence)
+        return [sequence] if known is None else self.receive(sequence, known)
 
     def arrive(self, sequence: Sequence) -> None:
         """Its place in the order, which it keeps."""
@@ -116,13 +118,20 @@ class Scheduler:
                 yield Span(sequence, sequence.computed, 1)
 
     def chunks(self, budget: int) -> Iterator[Span]:
-        for sequence in self.running:
+        for sequence in list(self.running):
             count = chunk(sequence.computed, sequence.remaining, budget)
-            if sequence.remaining > 1 and count:
-                promised = self.memory.grow(sequence, sequence.computed + count)
-                assert promised, "what is known of a running sequence is reserved"
+            if sequence.remaining > 1 and count and self.make_chunk_room(sequence, count):
                 yield Span(sequence, sequence.computed, count)
                 budget -= count
+
+    def make_chunk_room(self, sequence: Sequence, count: int) -> bool:
+        """What is known of a sequence was reserved when it was admitted, but for tokens that were delivered before its
+        KV came from elsewhere: where there is no room for those, it waits to be admitted with all that it needs."""
+        if self.memory.own_next(sequence) and self.memory.grow(sequence, sequence.computed + count):
+            return True
+        assert sequence.received and not sequence.hands_over, "what is known of a running sequence is reserved"
+        self.preempt(sequence)
+        return False
 
     def advance(self, batch: Batch) -> None:
         """The batch was computed."""
@@ -201,31 +210,31 @@ class Scheduler:
         self.parked.append(sequence)
         return True
 
-    def promote(self, sequence: Sequence, computed: int, firsts: list[First]) -> list[Sequence]:
+    def promote(self, sequence: Sequence, computed: int, known: list[Known]) -> list[Sequence]:
         """Its KV has arrived: it runs on from here, with all its choices, as if it had been computed in this engine."""
         self.parked.remove(sequence)
         self.prefix.register(sequence, sequence.computed, computed)
         sequence.computed = computed
         self.run(sequence)
-        return self.receive(sequence, firsts)
+        return self.receive(sequence, known)
 
-    def receive(self, sequence: Sequence, firsts: list[First]) -> list[Sequence]:
-        """One sequence for each first token that was drawn elsewhere."""
-        sequence.choice = firsts[0].choice
-        made = [sequence, *(self.fork(sequence, first.choice) for first in firsts[1:])]
+    def receive(self, sequence: Sequence, known: list[Known]) -> list[Sequence]:
+        """One sequence for each choice whose first tokens were drawn elsewhere."""
+        sequence.choice = known[0].choice
+        made = [sequence, *(self.fork(sequence, one.choice) for one in known[1:])]
         sequence.forked = True
-        for one, first in zip(made, firsts, strict=True):
-            one.receive(first)
+        for one, tokens in zip(made, known, strict=True):
+            one.receive(tokens)
         return made
 
-    def compute_here(self, sequence: Sequence, firsts: list[First]) -> list[Sequence]:
+    def compute_here(self, sequence: Sequence, known: list[Known]) -> list[Sequence]:
         """Its KV will not arrive, but its first tokens are known: all its choices wait to be computed in this engine,
         where the first one leaves the prompt's blocks for the others to find (C12)."""
         self.parked.remove(sequence)
         self.memory.give_back(sequence)
         sequence.computed = 0
         sequence.move(State.WAITING)
-        made = self.receive(sequence, firsts)
+        made = self.receive(sequence, known)
         insort(self.waiting, sequence, key=by_order)
         return made
 

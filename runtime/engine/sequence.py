@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Some
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -58,12 +59,14 @@ class PromptKeys:
 
 
 @dataclass(frozen=True, slots=True)
-class First:
-    """The first token of one choice, sampled elsewhere or just now."""
+class Known:
+    """The first tokens of one choice, as they were sampled elsewhere. The first `delivered` of them the client has;
+    `logprobs` are those of the others, where they were asked for."""
 
     choice: int
-    token: int
-    logprobs: TokenLogprobs | None = None
+    tokens: list[int]
+    delivered: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -71,13 +74,15 @@ class Sequence:
     """`length` tokens are known (prompt, then output) and the KV of `computed` of them is in `blocks`.
 
     Everything a step does to a sequence is some of `length - computed`: prompt chunks, decode, replay, prefix hits and
-    KV that came from elsewhere are one subtraction. Of the output, `received` tokens were sampled elsewhere and
-    `generated` here, as the shapes of their tensors said. A sequence with `hands_over` stops after its first token and
-    keeps its blocks.
+    KV that came from elsewhere are one subtraction. Of the output, `received` tokens were sampled elsewhere, the first
+    `delivered` of which need not be told again, and `generated` here, as the shapes of their tensors said. `logprobs`
+    are those of the tokens that were not delivered. A sequence with `hands_over` stops after its first token and keeps
+    its blocks.
 
     A request with n > 1 choices is one sequence until its first tokens are drawn, all from the same logits; then it is
-    `forked` into one for each choice. They share blocks, and each copies the one it is about to write into. One that
-    `draws` nothing is there for its KV alone.
+    `forked` into one for each choice. They share blocks, and each copies the one it is about to write into. Where only
+    some choices go on, they are `wanted`; `given` has the first tokens, by choice, that must not be drawn because the
+    client has them. A sequence that `draws` nothing is there for its KV alone.
     """
 
     id: str
@@ -88,6 +93,8 @@ class Sequence:
     make_stop_check: Callable[[], StopCheck] | None = None
     salt: str = ""
     choice: int = 0
+    wanted: tuple[int, ...] = ()
+    given: Mapping[int, int] = field(default_factory=dict)
     forked: bool = False
     draws: bool = True
     arrival: int = 0
@@ -96,6 +103,7 @@ class Sequence:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     received: int = 0
+    delivered: int = 0
     generated: int = 0
     computed: int = 0
     cached: int = 0
@@ -133,12 +141,14 @@ class Sequence:
     @property
     def is_stem(self) -> bool:
         """Whether it stands for several choices."""
-        return self.params.n > 1 and not self.forked
+        return len(self.choices) > 1
 
     @property
-    def choices(self) -> range:
+    def choices(self) -> Some[int]:
         """The choices whose next token is drawn from the next logits."""
-        return range(self.params.n) if self.is_stem else range(self.choice, self.choice + 1)
+        if self.forked:
+            return (self.choice,)
+        return self.wanted or range(self.params.n)
 
     def token(self, position: int) -> int:
         inside = position - len(self.prompt)
@@ -175,14 +185,14 @@ class Sequence:
             state=self.state,
         )
 
-    def receive(self, first: First) -> None:
-        """Take over a first token that was sampled, and checked, elsewhere."""
-        self.output.append(first.token)
-        if first.logprobs is not None:
-            self.logprobs.append(first.logprobs)
-        self.received = 1
+    def receive(self, known: Known) -> None:
+        """Take over tokens that were sampled, and checked, elsewhere."""
+        self.output += known.tokens
+        self.logprobs += known.logprobs
+        self.received, self.delivered = len(known.tokens), known.delivered
         if self.stop_check is not None:
-            self.stop_check.feed(first.token)
+            for token in known.tokens:
+                self.stop_check.feed(token)
 
     def append(self, token_id: int, logprobs: TokenLogprobs | None = None) -> Finish | None:
         """Accept one sampled token, and say whether it ends the sequence. A stop exactly at the budget is a stop."""

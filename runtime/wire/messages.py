@@ -91,6 +91,9 @@ class Submit:
     Without a `transfer_id` the worker does all of it. With one, `phase` says which half is meant ("prefill" computes
     the prompt and hands over to `peer`, "decode" receives it from `peer`); `peer` is the other worker's incarnation
     and `peer_endpoint` where a decode worker reaches it. Prompts with another `cache_salt` share no cached prefix.
+
+    A later attempt continues an answer: `delivered` has, for each choice, the ids that the client was given already.
+    They are taken as they are, never drawn again. Only `choices` go on, the others have ended; none named means all.
     """
 
     sender: str
@@ -104,6 +107,8 @@ class Submit:
     peer: str | None = None
     peer_endpoint: str | None = None
     cache_salt: str = ""
+    delivered: list[list[int]] = field(default_factory=list)
+    choices: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pontil.runtime.engine.logprobs import TokenLogprobs
-from pontil.runtime.engine.sequence import Finish, First, Sequence
+from pontil.runtime.engine.sequence import Finish, Known, Sequence
 from pontil.runtime.transfer.connector import Connector
 from pontil.runtime.transfer.states import Taking
 from pontil.runtime.transfer.taker import Take, Taker
@@ -141,20 +141,22 @@ class DecodeDesk:
         if take.announced + count > take.expected:
             self.taker.fail(take, "the peer announced more blocks than the prompt has")
             return
-        if isinstance(message, Handoff) and not self.is_for(message, sequence):
+        if isinstance(message, Handoff) and not self.is_for(message, parked.live):
             self.taker.fail(take, "the peer's handoff is not for this request")
             return
         self.machine.scheduler.memory.grow(sequence, (take.announced + count) * self.machine.layout.block_size)
         ours = sequence.blocks[take.announced : take.announced + count]
         self.taker.announced(take, message, ours, now)
 
-    def is_for(self, handoff: Handoff, sequence: Sequence) -> bool:
-        """Whether the whole prompt was computed and the first tokens are tokens: the engine will believe both."""
-        tokens, going_on, n = handoff.first_tokens, handoff.choices, sequence.params.n
+    def is_for(self, handoff: Handoff, live: Live) -> bool:
+        """Whether the whole prompt was computed and the first tokens are tokens: the engine will believe both. Those
+        that were delivered already must be the same."""
+        sequence, tokens, going_on = live.sequence, handoff.first_tokens, handoff.choices
+        n, delivered = sequence.params.n, live.submit.delivered
         inside = len(tokens) == n and all(0 <= token < self.machine.config.vocab_size for token in tokens)
-        some = bool(going_on) and all(0 <= choice < n for choice in going_on) and len(set(going_on)) == len(going_on)
-        known = handoff.logprobs is None or len(handoff.logprobs) == n and all(map(are_logprobs, handoff.logprobs))
-        return handoff.computed == len(sequence.prompt) and inside and some and known
+        same = inside and all(ids[0] == token for ids, token in zip(delivered, tokens, strict=False) if ids)
+        some = bool(going_on) and set(going_on) <= set(sequence.choices) and len(set(going_on)) == len(going_on)
+        return handoff.computed == len(sequence.prompt) and same and some and knows_its_logprobs(handoff, live)
 
     def withdrawn(self, parked: Parked, message: Withdrawn) -> None:
         if message.finished:
@@ -179,7 +181,7 @@ class DecodeDesk:
         take, sequence, handoff = parked.take, parked.live.sequence, parked.take.handoff
         assert handoff is not None
         sequence.cached, sequence.admissions = handoff.cached_tokens, 1
-        self.machine.engine.promote(sequence, handoff.computed, firsts_of(handoff))
+        self.machine.engine.promote(sequence, handoff.computed, known_of(handoff, parked.live))
         self.tell(take.peer, Fetched(self.incarnation, take.peer, take.transfer_id, take.epoch))
         self.tally.complete += 1
         self.tally.bytes += take.bytes
@@ -191,7 +193,7 @@ class DecodeDesk:
         self.tell(take.peer, Abandon(self.incarnation, take.peer, take.transfer_id, str(take.error)))
         if take.handoff is not None:
             live.sequence.cached, live.sequence.admissions = take.handoff.cached_tokens, 1
-            self.machine.engine.compute_here(live.sequence, firsts_of(take.handoff))
+            self.machine.engine.compute_here(live.sequence, known_of(take.handoff, live))
         else:
             self.machine.engine.end(live.key, Finish.ERROR)
             self.failed.append((live, f"the handoff failed: {take.error}"))
@@ -251,14 +253,34 @@ class DecodeDesk:
             self.hang_up(peer)
 
 
-def firsts_of(handoff: Handoff) -> list[First]:
-    """The first tokens of the choices that go on. The handoff was checked."""
+def delivered_of(live: Live, choice: int) -> list[int]:
+    """What the client has of a choice that is continued."""
+    return live.submit.delivered[choice] if live.submit.delivered else []
+
+
+def knows_its_logprobs(handoff: Handoff, live: Live) -> bool:
+    """Where there are any: those of every first token that is still to be told."""
     known = handoff.logprobs
-    return [
-        First(choice, handoff.first_tokens[choice], None if known is None else TokenLogprobs.from_wire(known[choice]))
-        for choice in handoff.choices
-    ]
+    if known is None:
+        return True
+    told = [choice for choice in handoff.choices if not delivered_of(live, choice)]
+    return len(known) == live.sequence.params.n and all(
+        known[choice] and are_logprobs(known[choice]) for choice in told
+    )
 
 
 def are_logprobs(entries: list[list[float]]) -> bool:
-    return bool(entries) and all(len(entry) == 3 for entry in entries)
+    return all(len(entry) == 3 for entry in entries)
+
+
+def known_of(handoff: Handoff, live: Live) -> list[Known]:
+    """Of each choice that goes on: what was delivered, else the first token that came with the handoff, which was
+    checked."""
+    return [known_of_choice(handoff, choice, delivered_of(live, choice)) for choice in handoff.choices]
+
+
+def known_of_choice(handoff: Handoff, choice: int, delivered: list[int]) -> Known:
+    if delivered:
+        return Known(choice, delivered, len(delivered))
+    logprobs = () if handoff.logprobs is None else (TokenLogprobs.from_wire(handoff.logprobs[choice]),)
+    return Known(choice, [handoff.first_tokens[choice]], logprobs=logprobs)

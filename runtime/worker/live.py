@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A request as a worker holds it, and how it becomes one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from pontil.runtime.engine.engine import Output
-from pontil.runtime.engine.sequence import Finish, Sequence
+from pontil.runtime.engine.sequence import Finish, Known, Sequence
 from pontil.runtime.errors import MalformedFrame, RequestError
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import Submit, Tokens
@@ -30,6 +30,14 @@ class Live:
     def key(self) -> str:
         return self.sequence.id
 
+    @property
+    def known(self) -> list[Known] | None:
+        """Where an answer is continued: what the client has of each choice that goes on."""
+        delivered = self.submit.delivered
+        if not delivered:
+            return None
+        return [Known(choice, delivered[choice], len(delivered[choice])) for choice in self.sequence.choices]
+
 
 def key_of(request_id: str, attempt: int) -> str:
     return f"{request_id}#{attempt}"
@@ -51,9 +59,33 @@ def make_live(submit: Submit, machine: Machine) -> Live:
     params.check(config.vocab_size)
     stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(config.eos_token_ids))
     check = partial(TextStops, machine.tokenizer, params) if params.stop else None
-    key = key_of(submit.request_id, submit.attempt)
-    sequence = Sequence(key, prompt, params, stops, submit.phase == "prefill", check, submit.cache_salt)
+    check_delivered(submit, params, config.vocab_size)
+    hands_over, delivered = submit.phase == "prefill", submit.delivered
+    if delivered and delivered[0]:
+        # They were told before the first token was.
+        params = replace(params, prompt_logprobs=None)
+    sequence = Sequence(
+        key_of(submit.request_id, submit.attempt), prompt, params, stops, hands_over, check, submit.cache_salt,
+        wanted=tuple(submit.choices),
+    )  # fmt: skip
+    sequence.choice = sequence.choices[0]
+    if hands_over:
+        sequence.given = {
+            choice: delivered[choice][0] for choice in sequence.choices if delivered and delivered[choice]
+        }
     return Live(submit.sender, submit.request_id, submit.attempt, sequence, submit)
+
+
+def check_delivered(submit: Submit, params: SamplingParams, vocab_size: int) -> None:
+    """Raises RequestError where what is to be continued cannot be of this request."""
+    delivered, choices = submit.delivered, submit.choices
+    inside = all(0 <= token < vocab_size for ids in delivered for token in ids)
+    distinct = len(set(choices)) == len(choices) and all(0 <= choice < params.n for choice in choices)
+    if not inside or not distinct or len(delivered) not in (0, params.n):
+        raise RequestError("the tokens to go on from are not of this request")
+    going_on = [delivered[choice] for choice in choices or range(params.n)] if delivered else []
+    if any(len(ids) >= params.max_tokens for ids in going_on):
+        raise RequestError("there is nothing to go on with: the budget is used")
 
 
 def tokens_frame(incarnation: str, live: Live, output: Output) -> Tokens:

@@ -6,6 +6,7 @@ Blocks that were handed over stay ours, under a lease, until the decode worker s
 """
 
 import time
+from collections.abc import Sequence as Some
 from dataclasses import dataclass, field
 
 from pontil.runtime.engine.engine import Output
@@ -43,16 +44,18 @@ class Half:
 
 @dataclass(slots=True)
 class Job:
-    """A prompt being computed for a decode worker. `firsts` are the choices whose first token was drawn."""
+    """A prompt being computed for a decode worker. `firsts` are the outputs of those `choices` that have their first
+    token."""
 
     live: Live
     gift: Gift
     begun: float
+    choices: Some[int]
     firsts: list[Output] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
-        return len(self.firsts) == self.live.sequence.params.n
+        return len(self.firsts) == len(self.choices)
 
 
 @dataclass(slots=True)
@@ -123,7 +126,7 @@ class PrefillDesk:
             self.withdraw(begin.sender, transfer_id, False, "too many transfers are open")
             self.give_up(live, "the prefill worker has too many transfers open")
             return
-        self.jobs[live.key] = Job(live, gift, time.monotonic())
+        self.jobs[live.key] = Job(live, gift, time.monotonic(), live.sequence.choices)
         self.machine.engine.add(live.sequence)
 
     def announce(self) -> None:
@@ -231,14 +234,15 @@ class PrefillDesk:
 
 def prefilled(job: Job, going_on: list[Sequence], now: float) -> Prefilled:
     """What there is to say of a prompt that is computed."""
-    sequence = going_on[0]
-    known = [entry.to_wire() for first in job.firsts for entry in first.logprobs]
+    sequence, n = going_on[0], going_on[0].params.n
+    tokens = {first.sequence.choice: first.sequence.output[0] for first in job.firsts}
+    known = {first.sequence.choice: first.logprobs[0].to_wire() for first in job.firsts if first.logprobs}
     return Prefilled(
         sequence.computed,
-        [first.ids[0] for first in job.firsts],
+        [tokens[choice] if choice in tokens else job.live.submit.delivered[choice][0] for choice in range(n)],
         len(sequence.prompt),
         sequence.cached,
         now - job.begun,
         [one.choice for one in going_on],
-        known or None,
+        [known.get(choice, []) for choice in range(n)] if known else None,
     )

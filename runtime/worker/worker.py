@@ -234,7 +234,7 @@ class Worker:
             return
         self.requests[live.key] = live
         if message.transfer_id is None:
-            self.machine.engine.add(live.sequence)
+            self.machine.engine.add(live.sequence, live.known)
         elif message.phase == "prefill":
             self.prefill.submitted(live, now)
         else:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pontil.runtime.config import WorkerConfig, WorkerRole
 from pontil.runtime.sampling_params import SamplingParams
@@ -121,12 +122,18 @@ class ScriptedProxy:
         self.turn_until(lambda: all(worker.link.proxy == self.incarnation for worker in workers))
 
     def submit(
-        self, worker: PromptWorker, name: str, prompt: list[int], params: SamplingParams, salt: str | None = None
+        self,
+        worker: PromptWorker,
+        name: str,
+        prompt: list[int],
+        params: SamplingParams,
+        salt: str | None = None,
+        **more: Any,
     ) -> None:
-        """Requests share no prefix unless they are given the same salt."""
+        """Requests share no prefix unless they are given the same salt. `more` are fields of Submit."""
         salted = name if salt is None else salt
         assert self.server.send(
-            Submit(self.incarnation, worker.incarnation, name, 0, prompt, params.to_wire(), cache_salt=salted)
+            Submit(self.incarnation, worker.incarnation, name, 0, prompt, params.to_wire(), cache_salt=salted, **more)
         )
 
     def submit_pair(
@@ -137,21 +144,29 @@ class ScriptedProxy:
         prompt: list[int],
         params: SamplingParams,
         salt: str | None = None,
+        **more: Any,
     ) -> None:
         common = {
             "request_id": name, "attempt": 0, "prompt": prompt, "sampling": params.to_wire(),
-            "cache_salt": name if salt is None else salt,
+            "cache_salt": name if salt is None else salt, **more,
         }  # fmt: skip
+        self.submit_halves(prefill, decode, common, common)
+
+    def submit_halves(
+        self, prefill: PromptWorker, decode: PromptWorker, first: dict[str, Any], second: dict[str, Any]
+    ) -> None:
+        """What each of the two is told of a request."""
+        transfer = f"t-{first['request_id']}"
         assert self.server.send(
             Submit(
-                self.incarnation, prefill.incarnation, phase="prefill", transfer_id=f"t-{name}",
-                peer=decode.incarnation, **common,  # type: ignore[arg-type]
+                self.incarnation, prefill.incarnation, phase="prefill", transfer_id=transfer,
+                peer=decode.incarnation, **first,
             )
         )  # fmt: skip
         assert self.server.send(
             Submit(
-                self.incarnation, decode.incarnation, phase="decode", transfer_id=f"t-{name}",
-                peer=prefill.incarnation, peer_endpoint=prefill.peers_in.endpoint, **common,  # type: ignore[arg-type]
+                self.incarnation, decode.incarnation, phase="decode", transfer_id=transfer,
+                peer=prefill.incarnation, peer_endpoint=prefill.peers_in.endpoint, **second,
             )
         )  # fmt: skip
 

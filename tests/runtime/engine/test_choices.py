@@ -4,7 +4,7 @@
 import pytest
 from tiny import Rig, build, check_free, computed_by, drain, name_of, reference, rig, sequence
 
-from pontil.runtime.engine.sequence import Finish, First
+from pontil.runtime.engine.sequence import Finish, Known
 from pontil.runtime.models.model import Model
 
 SAMPLED = {"temperature": 1.3, "top_p": 0.95, "seed": 11}
@@ -79,7 +79,7 @@ def test_a_choice_that_ends_at_once_leaves_the_others_their_blocks(model: Model)
     check_free(ours)
 
 
-def hand_over(model: Model, length: int, n: int) -> tuple[Rig, list[First], list[int]]:
+def hand_over(model: Model, length: int, n: int) -> tuple[Rig, list[Known], list[int]]:
     """A prefill engine that is done with a request: its first tokens, and the blocks it holds."""
     giver = rig(model)
     given = sequence("a", prompt(length), 12, n=n, **SAMPLED)
@@ -90,7 +90,7 @@ def hand_over(model: Model, length: int, n: int) -> tuple[Rig, list[First], list
     for output in outputs[1:]:
         assert output.sequence.blocks == given.blocks
         giver.scheduler.memory.give_back(output.sequence)
-    return giver, [First(output.sequence.choice, output.ids[0]) for output in outputs], given.blocks
+    return giver, [Known(output.sequence.choice, output.ids[:1]) for output in outputs], given.blocks
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -120,7 +120,7 @@ def test_only_the_choices_that_go_on_are_taken_over(model: Model) -> None:
     taken = sequence("a", prompt(20), 12, n=3, **SAMPLED)
     assert taker.engine.park(taken)
     expected = each_alone(model, 20, 3, 12)
-    taker.engine.compute_here(taken, [First(choice, expected[f"a/{choice}"][0]) for choice in (1, 2)])
+    taker.engine.compute_here(taken, [Known(choice, expected[f"a/{choice}"][:1]) for choice in (1, 2)])
     assert drain(taker.engine) == {name: tokens for name, tokens in expected.items() if name != "a/0"}
     check_free(taker)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny import VOCAB, Rig, build, drain, reference, rig, sequence
 
-from pontil.runtime.engine.sequence import Finish, First, Sequence, State
+from pontil.runtime.engine.sequence import Finish, Known, Sequence, State
 from pontil.runtime.models.model import Model
 from pontil.runtime.sampling_params import SamplingParams
 
@@ -84,7 +84,7 @@ def test_handed_over_sequence_goes_on_with_equal_tokens(alone: Rig, model: Model
     assert not taker.engine.has_work
     taker.scheduler.memory.grow(taken, 70)
     taker.storage.tensor[taken.blocks] = giver.storage.tensor[given.blocks]
-    taker.engine.promote(taken, 70, [First(0, output.ids[0], *output.logprobs)])
+    taker.engine.promote(taken, 70, [Known(0, output.ids[:1], 0, tuple(output.logprobs))])
     (first,) = taker.engine.step()
     assert (first.index, first.ids) == (0, expected[:2])
     assert drain(taker.engine)["a"] == expected

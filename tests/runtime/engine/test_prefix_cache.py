@@ -5,7 +5,7 @@ import pytest
 import torch
 from tiny import Rig, build, check_free, computed_by, drain, reference, rig, sequence
 
-from pontil.runtime.engine.sequence import Finish, First, Sequence, State
+from pontil.runtime.engine.sequence import Finish, Known, Sequence, State
 from pontil.runtime.models.model import Model
 
 SAMPLED = {"temperature": 1.3, "top_p": 0.95}
@@ -203,7 +203,7 @@ def hand_over(giver: Rig, taker: Rig, tokens: list[int]) -> int:
     assert have == len(taken.blocks)
     taker.scheduler.memory.grow(taken, len(tokens))
     taker.storage.tensor[taken.blocks[have:]] = giver.storage.tensor[given.blocks[have:]]
-    taker.engine.promote(taken, len(tokens), [First(0, output.ids[0])])
+    taker.engine.promote(taken, len(tokens), [Known(0, output.ids[:1])])
     assert drain(taker.engine)["a"] == cold(model, sequence("a", tokens, 12, **SAMPLED))
     giver.pool.release(given.blocks)
     return have

@@ -15,7 +15,7 @@ from tiny import drain, rig, sequence
 from transformers import PreTrainedModel
 
 from pontil.runtime.engine.batch import Batch, Span
-from pontil.runtime.engine.sequence import First
+from pontil.runtime.engine.sequence import Known
 from pontil.runtime.models.model import Model
 
 PROMPT = torch.randint(0, VOCAB, (333,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -91,7 +91,7 @@ def handed_over(model: Model, prompt: list[int]) -> list[int]:
     assert taker.engine.park(taken)
     taker.scheduler.memory.grow(taken, len(prompt))
     taker.storage.tensor[taken.blocks] = giver.storage.tensor[given.blocks]
-    taker.engine.promote(taken, len(prompt), [First(0, output.ids[0])])
+    taker.engine.promote(taken, len(prompt), [Known(0, output.ids[:1])])
     return drain(taker.engine)["a"]
 
 

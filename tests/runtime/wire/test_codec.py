@@ -21,6 +21,7 @@ values: dict[Any, st.SearchStrategy[Any]] = {
     float: st.floats(allow_nan=False),
     bool: st.booleans(),
     list[int]: st.lists(ints, max_size=5),
+    list[list[int]]: st.lists(st.lists(ints, max_size=3), max_size=3),
     Logprobs | None: st.lists(st.lists(st.lists(st.floats(allow_nan=False) | ints))) | st.none(),
     dict[str, int]: st.dictionaries(st.text(max_size=5), ints, max_size=3),
     dict[str, Any]: st.dictionaries(st.text(max_size=5), ints | st.text() | st.none(), max_size=3),

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A later attempt goes on from what the client was given, as if nothing had happened (promises 1, 2 and 5)."""
+
+from typing import Any
+
+import pytest
+from workers import Answer, PromptWorker, ScriptedProxy, drawn, everyone_clean, greedy, open_worker, prompt
+
+from pontil.runtime.sampling_params import SamplingParams
+
+Pair = tuple[PromptWorker, PromptWorker]
+TOKENS = 24
+EVERYTHING: dict[str, Any] = {
+    "temperature": 0.9, "top_p": 0.95, "top_k": 40, "min_p": 0.01, "presence_penalty": 0.4, "frequency_penalty": 0.3,
+    "repetition_penalty": 1.1, "logit_bias": ((7, 2.0),), "logprobs": 3, "min_tokens": 10, "bad_token_ids": (9,),
+}  # fmt: skip
+
+
+def undisturbed(proxy: ScriptedProxy, decode: PromptWorker, length: int, params: SamplingParams) -> Answer:
+    proxy.submit(decode, "whole", prompt(length), params)
+    return ended(proxy, "whole", params.n)
+
+
+def ended(proxy: ScriptedProxy, name: str, n: int) -> Answer:
+    proxy.turn_until(lambda: name in proxy.answers and proxy.answers[name].ended(n))
+    return proxy.answers[name]
+
+
+def logprobs_of(answer: Answer, choice: int) -> dict[int, Any]:
+    """By index."""
+    return {
+        index: entry
+        for frame in answer.frames
+        if frame.choice == choice
+        for index, entry in enumerate(frame.logprobs or [], frame.index)
+    }
+
+
+def go_on(
+    proxy: ScriptedProxy,
+    pair: Pair,
+    way: str,
+    name: str,
+    length: int,
+    params: SamplingParams,
+    delivered: list[list[int]],
+) -> Answer:
+    """A second attempt, in which choices that are complete take no part."""
+    prefill, decode = pair
+    choices = [number for number, ids in enumerate(delivered) if len(ids) < params.max_tokens]
+    more = {"delivered": delivered, "choices": choices}
+    if way == "pair":
+        proxy.submit_pair(prefill, decode, name, prompt(length), params, **more)
+    else:
+        proxy.submit(decode, name, prompt(length), params, **more)
+    return ended(proxy, name, len(choices))
+
+
+def check(answer: Answer, whole: Answer, delivered: list[list[int]]) -> None:
+    """Nothing is told twice, nothing is missing, and only what is new is counted."""
+    assert not answer.failures
+    for choice, ids in enumerate(delivered):
+        expected = whole.choice(choice)
+        frames = [frame for frame in answer.frames if frame.choice == choice]
+        told = {index: token for frame in frames for index, token in enumerate(frame.ids, frame.index)}
+        assert told == dict(enumerate(expected[len(ids) :], len(ids)))
+        stated = [frame.generated_tokens for frame in frames if frame.generated_tokens is not None]
+        assert sum(stated) == len(expected) - len(ids)
+        known = logprobs_of(whole, choice)
+        assert logprobs_of(answer, choice) == {index: known[index] for index in known if index >= len(ids)}
+        reasons = {frame.finish_reason for frame in frames} - {None}
+        assert reasons == ({"length"} if len(ids) < len(expected) else set())
+
+
+@pytest.mark.parametrize("way", ["pair", "whole"])
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {}, EVERYTHING], ids=["greedy", "drawn", "everything"])
+@pytest.mark.parametrize("length", [1, 16, 90])
+def test_an_answer_goes_on_from_any_token(
+    proxy: ScriptedProxy, pair: Pair, length: int, settings: dict[str, Any], way: str
+) -> None:
+    params = drawn(TOKENS, **settings) if "temperature" not in settings else greedy(TOKENS, ignore_eos=True, **settings)
+    whole = undisturbed(proxy, pair[1], length, params)
+    for count in (0, 1, 2, 16, TOKENS - 1):
+        delivered = [whole.ids[:count]]
+        check(go_on(proxy, pair, way, f"after {count}", length, params, delivered), whole, delivered)
+    everyone_clean(proxy)
+
+
+@pytest.mark.parametrize("way", ["pair", "whole"])
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("counts", [(5, 0, 9), (TOKENS, 3, 1), (TOKENS, TOKENS, 20), (0, TOKENS, 0)])
+def test_choices_go_on_each_from_its_own(
+    proxy: ScriptedProxy, model: Any, tmp_path: Any, counts: tuple[int, ...], caching: bool, way: str
+) -> None:
+    prefill = open_worker(model, tmp_path, "prefill:0", "prefill", prefix_caching=caching)
+    decode = open_worker(model, tmp_path, "decode:0", "decode", prefix_caching=caching)
+    proxy.admit(prefill, decode)
+    params = drawn(TOKENS, n=3, logprobs=1)
+    whole = undisturbed(proxy, decode, 40, params)
+    delivered = [whole.choice(number)[:count] for number, count in enumerate(counts)]
+    check(go_on(proxy, (prefill, decode), way, "r", 40, params, delivered), whole, delivered)
+    everyone_clean(proxy)
+
+
+@pytest.mark.parametrize("way", ["pair", "whole"])
+def test_a_pool_without_room_for_what_was_delivered_takes_its_time(
+    proxy: ScriptedProxy, model: Any, tmp_path: Any, way: str
+) -> None:
+    """Blocks are reserved for a prompt that is on its way; the delivered tokens may need more than there is."""
+    prefill = open_worker(model, tmp_path, "prefill:0", "prefill")
+    bytes_of = prefill.machine.layout.block_bytes
+    decode = open_worker(model, tmp_path, "decode:0", "decode", kv_cache_memory=13 * bytes_of)
+    proxy.admit(prefill, decode)
+    params = drawn(120)
+    proxy.submit(prefill, "whole", prompt(60), params)
+    whole = ended(proxy, "whole", 1)
+    delivered = [whole.ids[:100]]
+    for number in range(4):
+        more = {"delivered": delivered, "choices": [0]}
+        if way == "pair":
+            proxy.submit_pair(prefill, decode, f"r{number}", prompt(60), params, **more)
+        else:
+            proxy.submit(decode, f"r{number}", prompt(60), params, **more)
+    for number in range(4):
+        check(ended(proxy, f"r{number}", 1), whole, delivered)
+    everyone_clean(proxy)
+    assert way == "whole" or decode.machine.scheduler.preemptions > 0
+
+
+def test_a_stop_string_may_begin_in_what_was_delivered(proxy: ScriptedProxy, pair: Pair) -> None:
+    decode = pair[1]
+    whole = undisturbed(proxy, decode, 20, drawn(TOKENS))
+    text = decode.machine.tokenizer.decode(whole.ids, skip_special_tokens=True)
+    params = drawn(TOKENS, stop=(text[6:12],))
+    proxy.submit(decode, "stopped", prompt(20), params)
+    stopped = ended(proxy, "stopped", 1)
+    for way in ("pair", "whole"):
+        for count in range(len(stopped.ids)):
+            answer = go_on(proxy, pair, way, f"{way} {count}", 20, params, [stopped.ids[:count]])
+            last = answer.frames[-1]
+            assert (last.finish_reason, last.stop_match) == ("stop", text[6:12])
+            assert last.index + len(last.ids) == len(stopped.ids)
+    everyone_clean(proxy)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"delivered": [[10**6]]},
+        {"delivered": [[-1]]},
+        {"delivered": [[1], [2]]},
+        {"delivered": [[1] * 8]},
+        {"choices": [1]},
+        {"choices": [0, 0]},
+    ],
+)
+@pytest.mark.parametrize("way", ["pair", "whole"])
+def test_what_cannot_be_continued_is_refused(proxy: ScriptedProxy, pair: Pair, way: str, more: dict[str, Any]) -> None:
+    if way == "pair":
+        proxy.submit_pair(*pair, "r", prompt(20), drawn(8), **more)
+    else:
+        proxy.submit(pair[1], "r", prompt(20), drawn(8), **more)
+    (answer,) = proxy.finish("r")
+    assert answer.failures[0].status == 400
+    everyone_clean(proxy)
+
+
+def test_a_prefill_worker_that_disagrees_about_the_first_token_is_not_believed(
+    proxy: ScriptedProxy, pair: Pair
+) -> None:
+    prefill, decode = pair
+    whole = undisturbed(proxy, decode, 40, drawn(8))
+    other = [(whole.ids[0] + 1) % 200, *whole.ids[1:3]]
+    common = {"request_id": "r", "attempt": 0, "prompt": prompt(40), "sampling": drawn(8).to_wire()}
+    proxy.submit_halves(prefill, decode, common | {"delivered": [other]}, common | {"delivered": [whole.ids[:3]]})
+    (answer,) = proxy.finish("r")
+    assert "not for this request" in answer.failures[0].reason
+    everyone_clean(proxy)
