@@ -188,6 +188,13 @@ class LaunchOptions:
     drain_timeout: float = flag(
         SUPERVISION, 30.0, "Longest wait for requests to finish after SIGTERM.", seconds, "SECONDS"
     )
+    max_attempts: int = flag(
+        SUPERVISION, 3, "Workers, one after the other, that a request may break before it is an error.", whole(1, 100),
+        "COUNT",
+    )  # fmt: skip
+    failover_timeout: float = flag(
+        SUPERVISION, 120.0, "Longest wait of a request for a worker to come back.", seconds, "SECONDS"
+    )
     restart_attempts: int = flag(
         SUPERVISION, 5, "Restarts of one process within the window before it is given up.", whole(0, 1000), "COUNT"
     )

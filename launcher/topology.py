@@ -189,6 +189,8 @@ def plan_proxy(options: LaunchOptions, machine: Machine, control: str) -> ChildP
         "version": VERSION,
         "disagg": options.disagg,
         "usage_log": options.usage_log and str(Path(options.usage_log).absolute()),
+        "max_attempts": options.max_attempts,
+        "failover_timeout": options.failover_timeout,
         "log_level": options.log_level,
     }
     return ChildPlan("proxy", "proxy", "cpu", machine.cores, config)

@@ -59,6 +59,8 @@ class ProxyConfig:
     usage_log: str | None = None
     first_byte_timeout: float = 60.0
     worker_ttl: float = 15.0
+    failover_timeout: float = 120.0
+    max_attempts: int = 3
     max_body_bytes: int = 32 << 20
     log_level: str = "info"
     cache_dir: str | None = None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One request's token counts, from what the workers state (SPEC A3 to A6). Pure: no clock, no I/O, no text."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 PREFILL, DECODE, WHOLE = "prefill", "decode", "whole"
@@ -93,11 +93,12 @@ class Account:
         self.choices = [ChoiceAccount(budget) for _ in range(choices)]
         self.cached_by: dict[int, dict[str, int]] = {}
 
-    def open(self, attempt: int, phases: tuple[str, ...]) -> None:
-        """A new attempt starts; `phases` are the parts that serve it."""
+    def open(self, attempt: int, phases: tuple[str, ...], ended: Collection[int] = ()) -> None:
+        """A new attempt starts; `phases` are the parts that serve it. Nobody has to state anything of choices that
+        `ended` in an earlier one."""
         self.cached_by[attempt] = {}
-        for choice in self.choices:
-            choice.attempts[attempt] = AttemptCount(phases)
+        for number, choice in enumerate(self.choices):
+            choice.attempts[attempt] = AttemptCount(() if number in ended else phases)
 
     def accept(
         self,

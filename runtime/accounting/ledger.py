@@ -12,7 +12,7 @@ Frames of one worker arrive in the order in which they were sent, heartbeats amo
 id that it counts has been heard.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pontil.runtime.accounting.counts import DECODE, PREFILL, Usage
@@ -132,14 +132,14 @@ class Entry:
         self.discarded: dict[str, int] = {}
         self.billed: Usage | None = None
 
-    def begin(self, attempt: int, phases: Mapping[str, str], known: int = 0) -> None:
-        """These workers serve the attempt, whose first `known` ids of each choice are given to them."""
+    def begin(self, attempt: int, phases: Mapping[str, str], known: Sequence[int] = ()) -> None:
+        """These workers serve the attempt. As many ids as `known` says of each choice are given to them."""
         givers = [worker for worker, phase in phases.items() if phase == PREFILL]
         for worker, phase in sorted(phases.items(), key=lambda item: item[1] == DECODE):
             book = self.books.setdefault(worker, Book())
-            first = known + (phase == DECODE)
-            for choice in range(self.choices):
-                giver = self.shares[attempt, givers[0], choice] if phase == DECODE and givers else None
+            for choice, given in enumerate(known or [0] * self.choices):
+                first = max(given, 1) if phase == DECODE else given
+                giver = self.shares[attempt, givers[0], choice] if phase == DECODE and givers and not given else None
                 self.shares[attempt, worker, choice] = Share(book, phase, first, first, giver)
 
     def hear(self, attempt: int, worker: str, choice: int, index: int, count: int, stated: int | None = None) -> int:

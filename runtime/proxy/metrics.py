@@ -10,6 +10,9 @@ from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.accounting.usage_log import UsageLog
 
 HANDOFFS = "handoffs_"
+# Why an attempt broke: its worker died or went silent, said that it failed, sent what does not fit together, or could
+# not be reached.
+CAUSES = DIED, SILENT, FAILED, BROKEN, UNREACHABLE = "died", "silent", "failed", "broken", "unreachable"
 RESULTS = ("complete", "failed", "expired", "cancelled")
 FIRST_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 NEXT_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
@@ -49,6 +52,11 @@ class Metrics:
         )
         for reason in ("stale", "malformed", "broken"):
             self.dropped.labels(reason)
+        self.failovers = Counter(
+            "pontil_failovers", "Attempts that broke and were followed by another", ["cause"], registry=registry
+        )
+        for cause in CAUSES:
+            self.failovers.labels(cause)
         self.clamped = Counter("pontil_counts_clamped", "Counts above the budget", registry=registry)
         self.disputed = Counter("pontil_counts_disputed", "Counts unlike the ids that arrived", registry=registry)
         self.imbalance = Gauge(

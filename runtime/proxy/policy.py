@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which workers serve a request: a pure function of a snapshot."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -57,17 +57,36 @@ class Pair:
 Route = Pair | Whole
 
 
-def plan(workers: Sequence[Load], disagg: Literal["always", "never"]) -> Route | None:
-    """Where a request goes. Every worker can do everything, so one of any role is enough; None when there is none."""
+# The incarnations that serve a request together.
+Team = tuple[str, ...]
+
+
+def plan(
+    workers: Sequence[Load], disagg: Literal["always", "never"], broken: Collection[Team] = frozenset()
+) -> Route | None:
+    """Where a request goes. Every worker can do everything, so one of any role is enough; None when there is none.
+
+    Teams that are `broken` failed this request: another pair is tried, then a decode worker alone, then any worker.
+    """
     if not workers:
         return None
     prefill = [worker for worker in workers if worker.role == "prefill"]
     decode = [worker for worker in workers if worker.role == "decode"]
     if disagg == "always" and prefill and decode:
-        return Pair(least_loaded(prefill), least_loaded(decode))
-    return Whole(least_loaded(workers))
+        pair = best_pair(prefill, decode, broken)
+        if pair is not None:
+            return pair
+    whole = [Whole(worker) for worker in by_load(workers)]
+    if broken:
+        whole.sort(key=lambda route: (tuple(route.phases) in broken, route.worker.role == "prefill"))
+    return whole[0]
 
 
-def least_loaded(workers: Sequence[Load]) -> Load:
-    """Fewest requests, then most free blocks, then the one that registered first."""
-    return min(workers, key=lambda worker: (worker.in_flight, -worker.free_blocks))
+def best_pair(prefill: Sequence[Load], decode: Sequence[Load], broken: Collection[Team]) -> Pair | None:
+    pairs = (Pair(first, second) for first in by_load(prefill) for second in by_load(decode))
+    return next((pair for pair in pairs if tuple(pair.phases) not in broken), None)
+
+
+def by_load(workers: Sequence[Load]) -> list[Load]:
+    """Fewest requests first, then most free blocks, then the one that registered first."""
+    return sorted(workers, key=lambda worker: (worker.in_flight, -worker.free_blocks))

@@ -14,9 +14,9 @@ from pontil.runtime.errors import PontilError, RequestError, Unavailable
 from pontil.runtime.proxy.admission import check_capacity, context_length
 from pontil.runtime.proxy.answer import BrokenAnswer
 from pontil.runtime.proxy.bookkeeper import CHECKPOINT, Bookkeeper
+from pontil.runtime.proxy.dispatch import Dispatcher
 from pontil.runtime.proxy.mailbox import Finished
-from pontil.runtime.proxy.metrics import Metrics
-from pontil.runtime.proxy.policy import plan
+from pontil.runtime.proxy.metrics import BROKEN, DIED, FAILED, SILENT, Metrics
 from pontil.runtime.proxy.registry import Registry, Worker
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.stream import Stream
@@ -57,6 +57,10 @@ class Proxy:
         self.started_at = int(time.time())
         self.registry = Registry(config.worker_ttl)
         self.metrics = Metrics()
+        self.dispatcher = Dispatcher(
+            config, self.incarnation, self.registry, self.metrics, clock, self.send,
+            lambda request, reason: self.fail(request, Unavailable(reason)),
+        )  # fmt: skip
         self.books = Bookkeeper(config, self.incarnation, clock)
         self.ledger = self.books.ledger
         self.requests: dict[str, Request] = {}
@@ -135,7 +139,7 @@ class Proxy:
             raise Unavailable("the server is shutting down: try again in a moment")
         workers = self.registry.snapshot()
         check_capacity(workers, self.choices_in_flight, params.n)
-        route = plan(workers, self.config.disagg)
+        route = self.dispatcher.route()
         if route is None:
             raise Unavailable("no worker is ready yet: try again in a moment")
         unique = secrets.token_hex(8)
@@ -143,20 +147,15 @@ class Proxy:
         request = Request.start(
             request_id, prompt, params, route, self.tokenizer, self.clock(), cache_salt, self.ledger
         )
-        self.dispatch(request)
+        self.requests[request.id] = request
+        self.metrics.running.inc()
+        self.books.admit(request)
+        self.dispatcher.launch(request)
         return Stream(request, self.cancel)
 
     @property
     def choices_in_flight(self) -> int:
         return sum(request.params.n for request in self.requests.values())
-
-    def dispatch(self, request: Request) -> None:
-        self.enlist(request)
-        for message in request.submits(self.incarnation):
-            if not self.send(message):
-                error = Unavailable("a worker cannot be reached: try again in a moment")
-                self.fail(request, error)
-                raise error
 
     def cancel(self, request: Request) -> None:
         """The reader has left."""
@@ -165,7 +164,7 @@ class Proxy:
     @property
     def ready(self) -> bool:
         """Whether a request can be served now."""
-        return not self.draining and plan(self.registry.snapshot(), self.config.disagg) is not None
+        return not self.draining and self.dispatcher.route() is not None
 
     @property
     def context_length(self) -> int:
@@ -186,7 +185,8 @@ class Proxy:
 
     def take_table(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """The supervisor's table: workers that it shows as dead are gone at once."""
-        self.lose(self.registry.show(rows), "died")
+        self.lose(self.registry.show(rows), DIED, "died")
+        self.dispatcher.resume()
 
     def on_messages(self, messages: list[Message]) -> None:
         now = self.clock()
@@ -207,6 +207,7 @@ class Proxy:
             LOG.info("%s (pid %d) registered", message.name, message.pid)
             self.ledger.registered(message.sender, message.name)
             self.send(Welcome(self.incarnation, message.sender))
+            self.dispatcher.resume()
         else:
             LOG.warning("refused a worker: %s", reason)
             self.send(Refused(self.incarnation, message.sender, reason))
@@ -244,7 +245,7 @@ class Proxy:
         except BrokenAnswer as error:
             self.metrics.dropped.labels("broken").inc()
             LOG.error("request %s: %s", request.id, error)
-            self.fail(request, Unavailable(f"{error}: send the request again"))
+            self.dispatcher.again(request, str(error), BROKEN)
             return
         if new and not begun:
             request.first_token = now
@@ -259,9 +260,10 @@ class Proxy:
         if request is None or not request.expects(message.sender, message.attempt):
             self.metrics.dropped.labels("stale").inc()
         elif request.needs(message.sender):
-            is_clients = 400 <= message.status < 500
-            error = RequestError(message.reason, status=message.status) if is_clients else Unavailable(message.reason)
-            self.fail(request, error)
+            if 400 <= message.status < 500:
+                self.fail(request, RequestError(message.reason, status=message.status))
+            else:
+                self.dispatcher.again(request, message.reason, FAILED)
 
     def tick(self) -> None:
         """Everything that happens because time has passed, unless that time was not the workers' fault."""
@@ -271,45 +273,30 @@ class Proxy:
         now = self.clock()
         late, self.last_tick = now - self.last_tick > LATE, now
         if not late:
-            self.lose(self.registry.expire(now), "went silent")
+            self.lose(self.registry.expire(now), SILENT, "went silent")
             self.enforce_deadlines(now)
         if self.server is not None and self.server.malformed > self.malformed_seen:
             self.metrics.dropped.labels("malformed").inc(self.server.malformed - self.malformed_seen)
             self.malformed_seen = self.server.malformed
 
     def enforce_deadlines(self, now: float) -> None:
-        """A request of which nothing was heard for too long, before its first token or after, ends (C14)."""
-        limit = self.config.first_byte_timeout
         for request in list(self.requests.values()):
-            if now - request.last_frame > limit:
-                wanted = "next" if request.begun else "first"
-                self.fail(request, Unavailable(f"the {wanted} token did not come within {limit:g} s: try again later"))
+            if overdue := self.dispatcher.overdue(request, now):
+                self.fail(request, Unavailable(f"{overdue}: try again later"))
 
-    def lose(self, workers: Sequence[Worker], how: str) -> None:
-        """These workers are gone, and so is what depended on them."""
+    def lose(self, workers: Sequence[Worker], cause: str, how: str) -> None:
+        """These workers are gone: what depended on them goes on elsewhere."""
         for worker in workers:
             LOG.warning("%s (pid %d) %s", worker.hello.name, worker.hello.pid, how)
+            reason = f"{worker.hello.name} {how} while it served this request"
             for request in list(self.requests.values()):
                 if request.needs(worker.hello.sender):
-                    self.fail(
-                        request, Unavailable(f"{worker.hello.name} {how} while it served this request: try again")
-                    )
-
-    def enlist(self, request: Request) -> None:
-        self.requests[request.id] = request
-        self.books.admit(request)
-        self.seat(request, 1)
-
-    def seat(self, request: Request, change: int) -> None:
-        self.metrics.running.inc(change)
-        for incarnation in request.phases:
-            if worker := self.registry.workers.get(incarnation):
-                worker.in_flight += change
+                    self.dispatcher.again(request, reason, cause)
 
     def finish(self, request: Request, last_speaker: str) -> None:
         """The answer is complete. A partner that has not spoken (prefill ended the request) is told to stop."""
         del self.requests[request.id]
-        self.seat(request, -1)
+        self.dispatcher.seat(request, -1)
         end = request.mailbox.end
         assert isinstance(end, Finished)
         for message in request.cancels(self.incarnation):
@@ -324,13 +311,12 @@ class Proxy:
         """The answer stays incomplete: nobody works on it any more. Does nothing for a request that has ended."""
         if self.requests.pop(request.id, None) is None:
             return
-        self.seat(request, -1)
-        for message in request.cancels(self.incarnation):
-            self.send(message)
+        self.dispatcher.withdraw(request)
         request.mailbox.close(error)
         self.close_account(request, label)
 
     def close_account(self, request: Request, label: str) -> None:
+        self.metrics.running.dec()
         account = request.account
         complete = isinstance(request.mailbox.end, Finished)
         finish = ",".join(request.reasons[choice] for choice in sorted(request.reasons)) if complete else label

@@ -145,6 +145,12 @@ class Registry:
             worker.confirmed = worker.confirmed or alive
         return self.remove(gone)
 
+    @property
+    def is_given_up(self) -> bool:
+        """Whether no worker is here, and the supervisor will start none again."""
+        states = [row.state for row in self.rows if row.role != "proxy"]
+        return not self.workers and bool(states) and all(state == "GIVEN_UP" for state in states)
+
     def remove(self, workers: Any) -> list[Worker]:
         gone = list(workers)
         for worker in gone:

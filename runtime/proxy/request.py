@@ -18,7 +18,7 @@ from pontil.runtime.accounting.ledger import (
 from pontil.runtime.proxy.answer import Answer, BrokenAnswer
 from pontil.runtime.proxy.logprob_check import fit_the_ids, fit_the_prompt
 from pontil.runtime.proxy.mailbox import Finished, Mailbox
-from pontil.runtime.proxy.policy import Pair, Route
+from pontil.runtime.proxy.policy import Pair, Route, Team
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.text.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Cancel, Logprobs, Submit, Tokens
@@ -28,9 +28,13 @@ MAX_TOKEN_ID = 1 << 31
 
 @dataclass(slots=True)
 class Request:
-    """`arrived`, `last_frame` and `first_token` are in seconds of the proxy's clock. The usage log has all of a request
-    that ended once its `receipt` is done. `heard` holds which phase has spoken of which
-    choice, `reasons` how each choice ended. Prompts with another `cache_salt` share no cached prefix."""
+    """`arrived`, `last_frame`, `waits_since` and `first_token` are in seconds of the proxy's clock. The usage log has
+    all of a request that ended once its `receipt` is done. `heard` holds which phase has spoken of which choice,
+    `reasons` how each choice ended. Prompts with another `cache_salt` share no cached prefix.
+
+    One attempt after the other serves a request. Between two, nobody does: `phases` is empty. `broken` are the teams
+    that failed it.
+    """
 
     id: str
     prompt: list[int]
@@ -41,8 +45,10 @@ class Request:
     answers: tuple[Answer, ...]
     arrived: float
     last_frame: float
-    attempt: int = 0
+    waits_since: float
+    attempt: int = -1
     phases: dict[str, str] = field(default_factory=dict)
+    broken: set[Team] = field(default_factory=set)
     heard: set[tuple[str, int]] = field(default_factory=set)
     reasons: dict[int, str] = field(default_factory=dict)
     prompt_logprobs: Logprobs = field(default_factory=list)
@@ -70,12 +76,24 @@ class Request:
         mailbox = Mailbox(held=params.prompt_logprobs is not None)
         entry = (Ledger() if ledger is None else ledger).open(name, len(prompt), params.n)
         request = cls(
-            name, prompt, params, route, account, entry, answers, now, now, cache_salt=cache_salt, mailbox=mailbox
+            name, prompt, params, route, account, entry, answers, now, now, now, cache_salt=cache_salt, mailbox=mailbox
         )
-        request.phases = route.phases
-        account.open(request.attempt, tuple(request.phases.values()))
-        entry.begin(request.attempt, request.phases)
+        request.begin(route, now)
         return request
+
+    def begin(self, route: Route, now: float) -> None:
+        """The next attempt, by these workers, goes on from what was delivered."""
+        self.attempt += 1
+        self.route, self.phases, self.waits_since = route, route.phases, now
+        self.heard.clear()
+        self.account.open(self.attempt, tuple(self.phases.values()), self.reasons)
+        self.entry.begin(self.attempt, self.phases, [len(answer.ids) for answer in self.answers])
+
+    def broke(self, now: float) -> None:
+        """The attempt gives nothing more."""
+        self.account.died(self.attempt)
+        self.broken.add(tuple(self.phases))
+        self.phases, self.waits_since = {}, now
 
     @property
     def begun(self) -> bool:
@@ -91,10 +109,12 @@ class Request:
 
     def needs(self, incarnation: str) -> bool:
         """Whether the answer depends on this worker: prefill's part is over once decode has spoken of every choice
-        that goes on."""
+        that goes on, and the logprobs of the prompt are here if they were asked for."""
         phase = self.phases.get(incarnation)
         if phase != PREFILL:
             return phase is not None
+        if self.params.prompt_logprobs is not None and not self.prompt_logprobs:
+            return True
         return any((DECODE, choice) not in self.heard and choice not in self.reasons for choice in range(self.params.n))
 
     def reached(self, incarnation: str) -> bool:
@@ -114,7 +134,7 @@ class Request:
             self.entry.settle(made, 0, BROKEN)
             raise
         self.heard.add((phase, choice))
-        self.last_frame = now
+        self.last_frame = self.waits_since = now
         ended = choice in self.reasons
         accepted = 0 if ended else len(new)
         self.account.accept(self.attempt, phase, accepted, frame.generated_tokens, frame.cached_tokens, choice)
@@ -173,6 +193,11 @@ class Request:
             "sender": sender, "request_id": self.id, "attempt": self.attempt, "prompt": self.prompt,
             "sampling": self.params.to_wire(), "cache_salt": self.cache_salt,
         }  # fmt: skip
+        if self.attempt > 0:
+            common["delivered"] = [answer.ids for answer in self.answers]
+            common["choices"] = [choice for choice in range(self.params.n) if choice not in self.reasons]
+            if self.prompt_logprobs:
+                common["sampling"]["prompt_logprobs"] = None
         if not isinstance(self.route, Pair):
             return [Submit(receiver=self.route.worker.incarnation, **common)]
         prefill, decode = self.route.prefill, self.route.decode

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pontil.runtime.engine.logprobs import TokenLogprobs
-from pontil.runtime.engine.sequence import Finish, Known, Sequence
+from pontil.runtime.engine.sequence import Finish, Known
 from pontil.runtime.transfer.connector import Connector
 from pontil.runtime.transfer.states import Taking
 from pontil.runtime.transfer.taker import Take, Taker

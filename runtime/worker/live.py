@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A request as a worker holds it, and how it becomes one."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from pontil.runtime.engine.engine import Output
@@ -61,9 +61,6 @@ def make_live(submit: Submit, machine: Machine) -> Live:
     check = partial(TextStops, machine.tokenizer, params) if params.stop else None
     check_delivered(submit, params, config.vocab_size)
     hands_over, delivered = submit.phase == "prefill", submit.delivered
-    if delivered and delivered[0]:
-        # They were told before the first token was.
-        params = replace(params, prompt_logprobs=None)
     sequence = Sequence(
         key_of(submit.request_id, submit.attempt), prompt, params, stops, hands_over, check, submit.cache_salt,
         wanted=tuple(submit.choices),
@@ -91,7 +88,7 @@ def check_delivered(submit: Submit, params: SamplingParams, vocab_size: int) -> 
 def tokens_frame(incarnation: str, live: Live, output: Output) -> Tokens:
     """What the proxy hears of accepted tokens. A choice's count is stated where its part here ends (A3)."""
     sequence, counted = output.sequence, output.finish is not None
-    opens = output.index == 0 and sequence.choice == 0
+    opens = output.index == sequence.delivered and sequence.choice == (live.submit.choices or [0])[0]
     return Tokens(
         incarnation,
         live.proxy,

@@ -34,6 +34,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Iter
 
 @pytest.fixture
 def bare(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[Site]:
-    """A proxy without workers, that gives silent ones up after half a second."""
-    with site(tmp_path, tokenizer, worker_ttl=0.5) as made:
+    """A proxy without workers, that gives silent ones up after half a second and makes one attempt."""
+    with site(tmp_path, tokenizer, worker_ttl=0.5, max_attempts=1) as made:
         yield made

@@ -29,8 +29,8 @@ COUNTS: dict[str, tuple[tuple[int | None, ...], int]] = {
 
 @pytest.fixture
 def alone(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[Site]:
-    """A site of its own, which gives nobody up."""
-    with site(tmp_path, tokenizer, worker_ttl=60.0) as made:
+    """A site of its own, which gives nobody up and makes one attempt."""
+    with site(tmp_path, tokenizer, worker_ttl=60.0, max_attempts=1) as made:
         yield made
 
 

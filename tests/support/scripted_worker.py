@@ -176,12 +176,19 @@ def generated(worker: ScriptedWorker, submit: Submit, choice: int) -> Iterator[t
 
 def proper(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
     """What a worker that obeys the rules sends for its phase (A3), one choice after the other."""
-    for choice in range(SamplingParams.from_wire(submit.sampling).n):
+    for choice in submit.choices or range(SamplingParams.from_wire(submit.sampling).n):
         yield from proper_choice(worker, submit, choice)
 
 
 def proper_choice(worker: ScriptedWorker, submit: Submit, choice: int) -> Iterator[Message]:
+    given = len(submit.delivered[choice]) if submit.delivered else 0
+    if given and submit.phase == "prefill":
+        counts = {"generated_tokens": 0, "prompt_tokens": len(submit.prompt), "cached_tokens": 0}
+        yield worker.tokens(submit, 1, [], choice=choice, **counts)
+        return
     for index, (token, reason, match) in enumerate(generated(worker, submit, choice)):
+        if index < given:
+            continue
         said = {"choice": choice, "finish_reason": reason, "stop_match": match, **known(submit, [token])}
         if submit.phase != "decode" and index == choice == 0 and submit.sampling["prompt_logprobs"] is not None:
             said["prompt_logprobs"] = [[], *(entries(number, 0) for number in submit.prompt[1:])]
@@ -189,7 +196,7 @@ def proper_choice(worker: ScriptedWorker, submit: Submit, choice: int) -> Iterat
             counts = {"generated_tokens": 1, "prompt_tokens": len(submit.prompt), "cached_tokens": 0}
             yield worker.tokens(submit, 0, [token], **said, **counts)
             return
-        own = index + (submit.phase == "whole")
+        own = index + 1 - max(given, submit.phase == "decode")
         if submit.phase == "decode" and index == 0 and reason is not None:
             return  # prefill ends it
         cached = {"cached_tokens": 0} if index == 0 or reason else {}

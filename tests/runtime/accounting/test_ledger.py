@@ -76,7 +76,7 @@ def test_a_later_attempt_begins_where_the_first_died() -> None:
     ledger = ledger_of("w", "v")
     entry = opened(ledger, {"w": WHOLE})
     entry.settle(entry.hear(0, "w", 0, 0, 3), 3, REPEATED)
-    entry.begin(1, {"v": WHOLE}, known=3)
+    entry.begin(1, {"v": WHOLE}, known=[3])
     entry.settle(entry.hear(1, "v", 0, 0, 5, 2), 2, REPEATED)
     ledger.close("r", billed(5))
     assert entry.by_worker() == {(0, "w"): (WHOLE, 3), (1, "v"): (WHOLE, 2)} and ledger.imbalance == 0

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A byte-level tokenizer, small enough to make for each session."""
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from house import House, house
+from scripted_worker import DEADLINE
 
 from pontil.runtime.loaders.synthetic import byte_level_tokenizer, tokenizer_config, write_json
 from pontil.runtime.text.tokenizer import Tokenizer, load_tokenizer
@@ -15,3 +20,17 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     byte_level_tokenizer().save(str(directory / "tokenizer.json"))
     write_json(directory / "tokenizer_config.json", tokenizer_config())
     return load_tokenizer(directory)
+
+
+@pytest.fixture
+def play(tmp_path: Path, tokenizer: Tokenizer) -> Callable[..., None]:
+    """Run a scene with a house of its own."""
+
+    def run(scene: Callable[[House], Awaitable[None]], **options: Any) -> None:
+        async def main() -> None:
+            async with house(tmp_path, tokenizer, **options) as made:
+                await asyncio.wait_for(scene(made), DEADLINE)
+
+        asyncio.run(main())
+
+    return run

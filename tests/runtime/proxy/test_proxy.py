@@ -3,12 +3,11 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from house import TEXT, House, collect, submitted, until
 from scripted_worker import DEADLINE, ScriptedWorker, silent
 
 from pontil.runtime.accounting.counts import Usage
@@ -16,81 +15,11 @@ from pontil.runtime.config import ProxyConfig
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.proxy.mailbox import Delta, Finished
 from pontil.runtime.proxy.proxy import Proxy
-from pontil.runtime.proxy.stream import Stream
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.text.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import SCHEMA, Failed, Goodbye, Heartbeat, Hello, Submit, Tokens
 
 PARAMS = SamplingParams(max_tokens=20, seed=1)
-TEXT = "Paris 😀, the city"
-
-
-class House:
-    """A proxy and the workers that a test starts."""
-
-    def __init__(self, proxy: Proxy, tokenizer: Tokenizer) -> None:
-        self.proxy, self.tokenizer = proxy, tokenizer
-        self.endpoint = proxy.bind()
-        self.workers: list[ScriptedWorker] = []
-
-    async def worker(self, name: str, **options: Any) -> ScriptedWorker:
-        role = name.split(":")[0]
-        made = ScriptedWorker(
-            self.endpoint, name, self.tokenizer, self.tokenizer.encode(TEXT, False), role=role, **options
-        )
-        self.workers.append(made)
-        await asyncio.to_thread(made.start)
-        return made
-
-    def value(self, series: str, **labels: str) -> float:
-        return self.proxy.metrics.registry.get_sample_value(series, labels) or 0.0
-
-
-@asynccontextmanager
-async def house(tmp_path: Path, tokenizer: Tokenizer, **options: Any) -> AsyncIterator[House]:
-    control = f"ipc://{tmp_path}/control"
-    config = ProxyConfig("127.0.0.1", 0, "tiny", "tiny", control, "0", **options)
-    made = House(Proxy(config, tokenizer), tokenizer)
-    made.proxy.start()
-    try:
-        yield made
-    finally:
-        for worker in made.workers:
-            await asyncio.to_thread(worker.die)
-        await made.proxy.close()
-
-
-@pytest.fixture
-def play(tmp_path: Path, tokenizer: Tokenizer) -> Callable[..., None]:
-    """Run a scene with a house of its own."""
-
-    def run(scene: Callable[[House], Awaitable[None]], **options: Any) -> None:
-        async def main() -> None:
-            async with house(tmp_path, tokenizer, **options) as made:
-                await asyncio.wait_for(scene(made), DEADLINE)
-
-        asyncio.run(main())
-
-    return run
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
-
-
-async def collect(stream: Stream) -> tuple[str, list[int], Finished]:
-    text, ids = "", list[int]()
-    async for event in stream:
-        if isinstance(event, Finished):
-            return text, ids, event
-        if isinstance(event, Delta):
-            text, ids = text + event.text, ids + event.ids
-    raise AssertionError("no end")
-
-
-async def submitted(worker: ScriptedWorker) -> Submit:
-    return await asyncio.to_thread(worker.submits.get, timeout=DEADLINE)
 
 
 def test_the_same_answer_from_a_pair_and_from_one(play: Callable[..., None]) -> None:
@@ -139,7 +68,7 @@ def test_a_worker_that_goes_silent_is_an_error_not_a_hang(play: Callable[..., No
             await collect(stream)
         assert house.proxy.idle and not house.proxy.ready
 
-    play(scene, worker_ttl=0.5)
+    play(scene, worker_ttl=0.5, max_attempts=1)
 
 
 def test_the_table_ends_the_requests_of_a_dead_worker(play: Callable[..., None]) -> None:
@@ -154,7 +83,7 @@ def test_the_table_ends_the_requests_of_a_dead_worker(play: Callable[..., None])
         with pytest.raises(Unavailable, match="no worker"):
             house.proxy.submit([5], PARAMS)
 
-    play(scene)
+    play(scene, max_attempts=1)
 
 
 def test_cancel_reaches_every_worker_of_the_request(play: Callable[..., None]) -> None:
@@ -182,7 +111,7 @@ def test_a_workers_refusal_is_the_answer(play: Callable[..., None], status: int,
         with pytest.raises(kind, match="no room"):
             await stream.take()
 
-    play(scene)
+    play(scene, max_attempts=1)
 
 
 def test_stale_and_hostile_frames_change_nothing(play: Callable[..., None]) -> None:
@@ -220,7 +149,7 @@ def test_lost_tokens_fail_the_request(play: Callable[..., None]) -> None:
             await stream.take()
         assert house.value("pontil_frames_dropped_total", reason="broken") == 1
 
-    play(scene)
+    play(scene, max_attempts=1)
 
 
 def test_the_first_token_has_a_deadline(play: Callable[..., None]) -> None:  # C14
@@ -337,24 +266,26 @@ def test_the_ledger_closes_every_request_on_every_path(play: Callable[..., None]
         await until(lambda: house.value("pontil_discarded_tokens", reason="late") == 1)
         assert ledger.imbalance == 0 == house.value("pontil_ledger_imbalance")
 
-    play(scene)
+    play(scene, max_attempts=1)
 
 
 def test_the_ledger_closes_what_a_dying_worker_or_proxy_leaves_behind(play: Callable[..., None]) -> None:
     async def scene(house: House) -> None:
         await house.worker("mixed:0", script=silent)
         house.proxy.submit([5], PARAMS)
-        house.proxy.lose(list(house.proxy.registry.workers.values()), "died")
-        assert house.proxy.ledger.totals.requests == 1
-        house.proxy.submit([5], PARAMS)
         house.proxy.abandon()
-        assert house.proxy.ledger.totals.requests == 2 and not house.proxy.ledger.entries
-        house.proxy.send = lambda message: False  # type: ignore[method-assign]
+        assert house.proxy.ledger.totals.requests == 1 and not house.proxy.ledger.entries
+        house.proxy.dispatcher.send = lambda message: False
         with pytest.raises(Unavailable, match="cannot be reached"):
-            house.proxy.submit([5], PARAMS)
+            await house.proxy.submit([5], PARAMS).take()
+        row = {"name": "mixed:0", "role": "mixed", "pid": os.getpid(), "state": "ready", "device": "cpu"}
+        house.proxy.take_table([row])
+        house.proxy.dispatcher.send = lambda message: True
+        house.proxy.submit([5], PARAMS)
+        house.proxy.take_table([row | {"state": "exited", "pid": None}])
         assert house.proxy.ledger.totals.requests == 3 and house.proxy.ledger.imbalance == 0
 
-    play(scene)
+    play(scene, max_attempts=1)
 
 
 def test_counts_that_do_not_add_up_show_in_the_metrics(play: Callable[..., None]) -> None:

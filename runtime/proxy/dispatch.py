@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sends requests to workers, and again when an attempt breaks. Only here do attempts begin (C15)."""
+
+from collections.abc import Callable
+
+from pontil.runtime.config import ProxyConfig
+from pontil.runtime.proxy.metrics import UNREACHABLE, Metrics
+from pontil.runtime.proxy.policy import Route, plan
+from pontil.runtime.proxy.registry import Registry
+from pontil.runtime.proxy.request import Request
+from pontil.runtime.wire.messages import Message
+
+
+class Dispatcher:
+    """Requests between the proxy and its workers. `stranded` ones wait until a worker registers; nobody serves them.
+
+    `give_up` hears of a request that gets no other attempt, with the reason. `send` says whether a message went out.
+    """
+
+    def __init__(
+        self,
+        config: ProxyConfig,
+        incarnation: str,
+        registry: Registry,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        send: Callable[[Message], bool],
+        give_up: Callable[[Request, str], None],
+    ) -> None:
+        self.config, self.incarnation, self.registry, self.metrics = config, incarnation, registry, metrics
+        self.clock, self.send, self.give_up = clock, send, give_up
+        self.stranded: dict[str, Request] = {}
+
+    def route(self, request: Request | None = None) -> Route | None:
+        """Where a new request, or the next attempt at this one, would go."""
+        return plan(self.registry.snapshot(), self.config.disagg, request.broken if request else frozenset())
+
+    def launch(self, request: Request) -> None:
+        """Tell the workers of the attempt that has begun."""
+        self.seat(request, 1)
+        if not all(self.send(message) for message in request.submits(self.incarnation)):
+            self.again(request, "a worker cannot be reached", UNREACHABLE)
+
+    def again(self, request: Request, reason: str, cause: str) -> None:
+        """The attempt broke. What is left of it is told to stop first, so that its blocks are free for the next."""
+        self.withdraw(request)
+        request.broke(self.clock())
+        if request.attempt + 1 >= self.config.max_attempts:
+            self.give_up(request, f"{reason}: attempt {request.attempt + 1} of {self.config.max_attempts}, try again")
+            return
+        self.metrics.failovers.labels(cause).inc()
+        self.stranded[request.id] = request
+        self.resume()
+
+    def resume(self) -> None:
+        """There may be a worker for those that wait for one, or no hope of one."""
+        for request in list(self.stranded.values()):
+            route = self.route(request)
+            if route is not None:
+                del self.stranded[request.id]
+                request.begin(route, self.clock())
+                self.launch(request)
+            elif self.registry.is_given_up:
+                self.give_up(request, "its worker is gone, and none will come back: see the launcher's log")
+
+    def withdraw(self, request: Request) -> None:
+        """Nobody works on the request any more."""
+        self.stranded.pop(request.id, None)
+        self.seat(request, -1)
+        for message in request.cancels(self.incarnation):
+            self.send(message)
+
+    def seat(self, request: Request, change: int) -> None:
+        for incarnation in request.phases:
+            if worker := self.registry.workers.get(incarnation):
+                worker.in_flight += change
+
+    def overdue(self, request: Request, now: float) -> str | None:
+        """What a request has waited for too long (C14)."""
+        waited = now - request.waits_since
+        if request.id in self.stranded:
+            limit = self.config.failover_timeout
+            return f"no worker came back within {limit:g} s" if waited > limit else None
+        wanted, limit = "next" if request.begun else "first", self.config.first_byte_timeout
+        return f"the {wanted} token did not come within {limit:g} s" if waited > limit else None

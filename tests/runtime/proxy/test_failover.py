@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's death is a pause: another attempt goes on from what was delivered, and the books still balance."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from house import TEXT, House, collect, row, submitted, until
+from scripted_worker import ScriptedWorker, proper, silent
+
+from pontil.runtime.accounting.counts import Usage
+from pontil.runtime.errors import Unavailable
+from pontil.runtime.proxy.mailbox import Delta
+from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.wire.messages import Failed, Message, Submit, Tokens
+
+PARAMS = SamplingParams(max_tokens=60, seed=1)
+Play = Callable[..., None]
+
+
+def first_only(count: int) -> Callable[[ScriptedWorker, Submit], Iterator[Message]]:
+    """Proper, but nothing comes after the first `count` frames."""
+
+    def script(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
+        frames = proper(worker, submit)
+        return (frame for _, frame in zip(range(count), frames, strict=False))
+
+    return script
+
+
+def lost(house: House, worker: ScriptedWorker) -> None:
+    """The supervisor says that it died."""
+    house.proxy.take_table([row(one) for one in house.workers])
+    house.proxy.take_table([row(one, "exited" if one is worker else "ready") for one in house.workers])
+
+
+def balanced(house: House) -> None:
+    assert house.proxy.idle and house.proxy.ledger.imbalance == 0
+    assert house.value("pontil_requests_running") == 0 and house.value("pontil_counts_disputed_total") == 0
+    assert all(worker.in_flight == 0 for worker in house.proxy.registry.workers.values())
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7])
+@pytest.mark.parametrize("spare", ["decode:1", "prefill:0", "mixed:0"])
+def test_a_stream_goes_on_elsewhere(play: Play, spare: str, count: int) -> None:
+    """`spare` serves after decode:0 died, alone or with prefill:0."""
+
+    async def scene(house: House) -> None:
+        whole = await collect(house.proxy.submit([5, 6], PARAMS)) if await house.worker("mixed:9") else None
+        house.proxy.registry.goodbye(house.workers[0].incarnation)
+        prefill = await house.worker("prefill:0")
+        dying = await house.worker("decode:0", script=first_only(count))
+        stream = house.proxy.submit([5, 6], PARAMS)
+        await until(lambda: len(stream.request.answers[0].ids) >= max(1, count))
+        if spare == "mixed:0":
+            house.proxy.registry.goodbye(prefill.incarnation)
+        if spare != "prefill:0":
+            await house.worker(spare)
+        lost(house, dying)
+        assert await collect(stream) == (*whole[:2], stream.request.mailbox.end) and whole[0] == TEXT
+        assert stream.request.attempt == 1 and stream.usage == whole[2].usage
+        assert house.value("pontil_failovers_total", cause="died") == 1
+        balanced(house)
+
+    play(scene)
+
+
+def test_what_is_delivered_is_told_to_the_next_and_counted_once(play: Play) -> None:  # A5
+    async def scene(house: House) -> None:
+        first = await house.worker("mixed:0", script=silent)
+        stream = house.proxy.submit([5], SamplingParams(max_tokens=9, n=3, seed=1))
+        submit = await submitted(first)
+        first.say(first.tokens(submit, 0, [10, 11]))
+        first.say(first.tokens(submit, 0, [20, 2], choice=1, finish_reason="stop", generated_tokens=2))
+        await until(lambda: stream.usage.completion_tokens == 4)
+        second = await house.worker("mixed:1", script=silent)
+        lost(house, first)
+        again = await submitted(second)
+        assert (again.attempt, again.delivered, again.choices) == (1, [[10, 11], [20, 2], []], [0, 2])
+        assert again.sampling == submit.sampling
+        first.say(first.tokens(submit, 2, [12]))  # late: sent before it died
+        await until(lambda: house.value("pontil_frames_dropped_total", reason="stale") == 1)
+        second.say(second.tokens(again, 2, [12, 2], finish_reason="stop", generated_tokens=2))
+        second.say(second.tokens(again, 0, [30, 2], choice=2, finish_reason="stop", generated_tokens=2))
+        _, _, end = await collect(stream)
+        assert end.usage == Usage(1, 8, 0)
+        books = house.proxy.ledger.books
+        assert (books[first.incarnation].heard, books[first.incarnation].late) == (5, 1)
+        assert books[second.incarnation].booked == 4
+        balanced(house)
+
+    play(scene)
+
+
+def test_prompt_logprobs_that_never_came_are_asked_for_again(play: Play) -> None:
+    """Decode repeats the first token, but the logprobs of the prompt die with prefill."""
+
+    async def scene(house: House) -> None:
+        prefill, decode = [await house.worker(name, script=silent) for name in ("prefill:0", "decode:0")]
+        stream = house.proxy.submit([5, 6], SamplingParams(max_tokens=9, seed=1, prompt_logprobs=0))
+        submit = await submitted(decode)
+        decode.say(decode.tokens(submit, 0, [10, 11]))
+        await until(lambda: stream.usage.completion_tokens == 2)
+        lost(house, prefill)
+        again = await submitted(decode)
+        assert again.phase == "whole" and again.sampling["prompt_logprobs"] == 0
+        told = {"prompt_logprobs": [[], [[6, -1.0, 1]]], "generated_tokens": 1, "finish_reason": "stop"}
+        decode.say(decode.tokens(again, 2, [2], **told))
+        assert (await collect(stream))[1] == [10, 11, 2] and len(stream.prompt_logprobs) == 2
+        balanced(house)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("frames", [0, 1])
+def test_a_request_waits_for_a_worker_to_come_back(play: Play, frames: int) -> None:
+    async def scene(house: House) -> None:
+        first = await house.worker("mixed:0", script=first_only(frames))
+        stream = house.proxy.submit([5], PARAMS)
+        await submitted(first)
+        await until(lambda: len(stream.request.answers[0].ids) == frames)
+        lost(house, first)
+        assert house.proxy.dispatcher.stranded and not house.proxy.ready
+        with pytest.raises(Unavailable, match="no worker is ready"):
+            house.proxy.submit([5], PARAMS)
+        await house.worker("mixed:0")
+        assert (await collect(stream))[0] == TEXT
+        balanced(house)
+
+    play(scene)
+
+
+def test_waiting_for_a_worker_has_an_end(play: Play) -> None:  # C14
+    async def scene(house: House) -> None:
+        worker = await house.worker("mixed:0", script=silent)
+        stream = house.proxy.submit([5], PARAMS)
+        lost(house, worker)
+        with pytest.raises(Unavailable, match="no worker came back within 0.2 s"):
+            await stream.take()
+        balanced(house)
+
+    play(scene, failover_timeout=0.2)
+
+
+def test_nobody_waits_for_a_worker_that_is_given_up(play: Play) -> None:
+    async def scene(house: House) -> None:
+        worker = await house.worker("mixed:0", script=silent)
+        stream = house.proxy.submit([5], PARAMS)
+        lost(house, worker)
+        house.proxy.take_table([row(worker, "given_up")])
+        with pytest.raises(Unavailable, match="none will come back"):
+            await stream.take()
+        balanced(house)
+
+    play(scene)
+
+
+def test_a_client_that_leaves_while_its_request_waits_leaves_nothing(play: Play) -> None:
+    async def scene(house: House) -> None:
+        worker = await house.worker("mixed:0", script=silent)
+        stream = house.proxy.submit([5], PARAMS)
+        lost(house, worker)
+        stream.cancel()
+        assert not house.proxy.dispatcher.stranded
+        balanced(house)
+
+    play(scene)
+
+
+def test_attempts_have_an_end_that_says_what_happened(play: Play) -> None:
+    async def scene(house: House) -> None:
+        def fails(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
+            yield Failed(worker.incarnation, worker.proxy, submit.request_id, submit.attempt, "no room", 503)
+
+        workers = [await house.worker(name, script=fails) for name in ("prefill:0", "decode:0")]
+        with pytest.raises(Unavailable, match="no room: attempt 4 of 4"):
+            await house.proxy.submit([5], PARAMS).take()
+        submits = [await submitted(worker) for worker in workers]
+        assert {submit.phase for submit in submits} == {"prefill", "decode"}
+        alone = [await submitted(workers[1]), await submitted(workers[0]), await submitted(workers[1])]
+        assert [submit.phase for submit in alone] == ["whole"] * 3, "decode alone first, then anybody"
+        assert house.value("pontil_failovers_total", cause="failed") == 3
+        balanced(house)
+
+    play(scene, max_attempts=4)
+
+
+def test_another_pair_is_tried_before_one_worker_alone(play: Play) -> None:
+    async def scene(house: House) -> None:
+        workers = [await house.worker(name, script=silent) for name in ("prefill:0", "decode:0", "decode:1")]
+        house.proxy.submit([5], PARAMS)
+        submit = await submitted(workers[1])
+        failure = Failed(workers[1].incarnation, house.proxy.incarnation, submit.request_id, 0, "the handoff failed")
+        workers[1].say(failure)
+        again = await submitted(workers[2])
+        assert (again.phase, again.attempt, again.transfer_id) == ("decode", 1, f"{submit.request_id}.1")
+        # What the first attempt held is let go before the second asks for anything (C15).
+        cancel = await asyncio.to_thread(workers[0].cancels.get, timeout=5)
+        assert (cancel.request_id, cancel.attempt) == (submit.request_id, 0)
+        workers[1].say(failure)
+        await until(lambda: house.value("pontil_frames_dropped_total", reason="stale") == 1)
+        assert house.value("pontil_failovers_total", cause="failed") == 1
+
+    play(scene)
+
+
+def test_a_refusal_is_the_clients_and_is_not_tried_again(play: Play) -> None:
+    async def scene(house: House) -> None:
+        worker = await house.worker("mixed:0", script=silent)
+        stream = house.proxy.submit([5], PARAMS)
+        submit = await submitted(worker)
+        worker.say(Failed(worker.incarnation, worker.proxy, submit.request_id, 0, "too long", 400))
+        with pytest.raises(Exception, match="too long"):
+            await stream.take()
+        assert worker.submits.empty()
+        balanced(house)
+
+    play(scene)
+
+
+def test_tokens_that_were_lost_are_made_again(play: Play) -> None:
+    async def scene(house: House) -> None:
+        def forgetful(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
+            skipped = 3 if submit.attempt == 0 else -1
+            return (frame for number, frame in enumerate(proper(worker, submit)) if number != skipped)
+
+        await house.worker("mixed:0", script=forgetful)
+        text, _, end = await collect(house.proxy.submit([5], PARAMS))
+        assert text == TEXT and end.reason == "stop"
+        assert house.value("pontil_failovers_total", cause="broken") == 1
+        await until(lambda: house.proxy.ledger.imbalance == 0)
+
+    play(scene)
+
+
+def test_a_silent_worker_that_wakes_up_is_stale(play: Play) -> None:
+    """Stopped longer than its time to live, on a host without our supervisor."""
+
+    async def scene(house: House) -> None:
+        first = await house.worker("mixed:0", script=silent)
+        stream = house.proxy.submit([5], PARAMS)
+        submit = await submitted(first)
+        first.say(first.tokens(submit, 0, [10]))
+        assert isinstance(await stream.take(), Delta)
+        second = await house.worker("mixed:1", script=silent)
+        gone = house.proxy.registry.remove([house.proxy.registry.workers[first.incarnation]])
+        house.proxy.lose(gone, "silent", "went silent")
+        again = await submitted(second)
+        first.say(Tokens(first.incarnation, first.proxy, submit.request_id, 0, 1, [66]))
+        await until(lambda: house.value("pontil_frames_dropped_total", reason="stale") >= 1)
+        second.say(second.tokens(again, 1, [11], finish_reason="stop", generated_tokens=1))
+        assert (await collect(stream))[1] == [11]
+        assert house.proxy.ledger.totals.discarded["late"] == 1
+        balanced(house)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("more", [{}, {"disagg": "never"}])
+def test_many_streams_survive_many_deaths(play: Play, more: dict[str, Any]) -> None:
+    async def scene(house: House) -> None:
+        for name in ("prefill:0", "prefill:1", "decode:0", "decode:1"):
+            await house.worker(name, pace=0.002)
+        streams = [house.proxy.submit([5, 6], PARAMS) for _ in range(24)]
+        readers = [asyncio.create_task(collect(stream)) for stream in streams]
+        for worker in (house.workers[2], house.workers[0]):
+            await until(lambda: sum(stream.usage.completion_tokens for stream in streams) > 24)
+            await asyncio.to_thread(worker.die)
+            lost(house, worker)
+        answers = await asyncio.gather(*readers)
+        assert {answer[0] for answer in answers} == {TEXT}
+        assert len({answer[2].usage for answer in answers}) == 1
+        assert house.value("pontil_failovers_total", cause="died") > 0
+        balanced(house)
+
+    play(scene, **more)
