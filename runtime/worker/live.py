@@ -12,6 +12,8 @@ from pontil.runtime.wire.messages import Submit, Tokens
 from pontil.runtime.worker.assembly import Machine
 from pontil.runtime.worker.stop_check import TextStops
 
+# Requests that are over, of which another attempt may come here.
+REMEMBERED = 1024
 # What the wire says of each end; an end that is not here is not the end of the answer.
 FINISH_REASONS: dict[Finish | None, str] = {Finish.STOP: "stop", Finish.LENGTH: "length"}
 
@@ -37,6 +39,27 @@ class Live:
         if not delivered:
             return None
         return [Known(choice, delivered[choice], len(delivered[choice])) for choice in self.sequence.choices]
+
+
+class FirstAdmissions:
+    """How much of a prompt was cached when the first attempt at it was admitted, for a next attempt to state: that one
+    may find what the first has computed (A9)."""
+
+    def __init__(self) -> None:
+        self.cached: dict[str, int] = {}
+
+    def remember(self, live: Live) -> None:
+        """An attempt that is over here. One that was never admitted tells nothing."""
+        if live.sequence.admissions:
+            self.cached.setdefault(live.request_id, live.sequence.cached)
+            while len(self.cached) > REMEMBERED:
+                del self.cached[next(iter(self.cached))]
+
+    def recall(self, live: Live) -> None:
+        """An attempt that begins."""
+        cached = self.cached.pop(live.request_id, None)
+        if cached is not None and live.attempt > 0:
+            live.sequence.cached, live.sequence.admissions = cached, 1
 
 
 def key_of(request_id: str, attempt: int) -> str:

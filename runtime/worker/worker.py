@@ -23,7 +23,7 @@ from pontil.runtime.wire.messages import SCHEMA, Cancel, Failed, Hello, Message,
 from pontil.runtime.wire.sockets import PeerClient, PeerServer, Poller, WorkerSocket, open_context
 from pontil.runtime.worker.assembly import Machine, assemble
 from pontil.runtime.worker.decode_desk import DecodeDesk
-from pontil.runtime.worker.live import Live, key_of, make_live, tokens_frame
+from pontil.runtime.worker.live import FirstAdmissions, Live, key_of, make_live, tokens_frame
 from pontil.runtime.worker.prefill_desk import PrefillDesk
 from pontil.runtime.worker.proxy_link import BEAT, Load, ProxyLink
 
@@ -59,6 +59,7 @@ class Worker:
         self.stale = 0
         self.generated_before = 0
         self.requests: dict[str, Live] = {}
+        self.admissions = FirstAdmissions()
         self.context = open_context()
         self.poller = Poller()
         self.peers_in = PeerServer(self.context, config.peer_endpoint)
@@ -182,7 +183,14 @@ class Worker:
         """Forget a request once all its choices ended, each of which was delivered. The prefill desk keeps its own."""
         live = self.requests.get(output.sequence.id)
         if live is not None and live.key not in self.machine.engine.sequences and not self.is_handing_over(live):
-            del self.requests[live.key]
+            self.forget(live.key)
+
+    def forget(self, key: str) -> Live | None:
+        """Nothing more is done for this attempt."""
+        live = self.requests.pop(key, None)
+        if live is not None:
+            self.admissions.remember(live)
+        return live
 
     def take_messages(self) -> None:
         now = time.monotonic()
@@ -233,6 +241,7 @@ class Worker:
         if live.key in self.requests:
             return
         self.requests[live.key] = live
+        self.admissions.recall(live)
         if message.transfer_id is None:
             self.machine.engine.add(live.sequence, live.known)
         elif message.phase == "prefill":
@@ -241,7 +250,7 @@ class Worker:
             self.decode.submitted(live, now)
 
     def cancel(self, live: Live) -> None:
-        del self.requests[live.key]
+        self.forget(live.key)
         if live.submit.transfer_id is None:
             self.machine.engine.end(live.key, Finish.ABORTED)
         elif live.submit.phase == "prefill":
@@ -267,10 +276,10 @@ class Worker:
         for desk in desks:
             while desk.failed:
                 live, reason = desk.failed.pop()
-                if self.requests.pop(live.key, None) is not None:
+                if self.forget(live.key) is not None:
                     self.fail(live.submit, reason, 503)
             while desk.over:
-                self.requests.pop(desk.over.pop().key, None)
+                self.forget(desk.over.pop().key)
 
     def fail(self, submit: Submit, reason: str, status: int) -> None:
         logger.warning("request %s: %s", submit.request_id, reason)

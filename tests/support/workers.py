@@ -132,8 +132,9 @@ class ScriptedProxy:
     ) -> None:
         """Requests share no prefix unless they are given the same salt. `more` are fields of Submit."""
         salted = name if salt is None else salt
+        fields = {"attempt": 0, "cache_salt": salted, **more}
         assert self.server.send(
-            Submit(self.incarnation, worker.incarnation, name, 0, prompt, params.to_wire(), cache_salt=salted, **more)
+            Submit(self.incarnation, worker.incarnation, name, prompt=prompt, sampling=params.to_wire(), **fields)
         )
 
     def submit_pair(
@@ -156,7 +157,7 @@ class ScriptedProxy:
         self, prefill: PromptWorker, decode: PromptWorker, first: dict[str, Any], second: dict[str, Any]
     ) -> None:
         """What each of the two is told of a request."""
-        transfer = f"t-{first['request_id']}"
+        transfer = f"t-{first['request_id']}.{first['attempt']}"
         assert self.server.send(
             Submit(
                 self.incarnation, prefill.incarnation, phase="prefill", transfer_id=transfer,

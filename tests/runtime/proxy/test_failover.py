@@ -47,7 +47,8 @@ def test_a_stream_goes_on_elsewhere(play: Play, spare: str, count: int) -> None:
     """`spare` serves after decode:0 died, alone or with prefill:0."""
 
     async def scene(house: House) -> None:
-        whole = await collect(house.proxy.submit([5, 6], PARAMS)) if await house.worker("mixed:9") else None
+        await house.worker("mixed:9")
+        whole = await collect(house.proxy.submit([5, 6], PARAMS))
         house.proxy.registry.goodbye(house.workers[0].incarnation)
         prefill = await house.worker("prefill:0")
         dying = await house.worker("decode:0", script=first_only(count))

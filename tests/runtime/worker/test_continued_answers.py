@@ -48,7 +48,7 @@ def go_on(
     """A second attempt, in which choices that are complete take no part."""
     prefill, decode = pair
     choices = [number for number, ids in enumerate(delivered) if len(ids) < params.max_tokens]
-    more = {"delivered": delivered, "choices": choices}
+    more: dict[str, Any] = {"delivered": delivered, "choices": choices}
     if way == "pair":
         proxy.submit_pair(prefill, decode, name, prompt(length), params, **more)
     else:
@@ -116,7 +116,7 @@ def test_a_pool_without_room_for_what_was_delivered_takes_its_time(
     whole = ended(proxy, "whole", 1)
     delivered = [whole.ids[:100]]
     for number in range(4):
-        more = {"delivered": delivered, "choices": [0]}
+        more: dict[str, Any] = {"delivered": delivered, "choices": [0]}
         if way == "pair":
             proxy.submit_pair(prefill, decode, f"r{number}", prompt(60), params, **more)
         else:
@@ -175,4 +175,25 @@ def test_a_prefill_worker_that_disagrees_about_the_first_token_is_not_believed(
     proxy.submit_halves(prefill, decode, common | {"delivered": [other]}, common | {"delivered": [whole.ids[:3]]})
     (answer,) = proxy.finish("r")
     assert "not for this request" in answer.failures[0].reason
+    everyone_clean(proxy)
+
+
+@pytest.mark.parametrize("way", ["pair", "whole"])
+def test_a_next_attempt_states_what_the_first_found_cached(proxy: ScriptedProxy, pair: Pair, way: str) -> None:  # A9
+    """The first was cancelled before it said anything; what it had computed is no cache hit of the second."""
+    prefill, decode = pair
+    worker = prefill if way == "pair" else decode
+    send = {"pair": lambda name, **more: proxy.submit_pair(*pair, name, prompt(200), drawn(8), salt="s", **more),
+            "whole": lambda name, **more: proxy.submit(decode, name, prompt(200), drawn(8), salt="s", **more)}[way]  # fmt: skip
+    send("r")
+    proxy.turn_until(lambda: worker.machine.scheduler.running and worker.machine.scheduler.running[0].computed >= 128)
+    for one in pair:
+        proxy.cancel(one, "r")
+    everyone_clean(proxy)
+    assert not proxy.answers
+    send("r", attempt=1, delivered=[[]], choices=[0])
+    (answer,) = proxy.finish("r")
+    assert {frame.cached_tokens for frame in answer.frames} == {0}
+    send("other")
+    assert {frame.cached_tokens for frame in proxy.finish("other")[0].frames} == {199}
     everyone_clean(proxy)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must hold after any fault: nothing is left of it, and who was healthy was left alone."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from served import Served, wait_for
+
+WORKERS = ("prefill", "decode", "mixed")
+
+
+@dataclass(frozen=True)
+class Process:
+    """What one process holds. `mapped` counts the pools it has mapped, its own included."""
+
+    pid: int
+    threads: int
+    descriptors: int
+    mapped: int
+
+
+@dataclass(frozen=True)
+class Rest:
+    """A system at rest."""
+
+    processes: dict[str, Process]
+    free_blocks: dict[str, int]
+
+
+def busy(row: dict[str, Any]) -> bool:
+    """Whether the last heartbeat told of work; it lags behind by up to half a second."""
+    load = row.get("load", {"running": 0, "waiting": 0} if row["role"] == "proxy" else {"running": 1})
+    return bool(load["running"] or load["waiting"] or load.get("in_flight"))
+
+
+def at_rest(served: Served) -> Rest:
+    """Wait until everyone is up and nothing runs, and look."""
+    wait_for(served.is_ready, 60, "readiness")
+    wait_for(lambda: served.metric("pontil_requests_running") == 0, 60, "an idle server")
+    wait_for(lambda: all(row["state"] == "READY" for row in served.topology().values()), 60, "everyone ready")
+    wait_for(lambda: not any(map(busy, served.topology().values())), 60, "heartbeats that tell of idle workers")
+    rows = served.topology()
+    free = {name: row["load"]["free_blocks"] for name, row in rows.items() if row["role"] in WORKERS}
+    return Rest({name: process(row["pid"]) for name, row in rows.items()}, free)
+
+
+def process(pid: int) -> Process:
+    seen = psutil.Process(pid)
+    mapped = sum("memfd:" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
+    return Process(pid, seen.num_threads(), seen.num_fds(), mapped)
+
+
+def check(served: Served, before: Rest, *killed: str) -> Rest:
+    """Compare with the time before the fault. What a healthy worker holds may shrink, never grow."""
+    wait_for(lambda: at_rest(served).free_blocks == before.free_blocks, 60, "free blocks as before")
+    after = at_rest(served)
+    assert set(after.processes) == set(before.processes)
+    for name, then in before.processes.items():
+        now = after.processes[name]
+        if name in killed:
+            assert now.pid != then.pid, f"{name} was not replaced"
+        else:
+            assert now.pid == then.pid, f"{name} was restarted"
+    assert served.metric("pontil_ledger_imbalance") == 0
+    ledger = served.get("/admin/ledger")
+    assert ledger["open"] == 0 and ledger["imbalance"] == 0
+    return after
+
+
+def check_growth(before: Rest, after: Rest, healthy: set[str]) -> None:
+    """Between two rests with as many faults of the same kind before each."""
+    for name in healthy:
+        then, now = before.processes[name], after.processes[name]
+        assert (now.threads, now.descriptors, now.mapped) <= (then.threads, then.descriptors, then.mapped), (then, now)
+        assert now.descriptors <= then.descriptors and now.mapped <= then.mapped, (then, now)
