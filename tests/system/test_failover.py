@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from oracle import Rest, at_rest, check, check_growth
 from served import Served, launched, wait_for
-from streams import Streams, Told
+from streams import Streams
 
 MODEL = "smollm2-135m-instruct"
 STORY = "The old lighthouse keeper climbed the stairs every night, and every night the sea told him a little more. "
@@ -45,8 +45,9 @@ class Site:
         self.served = served
         self.rounds = 0
         self.before: Rest = at_rest(served)
-        self.answers = [told.answer for told in Streams(served, bodies("undisturbed")).finish()]
-        assert all(told.done and told.error is None for told in map(lambda one: Told(*one), self.answers))
+        told = Streams(served, bodies("undisturbed")).finish()
+        assert all(one.done and one.error is None for one in told)
+        self.answers = [one.answer for one in told]
 
     def survives(self, harm: Callable[[Streams], None], *killed: str) -> Rest:
         """All streams give the undisturbed answers though `harm` is done, and nothing is left of it."""

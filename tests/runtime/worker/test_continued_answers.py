@@ -183,10 +183,15 @@ def test_a_next_attempt_states_what_the_first_found_cached(proxy: ScriptedProxy,
     """The first was cancelled before it said anything; what it had computed is no cache hit of the second."""
     prefill, decode = pair
     worker = prefill if way == "pair" else decode
-    send = {"pair": lambda name, **more: proxy.submit_pair(*pair, name, prompt(200), drawn(8), salt="s", **more),
-            "whole": lambda name, **more: proxy.submit(decode, name, prompt(200), drawn(8), salt="s", **more)}[way]  # fmt: skip
+
+    def send(name: str, **more: Any) -> None:
+        if way == "pair":
+            proxy.submit_pair(*pair, name, prompt(200), drawn(8), salt="s", **more)
+        else:
+            proxy.submit(decode, name, prompt(200), drawn(8), salt="s", **more)
+
     send("r")
-    proxy.turn_until(lambda: worker.machine.scheduler.running and worker.machine.scheduler.running[0].computed >= 128)
+    proxy.turn_until(lambda: any(one.computed >= 128 for one in worker.machine.scheduler.running))
     for one in pair:
         proxy.cancel(one, "r")
     everyone_clean(proxy)
