@@ -2,6 +2,7 @@
 """Every exception of every request becomes the one kind of error object; a bug of ours is logged, never shown."""
 
 import logging
+from asyncio import CancelledError
 
 from sanic import HTTPResponse, Request
 from sanic.exceptions import MethodNotAllowed, NotFound, PayloadTooLarge, SanicException
@@ -12,6 +13,8 @@ from pontil.http.error_object import error_object, error_of, status_of
 from pontil.runtime.errors import PontilError, RequestError
 
 LOG = logging.getLogger("pontil.http")
+# What is logged of a client that closed its connection; nobody is there to read it.
+CLIENT_LEFT = 499
 RETRY_AFTER = {"retry-after": "1"}
 
 
@@ -28,6 +31,11 @@ class OpenAIErrors(ErrorHandler):
             code = "not_found" if isinstance(exception, NotFound) else None
             return json_response(error_object(said(request, exception), status, code=code), status,
                                  headers=exception.headers)  # fmt: skip
+        if isinstance(exception, CancelledError):
+            LOG.debug("%s %s: the client left", request.method, request.path)
+            return json_response(
+                error_object("the client left before the answer was complete", CLIENT_LEFT), CLIENT_LEFT
+            )
         LOG.error("%s %s failed by a fault of ours", request.method, request.path, exc_info=exception)
         return json_response(error_object("the server made a mistake; its log says more", 500), 500)
 

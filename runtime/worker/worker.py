@@ -55,6 +55,7 @@ class Worker:
         self.incarnation = secrets.token_hex(8)
         self.stopping = False
         self.steps = 0
+        self.told_of_work = False
         self.busy_at = 0.0
         self.stale = 0
         self.generated_before = 0
@@ -146,6 +147,7 @@ class Worker:
         elif self.machine.scheduler.has_spare_work and time.monotonic() - self.busy_at >= QUIET:
             self.machine.engine.keep_answers()
         self.settle()
+        self.report_idleness()
 
     def patience(self, working: bool) -> float:
         """How long to sleep when nothing arrives."""
@@ -157,8 +159,18 @@ class Worker:
             return min(BEAT, max(0.0, self.busy_at + QUIET - time.monotonic()))
         return BEAT
 
+    def report_idleness(self) -> None:
+        """A step told that work waits. That may end without another step: all of it cancelled, or held up because the
+        proxy does not take what was made. Neither is a step that hangs."""
+        if self.told_of_work and (self.link.congested or not self.machine.engine.has_work):
+            self.tell_of_work(False)
+
+    def tell_of_work(self, working: bool) -> None:
+        self.told_of_work = working
+        self.report.stepped(self.steps, working)
+
     def step(self) -> None:
-        self.report.stepped(self.steps, True)
+        self.tell_of_work(True)
         outputs = self.machine.engine.step()
         self.steps += 1
         for output in outputs:
@@ -167,7 +179,7 @@ class Worker:
             self.conclude(output)
         self.prefill.announce()
         self.busy_at = time.monotonic()
-        self.report.stepped(self.steps, self.machine.engine.has_work)
+        self.tell_of_work(self.machine.engine.has_work)
 
     def deliver(self, output: Output) -> None:
         """Tell the proxy of accepted tokens, and the prefill desk of choices that are done with there."""

@@ -115,7 +115,9 @@ def test_a_client_that_leaves_a_stream_is_noticed(bare: Site) -> None:  # F7
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_while_it_waits_is_noticed(bare: Site, stream: bool) -> None:
+def test_a_client_that_leaves_while_it_waits_is_noticed(
+    bare: Site, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     worker = bare.worker(script=silent)
     connection = bare.connect()
     connection.request("POST", "/v1/completions", json.dumps({"prompt": ["a", "b"], "stream": stream}))
@@ -124,6 +126,8 @@ def test_a_client_that_leaves_while_it_waits_is_noticed(bare: Site, stream: bool
     worker.cancels.get(timeout=DEADLINE)
     worker.cancels.get(timeout=DEADLINE)
     eventually(lambda: bare.proxy.idle)
+    assert bare.complete(max_tokens=0).status == 400, "the server has come to the next request"
+    assert not [record for record in caplog.records if record.levelname == "ERROR"], "a client may leave"
 
 
 def test_a_slow_reader_slows_only_itself(bare: Site) -> None:  # F7

@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker is killed under load, and no client can tell from its stream (promises 1, 2, 4 and 5)."""
 
+import json
 import os
+import random
 import signal
+import socket
+import struct
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -124,6 +130,80 @@ def test_both_die_at_once(pair: Site) -> None:
         pair.kill("prefill:0")
 
     pair.survives(harm, "decode:0", "prefill:0")
+
+
+def test_a_decode_worker_is_stopped_for_ten_seconds_and_resumed(spare: Site) -> None:
+    """It is silent, so it is killed and replaced; where it still lives when it is resumed, nobody listens to it."""
+    silent = threading.Event()
+
+    def harm(streams: Streams) -> None:
+        wait_for(lambda: streams.all_have(4), 60, "tokens of every stream")
+        pid = spare.served.topology()["decode:0"]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        silent.wait(10)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+    spare.survives(harm, "decode:0")
+
+
+@pytest.mark.long
+def test_workers_that_are_told_to_end_hand_their_streams_over(spare: Site) -> None:
+    def harm(streams: Streams) -> None:
+        wait_for(lambda: streams.all_have(4), 60, "tokens of every stream")
+        spare.kill("decode:1", signal.SIGTERM)
+        wait_for(lambda: streams.all_have(10), 60, "tokens of every stream")
+        spare.kill("prefill:0", signal.SIGTERM)
+
+    spare.survives(harm, "decode:1", "prefill:0")
+
+
+class Leaver(threading.Thread):
+    """A client that asks and is gone after a while, as a killed one is: in the middle of whatever happens then."""
+
+    def __init__(self, served: Served, body: dict[str, Any], patience: float) -> None:
+        super().__init__()
+        self.served, self.body, self.patience = served, body, patience
+
+    def run(self) -> None:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.served.port), 10) as client:
+            data = json.dumps({"model": MODEL, **self.body}).encode()
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+            client.sendall(head.encode() + data)
+            threading.Event().wait(self.patience)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def leavers(served: Served, seed: int, count: int) -> list[Leaver]:
+    drawn = random.Random(seed)
+    made = []
+    for number in range(count):
+        body = {
+            "prompt": [1000 + number + 13 * i for i in range(drawn.choice([1, 30, 200, 900]))],
+            "max_tokens": drawn.choice([1, 20, 200]), "n": drawn.choice([1, 1, 3]), "stream": drawn.random() < 0.7,
+            "ignore_eos": True,
+        }  # fmt: skip
+        made.append(Leaver(served, body, drawn.uniform(0, 4)))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("killed", "count"),
+    [(None, 24), ("decode:0", 16), pytest.param("prefill:0", 16, marks=pytest.mark.long),
+     pytest.param(None, 200, marks=pytest.mark.long)],
+)  # fmt: skip
+def test_clients_leave_in_every_state(pair: Site, killed: str | None, count: int) -> None:
+    """Queued, prefilling, transferring, waiting, decoding, failing over: nothing is left of them."""
+    before = at_rest(pair.served)
+    clients = leavers(pair.served, count, count)
+    for number, client in enumerate(clients):
+        client.start()
+        if killed and number == count // 2:
+            pair.kill(killed)
+    for client in clients:
+        client.join()
+    check(pair.served, before, *([killed] if killed else []))
+    assert pair.served.complete("The capital of France is", max_tokens=5)["choices"][0]["text"].startswith(" Paris")
 
 
 @pytest.mark.long

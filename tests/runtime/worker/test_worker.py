@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workers import PromptWorker, ScriptedProxy, drawn, everyone_clean, greedy, open_worker, prompt
+from workers import PromptWorker, ScriptedProxy, Silent, drawn, everyone_clean, greedy, open_worker, prompt
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.sampling_params import SamplingParams
@@ -283,3 +283,25 @@ def test_a_new_proxy_is_told_what_was_generated_before_it(proxy: ScriptedProxy, 
     proxy.turn_until(lambda: worker.link.proxy == "successor")
     after = worker.load().counters
     assert after["generated_tokens"] == after["generated_before"] == before["generated_before"] + 4
+
+
+class Listener(Silent):
+    """Remembers what a supervisor was told last."""
+
+    def __init__(self) -> None:
+        self.working = False
+
+    def stepped(self, number: int, working: bool) -> None:
+        self.working = working
+
+
+def test_work_that_was_cancelled_does_not_wait(proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker]) -> None:
+    """Or the supervisor would take the worker for stuck, and kill it."""
+    decode = pair[1]
+    listener = decode.report = Listener()
+    proxy.submit(decode, "r", prompt(20), drawn(300))
+    proxy.turn_until(lambda: "r" in proxy.answers)
+    assert listener.working
+    proxy.cancel(decode, "r")
+    everyone_clean(proxy)
+    assert not listener.working
