@@ -17,6 +17,7 @@ from oracle import Rest, at_rest, check, check_growth
 from served import Served, launched, wait_for
 from streams import Streams
 
+LONG = pytest.mark.long
 MODEL = "smollm2-135m-instruct"
 STORY = "The old lighthouse keeper climbed the stairs every night, and every night the sea told him a little more. "
 DRAWN = {"temperature": 0.9, "top_p": 0.95, "ignore_eos": True}
@@ -34,7 +35,7 @@ ASKED: list[dict[str, Any]] = [
         "repetition_penalty": 1.1, "logit_bias": {"504": 2.5}, "min_tokens": 20, **DRAWN,
     },
 ]  # fmt: skip
-TOKENS = 60
+TOKENS = 48
 # The size that a worker chooses depends on what is free when it starts, and some start again.
 POOL = ("--kv-cache-memory", "512MiB")
 
@@ -104,6 +105,7 @@ def test_a_decode_worker_dies_with_streams_in_flight(spare: Site) -> None:
     assert spare.failovers() > before
 
 
+@LONG
 def test_both_decode_workers_die_one_after_the_other(spare: Site) -> None:
     def harm(streams: Streams) -> None:
         kills(spare, "decode:1", 2)(streams)
@@ -113,17 +115,18 @@ def test_both_decode_workers_die_one_after_the_other(spare: Site) -> None:
     spare.survives(harm, "decode:0", "decode:1")
 
 
-@pytest.mark.parametrize("tokens", [0, 1, 20])
+@pytest.mark.parametrize("tokens", [pytest.param(0, marks=LONG), 1, pytest.param(20, marks=LONG)])
 def test_the_only_decode_worker_dies(pair: Site, tokens: int) -> None:
     pair.survives(kills(pair, "decode:0", tokens), "decode:0")
 
 
-@pytest.mark.parametrize("tokens", [0, 1])
+@pytest.mark.parametrize("tokens", [0, pytest.param(1, marks=LONG)])
 def test_the_prefill_worker_dies(pair: Site, tokens: int) -> None:
     """Before or during the transfers, and after them."""
     pair.survives(kills(pair, "prefill:0", tokens), "prefill:0")
 
 
+@LONG
 def test_both_die_at_once(pair: Site) -> None:
     def harm(streams: Streams) -> None:
         kills(pair, "decode:0", 3)(streams)
@@ -147,7 +150,7 @@ def test_a_decode_worker_is_stopped_for_ten_seconds_and_resumed(spare: Site) -> 
     spare.survives(harm, "decode:0")
 
 
-@pytest.mark.long
+@LONG
 def test_workers_that_are_told_to_end_hand_their_streams_over(spare: Site) -> None:
     def harm(streams: Streams) -> None:
         wait_for(lambda: streams.all_have(4), 60, "tokens of every stream")
@@ -189,8 +192,8 @@ def leavers(served: Served, seed: int, count: int) -> list[Leaver]:
 
 @pytest.mark.parametrize(
     ("killed", "count"),
-    [(None, 24), ("decode:0", 16), pytest.param("prefill:0", 16, marks=pytest.mark.long),
-     pytest.param(None, 200, marks=pytest.mark.long)],
+    [(None, 24), ("decode:0", 16), pytest.param("prefill:0", 16, marks=LONG),
+     pytest.param(None, 200, marks=LONG)],
 )  # fmt: skip
 def test_clients_leave_in_every_state(pair: Site, killed: str | None, count: int) -> None:
     """Queued, prefilling, transferring, waiting, decoding, failing over: nothing is left of them."""
@@ -206,7 +209,7 @@ def test_clients_leave_in_every_state(pair: Site, killed: str | None, count: int
     assert pair.served.complete("The capital of France is", max_tokens=5)["choices"][0]["text"].startswith(" Paris")
 
 
-@pytest.mark.long
+@LONG
 def test_nothing_grows_over_many_deaths(pair: Site) -> None:
     seen = [pair.survives(kills(pair, "decode:0", 3 * number), "decode:0") for number in range(1, 6)]
     check_growth(seen[1], seen[-1], {"proxy", "prefill:0"})
