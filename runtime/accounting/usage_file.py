@@ -28,7 +28,7 @@ BUSY = 1.0
 class RequestRow:
     """One request. `arrived` is in seconds since 1970; the others count from there, None while unknown. `generated` is
     what the workers state, else what came from them. `name` is the X-Request-Id, `finish` has a reason for each choice.
-    `queue_seconds` is not stated by workers yet."""
+    `queue_seconds` is stated by the worker that computed the prompt."""
 
     id: str
     proxy: str

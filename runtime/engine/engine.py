@@ -14,7 +14,8 @@ from pontil.runtime.engine.sequence import Finish, First, Sequence, State
 @dataclass(frozen=True, slots=True)
 class Output:
     """What a step did for one sequence: tokens accepted from `index` on, `count` of them in this step, with their
-    logprobs where they were asked for, and how it ended, if it did."""
+    logprobs where they were asked for, and how it ended, if it did. `opens`: it is the first result of a request whose
+    prompt was computed here."""
 
     sequence: Sequence
     index: int
@@ -22,6 +23,7 @@ class Output:
     count: int
     finish: Finish | None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    opens: bool = False
 
 
 class Engine:
@@ -96,6 +98,7 @@ class Engine:
         """The one place where a sampled token becomes a result (SPEC B)."""
         assert sequence.state is State.RUNNING
         first = sequence.received and sequence.generated == 0
+        opens = sequence.scheduled_at is not None and sequence.choice == sequence.generated == 0
         finish = sequence.append(sampled.token, sampled.logprobs)
         sequence.generated += sampled.count
         if finish is None and sequence.hands_over:
@@ -104,7 +107,8 @@ class Engine:
             self.close(sequence, finish)
         # The first frame after a handoff repeats the tokens that came with it: the sender's own frame may be lost.
         index = 0 if first else len(sequence.output) - 1
-        return Output(sequence, index, sequence.output[index:], sampled.count, finish, sequence.logprobs[index:])
+        logprobs = sequence.logprobs[index:]
+        return Output(sequence, index, sequence.output[index:], sampled.count, finish, logprobs, opens)
 
     def close(self, sequence: Sequence, finish: Finish) -> None:
         self.scheduler.finish(sequence, finish)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who computes how many tokens in the next step. Touches no tensor."""
 
+import time
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 from pontil.gpu_ops.attention import QUERY_TILE
@@ -35,7 +36,9 @@ class Scheduler:
         max_num_batched_tokens: int,
         prefix_caching: bool = True,
         max_interleaved_tokens: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.clock = clock
         self.max_interleaved_tokens = min(max_interleaved_tokens or max_num_batched_tokens, max_num_batched_tokens)
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.prefix = PrefixCache(pool, layout.block_size, prefix_caching)
@@ -155,7 +158,7 @@ class Scheduler:
         """It runs from where its prefix is known."""
         self.memory.adopt(sequence, hit)
         if sequence.admissions == 0:
-            sequence.cached = hit.computed
+            sequence.cached, sequence.scheduled_at = hit.computed, self.clock()
             self.prefix.count(sequence, hit.computed)
         sequence.admissions += 1
         sequence.computed = hit.computed

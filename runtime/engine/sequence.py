@@ -77,7 +77,8 @@ class Sequence:
 
     A request with n > 1 choices is one sequence until its first tokens are drawn, all from the same logits; then it is
     `forked` into one for each choice. They share blocks, and each copies the one it is about to write into. One that
-    `draws` nothing is there for its KV alone.
+    `draws` nothing is there for its KV alone. `scheduled_at` is when its prompt was first admitted here to be computed,
+    in seconds of the scheduler's clock.
     """
 
     id: str
@@ -102,6 +103,7 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     credits: int = 0
     keys: PromptKeys | None = None
+    scheduled_at: float | None = None
     state: State = State.WAITING
     finish: Finish | None = None
     stop_match: str | None = None

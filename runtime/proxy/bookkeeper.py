@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is kept of requests beyond their answers: the ledger, and the usage log where there is one."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -18,6 +19,7 @@ from pontil.runtime.proxy.request import Request
 CHECKPOINT = 0.1
 # Until there are keys.
 NO_KEY = "-"
+LOG = logging.getLogger("pontil.requests")
 
 
 class Bookkeeper:
@@ -41,6 +43,7 @@ class Bookkeeper:
 
     def close(self, request: Request, billed: Usage, finish: str) -> None:
         self.ledger.close(request.id, billed)
+        LOG.info("%s", summary(request, billed, finish, self.clock()))
         if self.log is not None:
             self.open.pop(request.id, None)
             self.seen.pop(request.id, None)
@@ -81,7 +84,7 @@ class Bookkeeper:
             request.id, self.incarnation, request.id.rpartition("-")[0], NO_KEY, self.config.served_model_name,
             request.route.name, state, finish, request.params.n, request.attempt + 1, billed.prompt_tokens,
             billed.cached_tokens, billed.completion_tokens, entry.generated, entry.delivered, discarded,
-            time.time() - (now - request.arrived), None, None if first is None else first - request.arrived,
+            time.time() - (now - request.arrived), request.queued, None if first is None else first - request.arrived,
             None if state == OPEN else now - request.arrived,
         )  # fmt: skip
 
@@ -98,6 +101,19 @@ class Bookkeeper:
             self.incarnation, self.started, state, sums.requests, sums.prompt_tokens, sums.cached_tokens,
             sums.completion_tokens, sums.generated, sums.delivered, sums.settled_otherwise,
         )  # fmt: skip
+
+
+def summary(request: Request, billed: Usage, finish: str, now: float) -> str:
+    """A request that ended, on one line. The two times to first token are from arrival and from scheduling (B10)."""
+    first = None if request.first_token is None else request.first_token - request.arrived
+    scheduled = None if first is None or request.queued is None else first - request.queued
+    times = {"queue": request.queued, "first_token": first, "scheduled_first_token": scheduled}
+    shown = [f"{name}={'-' if time is None else f'{time:.3f}'}" for name, time in times.items()]
+    return (
+        f"request {request.id} finish={finish} route={request.route.name} attempts={request.attempt + 1} "
+        f"prompt={billed.prompt_tokens} cached={billed.cached_tokens} completion={billed.completion_tokens} "
+        f"{' '.join(shown)} total={now - request.arrived:.3f}"
+    )
 
 
 def share_rows(request: Request) -> list[ShareRow]:

@@ -38,6 +38,14 @@ class Metrics:
             "pontil_time_to_first_token_seconds", "From arrival to the first token", buckets=FIRST_TOKEN_SECONDS,
             registry=registry,
         )  # fmt: skip
+        self.queue = Histogram(
+            "pontil_request_queue_time_seconds", "From a worker's receipt of a request until it was scheduled",
+            buckets=FIRST_TOKEN_SECONDS, registry=registry,
+        )  # fmt: skip
+        self.prefill = Histogram(
+            "pontil_request_prefill_time_seconds", "From arrival to the first token, less the time in a worker's queue",
+            buckets=FIRST_TOKEN_SECONDS, registry=registry,
+        )  # fmt: skip
         self.next_token = Histogram(
             "pontil_inter_token_latency_seconds", "Between tokens of one answer", buckets=NEXT_TOKEN_SECONDS,
             registry=registry,
@@ -73,6 +81,11 @@ class Metrics:
                 plain[name].inc(difference)
             elif name.startswith(HANDOFFS) and name.removeprefix(HANDOFFS) in RESULTS:
                 self.handoffs.labels(name.removeprefix(HANDOFFS)).inc(difference)
+
+    def add_queue(self, queued: float, first_token: float) -> None:
+        """Of a request that ended: both in seconds from its arrival (B10)."""
+        self.queue.observe(queued)
+        self.prefill.observe(first_token - queued)
 
     def add_usage(self, usage: Usage) -> None:
         self.prompt.inc(usage.prompt_tokens)

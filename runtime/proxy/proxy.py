@@ -336,6 +336,8 @@ class Proxy:
         finish = ",".join(request.reasons[choice] for choice in sorted(request.reasons)) if complete else label
         self.books.close(request, account.usage if complete else account.running_usage, finish)
         self.metrics.requests.labels(label).inc()
+        if request.queued is not None and request.first_token is not None:
+            self.metrics.add_queue(request.queued, request.first_token - request.arrived)
         self.metrics.clamped.inc(account.clamped)
         if complete:
             self.metrics.disputed.inc(account.disputed)

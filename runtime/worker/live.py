@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A request as a worker holds it, and how it becomes one."""
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from functools import partial
 
 from pontil.runtime.engine.engine import Output
@@ -18,17 +19,26 @@ FINISH_REASONS: dict[Finish | None, str] = {Finish.STOP: "stop", Finish.LENGTH: 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Live:
-    """One attempt at one request. `proxy` is the incarnation that submitted it and hears of it."""
+    """One attempt at one request. `proxy` is the incarnation that submitted it and hears of it; `arrived` is in seconds
+    of the scheduler's clock."""
 
     proxy: str
     request_id: str
     attempt: int
     sequence: Sequence
     submit: Submit
+    arrived: float = field(default_factory=time.monotonic)
 
     @property
     def key(self) -> str:
         return self.sequence.id
+
+    @property
+    def queue_seconds(self) -> float | None:
+        """How long it waited to be scheduled here, for a peer that makes room too; None where its prompt was not
+        computed here."""
+        scheduled = self.sequence.scheduled_at
+        return None if scheduled is None else scheduled - self.arrived
 
 
 def key_of(request_id: str, attempt: int) -> str:
@@ -77,4 +87,5 @@ def tokens_frame(incarnation: str, live: Live, output: Output) -> Tokens:
         prompt_logprobs=(
             [entry.to_wire() if entry else [] for entry in sequence.prompt_logprobs] or None if opens else None
         ),
+        queue_seconds=live.queue_seconds if output.opens else None,
     )

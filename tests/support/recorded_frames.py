@@ -5,7 +5,7 @@ They are recorded: a new field of a message is no reason to change them, as nobo
 sends. A new message is added to MESSAGES and RECORDED.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pontil.runtime.wire.messages import (
@@ -202,6 +202,20 @@ RECORDED = {
     "abandon": (
         "85a174a76162616e646f6ea673656e646572a26434a87265636569766572a27033ab7472616e736665725f6964a3722e31a6"
         "726561736f6ea963616e63656c6c6564"
+    ),
+}
+
+# The same messages with the fields that came later.
+LATER: dict[str, Message] = {
+    "tokens": replace(MESSAGES["tokens"], queue_seconds=0.25),  # type: ignore[type-var]
+}
+RECORDED_LATER = {
+    "tokens": (
+        "de0010a174a6746f6b656e73a673656e646572a26434a87265636569766572a27078aa726571756573745f6964a172a76174"
+        "74656d707401a5696e64657804a36964739100a663686f69636502ad66696e6973685f726561736f6ea473746f70aa73746f"
+        "705f6d61746368a23c3eb067656e6572617465645f746f6b656e7304ad70726f6d70745f746f6b656e7303ad636163686564"
+        "5f746f6b656e7302a86c6f6770726f627391929300cbbfd0000000000000019307cbbff800000000000002af70726f6d7074"
+        "5f6c6f6770726f62739290919305cbc00000000000000003ad71756575655f7365636f6e6473cb3fd0000000000000"
     ),
 }
 

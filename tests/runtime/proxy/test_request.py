@@ -237,3 +237,13 @@ def test_a_stop_string_ends_nothing_before_min_tokens(
         reason, match = ("stop", matches[count - 1]) if last else (None, None)
         made.accept(frame("d", start, ids[start : min(start + 2, count)], finish_reason=reason, stop_match=match), 1.0)
     assert read(made)[0] == text
+
+
+@pytest.mark.parametrize("said", [-1.0, float("nan"), float("inf"), -float("inf"), 1e300, 2**63, 3.5])
+def test_a_time_in_a_queue_is_part_of_the_requests_own(tokenizer: Tokenizer, said: float) -> None:  # B10
+    made = request(tokenizer, whole=True)
+    made.accept(frame("d", 0, [5], queue_seconds=said), 3.0)
+    assert made.queued is None
+    made.accept(frame("d", 1, [6], queue_seconds=1.25), 3.0)
+    made.accept(frame("d", 2, [7], queue_seconds=2.5), 3.0)
+    assert made.queued == 1.25
