@@ -30,13 +30,14 @@ class Engine:
     """Knows nothing of processes or text. `add`, then `step` until `has_work` is False.
 
     `sequences` has what is not finished of each request, by its id: one sequence, or one for each choice. `generated`
-    counts the tokens sampled in its life; every one of them is in an Output.
+    counts the tokens sampled in its life; every one of them is in an Output. `prompt_computed` counts the prompt tokens
+    computed for the first time, of prompts whose opening Output was made.
     """
 
     def __init__(self, runner: Runner, scheduler: Scheduler) -> None:
         self.runner, self.scheduler = runner, scheduler
         self.sequences: dict[str, list[Sequence]] = {}
-        self.generated = 0
+        self.generated = self.prompt_computed = 0
 
     @property
     def has_work(self) -> bool:
@@ -99,6 +100,7 @@ class Engine:
         assert sequence.state is State.RUNNING
         first = sequence.received and sequence.generated == 0
         opens = sequence.scheduled_at is not None and sequence.choice == sequence.generated == 0
+        self.prompt_computed += sequence.prompt_computed if opens else 0
         finish = sequence.append(sampled.token, sampled.logprobs)
         sequence.generated += sampled.count
         if finish is None and sequence.hands_over:

@@ -47,7 +47,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.parked: list[Sequence] = []
-        self.arrivals = self.preemptions = 0
+        self.arrivals = self.preemptions = self.recomputed = 0
         self.stalled = False
 
     @property
@@ -130,7 +130,7 @@ class Scheduler:
     def advance(self, batch: Batch) -> None:
         """The batch was computed."""
         for span in batch.spans:
-            span.sequence.computed = span.start + span.count
+            self.recomputed += span.sequence.advance(span.start + span.count)
             self.prefix.register(span.sequence, span.start, span.sequence.computed)
         self.keeper.advanced()
 
@@ -208,7 +208,7 @@ class Scheduler:
         """Its KV has arrived: it runs on from here, with all its choices, as if it had been computed in this engine."""
         self.parked.remove(sequence)
         self.prefix.register(sequence, sequence.computed, computed)
-        sequence.computed = computed
+        sequence.computed = sequence.reached = computed
         self.run(sequence)
         return self.receive(sequence, firsts)
 
@@ -226,7 +226,7 @@ class Scheduler:
         where the first one leaves the prompt's blocks for the others to find (C12)."""
         self.parked.remove(sequence)
         self.memory.give_back(sequence)
-        sequence.computed = 0
+        sequence.computed, sequence.reached = 0, len(sequence.prompt)
         sequence.move(State.WAITING)
         made = self.receive(sequence, firsts)
         insort(self.waiting, sequence, key=by_order)

@@ -78,7 +78,8 @@ class Sequence:
     A request with n > 1 choices is one sequence until its first tokens are drawn, all from the same logits; then it is
     `forked` into one for each choice. They share blocks, and each copies the one it is about to write into. One that
     `draws` nothing is there for its KV alone. `scheduled_at` is when its prompt was first admitted here to be computed,
-    in seconds of the scheduler's clock.
+    in seconds of the scheduler's clock. No position from `reached` on was computed before; of the prompt,
+    `prompt_computed` were computed here for the first time.
     """
 
     id: str
@@ -104,6 +105,8 @@ class Sequence:
     credits: int = 0
     keys: PromptKeys | None = None
     scheduled_at: float | None = None
+    reached: int = 0
+    prompt_computed: int = 0
     state: State = State.WAITING
     finish: Finish | None = None
     stop_match: str | None = None
@@ -171,11 +174,20 @@ class Sequence:
             arrival=self.arrival,
             admissions=self.admissions,
             computed=self.computed,
+            reached=self.reached,
             cached=self.cached,
             blocks=list(self.blocks),
             keys=self.keys,
             state=self.state,
         )
+
+    def advance(self, end: int) -> int:
+        """The positions up to `end` are computed; how many of them had been before."""
+        new = max(self.computed, self.reached)
+        self.prompt_computed += max(0, min(end, len(self.prompt)) - new)
+        again = max(0, min(end, self.reached) - self.computed)
+        self.computed, self.reached = end, max(self.reached, end)
+        return again
 
     def receive(self, first: First) -> None:
         """Take over a first token that was sampled, and checked, elsewhere."""

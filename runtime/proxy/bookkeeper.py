@@ -8,8 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pontil.runtime.accounting.book import Book
 from pontil.runtime.accounting.counts import Usage
-from pontil.runtime.accounting.ledger import Book, Ledger
+from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.accounting.usage_file import CLOSED, OPEN, ProxyRow, RequestRow, Row, ShareRow, UsageFile, WorkerRow
 from pontil.runtime.accounting.usage_log import UsageLog
 from pontil.runtime.config import ProxyConfig
@@ -52,9 +53,10 @@ class Bookkeeper:
 
     def checkpoint(self) -> None:
         """What has changed of the requests that run, and what the workers have stated."""
+        folded = self.ledger.fold()
         if self.log is None:
             return
-        rows: list[Row] = []
+        rows: list[Row] = [self.worker_row(worker, book) for worker, book in folded]
         for request in self.open.values():
             moved = request.entry.delivered + sum(request.entry.discarded.values())
             if self.seen.get(request.id) != moved:
@@ -85,14 +87,15 @@ class Bookkeeper:
             request.route.name, state, finish, request.params.n, request.attempt + 1, billed.prompt_tokens,
             billed.cached_tokens, billed.completion_tokens, entry.generated, entry.delivered, discarded,
             time.time() - (now - request.arrived), request.queued, None if first is None else first - request.arrived,
-            None if state == OPEN else now - request.arrived,
+            None if state == OPEN else now - request.arrived, entry.computed,
         )  # fmt: skip
 
     def worker_row(self, worker: str, book: Book) -> WorkerRow:
-        stated = None if book.before is None else book.generated - book.before
+        prompts = book.prompts
         return WorkerRow(
-            worker, self.incarnation, book.name, book.before, stated, book.heard_then, book.missing, book.heard,
-            book.booked, book.late, book.unheard,
+            worker, self.incarnation, book.name, book.before, book.stated_here, book.heard_then, book.missing,
+            book.heard, book.booked, book.late, book.unheard, prompts.stated_here, prompts.heard_then, prompts.missing,
+            prompts.heard, prompts.booked, prompts.late,
         )  # fmt: skip
 
     def proxy_row(self, state: str) -> ProxyRow:
@@ -118,6 +121,6 @@ def summary(request: Request, billed: Usage, finish: str, now: float) -> str:
 
 def share_rows(request: Request) -> list[ShareRow]:
     return [
-        ShareRow(request.id, worker, attempt, phase, count)
-        for (attempt, worker), (phase, count) in request.entry.by_worker().items()
+        ShareRow(request.id, worker, attempt, phase, count, computed)
+        for (attempt, worker), (phase, count, computed) in request.entry.by_worker().items()
     ]

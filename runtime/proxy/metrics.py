@@ -33,6 +33,13 @@ class Metrics:
         self.preemptions = Counter(
             "pontil_preemptions", "Sequences that lost their blocks to an older one", registry=registry
         )
+        self.recomputed = Counter(
+            "pontil_recomputed_tokens", "Positions computed again, after preemption or a failed transfer or at leisure",
+            registry=registry,
+        )  # fmt: skip
+        self.results_dropped = Counter(
+            "pontil_results_dropped", "Results for requests that their worker no longer knew", registry=registry
+        )
         self.generation = Counter("pontil_generation_tokens", "Tokens generated and delivered", registry=registry)
         self.first_token = Histogram(
             "pontil_time_to_first_token_seconds", "From arrival to the first token", buckets=FIRST_TOKEN_SECONDS,
@@ -75,6 +82,8 @@ class Metrics:
             "prefix_cache_queries": self.cache_queries,
             "prefix_cache_hits": self.cache_hits,
             "preemptions": self.preemptions,
+            "recomputed_tokens": self.recomputed,
+            "results_dropped": self.results_dropped,
         }
         for name, difference in grown.items():
             if name in plain:

@@ -236,6 +236,7 @@ class Proxy:
     def book_stray(self, frame: Tokens) -> None:
         ids = len(frame.ids)
         self.ledger.stray(frame.sender, frame.request_id, frame.attempt, frame.choice, frame.index, ids)
+        self.ledger.stray_prompt(frame.sender, frame.computed_tokens)
 
     def take_tokens(self, request: Request, frame: Tokens) -> None:
         now, before, begun = self.clock(), request.last_frame, request.begun
@@ -289,6 +290,7 @@ class Proxy:
         """These workers are gone, and so is what depended on them."""
         for worker in workers:
             LOG.warning("%s (pid %d) %s", worker.hello.name, worker.hello.pid, how)
+            self.ledger.left(worker.hello.sender)
             for request in list(self.requests.values()):
                 if request.needs(worker.hello.sender):
                     self.fail(

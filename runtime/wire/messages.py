@@ -124,7 +124,8 @@ class Tokens:
     the prefill half states it on its first-token frame, everyone else on the terminal frame (SPEC A3). `stop_match` is
     the stop string that ended the choice, where one did. `logprobs` has one item for each id, `prompt_logprobs` one for
     each prompt token, on the first frame of choice 0; both only where they were asked for. That frame also says, where
-    the prompt was computed here, for how many seconds the request had waited to be scheduled (B10).
+    the prompt was computed here, for how many seconds the request had waited to be scheduled (B10), and how many prompt
+    tokens were computed for the first time: with the cached ones they are all (A11).
     """
 
     sender: str
@@ -142,6 +143,7 @@ class Tokens:
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
     queue_seconds: float | None = None
+    computed_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

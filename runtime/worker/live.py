@@ -88,4 +88,5 @@ def tokens_frame(incarnation: str, live: Live, output: Output) -> Tokens:
             [entry.to_wire() if entry else [] for entry in sequence.prompt_logprobs] or None if opens else None
         ),
         queue_seconds=live.queue_seconds if output.opens else None,
+        computed_tokens=sequence.prompt_computed if output.opens else None,
     )

@@ -58,8 +58,9 @@ def test_what_came_later_is_only_more(tag: str) -> None:
     assert decode(frame) == LATER[tag] and map_of(encode(LATER[tag])).items() >= map_of(frame).items()
     assert map_of(frame).items() > map_of(bytes.fromhex(RECORDED[tag])).items()
     new = map_of(frame).keys() - map_of(bytes.fromhex(RECORDED[tag])).keys()
-    assert replace(LATER[tag], **{one.name: default_of(one) for one in fields(TAGS[tag]) if one.name in new}) == (
-        MESSAGES[tag]
+    assert (
+        replace(LATER[tag], **{one.name: default_of(one) for one in fields(TAGS[tag]) if one.name in new})
+        == (MESSAGES[tag])
     )
 
 
