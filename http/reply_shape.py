@@ -35,12 +35,23 @@ class Choice:
         self.logprobs += delta.logprobs
 
 
+# Of the completion's tokens. None is hidden from the answer as reasoning, or audio; a client cannot send a prediction yet,
+# and drafts of our own are nobody's: a rejected one would else be read as billed.
+COMPLETION_DETAILS = {
+    "reasoning_tokens": 0,
+    "audio_tokens": 0,
+    "accepted_prediction_tokens": 0,
+    "rejected_prediction_tokens": 0,
+}
+
+
 def usage_object(usage: Usage) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": COMPLETION_DETAILS,
     }
 
 
