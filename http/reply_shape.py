@@ -35,8 +35,8 @@ class Choice:
         self.logprobs += delta.logprobs
 
 
-# Of the completion's tokens. None is hidden from the answer as reasoning, or audio; a client cannot send a prediction yet,
-# and drafts of our own are nobody's: a rejected one would else be read as billed.
+# None of a completion's tokens is audio, or hidden from the answer as reasoning. Predictions are what a client sends,
+# which is not possible yet: drafts of our own are not, and rejected predictions would be read as billed.
 COMPLETION_DETAILS = {
     "reasoning_tokens": 0,
     "audio_tokens": 0,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 from pontil.gpu_ops.attention import QUERY_TILE
+from pontil.gpu_ops.row_classes import GENERATED_ROWS
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.engine.answer_keeper import AnswerKeeper
@@ -36,9 +37,10 @@ class Scheduler:
         max_num_batched_tokens: int,
         prefix_caching: bool = True,
         max_interleaved_tokens: int | None = None,
+        speculative_tokens: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.clock = clock
+        self.speculative_tokens, self.clock = speculative_tokens, clock
         self.max_interleaved_tokens = min(max_interleaved_tokens or max_num_batched_tokens, max_num_batched_tokens)
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.prefix = PrefixCache(pool, layout.block_size, prefix_caching)
@@ -78,7 +80,7 @@ class Scheduler:
         """Give out at most `max_num_batched_tokens` prompt positions, or at most `max_interleaved_tokens` where others
         decode and wait for the step to end. A decode row is never refused for its cost."""
         self.admit()
-        spans = list(self.decode_spans())
+        spans = self.with_drafts(list(self.decode_spans()))
         spans += self.chunks(self.max_interleaved_tokens if spans else self.max_num_batched_tokens)
         self.stalled = not spans and self.has_work
         return Batch(tuple(spans), self.memory.take_copies())
@@ -117,6 +119,18 @@ class Scheduler:
         for sequence in list(self.running):
             if sequence.state is State.RUNNING and sequence.remaining == 1 and self.make_room(sequence):
                 yield Span(sequence, sequence.computed, 1)
+
+    def with_drafts(self, spans: list[Span]) -> list[Span]:
+        """Oldest first, sequences verify guesses in the rows that the first tile has left. Slots for all of them are
+        reserved before anything is written (C10), from what nobody else needs in this step."""
+        room = GENERATED_ROWS - len(spans)
+        for place, span in enumerate(spans if self.speculative_tokens else ()):
+            drafts = span.sequence.draft(min(self.speculative_tokens, room))
+            count = 1 + len(drafts)
+            if drafts and self.memory.grow(span.sequence, span.start + count):
+                spans[place] = Span(span.sequence, span.start, count, drafts)
+                room -= len(drafts)
+        return spans
 
     def chunks(self, budget: int) -> Iterator[Span]:
         for sequence in self.running:

@@ -9,8 +9,9 @@ from enum import Enum
 from typing import Protocol
 
 from pontil.runtime.cache.prefix import Key
+from pontil.runtime.engine.draft import Lookup
 from pontil.runtime.engine.logprobs import TokenLogprobs
-from pontil.runtime.engine.sampling_state import SamplingState
+from pontil.runtime.engine.sampling_state import SamplingState, penalized
 from pontil.runtime.sampling_params import SamplingParams
 
 
@@ -59,11 +60,12 @@ class PromptKeys:
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """The first token of one choice, sampled elsewhere or just now."""
+    """The first token of one choice, sampled elsewhere or just now, and a draft of what may follow it."""
 
     choice: int
     token: int
     logprobs: TokenLogprobs | None = None
+    draft: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -110,8 +112,11 @@ class Sequence:
     state: State = State.WAITING
     finish: Finish | None = None
     stop_match: str | None = None
-    # Made from the parameters and the tokens when it is first needed.
+    # What came with a handoff; used once.
+    handed_draft: tuple[int, ...] = ()
+    # Made from the parameters and the tokens when they are first needed.
     sampling_state: SamplingState | None = None
+    lookup: Lookup | None = None
     stop_check: StopCheck | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -189,14 +194,41 @@ class Sequence:
         self.computed, self.reached = end, max(self.reached, end)
         return again
 
+    def roll_back(self) -> None:
+        """Positions of rejected drafts hold nothing: the newest token is always still to be computed."""
+        if self.computed >= self.length:
+            self.computed = self.reached = self.length - 1
+
+    def draft(self, count: int) -> tuple[int, ...]:
+        """At most `count` tokens that may come next, as many as the budget lets be accepted with the one that is drawn
+        anyhow. None where penalties make the logits depend on tokens that are not known yet."""
+        count = min(count, self.params.max_tokens - len(self.output) - 1)
+        if count < 1 or not self.output or penalized(self.params):
+            return ()
+        draft, self.handed_draft = self.handed_draft[:count], ()
+        if draft:
+            return draft
+        if self.lookup is None:
+            self.lookup = Lookup()
+        self.lookup.follow(self.prompt, self.output)
+        return self.lookup.propose(count)
+
     def receive(self, first: First) -> None:
         """Take over a first token that was sampled, and checked, elsewhere."""
         self.output.append(first.token)
         if first.logprobs is not None:
             self.logprobs.append(first.logprobs)
-        self.received = 1
+        self.received, self.handed_draft = 1, first.draft
         if self.stop_check is not None:
             self.stop_check.feed(first.token)
+
+    def append_all(self, token_ids: list[int], logprobs: list[TokenLogprobs]) -> Finish | None:
+        """Accept tokens up to the one that ends the sequence, if one does."""
+        for place, token_id in enumerate(token_ids):
+            finish = self.append(token_id, logprobs[place] if logprobs else None)
+            if finish is not None:
+                return finish
+        return None
 
     def append(self, token_id: int, logprobs: TokenLogprobs | None = None) -> Finish | None:
         """Accept one sampled token, and say whether it ends the sequence. A stop exactly at the budget is a stop."""

@@ -115,7 +115,7 @@ def summary(request: Request, billed: Usage, finish: str, now: float) -> str:
     return (
         f"request {request.id} finish={finish} route={request.route.name} attempts={request.attempt + 1} "
         f"prompt={billed.prompt_tokens} cached={billed.cached_tokens} completion={billed.completion_tokens} "
-        f"{' '.join(shown)} total={now - request.arrived:.3f}"
+        f"drafts={request.accepted}/{request.drafted} {' '.join(shown)} total={now - request.arrived:.3f}"
     )
 
 

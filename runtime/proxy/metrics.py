@@ -20,6 +20,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
+        self.make_worker_counters(registry)
         self.handoffs = Counter("pontil_handoffs", "Handoffs from prefill to decode", ["result"], registry=registry)
         for result in RESULTS:
             self.handoffs.labels(result)
@@ -32,13 +33,6 @@ class Metrics:
         self.cache_hits = Counter("pontil_prefix_cache_hits", "Prompt tokens found there", registry=registry)
         self.preemptions = Counter(
             "pontil_preemptions", "Sequences that lost their blocks to an older one", registry=registry
-        )
-        self.recomputed = Counter(
-            "pontil_recomputed_tokens", "Positions computed again, after preemption or a failed transfer or at leisure",
-            registry=registry,
-        )  # fmt: skip
-        self.results_dropped = Counter(
-            "pontil_results_dropped", "Results for requests that their worker no longer knew", registry=registry
         )
         self.generation = Counter("pontil_generation_tokens", "Tokens generated and delivered", registry=registry)
         self.first_token = Histogram(
@@ -75,9 +69,27 @@ class Metrics:
             "pontil_discarded_tokens", "Tokens generated and not delivered", ["reason"], registry=registry
         )
 
-    def add_worker_counters(self, grown: Mapping[str, int]) -> None:
+    def make_worker_counters(self, registry: CollectorRegistry) -> None:
+        """Of work that is nobody's answer, and of guesses."""
+        self.recomputed = Counter(
+            "pontil_recomputed_tokens", "Positions computed again, after preemption or a failed transfer or at leisure",
+            registry=registry,
+        )  # fmt: skip
+        self.drafted = Counter(
+            "pontil_spec_decode_num_draft_tokens", "Tokens guessed and verified", ["worker"], registry=registry
+        )
+        self.accepted = Counter(
+            "pontil_spec_decode_num_accepted_tokens", "Guesses that were right", ["worker"], registry=registry
+        )
+        self.results_dropped = Counter(
+            "pontil_results_dropped", "Results for requests that their worker no longer knew", registry=registry
+        )
+
+    def add_worker_counters(self, worker: str, grown: Mapping[str, int]) -> None:
         """What a worker's counters grew by. Names that mean nothing here are left out."""
         plain = {
+            "draft_tokens": self.drafted.labels(worker),
+            "accepted_draft_tokens": self.accepted.labels(worker),
             "kv_transfer_bytes": self.transferred,
             "prefix_cache_queries": self.cache_queries,
             "prefix_cache_hits": self.cache_hits,

@@ -215,7 +215,7 @@ class Proxy:
         """A worker that is not registered gets no answer, and says Hello again."""
         grown = self.registry.heartbeat(message)
         if grown is not None:
-            self.metrics.add_worker_counters(grown)
+            self.metrics.add_worker_counters(self.registry.workers[message.sender].hello.name, grown)
             self.ledger.state(message.sender, message.counters)
             self.send(StillHere(self.incarnation, message.sender))
 

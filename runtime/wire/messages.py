@@ -125,7 +125,8 @@ class Tokens:
     the stop string that ended the choice, where one did. `logprobs` has one item for each id, `prompt_logprobs` one for
     each prompt token, on the first frame of choice 0; both only where they were asked for. That frame also says, where
     the prompt was computed here, for how many seconds the request had waited to be scheduled (B10), and how many prompt
-    tokens were computed for the first time: with the cached ones they are all (A11).
+    tokens were computed for the first time: with the cached ones they are all (A11). All ids were drawn; of
+    `draft_tokens` that had been guessed for their places `accepted_draft_tokens` were right (B1).
     """
 
     sender: str
@@ -144,6 +145,8 @@ class Tokens:
     prompt_logprobs: Logprobs | None = None
     queue_seconds: float | None = None
     computed_tokens: int | None = None
+    draft_tokens: int | None = None
+    accepted_draft_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +218,8 @@ class ChunkReady:
 class Handoff:
     """From prefill to decode worker: the prompt is computed and sampled; the rest of the blocks, and the sequence is
     yours. `first_tokens` has one id for each choice, and `logprobs` what was asked about them; `choices` are those that
-    go on, the others ended with their first token. `computed` counts the positions whose KV the blocks hold."""
+    go on, the others ended with their first token. `computed` counts the positions whose KV the blocks hold.
+    `draft_tokens` are guesses, for each choice, of what follows its first token (B7)."""
 
     sender: str
     receiver: str
@@ -233,6 +237,7 @@ class Handoff:
     prefill_seconds: float
     choices: list[int] = field(default_factory=lambda: [0])
     logprobs: Logprobs | None = None
+    draft_tokens: list[list[int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,7 +154,12 @@ class DecodeDesk:
         inside = len(tokens) == n and all(0 <= token < self.machine.config.vocab_size for token in tokens)
         some = bool(going_on) and all(0 <= choice < n for choice in going_on) and len(set(going_on)) == len(going_on)
         known = handoff.logprobs is None or len(handoff.logprobs) == n and all(map(are_logprobs, handoff.logprobs))
-        return handoff.computed == len(sequence.prompt) and inside and some and known
+        drafts = (
+            handoff.draft_tokens is None
+            or len(handoff.draft_tokens) == n
+            and all(0 <= token < self.machine.config.vocab_size for draft in handoff.draft_tokens for token in draft)
+        )
+        return handoff.computed == len(sequence.prompt) and inside and some and known and drafts
 
     def withdrawn(self, parked: Parked, message: Withdrawn) -> None:
         if message.finished:
@@ -253,9 +258,14 @@ class DecodeDesk:
 
 def firsts_of(handoff: Handoff) -> list[First]:
     """The first tokens of the choices that go on. The handoff was checked."""
-    known = handoff.logprobs
+    known, drafts = handoff.logprobs, handoff.draft_tokens
     return [
-        First(choice, handoff.first_tokens[choice], None if known is None else TokenLogprobs.from_wire(known[choice]))
+        First(
+            choice,
+            handoff.first_tokens[choice],
+            None if known is None else TokenLogprobs.from_wire(known[choice]),
+            () if drafts is None else tuple(drafts[choice]),
+        )
         for choice in handoff.choices
     ]
 

@@ -89,4 +89,6 @@ def tokens_frame(incarnation: str, live: Live, output: Output) -> Tokens:
         ),
         queue_seconds=live.queue_seconds if output.opens else None,
         computed_tokens=sequence.prompt_computed if output.opens else None,
+        draft_tokens=output.drafted or None,
+        accepted_draft_tokens=output.accepted if output.drafted else None,
     )

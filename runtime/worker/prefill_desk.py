@@ -160,7 +160,8 @@ class PrefillDesk:
             # A block is digested and sent whole: what an earlier owner left behind the prompt must not travel.
             self.machine.storage.clear_tail(sequence.blocks[-1], filled)
         now = time.monotonic()
-        handoff = self.giver.hold(job.gift, sequence.blocks, prefilled(job, going_on, now), now)
+        done = prefilled(job, going_on, now, self.machine.scheduler.speculative_tokens)
+        handoff = self.giver.hold(job.gift, sequence.blocks, done, now)
         self.held[handoff.transfer_id] = job.live
         if not self.socket.send(handoff):
             self.give_up(job.live, "the decode worker could not be reached for the handoff")
@@ -229,8 +230,9 @@ class PrefillDesk:
         self.failed.append((live, reason))
 
 
-def prefilled(job: Job, going_on: list[Sequence], now: float) -> Prefilled:
+def prefilled(job: Job, going_on: list[Sequence], now: float, speculative_tokens: int) -> Prefilled:
     """What there is to say of a prompt that is computed."""
+    drafts = [list(first.sequence.draft(speculative_tokens)) for first in job.firsts]
     sequence = going_on[0]
     known = [entry.to_wire() for first in job.firsts for entry in first.logprobs]
     return Prefilled(
@@ -241,4 +243,5 @@ def prefilled(job: Job, going_on: list[Sequence], now: float) -> Prefilled:
         now - job.begun,
         [one.choice for one in going_on],
         known or None,
+        drafts if any(drafts) else None,
     )

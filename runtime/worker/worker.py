@@ -304,6 +304,8 @@ class Worker:
             "prefix_cache_hits": scheduler.prefix.hit,
             "preemptions": scheduler.preemptions,
             "recomputed_tokens": scheduler.recomputed,
+            "draft_tokens": self.machine.engine.drafted,
+            "accepted_draft_tokens": self.machine.engine.accepted,
             "generated_tokens": generated,
             "generated_before": self.generated_before,
             "prompt_tokens_computed": computed,

@@ -84,7 +84,8 @@ def test_handed_over_sequence_goes_on_with_equal_tokens(alone: Rig, model: Model
     assert not taker.engine.has_work
     taker.scheduler.memory.grow(taken, 70)
     taker.storage.tensor[taken.blocks] = giver.storage.tensor[given.blocks]
-    taker.engine.promote(taken, 70, [First(0, output.ids[0], *output.logprobs)])
+    logprobs = output.logprobs[0] if output.logprobs else None
+    taker.engine.promote(taken, 70, [First(0, output.ids[0], logprobs)])
     (first,) = taker.engine.step()
     assert (first.index, first.ids) == (0, expected[:2])
     assert drain(taker.engine)["a"] == expected

@@ -127,7 +127,7 @@ def test_counts_reach_the_worker_from_shapes_and_not_from_ids(ours: Rig, monkeyp
     run = ours.runner.run
 
     def doubled(batch: Any) -> list[Sampled]:
-        return [Sampled(one.sequence, one.choice, one.token, 2 * one.count, one.logprobs) for one in run(batch)]
+        return [Sampled(one.sequence, one.choice, one.tokens, 2 * one.count, one.logprobs) for one in run(batch)]
 
     monkeypatch.setattr(ours.runner, "run", doubled)
     one = sequence("a", [7] * 20, 5)
