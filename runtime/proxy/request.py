@@ -30,8 +30,9 @@ MAX_TOKEN_ID = 1 << 31
 class Request:
     """`arrived`, `last_frame` and `first_token` are in seconds of the proxy's clock; `queued` is for how long the
     request waited in its worker's queue, where that is known. The usage log has all of a request that ended once its
-    `receipt` is done. `heard` holds which phase has spoken of which choice, `reasons` how each choice ended. Prompts
-    with another `cache_salt` share no cached prefix."""
+    `receipt` is done. `heard` holds which phase has spoken of which choice, `reasons` how each choice ended. Of the
+    `drafted` tokens that workers guessed `accepted` were right. Prompts with another `cache_salt` share no cached
+    prefix."""
 
     id: str
     prompt: list[int]

@@ -63,6 +63,7 @@ def test_one_name_ties_header_log_line_ledger_and_row(logged: Site, caplog: pyte
     assert (said["prompt"], said["cached"], said["completion"]) == tuple(map(str, counts))
     assert counts == (row["prompt_tokens"], row["cached_tokens"], row["completion_tokens"])
     assert row["queue_seconds"] == float(said["queue"]) == 0.0  # B10
+    assert said["drafts"] == "0/12", "three frames of them"  # B9
     assert said["first_token"] == said["scheduled_first_token"] == f"{row['first_token_seconds']:.3f}"
     assert logged.value("pontil_request_queue_time_seconds_count") == 1
     first, scheduled = "pontil_time_to_first_token_seconds_sum", "pontil_request_prefill_time_seconds_sum"
@@ -88,7 +89,10 @@ def waited(seconds: Any) -> Script:
     def script(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
         for frame in proper(worker, submit):
             assert isinstance(frame, Tokens)
-            yield replace(frame, queue_seconds=seconds) if frame.index == 0 else frame
+            if frame.index == 0:
+                yield replace(frame, queue_seconds=seconds)
+            else:
+                yield replace(frame, draft_tokens=4, accepted_draft_tokens=0)
 
     return script
 
