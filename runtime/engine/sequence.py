@@ -205,9 +205,9 @@ class Sequence:
         count = min(count, self.params.max_tokens - len(self.output) - 1)
         if count < 1 or not self.output or penalized(self.params):
             return ()
-        draft, self.handed_draft = self.handed_draft[:count], ()
-        if draft:
-            return draft
+        handed, self.handed_draft = self.handed_draft[:count], ()
+        if handed and self.generated == 0:
+            return handed
         if self.lookup is None:
             self.lookup = Lookup()
         self.lookup.follow(self.prompt, self.output)

@@ -166,11 +166,21 @@ def test_a_pool_of_just_the_answer_is_enough(model: Model) -> None:
 def test_a_handed_draft_is_verified_like_any_other(model: Model) -> None:  # B7
     """Whatever another worker guessed, right or wrong."""
     (full,) = run(rig(model), [sequence("a", REPEATING, 30)]).values()
-    for draft in ((), tuple(full.ids[1:5]), tuple(full.ids[1:20]), (full.ids[1], 90, 90), (96,) * 40):
+    giver = rig(model)
+    given = sequence("a", REPEATING, 30)
+    given.hands_over = True
+    giver.engine.add(given)
+    giver.engine.step()
+    for draft, right in ((full.ids[1:5], 4), (full.ids[1:20], 4), ((full.ids[1], 90, 90), 1), ((96,) * 40, 0)):
         one = rig(model, drafts=4)
-        parked = sequence("a", REPEATING, 30)
-        assert one.engine.park(parked)
-        one.engine.compute_here(parked, [First(0, full.ids[0], None, draft)])
+        taken = sequence("a", REPEATING, 30)
+        assert one.engine.park(taken)
+        one.scheduler.memory.grow(taken, len(REPEATING))
+        one.storage.tensor[taken.blocks] = giver.storage.tensor[given.blocks]
+        one.engine.promote(taken, len(REPEATING), [First(0, full.ids[0], None, tuple(draft))])
+        (output,) = one.engine.step()
+        assert (output.index, output.ids) == (0, full.ids[: right + 2])
+        assert (output.drafted, output.accepted) == (min(4, len(draft)), right)
         assert drain(one.engine) == {"a": full.ids}
         check_free(one)
 
