@@ -185,6 +185,38 @@ def test_a_handed_draft_is_verified_like_any_other(model: Model) -> None:  # B7
         check_free(one)
 
 
+@st.composite
+def some_requests(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """A few requests over few tokens, so that much is said again; most guesses of those that are random are wrong."""
+    kinds = st.fixed_dictionaries(
+        {"prompt": st.lists(st.integers(3, 6), min_size=1, max_size=40), "max_tokens": st.integers(1, 30)},
+        optional={
+            "temperature": st.sampled_from([0.3, 1.0]), "min_tokens": st.integers(0, 9), "n": st.integers(1, 3),
+            "logprobs": st.integers(0, 2), "presence_penalty": st.sampled_from([-1.0, 1.0]),
+            "stop": st.sampled_from([3, 4]),
+        },
+    )  # fmt: skip
+    return draw(st.lists(kinds, min_size=1, max_size=5))
+
+
+@settings(max_examples=30, deadline=None)
+@given(some_requests(), st.integers(1, 16), st.integers(9, 40))
+def test_whatever_is_asked_drafts_change_nothing(
+    model: Model, asked: list[dict[str, Any]], drafts: int, blocks: int
+) -> None:
+    def made() -> list[Sequence]:
+        sequences = []
+        for number, kind in enumerate(asked):
+            kind = {"allowed_token_ids": (3, 4, 5, 6), "seed": number, **kind}
+            prompt, stop = kind.pop("prompt"), kind.pop("stop", None)
+            sequences.append(sequence(str(number), prompt, **kind))
+            sequences[-1].stop_token_ids = frozenset() if stop is None else frozenset({stop})
+        return sequences
+
+    guessing = rig(model, blocks=blocks, drafts=drafts)
+    assert run(guessing, made()) == run(rig(model), made())
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 6), st.integers(0, 40))
 def test_a_draft_is_what_followed_last_time(tokens: list[int], count: int, cut: int) -> None:
