@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pontil.runtime.engine.editing import edit
 from pontil.runtime.engine.sampler import sample_rows
-from pontil.runtime.engine.sampling_state import TokenCounts
+from pontil.runtime.engine.sampling_state import TokenCounts, penalized
 from pontil.runtime.engine.sequence import Sequence
 
 # Kinds of requests, to be mixed in a batch.
@@ -73,6 +73,31 @@ def test_choices_drawn_together_are_those_drawn_one_by_one() -> None:
     first.output += together[0].tokens
     first.forked = True
     assert [one.choice for one in sample_rows(logits, [first])] == [0]
+
+
+@pytest.mark.parametrize("output", [1, 3, 8])
+@pytest.mark.parametrize(
+    "number", [number for number, kind in enumerate(KINDS) if not penalized(sequence("", [1], **kind).params)]
+)
+def test_after_drafts_tokens_are_drawn_as_if_these_were_known(number: int, output: int) -> None:
+    """Each with its own random number and its own mask; a stop would often be the likeliest, where it may be drawn."""
+    for seed in range(20):
+        logits = random(7, VOCAB, seed=seed)
+        logits[:, 2] += 8 * (seed % 2)
+        one = made(number, seed, output)
+        one.forked = True
+        steps = []
+        for row in range(7):
+            steps += sample_rows(logits[row : row + 1], [one])
+            one.output += steps[-1].tokens
+        tokens = [token for step in steps for token in step.tokens]
+        for right in range(7):
+            fresh = made(number, seed, output)
+            fresh.forked = True
+            draft = (*tokens[:right], *((token + 1) % VOCAB for token in tokens[right:6]))
+            (together,) = sample_rows(logits, [fresh], [draft])
+            assert together.tokens == tokens[: right + 1] and together.count == right + 1 and together.drafted == 6
+            assert together.logprobs == [entry for step in steps[: right + 1] for entry in step.logprobs]
 
 
 def test_logits_are_read_only_and_untouched_where_nothing_is_asked() -> None:
