@@ -85,6 +85,28 @@ def test_no_time_corrupts_metrics_row_or_log(
     assert logged.value("pontil_request_queue_time_seconds_count") == 0
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_prompt_that_was_not_cached_or_computed_is_found_everywhere(
+    tmp_path: Path, tokenizer: Tokenizer, more: int
+) -> None:  # A11
+    def script(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
+        for frame in proper(worker, submit):
+            assert isinstance(frame, Tokens)
+            computed = len(submit.prompt) - 2 + more
+            yield replace(frame, cached_tokens=2, computed_tokens=computed) if frame.index == 0 else frame
+
+    path = tmp_path / "usage.db"
+    with site(tmp_path, tokenizer, usage_log=str(path)) as made:
+        worker = made.worker(script=script)
+        answer = made.complete("hello there", max_tokens=3)
+        prompt = answer.json["usage"]["prompt_tokens"]
+        worker.counters = {"prompt_tokens_computed": prompt - 2 + more, "prompt_tokens_computed_before": 0}
+        eventually(lambda: made.proxy.ledger.books[worker.incarnation].prompts.stated_here)
+        assert made.ask("GET", "/admin/ledger").json["imbalance"] == more
+    wrong = [text for equal, text in audit_usage(path, None) if not equal]
+    assert len(wrong) == more and all("2 were cached" in text and f"{prompt - 1} computed" in text for text in wrong)
+
+
 def waited(seconds: Any) -> Script:
     def script(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
         for frame in proper(worker, submit):
