@@ -35,12 +35,23 @@ class Choice:
         self.logprobs += delta.logprobs
 
 
+# None of a completion's tokens is audio, or hidden from the answer as reasoning. Predictions are what a client sends,
+# which is not possible yet: drafts of our own are not, and rejected predictions would be read as billed.
+COMPLETION_DETAILS = {
+    "reasoning_tokens": 0,
+    "audio_tokens": 0,
+    "accepted_prediction_tokens": 0,
+    "rejected_prediction_tokens": 0,
+}
+
+
 def usage_object(usage: Usage) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": COMPLETION_DETAILS,
     }
 
 

@@ -175,6 +175,10 @@ class LaunchOptions:
     prefix_caching: bool = flag(
         ENGINE, True, "Keep computed prompts, so that those that begin alike are not computed again.", switch
     )
+    speculative_tokens: int = flag(
+        ENGINE, 0, "Tokens guessed at a time from what stood before; changes no answer, only its speed.", whole(0, 16),
+        "COUNT",
+    )  # fmt: skip
     kv_cache_memory: int | None = flag(ENGINE, None, "KV cache of each worker, like 2GiB or 512MB.", size, "SIZE")
     kv_connector: str = flag(
         ENGINE, "auto", "What carries KV blocks; auto: shm on one host, else tcp.",

@@ -163,6 +163,7 @@ def plan_worker(options: LaunchOptions, name: str, seat: Seat, run: Path, contro
         "max_interleaved_tokens": options.max_interleaved_tokens,
         "block_size": options.block_size,
         "prefix_caching": options.prefix_caching,
+        "speculative_tokens": options.speculative_tokens,
         "kv_cache_memory": options.kv_cache_memory,
         "kv_connector": options.kv_connector,
         "log_level": options.log_level,

@@ -29,6 +29,7 @@ class WorkerConfig:
     max_interleaved_tokens: int | None = None
     block_size: int = 16
     prefix_caching: bool = True
+    speculative_tokens: int = 0
     kv_cache_memory: int | None = None
     kv_connector: str = "auto"
     transfer_host: str = "127.0.0.1"

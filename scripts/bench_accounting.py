@@ -67,9 +67,9 @@ def per_request(requests: int) -> tuple[float, float]:
 
 
 def post(log: UsageLog, name: str) -> "Future[None] | None":
-    row = RequestRow(name, "x", "n", "-", "m", "p>d", CLOSED, "stop", 1, 1, 9, 0, 9, 9, 9, 0, 1.0, None, 0.1, 0.2)
+    row = RequestRow(name, "x", "n", "-", "m", "p>d", CLOSED, "stop", 1, 1, 9, 0, 9, 9, 9, 0, 1.0, None, 0.1, 0.2, 9)
     log.post([row])
-    return log.post([row, ShareRow(name, "p", 0, PREFILL, 1), ShareRow(name, "d", 0, DECODE, 8)], wanted=True)
+    return log.post([row, ShareRow(name, "p", 0, PREFILL, 1, 9), ShareRow(name, "d", 0, DECODE, 8, 0)], wanted=True)
 
 
 def per_step(steps: int) -> float:

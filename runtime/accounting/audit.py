@@ -23,13 +23,19 @@ SELECT count(*) AS requests,
 FROM requests WHERE proxy = ? AND state = '{CLOSED}'
 """
 SHARES = """
-SELECT ifnull(sum(shares.generated), 0) FROM shares JOIN requests ON requests.id = shares.request
+SELECT ifnull(sum(shares.generated), 0), ifnull(sum(shares.computed), 0)
+FROM shares JOIN requests ON requests.id = shares.request
 WHERE shares.worker = ? AND requests.proxy = ?
 """
 UNBALANCED = f"""
 SELECT requests.id, requests.generated, delivered + discarded, completion_tokens, delivered,
        (SELECT ifnull(sum(shares.generated), 0) FROM shares WHERE shares.request = requests.id)
 FROM requests WHERE state = '{CLOSED}' ORDER BY arrived
+"""
+# Where no worker's word of it came in time the number is unknown.
+PROMPTS = f"""
+SELECT id, prompt_tokens, cached_tokens, computed_tokens FROM requests
+WHERE state = '{CLOSED}' AND prompt_tokens <> cached_tokens + computed_tokens ORDER BY arrived
 """
 # What a worker did under this proxy and the later ones, in their order.
 LATER = """
@@ -75,6 +81,8 @@ def requests_balance(database: sqlite3.Connection) -> Iterator[Finding]:
                 f"request {name}: workers state {generated} and sent {shares}, {settled} are delivered or discarded; "
                 f"{delivered} delivered and {billed} billed",
             )
+    for name, prompt, cached, computed in database.execute(PROMPTS):
+        yield Finding(False, f"request {name}: of {prompt} prompt tokens {cached} were cached and {computed} computed")
     yield Finding(True, f"{count} closed requests were looked at one by one")
 
 
@@ -95,7 +103,7 @@ def compared(what: str, sums: Mapping[str, Any], rows: sqlite3.Row, where: str) 
 def worker_balances(database: sqlite3.Connection, proxy: sqlite3.Row, worker: sqlite3.Row) -> Finding:
     """What it stated = what the ledger had heard then; what it heard = what the rows have and what came late."""
     name = f"worker {worker['name']} {worker['worker']} under proxy {proxy['incarnation']}"
-    shares = database.execute(SHARES, (worker["worker"], proxy["incarnation"])).fetchone()[0]
+    shares, computed = database.execute(SHARES, (worker["worker"], proxy["incarnation"])).fetchone()
     wrong = []
     if worker["stated"] is not None and worker["stated"] != worker["heard_then"] + worker["missing"]:
         wrong.append(f"it stated {worker['stated']} but {worker['heard_then']} were heard by then")
@@ -103,6 +111,9 @@ def worker_balances(database: sqlite3.Connection, proxy: sqlite3.Row, worker: sq
         wrong.append(f"{worker['heard']} were heard but {worker['booked']} booked and {worker['late']} late")
     if proxy["state"] != LOST and shares != worker["booked"]:
         wrong.append(f"the ledger booked {worker['booked']} but the rows have {shares}")
+    wrong += prompts_apart(worker)
+    if proxy["state"] != LOST and computed != worker["prompt_booked"]:
+        wrong.append(f"the ledger booked {worker['prompt_booked']} computed prompt tokens but the rows have {computed}")
     if wrong:
         return Finding(False, f"{name}: {'; '.join(wrong)}")
     stated = "nothing stated" if worker["stated"] is None else f"{worker['stated']} stated last"
@@ -110,6 +121,19 @@ def worker_balances(database: sqlite3.Connection, proxy: sqlite3.Row, worker: sq
     if proxy["state"] == LOST:
         return lost_with(database, proxy, worker, shares, found)
     return Finding(True, found)
+
+
+def prompts_apart(worker: sqlite3.Row) -> list[str]:
+    """The same of the prompt tokens that it computed for the first time."""
+    stated, heard_then, missing, heard, booked, late = (
+        worker[f"prompt_{name}"] for name in ("stated", "heard_then", "missing", "heard", "booked", "late")
+    )
+    wrong = []
+    if stated is not None and stated != heard_then + missing:
+        wrong.append(f"it stated {stated} computed prompt tokens but {heard_then} were heard by then")
+    if heard != booked + late:
+        wrong.append(f"{heard} computed prompt tokens were heard but {booked} booked and {late} late")
+    return wrong
 
 
 def lost_with(

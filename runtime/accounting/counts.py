@@ -51,7 +51,8 @@ class ChoiceAccount:
     """The tokens of one choice, with `budget` tokens to generate.
 
     The stated sum is authoritative when every part that must state a count did; otherwise accepted ids are counted.
-    Each part is believed once: its first valid statement stands. Both ways the total stays within 0…budget.
+    Each part is believed once: its first valid statement stands. Both ways what is billed stays within 0…budget, and
+    within what was accepted: nobody pays for what a worker says that it sent (docs/decisions/010).
     """
 
     def __init__(self, budget: int) -> None:
@@ -73,6 +74,10 @@ class ChoiceAccount:
         """The total before the clamp."""
         stated = self.stated
         return self.accepted if stated is None else stated
+
+    @property
+    def billed(self) -> int:
+        return min(self.generated, self.accepted, self.budget)
 
     @property
     def clamped(self) -> bool:
@@ -139,7 +144,7 @@ class Account:
 
     @property
     def usage(self) -> Usage:
-        return self.usage_of(min(choice.generated, choice.budget) for choice in self.choices)
+        return self.usage_of(choice.billed for choice in self.choices)
 
     @property
     def running_usage(self) -> Usage:

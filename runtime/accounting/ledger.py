@@ -5,76 +5,23 @@ Every id is booked twice. As generated, with the worker that made it: its `Share
 requests. And as delivered or discarded, with the request's `Entry`. Conservation (A11), for what is closed and open:
 
     of an entry   generated = delivered + the sum of discarded, and billed = delivered
-    of a book     booked + late = heard + unheard
-    of a book     generated - before = heard_then + missing, whenever its worker has stated what it generated
-
-Frames of one worker arrive in the order in which they were sent, heartbeats among them: when a count is stated, every
-id that it counts has been heard.
+    of a share    prompt = cached + computed, where its worker computed the prompt
+    of a book     what its Claims say, of generated ids and of computed prompt tokens
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pontil.runtime.accounting.book import Book, Folded, stated_count
 from pontil.runtime.accounting.counts import DECODE, PREFILL, Usage
 
 # Why an id that was generated was not delivered; "late" ones belong to no open request and are booked by worker only.
 AFTER_END, BEYOND_BUDGET, BROKEN, REPEATED, LATE = "after_end", "beyond_budget", "broken", "repeated", "late"
 DISCARDS = (AFTER_END, BEYOND_BUDGET, BROKEN, REPEATED, LATE)
-# Counts above this are nobody's: they stay exact in JSON and in SQLite's integers.
-MOST = 1 << 53
 # How many closed requests are remembered, so that frames that come late are booked right.
 REMEMBERED = 1024
-
-
-def stated_count(value: object) -> int | None:
-    """What a worker states, where it can be a count at all."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST else None
-
-
-@dataclass(slots=True)
-class Book:
-    """One worker's incarnation, as one proxy hears it.
-
-    `heard` counts the ids that it sent and made itself, `booked` those in entries, `late` the others, `unheard` those
-    that another worker received from it and repeated before its own frame came. `before` is what the worker had
-    generated when it first registered here, `since` when it last did, `generated` what it stated last, `heard_then`
-    what had been heard at that moment; `missing` ids were lost with a connection.
-    """
-
-    name: str = "-"
-    heard: int = 0
-    booked: int = 0
-    late: int = 0
-    unheard: int = 0
-    heard_at_hello: int = 0
-    before: int | None = None
-    since: int | None = None
-    generated: int = 0
-    heard_then: int = 0
-    missing: int = 0
-
-    def registered(self, name: str) -> None:
-        """Between a Hello and its Welcome a worker generates nothing: what is missing now never comes."""
-        self.name, self.heard_at_hello = name, self.heard
-
-    def state(self, counters: Mapping[str, int]) -> None:
-        """A heartbeat. Workers that count otherwise, or not at all, are left unstated."""
-        generated = stated_count(counters.get("generated_tokens"))
-        since = stated_count(counters.get("generated_before"))
-        if generated is None or since is None:
-            return
-        if self.before is None:
-            self.before = since
-        if since != self.since:
-            self.since, self.missing = since, max(0, since - self.before - self.heard_at_hello)
-        self.generated, self.heard_then = generated, self.heard
-
-    @property
-    def imbalance(self) -> int:
-        kept = abs(self.booked + self.late - self.heard - self.unheard)
-        if self.before is None:
-            return kept
-        return kept + abs(self.generated - self.before - self.missing - self.heard_then)
+# How many workers that are gone keep a book of their own, so that what still comes from them is booked.
+GONE_REMEMBERED = 64
 
 
 @dataclass(slots=True)
@@ -89,6 +36,8 @@ class Share:
     booked: int = 0
     vouched: int = 0
     stated: int | None = None
+    cached: int = 0
+    computed: int | None = None
 
     def hear(self, index: int, count: int) -> int:
         """`count` ids from position `index` on; how many of them are its own and were not booked before."""
@@ -103,6 +52,15 @@ class Share:
             self.book.unheard -= known
             new -= known
         return new
+
+    def hear_prompt(self, cached: int | None, computed: int) -> None:
+        """How the worker came by the prompt's KV. It is said once."""
+        self.book.prompts.heard += computed
+        if self.computed is None:
+            self.cached, self.computed = cached or 0, computed
+            self.book.prompts.booked += computed
+        else:
+            self.book.prompts.late += computed
 
     def vouch(self) -> int:
         """Another worker repeats the first id: it was made, whether this worker's own frame comes or not."""
@@ -154,6 +112,16 @@ class Entry:
             return new + share.giver.vouch()
         return new
 
+    def hear_prompt(self, attempt: int, worker: str, cached: int | None, computed: int | None) -> None:
+        known = stated_count(computed)
+        if known is not None:
+            self.shares[attempt, worker, 0].hear_prompt(stated_count(cached), known)
+
+    @property
+    def computed(self) -> int | None:
+        """Prompt tokens that were computed, in the first attempt of which that is known."""
+        return next((share.computed for share in self.shares.values() if share.computed is not None), None)
+
     def settle(self, generated: int, delivered: int, reason: str) -> None:
         """`delivered` ids were accepted into the response; the rest of those generated were not, for this reason."""
         self.delivered += delivered
@@ -170,13 +138,17 @@ class Entry:
         wrong = abs(self.generated - self.delivered - sum(self.discarded.values()))
         if self.billed is not None:
             wrong += abs(self.billed.completion_tokens - self.delivered)
+        for share in self.shares.values():
+            if share.computed is not None:
+                wrong += abs(self.prompt - share.cached - share.computed)
         return wrong + (0 if self.prompt_stated is None else abs(self.prompt_stated - self.prompt))
 
-    def by_worker(self) -> dict[tuple[int, str], tuple[str, int]]:
-        """For each attempt and worker its phase and the ids booked, over all choices."""
-        sums: dict[tuple[int, str], tuple[str, int]] = {}
+    def by_worker(self) -> dict[tuple[int, str], tuple[str, int, int]]:
+        """For each attempt and worker its phase, the ids booked and the prompt tokens computed, over all choices."""
+        sums: dict[tuple[int, str], tuple[str, int, int]] = {}
         for (attempt, worker, _), share in self.shares.items():
-            sums[attempt, worker] = share.phase, sums.get((attempt, worker), ("", 0))[1] + share.booked
+            _, booked, computed = sums.get((attempt, worker), ("", 0, 0))
+            sums[attempt, worker] = share.phase, booked + share.booked, computed + (share.computed or 0)
         return sums
 
 
@@ -218,6 +190,7 @@ class Ledger:
         self.entries: dict[str, Entry] = {}
         self.closed: dict[str, Entry] = {}
         self.books: dict[str, Book] = {}
+        self.folded = Folded()
         self.totals = Totals()
 
     def open(self, request: str, prompt: int, choices: int = 1) -> Entry:
@@ -250,14 +223,40 @@ class Ledger:
             book.late += new
             self.totals.discarded[LATE] += new
 
+    def stray_prompt(self, worker: str, computed: int | None) -> None:
+        """A prompt that was computed for nobody who still waits."""
+        known, book = stated_count(computed), self.books.get(worker)
+        if known is not None and book is not None:
+            book.prompts.heard += known
+            book.prompts.late += known
+
     def registered(self, worker: str, name: str) -> None:
         self.books.setdefault(worker, Book()).registered(name)
 
     def state(self, worker: str, counters: Mapping[str, int]) -> None:
         if worker in self.books:
-            self.books[worker].state(counters)
+            self.books[worker].hear_counters(counters)
+
+    def left(self, worker: str) -> None:
+        """It is gone, unless it registers again."""
+        if worker in self.books:
+            self.books[worker].gone = True
+
+    def fold(self) -> list[tuple[str, Book]]:
+        """Of the workers that are gone, put the books of all but the last few into one sum. Which ones: they change no
+        more. A book that an open request still needs is left."""
+        gone = [worker for worker, book in self.books.items() if book.gone]
+        if len(gone) <= GONE_REMEMBERED:
+            return []
+        needed = {worker for entry in self.entries.values() for _, worker, _ in entry.shares}
+        old = [worker for worker in gone[: len(gone) - GONE_REMEMBERED] if worker not in needed]
+        folded = [(worker, self.books.pop(worker)) for worker in old]
+        for _, book in folded:
+            self.folded.add(book)
+        return folded
 
     @property
     def imbalance(self) -> int:
         """Tokens that do not add up: 0, unless a worker, the network or this code does not keep the rules."""
-        return self.totals.imbalance + sum(book.imbalance for book in self.books.values())
+        open_books = sum(book.imbalance + book.prompts.imbalance for book in self.books.values())
+        return self.totals.imbalance + open_books + self.folded.imbalance

@@ -18,7 +18,7 @@ from pontil.runtime.errors import UsageLogError
 
 # "pont" in ASCII: how SQLite's header tells that a file is ours.
 APPLICATION_ID = 0x706F6E74
-VERSION = 1
+VERSION = 2
 OPEN, CLOSED, LOST = "open", "closed", "lost(proxy)"
 # How long a write waits for another program that reads or holds the file, in seconds.
 BUSY = 1.0
@@ -28,7 +28,7 @@ BUSY = 1.0
 class RequestRow:
     """One request. `arrived` is in seconds since 1970; the others count from there, None while unknown. `generated` is
     what the workers state, else what came from them. `name` is the X-Request-Id, `finish` has a reason for each choice.
-    `queue_seconds` is not stated by workers yet."""
+    `queue_seconds` and `computed_tokens` are stated by the worker that computed the prompt."""
 
     id: str
     proxy: str
@@ -50,22 +50,25 @@ class RequestRow:
     queue_seconds: float | None
     first_token_seconds: float | None
     total_seconds: float | None
+    computed_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class ShareRow:
-    """What one worker made of one request."""
+    """What one worker made of one request: ids generated, and prompt tokens computed."""
 
     request: str
     worker: str
     attempt: int
     phase: str
     generated: int
+    computed: int
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """A worker's Book with one proxy; `stated` is what it last counted since it first registered there, or None."""
+    """A worker's Book with one proxy; `stated` is what it last counted since it first registered there, or None. The
+    same of the prompt tokens that it computed."""
 
     worker: str
     proxy: str
@@ -78,6 +81,12 @@ class WorkerRow:
     booked: int
     late: int
     unheard: int
+    prompt_stated: int | None
+    prompt_heard_then: int
+    prompt_missing: int
+    prompt_heard: int
+    prompt_booked: int
+    prompt_late: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +118,17 @@ SQL_TYPES = {"str": "TEXT", "int": "INTEGER", "float": "REAL"}
 
 def create(kind: type[Row]) -> str:
     name, key = TABLES[kind]
-    columns = []
+    return f"CREATE TABLE {name} ({', '.join(columns_of(kind).values())}, PRIMARY KEY ({', '.join(key)}))"
+
+
+def columns_of(kind: type[Row]) -> dict[str, str]:
+    """Each column's declaration. One that is added to older rows is 0 there, or unknown."""
+    columns = {}
     for each in fields(kind):
         plain, _, optional = type_name(each.type).partition(" | ")
-        columns.append(f"{each.name} {SQL_TYPES[plain]}{'' if optional else ' NOT NULL'}")
-    return f"CREATE TABLE {name} ({', '.join(columns)}, PRIMARY KEY ({', '.join(key)}))"
+        default = " DEFAULT 0" if plain == "int" else ""
+        columns[each.name] = f"{each.name} {SQL_TYPES[plain]}{'' if optional else ' NOT NULL' + default}"
+    return columns
 
 
 def type_name(declared: Any) -> str:
@@ -167,10 +182,22 @@ class UsageFile:
                     self.database.execute(create(kind))
                 self.database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 self.database.execute(f"PRAGMA user_version = {VERSION}")
-        check_version(self.database, self.path)
+        if check_version(self.database, self.path) < VERSION:
+            self.upgrade()
         with self.database:
             self.database.execute("UPDATE requests SET state = ?, finish = ? WHERE state = ?", (LOST, LOST, OPEN))
             self.database.execute("UPDATE proxies SET state = ? WHERE state = ?", (LOST, OPEN))
+
+    def upgrade(self) -> None:
+        """An older file has fewer columns."""
+        with self.database:
+            self.database.execute("BEGIN IMMEDIATE")
+            for kind, (name, _) in TABLES.items():
+                there = {row[1] for row in self.database.execute(f"PRAGMA table_info({name})")}
+                for column, declared in columns_of(kind).items():
+                    if column not in there:
+                        self.database.execute(f"ALTER TABLE {name} ADD COLUMN {declared}")
+            self.database.execute(f"PRAGMA user_version = {VERSION}")
 
     def write(self, rows: Iterable[Row]) -> None:
         """All of them or none, on the disk when it returns. Raises sqlite3.Error."""
@@ -198,13 +225,17 @@ def open_to_read(path: Path) -> sqlite3.Connection:
         raise UsageLogError(f"there is no usage log {path}: name the file that was given to launch as --usage-log")
     try:
         database = connect(path, read_only=True)
-        check_version(database, path)
+        version = check_version(database, path)
     except sqlite3.Error as error:
         raise UsageLogError(f"the usage log {path} cannot be read: {error}") from None
+    if version < VERSION:
+        raise UsageLogError(
+            f"the usage log {path} has version {version}: launch with it as --usage-log brings it to version {VERSION}"
+        )
     return database
 
 
-def check_version(database: sqlite3.Connection, path: Path) -> None:
+def check_version(database: sqlite3.Connection, path: Path) -> int:
     """Raises UsageLogError for a database of another program or of a newer version."""
     try:
         ours = database.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID
@@ -213,7 +244,8 @@ def check_version(database: sqlite3.Connection, path: Path) -> None:
         ours, version = False, 0
     if not ours:
         raise UsageLogError(f"{path} is not a usage log of pontil: name another file")
-    if version != VERSION:
+    if not 1 <= version <= VERSION:
         raise UsageLogError(
             f"the usage log {path} has version {version} and this pontil writes version {VERSION}: name another file"
         )
+    return int(version)

@@ -44,6 +44,7 @@ class AnswerKeeper:
             self.waiting.append(
                 Sequence("", tokens, NOTHING_DRAWN, frozenset(), salt=finished.salt, draws=False, admissions=1)
             )
+            self.waiting[-1].reached = len(tokens)
 
     def next_span(self) -> Span | None:
         """The next few positions to compute, when nothing else is to be done."""

@@ -13,16 +13,22 @@ from pontil.runtime.engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Positions [start, start + count) of a sequence. `samples`: the last of them is the sequence's newest token, so
-    its logits give the next one."""
+    """Positions [start, start + count) of a sequence, the last of them being those of `drafts`, if any. `samples`: the
+    last before these is the sequence's newest token, so its logits give the next one, and those of each draft the one
+    that follows if the draft is right."""
 
     sequence: Sequence
     start: int
     count: int
+    drafts: tuple[int, ...] = ()
 
     @property
     def samples(self) -> bool:
-        return self.sequence.draws and self.start + self.count == self.sequence.length
+        return self.sequence.draws and self.start + self.count == self.sequence.length + len(self.drafts)
+
+    def token(self, position: int) -> int:
+        ahead = position - self.sequence.length
+        return self.sequence.token(position) if ahead < 0 else self.drafts[ahead]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +65,12 @@ def prompt_part(span: Span) -> Span:
 
 def generated_part(span: Span) -> Span:
     start = max(span.start, len(span.sequence.prompt))
-    return Span(span.sequence, start, max(0, span.start + span.count - start))
+    return Span(span.sequence, start, max(0, span.start + span.count - start), span.drafts)
 
 
 def pack(spans: list[Span], limit: int, generated: bool) -> list[Tile]:
-    """Fill tiles of at most `limit` rows in order, cutting spans where a tile is full."""
+    """Fill tiles of at most `limit` rows in order, cutting spans where a tile is full. Spans with drafts come first and
+    are few enough for the first tile."""
     tiles: list[list[Span]] = []
     room = 0
     for span in spans:
@@ -73,6 +80,7 @@ def pack(spans: list[Span], limit: int, generated: bool) -> list[Tile]:
                 tiles.append([])
                 room = limit
             count = min(room, end - start)
-            tiles[-1].append(Span(span.sequence, start, count))
+            assert count == span.count or not span.drafts, "drafts are verified in one tile"
+            tiles[-1].append(Span(span.sequence, start, count, span.drafts))
             start, room = start + count, room - count
     return [Tile(generated, tuple(tile)) for tile in tiles]

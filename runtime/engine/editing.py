@@ -11,16 +11,17 @@ from pontil.runtime.engine.sequence import Sequence
 Row = tuple[int, Sequence, SamplingState]
 
 
-def edit(logits: Tensor, sequences: list[Sequence]) -> Tensor:
+def edit(logits: Tensor, sequences: list[Sequence], ahead: list[int] | None = None) -> Tensor:
     """The logits, float32 [rows, vocabulary], as the sequences' parameters change them: penalties, then biases, then
-    masks. Where nothing changes these are the very ones given, which are never written to."""
+    masks. Where nothing changes these are the very ones given, which are never written to. `ahead` says how many drafts
+    stand before each row; a sequence with penalties has none."""
     rows = [(row, one, state_of(one, logits)) for row, one in enumerate(sequences) if edits_logits(one.params)]
     if not rows:
         return logits
     edited = logits.clone()
     penalize_rows(edited, [one for one in rows if one[2].counts is not None], len(sequences))
     bias_rows(edited, [one for one in rows if len(one[2].bias)])
-    mask_rows(edited, rows)
+    mask_rows(edited, rows, ahead or [0] * len(sequences))
     return edited
 
 
@@ -44,8 +45,8 @@ def bias_rows(logits: Tensor, rows: list[Row]) -> None:
         add_bias(logits, row_of, token, torch.cat([state.bias for _, _, state in rows]))
 
 
-def mask_rows(logits: Tensor, rows: list[Row]) -> None:
-    masks = [(row, state.mask(len(sequence.output))) for row, sequence, state in rows]
+def mask_rows(logits: Tensor, rows: list[Row], ahead: list[int]) -> None:
+    masks = [(row, state.mask(len(sequence.output) + ahead[row])) for row, sequence, state in rows]
     for only, apply in ((True, allow_only), (False, forbid)):
         some = [(row, mask.ids) for row, mask in masks if mask is not None and mask.only is only]
         if some:

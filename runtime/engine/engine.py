@@ -14,7 +14,9 @@ from pontil.runtime.engine.sequence import Finish, Known, Sequence, State
 @dataclass(frozen=True, slots=True)
 class Output:
     """What a step did for one sequence: tokens accepted from `index` on, `count` of them in this step, with their
-    logprobs where they were asked for, and how it ended, if it did."""
+    logprobs where they were asked for, and how it ended, if it did. All of them were drawn; of `drafted` that had been
+    guessed before, `accepted` were right (B1). `opens`: it is the first result of a request whose prompt was computed
+    here."""
 
     sequence: Sequence
     index: int
@@ -22,19 +24,23 @@ class Output:
     count: int
     finish: Finish | None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    opens: bool = False
+    drafted: int = 0
+    accepted: int = 0
 
 
 class Engine:
     """Knows nothing of processes or text. `add`, then `step` until `has_work` is False.
 
     `sequences` has what is not finished of each request, by its id: one sequence, or one for each choice. `generated`
-    counts the tokens sampled in its life; every one of them is in an Output.
+    counts the tokens sampled in its life; every one of them is in an Output. `prompt_computed` counts the prompt tokens
+    computed for the first time, of prompts whose opening Output was made; `drafted` and `accepted` add up an Output's.
     """
 
     def __init__(self, runner: Runner, scheduler: Scheduler) -> None:
         self.runner, self.scheduler = runner, scheduler
         self.sequences: dict[str, list[Sequence]] = {}
-        self.generated = 0
+        self.generated = self.prompt_computed = self.drafted = self.accepted = 0
 
     @property
     def has_work(self) -> bool:
@@ -68,7 +74,6 @@ class Engine:
     def step(self) -> list[Output]:
         batch = self.scheduler.schedule()
         sampled = [as_given(one) for one in self.runner.run(batch)]
-        self.generated += sum(one.count for one in sampled)
         self.scheduler.advance(batch)
         drawn = [(self.branch(one), one) for one in sampled]
         return [self.accept(sequence, one) for sequence, one in drawn]
@@ -96,8 +101,17 @@ class Engine:
         """The one place where a sampled token becomes a result (SPEC B)."""
         assert sequence.state is State.RUNNING
         first = sequence.received and sequence.generated == 0
-        finish = sequence.append(sampled.token, sampled.logprobs)
-        sequence.generated += sampled.count
+        opens = sequence.scheduled_at is not None and sequence.leads and sequence.generated == 0
+        self.prompt_computed += sequence.prompt_computed if opens else 0
+        before = len(sequence.output)
+        finish = sequence.append_all(sampled.tokens, sampled.logprobs)
+        sequence.roll_back()
+        # What was drawn behind the end is no answer: a draft led there, and it counts as rejected.
+        count = sampled.count - (before + len(sampled.tokens) - len(sequence.output))
+        accepted = min(count, len(sampled.tokens) - 1)
+        sequence.generated += count
+        self.generated, self.drafted = self.generated + count, self.drafted + sampled.drafted
+        self.accepted += accepted
         if sampled.count == 0:
             sequence.delivered = len(sequence.output)
         if finish is None and sequence.hands_over:
@@ -105,9 +119,9 @@ class Engine:
         if finish is not None:
             self.close(sequence, finish)
         # The first frame after a handoff repeats the tokens that came with it: the sender's own frame may be lost.
-        index = sequence.delivered if first or sampled.count == 0 else len(sequence.output) - 1
-        logprobs = sequence.logprobs[index - sequence.delivered :]
-        return Output(sequence, index, sequence.output[index:], sampled.count, finish, logprobs)
+        index = sequence.delivered if first or sampled.count == 0 else before
+        ids, logprobs = sequence.output[index:], sequence.logprobs[index - sequence.delivered :]
+        return Output(sequence, index, ids, count, finish, logprobs, opens, sampled.drafted, accepted)
 
     def close(self, sequence: Sequence, finish: Finish) -> None:
         self.scheduler.finish(sequence, finish)
@@ -126,4 +140,4 @@ def as_given(sampled: Sampled) -> Sampled:
     token = sampled.sequence.given.get(sampled.choice)
     if token is None or sampled.sequence.output:
         return sampled
-    return replace(sampled, token=token, count=0, logprobs=None)
+    return replace(sampled, tokens=[token], count=0, logprobs=[])

@@ -54,9 +54,10 @@ class Runner:
     def run_tile(self, tile: Tile) -> list[Sampled]:
         hidden = self.forward(tile)
         self.record_prompt_logprobs(tile, hidden)
-        rows = [end for end, span in zip(ends_of(tile), tile.spans, strict=True) if span.samples]
-        sequences = [span.sequence for span in tile.spans if span.samples]
-        return sample_rows(self.project(hidden[rows]), sequences) if rows else []
+        drawing = [(end, span) for end, span in zip(ends_of(tile), tile.spans, strict=True) if span.samples]
+        rows = [row for end, span in drawing for row in range(end - len(span.drafts), end + 1)]
+        sequences, drafts = [span.sequence for _, span in drawing], [span.drafts for _, span in drawing]
+        return sample_rows(self.project(hidden[rows]), sequences, drafts) if rows else []
 
     def record_prompt_logprobs(self, tile: Tile, hidden: Tensor) -> None:
         """Give the sequences that asked the logprobs of the prompt tokens that follow the tile's positions. Logits of
@@ -77,7 +78,7 @@ class Runner:
 
     def forward(self, tile: Tile) -> Tensor:
         """Final hidden states, float32 [padded rows, hidden_size]; padding rows come last and mean nothing."""
-        ids = [span.sequence.token(p) for span in tile.spans for p in range(span.start, span.start + span.count)]
+        ids = [span.token(p) for span in tile.spans for p in range(span.start, span.start + span.count)]
         positions = [p for span in tile.spans for p in range(span.start, span.start + span.count)]
         padding = self.padded(tile) - len(ids)
         attend = self.attention(tile, positions)

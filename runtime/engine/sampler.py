@@ -10,7 +10,10 @@ draws the same tokens alone, in a batch, after a handoff and on replay.
 
 import hashlib
 import struct
+from collections import Counter
+from collections.abc import Sequence as Some
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -23,18 +26,21 @@ from pontil.runtime.engine.step_counts import Owner, StepCounts
 from pontil.runtime.sampling_params import SamplingParams
 
 MASK_64 = (1 << 64) - 1
+# One choice of a sequence, whose rows follow each other.
+Run = tuple[Sequence, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One token of one choice. `count` is what its tensor's shape says, and `logprobs` None where the request asked for
-    none."""
+    """The next tokens of one choice: as many of its `drafted` guesses as were right, and one more. `count` is what
+    their tensor's shape says, and `logprobs` is empty where the request asked for none."""
 
     sequence: Sequence
     choice: int
-    token: int
+    tokens: list[int]
     count: int
-    logprobs: TokenLogprobs | None
+    logprobs: list[TokenLogprobs]
+    drafted: int = 0
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
@@ -46,11 +52,18 @@ def uniform(seed: int, choice: int, position: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One choice's next token, to be taken from a row of logits."""
+    """One choice's next token, to be taken from a row of logits, if the drafts before it, `ahead` in number, are right;
+    `guess` is the draft of this very token, where there is one."""
 
     row: int
     sequence: Sequence
     choice: int
+    ahead: int = 0
+    guess: int | None = None
+
+    @property
+    def run(self) -> Run:
+        return self.sequence, self.choice
 
     @property
     def owner(self) -> Owner:
@@ -58,22 +71,51 @@ class Draw:
 
     @property
     def number(self) -> float:
-        return uniform(self.sequence.params.seed, self.choice, self.sequence.length)
+        return uniform(self.sequence.params.seed, self.choice, self.sequence.length + self.ahead)
 
 
-def sample_rows(logits: Tensor, sequences: list[Sequence]) -> list[Sampled]:
-    """logits float32 [rows, vocabulary], row r belonging to `sequences[r]`, which gets one token for each of its
-    `choices`, in order."""
-    draws = [Draw(row, one, choice) for row, one in enumerate(sequences) for choice in one.choices]
-    ordered, drawn = draw_tokens(edit(logits, sequences), draws)
-    counts = counts_of(ordered, drawn)
+def sample_rows(
+    logits: Tensor, sequences: list[Sequence], drafts: Some[tuple[int, ...]] | None = None
+) -> list[Sampled]:
+    """logits float32 [rows, vocabulary]: for each sequence the row of its newest token, which gives one for each of its
+    `choices`, in order; then a row for each of its `drafts`, which gives the token that follows."""
+    slots = [
+        (one, ahead, guess)
+        for one, draft in zip(sequences, drafts or [()] * len(sequences), strict=True)
+        for ahead, guess in enumerate((*draft, None))
+    ]
+    draws = [
+        Draw(row, one, choice, ahead, guess) for row, (one, ahead, guess) in enumerate(slots) for choice in one.choices
+    ]
+    ordered, drawn = draw_tokens(edit(logits, [one for one, _, _ in slots], [ahead for _, ahead, _ in slots]), draws)
     # The one copy of ids to the host: everything that streams and stops needs them as numbers.
     tokens = dict(zip(ordered, drawn.tolist(), strict=True))
-    asked = [draw for draw in draws if draw.sequence.params.logprobs is not None]
+    runs = accepted(draws, tokens)
+    kept = [place for place, draw in enumerate(ordered) if draw.ahead < len(runs[draw.run])]
+    if len(kept) < len(ordered):
+        ordered, drawn = [ordered[place] for place in kept], drawn[torch.tensor(kept, device=drawn.device)]
+    counts = counts_of(ordered, drawn)
+    asked = [draw for right in runs.values() for draw in right if draw.sequence.params.logprobs is not None]
     logprobs = logprobs_of_draws(logits, asked, tokens)
+    drafted = Counter(draw.run for draw in draws if draw.guess is not None)
     return [
-        Sampled(draw.sequence, draw.choice, tokens[draw], counts.of(draw.owner), logprobs.get(draw)) for draw in draws
-    ]
+        Sampled(
+            *run, [tokens[draw] for draw in right], counts.of(right[0].owner),
+            [logprobs[draw] for draw in right if draw in logprobs], drafted[run],
+        )
+        for run, right in runs.items()
+    ]  # fmt: skip
+
+
+def accepted(draws: list[Draw], tokens: dict[Draw, int]) -> dict[Run, list[Draw]]:
+    """Each run's draws up to the first whose guess was wrong: what was drawn there instead is right, and what stands
+    behind it was computed from a wrong token."""
+    runs: dict[Run, list[Draw]] = {}
+    for draw in draws:
+        right = runs.setdefault(draw.run, [])
+        if draw.ahead == len(right) and (not right or right[-1].guess == tokens[right[-1]]):
+            right.append(draw)
+    return runs
 
 
 def draw_tokens(logits: Tensor, draws: list[Draw]) -> tuple[list[Draw], Tensor]:
@@ -88,8 +130,10 @@ def draw_tokens(logits: Tensor, draws: list[Draw]) -> tuple[list[Draw], Tensor]:
 
 
 def counts_of(draws: list[Draw], tokens: Tensor) -> StepCounts:
-    """The draws own one position each of the tokens' first axis, in order (A1)."""
-    return StepCounts(zip((draw.owner for draw in draws), tokens.split(1), strict=True))
+    """The draws own one position each of the tokens' first axis, in order; those of one owner stand together (A1)."""
+    owned = [(owner, len(list(some))) for owner, some in groupby(draw.owner for draw in draws)]
+    parts = tokens.split([count for _, count in owned])
+    return StepCounts(zip((owner for owner, _ in owned), parts, strict=True))
 
 
 def pick_highest(logits: Tensor, draws: list[Draw]) -> Tensor:

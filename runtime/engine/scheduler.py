@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who computes how many tokens in the next step. Touches no tensor."""
 
+import time
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 from pontil.gpu_ops.attention import QUERY_TILE
+from pontil.gpu_ops.row_classes import GENERATED_ROWS
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.engine.answer_keeper import AnswerKeeper
@@ -35,7 +37,10 @@ class Scheduler:
         max_num_batched_tokens: int,
         prefix_caching: bool = True,
         max_interleaved_tokens: int | None = None,
+        speculative_tokens: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.speculative_tokens, self.clock = speculative_tokens, clock
         self.max_interleaved_tokens = min(max_interleaved_tokens or max_num_batched_tokens, max_num_batched_tokens)
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.prefix = PrefixCache(pool, layout.block_size, prefix_caching)
@@ -44,7 +49,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.parked: list[Sequence] = []
-        self.arrivals = self.preemptions = 0
+        self.arrivals = self.preemptions = self.recomputed = 0
         self.stalled = False
 
     @property
@@ -77,7 +82,7 @@ class Scheduler:
         """Give out at most `max_num_batched_tokens` prompt positions, or at most `max_interleaved_tokens` where others
         decode and wait for the step to end. A decode row is never refused for its cost."""
         self.admit()
-        spans = list(self.decode_spans())
+        spans = self.with_drafts(list(self.decode_spans()))
         spans += self.chunks(self.max_interleaved_tokens if spans else self.max_num_batched_tokens)
         self.stalled = not spans and self.has_work
         return Batch(tuple(spans), self.memory.take_copies())
@@ -117,6 +122,18 @@ class Scheduler:
             if sequence.state is State.RUNNING and sequence.remaining == 1 and self.make_room(sequence):
                 yield Span(sequence, sequence.computed, 1)
 
+    def with_drafts(self, spans: list[Span]) -> list[Span]:
+        """Oldest first, sequences verify guesses in the rows that the first tile has left. Slots for all of them are
+        reserved before anything is written (C10), from what nobody else needs in this step."""
+        room = GENERATED_ROWS - len(spans)
+        for place, span in enumerate(spans if self.speculative_tokens else ()):
+            drafts = span.sequence.draft(min(self.speculative_tokens, room))
+            count = 1 + len(drafts)
+            if drafts and self.memory.grow(span.sequence, span.start + count):
+                spans[place] = Span(span.sequence, span.start, count, drafts)
+                room -= len(drafts)
+        return spans
+
     def chunks(self, budget: int) -> Iterator[Span]:
         for sequence in list(self.running):
             count = chunk(sequence.computed, sequence.remaining, budget)
@@ -136,7 +153,7 @@ class Scheduler:
     def advance(self, batch: Batch) -> None:
         """The batch was computed."""
         for span in batch.spans:
-            span.sequence.computed = span.start + span.count
+            self.recomputed += span.sequence.advance(span.start + span.count)
             self.prefix.register(span.sequence, span.start, span.sequence.computed)
         self.keeper.advanced()
 
@@ -164,7 +181,7 @@ class Scheduler:
         """It runs from where its prefix is known."""
         self.memory.adopt(sequence, hit)
         if sequence.admissions == 0:
-            sequence.cached = hit.computed
+            sequence.cached, sequence.scheduled_at = hit.computed, self.clock()
             self.prefix.count(sequence, hit.computed)
         sequence.admissions += 1
         sequence.computed = hit.computed
@@ -214,7 +231,7 @@ class Scheduler:
         """Its KV has arrived: it runs on from here, with all its choices, as if it had been computed in this engine."""
         self.parked.remove(sequence)
         self.prefix.register(sequence, sequence.computed, computed)
-        sequence.computed = computed
+        sequence.computed = sequence.reached = computed
         self.run(sequence)
         return self.receive(sequence, known)
 
@@ -232,7 +249,7 @@ class Scheduler:
         where the first one leaves the prompt's blocks for the others to find (C12)."""
         self.parked.remove(sequence)
         self.memory.give_back(sequence)
-        sequence.computed = 0
+        sequence.computed, sequence.reached = 0, len(sequence.prompt)
         sequence.move(State.WAITING)
         made = self.receive(sequence, known)
         insort(self.waiting, sequence, key=by_order)

@@ -10,8 +10,9 @@ from enum import Enum
 from typing import Protocol
 
 from pontil.runtime.cache.prefix import Key
+from pontil.runtime.engine.draft import Lookup
 from pontil.runtime.engine.logprobs import TokenLogprobs
-from pontil.runtime.engine.sampling_state import SamplingState
+from pontil.runtime.engine.sampling_state import SamplingState, penalized
 from pontil.runtime.sampling_params import SamplingParams
 
 
@@ -61,12 +62,13 @@ class PromptKeys:
 @dataclass(frozen=True, slots=True)
 class Known:
     """The first tokens of one choice, as they were sampled elsewhere. The first `delivered` of them the client has;
-    `logprobs` are those of the others, where they were asked for."""
+    `logprobs` are those of the others, where they were asked for. `draft` guesses what may follow."""
 
     choice: int
     tokens: list[int]
     delivered: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
+    draft: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +84,9 @@ class Sequence:
     A request with n > 1 choices is one sequence until its first tokens are drawn, all from the same logits; then it is
     `forked` into one for each choice. They share blocks, and each copies the one it is about to write into. Where only
     some choices go on, they are `wanted`; `given` has the first tokens, by choice, that must not be drawn because the
-    client has them. A sequence that `draws` nothing is there for its KV alone.
+    client has them. A sequence that `draws` nothing is there for its KV alone. `scheduled_at` is when its prompt was
+    first admitted here to be computed, in seconds of the scheduler's clock. No position from `reached` on was computed
+    before; of the prompt, `prompt_computed` were computed here for the first time.
     """
 
     id: str
@@ -110,11 +114,17 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     credits: int = 0
     keys: PromptKeys | None = None
+    scheduled_at: float | None = None
+    reached: int = 0
+    prompt_computed: int = 0
     state: State = State.WAITING
     finish: Finish | None = None
     stop_match: str | None = None
-    # Made from the parameters and the tokens when it is first needed.
+    # What came with a handoff; used once.
+    handed_draft: tuple[int, ...] = ()
+    # Made from the parameters and the tokens when they are first needed.
     sampling_state: SamplingState | None = None
+    lookup: Lookup | None = None
     stop_check: StopCheck | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -150,6 +160,11 @@ class Sequence:
             return (self.choice,)
         return self.wanted or range(self.params.n)
 
+    @property
+    def leads(self) -> bool:
+        """Whether it is the first of the choices that go on, which speaks for all."""
+        return self.choice == (self.wanted or (0,))[0]
+
     def token(self, position: int) -> int:
         inside = position - len(self.prompt)
         return self.prompt[position] if inside < 0 else self.output[inside]
@@ -175,24 +190,62 @@ class Sequence:
             make_stop_check=self.make_stop_check,
             salt=self.salt,
             choice=choice,
+            wanted=self.wanted,
             forked=True,
             arrival=self.arrival,
             admissions=self.admissions,
             computed=self.computed,
+            reached=self.reached,
             cached=self.cached,
             blocks=list(self.blocks),
             keys=self.keys,
             state=self.state,
         )
 
+    def advance(self, end: int) -> int:
+        """The positions up to `end` are computed; how many of them had been before, here or in an earlier attempt."""
+        prompt, start = len(self.prompt), max(self.computed, self.reached)
+        self.prompt_computed += max(0, min(end, prompt) - start)
+        again = max(0, min(end, self.reached) - self.computed)
+        again += max(0, min(end, prompt + self.delivered - 1) - max(start, prompt))
+        self.computed, self.reached = end, max(self.reached, end)
+        return again
+
+    def roll_back(self) -> None:
+        """Positions of rejected drafts hold nothing: the newest token is always still to be computed."""
+        if self.computed >= self.length:
+            self.computed = self.reached = self.length - 1
+
+    def draft(self, count: int) -> tuple[int, ...]:
+        """At most `count` tokens that may come next, as many as the budget lets be accepted with the one that is drawn
+        anyhow. None where penalties make the logits depend on tokens that are not known yet."""
+        count = min(count, self.params.max_tokens - len(self.output) - 1)
+        if count < 1 or not self.output or penalized(self.params):
+            return ()
+        handed, self.handed_draft = self.handed_draft[:count], ()
+        if handed and self.generated == 0:
+            return handed
+        if self.lookup is None:
+            self.lookup = Lookup()
+        self.lookup.follow(self.prompt, self.output)
+        return self.lookup.propose(count)
+
     def receive(self, known: Known) -> None:
         """Take over tokens that were sampled, and checked, elsewhere."""
         self.output += known.tokens
         self.logprobs += known.logprobs
-        self.received, self.delivered = len(known.tokens), known.delivered
+        self.received, self.delivered, self.handed_draft = len(known.tokens), known.delivered, known.draft
         if self.stop_check is not None:
             for token in known.tokens:
                 self.stop_check.feed(token)
+
+    def append_all(self, token_ids: list[int], logprobs: list[TokenLogprobs]) -> Finish | None:
+        """Accept tokens up to the one that ends the sequence, if one does."""
+        for place, token_id in enumerate(token_ids):
+            finish = self.append(token_id, logprobs[place] if logprobs else None)
+            if finish is not None:
+                return finish
+        return None
 
     def append(self, token_id: int, logprobs: TokenLogprobs | None = None) -> Finish | None:
         """Accept one sampled token, and say whether it ends the sequence. A stop exactly at the budget is a stop."""

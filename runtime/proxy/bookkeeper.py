@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is kept of requests beyond their answers: the ledger, and the usage log where there is one."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pontil.runtime.accounting.book import Book
 from pontil.runtime.accounting.counts import Usage
-from pontil.runtime.accounting.ledger import Book, Ledger
+from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.accounting.usage_file import CLOSED, OPEN, ProxyRow, RequestRow, Row, ShareRow, UsageFile, WorkerRow
 from pontil.runtime.accounting.usage_log import UsageLog
 from pontil.runtime.config import ProxyConfig
@@ -18,6 +20,7 @@ from pontil.runtime.proxy.request import Request
 CHECKPOINT = 0.1
 # Until there are keys.
 NO_KEY = "-"
+LOG = logging.getLogger("pontil.requests")
 
 
 class Bookkeeper:
@@ -41,6 +44,7 @@ class Bookkeeper:
 
     def close(self, request: Request, billed: Usage, finish: str) -> None:
         self.ledger.close(request.id, billed)
+        LOG.info("%s", summary(request, billed, finish, self.clock()))
         if self.log is not None:
             self.open.pop(request.id, None)
             self.seen.pop(request.id, None)
@@ -49,9 +53,10 @@ class Bookkeeper:
 
     def checkpoint(self) -> None:
         """What has changed of the requests that run, and what the workers have stated."""
+        folded = self.ledger.fold()
         if self.log is None:
             return
-        rows: list[Row] = []
+        rows: list[Row] = [self.worker_row(worker, book) for worker, book in folded]
         for request in self.open.values():
             moved = request.entry.delivered + sum(request.entry.discarded.values())
             if self.seen.get(request.id) != moved:
@@ -81,15 +86,16 @@ class Bookkeeper:
             request.id, self.incarnation, request.id.rpartition("-")[0], NO_KEY, self.config.served_model_name,
             request.route.name, state, finish, request.params.n, request.attempt + 1, billed.prompt_tokens,
             billed.cached_tokens, billed.completion_tokens, entry.generated, entry.delivered, discarded,
-            time.time() - (now - request.arrived), None, None if first is None else first - request.arrived,
-            None if state == OPEN else now - request.arrived,
+            time.time() - (now - request.arrived), request.queued, None if first is None else first - request.arrived,
+            None if state == OPEN else now - request.arrived, entry.computed,
         )  # fmt: skip
 
     def worker_row(self, worker: str, book: Book) -> WorkerRow:
-        stated = None if book.before is None else book.generated - book.before
+        prompts = book.prompts
         return WorkerRow(
-            worker, self.incarnation, book.name, book.before, stated, book.heard_then, book.missing, book.heard,
-            book.booked, book.late, book.unheard,
+            worker, self.incarnation, book.name, book.before, book.stated_here, book.heard_then, book.missing,
+            book.heard, book.booked, book.late, book.unheard, prompts.stated_here, prompts.heard_then, prompts.missing,
+            prompts.heard, prompts.booked, prompts.late,
         )  # fmt: skip
 
     def proxy_row(self, state: str) -> ProxyRow:
@@ -100,8 +106,21 @@ class Bookkeeper:
         )  # fmt: skip
 
 
+def summary(request: Request, billed: Usage, finish: str, now: float) -> str:
+    """A request that ended, on one line. The two times to first token are from arrival and from scheduling (B10)."""
+    first = None if request.first_token is None else request.first_token - request.arrived
+    scheduled = None if first is None or request.queued is None else first - request.queued
+    times = {"queue": request.queued, "first_token": first, "scheduled_first_token": scheduled}
+    shown = [f"{name}={'-' if time is None else f'{time:.3f}'}" for name, time in times.items()]
+    return (
+        f"request {request.id} finish={finish} route={request.route.name} attempts={request.attempt + 1} "
+        f"prompt={billed.prompt_tokens} cached={billed.cached_tokens} completion={billed.completion_tokens} "
+        f"drafts={request.accepted}/{request.drafted} {' '.join(shown)} total={now - request.arrived:.3f}"
+    )
+
+
 def share_rows(request: Request) -> list[ShareRow]:
     return [
-        ShareRow(request.id, worker, attempt, phase, count)
-        for (attempt, worker), (phase, count) in request.entry.by_worker().items()
+        ShareRow(request.id, worker, attempt, phase, count, computed)
+        for (attempt, worker), (phase, count, computed) in request.entry.by_worker().items()
     ]

@@ -23,6 +23,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
+        self.make_worker_counters(registry)
         self.handoffs = Counter("pontil_handoffs", "Handoffs from prefill to decode", ["result"], registry=registry)
         for result in RESULTS:
             self.handoffs.labels(result)
@@ -40,6 +41,14 @@ class Metrics:
         self.first_token = Histogram(
             "pontil_time_to_first_token_seconds", "From arrival to the first token", buckets=FIRST_TOKEN_SECONDS,
             registry=registry,
+        )  # fmt: skip
+        self.queue = Histogram(
+            "pontil_request_queue_time_seconds", "From a worker's receipt of a request until it was scheduled",
+            buckets=FIRST_TOKEN_SECONDS, registry=registry,
+        )  # fmt: skip
+        self.prefill = Histogram(
+            "pontil_request_prefill_time_seconds", "From arrival to the first token, less the time in a worker's queue",
+            buckets=FIRST_TOKEN_SECONDS, registry=registry,
         )  # fmt: skip
         self.next_token = Histogram(
             "pontil_inter_token_latency_seconds", "Between tokens of one answer", buckets=NEXT_TOKEN_SECONDS,
@@ -68,19 +77,44 @@ class Metrics:
             "pontil_discarded_tokens", "Tokens generated and not delivered", ["reason"], registry=registry
         )
 
-    def add_worker_counters(self, grown: Mapping[str, int]) -> None:
+    def make_worker_counters(self, registry: CollectorRegistry) -> None:
+        """Of work that is nobody's answer, and of guesses."""
+        self.recomputed = Counter(
+            "pontil_recomputed_tokens", "Positions computed again, after preemption or a failed transfer or at leisure",
+            registry=registry,
+        )  # fmt: skip
+        self.drafted = Counter(
+            "pontil_spec_decode_num_draft_tokens", "Tokens guessed and verified", ["worker"], registry=registry
+        )
+        self.accepted = Counter(
+            "pontil_spec_decode_num_accepted_tokens", "Guesses that were right", ["worker"], registry=registry
+        )
+        self.results_dropped = Counter(
+            "pontil_results_dropped", "Results for requests that their worker no longer knew", registry=registry
+        )
+
+    def add_worker_counters(self, worker: str, grown: Mapping[str, int]) -> None:
         """What a worker's counters grew by. Names that mean nothing here are left out."""
         plain = {
+            "draft_tokens": self.drafted.labels(worker),
+            "accepted_draft_tokens": self.accepted.labels(worker),
             "kv_transfer_bytes": self.transferred,
             "prefix_cache_queries": self.cache_queries,
             "prefix_cache_hits": self.cache_hits,
             "preemptions": self.preemptions,
+            "recomputed_tokens": self.recomputed,
+            "results_dropped": self.results_dropped,
         }
         for name, difference in grown.items():
             if name in plain:
                 plain[name].inc(difference)
             elif name.startswith(HANDOFFS) and name.removeprefix(HANDOFFS) in RESULTS:
                 self.handoffs.labels(name.removeprefix(HANDOFFS)).inc(difference)
+
+    def add_queue(self, queued: float, first_token: float) -> None:
+        """Of a request that ended: both in seconds from its arrival (B10)."""
+        self.queue.observe(queued)
+        self.prefill.observe(first_token - queued)
 
     def add_usage(self, usage: Usage) -> None:
         self.prompt.inc(usage.prompt_tokens)

@@ -216,7 +216,7 @@ class Proxy:
         """A worker that is not registered gets no answer, and says Hello again."""
         grown = self.registry.heartbeat(message)
         if grown is not None:
-            self.metrics.add_worker_counters(grown)
+            self.metrics.add_worker_counters(self.registry.workers[message.sender].hello.name, grown)
             self.ledger.state(message.sender, message.counters)
             self.send(StillHere(self.incarnation, message.sender))
 
@@ -237,6 +237,7 @@ class Proxy:
     def book_stray(self, frame: Tokens) -> None:
         ids = len(frame.ids)
         self.ledger.stray(frame.sender, frame.request_id, frame.attempt, frame.choice, frame.index, ids)
+        self.ledger.stray_prompt(frame.sender, frame.computed_tokens)
 
     def take_tokens(self, request: Request, frame: Tokens) -> None:
         now, before, begun = self.clock(), request.last_frame, request.begun
@@ -289,6 +290,7 @@ class Proxy:
         for worker in workers:
             LOG.warning("%s (pid %d) %s", worker.hello.name, worker.hello.pid, how)
             reason = f"{worker.hello.name} {how} while it served this request"
+            self.ledger.left(worker.hello.sender)
             for request in list(self.requests.values()):
                 if request.needs(worker.hello.sender):
                     self.dispatcher.again(request, reason, cause)
@@ -322,6 +324,8 @@ class Proxy:
         finish = ",".join(request.reasons[choice] for choice in sorted(request.reasons)) if complete else label
         self.books.close(request, account.usage if complete else account.running_usage, finish)
         self.metrics.requests.labels(label).inc()
+        if request.queued is not None and request.first_token is not None:
+            self.metrics.add_queue(request.queued, request.first_token - request.arrived)
         self.metrics.clamped.inc(account.clamped)
         if complete:
             self.metrics.disputed.inc(account.disputed)

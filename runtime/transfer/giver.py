@@ -42,6 +42,7 @@ class Prefilled:
     seconds: float
     choices: list[int]
     logprobs: Logprobs | None = None
+    drafts: list[list[int]] | None = None
 
 
 class Giver:
@@ -92,6 +93,7 @@ class Giver:
             done.seconds,
             done.choices,
             done.logprobs,
+            done.drafts,
         )
 
     def take_fresh(self, gift: Gift, blocks: list[int]) -> tuple[int, list[int]]:

@@ -128,7 +128,11 @@ class Tokens:
     `finish_reason` ("stop" or "length") is set on the terminal frame only. `generated_tokens` is the worker's count:
     the prefill half states it on its first-token frame, everyone else on the terminal frame (SPEC A3). `stop_match` is
     the stop string that ended the choice, where one did. `logprobs` has one item for each id, `prompt_logprobs` one for
-    each prompt token, on the first frame of choice 0; both only where they were asked for.
+    each prompt token, on the first frame of choice 0; both only where they were asked for. That frame also says, where
+    the prompt was computed here, for how many seconds the request had waited to be scheduled (B10), and how many prompt
+    tokens were computed for the first time: with the cached ones they are all (A11). All ids were drawn; of
+    `draft_tokens` that had been guessed for their places `accepted_draft_tokens` were right (B1). A later attempt also
+    says what an earlier one had found cached here, where that is known: it may itself find what that one computed.
     """
 
     sender: str
@@ -145,6 +149,11 @@ class Tokens:
     cached_tokens: int | None = None
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
+    queue_seconds: float | None = None
+    computed_tokens: int | None = None
+    draft_tokens: int | None = None
+    accepted_draft_tokens: int | None = None
+    first_cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +225,8 @@ class ChunkReady:
 class Handoff:
     """From prefill to decode worker: the prompt is computed and sampled; the rest of the blocks, and the sequence is
     yours. `first_tokens` has one id for each choice, and `logprobs` what was asked about them; `choices` are those that
-    go on, the others ended with their first token. `computed` counts the positions whose KV the blocks hold."""
+    go on, the others ended with their first token. `computed` counts the positions whose KV the blocks hold.
+    `draft_tokens` are guesses, for each choice, of what follows its first token (B7)."""
 
     sender: str
     receiver: str
@@ -234,6 +244,7 @@ class Handoff:
     prefill_seconds: float
     choices: list[int] = field(default_factory=lambda: [0])
     logprobs: Logprobs | None = None
+    draft_tokens: list[list[int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

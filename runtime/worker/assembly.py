@@ -60,8 +60,9 @@ def assemble(config: WorkerConfig, report: Reporter) -> Machine:
     storage = KVStorage(layout, num_blocks, device)
     pool = BlockPool(num_blocks)
     scheduler = Scheduler(
-        pool, layout, config.max_num_seqs, config.max_num_batched_tokens, config.prefix_caching, interleaved(config)
-    )
+        pool, layout, config.max_num_seqs, config.max_num_batched_tokens, config.prefix_caching, interleaved(config),
+        config.speculative_tokens,
+    )  # fmt: skip
     report.progress("warming up")
     engine = Engine(Runner(model, storage), scheduler)
     warm_up(engine)

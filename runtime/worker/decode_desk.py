@@ -153,10 +153,16 @@ class DecodeDesk:
         that were delivered already must be the same."""
         sequence, tokens, going_on = live.sequence, handoff.first_tokens, handoff.choices
         n, delivered = sequence.params.n, live.submit.delivered
-        inside = len(tokens) == n and all(0 <= token < self.machine.config.vocab_size for token in tokens)
+        inside = len(tokens) == n and all(map(self.is_token, tokens))
         same = inside and all(ids[0] == token for ids, token in zip(delivered, tokens, strict=False) if ids)
         some = bool(going_on) and set(going_on) <= set(sequence.choices) and len(set(going_on)) == len(going_on)
-        return handoff.computed == len(sequence.prompt) and same and some and knows_its_logprobs(handoff, live)
+        guessed = [[]] * n if handoff.draft_tokens is None else handoff.draft_tokens
+        drafts = len(guessed) == n and all(self.is_token(token) for draft in guessed for token in draft)
+        whole = handoff.computed == len(sequence.prompt)
+        return whole and same and some and drafts and knows_its_logprobs(handoff, live)
+
+    def is_token(self, token: int) -> bool:
+        return 0 <= token < self.machine.config.vocab_size
 
     def withdrawn(self, parked: Parked, message: Withdrawn) -> None:
         if message.finished:
@@ -283,4 +289,5 @@ def known_of_choice(handoff: Handoff, choice: int, delivered: list[int]) -> Know
     if delivered:
         return Known(choice, delivered, len(delivered))
     logprobs = () if handoff.logprobs is None else (TokenLogprobs.from_wire(handoff.logprobs[choice]),)
-    return Known(choice, [handoff.first_tokens[choice]], logprobs=logprobs)
+    draft = () if handoff.draft_tokens is None else tuple(handoff.draft_tokens[choice])
+    return Known(choice, [handoff.first_tokens[choice]], logprobs=logprobs, draft=draft)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A request as a worker holds it, and how it becomes one."""
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from pontil.runtime.engine.engine import Output
@@ -20,17 +21,32 @@ FINISH_REASONS: dict[Finish | None, str] = {Finish.STOP: "stop", Finish.LENGTH: 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Live:
-    """One attempt at one request. `proxy` is the incarnation that submitted it and hears of it."""
+    """One attempt at one request. `proxy` is the incarnation that submitted it and hears of it; `arrived` is in seconds
+    of the scheduler's clock."""
 
     proxy: str
     request_id: str
     attempt: int
     sequence: Sequence
     submit: Submit
+    arrived: float = field(default_factory=time.monotonic)
+    first_cached: int | None = None
 
     @property
     def key(self) -> str:
         return self.sequence.id
+
+    @property
+    def queue_seconds(self) -> float | None:
+        """How long it waited to be scheduled here, for a peer that makes room too; None where its prompt was not
+        computed here."""
+        scheduled = self.sequence.scheduled_at
+        return None if scheduled is None else scheduled - self.arrived
+
+    @property
+    def cached(self) -> int:
+        """Prompt tokens that the first attempt found cached: those of a later one may be the first one's work."""
+        return self.sequence.cached if self.first_cached is None else self.first_cached
 
     @property
     def known(self) -> list[Known] | None:
@@ -51,15 +67,14 @@ class FirstAdmissions:
     def remember(self, live: Live) -> None:
         """An attempt that is over here. One that was never admitted tells nothing."""
         if live.sequence.admissions:
-            self.cached.setdefault(live.request_id, live.sequence.cached)
+            self.cached[live.request_id] = live.cached
             while len(self.cached) > REMEMBERED:
                 del self.cached[next(iter(self.cached))]
 
-    def recall(self, live: Live) -> None:
+    def recall(self, live: Live) -> Live:
         """An attempt that begins."""
         cached = self.cached.pop(live.request_id, None)
-        if cached is not None and live.attempt > 0:
-            live.sequence.cached, live.sequence.admissions = cached, 1
+        return live if cached is None or live.attempt == 0 else replace(live, first_cached=cached)
 
 
 def key_of(request_id: str, attempt: int) -> str:
@@ -129,4 +144,9 @@ def tokens_frame(incarnation: str, live: Live, output: Output) -> Tokens:
         prompt_logprobs=(
             [entry.to_wire() if entry else [] for entry in sequence.prompt_logprobs] or None if opens else None
         ),
+        first_cached_tokens=live.first_cached,
+        queue_seconds=live.queue_seconds if output.opens else None,
+        computed_tokens=sequence.prompt_computed if output.opens else None,
+        draft_tokens=output.drafted or None,
+        accepted_draft_tokens=output.accepted if output.drafted else None,
     )

@@ -163,7 +163,8 @@ class PrefillDesk:
             # A block is digested and sent whole: what an earlier owner left behind the prompt must not travel.
             self.machine.storage.clear_tail(sequence.blocks[-1], filled)
         now = time.monotonic()
-        handoff = self.giver.hold(job.gift, sequence.blocks, prefilled(job, going_on, now), now)
+        done = prefilled(job, going_on, now, self.machine.scheduler.speculative_tokens)
+        handoff = self.giver.hold(job.gift, sequence.blocks, done, now)
         self.held[handoff.transfer_id] = job.live
         if not self.socket.send(handoff):
             self.give_up(job.live, "the decode worker could not be reached for the handoff")
@@ -232,17 +233,19 @@ class PrefillDesk:
         self.failed.append((live, reason))
 
 
-def prefilled(job: Job, going_on: list[Sequence], now: float) -> Prefilled:
+def prefilled(job: Job, going_on: list[Sequence], now: float, speculative_tokens: int) -> Prefilled:
     """What there is to say of a prompt that is computed."""
     sequence, n = going_on[0], going_on[0].params.n
+    drafts = {first.sequence.choice: list(first.sequence.draft(speculative_tokens)) for first in job.firsts}
     tokens = {first.sequence.choice: first.sequence.output[0] for first in job.firsts}
     known = {first.sequence.choice: first.logprobs[0].to_wire() for first in job.firsts if first.logprobs}
     return Prefilled(
         sequence.computed,
         [tokens[choice] if choice in tokens else job.live.submit.delivered[choice][0] for choice in range(n)],
         len(sequence.prompt),
-        sequence.cached,
+        job.live.cached,
         now - job.begun,
         [one.choice for one in going_on],
         [known.get(choice, []) for choice in range(n)] if known else None,
+        [drafts.get(choice, []) for choice in range(n)] if any(drafts.values()) else None,
     )

@@ -58,7 +58,8 @@ class Worker:
         self.told_of_work = False
         self.busy_at = 0.0
         self.stale = 0
-        self.generated_before = 0
+        self.generated_before = self.computed_before = self.results_dropped = 0
+        self.dropped = (0, 0)
         self.requests: dict[str, Live] = {}
         self.admissions = FirstAdmissions()
         self.context = open_context()
@@ -183,10 +184,19 @@ class Worker:
 
     def deliver(self, output: Output) -> None:
         """Tell the proxy of accepted tokens, and the prefill desk of choices that are done with there."""
-        live = self.requests[output.sequence.id]
+        live = self.requests.get(output.sequence.id)
+        if live is None:
+            self.drop(output)
+            return
         self.link.send(tokens_frame(self.incarnation, live, output))
         if output.finish is not None and self.is_handing_over(live):
             self.prefill.ended(output)
+
+    def drop(self, output: Output) -> None:
+        """A result for nobody who is known here (A2): it is told to nobody, and not counted as if it were."""
+        generated, computed = self.dropped
+        self.results_dropped += 1
+        self.dropped = generated + output.count, computed + (output.sequence.prompt_computed if output.opens else 0)
 
     def is_handing_over(self, live: Live) -> bool:
         return live.submit.transfer_id is not None and live.submit.phase == "prefill"
@@ -240,7 +250,13 @@ class Worker:
         if self.link.heard(message, now):
             self.orphan()
         if self.link.proxy != known:
-            self.generated_before = self.machine.engine.generated
+            self.generated_before, self.computed_before = self.engine_counts
+
+    @property
+    def engine_counts(self) -> tuple[int, int]:
+        """Tokens generated, and prompt tokens computed for the first time: what the proxy was told of."""
+        engine, (generated, computed) = self.machine.engine, self.dropped
+        return engine.generated - generated, engine.prompt_computed - computed
 
     def submit(self, message: Submit, now: float) -> None:
         try:
@@ -252,8 +268,7 @@ class Worker:
             return
         if live.key in self.requests:
             return
-        self.requests[live.key] = live
-        self.admissions.recall(live)
+        live = self.requests[live.key] = self.admissions.recall(live)
         if message.transfer_id is None:
             self.machine.engine.add(live.sequence, live.known)
         elif message.phase == "prefill":
@@ -299,6 +314,7 @@ class Worker:
 
     def load(self) -> Load:
         scheduler, tally = self.machine.scheduler, self.decode.tally
+        generated, computed = self.engine_counts
         counters = {
             "handoffs_complete": tally.complete,
             "handoffs_failed": tally.failed,
@@ -307,8 +323,14 @@ class Worker:
             "prefix_cache_queries": scheduler.prefix.queried,
             "prefix_cache_hits": scheduler.prefix.hit,
             "preemptions": scheduler.preemptions,
-            "generated_tokens": self.machine.engine.generated,
+            "recomputed_tokens": scheduler.recomputed,
+            "draft_tokens": self.machine.engine.drafted,
+            "accepted_draft_tokens": self.machine.engine.accepted,
+            "generated_tokens": generated,
             "generated_before": self.generated_before,
+            "prompt_tokens_computed": computed,
+            "prompt_tokens_computed_before": self.computed_before,
+            "results_dropped": self.results_dropped,
             "kv_transfer_bytes": tally.bytes,
             "stale_messages": self.stale,
             "malformed_frames": self.control.malformed + self.peers_in.malformed,

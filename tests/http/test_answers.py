@@ -54,6 +54,8 @@ def test_stream_and_whole_agree(
     assert one[3]["completion_tokens"] == count
     assert one[3]["total_tokens"] == one[3]["prompt_tokens"] + count
     assert one[3]["prompt_tokens_details"] == {"cached_tokens": 0}
+    names = {"reasoning_tokens", "audio_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens"}
+    assert one[3]["completion_tokens_details"] == dict.fromkeys(names, 0)
 
 
 def test_an_immediate_end_is_one_token(bare: Site) -> None:  # A3, A8

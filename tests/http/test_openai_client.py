@@ -32,6 +32,7 @@ def test_a_chat_stream_with_usage(client: openai.OpenAI) -> None:
     usage = chunks[-1].usage
     assert usage is not None and usage.completion_tokens == 15 and usage.prompt_tokens_details is not None
     assert usage.prompt_tokens_details.cached_tokens == 0
+    assert usage.completion_tokens_details is not None and usage.completion_tokens_details.reasoning_tokens == 0
 
 
 def test_errors_have_their_types(client: openai.OpenAI) -> None:

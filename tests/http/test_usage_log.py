@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """A reply ends when its usage is written down, on every path; and a log that fails stops nothing."""
 
+import logging
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scripted_site import Site, site
-from scripted_worker import eventually, silent
+from scripted_worker import Script, ScriptedWorker, eventually, proper, silent
 
 from pontil.launcher.errors import LaunchError
 from pontil.launcher.roles import audit_usage, read_usage
 from pontil.runtime.accounting.usage_file import Row, open_to_read
 from pontil.runtime.text.tokenizer import Tokenizer
+from pontil.runtime.wire.messages import Message, Submit, Tokens
 
 
 @pytest.fixture
@@ -43,6 +46,77 @@ def test_the_row_is_there_before_the_last_byte(logged: Site, stream: bool) -> No
     if not stream:
         usage = answer.json["usage"]
         assert (row["prompt_tokens"], row["completion_tokens"]) == (usage["prompt_tokens"], usage["completion_tokens"])
+
+
+def test_one_name_ties_header_log_line_ledger_and_row(logged: Site, caplog: pytest.LogCaptureFixture) -> None:  # F6
+    logged.worker(script=waited(0.0))
+    with caplog.at_level(logging.INFO, "pontil.requests"):
+        body = {"model": "tiny", "prompt": "hi", "max_tokens": 4}
+        answer = logged.ask("POST", "/v1/completions", body, {"x-request-id": "mine"})
+    (row,) = rows(logged)
+    (entry,) = logged.proxy.ledger.closed
+    (line,) = (record.getMessage() for record in caplog.records if record.name == "pontil.requests")
+    assert answer.headers["x-request-id"] == row["name"] == "mine" and row["id"] == entry
+    usage, said = answer.json["usage"], dict(part.split("=") for part in line.split() if "=" in part)
+    assert line.startswith(f"request {entry} ") and said["finish"] == row["finish"] and said["route"] == row["route"]
+    counts = (usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"], usage["completion_tokens"])
+    assert (said["prompt"], said["cached"], said["completion"]) == tuple(map(str, counts))
+    assert counts == (row["prompt_tokens"], row["cached_tokens"], row["completion_tokens"])
+    assert row["queue_seconds"] == float(said["queue"]) == 0.0  # B10
+    assert said["drafts"] == "0/12", "three frames of them"  # B9
+    assert said["first_token"] == said["scheduled_first_token"] == f"{row['first_token_seconds']:.3f}"
+    assert logged.value("pontil_request_queue_time_seconds_count") == 1
+    first, scheduled = "pontil_time_to_first_token_seconds_sum", "pontil_request_prefill_time_seconds_sum"
+    assert logged.value(first) == logged.value(scheduled) > 0
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), 1e300, 2**64 - 1, "1"])
+def test_no_time_corrupts_metrics_row_or_log(
+    logged: Site, caplog: pytest.LogCaptureFixture, seconds: Any
+) -> None:  # B10
+    logged.worker(script=waited(seconds))
+    with caplog.at_level(logging.INFO, "pontil.requests"):
+        answer = logged.complete("hi", max_tokens=4)
+    # A value of another type is refused with its whole frame.
+    assert answer.status == (503 if isinstance(seconds, str) else 200)
+    eventually(lambda: [row["queue_seconds"] for row in rows(logged)] == [None])
+    (line,) = (record.getMessage() for record in caplog.records if record.name == "pontil.requests")
+    assert " queue=- " in line and " scheduled_first_token=- " in line
+    assert logged.value("pontil_request_queue_time_seconds_count") == 0
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_prompt_that_was_not_cached_or_computed_is_found_everywhere(
+    tmp_path: Path, tokenizer: Tokenizer, more: int
+) -> None:  # A11
+    def script(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
+        for frame in proper(worker, submit):
+            assert isinstance(frame, Tokens)
+            computed = len(submit.prompt) - 2 + more
+            yield replace(frame, cached_tokens=2, computed_tokens=computed) if frame.index == 0 else frame
+
+    path = tmp_path / "usage.db"
+    with site(tmp_path, tokenizer, usage_log=str(path)) as made:
+        worker = made.worker(script=script)
+        answer = made.complete("hello there", max_tokens=3)
+        prompt = answer.json["usage"]["prompt_tokens"]
+        worker.counters = {"prompt_tokens_computed": prompt - 2 + more, "prompt_tokens_computed_before": 0}
+        eventually(lambda: made.proxy.ledger.books[worker.incarnation].prompts.stated_here)
+        assert made.ask("GET", "/admin/ledger").json["imbalance"] == more
+    wrong = [text for equal, text in audit_usage(path, None) if not equal]
+    assert len(wrong) == more and all("2 were cached" in text and f"{prompt - 1} computed" in text for text in wrong)
+
+
+def waited(seconds: Any) -> Script:
+    def script(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
+        for frame in proper(worker, submit):
+            assert isinstance(frame, Tokens)
+            if frame.index == 0:
+                yield replace(frame, queue_seconds=seconds)
+            else:
+                yield replace(frame, draft_tokens=4, accepted_draft_tokens=0)
+
+    return script
 
 
 def test_open_requests_are_written_down_while_they_run_and_closed_when_the_client_leaves(logged: Site) -> None:

@@ -17,11 +17,11 @@ from workers import PromptWorker, ScriptedProxy, everyone_clean, open_worker
 
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.cache.layout import KVLayout
-from pontil.runtime.engine.batch import Batch
+from pontil.runtime.engine.batch import Batch, Span
 from pontil.runtime.engine.engine import Engine
 from pontil.runtime.engine.logprobs import TokenLogprobs
 from pontil.runtime.engine.sampler import Sampled
-from pontil.runtime.engine.sequence import Finish, Sequence
+from pontil.runtime.engine.sequence import Finish
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.proxy.mailbox import Delta, Finished
 from pontil.runtime.proxy.policy import Load, Pair, Route, Whole
@@ -103,12 +103,17 @@ class Tape:
 
     def run(self, batch: Batch) -> list[Sampled]:
         spans = [span for tile in batch.tiles() for span in tile.spans if span.samples]
-        return [self.draw(span.sequence, choice) for span in spans for choice in span.sequence.choices]
+        return [self.draw(span, choice) for span in spans for choice in span.sequence.choices]
 
-    def draw(self, sequence: Sequence, choice: int) -> Sampled:
-        token = self.recorded[sequence.id].draws[choice][len(sequence.output)]
-        asked = sequence.params.logprobs is not None
-        return Sampled(sequence, choice, token, 1, TokenLogprobs(((token, -0.5 * choice, 1),)) if asked else None)
+    def draw(self, span: Span, choice: int) -> Sampled:
+        """What is recorded, for a draft no less than for a token: behind a wrong draft nothing is drawn."""
+        sequence, known = span.sequence, len(span.sequence.output)
+        recorded = self.recorded[sequence.id].draws[choice][known:]
+        right = next((k for k, draft in enumerate(span.drafts) if recorded[k : k + 1] != [draft]), len(span.drafts))
+        tokens = recorded[: right + 1]
+        asked = tokens if sequence.params.logprobs is not None else []
+        logprobs = [TokenLogprobs(((token, -0.5 * choice, 1),)) for token in asked]
+        return Sampled(sequence, choice, tokens, len(tokens), logprobs, len(span.drafts))
 
 
 @dataclass
@@ -161,6 +166,10 @@ class InProcess:
     def __init__(self, machine: Machine) -> None:
         self.machine, self.tape, self.rounds = machine, Tape(), 0
         self.tape.into(self.machine.engine)
+
+    @property
+    def engines(self) -> list[Engine]:
+        return [self.machine.engine]
 
     @property
     def preemptions(self) -> int:
@@ -230,6 +239,10 @@ class OverSockets:
         return sum(worker.machine.scheduler.preemptions for worker in self.workers)
 
     @property
+    def engines(self) -> list[Engine]:
+        return [worker.machine.engine for worker in self.workers]
+
+    @property
     def handoffs(self) -> int:
         return sum(worker.decode.tally.complete for worker in self.workers)
 
@@ -252,12 +265,13 @@ class OverSockets:
 
 
 def open_small(
-    model: Path, folder: Path, name: str, role: Literal["prefill", "decode", "mixed"], kv: str
+    model: Path, folder: Path, name: str, role: Literal["prefill", "decode", "mixed"], kv: str, drafts: int
 ) -> PromptWorker:
     shape = open_checkpoint(model).config
     layout = KVLayout(BLOCK_SIZE, shape.num_layers, shape.num_kv_heads, shape.head_dim, shape.dtype)
     memory = (BLOCKS + 1) * layout.block_bytes
-    return open_worker(model, folder, name, role, kv_cache_memory=memory, block_size=BLOCK_SIZE, kv_connector=kv)
+    settings = {"kv_cache_memory": memory, "block_size": BLOCK_SIZE, "kv_connector": kv, "speculative_tokens": drafts}
+    return open_worker(model, folder, name, role, **settings)
 
 
 WAYS = ("in process", "one worker", "pair over shm", "pair over tcp")
@@ -265,21 +279,21 @@ Way = InProcess | OverSockets
 
 
 @contextmanager
-def opened(name: str, model: Path, folder: Path) -> Iterator[Way]:
-    """One of `WAYS`, all of whose blocks must be free in the end."""
+def opened(name: str, model: Path, folder: Path, drafts: int = 0) -> Iterator[Way]:
+    """One of `WAYS`, all of whose blocks must be free in the end. Its workers guess `drafts` tokens at a time."""
     if name == "in process":
-        alone = open_small(model, folder, "mixed:0", "mixed", "shm")
+        alone = open_small(model, folder, "mixed:0", "mixed", "shm", drafts)
         yield InProcess(alone.machine)
         alone.close()
         return
     proxy = ParityProxy(folder)
     if name == "one worker":
-        whole = open_small(model, folder, "mixed:0", "mixed", "shm")
+        whole = open_small(model, folder, "mixed:0", "mixed", "shm", drafts)
         proxy.admit(whole)
         yield OverSockets(proxy, Whole(load(whole.incarnation, "mixed")), [whole])
     else:
         kv = name.rpartition(" ")[2]
-        prefill, decode = (open_small(model, folder, f"{role}:0", role, kv) for role in ("prefill", "decode"))
+        prefill, decode = (open_small(model, folder, f"{role}:0", role, kv, drafts) for role in ("prefill", "decode"))
         proxy.admit(prefill, decode)
         giving = load(prefill.incarnation, "prefill", prefill.peers_in.endpoint)
         yield OverSockets(proxy, Pair(giving, load(decode.incarnation, "decode")), [prefill, decode])

@@ -57,13 +57,14 @@ class Rig:
 
 
 def rig(
-    model: Model, *, blocks: int = 200, block_size: int = 16, seats: int = 40, budget: int = 256, caching: bool = True
-) -> Rig:
+    model: Model, *, blocks: int = 200, block_size: int = 16, seats: int = 40, budget: int = 256, caching: bool = True,
+    drafts: int = 0,
+) -> Rig:  # fmt: skip
     shape, dtype = model.config, "float32" if model.dtype == torch.float32 else "bfloat16"
     layout = KVLayout(block_size, shape.num_layers, shape.num_kv_heads, shape.head_dim, dtype)
     storage = KVStorage(layout, blocks, model.device)
     pool = BlockPool(blocks)
-    scheduler = Scheduler(pool, layout, seats, budget, caching)
+    scheduler = Scheduler(pool, layout, seats, budget, caching, speculative_tokens=drafts)
     runner = Runner(model, storage)
     return Rig(Engine(runner, scheduler), scheduler, runner, pool, storage)
 

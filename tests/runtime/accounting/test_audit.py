@@ -14,6 +14,9 @@ from pontil.runtime.accounting.usage_file import CLOSED, LOST, Row, UsageFile, o
 from pontil.runtime.accounting.usage_report import UsageSum, usage_sums
 
 DAY = 86400.0
+NO_PROMPTS: dict[str, Any] = dict.fromkeys(
+    (f"prompt_{name}" for name in ("stated", "heard_then", "missing", "heard", "booked", "late")), 0
+)
 
 
 def audited(folder: Path, *rows: Row, live: dict[str, Any] | None = None) -> list[Finding]:
@@ -39,6 +42,10 @@ def test_books_that_balance(tmp_path: Path) -> None:
     [
         (replace(REQUEST, completion_tokens=4), "3 delivered and 4 billed"),
         (replace(REQUEST, generated=9), "state 9"),
+        (replace(REQUEST, computed_tokens=4), "of 5 prompt tokens 2 were cached and 4 computed"),  # A11
+        (replace(SHARE, computed=4), "booked 3 computed prompt tokens but the rows have 4"),
+        (replace(WORKER, prompt_stated=8), "stated 8 computed prompt tokens but 7"),
+        (replace(WORKER, prompt_heard=9), "9 computed prompt tokens were heard but 3 booked and 4 late"),
         (replace(REQUEST, discarded=0), "3 are delivered or discarded"),
         (replace(SHARE, generated=3), "sent 3"),
         (replace(WORKER, stated=7), "stated 7 but 6"),
@@ -70,9 +77,11 @@ def test_a_proxy_that_closed_has_every_token_in_its_rows(tmp_path: Path) -> None
 def test_what_was_lost_with_killed_proxies_is_counted_by_a_later_one(tmp_path: Path) -> None:
     """One of them heard nothing of the worker's count before it was killed too: the two are taken together."""
     audited(tmp_path, *BALANCED)
-    between = replace(WORKER, proxy="y", before=None, stated=None, heard_then=0, heard=1, booked=0, late=1)
+    between = replace(
+        WORKER, proxy="y", before=None, stated=None, heard_then=0, heard=1, booked=0, late=1, **NO_PROMPTS
+    )
     audited(tmp_path, between, idle_proxy("y", 9))
-    later = replace(WORKER, proxy="z", before=21, stated=0, heard_then=0, heard=0, booked=0, late=0)
+    later = replace(WORKER, proxy="z", before=21, stated=0, heard_then=0, heard=0, booked=0, late=0, **NO_PROMPTS)
     findings = audited(tmp_path, later, idle_proxy("z", 10))
     assert differences(findings) == [] and LOST in findings[1].text
     assert any("4 lost with this proxy and 1 that followed it" in one.text for one in findings)

@@ -81,7 +81,7 @@ def test_a_statement_is_believed_once_and_never_when_negative() -> None:
 def test_a_dispute_is_seen() -> None:
     account = whole()
     account.accept(0, WHOLE, 2, generated=3)
-    assert account.disputed and account.usage.completion_tokens == 3
+    assert account.disputed and account.usage.completion_tokens == 2
 
 
 def test_cached_is_prefills_admission_and_never_more_than_the_prompt() -> None:  # A9

@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pontil.runtime.accounting.counts import DECODE, PREFILL, WHOLE, Usage
-from pontil.runtime.accounting.ledger import AFTER_END, BEYOND_BUDGET, LATE, REMEMBERED, REPEATED, Entry, Ledger
+from pontil.runtime.accounting.ledger import (
+    AFTER_END,
+    BEYOND_BUDGET,
+    GONE_REMEMBERED,
+    LATE,
+    REMEMBERED,
+    REPEATED,
+    Entry,
+    Ledger,
+)
 
 PAIR = {"p": PREFILL, "d": DECODE}
 
@@ -42,7 +51,7 @@ def test_a_pair_shares_an_answer_and_its_first_token_is_booked_once() -> None:  
     assert entry.hear(0, "d", 0, 2, 1, 2) == 1
     entry.settle(1, 1, REPEATED)
     ledger.close("r", billed(3))
-    assert entry.by_worker() == {(0, "p"): (PREFILL, 1), (0, "d"): (DECODE, 2)}
+    assert entry.by_worker() == {(0, "p"): (PREFILL, 1, 0), (0, "d"): (DECODE, 2, 0)}
     assert ledger.imbalance == 0 and ledger.totals.delivered == ledger.totals.completion_tokens == 3
 
 
@@ -79,7 +88,7 @@ def test_a_later_attempt_begins_where_the_first_died() -> None:
     entry.begin(1, {"v": WHOLE}, known=[3])
     entry.settle(entry.hear(1, "v", 0, 0, 5, 2), 2, REPEATED)
     ledger.close("r", billed(5))
-    assert entry.by_worker() == {(0, "w"): (WHOLE, 3), (1, "v"): (WHOLE, 2)} and ledger.imbalance == 0
+    assert entry.by_worker() == {(0, "w"): (WHOLE, 3, 0), (1, "v"): (WHOLE, 2, 0)} and ledger.imbalance == 0
 
 
 @pytest.mark.parametrize("stated", [1, 3, 2**40])
@@ -107,6 +116,60 @@ def test_a_heartbeat_that_counts_more_than_was_heard_is_seen() -> None:
     ledger.stray("w", "gone", 0, 0, 0, 7)
     ledger.state("w", {"generated_tokens": 107, "generated_before": 100})
     assert ledger.imbalance == 0
+
+
+@pytest.mark.parametrize(("cached", "computed", "wrong"), [(2, 3, 0), (2, 2, 1), (0, 9, 4), (None, 5, 0), (2, -1, 0)])
+def test_a_prompt_is_cached_or_computed(cached: int | None, computed: int, wrong: int) -> None:  # A11
+    ledger = ledger_of("w")
+    entry = opened(ledger, {"w": WHOLE})
+    entry.settle(entry.hear(0, "w", 0, 0, 1, 1), 1, REPEATED)
+    entry.hear_prompt(0, "w", cached, computed)
+    ledger.close("r", billed(1))
+    assert ledger.imbalance == wrong and entry.computed == (computed if computed >= 0 else None)
+    assert entry.by_worker() == {(0, "w"): (WHOLE, 1, max(computed, 0))}
+
+
+def test_a_worker_that_computed_more_prompt_than_it_told_is_seen() -> None:  # A11
+    ledger = ledger_of("w")
+    entry = opened(ledger, {"w": WHOLE})
+    entry.hear_prompt(0, "w", 2, 3)
+    entry.hear_prompt(0, "w", 2, 3)
+    ledger.stray_prompt("w", 4)
+    ledger.stray_prompt("stranger", 4)
+    prompts = ledger.books["w"].prompts
+    assert (prompts.heard, prompts.booked, prompts.late) == (10, 3, 7)
+    ledger.state("w", {"prompt_tokens_computed": 30, "prompt_tokens_computed_before": 20})
+    assert ledger.imbalance == 0
+    ledger.state("w", {"prompt_tokens_computed": 31, "prompt_tokens_computed_before": 20})
+    assert ledger.imbalance == 1
+
+
+def test_books_of_workers_long_gone_are_folded_and_stay_proved() -> None:
+    ledger = Ledger()
+    ledger.registered("old", "old")
+    entry = opened(ledger, {"old": WHOLE})
+    for number in range(GONE_REMEMBERED + 100):
+        worker = f"w{number}"
+        ledger.registered(worker, worker)
+        ledger.stray(worker, "gone", 0, 0, 0, 2)
+        ledger.state(worker, {"generated_tokens": 2 + (number == 7), "generated_before": 0})
+        ledger.left(worker)
+        assert ledger.imbalance == (number >= 7)
+        folded = ledger.fold()
+        assert [name for name, _ in folded] == ([f"w{number - GONE_REMEMBERED}"] if number >= GONE_REMEMBERED else [])
+    assert len(ledger.books) == GONE_REMEMBERED + 1 and ledger.imbalance == 1
+    assert (ledger.folded.workers, ledger.folded.heard, ledger.folded.imbalance) == (100, 200, 1)
+    ledger.left("old")
+    ledger.registered("w0", "w0")
+    ledger.state("w0", {"generated_tokens": 5, "generated_before": 5})
+    ledger.registered("w170", "w170")
+    ledger.left("w170")
+    assert "old" in ledger.books, "an open request needs it"
+    entry.settle(entry.hear(0, "old", 0, 0, 1, 1), 1, REPEATED)
+    ledger.close("r", billed(1))
+    ledger.left("w0")
+    ledger.registered("w0", "w0")
+    assert "old" in dict(ledger.fold()) and "w0" in ledger.books and ledger.imbalance == 1
 
 
 def test_what_was_lost_with_a_connection_is_missing_and_not_an_imbalance() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from usage_rows import BALANCED, PROXY, REQUEST
 
+from pontil.runtime.accounting.audit import audit
 from pontil.runtime.accounting.usage_file import LOST, OPEN, UsageFile, open_to_read
 from pontil.runtime.errors import UsageLogError
 
@@ -55,11 +56,11 @@ def test_foreign_newer_and_missing_files_are_refused(tmp_path: Path) -> None:
         database.execute("CREATE TABLE mine (x)")
     UsageFile(tmp_path / "newer").close()
     with closing(sqlite3.connect(tmp_path / "newer")) as database:
-        database.execute("PRAGMA user_version = 2")
+        database.execute("PRAGMA user_version = 3")
     for name, said in (
         ("text", "not a"),
         ("foreign", "not a usage log"),
-        ("newer", "version 2"),
+        ("newer", "version 3"),
         ("no/file", "No such"),
     ):
         with pytest.raises(UsageLogError, match=said):
@@ -67,12 +68,35 @@ def test_foreign_newer_and_missing_files_are_refused(tmp_path: Path) -> None:
     for name, said in (
         ("text", "not a"),
         ("foreign", "not a usage log"),
-        ("newer", "version 2"),
+        ("newer", "version 3"),
         ("none", "there is no"),
     ):
         with pytest.raises(UsageLogError, match=said):
             open_to_read(tmp_path / name)
     assert (tmp_path / "text").read_text().startswith("this is no database")
+
+
+def test_a_file_of_the_first_version_gets_the_new_columns(tmp_path: Path) -> None:
+    path = tmp_path / "usage.db"
+    file = UsageFile(path)
+    file.write(BALANCED)
+    file.close()
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("ALTER TABLE requests DROP COLUMN computed_tokens")
+        database.execute("ALTER TABLE shares DROP COLUMN computed")
+        for name in ("stated", "heard_then", "missing", "heard", "booked", "late"):
+            database.execute(f"ALTER TABLE workers DROP COLUMN prompt_{name}")
+        database.execute("PRAGMA user_version = 1")
+    with pytest.raises(UsageLogError, match="has version 1"):
+        open_to_read(path)
+    file = UsageFile(path)
+    file.write([replace(REQUEST, id="new")])
+    file.close()
+    with closing(open_to_read(path)) as database:
+        told = database.execute("SELECT id, computed_tokens FROM requests ORDER BY id").fetchall()
+        assert told == [(REQUEST.id, None), ("new", REQUEST.computed_tokens)]
+        assert database.execute("SELECT computed FROM shares").fetchall() == [(0,)]
+        assert all(one.equal for one in audit(database) if "closed requests were" in one.text)
 
 
 def test_a_group_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis.strategies import DrawFn, booleans, composite, integers
-from tiny import build, check_free, drain, name_of, reference, rig, sequence
+from tiny import build, check_free, computed_by, drain, name_of, reference, rig, sequence
 
 from pontil.runtime.engine.sequence import Finish, Sequence, State
 from pontil.runtime.models.model import Model
@@ -44,6 +44,21 @@ def test_preempted_sequences_give_the_tokens_they_would_have_given(model: Model,
     assert drain(tight.engine) == alone(model, crowd())
     assert tight.scheduler.preemptions > 0
     check_free(tight)
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_a_prompt_is_computed_once_and_what_is_replayed_is_counted_apart(model: Model, caching: bool) -> None:  # A11
+    tight = rig(model, blocks=14, caching=caching)
+    sequences = crowd()
+    for one in [*sequences, sequence("twin", prompt(20, 0), 60)]:
+        tight.engine.add(one)
+    sequences = [one for some in tight.engine.sequences.values() for one in some]
+    computed = computed_by(tight.engine)
+    assert tight.scheduler.preemptions > 0 and tight.scheduler.recomputed > 0
+    assert all(one.cached + one.prompt_computed == len(one.prompt) for one in sequences)
+    assert tight.engine.prompt_computed == sum(one.prompt_computed for one in sequences)
+    once = sum(one.length - 1 - one.cached for one in sequences)
+    assert computed == once + tight.scheduler.recomputed
 
 
 def test_the_oldest_is_never_preempted_and_gets_a_token_in_every_step(model: Model) -> None:

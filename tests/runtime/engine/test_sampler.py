@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pontil.runtime.engine.editing import edit
 from pontil.runtime.engine.sampler import sample_rows
-from pontil.runtime.engine.sampling_state import TokenCounts
+from pontil.runtime.engine.sampling_state import TokenCounts, penalized
 from pontil.runtime.engine.sequence import Sequence
 
 # Kinds of requests, to be mixed in a batch.
@@ -54,8 +54,8 @@ def test_company_changes_nothing(seed: int, vocabulary: int, output: int, order:
     for row in rows[:8]:
         alone = sample_rows(logits[row : row + 1], [made(row, seed + row, output, vocabulary)])
         company = [one for one in together if one.sequence.id == str(row)]
-        assert [(one.choice, one.token, one.logprobs) for one in alone] == [
-            (one.choice, one.token, one.logprobs) for one in company
+        assert [(one.choice, one.tokens, one.logprobs) for one in alone] == [
+            (one.choice, one.tokens, one.logprobs) for one in company
         ]
 
 
@@ -64,15 +64,40 @@ def test_choices_drawn_together_are_those_drawn_one_by_one() -> None:
     first = made(6, 3)
     together = sample_rows(logits, [first])
     assert [one.choice for one in together] == [0, 1, 2, 3, 4]
-    assert len({one.token for one in together}) > 1
+    assert len({one.tokens[0] for one in together}) > 1
     for one in together[1:]:
         fork = made(6, 3)
         fork.choice, fork.forked = one.choice, True
         (alone,) = sample_rows(logits, [fork])
-        assert (alone.choice, alone.token) == (one.choice, one.token)
-    first.output.append(together[0].token)
+        assert (alone.choice, alone.tokens) == (one.choice, one.tokens)
+    first.output += together[0].tokens
     first.forked = True
     assert [one.choice for one in sample_rows(logits, [first])] == [0]
+
+
+@pytest.mark.parametrize("output", [1, 3, 8])
+@pytest.mark.parametrize(
+    "number", [number for number, kind in enumerate(KINDS) if not penalized(sequence("", [1], **kind).params)]
+)
+def test_after_drafts_tokens_are_drawn_as_if_these_were_known(number: int, output: int) -> None:
+    """Each with its own random number and its own mask; a stop would often be the likeliest, where it may be drawn."""
+    for seed in range(20):
+        logits = random(7, VOCAB, seed=seed)
+        logits[:, 2] += 8 * (seed % 2)
+        one = made(number, seed, output)
+        one.forked = True
+        steps = []
+        for row in range(7):
+            steps += sample_rows(logits[row : row + 1], [one])
+            one.output += steps[-1].tokens
+        tokens = [token for step in steps for token in step.tokens]
+        for right in range(7):
+            fresh = made(number, seed, output)
+            fresh.forked = True
+            draft = (*tokens[:right], *((token + 1) % VOCAB for token in tokens[right:6]))
+            (together,) = sample_rows(logits, [fresh], [draft])
+            assert together.tokens == tokens[: right + 1] and together.count == right + 1 and together.drafted == 6
+            assert together.logprobs == [entry for step in steps[: right + 1] for entry in step.logprobs]
 
 
 def test_logits_are_read_only_and_untouched_where_nothing_is_asked() -> None:
@@ -126,7 +151,7 @@ def test_masks_that_contradict_each_other_yield(
     for seed in range(300):
         one = sequence("a", [1], seed=seed, temperature=temperature, **settings)
         one.stop_token_ids = frozenset({2})
-        drawn.add(sample_rows(logits, [one])[0].token)
+        drawn.add(sample_rows(logits, [one])[0].tokens[0])
     assert drawn == possible if temperature else len(drawn) == 1 and drawn <= possible
 
 
@@ -137,7 +162,7 @@ def test_seeds_draw_from_the_distribution(kind: dict[str, Any]) -> None:
     count = 4000
     kind = {name: value for name, value in kind.items() if name != "bad_token_ids"}
     sequences = [sequence("a", [3, 5], 30, **(kind | {"seed": seed, "n": 1})) for seed in range(count)]
-    tokens = torch.tensor([one.token for one in sample_rows(logits.expand(count, -1), sequences)])
+    tokens = torch.tensor([one.tokens[0] for one in sample_rows(logits.expand(count, -1), sequences)])
     seen = torch.bincount(tokens, minlength=20).double()
     params = sequences[0].params
     logits = edit(logits, sequences[:1])
@@ -159,13 +184,12 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
     logits = random(1, VOCAB)
     one = made(13, 2, 3)
     (sampled,) = sample_rows(logits, [one])
-    assert sampled.logprobs is not None
     expected = logits[0].log_softmax(-1)
     values, ids = expected.sort(descending=True)
-    own, *others = sampled.logprobs.entries
-    assert own == (sampled.token, expected[sampled.token].item(), ids.tolist().index(sampled.token) + 1)
+    own, *others = sampled.logprobs[0].entries
+    assert own == (sampled.tokens[0], expected[sampled.tokens[0]].item(), ids.tolist().index(sampled.tokens[0]) + 1)
     assert others == [(ids[rank].item(), values[rank].item(), rank + 1) for rank in range(5)]
-    assert sampled.logprobs.to_wire()[0] == list(own)
+    assert sampled.logprobs[0].to_wire()[0] == list(own)
 
 
 @given(st.lists(st.integers(0, 9)), st.lists(st.integers(0, 9)), st.lists(st.integers(0, 20)), st.booleans())

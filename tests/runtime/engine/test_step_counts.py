@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pontil.runtime.engine import sampler
 from pontil.runtime.engine.engine import Output
-from pontil.runtime.engine.sampler import Draw, Sampled, counts_of, draw_tokens
+from pontil.runtime.engine.sampler import Draw, Sampled, accepted, counts_of, draw_tokens, sample_rows
 from pontil.runtime.engine.step_counts import StepCounts
 
 LOOKS = {
@@ -67,6 +67,20 @@ def draws() -> list[Draw]:
 def test_drawn_tokens_are_counted_where_they_are(codebooks: tuple[int, ...]) -> None:
     counts = counts_of(draws(), sealed(5, *codebooks))
     assert counts.by_owner == {("a", 0): 1, ("b", 0): 1, ("b", 1): 1, ("b", 2): 1, ("c", 0): 1}
+
+
+def test_accepted_drafts_are_counted_and_rejected_ones_are_not() -> None:  # A1
+    """Of three guesses the second is wrong: two positions are kept, and the count is theirs."""
+    one, two = sequence("a", [1, 2]), sequence("b", [3])
+    four = [Draw(ahead, one, 0, ahead, guess) for ahead, guess in enumerate((7, 8, 9, None))]
+    other = Draw(4, two, 0)
+    runs = accepted([*four, other], dict(zip([*four, other], (7, 80, 9, 5, 6), strict=True)))
+    assert runs == {(one, 0): four[:2], (two, 0): [other]}
+    assert counts_of([*runs[one, 0], other], sealed(3)).by_owner == {("a", 0): 2, ("b", 0): 1}
+    logits = torch.full((5, 50), -1.0)
+    logits[torch.arange(5), torch.tensor([7, 80 % 50, 9, 5, 6])] = 1.0
+    told = sample_rows(logits, [one, two], [(7, 8, 9), ()])
+    assert [(each.tokens, each.count, each.drafted) for each in told] == [([7, 30], 2, 3), ([6], 1, 0)]
 
 
 def test_the_samplers_own_way_to_the_counts_copies_nothing() -> None:
@@ -127,7 +141,7 @@ def test_counts_reach_the_worker_from_shapes_and_not_from_ids(ours: Rig, monkeyp
     run = ours.runner.run
 
     def doubled(batch: Any) -> list[Sampled]:
-        return [Sampled(one.sequence, one.choice, one.token, 2 * one.count, one.logprobs) for one in run(batch)]
+        return [Sampled(one.sequence, one.choice, one.tokens, 2 * one.count, one.logprobs) for one in run(batch)]
 
     monkeypatch.setattr(ours.runner, "run", doubled)
     one = sequence("a", [7] * 20, 5)

@@ -238,8 +238,8 @@ async def beaten(house: House) -> None:
     books = house.proxy.ledger.books
     await until(
         lambda: (
-            all(books[worker.incarnation].generated == worker.generated for worker in house.workers)
-            and all(book.generated == book.heard_then == book.heard for book in books.values())
+            all(books[worker.incarnation].stated == worker.generated for worker in house.workers)
+            and all(book.stated == book.heard_then == book.heard for book in books.values())
         )
     )
 

@@ -237,3 +237,27 @@ def test_a_stop_string_ends_nothing_before_min_tokens(
         reason, match = ("stop", matches[count - 1]) if last else (None, None)
         made.accept(frame("d", start, ids[start : min(start + 2, count)], finish_reason=reason, stop_match=match), 1.0)
     assert read(made)[0] == text
+
+
+@pytest.mark.parametrize("said", [-1.0, float("nan"), float("inf"), -float("inf"), 1e300, 2**63, 3.5])
+def test_a_time_in_a_queue_is_part_of_the_requests_own(tokenizer: Tokenizer, said: float) -> None:  # B10
+    made = request(tokenizer, whole=True)
+    made.accept(frame("d", 0, [5], queue_seconds=said), 3.0)
+    assert made.queued is None
+    made.accept(frame("d", 1, [6], queue_seconds=1.25), 3.0)
+    made.accept(frame("d", 2, [7], queue_seconds=2.5), 3.0)
+    assert made.queued == 1.25
+
+
+@pytest.mark.parametrize("drafted", [-1, 0, 1, 2**53 + 1, 2**64 - 1])
+@pytest.mark.parametrize("accepted", [-(2**63), 0, 3, 2**64 - 1])
+def test_guesses_are_summed_up_within_reason_and_never_billed(
+    tokenizer: Tokenizer, drafted: int, accepted: int
+) -> None:  # B9
+    made = request(tokenizer, whole=True)
+    for index in range(4):
+        made.accept(
+            frame("d", index, [5], draft_tokens=drafted, accepted_draft_tokens=accepted, generated_tokens=None), 3.0
+        )
+    assert 0 <= made.accepted <= made.drafted <= 4 * 8 and made.accepted <= 4
+    assert made.usage.completion_tokens == 4 and made.entry.imbalance == 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from recorded_frames import EARLIER, MESSAGES, READERS, RECORDED, SHORTEST
+from recorded_frames import EARLIER, LATER, MESSAGES, READERS, RECORDED, RECORDED_LATER, SHORTEST
 
 from pontil.runtime.wire.codec import Shape, decode, encode
 from pontil.runtime.wire.messages import TAGS, Tokens
@@ -50,6 +50,18 @@ def test_what_an_older_sender_leaves_out_takes_its_default(tag: str, frame: str)
     assert left_out and MISSING not in left_out.values()
     message = decode(bytes.fromhex(frame))
     assert message == replace(MESSAGES[tag], **left_out)
+
+
+@pytest.mark.parametrize("tag", RECORDED_LATER)
+def test_what_came_later_is_only_more(tag: str) -> None:
+    frame = bytes.fromhex(RECORDED_LATER[tag])
+    assert decode(frame) == LATER[tag] and map_of(encode(LATER[tag])).items() >= map_of(frame).items()
+    assert map_of(frame).items() > map_of(bytes.fromhex(RECORDED[tag])).items()
+    new = map_of(frame).keys() - map_of(bytes.fromhex(RECORDED[tag])).keys()
+    assert (
+        replace(LATER[tag], **{one.name: default_of(one) for one in fields(TAGS[tag]) if one.name in new})
+        == (MESSAGES[tag])
+    )
 
 
 def test_a_sender_without_counts_states_none() -> None:

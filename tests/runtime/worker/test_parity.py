@@ -74,6 +74,9 @@ RECORDINGS: dict[str, Callable[[Callable[[str], list[int]]], Recording]] = {
     "choices that all end at once": lambda t: alone(recorded([EOS], [EOS], [EOS])),
     "choices of a client that leaves": lambda t: alone(recorded(numbers(40), numbers(40, 20), leaves_after=1)),
     "prompts that are known": lambda t: [{"r": known(40, 0)}, {"r": known(40, 39)}, {"a": known(60, 32)}],
+    "what stood in the prompt": lambda t: alone(recorded(numbers(30), prompt=numbers(60), max_tokens=30, logprobs=0)),
+    "what nearly stood there": lambda t: alone(recorded(t("abcabd<>abcabc"), prompt=t("xabcabcabd<"), stop=("<>",))),
+    "a character said again": lambda t: alone(recorded(t("😀😀😀😀")[:-1] + [EOS], prompt=t("😀😀😀"))),
     "logprobs": lambda t: alone(recorded(t("one"), [EOS], numbers(9), max_tokens=9, stop=("ne",), logprobs=0)),
 }
 # Ids, text and reason of each choice where they are worth being written down by hand.
@@ -175,5 +178,37 @@ def test_the_small_pool_makes_the_newer_answer_give_way(way: Way) -> None:
     assert way.preemptions > before
 
 
-@pytest.mark.skip(reason="drafts: speculative decoding does not exist yet (B7 to B10)")
-def test_drafts() -> None: ...
+@pytest.fixture(scope="module", params=WAYS)
+def drafting(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Way]:
+    with opened(request.param, model, tmp_path_factory.mktemp("drafting"), drafts=5) as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_drafts_change_no_field_on_any_way(drafting: Way, direct: InProcess, name: str) -> None:  # B1, B7, B8
+    """Guesses are right, wrong, and right up to an end in the middle of them. A client that leaves may see more."""
+    recording = RECORDINGS[name](lambda text: direct.machine.tokenizer.encode(text, False))
+    told, plain = drafting.play(recording), direct.play(recording)
+    if not any(one.leaves_after for round_ in recording for one in round_.values()):
+        assert told == plain
+        return
+    for round_, outcomes in zip(recording, told, strict=True):
+        for request, one in round_.items():
+            outcome = outcomes[request]
+            assert outcome.end is None and outcome.usage.completion_tokens == sum(map(len, outcome.ids))
+            assert max(map(len, outcome.ids)) >= (one.leaves_after or 0)
+            assert all(ids == drawn[: len(ids)] for ids, drawn in zip(outcome.ids, one.draws, strict=True))
+
+
+def test_some_drafts_are_right_and_some_are_not(drafting: Way) -> None:
+    """Or the test above would show nothing."""
+    before = [(engine.drafted, engine.accepted) for engine in drafting.engines]
+    drafting.play(alone(recorded(numbers(40), prompt=numbers(60))))
+    drafting.play(alone(recorded([10, 12, 11, 14, 10, 12, 13, 11] * 5, prompt=numbers(60))))
+    grown = [
+        (engine.drafted - drafted, engine.accepted - accepted)
+        for engine, (drafted, accepted) in zip(drafting.engines, before, strict=True)
+    ]
+    drafted, accepted = (sum(column) for column in zip(*grown, strict=True))
+    assert drafted > accepted > 30
+    assert all(engine.drafted == 0 for engine in drafting.engines[:-1]), "prefill verifies none"

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafts change how many steps an answer takes, and nothing else: not a token, logprob, end or count."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import Rig, build, check_free, drain, name_of, reference, rig, sequence
+
+from pontil.runtime.engine.batch import Batch
+from pontil.runtime.engine.draft import LONGEST, Lookup
+from pontil.runtime.engine.logprobs import TokenLogprobs
+from pontil.runtime.engine.sampler import Sampled
+from pontil.runtime.engine.sequence import Finish, Known, Sequence, StopCheck
+from pontil.runtime.models.model import Model
+
+REPEATING = [5, 6, 7, 8, 9] * 6
+KINDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"logprobs": 3},
+    {"temperature": 0.4},
+    {"temperature": 0.7, "top_k": 5, "logprobs": 0},
+    {"min_tokens": 9, "logit_bias": ((11, 2.0),)},
+    {"allowed_token_ids": (5, 6, 7, 8, 9, 40)},
+    {"frequency_penalty": 0.5},
+    {"temperature": 0.5, "n": 3, "logprobs": 2},
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    made: Model = build(reference())
+    return made
+
+
+def requests(budget: int = 40, **more: Any) -> list[Sequence]:
+    return [
+        sequence(f"n{number}", REPEATING[: 12 + number], budget, seed=number, **(kind | more))
+        for number, kind in enumerate(KINDS)
+    ]
+
+
+@dataclass(frozen=True)
+class Made:
+    ids: list[int]
+    logprobs: list[TokenLogprobs]
+    finish: Finish | None
+    generated: int
+
+
+def run(one: Rig, sequences: Iterable[Sequence]) -> dict[str, Made]:
+    """Every output fits the last one, and its count is the number of its ids."""
+    made: dict[str, Made] = {}
+    before = one.engine.generated
+    for each in sequences:
+        one.engine.add(each)
+    while one.engine.has_work:
+        for output in one.engine.step():
+            known, own = made.get(name_of(output.sequence)), output.sequence
+            assert output.index == (0 if known is None else len(known.ids)) and 1 <= output.count == len(output.ids)
+            assert 0 <= output.accepted <= min(output.drafted, output.count)
+            assert output.accepted >= output.count - 1
+            ids = [*(() if known is None else known.ids), *output.ids]
+            logprobs = [*(() if known is None else known.logprobs), *output.logprobs]
+            made[name_of(own)] = Made(ids, logprobs, output.finish, own.generated)
+            assert own.computed == own.length - 1 and ids == own.output and logprobs == own.logprobs
+    assert one.engine.generated - before == sum(len(each.ids) for each in made.values())
+    assert all(each.generated == len(each.ids) for each in made.values())
+    check_free(one)
+    return made
+
+
+@pytest.mark.parametrize("drafts", [1, 4, 16])
+def test_alone_and_in_a_crowd_the_answers_are_those_without_drafts(model: Model, drafts: int) -> None:  # B1, C16
+    expected = run(rig(model), requests())
+    crowd = rig(model, drafts=drafts)
+    assert run(crowd, requests()) == expected
+    assert crowd.engine.drafted >= crowd.engine.accepted > 20
+    for each in requests():
+        alone = rig(model, drafts=drafts)
+        found = run(alone, [each])
+        assert found == {name: one for name, one in expected.items() if name in found}
+
+
+def test_replay_after_preemption_gives_the_same(model: Model) -> None:
+    expected = run(rig(model), requests(60))
+    tight = rig(model, blocks=16, drafts=5)
+    assert run(tight, requests(60)) == expected
+    assert tight.scheduler.preemptions > 0 and tight.engine.accepted > 0
+    counted = sum(len(one.ids) for one in expected.values())
+    assert tight.engine.generated == counted
+
+
+@pytest.mark.parametrize("budget", range(1, 14))
+def test_the_budget_ends_an_answer_inside_a_draft(model: Model, budget: int) -> None:
+    drafting = rig(model, drafts=6)
+    found = run(drafting, requests(budget))
+    assert found == run(rig(model), requests(budget))
+    assert all(len(one.ids) == budget and one.finish is Finish.LENGTH for one in found.values())
+
+
+class Stops(StopCheck):
+    """Ends at the second 40, say: its state is what it has seen."""
+
+    def __init__(self, ids: tuple[int, ...]) -> None:
+        self.ids, self.seen = ids, list[int]()
+
+    def feed(self, token_id: int) -> str | None:
+        self.seen.append(token_id)
+        return "stop" if tuple(self.seen[-len(self.ids) :]) == self.ids else None
+
+
+def test_an_end_inside_an_accepted_draft_is_the_end(model: Model) -> None:
+    """What was accepted behind it is no part of the answer, and in no count but the rejected drafts."""
+    (full,) = run(rig(model), [sequence("a", REPEATING, 40)]).values()
+    cut = 0
+    for at in range(2, 30):
+        stop, text = full.ids[at], tuple(full.ids[at - 1 : at + 1])
+        plain, drafting = rig(model), rig(model, drafts=8)
+        for one in (plain, drafting):
+            by_id = sequence("id", REPEATING, 40)
+            by_id.stop_token_ids = frozenset({stop})
+            by_text = sequence("text", REPEATING, 40)
+            by_text.make_stop_check, by_text.stop_check = (lambda text=text: Stops(text)), Stops(text)
+            found = run(one, [by_id, by_text])
+            assert found["id"].ids == full.ids[: full.ids.index(stop) + 1] and found["id"].finish is Finish.STOP
+            assert found["text"].finish is Finish.STOP and tuple(found["text"].ids[-2:]) == text
+        cut += drafting.engine.accepted > 0
+    assert cut, "some draft was accepted up to the end"
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32])
+@pytest.mark.parametrize("drafts", [1, 15, 16])
+def test_slots_for_all_drafts_are_there_before_anything_is_written(
+    model: Model, length: int, drafts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:  # C10
+    one = rig(model, drafts=drafts)
+    run_batch, widest = one.runner.run, 0
+
+    def watched(batch: Batch) -> list[Sampled]:
+        nonlocal widest
+        for span in batch.spans:
+            blocks = span.sequence.blocks[: one.scheduler.memory.layout.blocks_for(span.start + span.count)]
+            assert len(blocks) * 16 >= span.start + span.count
+            assert all(one.pool.owners[block] == 1 for block in blocks[span.start // 16 :])
+            assert span.count <= 1 + drafts or not span.drafts
+            widest = max(widest, len(span.drafts))
+        return run_batch(batch)
+
+    monkeypatch.setattr(one.runner, "run", watched)
+    prompt = REPEATING[:length]
+    assert run(one, [sequence("a", prompt, 40)]) == run(rig(model), [sequence("a", prompt, 40)])
+    assert widest == drafts
+
+
+def test_a_pool_of_just_the_answer_is_enough(model: Model) -> None:
+    """Drafts never ask for more than the answer itself will."""
+    tight = rig(model, blocks=1 + 3, drafts=16)
+    assert run(tight, [sequence("a", REPEATING[:20], 28)]) == run(rig(model), [sequence("a", REPEATING[:20], 28)])
+    assert tight.scheduler.preemptions == 0
+
+
+def test_a_handed_draft_is_verified_like_any_other(model: Model) -> None:  # B7
+    """Whatever another worker guessed, right or wrong."""
+    (full,) = run(rig(model), [sequence("a", REPEATING, 30)]).values()
+    giver = rig(model)
+    given = sequence("a", REPEATING, 30)
+    given.hands_over = True
+    giver.engine.add(given)
+    giver.engine.step()
+    for draft, right in ((full.ids[1:5], 4), (full.ids[1:20], 4), ((full.ids[1], 90, 90), 1), ((96,) * 40, 0)):
+        one = rig(model, drafts=4)
+        taken = sequence("a", REPEATING, 30)
+        assert one.engine.park(taken)
+        one.scheduler.memory.grow(taken, len(REPEATING))
+        one.storage.tensor[taken.blocks] = giver.storage.tensor[given.blocks]
+        one.engine.promote(taken, len(REPEATING), [Known(0, full.ids[:1], draft=tuple(draft))])
+        (output,) = one.engine.step()
+        assert (output.index, output.ids) == (0, full.ids[: right + 2])
+        assert (output.drafted, output.accepted) == (min(4, len(draft)), right)
+        assert drain(one.engine) == {"a": full.ids}
+        check_free(one)
+
+
+@st.composite
+def some_requests(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """A few requests over few tokens, so that much is said again; most guesses of those that are random are wrong."""
+    kinds = st.fixed_dictionaries(
+        {"prompt": st.lists(st.integers(3, 6), min_size=1, max_size=40), "max_tokens": st.integers(1, 30)},
+        optional={
+            "temperature": st.sampled_from([0.3, 1.0]), "min_tokens": st.integers(0, 9), "n": st.integers(1, 3),
+            "logprobs": st.integers(0, 2), "presence_penalty": st.sampled_from([-1.0, 1.0]),
+            "stop": st.sampled_from([3, 4]),
+        },
+    )  # fmt: skip
+    return draw(st.lists(kinds, min_size=1, max_size=5))
+
+
+@settings(max_examples=30, deadline=None)
+@given(some_requests(), st.integers(1, 16), st.integers(9, 40))
+def test_whatever_is_asked_drafts_change_nothing(
+    model: Model, asked: list[dict[str, Any]], drafts: int, blocks: int
+) -> None:
+    def made() -> list[Sequence]:
+        sequences = []
+        for number, kind in enumerate(asked):
+            kind = {"allowed_token_ids": (3, 4, 5, 6), "seed": number, **kind}
+            prompt, stop = kind.pop("prompt"), kind.pop("stop", None)
+            sequences.append(sequence(str(number), prompt, **kind))
+            sequences[-1].stop_token_ids = frozenset() if stop is None else frozenset({stop})
+        return sequences
+
+    guessing = rig(model, blocks=blocks, drafts=drafts)
+    assert run(guessing, made()) == run(rig(model), made())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 6), st.integers(0, 40))
+def test_a_draft_is_what_followed_last_time(tokens: list[int], count: int, cut: int) -> None:
+    """And depends on the tokens alone, not on how they came."""
+    at_once, bit_by_bit = Lookup(), Lookup()
+    prompt, output = tokens[:cut], tokens[cut:]
+    at_once.follow(tokens, [])
+    for end in range(len(output) + 1):
+        bit_by_bit.follow(prompt, output[:end])
+    draft = at_once.propose(count)
+    assert draft == bit_by_bit.propose(count)
+    for length in range(min(LONGEST, len(tokens) - 1), 0, -1):
+        places = [at for at in range(length, len(tokens)) if tokens[at - length : at] == tokens[-length:]]
+        if places:
+            followed = tokens[places[-1] :]
+            assert draft == tuple((followed * count)[:count])
+            return
+    assert draft == ()
+
+
+def test_rows_left_in_a_tile_are_all_that_drafts_take(model: Model) -> None:
+    one = rig(model, drafts=16)
+    widths: list[int] = []
+    run_batch = one.runner.run
+
+    def watched(batch: Batch) -> list[Sampled]:
+        widths.append(sum(tile.rows for tile in batch.tiles() if tile.generated))
+        return run_batch(batch)
+
+    one.runner.run = watched  # type: ignore[method-assign]
+    run(one, [sequence(str(number), REPEATING[: 6 + number % 20], 30) for number in range(20)])
+    assert max(widths) == 32
+    widths.clear()
+    run(one, [sequence(str(number), REPEATING[: 6 + number % 20], 30) for number in range(36)])
+    assert max(widths) == 36, "and none where it is full without them"
