@@ -52,7 +52,8 @@ def make_live(submit: Submit, machine: Machine) -> Live:
     stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(config.eos_token_ids))
     check = partial(TextStops, machine.tokenizer, params) if params.stop else None
     key = key_of(submit.request_id, submit.attempt)
-    sequence = Sequence(key, prompt, params, stops, submit.phase == "prefill", check, submit.cache_salt)
+    hands_over = submit.phase == "prefill" and submit.transfer_id is not None
+    sequence = Sequence(key, prompt, params, stops, hands_over, check, submit.cache_salt)
     return Live(submit.sender, submit.request_id, submit.attempt, sequence, submit)
 
 
