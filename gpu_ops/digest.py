@@ -16,8 +16,9 @@ LARGEST = (1 << 63) - 1
 
 def digest_weights(words: int) -> NDArray[np.int64]:
     """One odd multiplier per 64-bit word, int64 [words], the same in every process."""
-    mixed = np.arange(1, words + 1, dtype=np.int64) * np.int64(GOLDEN - (1 << 64))
-    return (mixed ^ (mixed >> 29)) | 1
+    mixed: NDArray[np.int64] = np.arange(1, words + 1, dtype=np.int64) * np.int64(GOLDEN - (1 << 64))
+    odd: NDArray[np.int64] = (mixed ^ (mixed >> 29)) | 1
+    return odd
 
 
 def block_digests(pool: NDArray[np.uint8], blocks: Iterable[int], weights: NDArray[np.int64]) -> list[int]:

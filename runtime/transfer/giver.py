@@ -2,13 +2,17 @@
 """The prefill side of handoffs: what is promised to which peer, under which epoch, until when.
 
 A reservation slot has one epoch cell in the shared memory. The cell is bumped before the blocks of its reservation go
-back to the pool, whatever the reason, so that a peer that read them too late sees another number than it was told.
+back to the pool, whatever the reason, so that a peer that read them too late sees another number than it was told. No
+two reservations of a process have the same epoch, not even in different slots: what a peer says of one that is over
+cannot be taken for another's, should a transfer be opened again under its id.
 """
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
+
+import torch
 
 from pontil.runtime.cache.storage import EPOCH_SLOTS, KVStorage
 from pontil.runtime.transfer.states import GIVING, GIVING_ENDS, Giving, GivingAction, GivingEvent, rule
@@ -66,6 +70,8 @@ class Giver:
     def __init__(self, storage: KVStorage, incarnation: str, hands: GivingHands, lease: float = LEASE) -> None:
         self.storage, self.incarnation, self.lease = storage, incarnation, lease
         self.free_slots = deque(range(EPOCH_SLOTS))
+        storage.epochs.copy_(torch.arange(EPOCH_SLOTS))
+        self.last_epoch = EPOCH_SLOTS - 1
         self.open: dict[str, Gift] = {}
         self.acts: dict[GivingAction, Callable[[Gift, float], None]] = {
             GivingAction.START_LEASE: self.start_lease,
@@ -158,7 +164,8 @@ class Giver:
         gift.deadline = min(now + self.lease, gift.held_since + LEASE_TOTAL)
 
     def bump_epoch(self, gift: Gift, now: float) -> None:
-        self.storage.epochs[gift.slot] += 1
+        self.last_epoch += 1
+        self.storage.epochs[gift.slot] = self.last_epoch
 
     def free_slot(self, gift: Gift, now: float) -> None:
         self.free_slots.append(gift.slot)

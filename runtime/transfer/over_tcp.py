@@ -190,7 +190,7 @@ class PeerStream:
             return self.exchange(job.runs, job.slot)
 
     def exchange(self, wanted: list[tuple[int, int, int]], slot: int) -> tuple[int, list[int]]:
-        """Ask and receive: the cell, and the blocks' digests. Raises TransferError: the connection is then of no use."""
+        """Ask and receive: the cell and digests. Raises TransferError, after which the connection is of no use."""
         self.deadline = time.monotonic() + PULL_TIMEOUT
         self.check(self.deadline)
         if self.socket is None:

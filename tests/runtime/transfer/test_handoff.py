@@ -262,11 +262,12 @@ def test_the_epoch_moves_before_the_blocks_are_given_back(both: Pair1P1D, monkey
     monkeypatch.setattr(both.letting_go, "free_blocks", lambda gift: seen.append(int(both.theirs.epochs[gift.slot])))
     both.giver.acts[GivingAction.FREE_BLOCKS] = lambda gift, now: both.letting_go.free_blocks(gift)
     assert both.giver.release("t", GivingEvent.DROPPED, 0.0) is gift
-    assert seen == [gift.epoch + 1]
+    assert len(seen) == 1 and seen[0] > gift.epoch
     assert both.giver.release("t", GivingEvent.DROPPED, 0.0) is None
     for number in range(EPOCH_SLOTS):  # the slot comes round again, under its next epoch
         again = both.giver.begin(f"n{number}", "D", 0.0)
-    assert again is not None and (again.slot, again.epoch) == (gift.slot, gift.epoch + 1)
+    assert again is not None and again.slot == gift.slot and again.epoch == int(both.theirs.epochs[gift.slot])
+    assert len({gift.epoch, *(one.epoch for one in both.giver.open.values())}) == EPOCH_SLOTS + 1
     assert both.giver.begin("one too many", "D", 0.0) is None
 
 
@@ -330,9 +331,10 @@ class LettingGo:
 
 def test_the_cell_is_read_after_the_data(both: Pair1P1D) -> None:
     both.connector.peers["P"].blocks = LettingGo(both.theirs)  # type: ignore[assignment]
+    before = int(both.theirs.epochs[3])
     both.connector.pull("P", [(1, 1), (5, 6)], 3)
     assert both.bell.wait(DEADLINE)
-    assert [(done.error, done.epoch) for done in both.connector.poll()] == [(None, 2)]
+    assert [(done.error, done.epoch) for done in both.connector.poll()] == [(None, before + 2)]
 
 
 def test_neighbours_are_merged() -> None:
@@ -357,5 +359,5 @@ def test_a_gift_lets_go_exactly_once_whatever_happens(events: list[tuple[GivingE
             giver.hold(gift, [3, 4], DONE, 1.0)
     ended = gift.state in GIVING_ENDS
     assert notes.notes.count("free_blocks") == ended == ("t" not in giver.open)
-    assert int(storage.epochs[gift.slot]) == gift.epoch + ended
+    assert (int(storage.epochs[gift.slot]) > gift.epoch) == ended
     assert len(giver.free_slots) + len(giver.open) == EPOCH_SLOTS
