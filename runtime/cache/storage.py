@@ -45,6 +45,7 @@ class KVStorage:
         whole = torch.frombuffer(self.map, dtype=torch.uint8)
         self.epochs = whole[: EPOCH_SLOTS * 8].view(torch.int64)
         self.shared = whole[HEADER_BYTES:].view(num_blocks, layout.block_bytes)
+        self.bytes = self.shared.numpy()
         self.identity = secrets.token_bytes(IDENTITY_BYTES)
         self.map[HEADER_BYTES - IDENTITY_BYTES : HEADER_BYTES] = self.identity
         shape = (num_blocks, *layout.block_shape)
@@ -66,7 +67,7 @@ class KVStorage:
 
     def digests(self, blocks: Iterable[int]) -> list[int]:
         """One number for the bytes of each block, as they are in `shared`. Any thread may ask."""
-        return block_digests(self.shared.numpy(), blocks, self.digest_weights)
+        return block_digests(self.bytes, blocks, self.digest_weights)
 
     def clear_tail(self, block: int, filled: int) -> None:
         """Zero the slots of a block from `filled` on: what an earlier owner left there is nobody's business."""
