@@ -113,7 +113,11 @@ def measure(descriptor: dict[str, object], blocks: int, rounds: int) -> dict[str
             for theirs, mine, count in runs(pairs):
                 written[mine : mine + count] = read[theirs : theirs + count]
 
-        ways = {"copy": copy, "shm": partial(shm.pull, pairs), "tcp": partial(tcp.pull, pairs)}
+        ways: dict[str, Callable[[], None]] = {
+            "copy": copy,
+            "shm": partial(shm.pull, pairs),
+            "tcp": partial(tcp.pull, pairs),
+        }
         results[order] = rates(ways, blocks * LAYOUT.block_bytes, rounds)
         results[order]["shm / copy"] = round(results[order]["shm"]["best"] / results[order]["copy"]["best"], 2)
     shm.connector.close()

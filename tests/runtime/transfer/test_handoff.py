@@ -201,6 +201,25 @@ def test_a_copier_that_does_not_end_stops_the_worker_and_keeps_the_blocks(
     assert both.taking.notes[-1] == "stop_worker" and "free_blocks" not in both.taking.notes
 
 
+@pytest.mark.parametrize("bad", [None, 0, 1])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_transfer_is_what_all_its_pulls_are(both: Pair1P1D, order: tuple[int, int], bad: int | None) -> None:  # C9
+    """Not what the last of them is, in whatever order they end."""
+    stuck = StuckConnector()
+    taker = Taker(stuck, both.ours, both.taking)
+    take = taker.begin("t", "P", 3, 0.0)
+    chunk, handoff = give(both)
+    taker.announced(take, chunk, [5, 6], 0.0)
+    taker.announced(take, handoff, [1], 0.0)
+    for ticket in order:
+        assert both.taking.ended == []
+        digests = (chunk, handoff)[ticket].digests
+        error = "broken" if ticket == bad else None
+        stuck.extra = [Done(ticket, error, take.epoch, 0, 0.0, digests)]
+        taker.poll(0.0)
+    assert take.state is (Taking.COMPLETE if bad is None else Taking.FAILED)
+
+
 def test_ends_of_unknown_pulls_and_second_ends_say_nothing(both: Pair1P1D) -> None:
     stuck, taker, take = stuck_transfer(both)
     stuck.extra = [Done(99, None, 0, 0, 0.0), Done(0, "broken", None, 0, 0.0), Done(0, None, 0, 0, 0.0)]
