@@ -92,12 +92,20 @@ class PrefillDesk:
             half = self.half(message.transfer_id, now)
             half.begin = message
             self.pair(message.transfer_id, half)
-        elif isinstance(message, Fetched):
-            self.giver.heard(message.transfer_id, message.epoch, GivingEvent.FETCHED, now)
-        elif isinstance(message, Renew):
-            self.giver.heard(message.transfer_id, message.epoch, GivingEvent.RENEWED, now)
-        elif isinstance(message, Abandon):
+        elif isinstance(message, Fetched | Renew | Abandon) and self.is_theirs(message):
+            self.told(message, now)
+
+    def is_theirs(self, message: Fetched | Renew | Abandon) -> bool:
+        """Whether a message about an open transfer comes from the worker that it is for."""
+        gift = self.giver.open.get(message.transfer_id)
+        return gift is None or gift.peer == message.sender
+
+    def told(self, message: Fetched | Renew | Abandon, now: float) -> None:
+        if isinstance(message, Abandon):
             self.drop(message.transfer_id, now)
+        else:
+            event = GivingEvent.FETCHED if isinstance(message, Fetched) else GivingEvent.RENEWED
+            self.giver.heard(message.transfer_id, message.epoch, event, now)
 
     def answer(self, greet: Greet) -> Greeting:
         """Blocks fit when protocol, model and layout are the same (C8)."""

@@ -2,6 +2,7 @@
 """Two real workers whose transfers go wrong in every way: the answer is the same or the proxy hears of a failure, and
 both pools are whole again."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,8 @@ HARMLESS = (Mischief.NONE, Mischief.DELAY, Mischief.LATE, Mischief.TWICE, Mischi
 
 
 @pytest.fixture
-def hostile(
-    proxy: ScriptedProxy, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[PromptWorker, PromptWorker, HostileConnector]:
-    """A prefill worker, a decode worker, and what the latter pulls through; silence is a stall soon."""
-    monkeypatch.setattr(taker, "STALL", 0.2)
+def hostile(proxy: ScriptedProxy, model: Path, tmp_path: Path) -> tuple[PromptWorker, PromptWorker, HostileConnector]:
+    """A prefill worker, a decode worker, and what the latter pulls through."""
     prefill = open_worker(model, tmp_path, "prefill:0", "prefill")
     decode = open_worker(model, tmp_path, "decode:0", "decode", HostileWorker)
     proxy.admit(prefill, decode)
@@ -31,12 +29,24 @@ def hostile(
 Hostile = tuple[PromptWorker, PromptWorker, HostileConnector]
 
 
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mischief], None]:
+    """Where a pull stalls, that is noticed soon; elsewhere a slow machine must not look like a stall."""
+
+    def chosen(kind: Mischief) -> None:
+        if kind is Mischief.STALL:
+            monkeypatch.setattr(taker, "STALL", 0.2)
+
+    return chosen
+
+
 @pytest.mark.parametrize("kind", FINITE)
 def test_an_answer_is_the_same_when_its_last_pull_goes_wrong(
-    proxy: ScriptedProxy, hostile: Hostile, kind: Mischief
+    proxy: ScriptedProxy, hostile: Hostile, kind: Mischief, brief: Callable[[Mischief], None]
 ) -> None:
     """One chunk: the Handoff is here when the pull fails, so the prompt is computed again on the decode worker."""
     prefill, decode, connector = hostile
+    brief(kind)
     connector.choose = lambda: kind
     proxy.submit(decode, "whole", prompt(60), drawn(8))
     proxy.submit_pair(prefill, decode, "split", prompt(60), drawn(8))
@@ -50,11 +60,12 @@ def test_an_answer_is_the_same_when_its_last_pull_goes_wrong(
 
 @pytest.mark.parametrize("kind", [kind for kind in FINITE if kind not in HARMLESS])
 def test_a_transfer_that_goes_wrong_before_the_handoff_is_the_proxys_business(
-    proxy: ScriptedProxy, hostile: Hostile, kind: Mischief
+    proxy: ScriptedProxy, hostile: Hostile, kind: Mischief, brief: Callable[[Mischief], None]
 ) -> None:
     """Several chunks, and prefill waits after the first: only the proxy starts another attempt."""
     prefill, decode, connector = hostile
     free = [worker.machine.pool.available for worker in proxy.workers]
+    brief(kind)
     connector.choose = lambda: kind
     proxy.submit_pair(prefill, decode, "r", prompt(250), drawn(8))
     proxy.turn_until(lambda: bool(connector.held or decode.decode.failed))
@@ -69,9 +80,10 @@ def test_a_transfer_that_goes_wrong_before_the_handoff_is_the_proxys_business(
 
 @pytest.mark.parametrize("kind", FINITE)
 def test_a_cancelled_transfer_leaves_nothing_whatever_its_pull_does(
-    proxy: ScriptedProxy, hostile: Hostile, kind: Mischief
+    proxy: ScriptedProxy, hostile: Hostile, kind: Mischief, brief: Callable[[Mischief], None]
 ) -> None:
     prefill, decode, connector = hostile
+    brief(kind)
     connector.choose = lambda: kind
     for number in range(4):
         name = f"r{number}"

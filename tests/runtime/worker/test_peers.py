@@ -16,8 +16,9 @@ from workers import (
 )
 
 from pontil.runtime.transfer.giver import COMPUTE_TOTAL
+from pontil.runtime.transfer.states import Giving, TakingAction
 from pontil.runtime.transfer.taker import TRANSFER_TIMEOUT
-from pontil.runtime.wire.messages import Begin, ChunkReady, Fetched, Greet, Greeting, Message
+from pontil.runtime.wire.messages import Abandon, Begin, ChunkReady, Fetched, Greet, Greeting, Message
 from pontil.runtime.worker.peer_line import HANDSHAKE_TIMEOUT, Line
 from pontil.runtime.worker.prefill_desk import PAIRING_TIMEOUT
 
@@ -183,17 +184,37 @@ def reasons(proxy: ScriptedProxy, name: str) -> list[str]:
     return [failure.reason for failure in proxy.answers[name].failures] if name in proxy.answers else []
 
 
-def test_a_message_about_a_transfer_that_is_over_changes_nothing(proxy: ScriptedProxy, pair: Pair) -> None:  # C7
+def test_a_message_about_a_transfer_that_is_over_changes_nothing(
+    proxy: ScriptedProxy, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:  # C7
     prefill, decode = pair
+    begins = count(prefill, Begin, monkeypatch)
     proxy.submit_pair(prefill, decode, "r", prompt(40), drawn(4))
     proxy.finish("r")
     everyone_clean(proxy)
     line = decode.decode.lines[prefill.incarnation]
+    transfer_id = getattr(begins[0], "transfer_id", "")
     for epoch in range(3):
-        line.socket.send(Fetched(decode.incarnation, prefill.incarnation, "t-r", epoch))
-    prefill.peers_in.send(ChunkReady(prefill.incarnation, decode.incarnation, "t-r", 0, 0, 0, [1], [1]))
-    line.socket.send(Begin(decode.incarnation, prefill.incarnation, "t-r", "r", 0))
+        line.socket.send(Fetched(decode.incarnation, prefill.incarnation, transfer_id, epoch))
+    prefill.peers_in.send(ChunkReady(prefill.incarnation, decode.incarnation, transfer_id, 0, 0, 0, [1], [1]))
+    line.socket.send(Begin(decode.incarnation, prefill.incarnation, transfer_id, "r", 0))
     proxy.turn_until(lambda: bool(prefill.prefill.halves))
     prefill.prefill.tick(late_halves(prefill))
     everyone_clean(proxy)
     assert all(map(is_clean, proxy.workers))
+
+
+def test_only_the_worker_that_a_transfer_is_for_can_end_it(proxy: ScriptedProxy, pair: Pair) -> None:
+    prefill, decode = pair
+    decode.decode.taker.acts[TakingAction.SEND_FETCHED] = lambda take: None
+    proxy.submit_pair(prefill, decode, "r", prompt(40), drawn(4))
+    proxy.finish("r")
+    (gift,) = prefill.prefill.giver.open.values()
+    for stranger in (
+        Fetched("stranger", prefill.incarnation, gift.transfer_id, gift.epoch),
+        Abandon("stranger", prefill.incarnation, gift.transfer_id, "no"),
+    ):
+        prefill.prefill.take(stranger, 0.0)
+        assert gift.state is Giving.HELD
+    prefill.prefill.take(Fetched(decode.incarnation, prefill.incarnation, gift.transfer_id, gift.epoch), 0.0)
+    everyone_clean(proxy)
