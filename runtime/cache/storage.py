@@ -11,6 +11,7 @@ On a CPU the engine computes in this very memory. On a GPU it is the staging are
 import mmap
 import os
 import secrets
+from collections.abc import Iterable
 
 import torch
 
@@ -44,6 +45,7 @@ class KVStorage:
         whole = torch.frombuffer(self.map, dtype=torch.uint8)
         self.epochs = whole[: EPOCH_SLOTS * 8].view(torch.int64)
         self.shared = whole[HEADER_BYTES:].view(num_blocks, layout.block_bytes)
+        self.bytes = self.shared.numpy()
         self.identity = secrets.token_bytes(IDENTITY_BYTES)
         self.map[HEADER_BYTES - IDENTITY_BYTES : HEADER_BYTES] = self.identity
         shape = (num_blocks, *layout.block_shape)
@@ -63,9 +65,9 @@ class KVStorage:
             data = self.shared[blocks].view(-1).view(self.tensor.dtype)
             self.tensor[blocks] = data.view(-1, *self.layout.block_shape).to(self.device)
 
-    def digests(self, blocks: list[int]) -> list[int]:
-        """One number for the bytes of each block, as they are in `shared`."""
-        return block_digests(self.shared[blocks], self.digest_weights)
+    def digests(self, blocks: Iterable[int]) -> list[int]:
+        """One number for the bytes of each block, as they are in `shared`. Any thread may ask."""
+        return block_digests(self.bytes, blocks, self.digest_weights)
 
     def clear_tail(self, block: int, filled: int) -> None:
         """Zero the slots of a block from `filled` on: what an earlier owner left there is nobody's business."""

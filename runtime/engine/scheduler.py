@@ -263,14 +263,15 @@ class Scheduler:
         return sequence
 
     def finish(self, sequence: Sequence, finish: Finish) -> None:
-        """End a sequence in whatever state it is. Its blocks go back unless it hands them over."""
+        """End a sequence in whatever state it is. Its blocks go back, but for those of a sequence that hands over and
+        is complete: a peer may be reading them, and whoever deals with peers gives them back."""
         places = {State.RUNNING: self.running, State.WAITING_FOR_REMOTE_KVS: self.parked, State.WAITING: self.waiting}
         places[sequence.state].remove(sequence)
         self.prefix.drop(sequence)
         sequence.end(finish)
         if finish in (Finish.STOP, Finish.LENGTH) and self.prefix.enabled:
             self.keeper.keep(sequence)
-        if finish is not Finish.HANDED_OVER:
+        if not sequence.hands_over or finish in (Finish.ABORTED, Finish.ERROR):
             self.memory.give_back(sequence)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a transport of KV blocks can do. It moves bytes and knows nothing of requests."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pontil.runtime.cache.storage import EPOCH_SLOTS
@@ -17,13 +17,14 @@ STALL = 5.0
 @dataclass(frozen=True, slots=True)
 class Done:
     """A pull that ended. `error` is None when every byte arrived; `epoch` is the peer's cell as it was read *after* the
-    data."""
+    data, and `digests` are of the blocks as they arrived in our pool, in the order of the pairs."""
 
     ticket: int
     error: str | None
     epoch: int | None
     bytes: int
     seconds: float
+    digests: list[int] = field(default_factory=list)
 
 
 class Connector(Protocol):
@@ -53,8 +54,13 @@ class Connector(Protocol):
     def poll(self) -> list[Done]:
         """Pulls that ended since the last call, in the order they ended."""
 
+    def received(self, peer: str) -> int:
+        """A number that grows as long as bytes come from a peer, whichever pull they are for: what waits behind another
+        pull is not stalled. Unknown peers have 0."""
+
     def cancel(self, ticket: int) -> None:
-        """Hurry the end of a pull that is not wanted any more. It still ends with a Done."""
+        """End a pull that is not wanted any more, at once and not after those before it. It still ends with a Done. A
+        pull that has ended is no error."""
 
     def close(self) -> None:
         """Stop copying and let go of every peer."""
@@ -69,6 +75,13 @@ def runs(pairs: Sequence[Pair]) -> list[tuple[int, int, int]]:
         else:
             merged.append((theirs, ours, 1))
     return merged
+
+
+def pieces(pairs: Sequence[Pair], most: int) -> Iterator[tuple[int, int, int]]:
+    """Runs of at most `most` blocks."""
+    for theirs, ours, count in runs(pairs):
+        for start in range(0, count, most):
+            yield theirs + start, ours + start, min(most, count - start)
 
 
 def can_be_read(pairs: Sequence[Pair], slot: int, num_blocks: int) -> bool:

@@ -2,33 +2,43 @@
 """The prefill side of handoffs: what is promised to which peer, under which epoch, until when.
 
 A reservation slot has one epoch cell in the shared memory. The cell is bumped before the blocks of its reservation go
-back to the pool, whatever the reason, so that a peer that read them too late sees another number than it was told.
+back to the pool, whatever the reason, so that a peer that read them too late sees another number than it was told. No
+two reservations of a process have the same epoch, not even in different slots: what a peer says of one that is over
+cannot be taken for another's, should a transfer be opened again under its id.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
 
 from pontil.runtime.cache.storage import EPOCH_SLOTS, KVStorage
-from pontil.runtime.transfer.states import GIVING_MOVES, Giving, move
+from pontil.runtime.transfer.states import GIVING, GIVING_ENDS, Giving, GivingAction, GivingEvent, rule
 from pontil.runtime.wire.messages import ChunkReady, Handoff, Logprobs
 
 LEASE = 30.0
 LEASE_TOTAL = 120.0
+# A prompt that is not computed by then is of no use: the decode side does not wait longer for a handoff.
+COMPUTE_TOTAL = 120.0
 
 
 @dataclass(slots=True, eq=False)
 class Gift:
-    """One transfer. `blocks` are the prompt's, growing while it is computed; the first `announced` were named."""
+    """One transfer. `blocks` are the prompt's once it is computed; the first `announced` were named before. At
+    `deadline` it ends whatever happens. `reason` says why it did not end well."""
 
     transfer_id: str
     peer: str
     slot: int
     epoch: int
+    deadline: float
     state: Giving = Giving.COMPUTING
     blocks: list[int] = field(default_factory=list)
     announced: int = 0
     held_since: float = 0.0
-    deadline: float = 0.0
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +55,42 @@ class Prefilled:
     drafts: list[list[int]] | None = None
 
 
+class GivingHands(Protocol):
+    """What the giver cannot do by itself."""
+
+    def free_blocks(self, gift: Gift) -> None:
+        """Give the blocks of a transfer back to the pool; while it was computed they are the engine's."""
+
+    def withdraw(self, gift: Gift, finished: bool) -> None:
+        """Tell the peer that no handoff will come."""
+
+
 class Giver:
     """Owns the epoch cells. Conservation: free slots + open gifts = EPOCH_SLOTS."""
 
-    def __init__(self, storage: KVStorage, incarnation: str, lease: float = LEASE) -> None:
+    def __init__(self, storage: KVStorage, incarnation: str, hands: GivingHands, lease: float = LEASE) -> None:
         self.storage, self.incarnation, self.lease = storage, incarnation, lease
         self.free_slots = deque(range(EPOCH_SLOTS))
+        storage.epochs.copy_(torch.arange(EPOCH_SLOTS))
+        self.last_epoch = EPOCH_SLOTS - 1
         self.open: dict[str, Gift] = {}
+        self.acts: dict[GivingAction, Callable[[Gift, float], None]] = {
+            GivingAction.START_LEASE: self.start_lease,
+            GivingAction.EXTEND_LEASE: self.extend_lease,
+            GivingAction.BUMP_EPOCH: self.bump_epoch,
+            GivingAction.FREE_BLOCKS: lambda gift, now: hands.free_blocks(gift),
+            GivingAction.FREE_SLOT: self.free_slot,
+            GivingAction.SEND_FINISHED: lambda gift, now: hands.withdraw(gift, True),
+            GivingAction.SEND_WITHDRAWN: lambda gift, now: hands.withdraw(gift, False),
+        }
 
-    def begin(self, transfer_id: str, peer: str, have: int = 0) -> Gift | None:
-        """Start a transfer of all but the first `have` blocks; None when every slot is taken."""
-        if not self.free_slots:
+    def begin(self, transfer_id: str, peer: str, now: float, have: int = 0) -> Gift | None:
+        """Start a transfer of all but the first `have` blocks; None when every slot is taken, or one under this id is
+        open."""
+        if not self.free_slots or transfer_id in self.open:
             return None
         slot = self.free_slots.popleft()
-        gift = Gift(transfer_id, peer, slot, int(self.storage.epochs[slot]), announced=have)
+        gift = Gift(transfer_id, peer, slot, int(self.storage.epochs[slot]), now + COMPUTE_TOTAL, announced=have)
         self.open[transfer_id] = gift
         return gift
 
@@ -73,9 +105,8 @@ class Giver:
     def hold(self, gift: Gift, blocks: list[int], done: Prefilled, now: float) -> Handoff:
         """The prompt is computed: name the rest of its blocks and keep all of them under a lease."""
         first, fresh = self.take_fresh(gift, blocks)
-        gift.state = move(GIVING_MOVES, gift.state, Giving.HELD)
         gift.blocks = list(blocks)
-        gift.held_since, gift.deadline = now, now + self.lease
+        self.happened(gift, GivingEvent.COMPUTED, now)
         return Handoff(
             self.incarnation,
             gift.peer,
@@ -102,24 +133,41 @@ class Giver:
         gift.announced += len(fresh)
         return first, fresh
 
-    def renew(self, transfer_id: str, epoch: int, now: float) -> None:
-        """Extend a lease, within its total. Unknown or stale ones are ignored."""
+    def heard(self, transfer_id: str, epoch: int, event: GivingEvent, now: float) -> None:
+        """What the peer says of a transfer. One that has ended, or of another epoch, is stale and changes nothing."""
         gift = self.open.get(transfer_id)
-        if gift is not None and gift.epoch == epoch and gift.state is Giving.HELD:
-            gift.deadline = min(now + self.lease, gift.held_since + LEASE_TOTAL)
+        if gift is not None:
+            self.happened(gift, event if epoch == gift.epoch else GivingEvent.STALE, now)
 
-    def release(self, transfer_id: str, state: Giving, epoch: int | None = None) -> Gift | None:
-        """End a transfer, whatever its state: bump the epoch, then give the gift with its held blocks to the caller,
-        who returns them to the pool. None when it has ended before or the epoch is another one's (idempotent)."""
+    def release(self, transfer_id: str, event: GivingEvent, now: float, reason: str = "") -> Gift | None:
+        """End a transfer, whatever its state. None when it has ended before (idempotent)."""
         gift = self.open.get(transfer_id)
-        if gift is None or epoch not in (None, gift.epoch):
-            return None
-        gift.state = move(GIVING_MOVES, gift.state, state)
-        self.storage.epochs[gift.slot] += 1
-        del self.open[transfer_id]
-        self.free_slots.append(gift.slot)
+        if gift is not None:
+            gift.reason = reason
+            self.happened(gift, event, now)
         return gift
 
-    def expired(self, now: float) -> list[Gift]:
-        """Held gifts whose lease has run out; release them."""
-        return [gift for gift in self.open.values() if gift.state is Giving.HELD and gift.deadline <= now]
+    def happened(self, gift: Gift, event: GivingEvent, now: float) -> None:
+        """Move by the table, and act by it. A gift that has ended is open no more, before anything else is done."""
+        gift.state, actions = rule(GIVING, gift.state, event)
+        if gift.state in GIVING_ENDS:
+            del self.open[gift.transfer_id]
+        for action in actions:
+            self.acts[action](gift, now)
+
+    def late(self, now: float) -> list[Gift]:
+        """Transfers whose deadline has passed: the lease, or the time to compute."""
+        return [gift for gift in self.open.values() if gift.deadline <= now]
+
+    def start_lease(self, gift: Gift, now: float) -> None:
+        gift.held_since, gift.deadline = now, now + self.lease
+
+    def extend_lease(self, gift: Gift, now: float) -> None:
+        gift.deadline = min(now + self.lease, gift.held_since + LEASE_TOTAL)
+
+    def bump_epoch(self, gift: Gift, now: float) -> None:
+        self.last_epoch += 1
+        self.storage.epochs[gift.slot] = self.last_epoch
+
+    def free_slot(self, gift: Gift, now: float) -> None:
+        self.free_slots.append(gift.slot)

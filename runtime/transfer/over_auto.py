@@ -58,6 +58,10 @@ class OverAuto:
             self.pulls.pop(end.ticket, None)
         return done
 
+    def received(self, peer: str) -> int:
+        connector = self.chosen.get(peer)
+        return 0 if connector is None else connector.received(peer)
+
     def cancel(self, ticket: int) -> None:
         connector = self.pulls.get(ticket)
         if connector is not None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pulling from a worker on the same host by mapping its pool read-only through /proc.
 
-"The same host" means exactly that the peer's memory could be opened. One thread copies; the engine's step never waits.
+"The same host" means exactly that the peer's memory could be opened. One thread copies, and digests each block while it
+is in the cache; the engine's step never waits.
 """
 
 import mmap
@@ -19,10 +20,12 @@ import numpy as np
 
 from pontil.runtime.cache.storage import EPOCH_SLOTS, HEADER_BYTES, IDENTITY_BYTES, KVStorage
 from pontil.runtime.errors import TransferError
-from pontil.runtime.transfer.connector import Done, Pair, can_be_read, runs
+from pontil.runtime.transfer.connector import Done, Pair, can_be_read, pieces
 from pontil.runtime.transfer.descriptor import num_blocks, part, secret, whole
 
 JOIN_TIMEOUT = 5.0
+# Copied, then digested: it should still be in a core's own cache.
+PIECE_BYTES = 512 << 10
 
 
 class PeerPool:
@@ -84,10 +87,12 @@ class OverShm:
     def __init__(self, storage: KVStorage, wake: Callable[[], None], tickets: Iterator[int] | None = None) -> None:
         self.storage, self.wake, self.tickets = storage, wake, tickets or count(1)
         self.target = storage.shared.numpy()
+        self.piece = max(1, PIECE_BYTES // storage.layout.block_bytes)
         self.peers: dict[str, PeerPool] = {}
         self.cancelled: set[int] = set()
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.done: queue.SimpleQueue[Done] = queue.SimpleQueue()
+        self.copied = 0
         self.stopping = threading.Event()
         self.thread = threading.Thread(target=self.copy_until_closed, name="over-shm", daemon=True)
         self.thread.start()
@@ -132,6 +137,10 @@ class OverShm:
             self.cancelled.discard(done[-1].ticket)
         return done
 
+    def received(self, peer: str) -> int:
+        """One thread serves all peers."""
+        return self.copied
+
     def cancel(self, ticket: int) -> None:
         self.cancelled.add(ticket)
 
@@ -147,15 +156,17 @@ class OverShm:
             self.finish(self.copy(job))
 
     def copy(self, job: Job) -> Done:
-        """One pull. numpy lets go of the interpreter lock while it copies."""
-        if job.ticket in self.cancelled or self.stopping.is_set():
-            return Done(job.ticket, "cancelled", None, 0, 0.0)
-        begun = time.monotonic()
-        for theirs, ours, length in runs(job.pairs):
+        """One pull. numpy lets go of the interpreter lock while it copies and while it digests."""
+        begun, digests = time.monotonic(), list[int]()
+        for theirs, ours, length in pieces(job.pairs, self.piece):
+            if job.ticket in self.cancelled or self.stopping.is_set():
+                return Done(job.ticket, "cancelled", None, 0, time.monotonic() - begun)
             self.target[ours : ours + length] = job.peer.blocks[theirs : theirs + length]
+            digests += self.storage.digests(range(ours, ours + length))
+            self.copied += length
         epoch = int(job.peer.epochs[job.slot])
         moved = len(job.pairs) * self.storage.layout.block_bytes
-        return Done(job.ticket, None, epoch, moved, time.monotonic() - begun)
+        return Done(job.ticket, None, epoch, moved, time.monotonic() - begun, digests)
 
     def finish(self, done: Done) -> None:
         self.done.put(done)

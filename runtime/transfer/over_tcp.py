@@ -74,13 +74,14 @@ class PeerStream:
     """The connection to one peer, and the thread that owns it. The engine's thread gives it jobs, cancels them and
     rings the bell; `finish` is called in the stream's thread, once for each job."""
 
-    def __init__(
-        self, address: Address, target: memoryview, block_bytes: int, finish: Callable[[Done], None], stall: float
-    ) -> None:
-        self.address, self.target, self.block_bytes = address, target, block_bytes
+    def __init__(self, address: Address, storage: KVStorage, finish: Callable[[Done], None], stall: float) -> None:
+        self.address, self.storage, self.block_bytes = address, storage, storage.layout.block_bytes
+        self.target = storage.shared.numpy().reshape(-1).data
         self.finish, self.stall = finish, stall
         self.jobs: deque[Job] = deque()
+        self.lock = threading.Lock()  # of who takes a job out of the queue
         self.cancelled: set[int] = set()
+        self.received = 0
         self.leaving, self.closing = threading.Event(), threading.Event()
         self.refused = False
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -97,6 +98,14 @@ class PeerStream:
         self.ring()
 
     def cancel(self, ticket: int) -> None:
+        """A job that waits behind another ends here and now; the one that is going on, when its thread hears of it."""
+        with self.lock:
+            waiting = next((job for job in self.jobs if job.ticket == ticket), None)
+            if waiting is not None:
+                self.jobs.remove(waiting)
+        if waiting is not None:
+            self.finish(Done(ticket, "cancelled", None, 0, 0.0))
+            return
         self.cancelled.add(ticket)
         self.ring()
 
@@ -131,7 +140,7 @@ class PeerStream:
 
     def next_job(self) -> Job | None:
         """Wait for work, with an eye on the connection. None when there will be no more."""
-        while not self.jobs:
+        while (job := self.take_job()) is None:
             if self.leaving.is_set():
                 return None
             if self.wait(select.POLLIN | select.POLLRDHUP, None):
@@ -139,7 +148,11 @@ class PeerStream:
                 if self.may_try:
                     self.may_try = False
                     self.try_out()
-        return self.jobs.popleft()
+        return job
+
+    def take_job(self) -> Job | None:
+        with self.lock:
+            return self.jobs.popleft() if self.jobs else None
 
     def try_out(self) -> None:
         """Connect ahead of the first pull, and find out why a peer closed: `refused` then says that it is gone. Not
@@ -157,15 +170,15 @@ class PeerStream:
     def pull(self, job: Job) -> Done:
         begun = time.monotonic()
         try:
-            epoch = self.exchange_again(job)
+            epoch, digests = self.exchange_again(job)
         except TransferError as error:
             self.disconnect()
             return Done(job.ticket, str(error), None, 0, time.monotonic() - begun)
         self.may_try = True
         moved = self.block_bytes * sum(length for _, _, length in job.runs)
-        return Done(job.ticket, None, epoch, moved, time.monotonic() - begun)
+        return Done(job.ticket, None, epoch, moved, time.monotonic() - begun, digests)
 
-    def exchange_again(self, job: Job) -> int:
+    def exchange_again(self, job: Job) -> tuple[int, list[int]]:
         """An exchange, repeated on a new connection when the one that was there has broken."""
         had_one = self.socket is not None
         try:
@@ -176,8 +189,8 @@ class PeerStream:
             self.disconnect()
             return self.exchange(job.runs, job.slot)
 
-    def exchange(self, wanted: list[tuple[int, int, int]], slot: int) -> int:
-        """Ask and receive; returns the cell. Raises TransferError, after which the connection is of no use."""
+    def exchange(self, wanted: list[tuple[int, int, int]], slot: int) -> tuple[int, list[int]]:
+        """Ask and receive: the cell and digests. Raises TransferError, after which the connection is of no use."""
         self.deadline = time.monotonic() + PULL_TIMEOUT
         self.check(self.deadline)
         if self.socket is None:
@@ -186,9 +199,13 @@ class PeerStream:
         status, size = ANSWER.unpack(self.receive(bytearray(ANSWER.size)))
         if status != READ or size != self.block_bytes * sum(length for _, _, length in wanted):
             raise TransferError("the peer did not give the blocks that it announced")
-        for _, ours, length in wanted:
-            self.receive(self.target[ours * self.block_bytes : (ours + length) * self.block_bytes])
-        return int(EPOCH.unpack(self.receive(bytearray(EPOCH.size)))[0])
+        digests = [self.receive_block(block) for _, ours, length in wanted for block in range(ours, ours + length)]
+        return int(EPOCH.unpack(self.receive(bytearray(EPOCH.size)))[0]), digests
+
+    def receive_block(self, block: int) -> int:
+        """Its digest, taken while it is in the cache."""
+        self.receive(self.target[block * self.block_bytes : (block + 1) * self.block_bytes])
+        return self.storage.digests([block])[0]
 
     def connect(self) -> None:
         """A new connection. Only a peer whose port is closed counts as gone: anything else may pass."""
@@ -237,6 +254,7 @@ class PeerStream:
                 raise Broken(f"the connection to the peer broke ({error.strerror})") from None
             if not received:
                 raise Broken("the peer closed the connection")
+            self.received += received
             rest = rest[received:]
         return place
 
@@ -283,7 +301,6 @@ class OverTcp:
         stall: float = STALL,
     ) -> None:
         self.storage, self.wake, self.stall, self.tickets = storage, wake, stall, tickets or count(1)
-        self.target = storage.shared.numpy().reshape(-1).data
         self.server = TcpServer(storage, host)
         self.streams: dict[str, PeerStream] = {}
         self.ending: list[PeerStream] = []
@@ -295,9 +312,8 @@ class OverTcp:
 
     def attach(self, peer: str, descriptor: dict[str, Any]) -> None:
         if peer not in self.streams:
-            size = self.storage.layout.block_bytes
-            address = Address.read(descriptor, size)
-            self.streams[peer] = PeerStream(address, self.target, size, self.finish, self.stall)
+            address = Address.read(descriptor, self.storage.layout.block_bytes)
+            self.streams[peer] = PeerStream(address, self.storage, self.finish, self.stall)
 
     def detach(self, peer: str) -> None:
         stream = self.streams.pop(peer, None)
@@ -329,6 +345,10 @@ class OverTcp:
                 stream.cancelled.discard(done[-1].ticket)
         self.ending = [stream for stream in self.ending if not stream.join(0.0)]
         return done
+
+    def received(self, peer: str) -> int:
+        stream = self.streams.get(peer)
+        return 0 if stream is None else stream.received
 
     def cancel(self, ticket: int) -> None:
         stream = self.pulls.get(ticket)

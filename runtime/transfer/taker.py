@@ -6,82 +6,126 @@ number that was announced, and the digest of the bytes here is the one the peer 
 copier can write to its blocks any more, also when it failed or was cancelled.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.transfer.connector import STALL, Connector, Done
-from pontil.runtime.transfer.states import TAKING_MOVES, Taking, move
+from pontil.runtime.transfer.states import TAKING, TAKING_ENDS, Taking, TakingAction, TakingEvent, rule
 from pontil.runtime.wire.messages import ChunkReady, Handoff
+
+# The longest a transfer waits for its prompt; the proxy's own deadline is shorter and comes first.
+TRANSFER_TIMEOUT = 120.0
+# The longest a pull may go on that was cancelled. Connectors promise far less.
+DRAIN_TIMEOUT = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Blocks on their way: ours, and the digests they must have."""
+    """Blocks on their way: (theirs, ours) each, and the digests they must have."""
 
-    blocks: list[int]
+    pairs: list[tuple[int, int]]
     digests: list[int]
 
 
 @dataclass(slots=True, eq=False)
 class Take:
     """One transfer of a prompt of `expected` blocks. The first `announced` were announced so far, or are here already
-    from an earlier prompt. With `error` it fails once nothing is pending."""
+    from an earlier prompt. With `error` it fails once nothing is pending. `ready` is the pull that is dealt with now:
+    one that is to be started, or has ended well."""
 
     transfer_id: str
     peer: str
     expected: int
+    deadline: float
     state: Taking = Taking.RESERVED
     epoch: int = 0
     slot: int = 0
     announced: int = 0
+    ready: Pull | None = None
     pending: dict[int, Pull] = field(default_factory=dict)
     handoff: Handoff | None = None
     error: str | None = None
     last_progress: float = 0.0
+    received: int = 0
+    drained_by: float = 0.0
     bytes: int = 0
     seconds: float = 0.0
 
     @property
     def ended(self) -> bool:
-        return not TAKING_MOVES[self.state]
+        return self.state in TAKING_ENDS
+
+
+class TakingHands(Protocol):
+    """What the taker cannot do by itself; TakingAction says what each is."""
+
+    def keep_blocks(self, take: Take) -> None: ...
+    def free_blocks(self, take: Take) -> None: ...
+    def promote(self, take: Take) -> None: ...
+    def go_on_without(self, take: Take) -> None: ...
+    def send_fetched(self, take: Take) -> None: ...
+    def send_abandon(self, take: Take) -> None: ...
+    def stop_worker(self, take: Take) -> None: ...
 
 
 class Taker:
     """Owns the transfers that are not over. The engine's thread calls everything."""
 
-    def __init__(self, connector: Connector, storage: KVStorage) -> None:
+    def __init__(self, connector: Connector, storage: KVStorage, hands: TakingHands) -> None:
         self.connector, self.storage = connector, storage
         self.open: dict[str, Take] = {}
         self.by_ticket: dict[int, Take] = {}
+        self.acts: dict[TakingAction, Callable[[Take], None]] = {
+            TakingAction.START_PULL: self.start_pull,
+            TakingAction.ACCEPT_BLOCKS: self.accept_blocks,
+            TakingAction.CANCEL_PULLS: self.cancel_pulls,
+            TakingAction.KEEP_BLOCKS: hands.keep_blocks,
+            TakingAction.FREE_BLOCKS: hands.free_blocks,
+            TakingAction.PROMOTE: hands.promote,
+            TakingAction.GO_ON_WITHOUT: hands.go_on_without,
+            TakingAction.SEND_FETCHED: hands.send_fetched,
+            TakingAction.SEND_ABANDON: hands.send_abandon,
+            TakingAction.STOP_WORKER: hands.stop_worker,
+        }
 
-    def begin(self, transfer_id: str, peer: str, expected: int, have: int = 0) -> Take:
-        take = self.open[transfer_id] = Take(transfer_id, peer, expected, announced=have)
+    def begin(self, transfer_id: str, peer: str, expected: int, now: float, have: int = 0) -> Take:
+        take = self.open[transfer_id] = Take(transfer_id, peer, expected, now + TRANSFER_TIMEOUT, announced=have)
         return take
+
+    def happened(self, take: Take, event: TakingEvent) -> None:
+        """Move by the table, and act by it. A take that has ended is open no more, before anything else is done."""
+        take.state, actions = rule(TAKING, take.state, event)
+        if take.ended:
+            del self.open[take.transfer_id]
+        for action in actions:
+            self.acts[action](take)
 
     def announced(self, take: Take, message: ChunkReady | Handoff, ours: list[int], now: float) -> None:
         """Start pulling the message's blocks into `ours`, one for each. A message that contradicts an earlier one, or
         is not about the next blocks, fails the transfer."""
         if take.state is Taking.RESERVED:
-            take.state = move(TAKING_MOVES, take.state, Taking.PULLING)
             take.epoch, take.slot = message.epoch, message.slot
-        contradiction = self.contradiction(take, message, ours)
+        contradiction = take.error or self.contradiction(take, message, ours)
         if contradiction:
-            self.fail(take, contradiction)
+            self.fail(take, contradiction, now)
             return
         take.announced += len(ours)
-        take.last_progress = now
+        if not take.pending:
+            take.last_progress, take.received = now, self.connector.received(take.peer)
         if isinstance(message, Handoff):
             take.handoff = message
-        if ours:
-            ticket = self.connector.pull(take.peer, list(zip(message.block_ids, ours, strict=True)), take.slot)
-            take.pending[ticket] = Pull(ours, message.digests)
-            self.by_ticket[ticket] = take
+        take.ready = Pull(list(zip(message.block_ids, ours, strict=True)), message.digests)
+        self.happened(take, TakingEvent.ANNOUNCED)
 
     def contradiction(self, take: Take, message: ChunkReady | Handoff, ours: list[int]) -> str | None:
         if (message.epoch, message.slot) != (take.epoch, take.slot):
             return "the peer changed the epoch of the transfer"
         if message.first != take.announced or not len(message.block_ids) == len(message.digests) == len(ours):
             return "the peer announced blocks out of order"
+        if take.handoff is not None:
+            return "the peer announced blocks after its handoff"
         if isinstance(message, Handoff):
             if message.kv_fingerprint != self.storage.layout.fingerprint():
                 return "the peer's blocks have another layout"
@@ -89,58 +133,88 @@ class Taker:
                 return "the peer's handoff is not for this request"
         return None
 
-    def fail(self, take: Take, error: str) -> None:
-        """Give up on a transfer. It becomes FAILED when its last pull has ended."""
-        take.error = take.error or error
-        for ticket in take.pending:
-            self.connector.cancel(ticket)
+    def fail(self, take: Take, error: str, now: float) -> None:
+        """Give up on a transfer. It becomes FAILED when its last pull has ended. Only the first fault counts."""
+        if take.error is None:
+            take.error, take.drained_by = error, now + DRAIN_TIMEOUT
+            self.happened(take, TakingEvent.FAULT)
 
-    def cancel(self, transfer_id: str) -> Take | None:
-        """Nobody wants it any more: DRAINING, and CANCELLED when its last pull has ended. None if it is over."""
+    def end(self, transfer_id: str, event: TakingEvent, now: float) -> Take | None:
+        """CANCELLED or FINISHED: DRAINING, and CANCELLED when its last pull has ended. None if it is over."""
         take = self.open.get(transfer_id)
         if take is None or take.state is Taking.DRAINING:
             return None
-        take.state = move(TAKING_MOVES, take.state, Taking.DRAINING)
-        self.fail(take, "cancelled")
+        if take.error is None:
+            take.error, take.drained_by = "cancelled", now + DRAIN_TIMEOUT
+        self.happened(take, event)
         return take
 
-    def poll(self, now: float) -> list[Take]:
-        """Transfers that ended since the last call: COMPLETE, FAILED or CANCELLED."""
+    def poll(self, now: float) -> None:
+        """Deal with pulls that ended and deadlines that passed; carry out what follows."""
         for done in self.connector.poll():
             self.finish_pull(done, now)
-        for take in self.open.values():
-            if take.pending and now - take.last_progress > STALL:
-                self.fail(take, f"no bytes came for {STALL:.0f} s")
-        ended = [take for take in self.open.values() if self.settle(take)]
-        for take in ended:
-            del self.open[take.transfer_id]
-        return ended
+        for take in list(self.open.values()):
+            self.watch(take, now)
+            self.settle(take)
+
+    def watch(self, take: Take, now: float) -> None:
+        """The deadlines: of the whole, of silence while announced blocks are outstanding, of pulls that were to end."""
+        if take.error is not None:
+            if take.pending and now >= take.drained_by:
+                self.happened(take, TakingEvent.STUCK)
+            return
+        if now >= take.deadline:
+            self.fail(take, f"the handoff was not complete within {TRANSFER_TIMEOUT:.0f} s", now)
+        elif take.pending:
+            received = self.connector.received(take.peer)
+            if received != take.received:
+                take.received, take.last_progress = received, now
+            elif now - take.last_progress > STALL:
+                self.fail(take, f"no bytes came for {STALL:.0f} s", now)
 
     def finish_pull(self, done: Done, now: float) -> None:
-        take = self.by_ticket.pop(done.ticket)
+        """An end of a pull that is not open, or has ended before, says nothing."""
+        take = self.by_ticket.pop(done.ticket, None)
+        if take is None:
+            return
         pull = take.pending.pop(done.ticket)
         take.last_progress = now
         take.bytes += done.bytes
         take.seconds += done.seconds
-        if take.error:
+        if take.error is not None:
             return
         if done.error:
-            self.fail(take, done.error)
+            self.fail(take, done.error, now)
         elif done.epoch != take.epoch:
-            self.fail(take, "the peer reused the blocks before they were read")
-        elif self.storage.digests(pull.blocks) != pull.digests:
-            self.fail(take, "the blocks that arrived are not the ones that were sent")
+            self.fail(take, "the peer reused the blocks before they were read", now)
+        elif done.digests != pull.digests:
+            self.fail(take, "the blocks that arrived are not the ones that were sent", now)
         else:
-            self.storage.receive(pull.blocks)
+            take.ready = pull
+            self.happened(take, TakingEvent.ARRIVED)
 
-    def settle(self, take: Take) -> bool:
-        """Move to the final state if nothing is pending."""
+    def settle(self, take: Take) -> None:
+        """End it if nothing is pending and nothing is to come."""
         if take.pending:
-            return False
+            return
         if take.state is Taking.DRAINING:
-            take.state = move(TAKING_MOVES, take.state, Taking.CANCELLED)
-        elif take.error:
-            take.state = move(TAKING_MOVES, take.state, Taking.FAILED)
-        elif take.handoff:
-            take.state = move(TAKING_MOVES, take.state, Taking.COMPLETE)
-        return take.ended
+            self.happened(take, TakingEvent.QUIET)
+        elif take.error is not None:
+            self.happened(take, TakingEvent.SPOILED)
+        elif take.handoff is not None:
+            self.happened(take, TakingEvent.WHOLE)
+
+    def start_pull(self, take: Take) -> None:
+        assert take.ready is not None
+        if take.ready.pairs:
+            ticket = self.connector.pull(take.peer, take.ready.pairs, take.slot)
+            take.pending[ticket] = take.ready
+            self.by_ticket[ticket] = take
+
+    def accept_blocks(self, take: Take) -> None:
+        assert take.ready is not None
+        self.storage.receive([ours for _, ours in take.ready.pairs])
+
+    def cancel_pulls(self, take: Take) -> None:
+        for ticket in take.pending:
+            self.connector.cancel(ticket)

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decode side of a worker: makes room, asks for the prompt, pulls its blocks, and lets the engine go on with it."""
+"""The decode side of a worker: makes room, asks for the prompt, pulls its blocks, and lets the engine go on with it.
 
+How a transfer ends is the taker's to decide, by its table; this desk is its hands.
+"""
+
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pontil.runtime.engine.logprobs import TokenLogprobs
 from pontil.runtime.engine.sequence import Finish, Known
+from pontil.runtime.errors import TransferError
 from pontil.runtime.transfer.connector import Connector
-from pontil.runtime.transfer.states import Taking
-from pontil.runtime.transfer.taker import Take, Taker
+from pontil.runtime.transfer.states import TakingEvent
+from pontil.runtime.transfer.taker import DRAIN_TIMEOUT, Take, Taker
 from pontil.runtime.wire.messages import (
     SCHEMA,
     Abandon,
@@ -29,8 +34,6 @@ from pontil.runtime.worker.live import Live
 from pontil.runtime.worker.peer_line import HANDSHAKE_TIMEOUT, Line, PeerLine
 
 RENEW_EVERY = 10.0
-# The longest a parked sequence waits for its prompt; the proxy's own deadline is shorter and comes first.
-TRANSFER_TIMEOUT = 120.0
 
 
 @dataclass(slots=True, eq=False)
@@ -39,13 +42,12 @@ class Parked:
 
     live: Live
     take: Take
-    deadline: float
     renew_at: float
 
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the transfers: cumulative."""
+    """What became of the transfers: cumulative. Those that prefill ended itself count nowhere."""
 
     complete: int = 0
     failed: int = 0
@@ -62,10 +64,10 @@ class DecodeDesk:
     name: str
     machine: Machine
     connector: Connector
-    taker: Taker
     kv_fingerprint: str
     connect: Callable[[str], PeerClient]
     disconnect: Callable[[PeerClient], None]
+    taker: Taker = field(init=False)
     lines: dict[str, PeerLine] = field(default_factory=dict)
     waiting: deque[Live] = field(default_factory=deque)
     parked: dict[str, Parked] = field(default_factory=dict)
@@ -73,6 +75,9 @@ class DecodeDesk:
     failed: list[tuple[Live, str]] = field(default_factory=list)
     over: list[Live] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
+
+    def __post_init__(self) -> None:
+        self.taker = Taker(self.connector, self.machine.storage, self)
 
     def submitted(self, live: Live, now: float) -> None:
         peer, endpoint = live.submit.peer, live.submit.peer_endpoint
@@ -114,8 +119,8 @@ class DecodeDesk:
         transfer_id = str(live.submit.transfer_id)
         expected = self.machine.layout.blocks_for(len(live.sequence.prompt))
         have = live.sequence.computed // self.machine.layout.block_size
-        take = self.taker.begin(transfer_id, line.peer, expected, have)
-        self.parked[transfer_id] = Parked(live, take, now + TRANSFER_TIMEOUT, now + RENEW_EVERY)
+        take = self.taker.begin(transfer_id, line.peer, expected, now, have)
+        self.parked[transfer_id] = Parked(live, take, now + RENEW_EVERY)
         line.socket.send(Begin(self.incarnation, line.peer, transfer_id, live.request_id, live.attempt, have))
 
     def take(self, message: Message, now: float) -> None:
@@ -130,7 +135,7 @@ class DecodeDesk:
             if parked is None or parked.take.peer != message.sender:
                 return
             if isinstance(message, Withdrawn):
-                self.withdrawn(parked, message)
+                self.withdrawn(parked, message, now)
             else:
                 self.announced(parked, message, now)
 
@@ -139,10 +144,10 @@ class DecodeDesk:
         take, sequence = parked.take, parked.live.sequence
         count = len(message.block_ids)
         if take.announced + count > take.expected:
-            self.taker.fail(take, "the peer announced more blocks than the prompt has")
+            self.taker.fail(take, "the peer announced more blocks than the prompt has", now)
             return
         if isinstance(message, Handoff) and not self.is_for(message, parked.live):
-            self.taker.fail(take, "the peer's handoff is not for this request")
+            self.taker.fail(take, "the peer's handoff is not for this request", now)
             return
         self.machine.scheduler.memory.grow(sequence, (take.announced + count) * self.machine.layout.block_size)
         ours = sequence.blocks[take.announced : take.announced + count]
@@ -164,39 +169,30 @@ class DecodeDesk:
     def is_token(self, token: int) -> bool:
         return 0 <= token < self.machine.config.vocab_size
 
-    def withdrawn(self, parked: Parked, message: Withdrawn) -> None:
+    def withdrawn(self, parked: Parked, message: Withdrawn, now: float) -> None:
         if message.finished:
-            self.let_go(parked)
+            self.taker.end(message.transfer_id, TakingEvent.FINISHED, now)
             self.over.append(parked.live)
         else:
-            self.taker.fail(parked.take, f"the prefill worker withdrew: {message.reason}")
+            self.taker.fail(parked.take, f"the prefill worker withdrew: {message.reason}", now)
 
     def poll(self, now: float) -> None:
-        """Carry out what became of transfers that ended."""
-        for take in self.taker.poll(now):
-            if take.state is Taking.CANCELLED:
-                self.machine.pool.release(self.draining.pop(take.transfer_id))
-                continue
-            parked = self.parked.pop(take.transfer_id)
-            if take.state is Taking.COMPLETE:
-                self.complete(parked)
-            else:
-                self.give_up(parked)
+        """Carry out what became of transfers."""
+        self.taker.poll(now)
 
-    def complete(self, parked: Parked) -> None:
-        take, sequence, handoff = parked.take, parked.live.sequence, parked.take.handoff
+    def promote(self, take: Take) -> None:
+        live, handoff = self.parked.pop(take.transfer_id).live, take.handoff
+        sequence = live.sequence
         assert handoff is not None
         sequence.cached, sequence.admissions = handoff.cached_tokens, 1
-        self.machine.engine.promote(sequence, handoff.computed, known_of(handoff, parked.live))
-        self.tell(take.peer, Fetched(self.incarnation, take.peer, take.transfer_id, take.epoch))
+        self.machine.engine.promote(sequence, handoff.computed, known_of(handoff, live))
         self.tally.complete += 1
         self.tally.bytes += take.bytes
 
-    def give_up(self, parked: Parked) -> None:
+    def go_on_without(self, take: Take) -> None:
         """A transfer failed. With the Handoff in hand the prompt is computed here, else the proxy is told."""
-        take, live = parked.take, parked.live
+        live = self.parked.pop(take.transfer_id).live
         self.tally.failed += 1
-        self.tell(take.peer, Abandon(self.incarnation, take.peer, take.transfer_id, str(take.error)))
         if take.handoff is not None:
             live.sequence.cached, live.sequence.admissions = take.handoff.cached_tokens, 1
             self.machine.engine.compute_here(live.sequence, known_of(take.handoff, live))
@@ -209,22 +205,37 @@ class DecodeDesk:
         if live in self.waiting:
             self.waiting.remove(live)
             return
-        parked = self.parked.get(str(live.submit.transfer_id))
-        if parked is None:
+        if self.taker.end(str(live.submit.transfer_id), TakingEvent.CANCELLED, time.monotonic()) is None:
             self.machine.engine.end(live.key, Finish.ABORTED)
-            return
-        self.let_go(parked)
-        self.tally.cancelled += 1
-        take = parked.take
-        self.tell(take.peer, Abandon(self.incarnation, take.peer, take.transfer_id, "cancelled"))
+        else:
+            self.tally.cancelled += 1
 
-    def let_go(self, parked: Parked) -> None:
-        """End a parked sequence. Blocks that a copier may still write to stay ours until it has ended."""
-        transfer_id, sequence = parked.take.transfer_id, parked.live.sequence
-        del self.parked[transfer_id]
-        self.draining[transfer_id], sequence.blocks = sequence.blocks, []
+    def keep_blocks(self, take: Take) -> None:
+        """The sequence ends. Blocks that a copier may still write to stay ours until it has ended."""
+        sequence = self.parked.pop(take.transfer_id).live.sequence
+        self.draining[take.transfer_id], sequence.blocks = sequence.blocks, []
         self.machine.engine.end(sequence.id, Finish.ABORTED)
-        self.taker.cancel(transfer_id)
+
+    def free_blocks(self, take: Take) -> None:
+        """No copier writes to them any more."""
+        drained = self.draining.pop(take.transfer_id, None)
+        if drained is not None:
+            self.machine.pool.release(drained)
+        else:
+            self.machine.scheduler.memory.give_back(self.parked[take.transfer_id].live.sequence)
+
+    def send_fetched(self, take: Take) -> None:
+        self.tell(take.peer, Fetched(self.incarnation, take.peer, take.transfer_id, take.epoch))
+
+    def send_abandon(self, take: Take) -> None:
+        self.tell(take.peer, Abandon(self.incarnation, take.peer, take.transfer_id, str(take.error)))
+
+    def stop_worker(self, take: Take) -> None:
+        """The process ends and is replaced: its memory goes with it, and so does the copier."""
+        raise TransferError(
+            f"a pull that was to end went on for {DRAIN_TIMEOUT:.0f} s: this worker stops rather than let go of memory "
+            "that is being written to; see whether the network or the peer's host is stuck"
+        )
 
     def tell(self, peer: str, message: Message) -> None:
         line = self.lines.get(peer)
@@ -232,26 +243,24 @@ class DecodeDesk:
             line.socket.send(message)
 
     def tick(self, now: float) -> None:
-        """Deadlines: handshakes, transfers that take too long, leases to renew, peers that ended."""
+        """Deadlines: handshakes, leases to renew, peers that ended. Those of transfers are the taker's."""
         for line in self.lines.values():
             line.tick(now)
         for parked in self.parked.values():
             take = parked.take
-            if now >= parked.deadline:
-                self.taker.fail(take, f"no handoff came within {TRANSFER_TIMEOUT:.0f} s")
             if take.handoff is not None and now >= parked.renew_at:
                 parked.renew_at = now + RENEW_EVERY
                 self.tell(take.peer, Renew(self.incarnation, take.peer, take.transfer_id, take.epoch))
         for peer in self.connector.lost():
-            self.mourn(peer)
+            self.mourn(peer, now)
         self.admit(now)
 
-    def mourn(self, peer: str) -> None:
+    def mourn(self, peer: str, now: float) -> None:
         """A prefill worker ended. What it had handed over can still be read; the rest will never come."""
         open_takes = [take for take in self.taker.open.values() if take.peer == peer]
         for take in open_takes:
             if take.handoff is None:
-                self.taker.fail(take, "the prefill worker ended")
+                self.taker.fail(take, "the prefill worker ended", now)
         line = self.lines.get(peer)
         if line is not None:
             line.fail("the prefill worker ended")

@@ -98,7 +98,7 @@ def make_live(submit: Submit, machine: Machine) -> Live:
     stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(config.eos_token_ids))
     check = partial(TextStops, machine.tokenizer, params) if params.stop else None
     check_delivered(submit, params, config.vocab_size)
-    hands_over, delivered = submit.phase == "prefill", submit.delivered
+    hands_over, delivered = submit.phase == "prefill" and submit.transfer_id is not None, submit.delivered
     sequence = Sequence(
         key_of(submit.request_id, submit.attempt), prompt, params, stops, hands_over, check, submit.cache_salt,
         wanted=tuple(submit.choices),

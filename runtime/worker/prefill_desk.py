@@ -2,7 +2,8 @@
 """The prefill side of a worker: computes prompts for decode workers that have made room, and hands them over.
 
 A prompt is computed only when both the proxy's Submit and the decode worker's Begin are here, whichever came first.
-Blocks that were handed over stay ours, under a lease, until the decode worker says Fetched.
+Blocks that were handed over stay ours, under a lease, until the decode worker says Fetched. How a transfer ends is the
+giver's to decide, by its table; this desk is its hands, and sees to the engine and the proxy.
 """
 
 import time
@@ -12,8 +13,8 @@ from dataclasses import dataclass, field
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.sequence import Finish, Sequence
 from pontil.runtime.transfer.connector import Connector
-from pontil.runtime.transfer.giver import Gift, Giver, Prefilled
-from pontil.runtime.transfer.states import Giving
+from pontil.runtime.transfer.giver import COMPUTE_TOTAL, Gift, Giver, Prefilled
+from pontil.runtime.transfer.states import Giving, GivingEvent
 from pontil.runtime.wire.messages import (
     SCHEMA,
     Abandon,
@@ -66,17 +67,21 @@ class PrefillDesk:
     done with are put into `over`.
     """
 
+    incarnation: str
     machine: Machine
     socket: PeerServer
     connector: Connector
-    giver: Giver
     kv_fingerprint: str
+    giver: Giver = field(init=False)
     halves: dict[str, Half] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
     held: dict[str, Live] = field(default_factory=dict)
     failed: list[tuple[Live, str]] = field(default_factory=list)
     over: list[Live] = field(default_factory=list)
     expired: int = 0
+
+    def __post_init__(self) -> None:
+        self.giver = Giver(self.machine.storage, self.incarnation, self)
 
     def submitted(self, live: Live, now: float) -> None:
         half = self.half(str(live.submit.transfer_id), now)
@@ -90,20 +95,28 @@ class PrefillDesk:
             half = self.half(message.transfer_id, now)
             half.begin = message
             self.pair(message.transfer_id, half)
-        elif isinstance(message, Fetched):
-            self.release(message.transfer_id, Giving.RELEASED, message.epoch)
-        elif isinstance(message, Renew):
-            self.giver.renew(message.transfer_id, message.epoch, now)
-        elif isinstance(message, Abandon):
-            self.drop(message.transfer_id)
+        elif isinstance(message, Fetched | Renew | Abandon) and self.is_theirs(message):
+            self.told(message, now)
+
+    def is_theirs(self, message: Fetched | Renew | Abandon) -> bool:
+        """Whether a message about an open transfer comes from the worker that it is for."""
+        gift = self.giver.open.get(message.transfer_id)
+        return gift is None or gift.peer == message.sender
+
+    def told(self, message: Fetched | Renew | Abandon, now: float) -> None:
+        if isinstance(message, Abandon):
+            self.drop(message.transfer_id, now)
+        else:
+            event = GivingEvent.FETCHED if isinstance(message, Fetched) else GivingEvent.RENEWED
+            self.giver.heard(message.transfer_id, message.epoch, event, now)
 
     def answer(self, greet: Greet) -> Greeting:
         """Blocks fit when protocol, model and layout are the same (C8)."""
         theirs = (greet.schema, greet.model_fingerprint, greet.kv_fingerprint)
         if theirs != (SCHEMA, self.machine.fingerprint, self.kv_fingerprint):
             reason = f"{greet.name} runs another model, KV layout or protocol version"
-            return Greeting(self.giver.incarnation, greet.sender, reason=reason)
-        return Greeting(self.giver.incarnation, greet.sender, pool=self.connector.register())
+            return Greeting(self.incarnation, greet.sender, reason=reason)
+        return Greeting(self.incarnation, greet.sender, pool=self.connector.register())
 
     def half(self, transfer_id: str, now: float) -> Half:
         return self.halves.setdefault(transfer_id, Half(now + PAIRING_TIMEOUT))
@@ -118,15 +131,16 @@ class PrefillDesk:
             self.give_up(live, "the decode worker that asked for the prompt is not the one that was planned")
             return
         if not 0 <= begin.have <= len(live.sequence.prompt) // self.machine.layout.block_size:
-            self.withdraw(begin.sender, transfer_id, False, "the prompt does not have so many blocks")
+            self.refuse(begin, "the prompt does not have so many blocks")
             self.give_up(live, "the decode worker claims blocks that the prompt does not have")
             return
-        gift = self.giver.begin(transfer_id, begin.sender, begin.have)
+        now = time.monotonic()
+        gift = self.giver.begin(transfer_id, begin.sender, now, begin.have)
         if gift is None:
-            self.withdraw(begin.sender, transfer_id, False, "too many transfers are open")
+            self.refuse(begin, "too many transfers are open")
             self.give_up(live, "the prefill worker has too many transfers open")
             return
-        self.jobs[live.key] = Job(live, gift, time.monotonic(), live.sequence.choices)
+        self.jobs[live.key] = Job(live, gift, now, live.sequence.choices)
         self.machine.engine.add(live.sequence)
 
     def announce(self) -> None:
@@ -144,79 +158,82 @@ class PrefillDesk:
         job.firsts.append(output)
         if not job.complete:
             return
-        del self.jobs[job.live.key]
+        now = time.monotonic()
         going_on = [one.sequence for one in job.firsts if one.finish is Finish.HANDED_OVER]
         if going_on:
-            self.hand_over(job, going_on)
+            self.hand_over(job, going_on, now)
         else:
-            self.giver.release(job.gift.transfer_id, Giving.RELEASED)
-            self.withdraw(job.gift.peer, job.gift.transfer_id, True, "finished")
-            self.over.append(job.live)
+            self.giver.release(job.gift.transfer_id, GivingEvent.FINISHED, now, "finished")
 
-    def hand_over(self, job: Job, going_on: list[Sequence]) -> None:
+    def hand_over(self, job: Job, going_on: list[Sequence], now: float) -> None:
         """Everything else is the decode worker's. The choices share their blocks, so one of them keeps them for all."""
-        sequence, *others = going_on
-        for other in others:
-            self.machine.scheduler.memory.give_back(other)
+        sequence = going_on[0]
+        for first in job.firsts:
+            if first.sequence is not sequence:
+                self.machine.scheduler.memory.give_back(first.sequence)
         filled = sequence.computed % self.machine.layout.block_size
         if filled:
             # A block is digested and sent whole: what an earlier owner left behind the prompt must not travel.
             self.machine.storage.clear_tail(sequence.blocks[-1], filled)
-        now = time.monotonic()
         done = prefilled(job, going_on, now, self.machine.scheduler.speculative_tokens)
         handoff = self.giver.hold(job.gift, sequence.blocks, done, now)
+        del self.jobs[job.live.key]
         self.held[handoff.transfer_id] = job.live
         if not self.socket.send(handoff):
             self.give_up(job.live, "the decode worker could not be reached for the handoff")
-            self.release(job.gift.transfer_id, Giving.ABANDONED)
+            self.giver.release(job.gift.transfer_id, GivingEvent.DROPPED, now, "unreachable")
 
     def cancel(self, live: Live) -> None:
         """The proxy does not want it any more, in whatever state it is."""
         transfer_id = str(live.submit.transfer_id)
         self.halves.pop(transfer_id, None)
-        job = self.jobs.pop(live.key, None)
-        if job is not None:
-            self.stop(job, "cancelled")
-        else:
-            self.release(transfer_id, Giving.ABANDONED)
+        self.giver.release(transfer_id, GivingEvent.DROPPED, time.monotonic(), "cancelled")
 
-    def drop(self, transfer_id: str) -> None:
+    def drop(self, transfer_id: str, now: float) -> None:
         """The decode worker does not want it any more; it tells the proxy what there is to tell."""
         half = self.halves.pop(transfer_id, None)
         if half is not None and half.live is not None:
             self.give_up(half.live, "the decode worker abandoned the transfer")
-        job = next((job for job in self.jobs.values() if job.gift.transfer_id == transfer_id), None)
+        job = self.job_of(transfer_id)
         if job is not None:
-            del self.jobs[job.live.key]
-            self.stop(job, "abandoned")
             self.give_up(job.live, "the decode worker abandoned the transfer")
-        self.release(transfer_id, Giving.ABANDONED)
+        self.giver.release(transfer_id, GivingEvent.DROPPED, now, "abandoned")
 
     def lose(self, job: Job) -> None:
-        del self.jobs[job.live.key]
-        self.stop(job, "unreachable")
         self.give_up(job.live, "the decode worker could not be reached")
+        self.giver.release(job.gift.transfer_id, GivingEvent.DROPPED, time.monotonic(), "unreachable")
 
-    def stop(self, job: Job, reason: str) -> None:
-        """End a prompt that is being computed: the epoch is bumped before the engine frees the blocks."""
-        self.giver.release(job.gift.transfer_id, Giving.ABANDONED)
-        self.machine.engine.end(job.live.key, Finish.ABORTED)
-        self.withdraw(job.gift.peer, job.gift.transfer_id, False, reason)
+    def job_of(self, transfer_id: str) -> Job | None:
+        return next((job for job in self.jobs.values() if job.gift.transfer_id == transfer_id), None)
 
-    def release(self, transfer_id: str, state: Giving, epoch: int | None = None) -> None:
-        """End a transfer whose blocks are held, and return them (idempotent)."""
-        gift = self.giver.release(transfer_id, state, epoch)
-        if gift is not None:
+    def free_blocks(self, gift: Gift) -> None:
+        """Of a transfer that ends: held ones are the gift's, all others the engine's or those of sequences that are
+        complete. The request is over here, or has failed before."""
+        job = self.job_of(gift.transfer_id)
+        if job is None:
             self.machine.pool.release(gift.blocks)
-            live = self.held.pop(transfer_id, None)
-            if live is not None:
-                self.over.append(live)
+            self.over.append(self.held.pop(gift.transfer_id))
+            return
+        del self.jobs[job.live.key]
+        self.machine.engine.end(job.live.key, Finish.ABORTED)
+        for first in job.firsts:
+            self.machine.scheduler.memory.give_back(first.sequence)
+        if gift.state is Giving.RELEASED:
+            self.over.append(job.live)
+
+    def withdraw(self, gift: Gift, finished: bool) -> None:
+        self.socket.send(Withdrawn(self.incarnation, gift.peer, gift.transfer_id, finished, gift.reason))
+
+    def refuse(self, begin: Begin, reason: str) -> None:
+        self.socket.send(Withdrawn(self.incarnation, begin.sender, begin.transfer_id, False, reason))
 
     def tick(self, now: float) -> None:
-        """Deadlines: leases, and halves that wait for their other half."""
-        for gift in self.giver.expired(now):
-            self.release(gift.transfer_id, Giving.EXPIRED)
-            self.withdraw(gift.peer, gift.transfer_id, False, "the lease expired")
+        """Deadlines: of transfers, and of halves that wait for their other half."""
+        for gift in self.giver.late(now):
+            job = self.job_of(gift.transfer_id)
+            if job is not None:
+                self.give_up(job.live, f"the prompt was not computed within {COMPUTE_TOTAL:.0f} s")
+            self.giver.release(gift.transfer_id, GivingEvent.LATE, now, "the prefill worker's time for it ran out")
             self.expired += 1
         late = [transfer_id for transfer_id, half in self.halves.items() if half.deadline <= now]
         for transfer_id in late:
@@ -224,10 +241,7 @@ class PrefillDesk:
             if half.live is not None:
                 self.give_up(half.live, f"no decode worker made room within {PAIRING_TIMEOUT:.0f} s")
             if half.begin is not None:
-                self.withdraw(half.begin.sender, transfer_id, False, "the proxy never submitted the request")
-
-    def withdraw(self, peer: str, transfer_id: str, finished: bool, reason: str) -> None:
-        self.socket.send(Withdrawn(self.giver.incarnation, peer, transfer_id, finished, reason))
+                self.refuse(half.begin, "the proxy never submitted the request")
 
     def give_up(self, live: Live, reason: str) -> None:
         self.failed.append((live, reason))

@@ -14,11 +14,9 @@ from pontil.runtime.engine.sequence import Finish
 from pontil.runtime.errors import ModelError, RequestError
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.transfer.connector import Connector
-from pontil.runtime.transfer.giver import Giver
 from pontil.runtime.transfer.over_auto import OverAuto
 from pontil.runtime.transfer.over_shm import OverShm
 from pontil.runtime.transfer.over_tcp import OverTcp
-from pontil.runtime.transfer.taker import Taker
 from pontil.runtime.wire.messages import SCHEMA, Cancel, Failed, Hello, Message, Submit
 from pontil.runtime.wire.sockets import PeerClient, PeerServer, Poller, WorkerSocket, open_context
 from pontil.runtime.worker.assembly import Machine, assemble
@@ -71,11 +69,9 @@ class Worker:
         self.connector = self.open_connector()
         self.link = ProxyLink(self.control, self.hello())
         kv = machine.layout.fingerprint()
-        giver = Giver(machine.storage, self.incarnation)
-        self.prefill = PrefillDesk(machine, self.peers_in, self.connector, giver, kv)
-        taker = Taker(self.connector, machine.storage)
+        self.prefill = PrefillDesk(self.incarnation, machine, self.peers_in, self.connector, kv)
         self.decode = DecodeDesk(
-            self.incarnation, config.name, machine, self.connector, taker, kv, self.connect, self.disconnect
+            self.incarnation, config.name, machine, self.connector, kv, self.connect, self.disconnect
         )
 
     def open_connector(self) -> Connector:

@@ -270,8 +270,10 @@ def open_small(
     shape = open_checkpoint(model).config
     layout = KVLayout(BLOCK_SIZE, shape.num_layers, shape.num_kv_heads, shape.head_dim, shape.dtype)
     memory = (BLOCKS + 1) * layout.block_bytes
-    settings = {"kv_cache_memory": memory, "block_size": BLOCK_SIZE, "kv_connector": kv, "speculative_tokens": drafts}
-    return open_worker(model, folder, name, role, **settings)
+    return open_worker(
+        model, folder, name, role, kv_cache_memory=memory, block_size=BLOCK_SIZE, kv_connector=kv,
+        speculative_tokens=drafts,
+    )  # fmt: skip
 
 
 WAYS = ("in process", "one worker", "pair over shm", "pair over tcp")

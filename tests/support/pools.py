@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from hostile_connector import HostileConnector
 
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import KVStorage
@@ -20,7 +21,7 @@ DEADLINE = 20.0
 
 Open = Callable[[KVStorage, Callable[[], None]], Connector]
 
-KINDS: dict[str, Open] = {"shm": OverShm, "tcp": OverTcp, "auto": OverAuto}
+KINDS: dict[str, Open] = {"shm": OverShm, "tcp": OverTcp, "auto": OverAuto, "hostile": HostileConnector}
 
 
 class Pool:

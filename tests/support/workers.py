@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hostile_connector import HostileConnector
+
 from pontil.runtime.config import WorkerConfig, WorkerRole
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import Cancel, Failed, Heartbeat, Hello, Message, StillHere, Submit, Tokens, Welcome
@@ -33,7 +35,21 @@ class PromptWorker(Worker):
         return min(super().patience(working), 0.001)
 
 
-def open_worker(model: Path, folder: Path, name: str, role: WorkerRole, **settings: object) -> PromptWorker:
+class HostileWorker(PromptWorker):
+    """Pulls through a connector that does what it is told to do wrong."""
+
+    def open_connector(self) -> HostileConnector:
+        return HostileConnector(self.machine.storage, self.poller.wake)
+
+
+def open_worker(
+    model: Path,
+    folder: Path,
+    name: str,
+    role: WorkerRole,
+    kind: type[PromptWorker] = PromptWorker,
+    **settings: object,
+) -> PromptWorker:
     config = WorkerConfig(
         name=name,
         role=role,
@@ -45,7 +61,7 @@ def open_worker(model: Path, folder: Path, name: str, role: WorkerRole, **settin
         peer_endpoint=f"ipc://{folder}/{name.replace(':', '-')}",
         **({"kv_cache_memory": 8 << 20, "max_num_batched_tokens": 64} | settings),  # type: ignore[arg-type]
     )
-    return PromptWorker(config, assemble(config, Silent()), Silent())
+    return kind(config, assemble(config, Silent()), Silent())
 
 
 @dataclass

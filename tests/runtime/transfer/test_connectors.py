@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every connector does alike, over each of them; "far" is auto with a peer whose memory is not on this host."""
+"""What every connector does alike, over each of them; "far" is auto with a peer whose memory is not on this host, and
+"hostile" the test's own, which is harmless here."""
 
 import json
 import os
@@ -19,7 +20,7 @@ from pools import KINDS, LAYOUT, Pool, wait_for, without_memory
 from pontil.runtime.cache.storage import EPOCH_SLOTS
 from pontil.runtime.errors import TransferError
 
-WAYS = ("shm", "tcp", "auto", "far")
+WAYS = ("shm", "tcp", "auto", "far", "hostile")
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -63,6 +64,7 @@ def test_blocks_arrive_whole_with_the_cell_and_nothing_else_changes(site: Site) 
     here, there = [5, 6, 7, 39, 2, 1], [10, 11, 12, 1, 39, 38]
     (done,) = ours.finish(ours.connector.pull("P", list(zip(there, here, strict=True)), EPOCH_SLOTS - 1))
     assert (done.error, done.epoch, done.bytes) == (None, 1 << 40, 6 * LAYOUT.block_bytes)
+    assert done.digests == theirs.storage.digests(there) == ours.storage.digests(here)
     assert ours.has(here, theirs, there)
     rest = [block for block in range(40) if block not in here]
     assert torch.equal(ours.storage.shared[rest], before[rest])
@@ -133,6 +135,34 @@ def test_a_cancelled_pull_ends_once_and_others_go_on(site: Site) -> None:
     ours.connector.cancel(tickets[0])  # over already: no error
     (last,) = ours.finish(ours.connector.pull("P", [(2, 2)], 0))
     assert last.error is None and ours.has([2], theirs, [2])
+
+
+def test_what_has_come_is_counted_for_as_long_as_the_peer_is_known(site: Site) -> None:
+    ours, _ = site.join("P")
+    seen = [ours.connector.received("P")]
+    for _ in range(3):
+        ours.finish(ours.connector.pull("P", [(1, 2), (5, 6)], 0))
+        seen.append(ours.connector.received("P"))
+    assert seen == sorted(set(seen))
+
+
+def test_a_pull_of_nothing_ends_with_the_cell(site: Site) -> None:
+    ours, theirs = site.join("P")
+    (done,) = ours.finish(ours.connector.pull("P", [], 3))
+    assert (done.error, done.epoch, done.bytes, done.digests) == (None, int(theirs.storage.epochs[3]), 0, [])
+
+
+def test_cancelled_pulls_end_once_and_hold_up_nobody(site: Site) -> None:
+    ours, theirs = site.join("P")
+    pairs = [(block, block) for block in range(1, 40)]
+    tickets = [ours.connector.pull("P", pairs, 0) for _ in range(30)]
+    for ticket in tickets[1:]:
+        ours.connector.cancel(ticket)
+        ours.connector.cancel(ticket)
+    last = ours.connector.pull("P", [(3, 3)], 0)
+    first, *others, end = ours.finish(*tickets, last)
+    assert first.error is None and end.error is None and ours.has([3], theirs, [3])
+    assert {done.error for done in others} <= {None, "cancelled"}
 
 
 def test_pulls_of_a_peer_that_is_detached_end(site: Site) -> None:

@@ -228,3 +228,30 @@ def test_a_peer_that_always_closes_is_tried_a_few_times_only(ours: Pool) -> None
                 trials += 1
                 assert trials < 10
     assert trials >= 1
+
+
+def test_a_cancelled_pull_that_waits_for_another_ends_at_once() -> None:
+    ours = Pool(OverTcp)
+    liar = lie_to(ours, HEAD, True)
+    first, second = ours.connector.pull("liar", PAIRS, 0), ours.connector.pull("liar", PAIRS, 0)
+    wait_for(lambda: liar.pulls == 1)
+    ours.connector.cancel(second)
+    assert [(done.ticket, done.error) for done in ours.connector.poll()] == [(second, "cancelled")]
+    ours.connector.cancel(second)  # over already
+    ours.connector.cancel(first)
+    assert ours.finish(first)[0].error == "cancelled"
+    ours.connector.close()
+    liar.close()
+
+
+def test_bytes_are_counted_as_they_come(ours: Pool) -> None:
+    liar = lie_to(ours, HEAD, True)
+    assert ours.connector.received("nobody") == 0
+    ticket = ours.connector.pull("liar", PAIRS, 0)
+    wait_for(lambda: liar.pulls == 1)
+    before = ours.connector.received("liar")
+    liar.kept[-1].sendall(b"x" * 100)
+    wait_for(lambda: ours.connector.received("liar") >= before + 100)
+    ours.connector.cancel(ticket)
+    ours.finish(ticket)
+    liar.close()

@@ -10,7 +10,7 @@ from workers import PromptWorker, ScriptedProxy, Silent, drawn, everyone_clean, 
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.wire.messages import Begin, Fetched
+from pontil.runtime.wire.messages import Begin, Fetched, Submit
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 32, 200])  # C10: around block boundaries, and several chunks
@@ -116,6 +116,37 @@ def test_a_first_token_that_ends_the_request_moves_nothing(
     assert frame.finish_reason == ("length" if params.max_tokens == 1 else "stop")
     everyone_clean(proxy)
     assert decode.decode.tally.complete == 0
+
+
+def test_a_prefill_that_is_for_nobody_keeps_no_blocks(
+    proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker]
+) -> None:  # C7, D19
+    prefill, _ = pair
+    told = Submit(
+        proxy.incarnation, prefill.incarnation, "r", 0, prompt(40), drawn(5, stop_token_ids=()).to_wire(), "prefill"
+    )
+    assert proxy.server.send(told)
+    (answer,) = proxy.finish("r")
+    assert len(answer.ids) == 5 and answer.frames[-1].finish_reason == "length"
+    everyone_clean(proxy)
+
+
+def test_the_epoch_moves_before_blocks_of_a_finished_prompt_can_be_used_again(
+    proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill, decode = pair
+    pool, storage, seen = prefill.machine.pool, prefill.machine.storage, []
+    release, before = pool.release, storage.epochs.clone()
+
+    def watch(blocks: list[int], credits: int = 0) -> None:
+        seen.append((len(blocks), int((storage.epochs != before).sum())))
+        release(blocks, credits)
+
+    monkeypatch.setattr(pool, "release", watch)
+    proxy.submit_pair(prefill, decode, "r", prompt(40), drawn(1, n=2))
+    proxy.turn_until(lambda: "r" in proxy.answers and proxy.answers["r"].ended(2))
+    everyone_clean(proxy)
+    assert [epoch for count, epoch in seen if count] == [1, 1]
 
 
 def test_a_stop_string_ends_the_request_in_the_worker(

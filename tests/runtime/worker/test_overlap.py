@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A prompt's blocks travel while the rest of it is computed: only the last chunk's are waited for after the Handoff."""
+
+from pathlib import Path
+
+from slow_connector import SlowConnector
+from workers import PromptWorker, ScriptedProxy, drawn, everyone_clean, open_worker, prompt
+
+from pontil.runtime.loaders.synthetic import write_tiny_llama
+from pontil.runtime.transfer.connector import Done
+from pontil.runtime.wire.messages import Handoff, Message
+
+TOKENS, BUDGET = 2000, 448
+
+
+class SlowWorker(PromptWorker):
+    """Notes, in order, the blocks that have come and the Handoff."""
+
+    def open_connector(self) -> SlowConnector:
+        self.events: list[str | int] = []
+        worker = self
+
+        class Noting(SlowConnector):
+            def poll(self) -> list[Done]:
+                ends = super().poll()
+                worker.events += [end.bytes // self.storage.layout.block_bytes for end in ends]
+                return ends
+
+        return Noting(self.machine.storage, self.poller.wake)
+
+    def is_mine(self, message: Message) -> bool:
+        if isinstance(message, Handoff):
+            self.events.append("handoff")
+        return super().is_mine(message)
+
+
+def test_only_the_last_chunk_is_exposed(proxy: ScriptedProxy, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    write_tiny_llama(model, max_model_len=4096)
+    settings = {"kv_cache_memory": 32 << 20, "max_num_batched_tokens": BUDGET}
+    prefill = open_worker(model, tmp_path, "prefill:0", "prefill", **settings)  # type: ignore[arg-type]
+    decode = open_worker(model, tmp_path, "decode:0", "decode", SlowWorker, **settings)
+    assert isinstance(decode, SlowWorker)
+    proxy.admit(prefill, decode)
+    proxy.workers.remove(prefill)
+    proxy.submit_pair(prefill, decode, "long", prompt(TOKENS), drawn(3))
+
+    def caught_up() -> bool:
+        """A prompt is computed more slowly than its blocks travel, even at this rate: so is this one."""
+        gifts, takes = prefill.prefill.giver.open.values(), list(decode.decode.taker.open.values())
+        return not gifts or [take.announced for take in takes if not take.pending] == [one.announced for one in gifts]
+
+    def handed_over() -> bool:
+        proxy.turn_until(caught_up)
+        prefill.turn()
+        return bool(prefill.prefill.held)
+
+    proxy.turn_until(handed_over)
+    proxy.workers.insert(0, prefill)
+    (answer,) = proxy.finish("long")
+    assert len(answer.ids) == 3
+    *early, last = [event for event in decode.events if event != "handoff"]
+    assert len(early) >= 3 and decode.events == [*early, "handoff", last]
+    assert sum(map(int, early)) + int(last) == TOKENS // 16 and int(last) <= BUDGET // 16
+    everyone_clean(proxy)

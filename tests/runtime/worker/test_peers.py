@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Handshakes, deadlines and the blocks a transfer moves, between real workers."""
+
+from pathlib import Path
+
+import pytest
+from workers import (
+    PromptWorker,
+    ScriptedProxy,
+    drawn,
+    everyone_clean,
+    greedy,
+    is_clean,
+    open_worker,
+    prompt,
+)
+
+from pontil.runtime.transfer.giver import COMPUTE_TOTAL
+from pontil.runtime.transfer.states import Giving, TakingAction
+from pontil.runtime.transfer.taker import TRANSFER_TIMEOUT
+from pontil.runtime.wire.messages import Abandon, Begin, ChunkReady, Fetched, Greet, Greeting, Message
+from pontil.runtime.worker.peer_line import HANDSHAKE_TIMEOUT, Line
+from pontil.runtime.worker.prefill_desk import PAIRING_TIMEOUT
+
+Pair = tuple[PromptWorker, PromptWorker]
+
+
+def count(worker: PromptWorker, kind: type[Message], monkeypatch: pytest.MonkeyPatch) -> list[Message]:
+    """Messages of a kind that reach a worker from now on."""
+    seen: list[Message] = []
+    is_mine = worker.is_mine
+
+    def noting(message: Message) -> bool:
+        if isinstance(message, kind):
+            seen.append(message)
+        return is_mine(message)
+
+    monkeypatch.setattr(worker, "is_mine", noting)
+    return seen
+
+
+def test_many_requests_make_one_handshake(
+    proxy: ScriptedProxy, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:  # C8
+    prefill, decode = pair
+    greets, greetings = count(prefill, Greet, monkeypatch), count(decode, Greeting, monkeypatch)
+    names = [f"r{number}" for number in range(8)]
+    for name in names:
+        proxy.submit_pair(prefill, decode, name, prompt(30), drawn(4))
+    proxy.finish(*names)
+    proxy.submit_pair(prefill, decode, "later", prompt(30), drawn(4))
+    proxy.finish("later")
+    everyone_clean(proxy)
+    assert (len(greets), len(greetings)) == (1, 1)
+
+
+def test_a_peer_that_does_not_answer_holds_up_nobody_else_and_has_a_deadline(
+    proxy: ScriptedProxy, pair: Pair, model: Path, tmp_path: Path
+) -> None:  # C8, C14
+    prefill, decode = pair
+    silent = open_worker(model, tmp_path, "prefill:1", "prefill")
+    proxy.admit(silent)
+    proxy.workers.remove(silent)
+    proxy.submit_pair(silent, decode, "waits", prompt(30), drawn(4))
+    proxy.turn_until(lambda: silent.incarnation in decode.decode.lines)
+    proxy.submit_pair(prefill, decode, "goes", prompt(30), drawn(4))
+    assert len(proxy.finish("goes")[0].ids) == 4
+    line = decode.decode.lines[silent.incarnation]
+    decode.decode.tick(line.deadline - 0.01)
+    assert line.state is Line.GREETING and "waits" not in proxy.answers
+    decode.decode.tick(line.deadline)
+    (answer,) = proxy.finish("waits")
+    assert f"did not answer within {HANDSHAKE_TIMEOUT:.0f} s" in answer.failures[0].reason
+    proxy.workers.append(silent)
+    proxy.cancel(silent, "waits")
+    everyone_clean(proxy)
+
+
+def test_a_peer_that_came_back_is_another_peer(
+    proxy: ScriptedProxy, pair: Pair, model: Path, tmp_path: Path
+) -> None:  # D11: lines, transfers and messages go by the incarnation, never by name or address
+    prefill, decode = pair
+    proxy.submit_pair(prefill, decode, "before", prompt(30), drawn(4))
+    proxy.finish("before")
+    everyone_clean(proxy)
+    proxy.workers.remove(prefill)
+    prefill.close()
+    again = open_worker(model, tmp_path, "prefill:0", "prefill")
+    proxy.admit(again)
+    proxy.submit_pair(again, decode, "after", prompt(30), drawn(4))
+    (answer,) = proxy.finish("after")
+    assert len(answer.ids) == 4 and not answer.failures
+    assert again.incarnation in decode.decode.lines and again.incarnation != prefill.incarnation
+    everyone_clean(proxy)
+
+
+def test_transfers_go_on_when_there_is_nothing_to_compute(proxy: ScriptedProxy, pair: Pair) -> None:  # C5
+    """A pull that ends wakes a decode worker that sleeps: nothing but the connector's bell says so."""
+    prefill, decode = pair
+    proxy.workers.remove(decode)
+    proxy.submit_pair(prefill, decode, "r", prompt(40), drawn(4))
+
+    def pulling() -> bool:
+        if not any(take.pending for take in decode.decode.taker.open.values()):
+            decode.turn()
+        return any(take.pending for take in decode.decode.taker.open.values())
+
+    proxy.turn_until(pulling)
+    assert not decode.machine.engine.has_work
+    assert decode.poller.wait(30.0), "the end of a pull woke nobody"
+    proxy.workers.append(decode)
+    assert len(proxy.finish("r")[0].ids) == 4
+    everyone_clean(proxy)
+
+
+def test_a_prompt_of_the_greatest_length(proxy: ScriptedProxy, pair: Pair) -> None:  # C10
+    prefill, decode = pair
+    longest = decode.machine.config.max_model_len
+    tokens = prompt(longest - 4)
+    proxy.submit(decode, "whole", tokens, greedy(4, ignore_eos=True))
+    proxy.submit_pair(prefill, decode, "split", tokens, greedy(4, ignore_eos=True))
+    whole, split = proxy.finish("whole", "split")
+    assert split.ids == whole.ids and len(split.ids) == 4
+    everyone_clean(proxy)
+    proxy.submit_pair(prefill, decode, "longer", prompt(longest - 3), greedy(4))
+    assert proxy.finish("longer")[0].failures[0].status == 400
+
+
+@pytest.mark.parametrize("length", [31, 32, 33])
+def test_a_prompt_that_is_here_already_moves_only_its_end(
+    proxy: ScriptedProxy, pair: Pair, length: int
+) -> None:  # C10: a full prefix hit
+    prefill, decode = pair
+    for name in ("first", "second"):
+        proxy.submit_pair(prefill, decode, name, prompt(length), drawn(4, seed=5), salt="shared")
+        proxy.finish(name)
+        everyone_clean(proxy)
+    assert proxy.answers["first"].ids == proxy.answers["second"].ids
+    blocks = decode.decode.tally.bytes // decode.machine.layout.block_bytes
+    assert -(-length // 16) <= blocks <= -(-length // 16) + 1
+
+
+def late_halves(worker: PromptWorker) -> float:
+    return min(half.deadline for half in worker.prefill.halves.values())
+
+
+def test_each_half_of_a_request_waits_for_the_other_until_a_deadline(proxy: ScriptedProxy, pair: Pair) -> None:  # C14
+    prefill, decode = pair
+    before = prefill.busy_at
+    proxy.workers.remove(decode)
+    proxy.submit_pair(prefill, decode, "r", prompt(40), drawn(4))
+    proxy.turn_until(lambda: bool(prefill.prefill.halves))
+    deadline = late_halves(prefill)
+    prefill.prefill.tick(deadline - 0.01)
+    assert prefill.prefill.halves and prefill.busy_at == before
+    prefill.prefill.tick(deadline)
+    (answer,) = proxy.finish("r")
+    assert f"within {PAIRING_TIMEOUT:.0f} s" in answer.failures[0].reason
+    proxy.workers.append(decode)
+    proxy.turn_until(lambda: bool(prefill.prefill.halves))
+    prefill.prefill.tick(late_halves(prefill))
+    proxy.turn_until(lambda: bool(proxy.answers["r"].failures[1:]))
+    assert "never submitted" in proxy.answers["r"].failures[1].reason
+    everyone_clean(proxy)
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_a_prompt_that_takes_too_long_fails_on_either_side(proxy: ScriptedProxy, pair: Pair, side: str) -> None:  # C14
+    prefill, decode = pair
+    proxy.submit_pair(prefill, decode, "r", prompt(250), drawn(4))
+    proxy.turn_until(lambda: bool(prefill.prefill.jobs and decode.decode.parked))
+    now = max(gift.deadline for gift in prefill.prefill.giver.open.values())
+    if side == "prefill":
+        prefill.prefill.tick(now)
+        says = f"not computed within {COMPUTE_TOTAL:.0f} s"
+    else:
+        decode.decode.poll(now + 1.0)
+        says = f"not complete within {TRANSFER_TIMEOUT:.0f} s"
+    proxy.turn_until(lambda: any(says in reason for reason in reasons(proxy, "r")))
+    everyone_clean(proxy)
+
+
+def reasons(proxy: ScriptedProxy, name: str) -> list[str]:
+    return [failure.reason for failure in proxy.answers[name].failures] if name in proxy.answers else []
+
+
+def test_a_message_about_a_transfer_that_is_over_changes_nothing(
+    proxy: ScriptedProxy, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:  # C7
+    prefill, decode = pair
+    begins = count(prefill, Begin, monkeypatch)
+    proxy.submit_pair(prefill, decode, "r", prompt(40), drawn(4))
+    proxy.finish("r")
+    everyone_clean(proxy)
+    line = decode.decode.lines[prefill.incarnation]
+    transfer_id = getattr(begins[0], "transfer_id", "")
+    for epoch in range(3):
+        line.socket.send(Fetched(decode.incarnation, prefill.incarnation, transfer_id, epoch))
+    prefill.peers_in.send(ChunkReady(prefill.incarnation, decode.incarnation, transfer_id, 0, 0, 0, [1], [1]))
+    line.socket.send(Begin(decode.incarnation, prefill.incarnation, transfer_id, "r", 0))
+    proxy.turn_until(lambda: bool(prefill.prefill.halves))
+    prefill.prefill.tick(late_halves(prefill))
+    everyone_clean(proxy)
+    assert all(map(is_clean, proxy.workers))
+
+
+def test_only_the_worker_that_a_transfer_is_for_can_end_it(proxy: ScriptedProxy, pair: Pair) -> None:
+    prefill, decode = pair
+    decode.decode.taker.acts[TakingAction.SEND_FETCHED] = lambda take: None
+    proxy.submit_pair(prefill, decode, "r", prompt(40), drawn(4))
+    proxy.finish("r")
+    (gift,) = prefill.prefill.giver.open.values()
+    for stranger in (
+        Fetched("stranger", prefill.incarnation, gift.transfer_id, gift.epoch),
+        Abandon("stranger", prefill.incarnation, gift.transfer_id, "no"),
+    ):
+        prefill.prefill.take(stranger, 0.0)
+        assert gift.state is Giving.HELD
+    prefill.prefill.take(Fetched(decode.incarnation, prefill.incarnation, gift.transfer_id, gift.epoch), 0.0)
+    everyone_clean(proxy)
