@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+// Paged attention. A query goes through the keys it sees in strips of STRIP positions aligned to the beginning of the
+// text, with a running maximum (Milakov and Gimelshein, 2018; Dao et al., 2022). Whatever other queries are computed
+// beside it, its own numbers go through the same operations in the same order; a strip or a key that it does not see
+// adds exact zeros.
+#pragma once
+#include "linear.h"
+
+enum { STRIP = 64 };
+// Queries computed together: heads of a group times positions.
+enum { QUERIES = 48 };
+#if defined(__AVX512F__)
+enum { VALUE_ROWS = 6 };
+#else
+enum { VALUE_ROWS = 2 };
+#endif
+// Below any score, and finite, so that differences of it are numbers.
+constexpr float NOTHING = -1e30f;
+constexpr float LOG2_E = 1.4426950408889634f;
+
+// Where a layer's keys and values of one head are.
+template <class T>
+struct Keys {
+    typedef typename T::Cell Cell;
+    const Tile& tile;
+    int layer, head;
+
+    Cell* at(const int32_t* blocks, int position, bool value) const {
+        size_t size = tile.block_size, place = size_t(blocks[position / size]) * tile.layers + layer;
+        size_t row = ((place * 2 + value) * tile.kv_heads + head) * size + position % size;
+        return static_cast<Cell*>(tile.pool) + row * tile.head_dim;
+    }
+};
+
+// Steps of a transposition: of each quarter the first (second) two words, or pairs of words, of a and b in turn; and of
+// both the first (second) two quarters, or every second one.
+INLINE Words low_words(Words a, Words b) {
+    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+}
+INLINE Words high_words(Words a, Words b) {
+    return __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+}
+INLINE Words low_pairs(Words a, Words b) {
+    return __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+}
+INLINE Words high_pairs(Words a, Words b) {
+    return __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+}
+INLINE Words low_halves(Words a, Words b) {
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
+}
+INLINE Words high_halves(Words a, Words b) {
+    return __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+}
+INLINE Words even_quarters(Words a, Words b) {
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+}
+INLINE Words odd_quarters(Words a, Words b) {
+    return __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+}
+
+// 16 rows of `words` words to [word][16], with a stride of GROUP words: keys as a group of weights has them.
+INLINE void transpose(const uint32_t* const* rows, int words, uint32_t* to) {
+    int word = 0;
+    for (; word + LANES <= words; word += LANES) {
+        Words x[LANES], y[LANES];
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) x[i] = load_words(rows[i] + word);
+#pragma GCC unroll 8
+        for (int i = 0; i < LANES; i += 2) y[i] = low_words(x[i], x[i + 1]), y[i + 1] = high_words(x[i], x[i + 1]);
+#pragma GCC unroll 4
+        for (int i = 0; i < LANES; i += 4)
+#pragma GCC unroll 2
+            for (int j = 0; j < 2; j++) {
+                x[i + 2 * j] = low_pairs(y[i + j], y[i + j + 2]);
+                x[i + 2 * j + 1] = high_pairs(y[i + j], y[i + j + 2]);
+            }
+        // Quarter p of x[4 q + c] holds the word 4 p + c of rows 4 q to 4 q + 3.
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; c++) {
+            Words low_rows = low_halves(x[c], x[4 + c]), low_rest = low_halves(x[8 + c], x[12 + c]);
+            Words high_rows = high_halves(x[c], x[4 + c]), high_rest = high_halves(x[8 + c], x[12 + c]);
+            uint32_t* out = to + size_t(word + c) * GROUP;
+            store_words(out, even_quarters(low_rows, low_rest));
+            store_words(out + 4 * GROUP, odd_quarters(low_rows, low_rest));
+            store_words(out + 8 * GROUP, even_quarters(high_rows, high_rest));
+            store_words(out + 12 * GROUP, odd_quarters(high_rows, high_rest));
+        }
+    }
+    for (; word < words; word++)
+        for (int i = 0; i < LANES; i++) to[size_t(word) * GROUP + i] = rows[i][word];
+}
+
+// sums [R][stride], N vectors of each from `column` on: times the row's correction, then the weighted values added.
+template <class T, int R, int N>
+static void add_values(const float* weights, const typename T::Cell* const* values, int count, int column,
+                       size_t stride, const float* correction, float* sums) {
+    Floats x[R][N];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) x[r][n] = load(sums + r * stride + column + n * LANES) * splat(correction[r]);
+    for (int key = 0; key < count; key++) {
+        const typename T::Cell* row = values[key] + column;
+        Floats v[N];
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) v[n] = T::load_cells(row + n * LANES);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            Floats weight = splat(weights[r * STRIP + key]);
+#pragma GCC unroll 4
+            for (int n = 0; n < N; n++) x[r][n] = multiply_add(weight, v[n], x[r][n]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) store(sums + r * stride + column + n * LANES, x[r][n]);
+}
+
+template <class T>
+using AddValues = void (*)(const float*, const typename T::Cell* const*, int, int, size_t, const float*, float*);
+
+template <class T, int N, int R = VALUE_ROWS>
+static AddValues<T> add_values_of(int rows) {
+    if constexpr (R == 1)
+        return add_values<T, 1, N>;
+    else
+        return rows == R ? add_values<T, R, N> : add_values_of<T, N, R - 1>(rows);
+}
+template <class T>
+static AddValues<T> add_values_of(int rows, int vectors) {
+    switch (vectors) {
+        case 1: return add_values_of<T, 1>(rows);
+        case 2: return add_values_of<T, 2>(rows);
+        case 3: return add_values_of<T, 3>(rows);
+        default: return add_values_of<T, 4>(rows);
+    }
+}
+
+// One head's queries of neighbouring positions: query q is head q % group of position start + q / group.
+template <class T>
+struct QueryTile {
+    typedef typename T::Cell Cell;
+    Keys<T> keys;
+    const int32_t* blocks;
+    int start, positions, group, window;
+    float scale;
+
+    int dim, words;                          // of a head
+    uint32_t* panel;                         // [STRIP / GROUP][words][GROUP]
+    alignas(64) float scores[QUERIES][STRIP];
+    float highest_score[QUERIES], total[QUERIES], correction[QUERIES];
+    float* sums;                             // [QUERIES][dim]
+
+    int queries() const { return positions * group; }
+    int first_seen(int position) const { return window && position >= window ? position - window + 1 : 0; }
+
+    // queries [q][words]
+    void attend(const uint32_t* query) {
+        for (int q = 0; q < queries(); q++) highest_score[q] = NOTHING, total[q] = 0;
+        memset(sums, 0, sizeof(float) * queries() * dim);
+        int last = start + positions - 1;
+        for (int strip = first_seen(start) / STRIP * STRIP; strip <= last; strip += STRIP) {
+            int count = last + 1 - strip < STRIP ? last + 1 - strip : int(STRIP);
+            bool more = strip + STRIP <= last;
+            score(query, strip, count, last);
+            for (int q = 0; q < queries(); q++) weigh(q, strip);
+            add(strip, count, more, last);
+        }
+    }
+
+    void score(const uint32_t* query, int strip, int count, int last) {
+        for (int first = 0; first < count; first += LANES) {
+            const uint32_t* rows[LANES];
+            for (int i = 0; i < LANES; i++) {
+                int position = strip + first + i;
+                rows[i] = reinterpret_cast<const uint32_t*>(keys.at(blocks, position <= last ? position : last, false));
+                // The next strip is on its way while this one is computed.
+                if (position + STRIP <= last) fetch(keys.at(blocks, position + STRIP, false));
+            }
+            transpose(rows, words, panel + size_t(first / GROUP) * words * GROUP + first % GROUP);
+        }
+        alignas(64) float products[ROWS_AT_ONCE * GROUP];
+        for (int first = 0; first < count; first += GROUP) {
+            const uint32_t* group_of_keys = panel + size_t(first / GROUP) * words * GROUP;
+            for (int q = 0; q < queries(); q += ROWS_AT_ONCE) {
+                int some = queries() - q < ROWS_AT_ONCE ? queries() - q : int(ROWS_AT_ONCE);
+                product_of<T, 0>(some)(query + size_t(q) * words, words, group_of_keys, words, nullptr, products);
+                for (int i = 0; i < some; i++)
+                    memcpy(scores[q + i] + first, products + i * GROUP, GROUP * sizeof(float));
+            }
+        }
+    }
+    void fetch(const Cell* cells) const {
+        for (size_t byte = 0; byte < dim * sizeof(Cell); byte += 64)
+            __builtin_prefetch(reinterpret_cast<const char*>(cells) + byte, 0, 3);
+    }
+
+    // Scores to weights, in place.
+    void weigh(int q, int strip) {
+        int position = start + q / group;
+        int low = first_seen(position) - strip, high = position - strip;  // seen: low to high
+        Floats best = splat(highest_score[q]), x[STRIP / LANES];
+        bool seen[STRIP / LANES];
+        for (int n = 0; n < STRIP / LANES; n++) {
+            seen[n] = n * LANES <= high && n * LANES + LANES > low;
+            if (!seen[n]) continue;
+            Words lane = Words{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + n * LANES;
+            x[n] = load(scores[q] + n * LANES) * splat(scale * LOG2_E);
+            x[n] = ((lane >= low) & (lane <= high)) ? x[n] : splat(NOTHING);
+            best = max(best, x[n]);
+        }
+        float top = highest(best);
+        Floats share{};
+        for (int n = 0; n < STRIP / LANES; n++) {
+            Floats weight{};
+            if (seen[n]) {
+                weight = x[n] > splat(NOTHING) ? exp2(x[n] - splat(top)) : Floats{};
+                share += weight;
+            }
+            store(scores[q] + n * LANES, weight);
+        }
+        Floats change = exp2(splat(highest_score[q] - top));
+        correction[q] = highest_score[q] > NOTHING ? change[0] : 0.0f;
+        total[q] = total[q] * correction[q] + sum(share);
+        highest_score[q] = top;
+    }
+
+    void add(int strip, int count, bool more, int last) {
+        const Cell* values[STRIP];
+        for (int key = 0; key < count; key++) {
+            values[key] = keys.at(blocks, strip + key, true);
+            if (more && strip + key + STRIP <= last) fetch(keys.at(blocks, strip + key + STRIP, true));
+        }
+        for (int column = 0; column < dim; column += 4 * LANES) {
+            int vectors = dim - column < 4 * LANES ? (dim - column) / LANES : 4;
+            for (int q = 0; q < queries(); q += VALUE_ROWS) {
+                int some = queries() - q < VALUE_ROWS ? queries() - q : int(VALUE_ROWS);
+                add_values_of<T>(some, vectors)(scores[q], values, count, column, dim, correction + q,
+                                                sums + size_t(q) * dim);
+            }
+        }
+    }
+
+    // Row by row to `result`, of which query q's head begins at q / group * stride + q % group * dim.
+    void finish(Cell* result, size_t stride) const {
+        for (int q = 0; q < queries(); q++) {
+            Floats inverse = splat(1.0f / total[q]);
+            Cell* to = result + (q / group) * stride + (q % group) * dim;
+            for (int i = 0; i < dim; i += LANES) T::store_cells(to + i, load(sums + size_t(q) * dim + i) * inverse);
+        }
+    }
+};

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two halves of a layer, from residual stream to residual stream.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "attention.h"
+#include "rows.h"
+
+// Memory that grows and is kept, aligned to cache lines.
+class Scratch {
+  public:
+    template <class C>
+    C* take(size_t count) {
+        size_t bytes = (count * sizeof(C) + 127) / 64 * 64;
+        if (bytes > size) {
+            memory.reset(static_cast<char*>(std::aligned_alloc(64, bytes)));
+            if (!memory) std::abort();
+            size = bytes;
+        }
+        return reinterpret_cast<C*>(memory.get());
+    }
+
+  private:
+    struct Free {
+        void operator()(char* p) const { std::free(p); }
+    };
+    std::unique_ptr<char, Free> memory;
+    size_t size = 0;
+};
+
+struct Context {
+    explicit Context(int threads) : crew(threads), own(threads) {}
+    Crew crew;
+    Scratch inputs, wide, queries, attended, narrow;
+    struct Own {
+        Scratch panel, sums, tile, query;
+    };
+    std::vector<Own> own;  // of each thread
+};
+
+template <class T>
+static const uint32_t* take_rows(Context& context, const float* hidden, int rows, int size, const float* norm,
+                                 float epsilon, int words) {
+    uint32_t* x = context.inputs.take<uint32_t>(size_t(rows) * words);
+    context.crew.share(rows, [&](int first, int end, int) {
+        for (int row = first; row < end; row++)
+            take_row<T>(hidden + size_t(row) * size, norm, epsilon, size, x + size_t(row) * words, words);
+    });
+    return x;
+}
+
+// hidden += matrix x, normed where there are weights `after`.
+template <class T>
+static void add_product(Context& context, const Matrix& matrix, const uint32_t* x, int rows, const float* after,
+                        float epsilon, float* hidden) {
+    const int size = matrix.outputs;
+    if (!after) {
+        multiply<T>(context.crew, matrix, x, rows, [&](int row, int output, float* sums) {
+            add_bias(matrix, output, sums);
+            float* to = hidden + size_t(row) * size + output;
+            for (int i = 0; i < GROUP && output + i < size; i += LANES) store(to + i, load(to + i) + load(sums + i));
+        });
+        return;
+    }
+    const size_t stride = padded(size, GROUP);
+    float* made = context.narrow.take<float>(rows * stride);
+    multiply<T>(context.crew, matrix, x, rows, [&](int row, int output, float* sums) {
+        add_bias(matrix, output, sums);
+        memcpy(made + row * stride + output, sums, GROUP * sizeof(float));
+    });
+    context.crew.share(rows, [&](int first, int end, int) {
+        for (int row = first; row < end; row++)
+            add_normed(made + row * stride, after, epsilon, size, hidden + size_t(row) * size);
+    });
+}
+
+// Head norms and rotation in place, then keys and values into the pool and queries to [row][head][dim].
+template <class T>
+static void place_heads(const AttentionHalf& half, const Tile& tile, const Span& span, int offset, float* qkv,
+                        typename T::Cell* queries) {
+    const int dim = half.head_dim, position = span.start + offset;
+    const float* cosines = half.cosines + size_t(position) * (dim / 2);
+    const float* sines = half.sines + size_t(position) * (dim / 2);
+    for (int head = 0; head < half.heads + half.kv_heads; head++) {
+        float* x = qkv + head * dim;
+        norm_head(x, head < half.heads ? half.query_norm : half.key_norm, half.epsilon, dim);
+        turn_head(x, cosines, sines, dim);
+        if (head < half.heads)
+            for (int i = 0; i < dim; i += LANES) T::store_cells(queries + head * dim + i, load(x + i));
+    }
+    for (int head = 0; head < half.kv_heads; head++) {
+        Keys<T> keys{tile, half.layer, head};
+        const float* k = qkv + (half.heads + head) * dim;
+        const float* v = k + half.kv_heads * dim;
+        typename T::Cell *to_k = keys.at(span.blocks, position, false), *to_v = keys.at(span.blocks, position, true);
+        for (int i = 0; i < dim; i += LANES) {
+            T::store_cells(to_k + i, load(k + i));
+            T::store_cells(to_v + i, load(v + i));
+        }
+    }
+}
+
+// What is attended at once: some neighbouring positions of a span.
+struct Piece {
+    const Span* span;
+    int offset, count;
+};
+
+static std::vector<Piece> cut(const Tile& tile, int positions) {
+    std::vector<Piece> pieces;
+    for (int i = 0; i < tile.span_count; i++)
+        for (int offset = 0; offset < tile.spans[i].count; offset += positions) {
+            int rest = tile.spans[i].count - offset;
+            pieces.push_back({tile.spans + i, offset, rest < positions ? rest : positions});
+        }
+    return pieces;
+}
+
+template <class T>
+static void attend_piece(Context::Own& own, const AttentionHalf& half, const Tile& tile, const Piece& piece, int head,
+                         const typename T::Cell* queries, uint32_t* attended) {
+    typedef typename T::Cell Cell;
+    const int dim = half.head_dim, words = dim / T::PER_WORD, group = half.heads / half.kv_heads;
+    const int count = piece.count * group, row = piece.span->row + piece.offset;
+    QueryTile<T>& one = *own.tile.take<QueryTile<T>>(1);
+    new (&one) QueryTile<T>{{tile, half.layer, head}, piece.span->blocks, piece.span->start + piece.offset, piece.count,
+                            group, half.window, half.scale, dim, words};
+    one.panel = own.panel.take<uint32_t>(size_t(STRIP) * words);
+    one.sums = own.sums.take<float>(size_t(count) * dim);
+    Cell* query = own.query.take<Cell>(size_t(count) * dim);
+    for (int i = 0; i < piece.count; i++)
+        memcpy(query + size_t(i) * group * dim, queries + (size_t(row + i) * half.heads + head * group) * dim,
+               sizeof(Cell) * group * dim);
+    one.attend(reinterpret_cast<const uint32_t*>(query));
+    Cell* result = reinterpret_cast<Cell*>(attended + size_t(row) * half.out.words) + size_t(head) * group * dim;
+    one.finish(result, size_t(half.out.words) * T::PER_WORD);
+}
+
+template <class T>
+static void attention_half(Context& context, const AttentionHalf& half, const Tile& tile, float* hidden) {
+    typedef typename T::Cell Cell;
+    const int rows = tile.rows;
+    const size_t stride = padded(half.qkv.outputs, GROUP), size = size_t(half.heads) * half.head_dim;
+    const uint32_t* x = take_rows<T>(context, hidden, rows, half.hidden, half.before, half.epsilon, half.qkv.words);
+    float* qkv = context.wide.take<float>(rows * stride);
+    multiply<T>(context.crew, half.qkv, x, rows, [&](int row, int output, float* sums) {
+        add_bias(half.qkv, output, sums);
+        memcpy(qkv + row * stride + output, sums, GROUP * sizeof(float));
+    });
+    Cell* queries = context.queries.take<Cell>(rows * size);
+    uint32_t* attended = context.attended.take<uint32_t>(size_t(rows) * half.out.words);
+    context.crew.share(tile.span_count, [&](int first, int end, int) {
+        for (int i = first; i < end; i++)
+            for (int offset = 0; offset < tile.spans[i].count; offset++) {
+                const size_t row = tile.spans[i].row + offset;
+                place_heads<T>(half, tile, tile.spans[i], offset, qkv + row * stride, queries + row * size);
+                Cell* cells = reinterpret_cast<Cell*>(attended + row * half.out.words);
+                memset(cells + size, 0, half.out.words * 4 - size * sizeof(Cell));
+            }
+    });
+    const int group = half.heads / half.kv_heads;
+    const std::vector<Piece> pieces = cut(tile, group < QUERIES ? QUERIES / group : 1);
+    context.crew.share(int(pieces.size()) * half.kv_heads, [&](int first, int end, int thread) {
+        for (int i = first; i < end; i++)
+            attend_piece<T>(context.own[thread], half, tile, pieces[i / half.kv_heads], i % half.kv_heads, queries,
+                            attended);
+    });
+    add_product<T>(context, half.out, attended, rows, half.after, half.epsilon, hidden);
+}
+
+template <class T>
+static void mlp_half(Context& context, const MlpHalf& half, int rows, const float* from, float* result) {
+    typedef typename T::Cell Cell;
+    const uint32_t* x = take_rows<T>(context, from, rows, half.hidden, half.before, half.epsilon, half.gate_up.words);
+    uint32_t* inner = context.wide.take<uint32_t>(size_t(rows) * half.down.words);
+    const size_t used = half.inner * sizeof(Cell), whole = size_t(half.down.words) * 4;
+    for (int row = 0; row < rows; row++)
+        memset(reinterpret_cast<char*>(inner + size_t(row) * half.down.words) + used, 0, whole - used);
+    multiply<T>(context.crew, half.gate_up, x, rows, [&](int row, int output, float* sums) {
+        add_bias(half.gate_up, output, sums);
+        Floats gate = load(sums), up = load(sums + LANES);
+        Floats active = half.activation == SILU ? silu(gate) : gelu_tanh(gate);
+        Cell* cells = reinterpret_cast<Cell*>(inner + size_t(row) * half.down.words);
+        T::store_cells(cells + output / 2, active * up);
+    });
+    add_product<T>(context, half.down, inner, rows, half.after, half.epsilon, result);
+}
+
+template <class T>
+static void linear(Context& context, const Matrix& matrix, int rows, const float* x, float* result) {
+    const size_t stride = padded(matrix.outputs, GROUP);
+    const uint32_t* cells = take_rows<T>(context, x, rows, matrix.inputs, nullptr, 0, matrix.words);
+    multiply<T>(context.crew, matrix, cells, rows, [&](int row, int output, float* sums) {
+        add_bias(matrix, output, sums);
+        memcpy(result + row * stride + output, sums, GROUP * sizeof(float));
+    });
+}
