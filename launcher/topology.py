@@ -165,6 +165,7 @@ def plan_worker(options: LaunchOptions, name: str, seat: Seat, run: Path, contro
         "prefix_caching": options.prefix_caching,
         "kv_cache_memory": options.kv_cache_memory,
         "kv_connector": options.kv_connector,
+        "kernels": options.kernels,
         "log_level": options.log_level,
     }
     return ChildPlan(name, role, seat.device, seat.cores, config)
