@@ -104,6 +104,8 @@ class Runner:
         count = len(hidden)
         if count == 0:
             return hidden.new_zeros(0, self.model.config.vocab_size)
+        if self.model.kernels is not None:
+            return self.model.logits(hidden)
         parts = []
         for part in hidden.split(HEAD_ROWS):
             padding = self.classes.pad_head(len(part)) - len(part)
