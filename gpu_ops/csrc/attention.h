@@ -9,10 +9,11 @@
 enum { STRIP = 64 };
 // Queries computed together: heads of a group times positions.
 enum { QUERIES = 48 };
+enum { PANELS = STRIP / LANES };
 #if defined(__AVX512F__)
-enum { VALUE_ROWS = 6 };
+enum { SCORE_ROWS = 6, VALUE_ROWS = 6 };
 #else
-enum { VALUE_ROWS = 2 };
+enum { SCORE_ROWS = 2, VALUE_ROWS = 2 };
 #endif
 // Below any score, and finite, so that differences of it are numbers.
 constexpr float NOTHING = -1e30f;
@@ -22,14 +23,21 @@ constexpr float LOG2_E = 1.4426950408889634f;
 template <class T>
 struct Keys {
     typedef typename T::Cell Cell;
-    const Tile& tile;
-    int layer, head;
+    Keys(const Tile& tile, int layer, int head)
+        : pool(static_cast<Cell*>(tile.pool)), dim(tile.head_dim), shift(__builtin_ctz(tile.block_size)),
+          head_size(size_t(tile.block_size) * dim), to_value(head_size * tile.kv_heads),
+          block_size(2 * to_value * tile.layers), place(2 * to_value * layer + head_size * head) {}
 
-    Cell* at(const int32_t* blocks, int position, bool value) const {
-        size_t size = tile.block_size, place = size_t(blocks[position / size]) * tile.layers + layer;
-        size_t row = ((place * 2 + value) * tile.kv_heads + head) * size + position % size;
-        return static_cast<Cell*>(tile.pool) + row * tile.head_dim;
+    // The key of a position; its value is `to_value` further on.
+    Cell* at(const int32_t* blocks, int position) const {
+        size_t slot = position & ((1 << shift) - 1);
+        return pool + block_size * blocks[position >> shift] + place + slot * dim;
     }
+
+    Cell* pool;
+    size_t dim;
+    int shift;
+    size_t head_size, to_value, block_size, place;
 };
 
 // Steps of a transposition: of each quarter the first (second) two words, or pairs of words, of a and b in turn; and of
@@ -59,7 +67,7 @@ INLINE Words odd_quarters(Words a, Words b) {
     return __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
 }
 
-// 16 rows of `words` words to [word][16], with a stride of GROUP words: keys as a group of weights has them.
+// 16 rows of `words` words to [word][16], with a stride of STRIP words: keys as packed weights are.
 INLINE void transpose(const uint32_t* const* rows, int words, uint32_t* to) {
     int word = 0;
     for (; word + LANES <= words; word += LANES) {
@@ -80,15 +88,15 @@ INLINE void transpose(const uint32_t* const* rows, int words, uint32_t* to) {
         for (int c = 0; c < 4; c++) {
             Words low_rows = low_halves(x[c], x[4 + c]), low_rest = low_halves(x[8 + c], x[12 + c]);
             Words high_rows = high_halves(x[c], x[4 + c]), high_rest = high_halves(x[8 + c], x[12 + c]);
-            uint32_t* out = to + size_t(word + c) * GROUP;
+            uint32_t* out = to + size_t(word + c) * STRIP;
             store_words(out, even_quarters(low_rows, low_rest));
-            store_words(out + 4 * GROUP, odd_quarters(low_rows, low_rest));
-            store_words(out + 8 * GROUP, even_quarters(high_rows, high_rest));
-            store_words(out + 12 * GROUP, odd_quarters(high_rows, high_rest));
+            store_words(out + 4 * STRIP, odd_quarters(low_rows, low_rest));
+            store_words(out + 8 * STRIP, even_quarters(high_rows, high_rest));
+            store_words(out + 12 * STRIP, odd_quarters(high_rows, high_rest));
         }
     }
     for (; word < words; word++)
-        for (int i = 0; i < LANES; i++) to[size_t(word) * GROUP + i] = rows[i][word];
+        for (int i = 0; i < LANES; i++) to[size_t(word) * STRIP + i] = rows[i][word];
 }
 
 // sums [R][stride], N vectors of each from `column` on: times the row's correction, then the weighted values added.
@@ -148,7 +156,9 @@ struct QueryTile {
     float scale;
 
     int dim, words;                          // of a head
-    uint32_t* panel;                         // [STRIP / GROUP][words][GROUP]
+    uint32_t* panels;                        // [words][PANELS][16]
+    const Cell* here[STRIP];                 // the keys of this strip
+    const Cell* next[STRIP];                 // those that will be read after them; null where there are none
     alignas(64) float scores[QUERIES][STRIP];
     float highest_score[QUERIES], total[QUERIES], correction[QUERIES];
     float* sums;                             // [QUERIES][dim]
@@ -156,42 +166,48 @@ struct QueryTile {
     int queries() const { return positions * group; }
     int first_seen(int position) const { return window && position >= window ? position - window + 1 : 0; }
 
-    // queries [q][words]
-    void attend(const uint32_t* query) {
+    int first_strip() const { return first_seen(start) / STRIP * STRIP; }
+    int last() const { return start + positions - 1; }
+
+    // queries [q][words]. `then` is what will be attended after this, or null.
+    void attend(const uint32_t* query, const QueryTile* then) {
         for (int q = 0; q < queries(); q++) highest_score[q] = NOTHING, total[q] = 0;
         memset(sums, 0, sizeof(float) * queries() * dim);
-        int last = start + positions - 1;
-        for (int strip = first_seen(start) / STRIP * STRIP; strip <= last; strip += STRIP) {
-            int count = last + 1 - strip < STRIP ? last + 1 - strip : int(STRIP);
-            bool more = strip + STRIP <= last;
-            score(query, strip, count, last);
+        locate(here, first_strip());
+        for (int strip = first_strip(); strip <= last(); strip += STRIP) {
+            int count = last() + 1 - strip < STRIP ? last() + 1 - strip : int(STRIP);
+            if (strip + STRIP <= last() || !then)
+                locate(next, strip + STRIP);
+            else
+                then->locate(next, then->first_strip());
+            score(query, count);
             for (int q = 0; q < queries(); q++) weigh(q, strip);
-            add(strip, count, more, last);
+            add(count);
+            memcpy(here, next, sizeof here);
         }
     }
 
-    void score(const uint32_t* query, int strip, int count, int last) {
+    void locate(const Cell** rows, int first) const {
+        for (int i = 0; i < STRIP; i++) rows[i] = first + i <= last() ? keys.at(blocks, first + i) : nullptr;
+    }
+
+    void score(const uint32_t* query, int count) {
         for (int first = 0; first < count; first += LANES) {
             const uint32_t* rows[LANES];
             for (int i = 0; i < LANES; i++) {
-                int position = strip + first + i;
-                rows[i] = reinterpret_cast<const uint32_t*>(keys.at(blocks, position <= last ? position : last, false));
-                // The next strip is on its way while this one is computed.
-                if (position + STRIP <= last) fetch(keys.at(blocks, position + STRIP, false));
+                int key = first + i < count ? first + i : count - 1;
+                rows[i] = reinterpret_cast<const uint32_t*>(here[key]);
+                if (next[first + i]) fetch(next[first + i]);
             }
-            transpose(rows, words, panel + size_t(first / GROUP) * words * GROUP + first % GROUP);
+            transpose(rows, words, panels + first);
         }
-        alignas(64) float products[ROWS_AT_ONCE * GROUP];
-        for (int first = 0; first < count; first += GROUP) {
-            const uint32_t* group_of_keys = panel + size_t(first / GROUP) * words * GROUP;
-            for (int q = 0; q < queries(); q += ROWS_AT_ONCE) {
-                int some = queries() - q < ROWS_AT_ONCE ? queries() - q : int(ROWS_AT_ONCE);
-                product_of<T, 0>(some)(query + size_t(q) * words, words, group_of_keys, words, nullptr, products);
-                for (int i = 0; i < some; i++)
-                    memcpy(scores[q + i] + first, products + i * GROUP, GROUP * sizeof(float));
-            }
+        for (int q = 0; q < queries(); q += SCORE_ROWS) {
+            int some = queries() - q < SCORE_ROWS ? queries() - q : int(SCORE_ROWS);
+            product_of<T, PANELS, 0, SCORE_ROWS>(some)(query + size_t(q) * words, words, panels, words, nullptr,
+                                                       scores[q]);
         }
     }
+    // What is read next is on its way while this is computed.
     void fetch(const Cell* cells) const {
         for (size_t byte = 0; byte < dim * sizeof(Cell); byte += 64)
             __builtin_prefetch(reinterpret_cast<const char*>(cells) + byte, 0, 3);
@@ -227,11 +243,11 @@ struct QueryTile {
         highest_score[q] = top;
     }
 
-    void add(int strip, int count, bool more, int last) {
+    void add(int count) {
         const Cell* values[STRIP];
         for (int key = 0; key < count; key++) {
-            values[key] = keys.at(blocks, strip + key, true);
-            if (more && strip + key + STRIP <= last) fetch(keys.at(blocks, strip + key + STRIP, true));
+            values[key] = here[key] + keys.to_value;
+            if (next[key]) fetch(next[key] + keys.to_value);
         }
         for (int column = 0; column < dim; column += 4 * LANES) {
             int vectors = dim - column < 4 * LANES ? (dim - column) / LANES : 4;

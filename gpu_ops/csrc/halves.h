@@ -34,7 +34,7 @@ struct Context {
     Crew crew;
     Scratch inputs, wide, queries, attended, narrow;
     struct Own {
-        Scratch panel, sums, tile, query;
+        Scratch panels, sums, tiles, query;
     };
     std::vector<Own> own;  // of each thread
 };
@@ -93,7 +93,7 @@ static void place_heads(const AttentionHalf& half, const Tile& tile, const Span&
         Keys<T> keys{tile, half.layer, head};
         const float* k = qkv + (half.heads + head) * dim;
         const float* v = k + half.kv_heads * dim;
-        typename T::Cell *to_k = keys.at(span.blocks, position, false), *to_v = keys.at(span.blocks, position, true);
+        typename T::Cell *to_k = keys.at(span.blocks, position), *to_v = to_k + keys.to_value;
         for (int i = 0; i < dim; i += LANES) {
             T::store_cells(to_k + i, load(k + i));
             T::store_cells(to_v + i, load(v + i));
@@ -118,23 +118,25 @@ static std::vector<Piece> cut(const Tile& tile, int positions) {
 }
 
 template <class T>
-static void attend_piece(Context::Own& own, const AttentionHalf& half, const Tile& tile, const Piece& piece, int head,
-                         const typename T::Cell* queries, uint32_t* attended) {
+static void set_up(QueryTile<T>& one, const AttentionHalf& half, const Tile& tile, const Piece& piece, int head) {
+    const int group = half.heads / half.kv_heads;
+    new (&one) QueryTile<T>{Keys<T>(tile, half.layer, head), piece.span->blocks, piece.span->start + piece.offset,
+                            piece.count, group, half.window, half.scale, half.head_dim, half.head_dim / T::PER_WORD};
+}
+
+template <class T>
+static void attend_piece(Context::Own& own, QueryTile<T>& one, const QueryTile<T>* then, const Piece& piece, int head,
+                         int heads, size_t stride, const typename T::Cell* queries, uint32_t* attended) {
     typedef typename T::Cell Cell;
-    const int dim = half.head_dim, words = dim / T::PER_WORD, group = half.heads / half.kv_heads;
-    const int count = piece.count * group, row = piece.span->row + piece.offset;
-    QueryTile<T>& one = *own.tile.take<QueryTile<T>>(1);
-    new (&one) QueryTile<T>{{tile, half.layer, head}, piece.span->blocks, piece.span->start + piece.offset, piece.count,
-                            group, half.window, half.scale, dim, words};
-    one.panel = own.panel.take<uint32_t>(size_t(STRIP) * words);
-    one.sums = own.sums.take<float>(size_t(count) * dim);
-    Cell* query = own.query.take<Cell>(size_t(count) * dim);
+    const int row = piece.span->row + piece.offset;
+    const size_t dim = one.dim, size = one.group * dim, place = head * size;
+    one.panels = own.panels.template take<uint32_t>(size_t(STRIP) * one.words);
+    one.sums = own.sums.template take<float>(piece.count * size);
+    Cell* query = own.query.template take<Cell>(piece.count * size);
     for (int i = 0; i < piece.count; i++)
-        memcpy(query + size_t(i) * group * dim, queries + (size_t(row + i) * half.heads + head * group) * dim,
-               sizeof(Cell) * group * dim);
-    one.attend(reinterpret_cast<const uint32_t*>(query));
-    Cell* result = reinterpret_cast<Cell*>(attended + size_t(row) * half.out.words) + size_t(head) * group * dim;
-    one.finish(result, size_t(half.out.words) * T::PER_WORD);
+        memcpy(query + i * size, queries + (row + i) * heads * dim + place, sizeof(Cell) * size);
+    one.attend(reinterpret_cast<const uint32_t*>(query), then);
+    one.finish(reinterpret_cast<Cell*>(attended + row * stride) + place, stride * T::PER_WORD);
 }
 
 template <class T>
@@ -162,9 +164,15 @@ static void attention_half(Context& context, const AttentionHalf& half, const Ti
     const int group = half.heads / half.kv_heads;
     const std::vector<Piece> pieces = cut(tile, group < QUERIES ? QUERIES / group : 1);
     context.crew.share(int(pieces.size()) * half.kv_heads, [&](int first, int end, int thread) {
-        for (int i = first; i < end; i++)
-            attend_piece<T>(context.own[thread], half, tile, pieces[i / half.kv_heads], i % half.kv_heads, queries,
-                            attended);
+        Context::Own& own = context.own[thread];
+        QueryTile<T>* tiles = own.tiles.template take<QueryTile<T>>(2);
+        set_up(tiles[first % 2], half, tile, pieces[first / half.kv_heads], first % half.kv_heads);
+        for (int i = first; i < end; i++) {
+            QueryTile<T>* then = i + 1 < end ? tiles + (i + 1) % 2 : nullptr;
+            if (then) set_up(*then, half, tile, pieces[(i + 1) / half.kv_heads], (i + 1) % half.kv_heads);
+            attend_piece<T>(own, tiles[i % 2], then, pieces[i / half.kv_heads], i % half.kv_heads, half.heads,
+                            half.out.words, queries, attended);
+        }
     });
     add_product<T>(context, half.out, attended, rows, half.after, half.epsilon, hidden);
 }

@@ -17,40 +17,49 @@ enum { ROWS_IN_CACHE = 120 };
 
 INLINE int padded(int size, int unit) { return (size + unit - 1) / unit * unit; }
 
-// sums [R][GROUP] of R rows with one group of weights. `ahead` is fetched from memory meanwhile: the next group.
-template <class T, int R, int LINES>
+// sums [R][P][16] of R rows with P panels of weights, [word][P][16]. `ahead` is fetched from memory meanwhile, so many
+// cache lines of it in each step.
+template <class T, int R, int P, int LINES>
 static void product(const uint32_t* x, size_t stride, const uint32_t* weights, int words, const uint32_t* ahead,
                     float* sums) {
-    Floats low[R], high[R];
+    Floats total[R][P];
 #pragma GCC unroll 16
-    for (int r = 0; r < R; r++) low[r] = high[r] = Floats{};
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++) total[r][p] = Floats{};
     for (int word = 0; word < words; word++) {
         if (LINES) __builtin_prefetch(ahead + word * LANES * LINES, 0, 2);
         if (LINES > 1) __builtin_prefetch(ahead + word * LANES * LINES + LANES, 0, 2);
-        Words first = load_words(weights + word * GROUP), second = load_words(weights + word * GROUP + LANES);
+        Words panel[P];
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++) panel[p] = load_words(weights + (word * P + p) * LANES);
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
             Words one = splat(x[r * stride + word]);
-            low[r] = T::dot(low[r], first, one);
-            high[r] = T::dot(high[r], second, one);
+#pragma GCC unroll 4
+            for (int p = 0; p < P; p++) total[r][p] = T::dot(total[r][p], panel[p], one);
         }
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < R; r++) {
-        store(sums + r * GROUP, low[r]);
-        store(sums + r * GROUP + LANES, high[r]);
-    }
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++) store(sums + (r * P + p) * LANES, total[r][p]);
 }
 
 typedef void (*Product)(const uint32_t*, size_t, const uint32_t*, int, const uint32_t*, float*);
 
-// The product of `rows` rows at once that fetches so many cache lines ahead in each step.
-template <class T, int LINES, int R = ROWS_AT_ONCE>
+// The product of `rows` rows, at most R.
+template <class T, int P, int LINES, int R>
 static Product product_of(int rows) {
     if constexpr (R == 1)
-        return product<T, 1, LINES>;
+        return product<T, 1, P, LINES>;
     else
-        return rows == R ? product<T, R, LINES> : product_of<T, LINES, R - 1>(rows);
+        return rows == R ? product<T, R, P, LINES> : product_of<T, P, LINES, R - 1>(rows);
+}
+
+template <class T, int LINES>
+static Product some(int rows) {
+    return product_of<T, GROUP / LANES, LINES, ROWS_AT_ONCE>(rows);
 }
 
 // finish(row, output, sums) takes 32 outputs of a row, from `output` on. x [rows][words].
@@ -66,11 +75,11 @@ static void multiply_group(const Matrix& matrix, int group, const uint32_t* x, i
         const uint32_t* rest = x + size_t(row) * matrix.words;
         // The next group is fetched once, spread over the first passes.
         if (rows <= ROWS_AT_ONCE)
-            product_of<T, 2>(count)(rest, matrix.words, weights, matrix.words, next, sums);
+            some<T, 2>(count)(rest, matrix.words, weights, matrix.words, next, sums);
         else if (row < 2 * count)
-            product_of<T, 1>(count)(rest, matrix.words, weights, matrix.words, next + (row ? size / 2 : 0), sums);
+            some<T, 1>(count)(rest, matrix.words, weights, matrix.words, next + (row ? size / 2 : 0), sums);
         else
-            product_of<T, 0>(count)(rest, matrix.words, weights, matrix.words, next, sums);
+            some<T, 0>(count)(rest, matrix.words, weights, matrix.words, next, sums);
         for (int r = 0; r < count; r++) finish(row + r, group * GROUP, sums + r * GROUP);
         row += count;
     }
