@@ -87,7 +87,9 @@ def add(engine: Engine, number: int, tokens: int, answer: int) -> None:
     engine.add(Sequence(f"{number}", prompt, params, frozenset()))
 
 
-def timed_steps(engine: Engine, rows: int, arguments: argparse.Namespace, watch: Stopwatch) -> list[tuple[float, float]]:
+def timed_steps(
+    engine: Engine, rows: int, arguments: argparse.Namespace, watch: Stopwatch
+) -> list[tuple[float, float]]:
     """Seconds of each step of so many rows, and of these outside the kernels."""
     for number in range(rows):
         add(engine, number, arguments.context, arguments.rounds + 2)

@@ -19,7 +19,7 @@ enum { SCORE_ROWS = 2, VALUE_ROWS = 2 };
 constexpr float NOTHING = -1e30f;
 constexpr float LOG2_E = 1.4426950408889634f;
 
-// Where a layer's keys and values of one head are.
+// Where a layer's keys and values are, from one head on.
 template <class T>
 struct Keys {
     typedef typename T::Cell Cell;
@@ -28,7 +28,7 @@ struct Keys {
           head_size(size_t(tile.block_size) * dim), to_value(head_size * tile.kv_heads),
           block_size(2 * to_value * tile.layers), place(2 * to_value * layer + head_size * head) {}
 
-    // The key of a position; its value is `to_value` further on.
+    // The key of a position; its value is `to_value` further on, the same of the next head `head_size`.
     Cell* at(const int32_t* blocks, int position) const {
         size_t slot = position & ((1 << shift) - 1);
         return pool + block_size * blocks[position >> shift] + place + slot * dim;
@@ -146,13 +146,19 @@ static AddValues<T> add_values_of(int rows, int vectors) {
     }
 }
 
-// One head's queries of neighbouring positions: query q is head q % group of position start + q / group.
+// The queries of neighbouring positions to some heads of keys, one after the other: query q of a head is query head
+// q % group of position start + q / group.
 template <class T>
 struct QueryTile {
     typedef typename T::Cell Cell;
+    // What is known of a head's queries after some strips.
+    struct Head {
+        float highest[QUERIES], total[QUERIES];
+    };
+
     Keys<T> keys;
     const int32_t* blocks;
-    int start, positions, group, window;
+    int start, positions, heads, group, window;
     float scale;
 
     int dim, words;                          // of a head
@@ -160,35 +166,42 @@ struct QueryTile {
     const Cell* here[STRIP];                 // the keys of this strip
     const Cell* next[STRIP];                 // those that will be read after them; null where there are none
     alignas(64) float scores[QUERIES][STRIP];
-    float highest_score[QUERIES], total[QUERIES], correction[QUERIES];
-    float* sums;                             // [QUERIES][dim]
+    float correction[QUERIES];
+    Head* known;                             // [heads]
+    float* sums;                             // [heads][queries][dim]
 
     int queries() const { return positions * group; }
     int first_seen(int position) const { return window && position >= window ? position - window + 1 : 0; }
-
     int first_strip() const { return first_seen(start) / STRIP * STRIP; }
     int last() const { return start + positions - 1; }
 
-    // queries [q][words]. `then` is what will be attended after this, or null.
+    // queries [head][q][words]. `then` is what will be attended after this, or null. Head after head in each strip, as
+    // the pool has them: short runs of memory arrive slowly.
     void attend(const uint32_t* query, const QueryTile* then) {
-        for (int q = 0; q < queries(); q++) highest_score[q] = NOTHING, total[q] = 0;
-        memset(sums, 0, sizeof(float) * queries() * dim);
-        locate(here, first_strip());
+        for (int head = 0; head < heads; head++)
+            for (int q = 0; q < queries(); q++) known[head].highest[q] = NOTHING, known[head].total[q] = 0;
+        memset(sums, 0, sizeof(float) * heads * queries() * dim);
+        locate(here, first_strip(), 0);
         for (int strip = first_strip(); strip <= last(); strip += STRIP) {
             int count = last() + 1 - strip < STRIP ? last() + 1 - strip : int(STRIP);
-            if (strip + STRIP <= last() || !then)
-                locate(next, strip + STRIP);
-            else
-                then->locate(next, then->first_strip());
-            score(query, count);
-            for (int q = 0; q < queries(); q++) weigh(q, strip);
-            add(count);
-            memcpy(here, next, sizeof here);
+            for (int head = 0; head < heads; head++) {
+                if (head + 1 < heads)
+                    locate(next, strip, head + 1);
+                else if (strip + STRIP <= last() || !then)
+                    locate(next, strip + STRIP, 0);
+                else
+                    then->locate(next, then->first_strip(), 0);
+                score(query + size_t(head) * queries() * words, count);
+                for (int q = 0; q < queries(); q++) weigh(known[head], q, strip);
+                add(sums + size_t(head) * queries() * dim, count);
+                memcpy(here, next, sizeof here);
+            }
         }
     }
 
-    void locate(const Cell** rows, int first) const {
-        for (int i = 0; i < STRIP; i++) rows[i] = first + i <= last() ? keys.at(blocks, first + i) : nullptr;
+    void locate(const Cell** rows, int first, int head) const {
+        for (int i = 0; i < STRIP; i++)
+            rows[i] = first + i <= last() ? keys.at(blocks, first + i) + head * keys.head_size : nullptr;
     }
 
     void score(const uint32_t* query, int count) {
@@ -214,10 +227,10 @@ struct QueryTile {
     }
 
     // Scores to weights, in place.
-    void weigh(int q, int strip) {
+    void weigh(Head& head, int q, int strip) {
         int position = start + q / group;
         int low = first_seen(position) - strip, high = position - strip;  // seen: low to high
-        Floats best = splat(highest_score[q]), x[STRIP / LANES];
+        Floats best = splat(head.highest[q]), x[STRIP / LANES];
         bool seen[STRIP / LANES];
         for (int n = 0; n < STRIP / LANES; n++) {
             seen[n] = n * LANES <= high && n * LANES + LANES > low;
@@ -237,13 +250,13 @@ struct QueryTile {
             }
             store(scores[q] + n * LANES, weight);
         }
-        Floats change = exp2(splat(highest_score[q] - top));
-        correction[q] = highest_score[q] > NOTHING ? change[0] : 0.0f;
-        total[q] = total[q] * correction[q] + sum(share);
-        highest_score[q] = top;
+        Floats change = exp2(splat(head.highest[q] - top));
+        correction[q] = head.highest[q] > NOTHING ? change[0] : 0.0f;
+        head.total[q] = head.total[q] * correction[q] + sum(share);
+        head.highest[q] = top;
     }
 
-    void add(int count) {
+    void add(float* to, int count) {
         const Cell* values[STRIP];
         for (int key = 0; key < count; key++) {
             values[key] = here[key] + keys.to_value;
@@ -254,17 +267,19 @@ struct QueryTile {
             for (int q = 0; q < queries(); q += VALUE_ROWS) {
                 int some = queries() - q < VALUE_ROWS ? queries() - q : int(VALUE_ROWS);
                 add_values_of<T>(some, vectors)(scores[q], values, count, column, dim, correction + q,
-                                                sums + size_t(q) * dim);
+                                                to + size_t(q) * dim);
             }
         }
     }
 
-    // Row by row to `result`, of which query q's head begins at q / group * stride + q % group * dim.
+    // To `result`, of which a position's first head is at position * stride.
     void finish(Cell* result, size_t stride) const {
-        for (int q = 0; q < queries(); q++) {
-            Floats inverse = splat(1.0f / total[q]);
-            Cell* to = result + (q / group) * stride + (q % group) * dim;
-            for (int i = 0; i < dim; i += LANES) T::store_cells(to + i, load(sums + size_t(q) * dim + i) * inverse);
-        }
+        const float* from = sums;
+        for (int head = 0; head < heads; head++)
+            for (int q = 0; q < queries(); q++, from += dim) {
+                Floats inverse = splat(1.0f / known[head].total[q]);
+                Cell* to = result + (q / group) * stride + (head * group + q % group) * dim;
+                for (int i = 0; i < dim; i += LANES) T::store_cells(to + i, load(from + i) * inverse);
+            }
     }
 };

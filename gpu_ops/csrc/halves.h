@@ -34,7 +34,7 @@ struct Context {
     Crew crew;
     Scratch inputs, wide, queries, attended, narrow;
     struct Own {
-        Scratch panels, sums, tiles, query;
+        Scratch panels, sums, known, tiles, query;
     };
     std::vector<Own> own;  // of each thread
 };
@@ -101,42 +101,51 @@ static void place_heads(const AttentionHalf& half, const Tile& tile, const Span&
     }
 }
 
-// What is attended at once: some neighbouring positions of a span.
+// What is attended at once: some neighbouring positions of a span, and some heads of keys.
 struct Piece {
     const Span* span;
-    int offset, count;
+    int offset, count, head, heads;
 };
 
-static std::vector<Piece> cut(const Tile& tile, int positions) {
+static std::vector<Piece> cut(const Tile& tile, int positions, int threads) {
     std::vector<Piece> pieces;
     for (int i = 0; i < tile.span_count; i++)
         for (int offset = 0; offset < tile.spans[i].count; offset += positions) {
             int rest = tile.spans[i].count - offset;
-            pieces.push_back({tile.spans + i, offset, rest < positions ? rest : positions});
+            pieces.push_back({tile.spans + i, offset, rest < positions ? rest : positions, 0, tile.kv_heads});
         }
-    return pieces;
+    // All heads together, unless some threads would have nothing to do.
+    if (int(pieces.size()) >= threads) return pieces;
+    std::vector<Piece> parts;
+    for (const Piece& piece : pieces)
+        for (int head = 0; head < tile.kv_heads; head++)
+            parts.push_back({piece.span, piece.offset, piece.count, head, 1});
+    return parts;
 }
 
 template <class T>
-static void set_up(QueryTile<T>& one, const AttentionHalf& half, const Tile& tile, const Piece& piece, int head) {
-    const int group = half.heads / half.kv_heads;
-    new (&one) QueryTile<T>{Keys<T>(tile, half.layer, head), piece.span->blocks, piece.span->start + piece.offset,
-                            piece.count, group, half.window, half.scale, half.head_dim, half.head_dim / T::PER_WORD};
+static void set_up(QueryTile<T>& one, const AttentionHalf& half, const Tile& tile, const Piece& piece) {
+    new (&one) QueryTile<T>{Keys<T>(tile, half.layer, piece.head), piece.span->blocks,
+                            piece.span->start + piece.offset, piece.count, piece.heads, half.heads / half.kv_heads,
+                            half.window, half.scale, half.head_dim, half.head_dim / T::PER_WORD};
 }
 
 template <class T>
-static void attend_piece(Context::Own& own, QueryTile<T>& one, const QueryTile<T>* then, const Piece& piece, int head,
-                         int heads, size_t stride, const typename T::Cell* queries, uint32_t* attended) {
+static void attend_piece(Context::Own& own, QueryTile<T>& one, const QueryTile<T>* then, const Piece& piece,
+                         const AttentionHalf& half, const typename T::Cell* queries, uint32_t* attended) {
     typedef typename T::Cell Cell;
-    const int row = piece.span->row + piece.offset;
-    const size_t dim = one.dim, size = one.group * dim, place = head * size;
+    const size_t row = piece.span->row + piece.offset, stride = half.out.words;
+    const size_t size = size_t(one.group) * one.dim, whole = size * half.kv_heads, count = piece.count * size;
     one.panels = own.panels.template take<uint32_t>(size_t(STRIP) * one.words);
-    one.sums = own.sums.template take<float>(piece.count * size);
-    Cell* query = own.query.template take<Cell>(piece.count * size);
-    for (int i = 0; i < piece.count; i++)
-        memcpy(query + i * size, queries + (row + i) * heads * dim + place, sizeof(Cell) * size);
+    one.sums = own.sums.template take<float>(piece.heads * count);
+    one.known = own.known.template take<typename QueryTile<T>::Head>(piece.heads);
+    Cell* query = own.query.template take<Cell>(piece.heads * count);
+    for (int head = 0; head < piece.heads; head++)
+        for (int i = 0; i < piece.count; i++)
+            memcpy(query + head * count + i * size, queries + (row + i) * whole + (piece.head + head) * size,
+                   sizeof(Cell) * size);
     one.attend(reinterpret_cast<const uint32_t*>(query), then);
-    one.finish(reinterpret_cast<Cell*>(attended + row * stride) + place, stride * T::PER_WORD);
+    one.finish(reinterpret_cast<Cell*>(attended + row * stride) + piece.head * size, stride * T::PER_WORD);
 }
 
 template <class T>
@@ -162,16 +171,15 @@ static void attention_half(Context& context, const AttentionHalf& half, const Ti
             }
     });
     const int group = half.heads / half.kv_heads;
-    const std::vector<Piece> pieces = cut(tile, group < QUERIES ? QUERIES / group : 1);
-    context.crew.share(int(pieces.size()) * half.kv_heads, [&](int first, int end, int thread) {
+    const std::vector<Piece> pieces = cut(tile, group < QUERIES ? QUERIES / group : 1, context.crew.size);
+    context.crew.share(int(pieces.size()), [&](int first, int end, int thread) {
         Context::Own& own = context.own[thread];
         QueryTile<T>* tiles = own.tiles.template take<QueryTile<T>>(2);
-        set_up(tiles[first % 2], half, tile, pieces[first / half.kv_heads], first % half.kv_heads);
+        set_up(tiles[first % 2], half, tile, pieces[first]);
         for (int i = first; i < end; i++) {
             QueryTile<T>* then = i + 1 < end ? tiles + (i + 1) % 2 : nullptr;
-            if (then) set_up(*then, half, tile, pieces[(i + 1) / half.kv_heads], (i + 1) % half.kv_heads);
-            attend_piece<T>(own, tiles[i % 2], then, pieces[i / half.kv_heads], i % half.kv_heads, half.heads,
-                            half.out.words, queries, attended);
+            if (then) set_up(*then, half, tile, pieces[i + 1]);
+            attend_piece<T>(own, tiles[i % 2], then, pieces[i], half, queries, attended);
         }
     });
     add_product<T>(context, half.out, attended, rows, half.after, half.epsilon, hidden);
