@@ -41,6 +41,10 @@ class RowClasses:
         return next(size for size in self.prompt if size >= rows)
 
 
+ANY_ROWS = RowClasses(1, 1, tuple(range(1, PROMPT_ROWS + 1)))
+"""Of products whose rows never depend on the others."""
+
+
 @dataclass(frozen=True, slots=True)
 class Probe:
     """A product and rows [PROMPT_ROWS, in] for it whose results show in which order their terms were added."""

@@ -121,6 +121,7 @@ MODEL, PROCESSES, NETWORK = "Model", "Processes and devices", "Network"
 ENGINE, SUPERVISION = "Engine", "Supervision"
 ROLES = ("all", "proxy", "prefill", "decode", "mixed")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KERNELS = ("auto", "torch", "avx512bf16", "avx512", "avx2", "generic")
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -183,6 +184,10 @@ class LaunchOptions:
     kv_connector: str = flag(
         ENGINE, "auto", "What carries KV blocks; auto: shm on one host, else tcp.",
         choice("auto", "shm", "tcp"), "auto|shm|tcp",
+    )  # fmt: skip
+    kernels: str = flag(
+        ENGINE, "auto", "What computes on a CPU: our kernels for an instruction set, or torch.", choice(*KERNELS),
+        "auto|torch|SET",
     )  # fmt: skip
     log_level: str = flag(SUPERVISION, "info", "Least severity that is logged.", choice(*LEVELS), "|".join(LEVELS))
     start_timeout: float = flag(SUPERVISION, 600.0, "Longest time to ready of a process.", seconds, "SECONDS")

@@ -135,6 +135,13 @@ def test_size_and_licence(path: Path) -> None:
             assert lines <= MAX_FUNCTION_LINES, f"{node.name} has {lines} lines"
 
 
+def test_size_and_licence_of_kernels() -> None:
+    for path in (ROOT / "gpu_ops" / "csrc").iterdir():
+        text = path.read_text()
+        assert text.startswith("// SPDX-License-Identifier: Apache-2.0\n"), path
+        assert len(text.splitlines()) <= MAX_FILE_LINES and max(map(len, text.splitlines())) <= 120, path
+
+
 @pytest.mark.parametrize("path", CODE, ids=relative)
 def test_nobody_reads_the_environment_or_pickles(path: Path) -> None:
     text = path.read_text()

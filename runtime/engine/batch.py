@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one step computes, as plain numbers: no tensor here.
 
-A step is a list of tiles that run one after the other. A tile holds prompt positions or generated positions, never
-both, because the two kinds go through products of different row classes (SPEC C16).
+A step is a list of tiles that run one after the other. Where products have row classes, a tile holds prompt positions
+or generated positions, never both, because the two kinds go through products of different classes (SPEC C16).
 """
 
 from dataclasses import dataclass
 
 from pontil.gpu_ops.row_classes import GENERATED_ROWS, PROMPT_ROWS
 from pontil.runtime.engine.sequence import Sequence
+
+# Weights are read once for each tile, and a tile's intermediate results take memory.
+MIXED_ROWS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,10 @@ class Batch:
         prompt = [part for span in self.spans for part in [prompt_part(span)] if part.count]
         generated = [part for span in self.spans for part in [generated_part(span)] if part.count]
         return pack(prompt, PROMPT_ROWS, False) + pack(generated, GENERATED_ROWS, True)
+
+    def mixed_tiles(self) -> list[Tile]:
+        """For kernels whose rows know no company: all positions together."""
+        return pack(list(self.spans), MIXED_ROWS, False)
 
 
 def prompt_part(span: Span) -> Span:

@@ -2,6 +2,7 @@
 """Carries a batch through the model. Takes no decision."""
 
 import logging
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -14,7 +15,10 @@ from pontil.gpu_ops.attention import (
     PromptAttention,
     PromptSpan,
 )
-from pontil.gpu_ops.row_classes import RowClasses, measure, same_on_one_thread
+from pontil.gpu_ops.kernels.linear import Product
+from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
+from pontil.gpu_ops.linear import Linear
+from pontil.gpu_ops.row_classes import ANY_ROWS, RowClasses, measure, same_on_one_thread
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.batch import Batch, Span, Tile
 from pontil.runtime.engine.logprobs import logprobs_of
@@ -34,13 +38,16 @@ class Runner:
         self.model, self.storage = model, storage
         self.device = model.device
         self.block_size = storage.layout.block_size
+        if model.kernels is not None:
+            self.classes: RowClasses = ANY_ROWS
+            return
         if self.device.type == "cpu" and torch.get_num_threads() > 1:
             self.agree_with_fewer_cores()
-        self.classes: RowClasses = measure(model.linears, model.head)
+        self.classes = measure(torch_products(model.linears), torch_products(model.head))
 
     def agree_with_fewer_cores(self) -> None:
         """Tokens must not depend on how many cores a worker was given (C16): one thread where they would."""
-        if not same_on_one_thread(self.model.linears, self.model.head):
+        if not same_on_one_thread(torch_products(self.model.linears), torch_products(self.model.head)):
             logger.warning("this library's results depend on the number of threads: computing with one")
             torch.set_num_threads(1)
 
@@ -49,7 +56,8 @@ class Runner:
         """Compute every tile; returns what was sampled for each sequence that came to its end of known tokens."""
         if batch.copies:
             self.storage.copy(list(batch.copies))
-        return [sampled for tile in batch.tiles() for sampled in self.run_tile(tile)]
+        tiles = batch.tiles() if self.model.kernels is None else batch.mixed_tiles()
+        return [sampled for tile in tiles for sampled in self.run_tile(tile)]
 
     def run_tile(self, tile: Tile) -> list[Sampled]:
         hidden = self.forward(tile)
@@ -79,6 +87,9 @@ class Runner:
     def forward(self, tile: Tile) -> Tensor:
         """Final hidden states, float32 [padded rows, hidden_size]; padding rows come last and mean nothing."""
         ids = [span.token(p) for span in tile.spans for p in range(span.start, span.start + span.count)]
+        if self.model.kernels is not None:
+            spans = [TileSpan(span.start, span.count, span.sequence.blocks) for span in tile.spans]
+            return self.model.forward_fused(self.tensor(ids), KernelTile(self.storage.tensor, spans))
         positions = [p for span in tile.spans for p in range(span.start, span.start + span.count)]
         padding = self.padded(tile) - len(ids)
         attend = self.attention(tile, positions)
@@ -94,6 +105,8 @@ class Runner:
         count = len(hidden)
         if count == 0:
             return hidden.new_zeros(0, self.model.config.vocab_size)
+        if self.model.kernels is not None:
+            return self.model.logits(hidden)
         parts = []
         for part in hidden.split(HEAD_ROWS):
             padding = self.classes.pad_head(len(part)) - len(part)
@@ -126,6 +139,10 @@ class Runner:
 
     def tensor(self, numbers: list[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self.device)
+
+
+def torch_products(products: Iterable[Product]) -> list[Linear]:
+    return [one for one in products if isinstance(one, Linear)]
 
 
 def unrecorded(span: Span) -> range:

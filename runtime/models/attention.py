@@ -4,7 +4,7 @@
 from torch import Tensor
 
 from pontil.gpu_ops.attention import PagedAttention
-from pontil.gpu_ops.linear import Linear
+from pontil.gpu_ops.kernels.linear import Product
 from pontil.gpu_ops.rotary import apply_rotary
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.norm import Norm
@@ -40,7 +40,7 @@ class Attention:
         self.scale, self.window = config.query_scale, config.window(index)
 
     @property
-    def linears(self) -> list[Linear]:
+    def linears(self) -> list[Product]:
         return [self.qkv, self.o]
 
     def __call__(self, x: Tensor, angles: Angles, attend: PagedAttention) -> Tensor:

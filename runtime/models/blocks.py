@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.attention import PagedAttention
-from pontil.gpu_ops.linear import Linear
+from pontil.gpu_ops.kernels.linear import Product
 from pontil.runtime.models.attention import Attention
 from pontil.runtime.models.norm import Norm
 from pontil.runtime.models.rotary import Angles
@@ -18,7 +18,7 @@ class FeedForward(Protocol):
     """An MLP or what stands in its place. x [rows, hidden_size] in the weights' dtype."""
 
     @property
-    def linears(self) -> Sequence[Linear]: ...
+    def linears(self) -> Sequence[Product]: ...
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
@@ -40,11 +40,14 @@ class Block:
         self.before, self.after = before, after
 
     @property
-    def linears(self) -> list[Linear]:
+    def linears(self) -> list[Product]:
         return [*self.attention.linears, *self.feed_forward.linears]
 
     def __call__(self, hidden: Tensor, angles: Angles, attend: PagedAttention) -> Tensor:
         attended = self.attention(self.before[0](hidden, self.dtype), angles, attend)
-        hidden = hidden + (self.after[0](attended.float()) if self.after else attended)
+        return self.feed(hidden + (self.after[0](attended.float()) if self.after else attended))
+
+    def feed(self, hidden: Tensor) -> Tensor:
+        """The second half."""
         made = self.feed_forward(self.before[1](hidden, self.dtype))
         return hidden + (self.after[1](made.float()) if self.after else made)

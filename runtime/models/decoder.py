@@ -10,16 +10,19 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.attention import PagedAttention
-from pontil.gpu_ops.linear import Linear
+from pontil.gpu_ops.kernels.library import Library
+from pontil.gpu_ops.kernels.linear import Product
+from pontil.gpu_ops.kernels.tile import KernelTile
 from pontil.runtime.models.blocks import Block
 from pontil.runtime.models.config import ModelConfig
+from pontil.runtime.models.fused_block import FusedBlock
 from pontil.runtime.models.norm import Norm
 from pontil.runtime.models.rotary import global_rotary, local_rotary
 from pontil.runtime.models.weights import Weights
 
 HEAD_ROWS = 1 << 16
 """The head is laid out in parts of so many rows: in one piece a large vocabulary would take seconds to load, most of
-them for the memory of a float32 copy."""
+them for the memory of a copy."""
 
 
 class Decoder(ABC):
@@ -27,7 +30,7 @@ class Decoder(ABC):
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config = config
-        self.dtype, self.device = weights.dtype, weights.device
+        self.dtype, self.device, self.kernels = weights.dtype, weights.device, weights.kernels
         self.embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self.blocks = [self.block(index, weights) for index in range(config.num_layers)]
         self.norm = self.make_norm("model.norm", weights)
@@ -36,6 +39,7 @@ class Decoder(ABC):
         theta = config.local_rope_theta
         self.local_rotary = self.global_rotary if theta is None else local_rotary(config, theta, weights)
         weights.finish()
+        self.fused = [] if self.kernels is None else [self.fuse(block, self.kernels) for block in self.blocks]
 
     @abstractmethod
     def block(self, index: int, weights: Weights) -> Block:
@@ -44,17 +48,23 @@ class Decoder(ABC):
     def make_norm(self, name: str, weights: Weights) -> Norm:
         return Norm(weights, name, self.config.hidden_size, self.config.rms_norm_eps)
 
-    def take_head(self, weights: Weights) -> list[Linear]:
-        """The vocabulary's projection in float32: in bfloat16 distinct logits would round to ties."""
+    def fuse(self, block: Block, library: Library) -> FusedBlock:
+        rotary = self.global_rotary if block.attention.window is None else self.local_rotary
+        return FusedBlock(block, library, self.config, (rotary.cos, rotary.sin))
+
+    def take_head(self, weights: Weights) -> list[Product]:
+        """The vocabulary's projection, whose results are float32: in bfloat16 distinct logits would round to ties.
+        torch's products have one type, so that its weights are float32 too."""
+        dtype = torch.float32 if self.kernels is None else self.dtype
         if self.config.tie_word_embeddings:
             weights.left.pop("lm_head.weight", None)
             weight = self.embedding
         else:
-            weight = weights.take("lm_head.weight", *self.embedding.shape, dtype=torch.float32)
-        return [Linear(part.float()) for part in weight.split(HEAD_ROWS)]
+            weight = weights.take("lm_head.weight", *self.embedding.shape, dtype=dtype)
+        return [weights.product(part.to(dtype)) for part in weight.split(HEAD_ROWS)]
 
     @property
-    def linears(self) -> list[Linear]:
+    def linears(self) -> list[Product]:
         return [linear for block in self.blocks for linear in block.linears]
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -62,12 +72,19 @@ class Decoder(ABC):
         return self.embedding[token_ids].float()
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: PagedAttention) -> Tensor:
+        assert not self.fused
         hidden = self.embed(token_ids)
         everywhere = self.global_rotary(positions)
         nearby = everywhere if self.local_rotary is self.global_rotary else self.local_rotary(positions)
         for index, block in enumerate(self.blocks):
             angles = everywhere if self.config.window(index) is None else nearby
             hidden = block(hidden, angles, attend)
+        return self.norm(hidden)
+
+    def forward_fused(self, token_ids: Tensor, tile: KernelTile) -> Tensor:
+        hidden = self.embed(token_ids)
+        for block in self.fused:
+            hidden = block(hidden, tile)
         return self.norm(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pontil.gpu_ops.linear import Linear
+from pontil.gpu_ops.kernels.linear import Product
 from pontil.gpu_ops.row_classes import GENERATED_ROWS
 from pontil.runtime.models.config import ExpertConfig
 from pontil.runtime.models.mlp import GatedMlp
@@ -22,14 +22,14 @@ class Experts:
 
     def __init__(self, config: ExpertConfig, hidden: int, prefix: str, weights: Weights) -> None:
         self.config = config
-        self.router = Linear(weights.take(prefix + "gate.weight", config.count, hidden, dtype=torch.float32))
+        self.router = weights.product(weights.take(prefix + "gate.weight", config.count, hidden, dtype=torch.float32))
         self.experts = [
             GatedMlp(weights, f"{prefix}experts.{number}.", hidden, config.intermediate_size)
             for number in range(config.count)
         ]
 
     @property
-    def linears(self) -> list[Linear]:
+    def linears(self) -> list[Product]:
         return [self.router, *(linear for expert in self.experts for linear in expert.linears)]
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -3,10 +3,12 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
-from pontil.gpu_ops.activation import silu_and_mul
-from pontil.gpu_ops.linear import Linear
+from pontil.gpu_ops.activation import gelu_and_mul, silu_and_mul
+from pontil.gpu_ops.kernels.halves import MlpHalf, Norms
+from pontil.gpu_ops.kernels.linear import Product, matrix_of
 from pontil.runtime.models.weights import Weights
 
 GatedActivation = Callable[[Tensor], Tensor]
@@ -18,14 +20,22 @@ class GatedMlp:
     def __init__(
         self, weights: Weights, prefix: str, hidden: int, inner: int, activation: GatedActivation = silu_and_mul
     ) -> None:
-        self.gate_up = weights.linear(hidden, (prefix + "gate_proj", inner), (prefix + "up_proj", inner))
+        self.gate_up = weights.gate_and_up(hidden, prefix + "gate_proj", prefix + "up_proj", inner)
         self.down = weights.linear(inner, (prefix + "down_proj", hidden))
         self.activation = activation
+        self.half = None
+        if weights.kernels is not None:
+            both = (matrix_of(self.gate_up), matrix_of(self.down))
+            self.half = MlpHalf(weights.kernels, *both, Norms(0.0), activation is gelu_and_mul)
 
     @property
-    def linears(self) -> list[Linear]:
+    def linears(self) -> list[Product]:
         return [self.gate_up, self.down]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [rows, hidden_size] in the weights' dtype, to the same shape."""
+        """x [rows, hidden_size] in the weights' dtype, to the same shape; float32 from the kernels."""
+        if self.half is not None:
+            result = torch.zeros(x.shape)
+            self.half(x.float(), result)
+            return result
         return self.down(self.activation(self.gate_up(x)))

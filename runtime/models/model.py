@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.attention import PagedAttention
-from pontil.gpu_ops.linear import Linear
+from pontil.gpu_ops.kernels.library import Library
+from pontil.gpu_ops.kernels.linear import Product
+from pontil.gpu_ops.kernels.tile import KernelTile
 from pontil.runtime.models.config import ModelConfig
 
 
@@ -17,6 +19,9 @@ class Model(Protocol):
 
     `linears` are the products of `forward`, whose row classes are measured; the head, in one or more parts, is apart
     because it sees other row counts. `forward` and `logits` are separate because only sampled rows need the vocabulary.
+
+    A model with `kernels` computes by `forward_fused` instead of `forward`, and its rows' bits are their own whatever
+    they are computed with: prompt positions and generated ones may stand in one tile, of any number of rows.
     """
 
     @property
@@ -29,13 +34,19 @@ class Model(Protocol):
     def device(self) -> torch.device: ...
 
     @property
-    def linears(self) -> Sequence[Linear]: ...
+    def kernels(self) -> Library | None: ...
 
     @property
-    def head(self) -> Sequence[Linear]: ...
+    def linears(self) -> Sequence[Product]: ...
+
+    @property
+    def head(self) -> Sequence[Product]: ...
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: PagedAttention) -> Tensor:
         """token_ids and positions int64 [rows]; returns the normed hidden states, float32 [rows, hidden_size]."""
+
+    def forward_fused(self, token_ids: Tensor, tile: KernelTile) -> Tensor:
+        """token_ids int64 [rows]; returns what `forward` does."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [rows, hidden_size] to float32 [rows, vocab_size]."""

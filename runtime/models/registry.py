@@ -4,6 +4,7 @@
 from pontil.runtime.errors import ModelError
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.decoder import Decoder
+from pontil.runtime.models.fused_block import kernels_fit
 from pontil.runtime.models.gemma3 import Gemma3
 from pontil.runtime.models.llama import Llama
 from pontil.runtime.models.mistral import Mistral
@@ -29,4 +30,6 @@ def build_model(config: ModelConfig, weights: Weights) -> Model:
     if architecture is None:
         known = ", ".join(sorted(ARCHITECTURES))
         raise ModelError(f"the architecture {config.architecture!r} is not supported; supported are: {known}")
+    if weights.kernels is not None and not kernels_fit(config, weights.dtype):
+        raise ModelError(f"the kernels cannot compute this model in {weights.dtype}: use --kernels torch")
     return architecture(config, weights)

@@ -6,17 +6,30 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from pontil.gpu_ops.kernels.library import Library
+from pontil.gpu_ops.kernels.linear import PackedLinear, Product
+from pontil.gpu_ops.kernels.matrix import Matrix, alternate
 from pontil.gpu_ops.linear import Linear
 from pontil.runtime.errors import ModelError
 
 
 class Weights:
-    """A model takes what it needs; `finish` then says what nobody took. Tensors are moved to `device` and `dtype`."""
+    """A model takes what it needs; `finish` then says what nobody took. Tensors are moved to `device` and `dtype`.
 
-    def __init__(self, tensors: Iterable[tuple[str, Tensor]], device: torch.device, dtype: torch.dtype) -> None:
+    With `kernels`, products are laid out for these; the model they are for must fit them.
+    """
+
+    def __init__(
+        self,
+        tensors: Iterable[tuple[str, Tensor]],
+        device: torch.device,
+        dtype: torch.dtype,
+        kernels: Library | None = None,
+    ) -> None:
         self.left = dict(tensors)
         self.device = device
         self.dtype = dtype
+        self.kernels = kernels
         self.missing: list[str] = []
 
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -31,15 +44,23 @@ class Weights:
             )
         return tensor.to(device=self.device, dtype=dtype or self.dtype)
 
-    def linear(self, inputs: int, *parts: tuple[str, int], bias: bool = False) -> Linear:
+    def linear(self, inputs: int, *parts: tuple[str, int], bias: bool = False) -> Product:
         """One product for several weights with the same input, stacked in the given order of (name, outputs).
 
         A part's tensors are `name.weight` and, where there are biases, `name.bias`.
         """
         weight = torch.cat([self.take(f"{name}.weight", outputs, inputs) for name, outputs in parts])
-        if not bias:
-            return Linear(weight)
-        return Linear(weight, torch.cat([self.take(f"{name}.bias", outputs) for name, outputs in parts]))
+        return self.product(weight, torch.cat([self.take(f"{name}.bias", n) for name, n in parts]) if bias else None)
+
+    def gate_and_up(self, inputs: int, gate: str, up: str, outputs: int) -> Product:
+        """Gates and ups in one product: side by side, or as the kernels want them."""
+        if self.kernels is None:
+            return self.linear(inputs, (gate, outputs), (up, outputs))
+        both = (self.take(f"{name}.weight", outputs, inputs) for name in (gate, up))
+        return self.product(alternate(*both))
+
+    def product(self, weight: Tensor, bias: Tensor | None = None) -> Product:
+        return Linear(weight, bias) if self.kernels is None else PackedLinear(self.kernels, Matrix(weight, bias))
 
     def finish(self) -> None:
         """Raises ModelError when a tensor was missing or is left over."""

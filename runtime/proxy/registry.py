@@ -10,7 +10,12 @@ from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello
 
 DEAD_STATES = ("EXITED", "KILLED", "BACKOFF", "GIVEN_UP")
 # What must be equal among all workers, and how a refusal calls it.
-COMPARED = {"model_fingerprint": "model", "kv_fingerprint": "KV layout", "block_size": "block size"}
+COMPARED = {
+    "model_fingerprint": "model",
+    "kv_fingerprint": "KV layout",
+    "block_size": "block size",
+    "kernels": "--kernels",
+}
 # How many workers that are gone are remembered, so that one that comes back does not count its work twice.
 REMEMBERED = 256
 
@@ -100,7 +105,7 @@ class Registry:
         for first in list(self.workers.values())[:1]:
             for name, label in COMPARED.items():
                 ours, theirs = getattr(first.hello, name), getattr(message, name)
-                if ours != theirs:
+                if ours != theirs and None not in (ours, theirs):
                     return f"{message.name} has {label} {theirs} but {first.hello.name} has {ours}: start them alike"
         return None
 

@@ -19,7 +19,10 @@ Logprobs = list[list[list[float]]]
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """From worker to proxy: I exist, this is what I run and how much of it I can hold."""
+    """From worker to proxy: I exist, this is what I run and how much of it I can hold.
+
+    Workers whose `kernels` differ may round differently; None: not said.
+    """
 
     sender: str
     schema: int
@@ -36,6 +39,7 @@ class Hello:
     max_num_seqs: int
     max_model_len: int
     max_num_batched_tokens: int
+    kernels: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 import psutil
 import torch
 
+from pontil.gpu_ops.kernels.build import KernelError
+from pontil.gpu_ops.kernels.kernel_set import AUTO, TORCH, open_kernels
+from pontil.gpu_ops.kernels.library import Library
 from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage
@@ -17,6 +20,7 @@ from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import Checkpoint, open_checkpoint
 from pontil.runtime.models.config import ModelConfig
+from pontil.runtime.models.fused_block import kernels_fit
 from pontil.runtime.models.registry import build_model
 from pontil.runtime.models.weights import Weights
 from pontil.runtime.reporting import Reporter
@@ -31,7 +35,8 @@ CPU_INTERLEAVED_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Everything a worker computes with. `config` is the model's, with the context length this worker can hold."""
+    """Everything a worker computes with. `config` is the model's, with the context length this worker can hold.
+    `kernels` names what computes on a CPU: other kernels may round differently."""
 
     config: ModelConfig
     fingerprint: str
@@ -41,16 +46,18 @@ class Machine:
     pool: BlockPool
     scheduler: Scheduler
     engine: Engine
+    kernels: str | None
 
 
 def assemble(config: WorkerConfig, report: Reporter) -> Machine:
     """Load the model onto the worker's device and run it once. Raises ModelError."""
     device = open_device(config)
     checkpoint = open_checkpoint(config.model_path)
-    report.progress("reading weights")
     model_config = shorten(checkpoint.config, config.max_model_len)
     dtype = choose_dtype(config.dtype, checkpoint)
-    weights = Weights(checkpoint.tensors(TORCH_DTYPES[dtype]), device, TORCH_DTYPES[dtype])
+    kernels = find_kernels(config, model_config, TORCH_DTYPES[dtype], report)
+    report.progress("reading weights")
+    weights = Weights(checkpoint.tensors(TORCH_DTYPES[dtype]), device, TORCH_DTYPES[dtype], kernels)
     model = build_model(model_config, weights)
     layout = KVLayout(
         config.block_size, model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, dtype
@@ -68,7 +75,22 @@ def assemble(config: WorkerConfig, report: Reporter) -> Machine:
     warm_up(engine)
     tokenizer = load_tokenizer(config.model_path, config.cache_path)
     fingerprint = f"{checkpoint.fingerprint}-{dtype}"
-    return Machine(model_config, fingerprint, tokenizer, layout, storage, pool, scheduler, engine)
+    named = (kernels.name if kernels else TORCH) if device.type == "cpu" else None
+    return Machine(model_config, fingerprint, tokenizer, layout, storage, pool, scheduler, engine, named)
+
+
+def find_kernels(config: WorkerConfig, model: ModelConfig, dtype: torch.dtype, report: Reporter) -> Library | None:
+    """What computes this model on this worker's cores; None: torch's operations. With kernels of our own, torch gets
+    one thread: two crews that wait by spinning must not share cores."""
+    if config.device != "cpu" or (config.kernels == AUTO and not kernels_fit(model, dtype)):
+        return None
+    try:
+        kernels = open_kernels(config.kernels, max(1, len(config.cores)), config.cache_path, report.progress)
+    except KernelError as error:
+        raise ModelError(f"--kernels {config.kernels} is not possible: {error}") from error
+    if kernels is not None:
+        torch.set_num_threads(1)
+    return kernels
 
 
 def interleaved(config: WorkerConfig) -> int | None:

@@ -41,6 +41,9 @@ def test_every_module_is_in_the_wheel(wheel: Path, tmp_path: Path) -> None:
     packed = {str(path.relative_to(tmp_path / "pontil")) for path in (tmp_path / "pontil").rglob("*.py")}
     rooms = ("launcher", "runtime", "gpu_ops", "http")
     assert packed == {str(path.relative_to(ROOT)) for room in rooms for path in (ROOT / room).rglob("*.py")}
+    sources = ROOT / "gpu_ops" / "csrc"
+    packed_sources = {path.name for path in (tmp_path / "pontil" / "gpu_ops" / "csrc").iterdir()}
+    assert packed_sources == {path.name for path in sources.iterdir()} and "kernels.cpp" in packed_sources
 
 
 def test_the_launcher_starts_its_children_from_an_install(wheel: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from pontil.gpu_ops.kernels.library import Library
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.models.model import Model
 from pontil.runtime.models.registry import build_model
@@ -36,6 +37,8 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+ROUND_SIZES = SIZES | {"hidden_size": 96, "moe_intermediate_size": 32}
+"""For the kernels, which take multiples of 16."""
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -48,34 +51,34 @@ LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 256}
 
 
-def hugging_config(name: str) -> PretrainedConfig:
+def hugging_config(name: str, sizes: dict[str, Any] = SIZES) -> PretrainedConfig:
     """`name` is an architecture, or one with a special feature after a dash."""
     match name:
         case "llama":
-            return LlamaConfig(**SIZES, attention_bias=True)
+            return LlamaConfig(**sizes, attention_bias=True)
         case "llama-linear":
-            return LlamaConfig(**SIZES, rope_parameters=LINEAR)
+            return LlamaConfig(**sizes, rope_parameters=LINEAR)
         case "llama-llama3":
-            return LlamaConfig(**SIZES, rope_parameters=LLAMA3, tie_word_embeddings=True)
+            return LlamaConfig(**sizes, rope_parameters=LLAMA3, tie_word_embeddings=True)
         case "llama-yarn":
-            return LlamaConfig(**SIZES, rope_parameters=YARN)
+            return LlamaConfig(**sizes, rope_parameters=YARN)
         case "mistral":
-            return MistralConfig(**SIZES, sliding_window=37, head_dim=16)
+            return MistralConfig(**sizes, sliding_window=37, head_dim=16)
         case "qwen2":
-            return Qwen2Config(**SIZES, tie_word_embeddings=True)
+            return Qwen2Config(**sizes, tie_word_embeddings=True)
         case "qwen2-windows":
-            return Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=65, max_window_layers=1)
+            return Qwen2Config(**sizes, use_sliding_window=True, sliding_window=65, max_window_layers=1)
         case "qwen3":
-            return Qwen3Config(**SIZES, head_dim=16)
+            return Qwen3Config(**sizes, head_dim=16)
         case "qwen3_moe":
-            return Qwen3MoeConfig(**SIZES, **expert_sizes(), norm_topk_prob=True)
+            return Qwen3MoeConfig(**(expert_sizes() | sizes), norm_topk_prob=True)
         case "qwen3_moe-dense":
-            return Qwen3MoeConfig(**SIZES, **expert_sizes(), norm_topk_prob=False, mlp_only_layers=[1])
+            return Qwen3MoeConfig(**(expert_sizes() | sizes), norm_topk_prob=False, mlp_only_layers=[1])
     assert name == "gemma3_text"
     rope = {"full_attention": LINEAR | {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
     kinds = ["sliding_attention", "sliding_attention", "full_attention"]
     window: dict[str, Any] = {"sliding_window": 64, "layer_types": kinds, "query_pre_attn_scalar": 20}
-    return Gemma3TextConfig(**SIZES, **window, head_dim=32, rope_parameters=rope)
+    return Gemma3TextConfig(**sizes, **window, head_dim=32, rope_parameters=rope)
 
 
 def expert_sizes() -> dict[str, int]:
@@ -88,10 +91,10 @@ NAMES = (
 )  # fmt: skip
 
 
-def hugging_model(name: str) -> PreTrainedModel:
+def hugging_model(name: str, sizes: dict[str, Any] = SIZES) -> PreTrainedModel:
     """float32, every vector (norms, biases) random too: those of a fresh model would hide mistakes."""
     torch.manual_seed(11)
-    model = AutoModelForCausalLM.from_config(hugging_config(name), attn_implementation="eager").float().eval()
+    model = AutoModelForCausalLM.from_config(hugging_config(name, sizes), attn_implementation="eager").float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
@@ -102,6 +105,8 @@ def hugging_model(name: str) -> PreTrainedModel:
     return model
 
 
-def read_model(path: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Model:
+def read_model(
+    path: Path, dtype: torch.dtype = torch.float32, device: str = "cpu", kernels: Library | None = None
+) -> Model:
     checkpoint = open_checkpoint(path)
-    return build_model(checkpoint.config, Weights(checkpoint.tensors(dtype), torch.device(device), dtype))
+    return build_model(checkpoint.config, Weights(checkpoint.tensors(dtype), torch.device(device), dtype, kernels))

@@ -49,6 +49,7 @@ MESSAGES: dict[str, Message] = {
         max_num_seqs=8,
         max_model_len=512,
         max_num_batched_tokens=256,
+        kernels="avx2-0f",
     ),
     "welcome": Welcome(sender="px", receiver="d4"),
     "refused": Refused(sender="px", receiver="d4", reason="another model"),
@@ -128,11 +129,12 @@ MESSAGES: dict[str, Message] = {
 # MESSAGES as they were sent on the day on which several choices could be handed over.
 RECORDED = {
     "hello": (
-        "de0010a174a568656c6c6fa673656e646572a26434a6736368656d6101a46e616d65a86465636f64653a30a4726f6c65a664"
-        "65636f6465a3706964cd1267a6646576696365a3637075a56d6f64656ca474696e79b16d6f64656c5f66696e676572707269"
-        "6e74a26d66ae6b765f66696e6765727072696e74a26b66ad706565725f656e64706f696e74ac6970633a2f2f2f72756e2f64"
-        "aa626c6f636b5f73697a6510aa6e756d5f626c6f636b7340ac6d61785f6e756d5f7365717308ad6d61785f6d6f64656c5f6c"
-        "656ecd0200b66d61785f6e756d5f626174636865645f746f6b656e73cd0100"
+        "de0011a174a568656c6c6fa673656e646572a26434a6736368656d6101a46e616d65a86465636f64653a30a4726f6c65"
+        "a66465636f6465a3706964cd1267a6646576696365a3637075a56d6f64656ca474696e79b16d6f64656c5f66696e6765"
+        "727072696e74a26d66ae6b765f66696e6765727072696e74a26b66ad706565725f656e64706f696e74ac6970633a2f2f"
+        "2f72756e2f64aa626c6f636b5f73697a6510aa6e756d5f626c6f636b7340ac6d61785f6e756d5f7365717308ad6d6178"
+        "5f6d6f64656c5f6c656ecd0200b66d61785f6e756d5f626174636865645f746f6b656e73cd0100a76b65726e656c73a7"
+        "617678322d3066"
     ),
     "welcome": "83a174a777656c636f6d65a673656e646572a27078a87265636569766572a26434",
     "refused": (
@@ -259,6 +261,13 @@ EARLIER = {
 
 # Nothing but what a message cannot do without, as a sender that knows no optional field sends it.
 SHORTEST = {
+    "hello": (
+        "de0010a174a568656c6c6fa673656e646572a26434a6736368656d6101a46e616d65a86465636f64653a30a4726f6c65a664"
+        "65636f6465a3706964cd1267a6646576696365a3637075a56d6f64656ca474696e79b16d6f64656c5f66696e676572707269"
+        "6e74a26d66ae6b765f66696e6765727072696e74a26b66ad706565725f656e64706f696e74ac6970633a2f2f2f72756e2f64"
+        "aa626c6f636b5f73697a6510aa6e756d5f626c6f636b7340ac6d61785f6e756d5f7365717308ad6d61785f6d6f64656c5f6c"
+        "656ecd0200b66d61785f6e756d5f626174636865645f746f6b656e73cd0100"
+    ),
     "heartbeat": (
         "87a174a9686561727462656174a673656e646572a26434a87265636569766572a27078a772756e6e696e6702a77761697469"
         "6e6701ab667265655f626c6f636b733ca47374657063"
@@ -287,6 +296,25 @@ SHORTEST = {
         "765f66696e6765727072696e74a26b66af70726566696c6c5f7365636f6e6473cb3fe0000000000000"
     ),
 }
+
+
+@dataclass(frozen=True)
+class EarlierHello:
+    sender: str
+    schema: int
+    name: str
+    role: str
+    pid: int
+    device: str
+    model: str
+    model_fingerprint: str
+    kv_fingerprint: str
+    peer_endpoint: str
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_model_len: int
+    max_num_batched_tokens: int
 
 
 @dataclass(frozen=True)
@@ -360,6 +388,7 @@ class UncountedTokens:
 
 # What an older process makes of a message.
 READERS: dict[str, list[type[Any]]] = {
+    "hello": [EarlierHello],
     "submit": [EarlierSubmit],
     "tokens": [EarlierTokens, UncountedTokens],
     "begin": [EarlierBegin],

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compiled once for the instruction set that the flags name.
+#include "kernels.h"
+
+#include "halves.h"
+
+extern "C" {
+
+int32_t pontil_abi() { return PONTIL_ABI; }
+Context* pontil_open(int32_t threads) { return new Context(threads); }
+void pontil_close(Context* context) { delete context; }
+
+void pontil_attention_half(Context* context, const AttentionHalf* half, const Tile* tile, float* hidden) {
+    if (tile->kind == BFLOAT16)
+        attention_half<BFloat16>(*context, *half, *tile, hidden);
+    else
+        attention_half<Float32>(*context, *half, *tile, hidden);
+}
+
+void pontil_mlp_half(Context* context, const MlpHalf* half, int32_t rows, const float* x, float* result) {
+    if (half->gate_up.kind == BFLOAT16)
+        mlp_half<BFloat16>(*context, *half, rows, x, result);
+    else
+        mlp_half<Float32>(*context, *half, rows, x, result);
+}
+
+void pontil_linear(Context* context, const Matrix* matrix, int32_t rows, const float* x, float* result) {
+    if (matrix->kind == BFLOAT16)
+        linear<BFloat16>(*context, *matrix, rows, x, result);
+    else
+        linear<Float32>(*context, *matrix, rows, x, result);
+}
+}

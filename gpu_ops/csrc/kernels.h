@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C interface. gpu_ops/kernels/structures.py repeats these structures: change both, and ABI with them.
+#pragma once
+#include <cstdint>
+
+extern "C" {
+
+enum { PONTIL_ABI = 1 };
+// Types of numbers in a matrix, in activations and in the KV pool.
+enum Kind : int32_t { FLOAT32 = 0, BFLOAT16 = 1 };
+enum Activation : int32_t { SILU = 0, GELU_TANH = 1 };
+
+// A weight [outputs, inputs], packed into groups of 32 outputs: [group][word][panel of 2][16 outputs] words of 32 bits.
+// A word holds the inputs of one output that are multiplied together: one float32, or two bfloat16, the earlier one in
+// the low half. Outputs are padded to whole groups and `words` to a multiple of 16, with zeros.
+struct Matrix {
+    const uint32_t* data;
+    const float* bias;  // [outputs padded], or null
+    int32_t kind, outputs, inputs, words;
+};
+
+// Positions [start, start + count) of one sequence, in rows [row, row + count) of a tile; `blocks` is its block table.
+struct Span {
+    const int32_t* blocks;
+    int32_t row, start, count, unused;
+};
+
+// Rows that go through the model together, and the KV pool [block][layer][k|v][kv_head][slot][head_dim] they read and
+// write.
+struct Tile {
+    void* pool;
+    const Span* spans;
+    int32_t span_count, rows, kind, layers, kv_heads, block_size, head_dim, unused;
+};
+
+// hidden += after(out(attention(heads(qkv(before(hidden)))))). Norm weights are float32; null where there is none.
+// Cosines and sines are [positions, head_dim / 2]. `window` 0: every position is seen.
+struct AttentionHalf {
+    Matrix qkv, out;
+    const float *before, *after, *query_norm, *key_norm, *cosines, *sines;
+    float epsilon, scale;
+    int32_t hidden, heads, kv_heads, head_dim, layer, window;
+};
+
+// result += after(down(activation(gate) * up)) of before(x). Gates and ups alternate by panels of 16.
+struct MlpHalf {
+    Matrix gate_up, down;
+    const float *before, *after;
+    float epsilon;
+    int32_t hidden, inner, activation;
+};
+
+struct Context;  // threads and scratch memory; one call at a time
+int32_t pontil_abi();
+Context* pontil_open(int32_t threads);
+void pontil_close(Context*);
+// hidden float32 [rows, hidden], changed in place.
+void pontil_attention_half(Context*, const AttentionHalf*, const Tile*, float* hidden);
+// What the MLP makes of x float32 [rows, hidden] is added to result, which may be x.
+void pontil_mlp_half(Context*, const MlpHalf*, int32_t rows, const float* x, float* result);
+// x float32 [rows, inputs]; result float32 [rows, outputs padded].
+void pontil_linear(Context*, const Matrix*, int32_t rows, const float* x, float* result);
+}

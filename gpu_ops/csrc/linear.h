@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products with packed weights. Each output of each row is one running sum over the words of its inputs, in order,
+// however many rows there are: a row's bits know no company.
+#pragma once
+#include "crew.h"
+#include "kernels.h"
+#include "vector.h"
+
+enum { GROUP = 2 * LANES };  // outputs that are computed together
+#if defined(__AVX512F__)
+enum { ROWS_AT_ONCE = 12 };
+#else
+enum { ROWS_AT_ONCE = 3 };
+#endif
+// Rows whose inputs stay in the second-level cache while all weights pass by.
+enum { ROWS_IN_CACHE = 120 };
+
+INLINE int padded(int size, int unit) { return (size + unit - 1) / unit * unit; }
+
+// sums [R][P][16] of R rows with P panels of weights, [word][P][16]. `ahead` is fetched from memory meanwhile, so many
+// cache lines of it in each step.
+template <class T, int R, int P, int LINES>
+static void product(const uint32_t* x, size_t stride, const uint32_t* weights, int words, const uint32_t* ahead,
+                    float* sums) {
+    Floats total[R][P];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++) total[r][p] = Floats{};
+    for (int word = 0; word < words; word++) {
+        if (LINES) __builtin_prefetch(ahead + word * LANES * LINES, 0, 2);
+        if (LINES > 1) __builtin_prefetch(ahead + word * LANES * LINES + LANES, 0, 2);
+        Words panel[P];
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++) panel[p] = load_words(weights + (word * P + p) * LANES);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) {
+            Words one = splat(x[r * stride + word]);
+#pragma GCC unroll 4
+            for (int p = 0; p < P; p++) total[r][p] = T::dot(total[r][p], panel[p], one);
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++) store(sums + (r * P + p) * LANES, total[r][p]);
+}
+
+typedef void (*Product)(const uint32_t*, size_t, const uint32_t*, int, const uint32_t*, float*);
+
+// The product of `rows` rows, at most R.
+template <class T, int P, int LINES, int R>
+static Product product_of(int rows) {
+    if constexpr (R == 1)
+        return product<T, 1, P, LINES>;
+    else
+        return rows == R ? product<T, R, P, LINES> : product_of<T, P, LINES, R - 1>(rows);
+}
+
+template <class T, int LINES>
+static Product some(int rows) {
+    return product_of<T, GROUP / LANES, LINES, ROWS_AT_ONCE>(rows);
+}
+
+// finish(row, output, sums) takes 32 outputs of a row, from `output` on. x [rows][words].
+template <class T, class Finish>
+static void multiply_group(const Matrix& matrix, int group, const uint32_t* x, int rows, Finish&& finish) {
+    const size_t size = size_t(matrix.words) * GROUP;
+    const uint32_t* weights = matrix.data + group * size;
+    const uint32_t* next = weights + size;
+    alignas(64) float sums[ROWS_AT_ONCE * GROUP];
+    for (int row = 0; row < rows;) {
+        // Equal shares: 32 rows as 11, 11 and 10 rather than 12, 12 and 8.
+        int blocks = (rows - row + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, count = (rows - row + blocks - 1) / blocks;
+        const uint32_t* rest = x + size_t(row) * matrix.words;
+        // The next group is fetched once, spread over the first passes.
+        if (rows <= ROWS_AT_ONCE)
+            some<T, 2>(count)(rest, matrix.words, weights, matrix.words, next, sums);
+        else if (row < 2 * count)
+            some<T, 1>(count)(rest, matrix.words, weights, matrix.words, next + (row ? size / 2 : 0), sums);
+        else
+            some<T, 0>(count)(rest, matrix.words, weights, matrix.words, next, sums);
+        for (int r = 0; r < count; r++) finish(row + r, group * GROUP, sums + r * GROUP);
+        row += count;
+    }
+}
+
+template <class T, class Finish>
+static void multiply(Crew& crew, const Matrix& matrix, const uint32_t* x, int rows, Finish&& finish) {
+    int groups = padded(matrix.outputs, GROUP) / GROUP;
+    crew.share(groups, [&](int first, int end, int) {
+        for (int start = 0; start < rows; start += ROWS_IN_CACHE) {
+            int count = rows - start < ROWS_IN_CACHE ? rows - start : int(ROWS_IN_CACHE);
+            for (int group = first; group < end; group++)
+                multiply_group<T>(matrix, group, x + size_t(start) * matrix.words, count,
+                                  [&](int row, int output, float* sums) { finish(start + row, output, sums); });
+        }
+    });
+}
+
+INLINE void add_bias(const Matrix& matrix, int output, float* sums) {
+    if (!matrix.bias) return;
+    for (int i = 0; i < GROUP; i += LANES) store(sums + i, load(sums + i) + load(matrix.bias + output + i));
+}

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is done to single rows between the products.
+#pragma once
+#include <cmath>
+
+#include "linear.h"
+
+// size is a multiple of 16.
+INLINE float inverse_rms(const float* x, int size, float epsilon) {
+    Floats squares{};
+    for (int i = 0; i < size; i += LANES) squares = multiply_add(load(x + i), load(x + i), squares);
+    return 1.0f / sqrtf(sum(squares) / float(size) + epsilon);
+}
+
+// x [size], normed where there are weights, as cells of T in `words` words, the last of them padded with zeros.
+template <class T>
+static void take_row(const float* x, const float* weights, float epsilon, int size, uint32_t* result, int words) {
+    typename T::Cell* cells = reinterpret_cast<typename T::Cell*>(result);
+    if (weights) {
+        Floats scale = splat(inverse_rms(x, size, epsilon));
+        for (int i = 0; i < size; i += LANES) T::store_cells(cells + i, load(x + i) * scale * load(weights + i));
+    } else {
+        for (int i = 0; i < size; i += LANES) T::store_cells(cells + i, load(x + i));
+    }
+    memset(cells + size, 0, size_t(words) * 4 - size * sizeof(typename T::Cell));
+}
+
+// hidden += x / rms(x) * weights.
+INLINE void add_normed(const float* x, const float* weights, float epsilon, int size, float* hidden) {
+    Floats scale = splat(inverse_rms(x, size, epsilon));
+    for (int i = 0; i < size; i += LANES) store(hidden + i, load(hidden + i) + load(x + i) * scale * load(weights + i));
+}
+
+// One head [dim], in place: a norm where there are weights, then a turn of dimension i with i + dim / 2. dim is a
+// multiple of 16; half of it may not be, so the turn goes number by number there.
+INLINE void norm_head(float* x, const float* weights, float epsilon, int dim) {
+    if (!weights) return;
+    Floats scale = splat(inverse_rms(x, dim, epsilon));
+    for (int i = 0; i < dim; i += LANES) store(x + i, load(x + i) * scale * load(weights + i));
+}
+INLINE void turn_head(float* x, const float* cosines, const float* sines, int dim) {
+    int half = dim / 2, i = 0;
+    for (; i + LANES <= half; i += LANES) {
+        Floats a = load(x + i), b = load(x + half + i), c = load(cosines + i), s = load(sines + i);
+        store(x + i, a * c - b * s);
+        store(x + half + i, b * c + a * s);
+    }
+    for (; i < half; i++) {
+        float a = x[i], b = x[half + i];
+        x[i] = a * cosines[i] - b * sines[i];
+        x[half + i] = b * cosines[i] + a * sines[i];
+    }
+}

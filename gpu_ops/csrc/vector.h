@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sixteen numbers at a time, whatever the processor has. Every function rounds each lane in one fixed way, so that an
+// element's bits never depend on its neighbours; the compiler is told not to contract products and sums by itself.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Words __attribute__((vector_size(64)));
+typedef uint16_t Halves __attribute__((vector_size(32)));
+enum { LANES = 16 };
+
+INLINE Floats load(const float* from) {
+    Floats x;
+    memcpy(&x, from, sizeof x);
+    return x;
+}
+INLINE Words load_words(const void* from) {
+    Words x;
+    memcpy(&x, from, sizeof x);
+    return x;
+}
+INLINE void store(float* to, Floats x) { memcpy(to, &x, sizeof x); }
+INLINE void store_words(void* to, Words x) { memcpy(to, &x, sizeof x); }
+INLINE Words splat(uint32_t x) {
+    return Words{} + int32_t(x);
+}
+INLINE Floats splat(float x) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_set1_ps(x);
+#else
+    return Floats{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+#endif
+}
+INLINE Floats max(Floats a, Floats b) { return a > b ? a : b; }
+INLINE Floats min(Floats a, Floats b) { return a < b ? a : b; }
+
+INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    __m256 p[2], q[2], r[2];
+    memcpy(p, &a, sizeof a), memcpy(q, &b, sizeof b), memcpy(r, &c, sizeof c);
+    for (int i = 0; i < 2; i++) r[i] = _mm256_fmadd_ps(p[i], q[i], r[i]);
+    memcpy(&c, r, sizeof c);
+    return c;
+#else
+    return a * b + c;
+#endif
+}
+
+// Sums and maxima over the lanes, always in the same order.
+INLINE float sum(Floats x) {
+    float lanes[LANES];
+    memcpy(lanes, &x, sizeof x);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+INLINE float highest(Floats x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)x);
+#else
+    float lanes[LANES];
+    memcpy(lanes, &x, sizeof x);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
+    return lanes[0];
+#endif
+}
+
+// 2^x to about two units in the last place; x is clamped to [-126, 126].
+INLINE Floats exp2(Floats x) {
+    x = min(max(x, splat(-126.0f)), splat(126.0f));
+    const Floats magic = splat(12582912.0f);  // adding 1.5 * 2^23 rounds to whole numbers
+    Floats shifted = x + magic;
+    Floats rest = x - (shifted - magic);
+    Floats power = splat(1.5403530e-4f);
+    power = multiply_add(power, rest, splat(1.3333558e-3f));
+    power = multiply_add(power, rest, splat(9.6181291e-3f));
+    power = multiply_add(power, rest, splat(5.5504109e-2f));
+    power = multiply_add(power, rest, splat(2.4022651e-1f));
+    power = multiply_add(power, rest, splat(6.9314718e-1f));
+    power = multiply_add(power, rest, splat(1.0f));
+    Words exponent = ((Words)shifted - (Words)magic + 127) << 23;
+    return power * (Floats)exponent;
+}
+
+INLINE Floats sigmoid(Floats x) { return splat(1.0f) / (splat(1.0f) + exp2(x * splat(-1.442695041f))); }
+INLINE Floats silu(Floats x) { return x * sigmoid(x); }
+// The tanh formula: 0.5 x (1 + tanh(u)) is x * sigmoid(2 u).
+INLINE Floats gelu_tanh(Floats x) {
+    Floats inner = splat(1.5957691216f) * (x + splat(0.044715f) * x * x * x);
+    return x * sigmoid(inner);
+}
+
+// The types of numbers. `dot` adds to each lane the product of the numbers in a word of w with those in a word of x.
+struct Float32 {
+    typedef float Cell;
+    enum { PER_WORD = 1 };
+    INLINE Floats load_cells(const Cell* from) { return load(from); }
+    INLINE void store_cells(Cell* to, Floats x) { store(to, x); }
+    INLINE Floats dot(Floats sums, Words w, Words x) { return multiply_add((Floats)w, (Floats)x, sums); }
+};
+
+struct BFloat16 {
+    typedef uint16_t Cell;
+    enum { PER_WORD = 2 };
+    INLINE Floats load_cells(const Cell* from) {
+        Halves x;
+        memcpy(&x, from, sizeof x);
+        return (Floats)(__builtin_convertvector(x, Words) << 16);
+    }
+    INLINE void store_cells(Cell* to, Floats x) {
+#if defined(__AVX512BF16__)
+        __m256bh rounded = _mm512_cvtneps_pbh((__m512)x);
+        memcpy(to, &rounded, sizeof rounded);
+#else
+        Words bits = (Words)x;
+        Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+        rounded = x == x ? rounded : Words{} + 0x7fc0;
+        Halves halves = __builtin_convertvector(rounded, Halves);
+        memcpy(to, &halves, sizeof halves);
+#endif
+    }
+    INLINE Floats dot(Floats sums, Words w, Words x) {
+#if defined(__AVX512BF16__)
+        return (Floats)_mm512_dpbf16_ps((__m512)sums, (__m512bh)w, (__m512bh)x);
+#else
+        sums = multiply_add((Floats)(w << 16), (Floats)(x << 16), sums);
+        Words high = Words{} + int32_t(0xffff0000);
+        return multiply_add((Floats)(w & high), (Floats)(x & high), sums);
+#endif
+    }
+};

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From C++ to a shared library, once for each state of the sources, compiler and instruction set."""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pontil.gpu_ops.kernels.instruction_sets import InstructionSet
+
+SOURCES = Path(__file__).resolve().parent.parent / "csrc"
+MAIN = "kernels.cpp"
+COMPILERS = ("g++", "c++", "clang++")
+# Contraction would round differently from one copy of an expression to the next.
+FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared", "-pthread", "-Wno-psabi")
+COMPILE_TIMEOUT = 120.0
+LOCK_TIMEOUT = 300.0
+LOCK_POLL = 0.05
+
+
+class KernelError(Exception):
+    """Kernels cannot be had; the text says why, in words that follow a colon. `is_about_one_set`: another instruction
+    set may do."""
+
+    def __init__(self, reason: str, is_about_one_set: bool = False) -> None:
+        super().__init__(reason)
+        self.is_about_one_set = is_about_one_set
+
+
+def source_digest() -> str:
+    """16 hexadecimal digits of everything in csrc/."""
+    digest = hashlib.sha256()
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def build(target: InstructionSet, cache: Path, report: Callable[[str], None]) -> Path:
+    """The library for an instruction set, compiled if it is not in the cache. Of several processes that ask at once one
+    compiles and the others wait. Raises KernelError."""
+    compiler = find_compiler()
+    command = [compiler, *FLAGS, *target.flags]
+    key = hashlib.sha256("\0".join([source_digest(), version_of(compiler), *command]).encode()).hexdigest()[:16]
+    library = cache / f"{target.name}-{key}.so"
+    if library.is_file():
+        return library
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with only_one(cache / "lock"):
+            if not library.is_file():
+                report(f"compiling kernels for {target.name}, once")
+                compile_to(library, command)
+    except OSError as error:
+        raise KernelError(f"{cache} cannot be written to ({error.strerror or error})") from error
+    return library
+
+
+def find_compiler() -> str:
+    for name in COMPILERS:
+        if path := shutil.which(name):
+            return path
+    raise KernelError(f"no C++ compiler is installed ({', '.join(COMPILERS)})")
+
+
+def version_of(compiler: str) -> str:
+    try:
+        return subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=COMPILE_TIMEOUT).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KernelError(f"{compiler} does not run ({error})") from error
+
+
+def compile_to(library: Path, command: list[str]) -> None:
+    """The library gets its name when it is whole, whatever happens meanwhile."""
+    partial = library.with_name(f"partial-{os.getpid()}")
+    try:
+        done = subprocess.run(
+            [*command, str(SOURCES / MAIN), "-o", str(partial)], capture_output=True, text=True, timeout=COMPILE_TIMEOUT
+        )
+        if done.returncode:
+            first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[-200:])
+            raise KernelError(f"{command[0]} refused them ({first.strip()})", is_about_one_set=True)
+        partial.replace(library)
+    except subprocess.TimeoutExpired as error:
+        raise KernelError(f"{command[0]} did not end within {COMPILE_TIMEOUT:.0f} s") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def only_one(lock: Path) -> Iterator[None]:
+    """Held by one process at a time; given up by the kernel if that process dies. Raises KernelError after a while."""
+    deadline = time.monotonic() + LOCK_TIMEOUT
+    with lock.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise KernelError(f"another process has held {lock} for {LOCK_TIMEOUT:.0f} s") from None
+                time.sleep(LOCK_POLL)
+        yield

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether kernels compute what they should on this machine: compilers, processors and hypervisors have faults too."""
+
+import torch
+from torch import Tensor
+
+from pontil.gpu_ops.kernels.halves import AttentionHalf, HeadShape, MlpHalf, Norms
+from pontil.gpu_ops.kernels.library import Library
+from pontil.gpu_ops.kernels.matrix import Matrix, alternate
+from pontil.gpu_ops.kernels.reference import attention_half, mlp_half
+from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
+from pontil.gpu_ops.rotary import rotary_frequencies, rotary_table
+
+SHAPE = HeadShape(heads=6, kv_heads=2, head_dim=32)
+HIDDEN, INNER, LENGTH, BLOCK, WINDOW = 80, 96, 83, 16, 70
+# Relative to the size of what the layer adds.
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def fault(library: Library) -> str | None:
+    """What is wrong with the kernels, in words; None when they agree with the reference, to the bit with themselves."""
+    for dtype, tolerance in TOLERANCES.items():
+        layer = Layer(library, dtype)
+        x = torch.randn(LENGTH, HIDDEN, generator=torch.Generator().manual_seed(2))
+        whole, expected = layer.computed(x, [LENGTH]), layer.expected(x)
+        error = float((whole - expected).norm() / (expected - x).norm())
+        if not error < tolerance:
+            return f"{dtype} is off by {error:.1e}"
+        if not torch.equal(layer.computed(x, [1, 40, 1, 1, 29, 11]), whole):
+            return f"rows of {dtype} depend on the others"
+    return None
+
+
+class Layer:
+    """A random layer, computed by the kernels and by torch."""
+
+    def __init__(self, library: Library, dtype: torch.dtype) -> None:
+        self.dtype, self.generator = dtype, torch.Generator().manual_seed(1)
+        shape = SHAPE
+        sizes = [(shape.heads + 2 * shape.kv_heads) * shape.head_dim, shape.heads * shape.head_dim]
+        self.qkv, self.out = self.random(sizes[0], HIDDEN), self.random(HIDDEN, sizes[1])
+        self.bias = self.random(sizes[0])
+        self.gate, self.up, self.down = (
+            self.random(INNER, HIDDEN),
+            self.random(INNER, HIDDEN),
+            self.random(HIDDEN, INNER),
+        )
+        self.angles = rotary_table(rotary_frequencies(shape.head_dim, 1e4), LENGTH)
+        self.norms = Norms(1e-6, *(self.random(size).float() for size in (HIDDEN, HIDDEN, *[shape.head_dim] * 2)))
+        self.attention = AttentionHalf(
+            library, Matrix(self.qkv, self.bias), Matrix(self.out), self.norms, self.angles, shape, 1, 0.2, WINDOW
+        )
+        self.mlp = MlpHalf(library, Matrix(alternate(self.gate, self.up)), Matrix(self.down), self.norms, False)
+
+    def random(self, *shape: int) -> Tensor:
+        scale: float = shape[-1] ** -0.5
+        return (torch.randn(*shape, generator=self.generator) * scale).to(self.dtype)
+
+    def computed(self, x: Tensor, counts: list[int]) -> Tensor:
+        """In tiles of so many rows, one after the other."""
+        pool = torch.zeros(9, 2, 2, SHAPE.kv_heads, BLOCK, SHAPE.head_dim, dtype=self.dtype)
+        hidden, start = x.clone(), 0
+        for part in hidden.split(counts):
+            tile = KernelTile(pool, [TileSpan(start, len(part), [3, 1, 8, 2, 5, 7])])
+            self.attention(part, tile)
+            self.mlp(part, part)
+            start += len(part)
+        return hidden
+
+    def expected(self, x: Tensor) -> Tensor:
+        weights = (self.qkv, self.bias, self.out)
+        hidden = attention_half(x, weights, self.norms, self.angles, SHAPE, 0.2, WINDOW)
+        return mlp_half(hidden, (self.gate, self.up, self.down), self.norms, gelu=False)

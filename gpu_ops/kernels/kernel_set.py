@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled kernels of one process: found, built, checked, and closed again."""
+
+import ctypes
+import logging
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from pontil.gpu_ops.kernels.build import KernelError, build, source_digest
+from pontil.gpu_ops.kernels.check import fault
+from pontil.gpu_ops.kernels.instruction_sets import INSTRUCTION_SETS, InstructionSet, usable_sets
+from pontil.gpu_ops.kernels.library import Library
+
+logger = logging.getLogger("pontil.kernels")
+AUTO, TORCH = "auto", "torch"
+CHOICES = (AUTO, TORCH, *(one.name for one in INSTRUCTION_SETS))
+
+
+def open_kernels(
+    choice: str, threads: int, cache_dir: Path | None, report: Callable[[str], None] = lambda text: None
+) -> Library | None:
+    """The kernels of that name (`auto`: the fastest that this processor has and that compute rightly), or None for
+    torch's operations. They are kept in `cache_dir`; None keeps nothing.
+
+    `auto` warns once when there are none. Raises KernelError when a named set cannot be had.
+    """
+    if choice == TORCH:
+        return None
+    if choice != AUTO:
+        return open_set(named(choice), threads, cache_dir, report)
+    for one in usable_sets():
+        try:
+            return open_set(one, threads, cache_dir, report)
+        except KernelError as error:
+            logger.warning("computing without the %s kernels: %s", one.name, error)
+            if not error.is_about_one_set:
+                break
+    return None
+
+
+def named(choice: str) -> InstructionSet:
+    for one in usable_sets():
+        if one.name == choice:
+            return one
+    raise KernelError(f"this processor does not have {choice}")
+
+
+def open_set(one: InstructionSet, threads: int, cache_dir: Path | None, report: Callable[[str], None]) -> Library:
+    with tempfile.TemporaryDirectory(prefix="pontil-kernels-") as nowhere:
+        path = build(one, Path(nowhere) if cache_dir is None else cache_dir / "kernels", report)
+        library = load(path, f"{one.name}-{source_digest()[:8]}", threads)
+    if found := fault(library):
+        library.close()
+        raise KernelError(f"their results are wrong here: {found}", is_about_one_set=True)
+    return library
+
+
+def load(path: Path, name: str, threads: int) -> Library:
+    try:
+        return Library(ctypes.CDLL(str(path)), name, threads)
+    except OSError as error:
+        raise KernelError(f"{path} cannot be loaded ({error}): remove it") from error

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A loaded library of kernels, with the threads and the scratch memory of this process."""
+
+import ctypes
+from ctypes import byref
+
+import torch
+from torch import Tensor
+
+from pontil.gpu_ops.kernels.matrix import GROUP, Matrix
+from pontil.gpu_ops.kernels.structures import ABI, AttentionFields, MlpFields, TileFields, signatures
+
+
+class Library:
+    """`name` tells kernels apart that may round differently. One call at a time; the caller keeps alive what it passes.
+
+    A row's bits depend on that row and its keys only, whatever the number of rows and threads is (SPEC C16).
+    """
+
+    def __init__(self, library: ctypes.CDLL, name: str, threads: int = 1) -> None:
+        signatures(library)
+        assert library.pontil_abi() == ABI
+        self.library, self.name, self.threads = library, name, threads
+        self.context = library.pontil_open(threads)
+
+    def close(self) -> None:
+        """End the threads. Nothing may be called after this."""
+        self.library.pontil_close(self.context)
+
+    def attention_half(self, fields: AttentionFields, tile: TileFields, hidden: Tensor) -> None:
+        """Add a layer's attention to hidden, float32 [rows, hidden_size], and write the rows' keys and values."""
+        self.library.pontil_attention_half(self.context, byref(fields), byref(tile), hidden.data_ptr())
+
+    def mlp_half(self, fields: MlpFields, x: Tensor, result: Tensor) -> None:
+        """Add what an MLP makes of x to the result, both float32 [rows, hidden_size]; they may be the same."""
+        self.library.pontil_mlp_half(self.context, byref(fields), len(x), x.data_ptr(), result.data_ptr())
+
+    def linear(self, matrix: Matrix, x: Tensor) -> Tensor:
+        """x float32 [rows, inputs], rounded to the weights' type first, to float32 [rows, outputs]."""
+        x = x.contiguous()
+        result = torch.empty(len(x), matrix.outputs + -matrix.outputs % GROUP)
+        self.library.pontil_linear(self.context, byref(matrix.fields), len(x), x.data_ptr(), result.data_ptr())
+        return result[:, : matrix.outputs]

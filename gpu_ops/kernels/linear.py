@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Single products by the kernels."""
+
+from torch import Tensor
+
+from pontil.gpu_ops.kernels.library import Library
+from pontil.gpu_ops.kernels.matrix import Matrix
+from pontil.gpu_ops.linear import Linear
+
+
+class PackedLinear:
+    """`y = x W^T + b` like `Linear`, with sums in float32 and a row's bits always its own."""
+
+    def __init__(self, library: Library, matrix: Matrix) -> None:
+        self.library, self.matrix = library, matrix
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [rows, inputs], to the same dtype."""
+        return self.library.linear(self.matrix, x.float()).to(x.dtype)
+
+
+Product = Linear | PackedLinear
+
+
+def matrix_of(product: Product) -> Matrix:
+    assert isinstance(product, PackedLinear)
+    return product.matrix

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The structures of csrc/kernels.h, field by field. Pointers are addresses; null is None."""
+
+import ctypes
+
+import torch
+
+ABI = 1
+FLOAT32, BFLOAT16 = 0, 1
+KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
+SILU, GELU_TANH = 0, 1
+
+address, integer, number = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
+
+
+class MatrixFields(ctypes.Structure):
+    _fields_ = [
+        ("data", address),
+        ("bias", address),
+        ("kind", integer),
+        ("outputs", integer),
+        ("inputs", integer),
+        ("words", integer),
+    ]
+
+
+class SpanFields(ctypes.Structure):
+    _fields_ = [("blocks", address), ("row", integer), ("start", integer), ("count", integer), ("unused", integer)]
+
+
+class TileFields(ctypes.Structure):
+    _fields_ = [
+        ("pool", address),
+        ("spans", ctypes.POINTER(SpanFields)),
+        ("span_count", integer),
+        ("rows", integer),
+        ("kind", integer),
+        ("layers", integer),
+        ("kv_heads", integer),
+        ("block_size", integer),
+        ("head_dim", integer),
+        ("unused", integer),
+    ]
+
+
+class AttentionFields(ctypes.Structure):
+    _fields_ = [
+        ("qkv", MatrixFields),
+        ("out", MatrixFields),
+        *((name, address) for name in ("before", "after", "query_norm", "key_norm", "cosines", "sines")),
+        ("epsilon", number),
+        ("scale", number),
+        *((name, integer) for name in ("hidden", "heads", "kv_heads", "head_dim", "layer", "window")),
+    ]
+
+
+class MlpFields(ctypes.Structure):
+    _fields_ = [
+        ("gate_up", MatrixFields),
+        ("down", MatrixFields),
+        ("before", address),
+        ("after", address),
+        ("epsilon", number),
+        *((name, integer) for name in ("hidden", "inner", "activation")),
+    ]
+
+
+def signatures(library: ctypes.CDLL) -> None:
+    """Tell ctypes how the functions are called."""
+    for name, result, arguments in (
+        ("pontil_abi", integer, []),
+        ("pontil_open", address, [integer]),
+        ("pontil_close", None, [address]),
+        ("pontil_attention_half", None, [address, address, address, address]),
+        ("pontil_mlp_half", None, [address, address, integer, address, address]),
+        ("pontil_linear", None, [address, address, integer, address, address]),
+    ):
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments

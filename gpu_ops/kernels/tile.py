@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that go through the kernels together, and where their keys and values are."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from pontil.gpu_ops.kernels.structures import KINDS, SpanFields, TileFields
+
+
+@dataclass(frozen=True, slots=True)
+class TileSpan:
+    """`count` neighbouring positions of one sequence from `start` on. `blocks` numbers its blocks, in order, at least
+    as far as the last of these positions."""
+
+    start: int
+    count: int
+    blocks: Sequence[int]
+
+
+class KernelTile:
+    """The spans' rows one after the other, over a pool [block][layer][k|v][kv_head][slot][head_dim].
+
+    Before anything is attended in a layer, the keys and values of all rows are stored; a query sees those up to its own
+    position. So the rows of one sequence may be cut into spans and tiles in any way, prompts and answers alike.
+    """
+
+    def __init__(self, pool: Tensor, spans: Sequence[TileSpan]) -> None:
+        _, layers, _, kv_heads, block_size, head_dim = pool.shape
+        self.rows = 0
+        self.tables: list[array[int]] = []
+        fields = (SpanFields * len(spans))()
+        for place, span in zip(fields, spans, strict=True):
+            table = array("i", span.blocks[: -(-(span.start + span.count) // block_size)])
+            self.tables.append(table)
+            place.blocks, place.row = table.buffer_info()[0], self.rows
+            place.start, place.count = span.start, span.count
+            self.rows += span.count
+        kind = KINDS[pool.dtype]
+        self.fields = TileFields(
+            pool.data_ptr(), fields, len(spans), self.rows, kind, layers, kv_heads, block_size, head_dim, 0
+        )

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A layer as the CPU's kernels compute it, made of the parts of a Block."""
+
+import torch
+from torch import Tensor
+
+from pontil.gpu_ops.activation import gelu_and_mul
+from pontil.gpu_ops.kernels.halves import AttentionHalf, HeadShape, MlpHalf, Norms, can_compute
+from pontil.gpu_ops.kernels.library import Library
+from pontil.gpu_ops.kernels.linear import matrix_of
+from pontil.gpu_ops.kernels.tile import KernelTile
+from pontil.runtime.models.attention import Attention
+from pontil.runtime.models.blocks import Block
+from pontil.runtime.models.config import ModelConfig
+from pontil.runtime.models.mlp import GatedMlp
+from pontil.runtime.models.norm import Norm
+from pontil.runtime.models.rotary import Angles
+
+
+def kernels_fit(config: ModelConfig, dtype: torch.dtype) -> bool:
+    """Whether the kernels can compute every layer of this model."""
+    inner = config.experts.intermediate_size if config.experts else config.intermediate_size
+    return can_compute(dtype, shape_of(config), config.hidden_size, config.intermediate_size, inner)
+
+
+def shape_of(config: ModelConfig) -> HeadShape:
+    return HeadShape(config.num_heads, config.num_kv_heads, config.head_dim)
+
+
+class FusedBlock:
+    """From residual stream to residual stream, in place where it can be. What stands in the place of an MLP is computed
+    by itself."""
+
+    def __init__(self, block: Block, library: Library, config: ModelConfig, angles: Angles) -> None:
+        self.block = block
+        after = (None, None) if block.after is None else block.after
+        self.attention = fused_attention(block.attention, library, config, angles, (block.before[0], after[0]))
+        self.mlp = None
+        if isinstance(block.feed_forward, GatedMlp):
+            self.mlp = fused_mlp(block.feed_forward, library, (block.before[1], after[1]))
+
+    def __call__(self, hidden: Tensor, tile: KernelTile) -> Tensor:
+        """hidden float32 [rows, hidden_size]."""
+        self.attention(hidden, tile)
+        if self.mlp is None:
+            return self.block.feed(hidden)
+        self.mlp(hidden, hidden)
+        return hidden
+
+
+def fused_attention(
+    attention: Attention, library: Library, config: ModelConfig, angles: Angles, norms: tuple[Norm, Norm | None]
+) -> AttentionHalf:
+    heads = attention.norms
+    weights = Norms(
+        norms[0].eps,
+        norms[0].weight,
+        None if norms[1] is None else norms[1].weight,
+        None if heads is None else heads.query.weight,
+        None if heads is None else heads.key.weight,
+    )
+    return AttentionHalf(
+        library,
+        matrix_of(attention.qkv),
+        matrix_of(attention.o),
+        weights,
+        angles,
+        shape_of(config),
+        attention.index,
+        attention.scale,
+        attention.window,
+    )
+
+
+def fused_mlp(mlp: GatedMlp, library: Library, norms: tuple[Norm, Norm | None]) -> MlpHalf:
+    weights = Norms(norms[0].eps, norms[0].weight, None if norms[1] is None else norms[1].weight)
+    return MlpHalf(library, matrix_of(mlp.gate_up), matrix_of(mlp.down), weights, mlp.activation is gelu_and_mul)

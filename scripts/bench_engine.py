@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure the engine alone: no processes, no HTTP, one worker's step after the other.
+
+    taskset -c 1 python scripts/bench_engine.py [--model NAME|PATH] [--kernels auto torch] [--rows 1 8 32] [--threads 1]
+
+Prints one JSON object a kind of kernels, in milliseconds, least and median of the rounds (with --cpu of this process's
+CPU time, which does not count what others on the machine take of the core; for one thread only):
+`step` of so many rows: one Engine.step in which each of so many sequences computes one token at a context of --context
+tokens, greedy, each with blocks of its own; sampling included. `prefill`: one Engine.step that computes a prompt of
+--prompt tokens and its first token. `python`: a step of 64 rows less the time inside the kernels' calls, so all that
+Python and torch do (only with our kernels). With --profile the functions that take the most of that follow.
+"""
+
+import argparse
+import cProfile
+import json
+import pstats
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch  # noqa: E402
+
+import app  # noqa: E402, F401
+from pontil.gpu_ops.kernels.kernel_set import open_kernels  # noqa: E402
+from pontil.gpu_ops.kernels.library import Library  # noqa: E402
+from pontil.runtime.cache.layout import KVLayout  # noqa: E402
+from pontil.runtime.cache.pool import BlockPool  # noqa: E402
+from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage  # noqa: E402
+from pontil.runtime.engine.engine import Engine  # noqa: E402
+from pontil.runtime.engine.runner import Runner  # noqa: E402
+from pontil.runtime.engine.scheduler import Scheduler  # noqa: E402
+from pontil.runtime.engine.sequence import Finish, Sequence  # noqa: E402
+from pontil.runtime.loaders.builtin import resolve_model  # noqa: E402
+from pontil.runtime.loaders.checkpoint import open_checkpoint  # noqa: E402
+from pontil.runtime.models.registry import build_model  # noqa: E402
+from pontil.runtime.models.weights import Weights  # noqa: E402
+from pontil.runtime.sampling_params import SamplingParams  # noqa: E402
+
+CACHE = Path.home() / ".cache" / "pontil"
+MANY = 64
+
+
+class Stopwatch:
+    """Adds up the time inside the kernels' calls."""
+
+    def __init__(self, library: Library | None, now: Callable[[], float]) -> None:
+        self.seconds, self.now = 0.0, now
+        for name in ("attention_half", "mlp_half", "linear") if library else ():
+            setattr(library, name, self.timed(getattr(library, name)))
+
+    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            start = self.now()
+            try:
+                return function(*arguments)
+            finally:
+                self.seconds += self.now() - start
+
+        return call
+
+
+def open_engine(arguments: argparse.Namespace, library: Library | None) -> Engine:
+    checkpoint = open_checkpoint(resolve_model(arguments.model, CACHE))
+    config, dtype = checkpoint.config, TORCH_DTYPES[arguments.dtype]
+    model = build_model(config, Weights(checkpoint.tensors(dtype), torch.device("cpu"), dtype, library))
+    layout = KVLayout(16, config.num_layers, config.num_kv_heads, config.head_dim, arguments.dtype)
+    longest = max(arguments.context + arguments.rounds, arguments.prompt) + 16
+    seats = max(*arguments.rows, MANY)
+    blocks = seats * layout.blocks_for(longest) + 1
+    # All prompts in one step, so that all sequences are at the same context afterwards.
+    budget = max(seats * arguments.context, arguments.prompt)
+    scheduler = Scheduler(BlockPool(blocks), layout, seats, budget, prefix_caching=False)
+    return Engine(Runner(model, KVStorage(layout, blocks, torch.device("cpu"))), scheduler)
+
+
+def add(engine: Engine, number: int, tokens: int, answer: int) -> None:
+    chance = random.Random(number)
+    prompt = [chance.randrange(1000, 40000) for _ in range(tokens)]
+    params = SamplingParams(max_tokens=answer, seed=1, temperature=0.0, ignore_eos=True)
+    engine.add(Sequence(f"{number}", prompt, params, frozenset()))
+
+
+def timed_steps(
+    engine: Engine, rows: int, arguments: argparse.Namespace, watch: Stopwatch
+) -> list[tuple[float, float]]:
+    """Seconds of each step of so many rows, and of these outside the kernels."""
+    for number in range(rows):
+        add(engine, number, arguments.context, arguments.rounds + 2)
+    assert len(engine.step()) == rows
+    found = []
+    for _ in range(arguments.rounds):
+        watch.seconds, start = 0.0, watch.now()
+        assert len(engine.step()) == rows
+        whole = watch.now() - start
+        found.append((whole, whole - watch.seconds))
+    for name in list(engine.sequences):
+        engine.end(name, Finish.ABORTED)
+    return found
+
+
+def timed_prompts(engine: Engine, arguments: argparse.Namespace, now: Callable[[], float]) -> list[float]:
+    found = []
+    for number in range(arguments.rounds):
+        add(engine, number, arguments.prompt, 1)
+        start = now()
+        engine.step()
+        found.append(now() - start)
+        assert not engine.has_work
+    return found
+
+
+def milliseconds(seconds: list[float]) -> list[float]:
+    return [round(1000 * one, 2) for one in (min(seconds), statistics.median(seconds))]
+
+
+def measure(arguments: argparse.Namespace, kernels: str) -> dict[str, Any]:
+    torch.set_num_threads(arguments.threads if kernels == "torch" else 1)
+    library = open_kernels(kernels, arguments.threads, CACHE, lambda text: print(text, file=sys.stderr))
+    start = time.perf_counter()
+    engine = open_engine(arguments, library)
+    result: dict[str, Any] = {"kernels": library.name if library else "torch"}
+    result["load_s"] = round(time.perf_counter() - start, 2)
+    now = time.process_time if arguments.cpu else time.perf_counter
+    watch = Stopwatch(library, now)
+    timed_prompts(engine, arguments, now)
+    result["prefill"] = milliseconds(timed_prompts(engine, arguments, now))
+    for rows in arguments.rows:
+        result[f"step {rows}"] = milliseconds([whole for whole, _ in timed_steps(engine, rows, arguments, watch)])
+    if library is not None:
+        profile = cProfile.Profile()
+        result["python"] = milliseconds([rest for _, rest in timed_steps(engine, MANY, arguments, watch)])
+        if arguments.profile:
+            profile.runcall(timed_steps, engine, MANY, arguments, watch)
+            pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime").print_stats(25)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--kernels", nargs="+", default=["auto", "torch"])
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--context", type=int, default=300)
+    parser.add_argument("--prompt", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--profile", action="store_true")
+    arguments = parser.parse_args()
+    for kernels in arguments.kernels:
+        print(json.dumps(measure(arguments, kernels)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled once, whoever asks; without a compiler torch computes, and that is said once."""
+
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from pontil.gpu_ops.kernels import build as building
+from pontil.gpu_ops.kernels import kernel_set
+from pontil.gpu_ops.kernels.build import FLAGS, KernelError, build
+from pontil.gpu_ops.kernels.instruction_sets import INSTRUCTION_SETS, InstructionSet, usable_sets
+from pontil.gpu_ops.kernels.kernel_set import CHOICES, open_kernels
+from pontil.launcher.options import KERNELS
+
+# Quick to compile: what is tested here is not the code.
+QUICK = InstructionSet("generic", frozenset(), ("-O0",))
+
+
+@pytest.fixture(autouse=True)
+def compiler() -> None:
+    try:
+        building.find_compiler()
+    except KernelError as error:
+        pytest.skip(str(error))
+
+
+def test_of_several_that_ask_at_once_one_compiles(tmp_path: Path) -> None:
+    told: list[str] = []
+    found: list[Path] = []
+
+    def ask() -> None:
+        found.append(build(QUICK, tmp_path, told.append))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(120)
+    assert len(found) == 4 and len(set(found)) == 1
+    assert told == ["compiling kernels for generic, once"]
+    assert {path.name for path in tmp_path.iterdir()} == {"lock", found[0].name}
+
+
+def test_other_sources_or_flags_are_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = build(QUICK, tmp_path, lambda text: None)
+    monkeypatch.setattr(building, "compile_to", lambda library, command: library.write_text("whole"))
+    assert build(QUICK, tmp_path, lambda text: None) == first
+    monkeypatch.setattr(building, "FLAGS", (*FLAGS, "-DOTHER"))
+    second = build(QUICK, tmp_path, lambda text: None)
+    monkeypatch.setattr(building, "source_digest", lambda: "other")
+    assert len({first, second, build(QUICK, tmp_path, lambda text: None)}) == 3
+
+
+def test_what_the_compiler_refuses_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KernelError, match="refused") as caught:
+        build(InstructionSet("x", frozenset(), ("-mno-such-thing",)), tmp_path, lambda text: None)
+    assert caught.value.is_about_one_set and [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_without_a_compiler_torch_computes_and_that_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(building, "COMPILERS", ("no-such-compiler",))
+    with caplog.at_level(logging.WARNING):
+        assert open_kernels("auto", 1, tmp_path) is None
+    assert [record.getMessage() for record in caplog.records] == [
+        f"computing without the {usable_sets()[0].name} kernels: no C++ compiler is installed (no-such-compiler)"
+    ]
+    with pytest.raises(KernelError, match="no C"):
+        open_kernels("generic", 1, tmp_path)
+
+
+def test_kernels_that_are_wrong_here_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sets = (InstructionSet("first", frozenset(), ("-O0",)), InstructionSet("second", frozenset(), ("-O0", "-g0")))
+    monkeypatch.setattr(kernel_set, "usable_sets", lambda: list(sets))
+    monkeypatch.setattr(kernel_set, "fault", lambda library: "off" if library.name.startswith("first") else None)
+    found = open_kernels("auto", 1, tmp_path)
+    assert found is not None and found.name.startswith("second-")
+    found.close()
+    assert "the first kernels: their results are wrong here: off" in caplog.text
+
+
+def test_nothing_is_kept_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_set, "usable_sets", lambda: [QUICK])
+    found = open_kernels("generic", 1, None)
+    assert found is not None and not Path(found.library._name).exists()
+    found.close()
+
+
+def test_names() -> None:
+    assert open_kernels("torch", 1, None) is None
+    assert CHOICES == KERNELS, "the launcher repeats them, because it imports nothing heavy"
+    assert usable_sets()[-1] == INSTRUCTION_SETS[-1], "generic runs everywhere"
+    with pytest.raises(KernelError, match="does not have"):
+        open_kernels("mmx", 1, None)

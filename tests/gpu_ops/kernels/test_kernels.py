@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every op of every instruction set against its torch reference, over shapes; a row's bits know no company (C16)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import kernels
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pontil.gpu_ops.kernels.check import fault
+from pontil.gpu_ops.kernels.halves import AttentionHalf, HeadShape, MlpHalf, Norms, can_compute
+from pontil.gpu_ops.kernels.library import Library
+from pontil.gpu_ops.kernels.matrix import Matrix, alternate
+from pontil.gpu_ops.kernels.reference import attention_half, mlp_half
+from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
+from pontil.gpu_ops.rotary import rotary_frequencies, rotary_table
+
+DTYPES = (torch.float32, torch.bfloat16)
+TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
+LAYERS = 2
+
+
+@pytest.fixture(scope="module", params=kernels.NAMES)
+def library(request: pytest.FixtureRequest) -> Library:
+    return kernels.opened(request.param)
+
+
+@pytest.fixture(scope="module")
+def three_threads() -> Library:
+    return kernels.opened(threads=3)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A random layer. `cuts`: the rows of each tile, in order."""
+
+    dtype: torch.dtype
+    shape: HeadShape
+    hidden: int
+    inner: int
+    length: int
+    window: int | None
+    block_size: int
+    cuts: tuple[int, ...]
+    sandwich: bool
+    head_norms: bool
+    bias: bool
+    gelu: bool
+
+    def random(self, seed: int, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+    def weight(self, seed: int, *shape: int) -> Tensor:
+        scale: float = shape[-1] ** -0.5
+        return (self.random(seed, *shape) * scale).to(self.dtype)
+
+    @property
+    def norms(self) -> Norms:
+        dim = self.shape.head_dim
+        after = self.random(12, self.hidden) if self.sandwich else None
+        heads = [self.random(seed, dim) if self.head_norms else None for seed in (13, 14)]
+        return Norms(1e-5, self.random(11, self.hidden), after, *heads)
+
+    @property
+    def qkv(self) -> tuple[Tensor, Tensor | None, Tensor]:
+        queries, keys = (count * self.shape.head_dim for count in (self.shape.heads, self.shape.kv_heads))
+        bias = self.weight(2, queries + 2 * keys) if self.bias else None
+        return self.weight(1, queries + 2 * keys, self.hidden), bias, self.weight(3, self.hidden, queries)
+
+    @property
+    def mlp(self) -> tuple[Tensor, Tensor, Tensor]:
+        sizes = ((self.inner, self.hidden), (self.inner, self.hidden), (self.hidden, self.inner))
+        return self.weight(4, *sizes[0]), self.weight(5, *sizes[1]), self.weight(6, *sizes[2])
+
+    @property
+    def angles(self) -> tuple[Tensor, Tensor]:
+        return rotary_table(rotary_frequencies(self.shape.head_dim, 1e4), self.length)
+
+    @property
+    def x(self) -> Tensor:
+        return self.random(7, self.length, self.hidden)
+
+    def expected(self) -> tuple[Tensor, Tensor]:
+        """After each half, of x."""
+        x = self.x
+        scale = self.shape.head_dim**-0.5
+        attended = attention_half(x, self.qkv, self.norms, self.angles, self.shape, scale, self.window)
+        return attended, mlp_half(x, self.mlp, self.norms, self.gelu)
+
+    def computed(self, library: Library, cuts: Sequence[int]) -> tuple[Tensor, Tensor]:
+        qkv, bias, out = self.qkv
+        gate, up, down = self.mlp
+        attention = AttentionHalf(
+            library, Matrix(qkv, bias), Matrix(out), self.norms, self.angles, self.shape, 1,
+            self.shape.head_dim**-0.5, self.window,
+        )  # fmt: skip
+        mlp = MlpHalf(library, Matrix(alternate(gate, up)), Matrix(down), self.norms, self.gelu)
+        count = -(-self.length // self.block_size)
+        blocks = (torch.randperm(count + 3, generator=torch.Generator().manual_seed(8)) + 1)[:count].tolist()
+        pool = torch.full(
+            (count + 4, LAYERS, 2, self.shape.kv_heads, self.block_size, self.shape.head_dim), 7.0, dtype=self.dtype
+        )
+        attended, made, start = self.x, self.x, 0
+        for part in attended.split(list(cuts)):
+            attention(part, KernelTile(pool, [TileSpan(start, len(part), blocks)]))
+            start += len(part)
+        for part in made.split(list(cuts)):
+            mlp(part, part)
+        return attended, made
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    dtype = draw(st.sampled_from(DTYPES))
+    kv_heads, group = draw(st.sampled_from([(1, 1), (1, 7), (2, 3), (3, 1), (1, 48), (2, 4)]))
+    head_dim = draw(st.sampled_from([16, 32, 48, 64, 80, 96, 128, 256]))
+    shape = HeadShape(kv_heads * group, kv_heads, head_dim)
+    hidden, inner = (16 * draw(st.integers(1, 9)) for _ in range(2))
+    length = draw(st.integers(1, 150))
+    cuts, left = [], length
+    while left:
+        cuts.append(draw(st.integers(1, left)))
+        left -= cuts[-1]
+    window = draw(st.one_of(st.none(), st.integers(1, 160)))
+    switches = [draw(st.booleans()) for _ in range(4)]
+    return Case(
+        dtype, shape, hidden, inner, length, window, draw(st.sampled_from([8, 16, 32, 64])), tuple(cuts), *switches
+    )
+
+
+@settings(deadline=None, max_examples=15)
+@given(case=cases())
+def test_halves_are_right_and_in_any_cutting_the_same(library: Library, case: Case) -> None:
+    whole = case.computed(library, [case.length])
+    for found, expected in zip(whole, case.expected(), strict=True):
+        error = (found - expected).norm() / (expected - case.x).norm()
+        assert error < TOLERANCES[case.dtype]
+    for cuts in (case.cuts, [1] * case.length):
+        for found, once in zip(case.computed(library, cuts), whole, strict=True):
+            assert torch.equal(found, once)
+
+
+@settings(deadline=None, max_examples=10)
+@given(case=cases())
+def test_threads_change_nothing(three_threads: Library, case: Case) -> None:
+    alone = kernels.opened()
+    try:
+        for found, once in zip(
+            case.computed(three_threads, case.cuts), case.computed(alone, [case.length]), strict=True
+        ):
+            assert torch.equal(found, once)
+    finally:
+        alone.close()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_linear_in_any_company(library: Library, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    weight, bias = torch.randn(77, 176, generator=generator).to(dtype), torch.randn(77, generator=generator)
+    x = torch.randn(300, 176, generator=generator)
+    matrix = Matrix(weight, bias)
+    whole = library.linear(matrix, x)
+    expected = x.to(dtype).double() @ weight.double().T + bias.double()
+    torch.testing.assert_close(whole.double(), expected, atol=1e-3, rtol=1e-5)
+    for rows in (*range(1, 40), 119, 120, 121, 250):
+        assert torch.equal(library.linear(matrix, x[:rows]), whole[:rows])
+        assert torch.equal(library.linear(matrix, x[-rows:]), whole[-rows:])
+
+
+def test_sequences_in_one_tile_know_nothing_of_each_other(library: Library) -> None:
+    """Prompts and single positions of several sequences in one tile, as a step has them."""
+    case = Case(torch.bfloat16, HeadShape(6, 2, 64), 96, 64, 140, 50, 16, (140,), False, True, False, False)
+    qkv, bias, out = case.qkv
+    half = AttentionHalf(library, Matrix(qkv), Matrix(out), case.norms, case.angles, case.shape, 0, 0.1, case.window)
+    starts, counts = (0, 139, 64, 3), (90, 1, 30, 1)
+    pool = torch.randn(60, 1, 2, 2, 16, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    tables = [list(range(1 + 12 * number, 13 + 12 * number)) for number in range(4)]
+    spans = [TileSpan(start, count, own) for start, count, own in zip(starts, counts, tables, strict=True)]
+    x = case.random(9, sum(counts), 96)
+    together, own_pool = x.clone(), pool.clone()
+    half(together, KernelTile(own_pool, spans))
+    for part, once, span in zip(x.split(counts), together.split(counts), spans, strict=True):
+        half(part, KernelTile(pool, [span]))
+        assert torch.equal(part, once)
+    assert torch.equal(pool, own_pool)
+
+
+def test_extreme_scores_stay_numbers(library: Library) -> None:
+    """Keys that are thousands away from each other, and rows that see one key only."""
+    case = Case(torch.float32, HeadShape(2, 1, 32), 32, 32, 130, 1, 16, (130,), False, False, False, False)
+    assert all(bool(torch.isfinite(one).all()) for one in case.computed(library, [130]))
+    qkv, _, out = case.qkv
+    half = AttentionHalf(library, Matrix(qkv * 300), Matrix(out), case.norms, case.angles, case.shape, 0, 1.0, None)
+    x = case.x
+    half(x, KernelTile(torch.zeros(12, 1, 2, 1, 16, 32), [TileSpan(0, 130, list(range(1, 10)))]))
+    assert bool(torch.isfinite(x).all())
+
+
+def test_the_self_check_notices_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = kernels.opened()
+    assert fault(library) is None
+    right = library.mlp_half
+    monkeypatch.setattr(library, "mlp_half", lambda fields, x, result: right(fields, x + 1, result))
+    assert "is off by" in str(fault(library))
+    monkeypatch.setattr(library, "mlp_half", lambda fields, x, result: right(fields, x + len(x) * 1e-7, result))
+    assert "depend on the others" in str(fault(library))
+    library.close()
+
+
+def test_what_the_kernels_take() -> None:
+    shape = HeadShape(9, 3, 64)
+    assert can_compute(torch.bfloat16, shape, 576, 1536)
+    assert not can_compute(torch.float16, shape, 576) and not can_compute(torch.bfloat16, shape, 600)
+    assert not can_compute(torch.float32, HeadShape(6, 2, 8), 48) and not can_compute(
+        torch.float32, HeadShape(49, 1, 64), 64
+    )

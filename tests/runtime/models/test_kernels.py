@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every architecture through the CPU's kernels: what transformers computes, in any cutting and company alike (C16)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import kernels
+import pytest
+import torch
+from architectures import NAMES, ROUND_SIZES, SIZES, VOCAB, hugging_model, read_model
+from tiny import drain, rig, sequence
+from transformers import PreTrainedModel
+
+from pontil.gpu_ops.kernels.library import Library
+from pontil.runtime.engine.batch import Batch, Span
+from pontil.runtime.engine.sequence import Known
+from pontil.runtime.errors import ModelError
+from pontil.runtime.models.model import Model
+
+PROMPT = torch.randint(0, VOCAB, (333,), generator=torch.Generator().manual_seed(3)).tolist()
+CUTS = [[1] * 333, [1, 332], [64, 1, 15, 16, 17, 220], [256, 77]]
+
+
+@dataclass(frozen=True)
+class Pair:
+    hugging: PreTrainedModel
+    path: Path
+    library: Library
+
+    def model(self, dtype: torch.dtype) -> Model:
+        return read_model(self.path, dtype, kernels=self.library)
+
+
+@pytest.fixture(scope="module")
+def library() -> Library:
+    return kernels.opened()
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, library: Library) -> Iterator[Pair]:
+    path = tmp_path_factory.mktemp(request.param)
+    hugging = hugging_model(request.param, ROUND_SIZES)
+    hugging.save_pretrained(path)
+    yield Pair(hugging, path, library)
+
+
+def logits_in_cuts(model: Model, cuts: list[int]) -> torch.Tensor:
+    ours = rig(model)
+    one = sequence("a", PROMPT)
+    ours.scheduler.add(one)
+    ours.scheduler.admit()
+    start, rows = 0, []
+    for count in cuts:
+        ours.scheduler.memory.grow(one, start + count)
+        for tile in Batch((Span(one, start, count),)).mixed_tiles():
+            rows.append(ours.runner.project(ours.runner.forward(tile)))
+        start += count
+    return torch.cat(rows)
+
+
+def test_logits_equal_those_of_transformers_in_any_cutting(pair: Pair) -> None:
+    with torch.inference_mode():
+        expected = pair.hugging(torch.tensor([PROMPT])).logits[0]
+        model = pair.model(torch.float32)
+        whole = logits_in_cuts(model, [len(PROMPT)])
+        torch.testing.assert_close(whole, expected, atol=5e-4, rtol=1e-4)
+        for cuts in CUTS:
+            assert torch.equal(logits_in_cuts(model, cuts), whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_company_chunks_replay_and_a_handoff_change_nothing(pair: Pair, dtype: torch.dtype) -> None:
+    model = pair.model(dtype)
+    alone = rig(model).engine
+    alone.add(sequence("a", PROMPT[:150], 40))
+    expected = drain(alone)["a"]
+    crowded = rig(model, blocks=600, budget=50).engine
+    for number in range(12):
+        crowded.add(sequence(f"n{number}", PROMPT[number : 4 + 30 * number], 5 + number, temperature=1.3, seed=number))
+    crowded.step()
+    crowded.add(sequence("a", PROMPT[:150], 40))
+    assert drain(crowded)["a"] == expected
+    replay = sequence("a", PROMPT[:150], 40)
+    replay.output += expected[:21]
+    again = rig(model, budget=33).engine
+    again.add(replay)
+    drain(again)
+    assert replay.output == expected
+    assert handed_over(model, PROMPT[:150], 40) == expected
+
+
+def handed_over(model: Model, prompt: list[int], tokens: int) -> list[int]:
+    """Compute the prompt in one engine, copy its blocks into another's pool, go on there."""
+    giver, taker = rig(model), rig(model)
+    given, taken = sequence("a", prompt, tokens), sequence("a", prompt, tokens)
+    given.hands_over = True
+    giver.engine.add(given)
+    (output,) = giver.engine.step()
+    assert taker.engine.park(taken)
+    taker.scheduler.memory.grow(taken, len(prompt))
+    taker.storage.tensor[taken.blocks] = giver.storage.tensor[given.blocks]
+    taker.engine.promote(taken, len(prompt), [Known(0, output.ids[:1])])
+    return drain(taker.engine)["a"]
+
+
+def test_a_model_that_does_not_fit_is_refused(tmp_path: Path, library: Library) -> None:
+    hugging_model("llama", SIZES).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="--kernels torch"):
+        read_model(tmp_path, kernels=library)
