@@ -39,6 +39,7 @@ class Engine:
 
     def __init__(self, runner: Runner, scheduler: Scheduler) -> None:
         self.runner, self.scheduler = runner, scheduler
+        scheduler.answers_are_found = runner.rows_are_alike
         self.sequences: dict[str, list[Sequence]] = {}
         self.generated = self.prompt_computed = self.drafted = self.accepted = 0
 

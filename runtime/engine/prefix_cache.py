@@ -26,8 +26,8 @@ class PrefixCache:
     """The engine's view of the pool's prefix index.
 
     A sequence claims the blocks that it is going to compute: whoever comes with the same prefix meanwhile waits for
-    them (`awaits`) instead of computing them a second time. Only prompt positions are found: they are computed in
-    another row class than generated ones, and the two differ in their last bits (SPEC C16).
+    them (`awaits`) instead of computing them a second time. Answers are found where the KV of their positions has the
+    bits that it would have in a prompt (SPEC C16).
     """
 
     def __init__(self, pool: BlockPool, block_size: int, enabled: bool = True) -> None:
@@ -116,6 +116,14 @@ class PrefixCache:
             self.add(keys.full[index], sequence.blocks[index])
         if end >= length and keys.tail is not None:
             self.add(keys.tail, sequence.blocks[length // size])
+
+    def register_answer(self, sequence: Sequence) -> None:
+        """It has ended, and its blocks are still its own: those that the answer filled can be found."""
+        size, keys = self.block_size, self.keys_of(sequence).full
+        tokens, key = sequence.prompt + sequence.output, keys[-1] if keys else root_key(sequence.salt)
+        for index in range(len(keys), sequence.computed // size):
+            key = chain(key, tokens[index * size : (index + 1) * size])
+            self.add(key, sequence.blocks[index])
 
     def add(self, key: Key, block: int) -> None:
         self.pool.index.add(key, block)

@@ -45,6 +45,11 @@ class Runner:
             self.agree_with_fewer_cores()
         self.classes = measure(torch_products(model.linears), torch_products(model.head))
 
+    @property
+    def rows_are_alike(self) -> bool:
+        """Whether a position's KV has the same bits in a prompt and in an answer."""
+        return self.model.kernels is not None
+
     def agree_with_fewer_cores(self) -> None:
         """Tokens must not depend on how many cores a worker was given (C16): one thread where they would."""
         if not same_on_one_thread(torch_products(self.model.linears), torch_products(self.model.head)):

@@ -50,7 +50,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.parked: list[Sequence] = []
         self.arrivals = self.preemptions = self.recomputed = 0
-        self.stalled = False
+        self.stalled = self.answers_are_found = False
 
     @property
     def has_work(self) -> bool:
@@ -270,9 +270,16 @@ class Scheduler:
         self.prefix.drop(sequence)
         sequence.end(finish)
         if finish in (Finish.STOP, Finish.LENGTH) and self.prefix.enabled:
-            self.keeper.keep(sequence)
+            self.keep(sequence)
         if not sequence.hands_over or finish in (Finish.ABORTED, Finish.ERROR):
             self.memory.give_back(sequence)
+
+    def keep(self, sequence: Sequence) -> None:
+        """The next turn of a conversation finds the answer (B3): at once, or when it was computed as a prompt is."""
+        if self.answers_are_found:
+            self.prefix.register_answer(sequence)
+        else:
+            self.keeper.keep(sequence)
 
 
 def chunk(start: int, remaining: int, budget: int) -> int:

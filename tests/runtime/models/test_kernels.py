@@ -9,7 +9,7 @@ import kernels
 import pytest
 import torch
 from architectures import NAMES, ROUND_SIZES, SIZES, VOCAB, hugging_model, read_model
-from tiny import drain, rig, sequence
+from tiny import check_free, drain, rig, sequence
 from transformers import PreTrainedModel
 
 from pontil.gpu_ops.kernels.library import Library
@@ -88,6 +88,25 @@ def test_company_chunks_replay_and_a_handoff_change_nothing(pair: Pair, dtype: t
     drain(again)
     assert replay.output == expected
     assert handed_over(model, PROMPT[:150], 40) == expected
+
+
+@pytest.mark.parametrize("drafts", [0, 4])
+@pytest.mark.parametrize("length", [10, 64, 90])
+def test_the_next_turn_finds_the_answer_as_it_was_decoded(pair: Pair, length: int, drafts: int) -> None:  # B3
+    model = pair.model(torch.bfloat16)
+    ours = rig(model, drafts=drafts)
+    first = sequence("a", PROMPT[:length], 45, temperature=1.1, seed=4)
+    ours.engine.add(first)
+    drain(ours.engine)
+    assert not ours.scheduler.has_spare_work
+    talk = first.prompt + first.output
+    turns = [sequence("b", talk + PROMPT[200:220], 20), sequence("b", talk + PROMPT[200:220], 20)]
+    ours.engine.add(turns[0])
+    cold = rig(model, caching=False).engine
+    cold.add(turns[1])
+    assert drain(ours.engine)["b"] == drain(cold)["b"]
+    assert turns[0].cached == (len(talk) - 1) // 16 * 16
+    check_free(ours)
 
 
 def handed_over(model: Model, prompt: list[int], tokens: int) -> list[int]:
