@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps finished answers, so that the next turn of a conversation finds them in the prefix cache (SPEC B3), where torch's
-operations compute: with our own kernels they are found as they are.
+"""Keeps finished answers, so that the next turn of a conversation finds them in the prefix cache (SPEC B3), where
+torch's operations compute: with our own kernels they are found as they are.
 
 The KV of a generated position and that of the same token in a prompt then differ in their last bits: they come from
-other row classes and another form of attention. A prompt must not give other tokens because of what was cached (C16), so the
-blocks of an answer are computed once more as a prompt, when the engine has leisure; that costs a few percent of what
-generating them did. docs/decisions/006 tells why.
+other row classes and another form of attention. A prompt must not give other tokens because of what was cached (C16),
+so the blocks of an answer are computed once more as a prompt, when the engine has leisure; that costs a few percent of
+what generating them did. docs/decisions/006 tells why.
 """
 
 from collections import deque
