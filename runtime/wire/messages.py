@@ -19,7 +19,10 @@ Logprobs = list[list[list[float]]]
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """From worker to proxy: I exist, this is what I run and how much of it I can hold."""
+    """From worker to proxy: I exist, this is what I run and how much of it I can hold.
+
+    `sender`, `schema`, `name` and `pid` keep name and type in every version: one that does not fit is refused by them.
+    """
 
     sender: str
     schema: int
@@ -36,6 +39,7 @@ class Hello:
     max_num_seqs: int
     max_model_len: int
     max_num_batched_tokens: int
+    dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +182,8 @@ class Greet:
     name: str
     model_fingerprint: str
     kv_fingerprint: str
+    dtype: str | None = None
+    block_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

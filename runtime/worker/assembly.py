@@ -67,8 +67,7 @@ def assemble(config: WorkerConfig, report: Reporter) -> Machine:
     engine = Engine(Runner(model, storage), scheduler)
     warm_up(engine)
     tokenizer = load_tokenizer(config.model_path, config.cache_path)
-    fingerprint = f"{checkpoint.fingerprint}-{dtype}"
-    return Machine(model_config, fingerprint, tokenizer, layout, storage, pool, scheduler, engine)
+    return Machine(model_config, checkpoint.fingerprint, tokenizer, layout, storage, pool, scheduler, engine)
 
 
 def interleaved(config: WorkerConfig) -> int | None:

@@ -102,6 +102,7 @@ class Worker:
             config.max_num_seqs,
             machine.config.max_model_len,
             config.max_num_batched_tokens,
+            dtype=machine.layout.dtype,
         )
 
     def connect(self, endpoint: str) -> PeerClient:

@@ -49,6 +49,7 @@ MESSAGES: dict[str, Message] = {
         max_num_seqs=8,
         max_model_len=512,
         max_num_batched_tokens=256,
+        dtype="float32",
     ),
     "welcome": Welcome(sender="px", receiver="d4"),
     "refused": Refused(sender="px", receiver="d4", reason="another model"),
@@ -88,7 +89,16 @@ MESSAGES: dict[str, Message] = {
         prompt_logprobs=[[], [[5, -2.0, 3]]],
     ),
     "failed": Failed(sender="d4", receiver="px", request_id="r", attempt=1, reason="no room", status=400),
-    "greet": Greet(sender="d4", receiver="p3", schema=1, name="decode:0", model_fingerprint="mf", kv_fingerprint="kf"),
+    "greet": Greet(
+        sender="d4",
+        receiver="p3",
+        schema=1,
+        name="decode:0",
+        model_fingerprint="mf",
+        kv_fingerprint="kf",
+        dtype="float32",
+        block_size=16,
+    ),
     "greeting": Greeting(sender="p3", receiver="d4", pool={"kind": "shm", "pid": 4712}, reason="or not"),
     "begin": Begin(sender="d4", receiver="p3", transfer_id="r.1", request_id="r", attempt=1, have=2),
     "chunk_ready": ChunkReady(
@@ -128,11 +138,11 @@ MESSAGES: dict[str, Message] = {
 # MESSAGES as they were sent on the day on which several choices could be handed over.
 RECORDED = {
     "hello": (
-        "de0010a174a568656c6c6fa673656e646572a26434a6736368656d6101a46e616d65a86465636f64653a30a4726f6c65a664"
+        "de0011a174a568656c6c6fa673656e646572a26434a6736368656d6101a46e616d65a86465636f64653a30a4726f6c65a664"
         "65636f6465a3706964cd1267a6646576696365a3637075a56d6f64656ca474696e79b16d6f64656c5f66696e676572707269"
         "6e74a26d66ae6b765f66696e6765727072696e74a26b66ad706565725f656e64706f696e74ac6970633a2f2f2f72756e2f64"
         "aa626c6f636b5f73697a6510aa6e756d5f626c6f636b7340ac6d61785f6e756d5f7365717308ad6d61785f6d6f64656c5f6c"
-        "656ecd0200b66d61785f6e756d5f626174636865645f746f6b656e73cd0100"
+        "656ecd0200b66d61785f6e756d5f626174636865645f746f6b656e73cd0100a56474797065a7666c6f61743332"
     ),
     "welcome": "83a174a777656c636f6d65a673656e646572a27078a87265636569766572a26434",
     "refused": (
@@ -165,8 +175,9 @@ RECORDED = {
         "6d707401a6726561736f6ea76e6f20726f6f6da6737461747573cd0190"
     ),
     "greet": (
-        "87a174a56772656574a673656e646572a26434a87265636569766572a27033a6736368656d6101a46e616d65a86465636f64"
-        "653a30b16d6f64656c5f66696e6765727072696e74a26d66ae6b765f66696e6765727072696e74a26b66"
+        "89a174a56772656574a673656e646572a26434a87265636569766572a27033a6736368656d6101a46e616d65a86465636f64"
+        "653a30b16d6f64656c5f66696e6765727072696e74a26d66ae6b765f66696e6765727072696e74a26b66a56474797065a766"
+        "6c6f61743332aa626c6f636b5f73697a6510"
     ),
     "greeting": (
         "85a174a86772656574696e67a673656e646572a27033a87265636569766572a26434a4706f6f6c82a46b696e64a373686da3"
@@ -259,6 +270,13 @@ EARLIER = {
 
 # Nothing but what a message cannot do without, as a sender that knows no optional field sends it.
 SHORTEST = {
+    "hello": (
+        "de0010a174a568656c6c6fa673656e646572a26434a6736368656d6101a46e616d65a86465636f64653a30a4726f6c65a664"
+        "65636f6465a3706964cd1267a6646576696365a3637075a56d6f64656ca474696e79b16d6f64656c5f66696e676572707269"
+        "6e74a26d66ae6b765f66696e6765727072696e74a26b66ad706565725f656e64706f696e74ac6970633a2f2f2f72756e2f64"
+        "aa626c6f636b5f73697a6510aa6e756d5f626c6f636b7340ac6d61785f6e756d5f7365717308ad6d61785f6d6f64656c5f6c"
+        "656ecd0200b66d61785f6e756d5f626174636865645f746f6b656e73cd0100"
+    ),
     "heartbeat": (
         "87a174a9686561727462656174a673656e646572a26434a87265636569766572a27078a772756e6e696e6702a77761697469"
         "6e6701ab667265655f626c6f636b733ca47374657063"
@@ -275,6 +293,10 @@ SHORTEST = {
         "86a174a66661696c6564a673656e646572a26434a87265636569766572a27078aa726571756573745f6964a172a761747465"
         "6d707401a6726561736f6ea76e6f20726f6f6d"
     ),
+    "greet": (
+        "87a174a56772656574a673656e646572a26434a87265636569766572a27033a6736368656d6101a46e616d65a86465636f64"
+        "653a30b16d6f64656c5f66696e6765727072696e74a26d66ae6b765f66696e6765727072696e74a26b66"
+    ),
     "greeting": "83a174a86772656574696e67a673656e646572a27033a87265636569766572a26434",
     "begin": (
         "86a174a5626567696ea673656e646572a26434a87265636569766572a27033ab7472616e736665725f6964a3722e31aa7265"
@@ -287,6 +309,35 @@ SHORTEST = {
         "765f66696e6765727072696e74a26b66af70726566696c6c5f7365636f6e6473cb3fe0000000000000"
     ),
 }
+
+
+@dataclass(frozen=True)
+class EarlierHello:
+    sender: str
+    schema: int
+    name: str
+    role: str
+    pid: int
+    device: str
+    model: str
+    model_fingerprint: str
+    kv_fingerprint: str
+    peer_endpoint: str
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_model_len: int
+    max_num_batched_tokens: int
+
+
+@dataclass(frozen=True)
+class EarlierGreet:
+    sender: str
+    receiver: str
+    schema: int
+    name: str
+    model_fingerprint: str
+    kv_fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -360,6 +411,8 @@ class UncountedTokens:
 
 # What an older process makes of a message.
 READERS: dict[str, list[type[Any]]] = {
+    "hello": [EarlierHello],
+    "greet": [EarlierGreet],
     "submit": [EarlierSubmit],
     "tokens": [EarlierTokens, UncountedTokens],
     "begin": [EarlierBegin],

@@ -5,6 +5,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from house import TEXT, House, collect, submitted, until
@@ -176,14 +177,24 @@ def test_overload_and_draining_are_refused_at_once(play: Callable[..., None]) ->
     play(scene)
 
 
-def test_refusal_of_a_worker_that_does_not_fit(play: Callable[..., None]) -> None:
+@pytest.mark.parametrize(
+    ("hello", "says"),
+    [
+        ({"kv_fingerprint": "other"}, "KV layout other"),
+        # Of another version, and without what ours cannot do without.
+        ({"schema": SCHEMA + 1, "block_size": None, "peer_endpoint": None}, f"version {SCHEMA + 1} of the protocol"),
+    ],
+)
+def test_refusal_of_a_worker_that_does_not_fit(play: Callable[..., None], hello: dict[str, Any], says: str) -> None:
     async def scene(house: House) -> None:
         await house.worker("mixed:0")
-        stranger = ScriptedWorker(house.endpoint, "mixed:1", house.tokenizer, role="mixed", kv_fingerprint="other")
+        stranger = ScriptedWorker(house.endpoint, "mixed:1", house.tokenizer, role="mixed", **hello)
         house.workers.append(stranger)
         stranger.start(wait=False)
         await until(lambda: stranger.refused)
-        assert stranger.refused is not None and "KV layout" in stranger.refused
+        assert stranger.refused is not None and says in stranger.refused
+        last = house.proxy.topology()[-1]
+        assert (last["name"], last["state"], last["reason"]) == ("mixed:1", "REFUSED", stranger.refused)
 
     play(scene)
 
