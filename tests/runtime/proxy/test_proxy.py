@@ -199,6 +199,21 @@ def test_refusal_of_a_worker_that_does_not_fit(play: Callable[..., None], hello:
     play(scene)
 
 
+def test_ready_means_that_a_worker_can_be_reached(play: Callable[..., None]) -> None:  # D21
+    async def scene(house: House) -> None:
+        assert not house.proxy.ready
+        first, second = [await house.worker(name) for name in ("prefill:0", "decode:0")]
+        assert house.proxy.ready
+        await asyncio.to_thread(first.die)
+        assert house.proxy.ready
+        await asyncio.to_thread(second.die)
+        await until(lambda: not house.proxy.ready)
+        # Their time to live is not over: those who ask are told the truth before it is.
+        assert {first.incarnation, second.incarnation} <= house.proxy.registry.workers.keys()
+
+    play(scene, worker_ttl=2 * DEADLINE)
+
+
 def test_heartbeats_feed_the_metrics_by_difference(play: Callable[..., None]) -> None:
     async def scene(house: House) -> None:
         worker = await house.worker("decode:0")
@@ -237,10 +252,10 @@ def test_a_proxy_that_was_stopped_blames_nobody(tmp_path: Path, tokenizer: Token
     proxy.registry.hello(Hello("i", SCHEMA, "mixed:0", "mixed", 1, "cpu", "m", "m", "k", "e", 16, 9, 4, 99, 9), now)
     now = 130.0
     proxy.tick()
-    assert proxy.ready
+    assert proxy.registry.workers
     now = 130.3
     proxy.tick()
-    assert not proxy.ready
+    assert not proxy.registry.workers
     proxy.context.term()
 
 
