@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from held import Held, held
 from house import TEXT, House, collect, submitted, until
 from scripted_worker import DEADLINE, ScriptedWorker, silent
 
@@ -257,6 +258,18 @@ def test_a_proxy_that_was_stopped_blames_nobody(tmp_path: Path, tokenizer: Token
     proxy.tick()
     assert not proxy.registry.workers
     proxy.context.term()
+
+
+def test_closing_leaves_no_thread_and_no_descriptor(play: Callable[..., None], tmp_path: Path) -> None:  # D5
+    async def scene(house: House) -> None:
+        await house.worker("mixed:0")
+        await collect(house.proxy.submit([5], PARAMS))
+
+    def run(name: str) -> Held:
+        play(scene, usage_log=str(tmp_path / name))
+        return held()
+
+    assert run("first") == run("second")
 
 
 async def beaten(house: House) -> None:
