@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pontil.runtime.proxy.policy import Whole, plan
 from pontil.runtime.proxy.registry import REFUSED, Registry
 from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello
 
@@ -117,6 +118,16 @@ def test_goodbye_takes_no_new_requests_and_loses_none() -> None:  # C1
     workers.goodbye("i1")
     assert workers.snapshot() == () and "i1" in workers.workers
     workers.goodbye("nobody")
+
+
+def test_a_snapshot_stays_what_it_was() -> None:  # C1, D17
+    workers = registry(ONE)
+    before = workers.snapshot()
+    workers.hello(TWO, 0.0)
+    workers.heartbeat(beat())
+    workers.expire(99.0)
+    assert [(load.name, load.free_blocks) for load in before] == [("decode:0", 10)]
+    assert plan(before, "always") == Whole(before[0]) and workers.snapshot() == ()
 
 
 @pytest.mark.parametrize("rows", [[row("decode:0", 99)], [row("decode:0", 11, "exited")], [row("decode:0", None)], []])
