@@ -3,6 +3,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from workers import PromptWorker, ScriptedProxy, everyone_clean, greedy, open_worker, prompt
@@ -24,7 +25,7 @@ from pontil.runtime.worker.peer_line import Line
     ],
 )
 def test_the_handshake_names_what_differs(
-    proxy: ScriptedProxy, model: Path, tmp_path: Path, settings: dict[str, object], says: str
+    proxy: ScriptedProxy, model: Path, tmp_path: Path, settings: dict[str, Any], says: str
 ) -> None:  # C8
     """Registration refuses such a pair; workers of different proxies may meet all the same."""
     prefill = open_worker(model, tmp_path, "prefill:0", "prefill", dtype="float32")
