@@ -2,9 +2,11 @@
 """A worker that is unlike the others is refused at the door, and everybody hears why (C8)."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from served import ROOT, START_TIMEOUT, Served, launched, wait_for
@@ -49,6 +51,17 @@ def refusals(served: Served) -> dict[str, str]:
     return {row["name"]: row["reason"] for row in rows if row["state"] == "REFUSED"}
 
 
+def refused(served: Served, joined: subprocess.Popen[str]) -> str:
+    """The sentence, once it was found everywhere it belongs."""
+    output, _ = joined.communicate(timeout=START_TIMEOUT)
+    assert joined.returncode == 2 and "Traceback" not in output and "starting it again" not in output
+    (sentence,) = refusals(served).values()
+    assert f"Error: decode:0 could not start: the proxy refused this worker: {sentence}" in output
+    assert f"refused a worker: {sentence}" in served.output.read_text()
+    assert served.request("GET", "/ready").status == 200
+    return sentence
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
@@ -62,14 +75,16 @@ def refusals(served: Served) -> dict[str, str]:
 def test_a_worker_unlike_the_others_is_refused(
     served: Served, door: str, model: str, flags: tuple[str, ...], says: str
 ) -> None:  # C8
-    joined = join(door, model, *flags)
-    output, _ = joined.communicate(timeout=START_TIMEOUT)
-    sentence = f"decode:0 has {says}"
-    assert f"Error: decode:0 could not start: the proxy refused this worker: {sentence}" in output
-    assert joined.returncode == 2 and "Traceback" not in output and "starting it again" not in output
-    assert refusals(served) == {"decode:0": sentence}
-    assert f"refused a worker: {sentence}" in served.output.read_text()
-    assert served.request("GET", "/ready").status == 200
+    assert refused(served, join(door, model, *flags)) == f"decode:0 has {says}"
+
+
+def test_another_model_of_the_same_name_is_refused(served: Served, door: str, tmp_path: Path) -> None:  # C8
+    write_tiny_llama(tmp_path / "tiny", seed=1)
+    sentence = refused(served, join(door, str(tmp_path / "tiny"), "--dtype", "float32"))
+    found = re.fullmatch(
+        r"decode:0 has model tiny \((\w+)\) but mixed:0 has tiny \((\w+)\): start it with the same --model", sentence
+    )
+    assert found and found[1] != found[2]
 
 
 def test_one_that_fits_is_welcome_and_the_refusal_forgotten(served: Served, door: str, model: str) -> None:
