@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pontil.launcher.child_state import ChildState, moved
+from pontil.launcher.errors import LaunchError, RefusedError
 from pontil.launcher.health import HealthLimits, judge
 from pontil.launcher.life import Life
 from pontil.launcher.reports import Report
@@ -25,6 +26,16 @@ class Death:
     at: float
     code: int
     failure: str | None
+
+    @property
+    def refused(self) -> bool:
+        """Whether the proxy refused it: started again in the same way, it would be refused again."""
+        return self.failure is not None and self.code == RefusedError.exit_code
+
+    @property
+    def error(self) -> type[LaunchError]:
+        """What a launch raises that ends because of it."""
+        return RefusedError if self.refused else LaunchError
 
     def describe(self) -> str:
         """In words that follow a name."""

@@ -154,7 +154,8 @@ def status(url: str) -> None:
 
     for row in fetch(url, "/admin/topology")["processes"]:
         load = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in row.get("load", {}).items())
-        click.echo(f"{row['name']:<12} {row['state'].lower():<9} {row['device']:<8} pid {row['pid'] or '-':<8} {load}")
+        told = row.get("reason", load)
+        click.echo(f"{row['name']:<12} {row['state'].lower():<9} {row['device']:<8} pid {row['pid'] or '-':<8} {told}")
 
 
 @cli.command(short_help="Show the tokens used, by key, model and day.")

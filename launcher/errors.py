@@ -14,3 +14,9 @@ class LaunchError(click.ClickException):
     """The options were good but the launch failed: exit code 1."""
 
     exit_code = 1
+
+
+class RefusedError(LaunchError):
+    """A worker was started unlike those that it should join: exit code 2, of the worker and of its launcher."""
+
+    exit_code = OptionError.exit_code

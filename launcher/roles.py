@@ -19,10 +19,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.errors import LaunchError, RefusedError
 from pontil.launcher.reporter import EXIT_ORPHANED, PipeReporter
 from pontil.launcher.topology import WORKER_ROLES
-from pontil.runtime.errors import PontilError
+from pontil.runtime.errors import IncompatiblePeer, PontilError
 from pontil.runtime.reporting import Reporter
 
 PR_SET_PDEATHSIG = 1
@@ -66,7 +66,7 @@ def run_role(told: dict[str, Any], reporter: Reporter, commands: int | None, bod
         bodies[told["role"]](config, reporter, commands)
     except PontilError as error:
         reporter.failed(str(error))
-        return EXIT_FAILED
+        return RefusedError.exit_code if isinstance(error, IncompatiblePeer) else EXIT_FAILED
     except Exception:
         # The outermost frame of every child: a fault of ours is logged whole and told by the exit code.
         logging.getLogger("pontil").exception("%s ended by a fault of its own", config.get("name", told["role"]))

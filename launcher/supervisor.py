@@ -52,7 +52,7 @@ class Supervisor:
         self.selector = selectors.DefaultSelector()
         self.children: list[Child] = []
         self.asked: list[int] = []
-        self.failure: str | None = None
+        self.failure: LaunchError | None = None
         self.announced = False
         self.began = self.clock()
 
@@ -68,7 +68,7 @@ class Supervisor:
         finally:
             self.cleanup()
         if self.failure is not None:
-            raise LaunchError(self.failure)
+            raise self.failure
         return self.exit_code
 
     @property
@@ -105,7 +105,7 @@ class Supervisor:
         self.children = []
         if "path" not in child.facts:
             death = child.deaths[-1]
-            self.failure = death.failure or f"The process that looks for the model {death.describe()}."
+            self.failure = LaunchError(death.failure or f"The process that looks for the model {death.describe()}.")
             return ()
         return self.orders.topology.with_model(child.facts["path"]).children
 
@@ -235,9 +235,9 @@ class Supervisor:
 
     def answer_death(self, child: Child, death: Death, now: float) -> None:
         if death.failure is not None and not child.ever_ready and not self.announced:
-            self.failure = f"{child.name} could not start: {death.failure}"
+            self.failure = death.error(f"{child.name} could not start: {death.failure}")
             return
-        delay = self.orders.policy.delay([each.at for each in child.deaths], now)
+        delay = None if death.refused else self.orders.policy.delay([each.at for each in child.deaths], now)
         child.wait_or_give_up(delay, now)
         if delay is not None:
             self.console.line(f"{child.name} {death.describe()}; starting it again in {delay:.1f} s")
@@ -251,9 +251,10 @@ class Supervisor:
         """One child's end never ends another, but a launch that can serve nobody ends."""
         workers = [child for child in self.children if child not in self.proxies]
         if lost in self.proxies:
-            self.failure = "The proxy keeps dying: nobody can be served (see its last lines above)."
+            self.failure = LaunchError("The proxy keeps dying: nobody can be served (see its last lines above).")
         elif all(child.state is ChildState.GIVEN_UP for child in workers):
-            self.failure = "Every worker keeps dying: nobody can be served (see the last lines above)."
+            error = lost.deaths[-1].error
+            self.failure = error("Every worker is given up: nobody can be served (see the last lines above).")
 
     def announce(self, now: float) -> None:
         self.announced = True

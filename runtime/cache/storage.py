@@ -11,6 +11,7 @@ On a CPU the engine computes in this very memory. On a GPU it is the staging are
 import mmap
 import os
 import secrets
+import weakref
 from collections.abc import Iterable
 
 import torch
@@ -34,6 +35,7 @@ class KVStorage:
         self.layout, self.num_blocks, self.device = layout, num_blocks, device
         self.size = HEADER_BYTES + num_blocks * layout.block_bytes
         self.fd = os.memfd_create("pontil-kv", os.MFD_CLOEXEC)
+        weakref.finalize(self, os.close, self.fd)
         try:
             os.ftruncate(self.fd, self.size)
             self.map = mmap.mmap(self.fd, self.size)

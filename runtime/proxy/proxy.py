@@ -163,8 +163,9 @@ class Proxy:
 
     @property
     def ready(self) -> bool:
-        """Whether a request can be served now."""
-        return not self.draining and self.dispatcher.route() is not None
+        """Whether a request can be served now (D21): one worker is enough, but it must be there to be spoken to."""
+        there = (self.send(StillHere(self.incarnation, load.incarnation)) for load in self.registry.snapshot())
+        return not self.draining and any(there)
 
     @property
     def context_length(self) -> int:

@@ -6,18 +6,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pontil.runtime.proxy.policy import Load
+from pontil.runtime.wire.compatibility import foreign, objection
 from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello
 
 DEAD_STATES = ("EXITED", "KILLED", "BACKOFF", "GIVEN_UP")
-# What must be equal among all workers, and how a refusal calls it.
-COMPARED = {
-    "model_fingerprint": "model",
-    "kv_fingerprint": "KV layout",
-    "block_size": "block size",
-    "kernels": "--kernels",
-}
 # How many workers that are gone are remembered, so that one that comes back does not count its work twice.
 REMEMBERED = 256
+# How many names of refused workers are shown.
+REFUSED = 32
 
 
 @dataclass(slots=True)
@@ -58,13 +54,14 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One process as the supervisor's table has it."""
+    """One process as the supervisor's table has it, or one that was refused, with the `reason`."""
 
     name: str
     role: str
     pid: int | None
     state: str
     device: str
+    reason: str | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Row":
@@ -84,6 +81,8 @@ class Registry:
         self.workers: dict[str, Worker] = {}
         self.rows: tuple[Row, ...] = ()
         self.remembered: dict[str, dict[str, int]] = {}
+        # The last refusal for each name, until a worker of that name fits.
+        self.refused: dict[str, Row] = {}
 
     def hello(self, message: Hello, now: float) -> str | None:
         """Register; the reason when refused. A second Hello of the same process changes nothing but its age."""
@@ -92,7 +91,9 @@ class Registry:
             known.last_heard, known.leaving = now, False
             return None
         if reason := self.objection(message):
+            self.refuse(message, reason)
             return reason
+        self.refused.pop(message.name, None)
         counters = self.remembered.pop(message.sender, {})
         worker = Worker(message, now, counters, free_blocks=message.num_blocks)
         worker.confirmed = any(row.name == message.name and row.pid == message.pid for row in self.rows)
@@ -100,14 +101,17 @@ class Registry:
         return None
 
     def objection(self, message: Hello) -> str | None:
-        if message.schema != SCHEMA:
-            return f"{message.name} speaks version {message.schema} of the protocol and the proxy version {SCHEMA}"
-        for first in list(self.workers.values())[:1]:
-            for name, label in COMPARED.items():
-                ours, theirs = getattr(first.hello, name), getattr(message, name)
-                if ours != theirs and None not in (ours, theirs):
-                    return f"{message.name} has {label} {theirs} but {first.hello.name} has {ours}: start them alike"
-        return None
+        """Why it cannot be one of us: those who are here are alike, so that one of them speaks for all."""
+        first = next(iter(self.workers.values()), None)
+        return foreign(message, "the proxy", SCHEMA) or (objection(message, first.hello) if first else None)
+
+    def refuse(self, message: Hello, reason: str) -> None:
+        self.refused.pop(message.name, None)
+        self.refused[message.name] = Row(
+            message.name, message.role, message.pid or None, "REFUSED", message.device, reason
+        )
+        while len(self.refused) > REFUSED:
+            del self.refused[next(iter(self.refused))]
 
     def heard(self, incarnation: str, now: float) -> None:
         """Whatever a worker says is a sign of life: heartbeats may queue behind tokens."""
@@ -170,7 +174,7 @@ class Registry:
         return tuple(worker.load for worker in self.workers.values() if not worker.leaving)
 
     def topology(self) -> list[dict[str, Any]]:
-        """The supervisor's processes, then the workers that joined from elsewhere."""
+        """The supervisor's processes, the workers that joined from elsewhere, and those that were refused."""
         shown = [self.shown(row) for row in self.rows]
         pids = {row.pid for row in self.rows}
         for worker in self.workers.values():
@@ -178,10 +182,10 @@ class Registry:
             if hello.pid not in pids:
                 row = Row(hello.name, hello.role, hello.pid, "DRAINING" if worker.leaving else "READY", hello.device)
                 shown.append(self.shown(row))
-        return shown
+        return shown + [self.shown(row) for row in self.refused.values()]
 
     def shown(self, row: Row) -> dict[str, Any]:
-        described: dict[str, Any] = asdict(row)
+        described: dict[str, Any] = {name: value for name, value in asdict(row).items() if name != "reason" or value}
         for worker in self.workers.values():
             if worker.hello.name == row.name and worker.hello.pid == row.pid:
                 described["load"] = worker.shown_load

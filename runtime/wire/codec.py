@@ -2,7 +2,8 @@
 """Messages to bytes and back: one msgpack map per message, its tag under "t".
 
 Unknown fields are ignored, a missing field takes its default, and a value of the wrong type is refused here, so that
-nothing behind this door has to ask what it was given.
+nothing behind this door has to ask what it was given. Only a process of another protocol version that introduces itself
+is let in with what we understand of it, so that it can be told why it is refused.
 """
 
 import types
@@ -13,12 +14,15 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import msgpack
 
 from pontil.runtime.errors import MalformedFrame
-from pontil.runtime.wire.messages import TAGS, Message
+from pontil.runtime.wire.messages import SCHEMA, TAGS, Message
 
 Check = Callable[[Any], bool]
 
 # A prompt of a million tokens is about 5 MB; nothing of ours is larger than this.
 MAX_FRAME_BYTES = 64 << 20
+# What stands for a value that a process of another protocol version does not send, or sends in a form of its own.
+EMPTY = {str: "", int: 0}
+ADDRESSES = ("sender", "receiver")
 
 
 def is_int(value: Any) -> bool:
@@ -58,7 +62,7 @@ class Shape:
 
     def __init__(self, kind: type[Message]) -> None:
         hints = get_type_hints(kind)
-        self.kind = kind
+        self.kind, self.hints = kind, hints
         self.checks = {field.name: checker(hints[field.name]) for field in fields(kind)}
         self.required = {
             field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING
@@ -66,6 +70,8 @@ class Shape:
 
     def build(self, data: dict[str, Any]) -> Message:
         known = {name: data[name] for name in self.checks if name in data}
+        if "schema" in known and is_int(known["schema"]) and known["schema"] != SCHEMA:
+            known = self.understood(known)
         missing = self.required - known.keys()
         if missing:
             raise MalformedFrame(f"{self.kind.__name__} lacks {', '.join(sorted(missing))}")
@@ -73,6 +79,12 @@ class Shape:
             if not self.checks[name](value):
                 raise MalformedFrame(f"{self.kind.__name__}.{name} has a value of the wrong type")
         return self.kind(**known)
+
+    def understood(self, known: dict[str, Any]) -> dict[str, Any]:
+        """Of an introduction in another version: what has the type we know, and EMPTY for the rest but addresses."""
+        empty = {name: EMPTY[self.hints[name]] for name in self.required if name not in ADDRESSES}
+        fitting = {name: value for name, value in known.items() if name in ADDRESSES or self.checks[name](value)}
+        return empty | fitting
 
 
 SHAPES = {tag: Shape(kind) for tag, kind in TAGS.items()}

@@ -22,6 +22,7 @@ class Hello:
     """From worker to proxy: I exist, this is what I run and how much of it I can hold.
 
     Workers whose `kernels` differ may round differently; None: not said.
+    `sender`, `schema`, `name` and `pid` keep name and type in every version: one that does not fit is refused by them.
     """
 
     sender: str
@@ -40,6 +41,7 @@ class Hello:
     max_model_len: int
     max_num_batched_tokens: int
     kernels: str | None = None
+    dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +184,8 @@ class Greet:
     name: str
     model_fingerprint: str
     kv_fingerprint: str
+    dtype: str | None = None
+    block_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

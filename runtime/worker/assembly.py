@@ -74,8 +74,8 @@ def assemble(config: WorkerConfig, report: Reporter) -> Machine:
     engine = Engine(Runner(model, storage), scheduler)
     warm_up(engine)
     tokenizer = load_tokenizer(config.model_path, config.cache_path)
-    fingerprint = f"{checkpoint.fingerprint}-{dtype}"
     named = (kernels.name if kernels else TORCH) if device.type == "cpu" else None
+    fingerprint = checkpoint.fingerprint
     return Machine(model_config, fingerprint, tokenizer, layout, storage, pool, scheduler, engine, named)
 
 

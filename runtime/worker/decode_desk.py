@@ -7,7 +7,7 @@ How a transfer ends is the taker's to decide, by its table; this desk is its han
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pontil.runtime.engine.logprobs import TokenLogprobs
 from pontil.runtime.engine.sequence import Finish, Known
@@ -94,7 +94,9 @@ class DecodeDesk:
         self.hang_up(peer)
         socket = self.connect(endpoint)
         self.lines[peer] = PeerLine(peer, socket, now + HANDSHAKE_TIMEOUT)
-        socket.send(Greet(self.incarnation, peer, SCHEMA, self.name, self.machine.fingerprint, self.kv_fingerprint))
+        machine, layout = self.machine, self.machine.layout
+        greet = Greet(self.incarnation, peer, SCHEMA, self.name, machine.fingerprint, self.kv_fingerprint)
+        socket.send(replace(greet, dtype=layout.dtype, block_size=layout.block_size))
 
     def hang_up(self, peer: str) -> None:
         line = self.lines.pop(peer, None)

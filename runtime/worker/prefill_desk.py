@@ -8,13 +8,14 @@ giver's to decide, by its table; this desk is its hands, and sees to the engine 
 
 import time
 from collections.abc import Sequence as Some
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.sequence import Finish, Sequence
 from pontil.runtime.transfer.connector import Connector
 from pontil.runtime.transfer.giver import COMPUTE_TOTAL, Gift, Giver, Prefilled
 from pontil.runtime.transfer.states import Giving, GivingEvent
+from pontil.runtime.wire.compatibility import foreign, objection
 from pontil.runtime.wire.messages import (
     SCHEMA,
     Abandon,
@@ -112,9 +113,13 @@ class PrefillDesk:
 
     def answer(self, greet: Greet) -> Greeting:
         """Blocks fit when protocol, model and layout are the same (C8)."""
-        theirs = (greet.schema, greet.model_fingerprint, greet.kv_fingerprint)
-        if theirs != (SCHEMA, self.machine.fingerprint, self.kv_fingerprint):
-            reason = f"{greet.name} runs another model, KV layout or protocol version"
+        layout = self.machine.layout
+        ours = replace(
+            greet, name="the prefill worker", model_fingerprint=self.machine.fingerprint,
+            kv_fingerprint=self.kv_fingerprint, dtype=layout.dtype, block_size=layout.block_size,
+        )  # fmt: skip
+        reason = foreign(greet, ours.name, SCHEMA) or objection(greet, ours)
+        if reason is not None:
             return Greeting(self.incarnation, greet.sender, reason=reason)
         return Greeting(self.incarnation, greet.sender, pool=self.connector.register())
 

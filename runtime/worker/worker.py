@@ -102,7 +102,8 @@ class Worker:
             config.max_num_seqs,
             machine.config.max_model_len,
             config.max_num_batched_tokens,
-            machine.kernels,
+            kernels=machine.kernels,
+            dtype=machine.layout.dtype,
         )
 
     def connect(self, endpoint: str) -> PeerClient:

@@ -14,7 +14,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import app  # noqa: E402, F401
 from pontil.launcher.roles import Inheritance, die_with_group, run_child  # noqa: E402
-from pontil.runtime.errors import ModelError  # noqa: E402
+from pontil.runtime.errors import IncompatiblePeer, ModelError  # noqa: E402
 from pontil.runtime.reporting import Reporter  # noqa: E402
 
 
@@ -58,6 +58,8 @@ def end(word: str, config: dict[str, Any]) -> None:
             life.touch()
         case "fail":
             raise ModelError("there is no such model")
+        case "refused":
+            raise IncompatiblePeer("the proxy refused this worker: another dtype")
         case "bug":
             raise ValueError("a bug")
         case "close the pipe":

@@ -42,4 +42,4 @@ if __name__ == "__main__":
         sys.exit(main())
     except LaunchError as error:
         print(error.message, file=sys.stderr)
-        sys.exit(1)
+        sys.exit(error.exit_code)

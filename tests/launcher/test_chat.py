@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROWS = [
     {"name": "proxy", "role": "proxy", "pid": 5, "state": "READY", "device": "cpu"},
     {"name": "decode:0", "role": "decode", "pid": None, "state": "BACKOFF", "device": "cuda:0"},
+    {"name": "far:0", "role": "decode", "pid": 7, "state": "REFUSED", "device": "cpu", "reason": "has another dtype"},
 ]
 
 
@@ -95,5 +96,6 @@ def test_a_server_that_is_not_there_is_said(url: str) -> None:
 
 def test_status_shows_each_process(url: str) -> None:
     lines = app("status", "--url", url).stdout.splitlines()
-    assert [line.split()[:2] for line in lines] == [["proxy", "ready"], ["decode:0", "backoff"]]
+    assert [line.split()[:2] for line in lines] == [["proxy", "ready"], ["decode:0", "backoff"], ["far:0", "refused"]]
     assert lines[1].split()[2:] == ["cuda:0", "pid", "-"]
+    assert lines[2].endswith(" has another dtype")

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 import socket
+from pathlib import Path
 
 import pytest
 
+from pontil.launcher.cli import choose_ports
+from pontil.launcher.devices import Machine
 from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.options import LaunchOptions
 from pontil.launcher.ports import usable_port
+from pontil.launcher.topology import plan
 
 
 def test_a_free_port_is_found_and_a_taken_one_refused() -> None:
@@ -16,6 +21,24 @@ def test_a_free_port_is_found_and_a_taken_one_refused() -> None:
         server.listen()
         with pytest.raises(LaunchError, match="in use"):
             usable_port("--port", "127.0.0.1", server.getsockname()[1])
+
+
+def test_a_port_left_open_is_chosen_once_for_everybody(tmp_path: Path) -> None:  # D8
+    asked = LaunchOptions(port=0)
+    chosen = choose_ports(asked)
+    assert chosen.port > 0 and choose_ports(chosen) == chosen
+    made = plan(chosen, Machine((0, 1), 2, 0), tmp_path, tmp_path)
+    assert made.url == f"http://127.0.0.1:{chosen.port}"
+    for child in made.children:
+        assert child.config.get("port", chosen.port) == chosen.port
+        # What is left is a socket file of this launch's own.
+        addresses = [child.config["control"], child.config.get("peer_endpoint", made.control)]
+        assert all(address.startswith(f"ipc://{tmp_path}/") for address in addresses)
+
+
+def test_who_joins_listens_on_no_port() -> None:
+    joining = LaunchOptions(port=0, role="decode", join="tcp://10.0.0.1:7000")
+    assert choose_ports(joining) is joining
 
 
 @pytest.mark.parametrize("host", ["no such host", "203.0.113.7", "x" * 100])

@@ -62,7 +62,7 @@ def test_a_crash_loop_ends_in_giving_up_and_the_rest_goes_on(launched: Launched)
 def test_a_launch_whose_workers_all_keep_dying_ends_with_their_last_words(launched: Launched) -> None:
     launch = launched({"proxy": ["ready"], "mixed:0": ["crash"]}, policy={"attempts": 1, "first_delay": 0.01})
     assert launch.end() == 1
-    assert launch.console.count("mixed:0 | about to crash") >= 3 and "Every worker keeps dying" in launch.console
+    assert launch.console.count("mixed:0 | about to crash") >= 3 and "Every worker is given up" in launch.console
 
 
 def test_a_mistake_of_the_user_ends_the_launch_at_once(launched: Launched) -> None:
@@ -70,6 +70,24 @@ def test_a_mistake_of_the_user_ends_the_launch_at_once(launched: Launched) -> No
     assert launch.end() == 1
     assert "prefill:0 could not start: there is no such model" in launch.console
     assert "starting it again" not in launch.console and "Traceback" not in launch.console
+
+
+def test_a_worker_unlike_the_others_ends_the_launch_as_a_mistake(launched: Launched) -> None:  # C8
+    launch = launched(PAIR | {"prefill:0": ["refused"]})
+    assert launch.end() == 2
+    assert "prefill:0 could not start: the proxy refused this worker: another dtype" in launch.console
+    assert "starting it again" not in launch.console and "Traceback" not in launch.console
+
+
+@pytest.mark.parametrize(("others", "code"), [([], 2), (["prefill:0"], 0)])
+def test_a_worker_refused_later_is_not_started_again(launched: Launched, others: list[str], code: int) -> None:
+    """By a new proxy, to which others have come first. Who fits serves on."""
+    launch = launched({"decode:0": ["ready", "refused"]} | {name: ["ready"] for name in others})
+    launch.until("decode:0 failed: the proxy refused this worker: another dtype and is given up")
+    if others:
+        launch.process.terminate()
+    assert launch.end() == code
+    assert "starting it again" not in launch.console
 
 
 def test_a_bug_in_a_child_shows_its_traceback(launched: Launched) -> None:

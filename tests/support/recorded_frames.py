@@ -5,7 +5,7 @@ They are recorded: a new field of a message is no reason to change them, as nobo
 sends. A new message is added to MESSAGES and RECORDED.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from pontil.runtime.wire.messages import (
@@ -49,7 +49,6 @@ MESSAGES: dict[str, Message] = {
         max_num_seqs=8,
         max_model_len=512,
         max_num_batched_tokens=256,
-        kernels="avx2-0f",
     ),
     "welcome": Welcome(sender="px", receiver="d4"),
     "refused": Refused(sender="px", receiver="d4", reason="another model"),
@@ -129,12 +128,11 @@ MESSAGES: dict[str, Message] = {
 # MESSAGES as they were sent on the day on which several choices could be handed over.
 RECORDED = {
     "hello": (
-        "de0011a174a568656c6c6fa673656e646572a26434a6736368656d6101a46e616d65a86465636f64653a30a4726f6c65"
-        "a66465636f6465a3706964cd1267a6646576696365a3637075a56d6f64656ca474696e79b16d6f64656c5f66696e6765"
-        "727072696e74a26d66ae6b765f66696e6765727072696e74a26b66ad706565725f656e64706f696e74ac6970633a2f2f"
-        "2f72756e2f64aa626c6f636b5f73697a6510aa6e756d5f626c6f636b7340ac6d61785f6e756d5f7365717308ad6d6178"
-        "5f6d6f64656c5f6c656ecd0200b66d61785f6e756d5f626174636865645f746f6b656e73cd0100a76b65726e656c73a7"
-        "617678322d3066"
+        "de0010a174a568656c6c6fa673656e646572a26434a6736368656d6101a46e616d65a86465636f64653a30a4726f6c65a664"
+        "65636f6465a3706964cd1267a6646576696365a3637075a56d6f64656ca474696e79b16d6f64656c5f66696e676572707269"
+        "6e74a26d66ae6b765f66696e6765727072696e74a26b66ad706565725f656e64706f696e74ac6970633a2f2f2f72756e2f64"
+        "aa626c6f636b5f73697a6510aa6e756d5f626c6f636b7340ac6d61785f6e756d5f7365717308ad6d61785f6d6f64656c5f6c"
+        "656ecd0200b66d61785f6e756d5f626174636865645f746f6b656e73cd0100"
     ),
     "welcome": "83a174a777656c636f6d65a673656e646572a27078a87265636569766572a26434",
     "refused": (
@@ -209,19 +207,48 @@ RECORDED = {
 
 # What came later, by message.
 ADDED: dict[str, dict[str, Any]] = {
-    "tokens": {"queue_seconds": 0.25, "computed_tokens": 1, "draft_tokens": 4, "accepted_draft_tokens": 0},
+    "hello": {"dtype": "float32", "kernels": "avx2-0a1b2c3d"},
+    "greet": {"dtype": "float32", "block_size": 16},
+    "tokens": {
+        "queue_seconds": 0.25,
+        "computed_tokens": 1,
+        "draft_tokens": 4,
+        "accepted_draft_tokens": 0,
+        "first_cached_tokens": 0,
+    },
+    "submit": {"delivered": [[0, 7], [], [9]], "choices": [0, 2]},
     "handoff": {"draft_tokens": [[0, 7], [], [9]]},
 }
 LATER: dict[str, Message] = {tag: replace(MESSAGES[tag], **added) for tag, added in ADDED.items()}
 RECORDED_LATER = {
+    "hello": (
+        "de0012a174a568656c6c6fa673656e646572a26434a6736368656d6101a46e616d65a86465636f64653a30a4726f6c65a664"
+        "65636f6465a3706964cd1267a6646576696365a3637075a56d6f64656ca474696e79b16d6f64656c5f66696e676572707269"
+        "6e74a26d66ae6b765f66696e6765727072696e74a26b66ad706565725f656e64706f696e74ac6970633a2f2f2f72756e2f64"
+        "aa626c6f636b5f73697a6510aa6e756d5f626c6f636b7340ac6d61785f6e756d5f7365717308ad6d61785f6d6f64656c5f6c"
+        "656ecd0200b66d61785f6e756d5f626174636865645f746f6b656e73cd0100a76b65726e656c73ad617678322d3061316232"
+        "633364a56474797065a7666c6f61743332"
+    ),
+    "greet": (
+        "89a174a56772656574a673656e646572a26434a87265636569766572a27033a6736368656d6101a46e616d65a86465636f64"
+        "653a30b16d6f64656c5f66696e6765727072696e74a26d66ae6b765f66696e6765727072696e74a26b66a56474797065a766"
+        "6c6f61743332aa626c6f636b5f73697a6510"
+    ),
     "tokens": (
-        "de0013a174a6746f6b656e73a673656e646572a26434a87265636569766572a27078aa726571756573745f6964a172a76174"
+        "de0014a174a6746f6b656e73a673656e646572a26434a87265636569766572a27078aa726571756573745f6964a172a76174"
         "74656d707401a5696e64657804a36964739100a663686f69636502ad66696e6973685f726561736f6ea473746f70aa73746f"
         "705f6d61746368a23c3eb067656e6572617465645f746f6b656e7304ad70726f6d70745f746f6b656e7303ad636163686564"
         "5f746f6b656e7302a86c6f6770726f627391929300cbbfd0000000000000019307cbbff800000000000002af70726f6d7074"
         "5f6c6f6770726f62739290919305cbc00000000000000003ad71756575655f7365636f6e6473cb3fd0000000000000af636f"
         "6d70757465645f746f6b656e7301ac64726166745f746f6b656e7304b561636365707465645f64726166745f746f6b656e73"
-        "00"
+        "00b366697273745f6361636865645f746f6b656e7300"
+    ),
+    "submit": (
+        "8ea174a67375626d6974a673656e646572a27078a87265636569766572a26434aa726571756573745f6964a172a761747465"
+        "6d707401a670726f6d7074930005ce0003ffffa873616d706c696e6782aa6d61785f746f6b656e7308a47365656403a57068"
+        "617365a66465636f6465ab7472616e736665725f6964a3722e31a470656572a27033ad706565725f656e64706f696e74ac69"
+        "70633a2f2f2f72756e2f70aa63616368655f73616c74a5616c696365a964656c69766572656493920007909109a763686f69"
+        "636573920002"
     ),
     "handoff": (
         "de0012a174a768616e646f6666a673656e646572a27033a87265636569766572a26434ab7472616e736665725f6964a3722e"
@@ -261,13 +288,7 @@ EARLIER = {
 
 # Nothing but what a message cannot do without, as a sender that knows no optional field sends it.
 SHORTEST = {
-    "hello": (
-        "de0010a174a568656c6c6fa673656e646572a26434a6736368656d6101a46e616d65a86465636f64653a30a4726f6c65a664"
-        "65636f6465a3706964cd1267a6646576696365a3637075a56d6f64656ca474696e79b16d6f64656c5f66696e676572707269"
-        "6e74a26d66ae6b765f66696e6765727072696e74a26b66ad706565725f656e64706f696e74ac6970633a2f2f2f72756e2f64"
-        "aa626c6f636b5f73697a6510aa6e756d5f626c6f636b7340ac6d61785f6e756d5f7365717308ad6d61785f6d6f64656c5f6c"
-        "656ecd0200b66d61785f6e756d5f626174636865645f746f6b656e73cd0100"
-    ),
+    "hello": RECORDED["hello"],
     "heartbeat": (
         "87a174a9686561727462656174a673656e646572a26434a87265636569766572a27078a772756e6e696e6702a77761697469"
         "6e6701ab667265655f626c6f636b733ca47374657063"
@@ -284,6 +305,7 @@ SHORTEST = {
         "86a174a66661696c6564a673656e646572a26434a87265636569766572a27078aa726571756573745f6964a172a761747465"
         "6d707401a6726561736f6ea76e6f20726f6f6d"
     ),
+    "greet": RECORDED["greet"],
     "greeting": "83a174a86772656574696e67a673656e646572a27033a87265636569766572a26434",
     "begin": (
         "86a174a5626567696ea673656e646572a26434a87265636569766572a27033ab7472616e736665725f6964a3722e31aa7265"
@@ -295,102 +317,4 @@ SHORTEST = {
         "41ac66697273745f746f6b656e7393000709ad70726f6d70745f746f6b656e7341ad6361636865645f746f6b656e7340ae6b"
         "765f66696e6765727072696e74a26b66af70726566696c6c5f7365636f6e6473cb3fe0000000000000"
     ),
-}
-
-
-@dataclass(frozen=True)
-class EarlierHello:
-    sender: str
-    schema: int
-    name: str
-    role: str
-    pid: int
-    device: str
-    model: str
-    model_fingerprint: str
-    kv_fingerprint: str
-    peer_endpoint: str
-    block_size: int
-    num_blocks: int
-    max_num_seqs: int
-    max_model_len: int
-    max_num_batched_tokens: int
-
-
-@dataclass(frozen=True)
-class EarlierSubmit:
-    sender: str
-    receiver: str
-    request_id: str
-    attempt: int
-    prompt: list[int]
-    sampling: dict[str, Any]
-    phase: str = "whole"
-    transfer_id: str | None = None
-    peer: str | None = None
-    peer_endpoint: str | None = None
-
-
-@dataclass(frozen=True)
-class EarlierTokens:
-    sender: str
-    receiver: str
-    request_id: str
-    attempt: int
-    index: int
-    ids: list[int]
-    choice: int = 0
-    finish_reason: str | None = None
-    stop_match: str | None = None
-    generated_tokens: int | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-
-
-@dataclass(frozen=True)
-class EarlierBegin:
-    sender: str
-    receiver: str
-    transfer_id: str
-    request_id: str
-    attempt: int
-
-
-@dataclass(frozen=True)
-class EarlierHandoff:
-    sender: str
-    receiver: str
-    transfer_id: str
-    epoch: int
-    slot: int
-    first: int
-    block_ids: list[int]
-    digests: list[int]
-    computed: int
-    first_tokens: list[int]
-    prompt_tokens: int
-    cached_tokens: int
-    kv_fingerprint: str
-    prefill_seconds: float
-
-
-@dataclass(frozen=True)
-class UncountedTokens:
-    """As a reader knows it that has never heard of counts, choices or reasons."""
-
-    sender: str
-    receiver: str
-    request_id: str
-    attempt: int
-    index: int
-    ids: list[int] = field(default_factory=list)
-
-
-# What an older process makes of a message.
-READERS: dict[str, list[type[Any]]] = {
-    "hello": [EarlierHello],
-    "submit": [EarlierSubmit],
-    "tokens": [EarlierTokens, UncountedTokens],
-    "begin": [EarlierBegin],
-    "handoff": [EarlierHandoff],
 }

@@ -6,6 +6,7 @@ import queue
 import secrets
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -72,6 +73,8 @@ class ScriptedWorker:
         self.active: dict[str, Iterator[Message]] = {}
         self.stopping = threading.Event()
         self.poller = Poller()
+        # Not at the end of the thread: a test may still say something then.
+        weakref.finalize(self, self.poller.close)
         self.thread = threading.Thread(target=self.run, name=name, daemon=True)
 
     def start(self, wait: bool = True) -> "ScriptedWorker":

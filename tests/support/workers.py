@@ -17,6 +17,8 @@ from pontil.runtime.worker.assembly import assemble
 from pontil.runtime.worker.worker import Worker
 
 DEADLINE = 60.0
+# Where a launch keeps its compiled kernels too.
+CACHE = str(Path.home() / ".cache" / "pontil")
 
 
 class Silent:
@@ -59,7 +61,7 @@ def open_worker(
         served_model_name="tiny",
         control=f"ipc://{folder}/control",
         peer_endpoint=f"ipc://{folder}/{name.replace(':', '-')}",
-        **({"kv_cache_memory": 8 << 20, "max_num_batched_tokens": 64} | settings),  # type: ignore[arg-type]
+        **({"kv_cache_memory": 8 << 20, "max_num_batched_tokens": 64, "cache_dir": CACHE} | settings),  # type: ignore[arg-type]
     )
     return kind(config, assemble(config, Silent()), Silent())
 

@@ -5,8 +5,10 @@ import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from held import Held, held
 from house import TEXT, House, collect, submitted, until
 from scripted_worker import DEADLINE, ScriptedWorker, silent
 
@@ -176,16 +178,41 @@ def test_overload_and_draining_are_refused_at_once(play: Callable[..., None]) ->
     play(scene)
 
 
-def test_refusal_of_a_worker_that_does_not_fit(play: Callable[..., None]) -> None:
+@pytest.mark.parametrize(
+    ("hello", "says"),
+    [
+        ({"kv_fingerprint": "other"}, "KV layout other"),
+        # Of another version, and without what ours cannot do without.
+        ({"schema": SCHEMA + 1, "block_size": None, "peer_endpoint": None}, f"version {SCHEMA + 1} of the protocol"),
+    ],
+)
+def test_refusal_of_a_worker_that_does_not_fit(play: Callable[..., None], hello: dict[str, Any], says: str) -> None:
     async def scene(house: House) -> None:
         await house.worker("mixed:0")
-        stranger = ScriptedWorker(house.endpoint, "mixed:1", house.tokenizer, role="mixed", kv_fingerprint="other")
+        stranger = ScriptedWorker(house.endpoint, "mixed:1", house.tokenizer, role="mixed", **hello)
         house.workers.append(stranger)
         stranger.start(wait=False)
         await until(lambda: stranger.refused)
-        assert stranger.refused is not None and "KV layout" in stranger.refused
+        assert stranger.refused is not None and says in stranger.refused
+        last = house.proxy.topology()[-1]
+        assert (last["name"], last["state"], last["reason"]) == ("mixed:1", "REFUSED", stranger.refused)
 
     play(scene)
+
+
+def test_ready_means_that_a_worker_can_be_reached(play: Callable[..., None]) -> None:  # D21
+    async def scene(house: House) -> None:
+        assert not house.proxy.ready
+        first, second = [await house.worker(name) for name in ("prefill:0", "decode:0")]
+        assert house.proxy.ready
+        await asyncio.to_thread(first.die)
+        assert house.proxy.ready
+        await asyncio.to_thread(second.die)
+        await until(lambda: not house.proxy.ready)
+        # Their time to live is not over: those who ask are told the truth before it is.
+        assert {first.incarnation, second.incarnation} <= house.proxy.registry.workers.keys()
+
+    play(scene, worker_ttl=2 * DEADLINE)
 
 
 def test_heartbeats_feed_the_metrics_by_difference(play: Callable[..., None]) -> None:
@@ -226,11 +253,23 @@ def test_a_proxy_that_was_stopped_blames_nobody(tmp_path: Path, tokenizer: Token
     proxy.registry.hello(Hello("i", SCHEMA, "mixed:0", "mixed", 1, "cpu", "m", "m", "k", "e", 16, 9, 4, 99, 9), now)
     now = 130.0
     proxy.tick()
-    assert proxy.ready
+    assert proxy.registry.workers
     now = 130.3
     proxy.tick()
-    assert not proxy.ready
+    assert not proxy.registry.workers
     proxy.context.term()
+
+
+def test_closing_leaves_no_thread_and_no_descriptor(play: Callable[..., None], tmp_path: Path) -> None:  # D5
+    async def scene(house: House) -> None:
+        await house.worker("mixed:0")
+        await collect(house.proxy.submit([5], PARAMS))
+
+    def run(name: str) -> Held:
+        play(scene, usage_log=str(tmp_path / name))
+        return held()
+
+    assert run("first") == run("second")
 
 
 async def beaten(house: House) -> None:

@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 
-from pontil.runtime.proxy.registry import Registry
+from pontil.runtime.proxy.policy import Whole, plan
+from pontil.runtime.proxy.registry import REFUSED, Registry
 from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello
 
-ONE = Hello("i1", SCHEMA, "decode:0", "decode", 11, "cpu", "tiny", "model", "layout", "ipc:///e", 16, 10, 4, 512, 256)
+ONE = Hello(
+    "i1", SCHEMA, "decode:0", "decode", 11, "cpu", "tiny", "model", "layout", "ipc:///e", 16, 10, 4, 512, 256,
+    dtype="bfloat16",
+)  # fmt: skip
 TWO = replace(ONE, sender="i2", name="prefill:0", role="prefill", pid=12)
 
 
@@ -35,15 +39,63 @@ def names(workers: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"schema": SCHEMA + 1}, "version"),
-        ({"model_fingerprint": "other"}, "model other"),
-        ({"kv_fingerprint": "other"}, "KV layout other"),
-        ({"block_size": 32}, "block size 32"),
+        (
+            {"schema": SCHEMA + 1, "block_size": 0},
+            f"speaks version {SCHEMA + 1} of the protocol and the proxy version {SCHEMA}: "
+            "install the same version of pontil for both",
+        ),
+        (
+            {"model_fingerprint": "other", "model": "a/tiny", "kv_fingerprint": "other"},
+            "has model a/tiny (other) but decode:0 has tiny (model): start it with the same --model",
+        ),
+        (
+            {"dtype": "float32", "kv_fingerprint": "other"},
+            "has dtype float32 but decode:0 has bfloat16: start it with --dtype bfloat16",
+        ),
+        (
+            {"block_size": 32, "kv_fingerprint": "other"},
+            "has block size 32 but decode:0 has 16: start it with --block-size 16",
+        ),
+        (
+            {"block_size": 32, "dtype": "float32", "model_fingerprint": "other"},
+            "has model tiny (other), dtype float32 and block size 32 but decode:0 has tiny (model), bfloat16 and 16: "
+            "start it with the same --model, --dtype bfloat16 and --block-size 16",
+        ),
+        (
+            {"kv_fingerprint": "other"},
+            "has KV layout other but decode:0 has layout: start it with the same version of pontil",
+        ),
     ],
 )
 def test_what_does_not_fit_the_others_is_refused(change: dict[str, Any], says: str) -> None:  # C8
     reason = registry(ONE).hello(replace(TWO, **change), 0.0)
-    assert reason is not None and says in reason
+    assert reason == f"prefill:0 {says}"
+
+
+def test_what_an_older_worker_does_not_say_is_no_difference() -> None:
+    assert registry(ONE).hello(replace(TWO, dtype=None), 0.0) is None
+
+
+def refused(workers: Registry) -> list[dict[str, Any]]:
+    return [row for row in workers.topology() if row["state"] == "REFUSED"]
+
+
+def test_the_topology_shows_who_was_refused_and_why_until_one_of_that_name_fits() -> None:  # C8
+    workers = registry(ONE)
+    reasons = [workers.hello(replace(TWO, sender=f"i{size}", pid=size, block_size=size), 0.0) for size in (32, 64)]
+    row = {"name": "prefill:0", "role": "prefill", "pid": 64, "state": "REFUSED", "device": "cpu"}
+    assert refused(workers) == [row | {"reason": reasons[1]}] and reasons[1] is not None and "64" in reasons[1]
+    assert [load.name for load in workers.snapshot()] == ["decode:0"]
+    assert workers.hello(TWO, 1.0) is None
+    assert refused(workers) == [] and "reason" not in workers.topology()[0]
+
+
+def test_a_crowd_that_is_refused_is_not_remembered_without_end() -> None:
+    workers = registry(ONE)
+    for number in range(3 * REFUSED):
+        workers.hello(replace(TWO, sender=f"n{number}", name=f"prefill:{number}", dtype="float16"), 0.0)
+    names_shown = [row["name"] for row in refused(workers)]
+    assert names_shown == [f"prefill:{number}" for number in range(2 * REFUSED, 3 * REFUSED)]
 
 
 def test_another_model_may_come_when_the_old_workers_are_gone() -> None:
@@ -66,6 +118,16 @@ def test_goodbye_takes_no_new_requests_and_loses_none() -> None:  # C1
     workers.goodbye("i1")
     assert workers.snapshot() == () and "i1" in workers.workers
     workers.goodbye("nobody")
+
+
+def test_a_snapshot_stays_what_it_was() -> None:  # C1, D17
+    workers = registry(ONE)
+    before = workers.snapshot()
+    workers.hello(TWO, 0.0)
+    workers.heartbeat(beat())
+    workers.expire(99.0)
+    assert [(load.name, load.free_blocks) for load in before] == [("decode:0", 10)]
+    assert plan(before, "always") == Whole(before[0]) and workers.snapshot() == ()
 
 
 @pytest.mark.parametrize("rows", [[row("decode:0", 99)], [row("decode:0", 11, "exited")], [row("decode:0", None)], []])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pontil.runtime.errors import MalformedFrame
 from pontil.runtime.wire.codec import decode, encode
-from pontil.runtime.wire.messages import TAGS, Cancel, Logprobs, Message, Tokens
+from pontil.runtime.wire.messages import SCHEMA, TAGS, Cancel, Greet, Hello, Logprobs, Message, Tokens
 
 ints = st.integers(min_value=-(2**63), max_value=2**64 - 1)
 values: dict[Any, st.SearchStrategy[Any]] = {
@@ -80,6 +80,33 @@ def test_unknown_fields_are_ignored_and_missing_optional_ones_are_none() -> None
 def test_what_is_not_a_message_is_named(data: Any, says: str) -> None:
     with pytest.raises(MalformedFrame, match=says):
         decode(msgpack.packb(data))
+
+
+@given(st.one_of(build(Hello), build(Greet)), st.data())
+def test_an_introduction_of_another_version_is_let_in_whatever_it_lacks(message: Message, data: st.DataObject) -> None:
+    """Refused with a reason rather than dropped without one (C8)."""
+    frame: dict[str, Any] = msgpack.unpackb(encode(message))
+    frame["schema"] = data.draw(ints.filter(lambda schema: schema != SCHEMA))
+    kept = {"t", "schema", "sender", "receiver"}
+    for name in sorted(frame.keys() - kept):
+        if not data.draw(st.booleans()):
+            frame[name] = data.draw(st.sampled_from([None, [], -0.5, {"a": 1}]))
+            if frame[name] is None:
+                del frame[name]
+    known = decode(msgpack.packb(frame))
+    assert isinstance(known, Hello | Greet) and known.schema == frame["schema"]
+    for field in fields(known):
+        value = getattr(known, field.name)
+        assert value == frame.get(field.name) or not value
+    assert decode(encode(known)) == known
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, "2", True, None])
+def test_an_introduction_of_our_version_or_of_none_must_be_whole(schema: Any) -> None:
+    with pytest.raises(MalformedFrame, match="lacks|schema"):
+        decode(msgpack.packb({"t": "hello", "sender": "w", "name": "decode:0", "schema": schema}))
+    with pytest.raises(MalformedFrame, match="lacks sender"):
+        decode(msgpack.packb({"t": "hello", "name": "decode:0", "schema": SCHEMA + 1}))
 
 
 def test_deeply_nested_maps_are_refused() -> None:

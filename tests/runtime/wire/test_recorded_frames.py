@@ -6,7 +6,8 @@ from typing import Any
 
 import msgpack
 import pytest
-from recorded_frames import EARLIER, LATER, MESSAGES, READERS, RECORDED, RECORDED_LATER, SHORTEST
+from earlier_readers import READERS
+from recorded_frames import EARLIER, LATER, MESSAGES, RECORDED, RECORDED_LATER, SHORTEST
 
 from pontil.runtime.wire.codec import Shape, decode, encode
 from pontil.runtime.wire.messages import TAGS, Tokens

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What two processes must have alike to serve one request, and the sentence that says what they have not (C8)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from pontil.runtime.wire.messages import Greet, Hello
+
+Introduction: TypeAlias = Hello | Greet
+
+
+@dataclass(frozen=True, slots=True)
+class Trait:
+    """A field that must be equal where both have it, what people call it, and how a user makes it so."""
+
+    name: str
+    label: str
+    remedy: str
+    show: Callable[[Any], str]
+
+
+def plain(name: str) -> Callable[[Any], str]:
+    return lambda one: str(getattr(one, name))
+
+
+def model_of(one: Introduction) -> str:
+    """Two models may go by one name: the fingerprint tells them apart."""
+    return f"{one.model} ({one.model_fingerprint})" if isinstance(one, Hello) else one.model_fingerprint
+
+
+TRAITS = (
+    Trait("model_fingerprint", "model", "the same --model", model_of),
+    Trait("dtype", "dtype", "--dtype {}", plain("dtype")),
+    Trait("block_size", "block size", "--block-size {}", plain("block_size")),
+    Trait("kernels", "kernels", "the same --kernels", plain("kernels")),
+)
+# It follows from the others, so that it is named only where none of them explains it.
+LAYOUT = Trait("kv_fingerprint", "KV layout", "the same version of pontil", plain("kv_fingerprint"))
+
+
+def objection(theirs: Introduction, ours: Introduction) -> str | None:
+    """Why these two cannot work together, and what to do; None when they can."""
+    different = [trait for trait in TRAITS if differs(trait, theirs, ours)]
+    if not different and differs(LAYOUT, theirs, ours):
+        different = [LAYOUT]
+    if not different:
+        return None
+    has = listed([f"{trait.label} {trait.show(theirs)}" for trait in different])
+    other = listed([trait.show(ours) for trait in different])
+    remedy = listed([trait.remedy.format(trait.show(ours)) for trait in different])
+    return f"{theirs.name} has {has} but {ours.name} has {other}: start it with {remedy}"
+
+
+def differs(trait: Trait, theirs: Introduction, ours: Introduction) -> bool:
+    """An older sender does not say everything; what is not said is no difference."""
+    values = getattr(theirs, trait.name, None), getattr(ours, trait.name, None)
+    return None not in values and values[0] != values[1]
+
+
+def foreign(theirs: Introduction, us: str, schema: int) -> str | None:
+    """As `objection`, for the version of the protocol; of another version nothing else may be believed."""
+    if theirs.schema == schema:
+        return None
+    name = theirs.name or "a process"
+    return (
+        f"{name} speaks version {theirs.schema} of the protocol and {us} version {schema}: "
+        "install the same version of pontil for both"
+    )
+
+
+def listed(words: Sequence[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sequences that wait for KV from elsewhere: what they hold, what they take no part in, and when they go on."""
+
+import pytest
+from tiny import Rig, build, check_free, drain, reference, rig, sequence
+
+from pontil.runtime.engine.sequence import Finish, Known, State
+from pontil.runtime.models.model import Model
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return build(reference())
+
+
+@pytest.fixture
+def two_seats(model: Model) -> Rig:
+    return rig(model, seats=2)
+
+
+def test_who_waits_for_blocks_has_a_seat_and_no_part_in_a_step(two_seats: Rig) -> None:  # C4
+    engine, pool = two_seats.engine, two_seats.pool
+    parked, running, waiting = (sequence(name, [5 + at] * 40, 30) for at, name in enumerate("abc"))
+    assert engine.park(parked) and not sequence_fits_beside(two_seats, 2)
+    engine.add(running)
+    engine.add(waiting)
+    for _ in range(3):
+        assert [output.sequence.id for output in engine.step()] == ["b"]
+    states = [one.state for one in (parked, running, waiting)]
+    assert states == [State.WAITING_FOR_REMOTE_KVS, State.RUNNING, State.WAITING] and parked.computed == 0
+    # Blocks are promised at admission and picked as they come: once.
+    available = pool.available
+    for positions in (16, 16, 40):
+        assert two_seats.scheduler.memory.grow(parked, positions)
+    assert pool.available == available and len(set(parked.blocks)) == 3
+    # Whose blocks are here goes on in the next step, before anybody is admitted.
+    engine.promote(parked, 40, [Known(0, [7])])
+    assert [output.sequence.id for output in engine.step()] == ["a", "b"] and waiting.state is State.WAITING
+    drain(engine)
+    check_free(two_seats)
+
+
+def sequence_fits_beside(one: Rig, choices: int) -> bool:
+    """Whether a request of so many choices could be parked now; it is let go at once."""
+    other = sequence("other", [9] * 20, 8, n=choices)
+    if not one.engine.park(other):
+        return False
+    one.engine.end("other", Finish.ABORTED)
+    return True
+
+
+def test_a_step_with_nothing_to_compute_is_an_empty_step(two_seats: Rig) -> None:  # D14
+    engine = two_seats.engine
+    assert engine.step() == [] and two_seats.scheduler.schedule().spans == ()
+    assert engine.park(sequence("a", [5] * 40, 30))
+    assert engine.step() == [] and not engine.has_work
+    engine.end("a", Finish.ABORTED)
+    assert engine.step() == [] and not engine.keep_answers()
+    check_free(two_seats)

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker leaves behind when it is closed: nothing."""
+
+from pathlib import Path
+
+import pytest
+from held import held
+from workers import ScriptedProxy, everyone_clean, greedy, open_worker, prompt
+
+
+def serve(model: Path, folder: Path, connector: str) -> None:
+    """A pair opens, hands a request over, and closes."""
+    proxy = ScriptedProxy(folder)
+    prefill = open_worker(model, folder, "prefill:0", "prefill", kv_connector=connector)
+    decode = open_worker(model, folder, "decode:0", "decode", kv_connector=connector)
+    proxy.admit(prefill, decode)
+    proxy.submit_pair(prefill, decode, "r", prompt(40), greedy(4))
+    proxy.finish("r")
+    everyone_clean(proxy)
+    proxy.close()
+
+
+@pytest.mark.parametrize("connector", ["shm", "tcp", "auto"])
+def test_closing_leaves_no_thread_no_descriptor_and_no_memory(
+    model: Path, tmp_path: Path, connector: str
+) -> None:  # D5
+    """The first time also opens what the process keeps for ever."""
+    serve(model, tmp_path, connector)
+    before = held()
+    serve(model, tmp_path, connector)
+    assert held() == before

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a request's JSON to the sequence that an engine computes: no option is lost or changed on the way (D13)."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from workers import Silent
+
+from pontil.http.chat_request import read_chat
+from pontil.http.completion_request import read_completion
+from pontil.runtime.config import WorkerConfig
+from pontil.runtime.loaders.synthetic import write_tiny_llama
+from pontil.runtime.sampling_params import RANGES, SamplingParams
+from pontil.runtime.wire.codec import decode, encode
+from pontil.runtime.wire.messages import Submit
+from pontil.runtime.worker.assembly import Machine, assemble
+from pontil.runtime.worker.live import make_live
+
+# The tiny model's vocabulary is larger: ids that every test model has.
+IDS = st.lists(st.integers(0, 200), min_size=1, max_size=4, unique=True)
+OTHERS = st.lists(st.integers(201, 250), min_size=1, max_size=4, unique=True)
+SEED = (1 << 63) - 1
+# Each option of the engine: JSON values that a client may send for it, and what the engine must make of one.
+OPTIONS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any]]] = {
+    "max_tokens": (st.integers(20, 40), int),
+    "seed": (st.integers(-(2**63), SEED), lambda seed: seed % (1 << 63)),
+    "temperature": (st.floats(0, 2), float),
+    "top_p": (st.floats(0.01, 1), float),
+    "top_k": (st.integers(-1, 1 << 31), lambda count: max(0, count)),
+    "stop": (st.text(min_size=1, max_size=5) | st.lists(st.text(min_size=1, max_size=5), max_size=3, unique=True),
+             lambda stop: (stop,) if isinstance(stop, str) else tuple(stop)),
+    "stop_token_ids": (IDS, tuple),
+    "include_stop_str_in_output": (st.booleans(), bool),
+    "skip_special_tokens": (st.booleans(), bool),
+    "ignore_eos": (st.booleans(), bool),
+    "n": (st.integers(1, 128), int),
+    "min_p": (st.floats(0, 1), float),
+    "presence_penalty": (st.floats(-2, 2), float),
+    "frequency_penalty": (st.floats(-2, 2), float),
+    "repetition_penalty": (st.floats(0.01, 10), float),
+    "logit_bias": (st.dictionaries(st.integers(0, 200).map(str), st.floats(-100, 100), max_size=4),
+                   lambda bias: tuple((int(token), value) for token, value in bias.items())),
+    "min_tokens": (st.integers(0, 20), int),
+    "logprobs": (st.integers(0, 5), int),
+    "prompt_logprobs": (st.integers(0, int(RANGES["prompt_logprobs"][1])), int),
+    "bad_token_ids": (IDS, tuple),
+    "allowed_token_ids": (OTHERS, tuple),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    folder = tmp_path_factory.mktemp("model")
+    write_tiny_llama(folder)
+    config = WorkerConfig("mixed:0", "mixed", "cpu", (0,), str(folder), "tiny", "", "", kv_cache_memory=8 << 20)
+    return assemble(config, Silent())
+
+
+def arrived(params: SamplingParams, machine: Machine) -> SamplingParams:
+    """What the engine's sequence has, once it all has been on the wire."""
+    submit = decode(encode(Submit("p", "w", "r", 0, [5, 6], params.to_wire())))
+    assert isinstance(submit, Submit)
+    return make_live(submit, machine).sequence.params
+
+
+def test_every_option_of_the_engine_is_in_the_table() -> None:
+    assert list(OPTIONS) == [field.name for field in fields(SamplingParams)]
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_what_a_client_says_is_what_the_engine_has(machine: Machine, data: st.DataObject) -> None:  # D13
+    names = data.draw(st.lists(st.sampled_from(list(OPTIONS)), unique=True))
+    asked = {name: data.draw(OPTIONS[name][0], name) for name in names}
+    defaults = SamplingParams(max_tokens=40, seed=0)
+    expected = {field.name: getattr(defaults, field.name) for field in fields(SamplingParams)}
+    expected |= {name: OPTIONS[name][1](value) for name, value in asked.items()}
+    vocabulary = machine.config.vocab_size
+    whole = read_completion({"prompt": "x"} | asked, vocabulary).sampling
+    chat = read_chat({"messages": [{"role": "user", "content": "x"}]} | in_a_chat(asked), vocabulary).sampling
+    for read in (whole, chat):
+        params = arrived(read.params(read.max_tokens or 40), machine)
+        there = {name: getattr(params, name) for name in OPTIONS}
+        if "seed" not in asked:
+            assert 0 <= there.pop("seed") <= SEED
+        assert there == {name: expected[name] for name in there}
+
+
+def in_a_chat(asked: dict[str, Any]) -> dict[str, Any]:
+    """Chats ask for logprobs in two fields."""
+    count = asked.get("logprobs")
+    return asked if count is None else asked | {"logprobs": True, "top_logprobs": count}

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the documents show works: every command line is parsed, every flag and file that they name exists (D9)."""
+
+import re
+import shlex
+from dataclasses import fields
+from pathlib import Path
+
+import click
+import pytest
+
+from pontil.launcher.cli import cli
+from pontil.launcher.errors import OptionError
+from pontil.launcher.options import LaunchOptions, flag_name, read_options
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EVERY_PAGE = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+SCRIPTS = {path.name: path.read_text() for path in (ROOT / "scripts").iterdir() if path.is_file()}
+LAUNCH_FLAGS = {f"--{flag_name(each)}" for each in fields(LaunchOptions)}
+# Of other programs.
+FOREIGN = {"--no-cache-dir"}
+
+
+def command_lines(text: str) -> list[list[str]]:
+    """The words of each line of code that runs something of ours, without what stands around it."""
+    code = re.findall(r"^ {4}(\S.*)$", text, re.MULTILINE)
+    code += [line for block in re.findall(r"```(?:sh|bash)\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    code += re.findall(r"`([^`\n]+)`", text)
+    found = [
+        re.search(r"(?:app\.py|pontil|scripts/[\w.]+\.(?:py|sh))(?: .*|$)", line.partition(" #")[0]) for line in code
+    ]
+    return [shlex.split(one[0]) for one in found if one]
+
+
+def flags(words: list[str]) -> set[str]:
+    return {word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)}
+
+
+def parse(command: str, words: list[str]) -> None:
+    """As the command line does, up to what it would do. Raises click's errors."""
+    with cli.commands[command].make_context(command, words) as context:
+        given = {name: value for name, value in context.params.items() if name not in ("config", "dry_run")}
+        if command == "launch":
+            read_options(given)
+
+
+@EVERY_PAGE
+def test_command_lines_are_understood(path: Path) -> None:  # D9
+    for program, *words in command_lines(path.read_text()):
+        if program.startswith("scripts/"):
+            assert program.removeprefix("scripts/") in SCRIPTS, program
+            assert all(flag in SCRIPTS[program.removeprefix("scripts/")] for flag in flags(words)), (program, words)
+        elif words and words[0] in cli.commands:
+            try:
+                parse(words[0], words[1:])
+            except click.exceptions.Exit as end:
+                assert end.exit_code == 0, words
+            except click.MissingParameter:
+                pass  # a sentence that only names the command
+
+
+@EVERY_PAGE
+def test_flags_exist(path: Path) -> None:  # D9
+    known = LAUNCH_FLAGS | FOREIGN | {"--help"}
+    known |= {name for command in cli.commands.values() for one in command.params for name in one.opts}
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", path.read_text()))
+    assert not {flag for flag in named - known if not any(flag in text for text in SCRIPTS.values())}
+
+
+@EVERY_PAGE
+def test_files_exist(path: Path) -> None:
+    """Those that stand in code by their path, in full, below tests/, or as far as it is unique."""
+    rooms = "launcher|runtime|gpu_ops|http|tests|scripts|docs"
+    named = set(re.findall(rf"`((?:{rooms})/[\w./-]+)`", path.read_text()))
+    assert not {name for name in named if not [*ROOT.glob(f"{name}*"), *ROOT.glob(f"tests/{name}")]}
+
+
+@EVERY_PAGE
+def test_configuration_files_are_read(path: Path, tmp_path: Path) -> None:  # D9
+    for number, block in enumerate(re.findall(r"```toml\n(.*?)```", path.read_text(), re.DOTALL)):
+        (tmp_path / f"{number}.toml").write_text(block)
+        read_options({}, tmp_path / f"{number}.toml")
+
+
+def test_what_is_wrong_is_seen() -> None:
+    text = "    python app.py launch --prefil cpu   # a note\n\nSee `app.py status --url x` and `scripts/no.py --x`.\n"
+    (wrong, status, script) = command_lines(text)
+    assert script[0] == "scripts/no.py" and flags(script) == {"--x"}
+    with pytest.raises(click.UsageError, match="--prefil"):
+        parse(wrong[1], wrong[2:])
+    with pytest.raises(OptionError, match="--dtype"):
+        parse("launch", ["--dtype", "int3"])
+    parse(status[1], status[2:])

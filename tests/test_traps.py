@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traps that others fell into, kept out of our code by reading it: threads, globals, busy waits, timeouts, sockets."""
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CODE = sorted(path for room in ("launcher", "runtime", "gpu_ops", "http") for path in (ROOT / room).rglob("*.py"))
+EVERY_FILE = pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+
+LONGEST = 3600.0
+TIME = re.compile(
+    r"TIMEOUT|TTL|LEASE|DEADLINE|TOTAL|GRACE|SECONDS|PATIENCE|LINGER|STALL|BEAT|DELAY|WINDOW|PAUSE|WITHIN"
+)
+SETTINGS = re.compile(r"(Config|Options|Limits|Policy)$")
+FLAG = re.compile("stopping|closing|closed|serving|draining|running")
+# What a loop may wait in. A supervisor's `pump`, a worker's `turn` and a server's `answer` wait in one of the others.
+WAITS = {"wait", "select", "poll", "get", "accept", "recv", "recv_into", "input", "sleep", "pump", "turn", "answer"}
+# Bases whose makers want a list or a set in the class itself.
+DECLARED = {"Extension", "ctypes.Structure"}
+# Polling what nothing can announce: another process's lock, another process's counts.
+POLLS = ("runtime/loaders/builtin.py", "launcher/cli.py", "gpu_ops/kernels/build.py")
+CHANGES = {
+    "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove",
+    "setdefault", "sort", "update",
+}  # fmt: skip
+CACHES = {"lru_cache", "cache"}
+MUTABLE = {"list", "dict", "set", "deque", "defaultdict", "Counter", "OrderedDict"}
+
+
+def nodes(path: Path) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse(path.read_text()))
+
+
+def called(node: ast.AST) -> str | None:
+    """The last part of a call's name."""
+    if not isinstance(node, ast.Call):
+        return None
+    return ast.unparse(node.func).rpartition(".")[2]
+
+
+def threads(tree: ast.AST) -> list[ast.Call]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and called(node) == "Thread"]
+
+
+def is_join_of_a_thread(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "join":
+        return False
+    return ast.unparse(node.func.value).endswith("thread")
+
+
+@EVERY_FILE
+def test_every_thread_is_stopped_and_joined(path: Path) -> None:  # D5
+    """Whoever starts a thread is a class that ends it; that they do is tested where they are."""
+    tree = ast.parse(path.read_text())
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and threads(node)]
+    assert len(threads(tree)) == sum(len(threads(one)) for one in classes), "a thread that no class owns"
+    for one in classes:
+        for thread in threads(one):
+            given = {keyword.arg: ast.unparse(keyword.value) for keyword in thread.keywords}
+            assert given.get("daemon") == "True" and "name" in given, f"{one.name}: {ast.unparse(thread)}"
+        joins = [node for node in ast.walk(one) if isinstance(node, ast.Call) and is_join_of_a_thread(node)]
+        assert joins and all(join.args or join.keywords for join in joins), f"{one.name} may wait for ever"
+        assert not [node for node in ast.walk(one) if is_endless(node)], f"{one.name} has a loop without a condition"
+
+
+def is_endless(node: ast.AST) -> bool:
+    return isinstance(node, ast.While) and isinstance(node.test, ast.Constant)
+
+
+@EVERY_FILE
+def test_nothing_global_changes(path: Path) -> None:  # D6
+    tree = ast.parse(path.read_text())
+    shared = set(names_of_module(tree))
+    for node in ast.walk(tree):
+        assert not isinstance(node, ast.Global), f"line {node.lineno}: global"
+        assert not (isinstance(node, ast.FunctionDef) and caches(node)), "a cache that the whole process shares"
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            changed = set(changes(node)) & shared - locals_of(node)
+            assert not changed, f"{node.name} changes {changed}"
+        if isinstance(node, ast.ClassDef) and not DECLARED & set(map(ast.unparse, node.bases)):
+            kept = [ast.unparse(part) for part in node.body if is_kept_by_a_class(part)]
+            assert not kept, f"{node.name} has values that all its instances change"
+
+
+def names_of_module(tree: ast.Module) -> Iterator[str]:
+    """What stands at the top of a module, imported or made there."""
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            yield from (alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name))
+
+
+def locals_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    arguments = {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
+    stored = {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return arguments | stored
+
+
+def changes(function: ast.AST) -> Iterator[str]:
+    """Names whose value is changed in place."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Subscript | ast.Attribute) and not isinstance(node.ctx, ast.Load):
+            yield ast.unparse(node.value)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES:
+            yield ast.unparse(node.func.value)
+
+
+def caches(function: ast.FunctionDef) -> bool:
+    return any(CACHES & set(re.findall(r"\w+", ast.unparse(one))) for one in function.decorator_list)
+
+
+def is_kept_by_a_class(part: ast.stmt) -> bool:
+    """A value in a class's body that every instance would change."""
+    if not isinstance(part, ast.Assign | ast.AnnAssign) or part.value is None:
+        return False
+    return isinstance(part.value, ast.List | ast.Dict | ast.Set) or called(part.value) in MUTABLE
+
+
+@EVERY_FILE
+def test_no_loop_waits_busily(path: Path) -> None:  # D10
+    """A loop that ends from outside must sleep in something that wakes it; nothing sleeps for a fixed time."""
+    for node in nodes(path):
+        if isinstance(node, ast.While) and ends_from_outside(node.test):
+            inside = list(ast.walk(node))
+            waits = any(called(one) in WAITS or isinstance(one, ast.Await | ast.Yield) for one in inside)
+            assert waits, f"line {node.lineno}: while {ast.unparse(node.test)}"
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "time.sleep":
+            assert path.as_posix().endswith(POLLS), f"line {node.lineno}: wait for something"
+
+
+def ends_from_outside(test: ast.expr) -> bool:
+    """True, or a flag that somebody else sets."""
+    if isinstance(test, ast.BoolOp):
+        return any(map(ends_from_outside, test.values))
+    if isinstance(test, ast.UnaryOp):
+        return ends_from_outside(test.operand)
+    if called(test) == "is_set":
+        return True
+    return isinstance(test, ast.Constant) or (isinstance(test, ast.Attribute) and bool(FLAG.search(test.attr)))
+
+
+@EVERY_FILE
+def test_no_time_is_absurd(path: Path) -> None:  # D15
+    """Constants and defaults by their names: positive, and at most an hour."""
+    for name, value in times(path):
+        assert 0 < value <= LONGEST, f"{name} = {value}"
+
+
+def times(path: Path) -> Iterator[tuple[str, float]]:
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and TIME.search(ast.unparse(node.targets[0])):
+            yield from ((ast.unparse(node.targets[0]), value) for value in number_in(node.value))
+        elif isinstance(node, ast.ClassDef) and SETTINGS.search(node.name):
+            for part in node.body:
+                if isinstance(part, ast.AnnAssign) and part.value and ast.unparse(part.annotation) == "float":
+                    yield from ((ast.unparse(part.target), value) for value in number_in(part.value))
+
+
+def number_in(value: ast.expr) -> list[float]:
+    """The number that is written there, be it as the default of a flag; none when there is none."""
+    if isinstance(value, ast.Call) and called(value) == "flag":
+        value = value.args[1]
+    if isinstance(value, ast.Constant) and isinstance(value.value, int | float):
+        return [float(value.value)]
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
+        return [left * right for left in number_in(value.left) for right in number_in(value.right)]
+    return [-number for number in number_in(value.operand)] if isinstance(value, ast.UnaryOp) else []
+
+
+def test_times_are_found() -> None:
+    """The lint above looks at something."""
+    found = {name for path in CODE for name, _ in times(path)}
+    assert {"LEASE", "TTL", "HANDSHAKE_TIMEOUT", "first_byte_timeout", "drain_timeout", "silence", "window"} <= found
+
+
+@EVERY_FILE
+def test_no_socket_drops(path: Path) -> None:  # D20, B12
+    """Publishers drop what nobody takes in time; a router drops what it cannot route unless told not to."""
+    kinds = set(re.findall(r"zmq\.(PUB|SUB|XPUB|XSUB|PUSH|PULL|RADIO|DISH|CONFLATE)\b", path.read_text()))
+    assert not kinds
+    if "zmq.ROUTER" in path.read_text():
+        assert "setsockopt(zmq.ROUTER_MANDATORY, 1)" in path.read_text()
+
+
+THREAD = "threading.Thread(target=self.run, name='n', daemon=True)"
+
+
+@pytest.mark.parametrize(
+    ("lint", "source"),
+    [
+        (test_every_thread_is_stopped_and_joined, f"def go():\n    {THREAD}.start()"),
+        (test_every_thread_is_stopped_and_joined, f"class A:\n    t = {THREAD}"),
+        (
+            test_every_thread_is_stopped_and_joined,
+            f"class A:\n    t = {THREAD}\n    def close(self): self.thread.join()",
+        ),
+        (
+            test_every_thread_is_stopped_and_joined,
+            f"class A:\n    t = {THREAD}\n    def run(self):\n        while 1: self.thread.join(5)",
+        ),
+        (test_nothing_global_changes, "X = None\ndef f():\n    global X\n    X = 1"),
+        (test_nothing_global_changes, "X = {}\ndef f():\n    X['a'] = 1"),
+        (test_nothing_global_changes, "from a import X\nclass B:\n    def f(self): X.append(1)"),
+        (test_nothing_global_changes, "@functools.lru_cache(maxsize=None)\ndef f(): ..."),
+        (test_nothing_global_changes, "class A:\n    peers: dict[str, int] = {}"),
+        (test_no_loop_waits_busily, "while True:\n    look()"),
+        (test_no_loop_waits_busily, "while self.ready and not self.stopping:\n    look()"),
+        (test_no_loop_waits_busily, "time.sleep(1)"),
+        (test_no_time_is_absurd, "PULL_TIMEOUT = 86400 * 365"),
+        (test_no_time_is_absurd, "LEASE = 0"),
+        (test_no_time_is_absurd, "class Limits:\n    silence: float = 1e9"),
+        (test_no_socket_drops, "context.socket(zmq.PUSH)"),
+        (test_no_socket_drops, "context.socket(zmq.ROUTER)"),
+    ],
+)
+def test_the_lints_see_what_they_are_for(lint: Callable[[Path], None], source: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text(source)
+    with pytest.raises(AssertionError):
+        lint(tmp_path / "bad.py")
