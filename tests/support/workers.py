@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kernels import CACHE
+
 from pontil.runtime.config import WorkerConfig, WorkerRole
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import Cancel, Failed, Heartbeat, Hello, Message, StillHere, Submit, Tokens, Welcome
@@ -32,6 +34,10 @@ class PromptWorker(Worker):
         return min(super().patience(working), 0.001)
 
 
+# Kernels are compiled once for all tests.
+DEFAULTS = {"kv_cache_memory": 8 << 20, "max_num_batched_tokens": 64, "cache_dir": str(CACHE)}
+
+
 def open_worker(model: Path, folder: Path, name: str, role: WorkerRole, **settings: object) -> PromptWorker:
     config = WorkerConfig(
         name=name,
@@ -42,7 +48,7 @@ def open_worker(model: Path, folder: Path, name: str, role: WorkerRole, **settin
         served_model_name="tiny",
         control=f"ipc://{folder}/control",
         peer_endpoint=f"ipc://{folder}/{name.replace(':', '-')}",
-        **({"kv_cache_memory": 8 << 20, "max_num_batched_tokens": 64} | settings),  # type: ignore[arg-type]
+        **(DEFAULTS | settings),  # type: ignore[arg-type]
     )
     return PromptWorker(config, assemble(config, Silent()), Silent())
 
