@@ -23,7 +23,11 @@ PIECE = 1 << 17
 
 def greedy(logits: Tensor) -> Tensor:
     """The id of the highest logit of each row [rows, vocabulary]; of equal ones the lowest id."""
-    return logits.argmax(dim=-1)
+    if logits.device.type != "cpu":
+        return logits.argmax(dim=-1)
+    # torch's takes ten times as long.
+    highest: Tensor = torch.from_numpy(logits.numpy().argmax(axis=-1))
+    return highest
 
 
 @dataclass(frozen=True, slots=True)

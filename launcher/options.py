@@ -122,6 +122,7 @@ ENGINE, SUPERVISION = "Engine", "Supervision"
 ROLES = ("all", "proxy", "prefill", "decode", "mixed")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KERNELS = ("auto", "torch", "avx512bf16", "avx512", "avx2", "generic")
+QUANTIZATIONS = ("none", "int8", "gguf")
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -135,6 +136,10 @@ class LaunchOptions:
     served_model_name: str | None = flag(MODEL, None, "What clients call the model (default: its own name).", text)
     dtype: str = flag(MODEL, "auto", "Type of weights and KV cache.", choice(*DTYPES), "|".join(DTYPES))
     max_model_len: int | None = flag(MODEL, None, "Longest prompt plus answer, in tokens.", whole(1), "TOKENS")
+    quantization: str = flag(
+        MODEL, "none", "Weights below 16 bits on a CPU: int8, or as the GGUF file has them.", choice(*QUANTIZATIONS),
+        "|".join(QUANTIZATIONS),
+    )  # fmt: skip
     role: Role = flag(
         PROCESSES, "all", "Which processes run here; mixed is one worker for both phases.", choice(*ROLES),
         "|".join(ROLES),

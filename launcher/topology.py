@@ -167,6 +167,7 @@ def plan_worker(options: LaunchOptions, name: str, seat: Seat, run: Path, contro
         "kv_cache_memory": options.kv_cache_memory,
         "kv_connector": options.kv_connector,
         "kernels": options.kernels,
+        "quantization": options.quantization,
         "log_level": options.log_level,
     }
     return ChildPlan(name, role, seat.device, seat.cores, config)

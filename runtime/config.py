@@ -33,6 +33,7 @@ class WorkerConfig:
     kv_cache_memory: int | None = None
     kv_connector: str = "auto"
     kernels: str = "auto"
+    quantization: str = "none"
     transfer_host: str = "127.0.0.1"
     log_level: str = "info"
     cache_dir: str | None = None

@@ -39,6 +39,7 @@ from pontil.runtime.engine.scheduler import Scheduler  # noqa: E402
 from pontil.runtime.engine.sequence import Finish, Sequence  # noqa: E402
 from pontil.runtime.loaders.builtin import resolve_model  # noqa: E402
 from pontil.runtime.loaders.checkpoint import open_checkpoint  # noqa: E402
+from pontil.runtime.loaders.gguf_file import GgufCheckpoint  # noqa: E402
 from pontil.runtime.models.registry import build_model  # noqa: E402
 from pontil.runtime.models.weights import Weights  # noqa: E402
 from pontil.runtime.sampling_params import SamplingParams  # noqa: E402
@@ -69,7 +70,12 @@ class Stopwatch:
 def open_engine(arguments: argparse.Namespace, library: Library | None) -> Engine:
     checkpoint = open_checkpoint(resolve_model(arguments.model, CACHE))
     config, dtype = checkpoint.config, TORCH_DTYPES[arguments.dtype]
-    model = build_model(config, Weights(checkpoint.tensors(dtype), torch.device("cpu"), dtype, library))
+    levels = library is not None and arguments.quantization == "gguf"
+    tensors = (
+        checkpoint.levels(dtype) if levels and isinstance(checkpoint, GgufCheckpoint) else checkpoint.tensors(dtype)
+    )
+    int8 = library is not None and arguments.quantization == "int8"
+    model = build_model(config, Weights(tensors, torch.device("cpu"), dtype, library, int8))
     layout = KVLayout(16, config.num_layers, config.num_kv_heads, config.head_dim, arguments.dtype)
     longest = max(arguments.context + arguments.rounds, arguments.prompt) + 16
     seats = max(*arguments.rows, MANY)
@@ -126,6 +132,7 @@ def measure(arguments: argparse.Namespace, kernels: str) -> dict[str, Any]:
     start = time.perf_counter()
     engine = open_engine(arguments, library)
     result: dict[str, Any] = {"kernels": library.name if library else "torch"}
+    result["quantization"] = arguments.quantization if library else "none"
     result["load_s"] = round(time.perf_counter() - start, 2)
     now = time.process_time if arguments.cpu else time.perf_counter
     watch = Stopwatch(library, now)
@@ -147,6 +154,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--kernels", nargs="+", default=["auto", "torch"])
+    parser.add_argument("--quantization", choices=["none", "int8", "gguf"], default="none")
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--context", type=int, default=300)
     parser.add_argument("--prompt", type=int, default=256)

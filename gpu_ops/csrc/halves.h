@@ -1,43 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The two halves of a layer, from residual stream to residual stream.
 #pragma once
-#include <memory>
-#include <vector>
-
 #include "attention.h"
 #include "rows.h"
-
-// Memory that grows and is kept, aligned to cache lines.
-class Scratch {
-  public:
-    template <class C>
-    C* take(size_t count) {
-        size_t bytes = (count * sizeof(C) + 127) / 64 * 64;
-        if (bytes > size) {
-            memory.reset(static_cast<char*>(std::aligned_alloc(64, bytes)));
-            if (!memory) std::abort();
-            size = bytes;
-        }
-        return reinterpret_cast<C*>(memory.get());
-    }
-
-  private:
-    struct Free {
-        void operator()(char* p) const { std::free(p); }
-    };
-    std::unique_ptr<char, Free> memory;
-    size_t size = 0;
-};
-
-struct Context {
-    explicit Context(int threads) : crew(threads), own(threads) {}
-    Crew crew;
-    Scratch inputs, wide, queries, attended, narrow;
-    struct Own {
-        Scratch panels, sums, known, tiles, query;
-    };
-    std::vector<Own> own;  // of each thread
-};
 
 template <class T>
 static const uint32_t* take_rows(Context& context, const float* hidden, int rows, int size, const float* norm,
@@ -56,7 +21,7 @@ static void add_product(Context& context, const Matrix& matrix, const uint32_t* 
                         float epsilon, float* hidden) {
     const int size = matrix.outputs;
     if (!after) {
-        multiply<T>(context.crew, matrix, x, rows, [&](int row, int output, float* sums) {
+        multiply<T>(context, matrix, x, rows, [&](int row, int output, float* sums) {
             add_bias(matrix, output, sums);
             float* to = hidden + size_t(row) * size + output;
             for (int i = 0; i < GROUP && output + i < size; i += LANES) store(to + i, load(to + i) + load(sums + i));
@@ -65,7 +30,7 @@ static void add_product(Context& context, const Matrix& matrix, const uint32_t* 
     }
     const size_t stride = padded(size, GROUP);
     float* made = context.narrow.take<float>(rows * stride);
-    multiply<T>(context.crew, matrix, x, rows, [&](int row, int output, float* sums) {
+    multiply<T>(context, matrix, x, rows, [&](int row, int output, float* sums) {
         add_bias(matrix, output, sums);
         memcpy(made + row * stride + output, sums, GROUP * sizeof(float));
     });
@@ -155,7 +120,7 @@ static void attention_half(Context& context, const AttentionHalf& half, const Ti
     const size_t stride = padded(half.qkv.outputs, GROUP), size = size_t(half.heads) * half.head_dim;
     const uint32_t* x = take_rows<T>(context, hidden, rows, half.hidden, half.before, half.epsilon, half.qkv.words);
     float* qkv = context.wide.take<float>(rows * stride);
-    multiply<T>(context.crew, half.qkv, x, rows, [&](int row, int output, float* sums) {
+    multiply<T>(context, half.qkv, x, rows, [&](int row, int output, float* sums) {
         add_bias(half.qkv, output, sums);
         memcpy(qkv + row * stride + output, sums, GROUP * sizeof(float));
     });
@@ -193,7 +158,7 @@ static void mlp_half(Context& context, const MlpHalf& half, int rows, const floa
     const size_t used = half.inner * sizeof(Cell), whole = size_t(half.down.words) * 4;
     for (int row = 0; row < rows; row++)
         memset(reinterpret_cast<char*>(inner + size_t(row) * half.down.words) + used, 0, whole - used);
-    multiply<T>(context.crew, half.gate_up, x, rows, [&](int row, int output, float* sums) {
+    multiply<T>(context, half.gate_up, x, rows, [&](int row, int output, float* sums) {
         add_bias(half.gate_up, output, sums);
         Floats gate = load(sums), up = load(sums + LANES);
         Floats active = half.activation == SILU ? silu(gate) : gelu_tanh(gate);
@@ -207,7 +172,7 @@ template <class T>
 static void linear(Context& context, const Matrix& matrix, int rows, const float* x, float* result) {
     const size_t stride = padded(matrix.outputs, GROUP);
     const uint32_t* cells = take_rows<T>(context, x, rows, matrix.inputs, nullptr, 0, matrix.words);
-    multiply<T>(context.crew, matrix, cells, rows, [&](int row, int output, float* sums) {
+    multiply<T>(context, matrix, cells, rows, [&](int row, int output, float* sums) {
         add_bias(matrix, output, sums);
         memcpy(result + row * stride + output, sums, GROUP * sizeof(float));
     });

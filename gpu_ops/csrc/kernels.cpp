@@ -18,16 +18,16 @@ void pontil_attention_half(Context* context, const AttentionHalf* half, const Ti
 }
 
 void pontil_mlp_half(Context* context, const MlpHalf* half, int32_t rows, const float* x, float* result) {
-    if (half->gate_up.kind == BFLOAT16)
-        mlp_half<BFloat16>(*context, *half, rows, x, result);
-    else
+    if (half->gate_up.kind == FLOAT32)
         mlp_half<Float32>(*context, *half, rows, x, result);
+    else
+        mlp_half<BFloat16>(*context, *half, rows, x, result);
 }
 
 void pontil_linear(Context* context, const Matrix* matrix, int32_t rows, const float* x, float* result) {
-    if (matrix->kind == BFLOAT16)
-        linear<BFloat16>(*context, *matrix, rows, x, result);
-    else
+    if (matrix->kind == FLOAT32)
         linear<Float32>(*context, *matrix, rows, x, result);
+    else
+        linear<BFloat16>(*context, *matrix, rows, x, result);
 }
 }

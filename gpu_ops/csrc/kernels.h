@@ -5,18 +5,25 @@
 
 extern "C" {
 
-enum { PONTIL_ABI = 1 };
-// Types of numbers in a matrix, in activations and in the KV pool.
-enum Kind : int32_t { FLOAT32 = 0, BFLOAT16 = 1 };
+enum { PONTIL_ABI = 2 };
+// Types of numbers in a matrix, the first two also in activations and in the KV pool. The others are levels: of 4 bits,
+// of 7 bits in a byte, and signed bytes.
+enum Kind : int32_t { FLOAT32 = 0, BFLOAT16 = 1, NIBBLES = 2, BYTES = 3, SIGNED_BYTES = 4 };
 enum Activation : int32_t { SILU = 0, GELU_TANH = 1 };
 
 // A weight [outputs, inputs], packed into groups of 32 outputs: [group][word][panel of 2][16 outputs] words of 32 bits.
 // A word holds the inputs of one output that are multiplied together: one float32, or two bfloat16, the earlier one in
 // the low half. Outputs are padded to whole groups and `words` to a multiple of 16, with zeros.
+//
+// Of levels, a word holds 4 or 8 inputs: see levels.h. `scales` [group][words / scale_words][panel of 2][16] has a
+// scale in the low half and an offset in the high half, both float16 and to be multiplied by `unit`, for the inputs of
+// so many words of activations; a weight is scale * level + offset.
 struct Matrix {
     const uint32_t* data;
-    const float* bias;  // [outputs padded], or null
-    int32_t kind, outputs, inputs, words;
+    const uint32_t* scales;  // null but for levels
+    const float* bias;       // [outputs padded], or null
+    int32_t kind, outputs, inputs, words, scale_words;
+    float unit;
 };
 
 // Positions [start, start + count) of one sequence, in rows [row, row + count) of a tile; `blocks` is its block table.

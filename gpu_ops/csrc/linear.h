@@ -2,7 +2,7 @@
 // Products with packed weights. Each output of each row is one running sum over the words of its inputs, in order,
 // however many rows there are: a row's bits know no company.
 #pragma once
-#include "crew.h"
+#include "context.h"
 #include "kernels.h"
 #include "vector.h"
 
@@ -83,19 +83,6 @@ static void multiply_group(const Matrix& matrix, int group, const uint32_t* x, i
         for (int r = 0; r < count; r++) finish(row + r, group * GROUP, sums + r * GROUP);
         row += count;
     }
-}
-
-template <class T, class Finish>
-static void multiply(Crew& crew, const Matrix& matrix, const uint32_t* x, int rows, Finish&& finish) {
-    int groups = padded(matrix.outputs, GROUP) / GROUP;
-    crew.share(groups, [&](int first, int end, int) {
-        for (int start = 0; start < rows; start += ROWS_IN_CACHE) {
-            int count = rows - start < ROWS_IN_CACHE ? rows - start : int(ROWS_IN_CACHE);
-            for (int group = first; group < end; group++)
-                multiply_group<T>(matrix, group, x + size_t(start) * matrix.words, count,
-                                  [&](int row, int output, float* sums) { finish(start + row, output, sums); });
-        }
-    });
 }
 
 INLINE void add_bias(const Matrix& matrix, int output, float* sums) {

@@ -6,6 +6,7 @@ import mmap
 import torch
 from torch import Tensor
 
+from pontil.gpu_ops.kernels.levels import Levels, packed_numbers, packed_scales, stacked
 from pontil.gpu_ops.kernels.structures import KINDS, MatrixFields
 
 PANEL, GROUP = 16, 32
@@ -15,40 +16,67 @@ HUGE_PAGE = 2 << 20
 
 
 class Matrix:
-    """A weight [outputs, inputs] of float32 or bfloat16 and its bias, packed; the originals are not kept.
+    """A weight [outputs, inputs] of float32, bfloat16 or levels, and its bias, packed; the originals are not kept.
 
     `inputs` is a multiple of 16.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor | Levels, bias: Tensor | None = None) -> None:
         self.outputs, self.inputs = weight.shape
-        self.data = pack(weight)
         self.bias = None if bias is None else padded(bias.float(), GROUP)
-        self.fields = MatrixFields(
-            self.data.data_ptr(),
-            None if self.bias is None else self.bias.data_ptr(),
-            KINDS[weight.dtype],
-            self.outputs,
-            self.inputs,
-            self.data.shape[1],
-        )
+        self.scales: Tensor | None = None
+        unit, scale_words = 1.0, 0
+        if isinstance(weight, Levels):
+            kind, words = weight.kind, self.inputs // 2 + -(self.inputs // 2) % WORDS
+            self.data = in_groups(packed_numbers(padded_inputs(weight.numbers, 2 * words), kind))
+            scales, unit = packed_scales(weight)
+            scale_words = words if weight.scales.shape[1] == 1 else weight.group // 2
+            self.scales = in_groups(padded_inputs(scales, words // scale_words))
+        else:
+            kind, self.data = KINDS[weight.dtype], pack(weight)
+            words = self.data.shape[1]
+        pointers = (None if one is None else one.data_ptr() for one in (self.data, self.scales, self.bias))
+        self.fields = MatrixFields(*pointers, kind, self.outputs, self.inputs, words, scale_words, unit)
 
 
 def pack(weight: Tensor) -> Tensor:
     """int32 [groups, words, 2, 16] from [outputs, inputs]."""
-    outputs, inputs = weight.shape
     per_word = 4 // weight.element_size()
-    rows, words = outputs + -outputs % GROUP, (inputs + -inputs % (WORDS * per_word)) // per_word
-    whole = weight.new_zeros(rows, words * per_word)
-    whole[:outputs, :inputs] = weight
-    packed = whole.view(torch.int32).view(rows // GROUP, 2, PANEL, words).permute(0, 3, 1, 2)
-    return room(packed.shape).copy_(packed)
+    inputs = weight.shape[1]
+    whole = padded_inputs(weight, inputs + -inputs % (WORDS * per_word))
+    return in_groups(whole.contiguous().view(torch.int32))
 
 
-def alternate(gate: Tensor, up: Tensor) -> Tensor:
+def padded_inputs(values: Tensor, size: int) -> Tensor:
+    """[outputs, ...] to [outputs, size], with zeros."""
+    return values if values.shape[1] == size else torch.nn.functional.pad(values, (0, size - values.shape[1]))
+
+
+def in_groups(words: Tensor) -> Tensor:
+    """int32 [outputs, words] to [groups, words, 2, 16]."""
+    outputs, count = words.shape
+    whole = torch.nn.functional.pad(words, (0, 0, 0, -outputs % GROUP)) if outputs % GROUP else words
+    grouped = whole.view(-1, 2, PANEL, count).permute(0, 3, 1, 2)
+    return room(grouped.shape).copy_(grouped)
+
+
+def alternate(gate: Tensor | Levels, up: Tensor | Levels) -> Tensor | Levels:
     """Gates and ups [size, ...], size a multiple of 16, alternating by panels: [2 * size, ...]."""
-    rest = gate.shape[1:]
-    return torch.stack((gate.view(-1, PANEL, *rest), up.view(-1, PANEL, *rest)), dim=1).view(-1, *rest)
+    both = stack(gate, up)
+    panels = torch.arange(both.shape[0]).view(2, -1, PANEL).transpose(0, 1).reshape(-1)
+    if isinstance(both, Levels):
+        return Levels(both.numbers[panels], both.scales[panels], both.offsets[panels])
+    return both[panels]
+
+
+def stack(*parts: Tensor | Levels) -> Tensor | Levels:
+    """One weight with the outputs of all parts: as levels where all of them are, else in the type of those that are
+    not."""
+    levels = [part for part in parts if isinstance(part, Levels)]
+    if len(levels) == len(parts):
+        return stacked(levels)
+    dtype = next(part.dtype for part in parts if isinstance(part, Tensor))
+    return torch.cat([part.dense().to(dtype) if isinstance(part, Levels) else part for part in parts])
 
 
 def padded(values: Tensor, unit: int) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.architectures import SANDWICH_NORMS
 from pontil.runtime.loaders.fingerprint import fingerprint
+from pontil.runtime.loaders.ggml_levels import LEVELS
 from pontil.runtime.loaders.ggml_types import GGML_TYPES, type_name
 from pontil.runtime.loaders.gguf_config import gguf_config
 from pontil.runtime.loaders.gguf_header import GgufTensor, read_header
@@ -25,6 +26,7 @@ CHUNK_ELEMENTS = 1 << 18
 """How much is held in float32 at a time: what fits the cache is fastest, and a large embedding would need gigabytes."""
 SMALLEST_ALIGNMENT = 8
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+EMBEDDING = "model.embed_tokens.weight"
 INTERLEAVED = ("llama",)
 """Architectures whose query and key rows llama.cpp's converter reorders; the others it leaves alone."""
 
@@ -51,14 +53,37 @@ class GgufCheckpoint:
         return cls(config, fingerprint(config, [path]), path, places)
 
     def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        whole, wanted = self.open_data(), dtype or DTYPES[self.config.dtype]
+        for name in self.places:
+            yield name, self.read(whole, name, wanted)
+
+    def levels(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """Like `tensors`, but where the file holds whole numbers with scales, `name.numbers` (int8 or uint8),
+        `name.scales` and `name.offsets` (float32) come in the place of `name`: a group of neighbouring numbers is
+        numbers * scale + offset. Of an embedding both come if the head is tied to it, else itself."""
+        whole, wanted = self.open_data(), dtype or DTYPES[self.config.dtype]
+        for name, place in self.places.items():
+            embedding = name == EMBEDDING
+            counted = place.kind in LEVELS and len(place.shape) == 2 and not name.endswith("mlp.gate.weight")
+            if embedding or not counted:
+                yield name, self.read(whole, name, wanted)
+            if counted and (not embedding or self.config.tie_word_embeddings):
+                parts = LEVELS[place.kind](blocks_of(whole, name, place))
+                for part, tensor in zip(("numbers", "scales", "offsets"), parts, strict=True):
+                    rows = tensor.reshape(place.shape[0], -1)
+                    yield f"{name}.{part}", self.as_hugging_face_has_it(name, rows).contiguous()
+
+    def open_data(self) -> torch.Tensor:
+        """The file's bytes."""
         try:
-            data = np.memmap(self.path, mode="c")
+            return torch.from_numpy(np.memmap(self.path, mode="c"))
         except (OSError, ValueError) as error:
             raise ModelError(f"{self.path} cannot be read: {error}") from error
-        whole, wanted = torch.from_numpy(data), dtype or DTYPES[self.config.dtype]
-        for name, place in self.places.items():
-            tensor = read_tensor(whole, name, place, wanted if len(place.shape) > 1 else torch.float32)
-            yield name, self.as_hugging_face_has_it(name, tensor)
+
+    def read(self, whole: torch.Tensor, name: str, dtype: torch.dtype) -> torch.Tensor:
+        place = self.places[name]
+        tensor = read_tensor(whole, name, place, dtype if len(place.shape) > 1 else torch.float32)
+        return self.as_hugging_face_has_it(name, tensor)
 
     def as_hugging_face_has_it(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Undoes what llama.cpp's converter did to the numbers."""
@@ -106,10 +131,14 @@ def byte_size(name: str, tensor: GgufTensor) -> int:
     return math.prod(tensor.shape) // kind.numbers * kind.size
 
 
+def blocks_of(whole: torch.Tensor, name: str, place: GgufTensor) -> torch.Tensor:
+    """uint8 [blocks, bytes]."""
+    return whole[place.offset : place.offset + byte_size(name, place)].view(-1, GGML_TYPES[place.kind].size)
+
+
 def read_tensor(whole: torch.Tensor, name: str, place: GgufTensor, dtype: torch.dtype) -> torch.Tensor:
     """Dequantized to `dtype` by way of float32."""
-    kind = GGML_TYPES[place.kind]
-    stored = whole[place.offset : place.offset + byte_size(name, place)].view(-1, kind.size)
+    kind, stored = GGML_TYPES[place.kind], blocks_of(whole, name, place)
     result = torch.empty(len(stored), kind.numbers, dtype=dtype)
     for part, read in zip(
         result.split(CHUNK_ELEMENTS // kind.numbers), stored.split(CHUNK_ELEMENTS // kind.numbers), strict=True

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.attention import PagedAttention
+from pontil.gpu_ops.kernels.levels import Levels
 from pontil.gpu_ops.kernels.library import Library
 from pontil.gpu_ops.kernels.linear import Product
 from pontil.gpu_ops.kernels.tile import KernelTile
@@ -55,13 +56,19 @@ class Decoder(ABC):
     def take_head(self, weights: Weights) -> list[Product]:
         """The vocabulary's projection, whose results are float32: in bfloat16 distinct logits would round to ties.
         torch's products have one type, so that its weights are float32 too."""
-        dtype = torch.float32 if self.kernels is None else self.dtype
-        if self.config.tie_word_embeddings:
-            weights.left.pop("lm_head.weight", None)
-            weight = self.embedding
+        name, shape = "model.embed_tokens.weight", (self.config.vocab_size, self.config.hidden_size)
+        if not self.config.tie_word_embeddings:
+            name = "lm_head.weight"
         else:
-            weight = weights.take("lm_head.weight", *self.embedding.shape, dtype=dtype)
-        return [weights.product(part.to(dtype)) for part in weight.split(HEAD_ROWS)]
+            weights.left.pop("lm_head.weight", None)
+        weight: Tensor | Levels | None = weights.levels(name, *shape)
+        if weight is None:
+            dtype = torch.float32 if self.kernels is None else self.dtype
+            dense = self.embedding if self.config.tie_word_embeddings else weights.take(name, *shape, dtype=dtype)
+            weight = weights.rounded(dense)
+        if isinstance(weight, Levels) or self.kernels is not None:
+            return [weights.product(weight)]
+        return [weights.product(part.float()) for part in weight.split(HEAD_ROWS)]
 
     @property
     def linears(self) -> list[Product]:

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tensors of a checkpoint, handed out by name, each exactly once and in the shape the architecture expects."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from pontil.gpu_ops.kernels.levels import Levels, per_channel
 from pontil.gpu_ops.kernels.library import Library
 from pontil.gpu_ops.kernels.linear import PackedLinear, Product
-from pontil.gpu_ops.kernels.matrix import Matrix, alternate
+from pontil.gpu_ops.kernels.matrix import Matrix, alternate, stack
 from pontil.gpu_ops.linear import Linear
 from pontil.runtime.errors import ModelError
 
@@ -16,7 +17,8 @@ from pontil.runtime.errors import ModelError
 class Weights:
     """A model takes what it needs; `finish` then says what nobody took. Tensors are moved to `device` and `dtype`.
 
-    With `kernels`, products are laid out for these; the model they are for must fit them.
+    With `kernels`, products are laid out for these; the model they are for must fit them. `int8` rounds their weights
+    to signed bytes.
     """
 
     def __init__(
@@ -25,11 +27,13 @@ class Weights:
         device: torch.device,
         dtype: torch.dtype,
         kernels: Library | None = None,
+        int8: bool = False,
     ) -> None:
         self.left = dict(tensors)
         self.device = device
         self.dtype = dtype
         self.kernels = kernels
+        self.int8 = int8
         self.missing: list[str] = []
 
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -39,9 +43,7 @@ class Weights:
             self.missing.append(name)
             return torch.zeros(shape)
         if tensor.shape != shape:
-            raise ModelError(
-                f"the tensor {name} has shape {list(tensor.shape)}, the configuration asks for {list(shape)}"
-            )
+            raise wrong_shape(name, tensor.shape, shape)
         return tensor.to(device=self.device, dtype=dtype or self.dtype)
 
     def linear(self, inputs: int, *parts: tuple[str, int], bias: bool = False) -> Product:
@@ -49,18 +51,38 @@ class Weights:
 
         A part's tensors are `name.weight` and, where there are biases, `name.bias`.
         """
-        weight = torch.cat([self.take(f"{name}.weight", outputs, inputs) for name, outputs in parts])
+        weight = stack(*(self.weight(f"{name}.weight", outputs, inputs) for name, outputs in parts))
         return self.product(weight, torch.cat([self.take(f"{name}.bias", n) for name, n in parts]) if bias else None)
 
     def gate_and_up(self, inputs: int, gate: str, up: str, outputs: int) -> Product:
         """Gates and ups in one product: side by side, or as the kernels want them."""
         if self.kernels is None:
             return self.linear(inputs, (gate, outputs), (up, outputs))
-        both = (self.take(f"{name}.weight", outputs, inputs) for name in (gate, up))
-        return self.product(alternate(*both))
+        gates, ups = (self.weight(f"{name}.weight", outputs, inputs) for name in (gate, up))
+        return self.product(alternate(gates, ups))
 
-    def product(self, weight: Tensor, bias: Tensor | None = None) -> Product:
-        return Linear(weight, bias) if self.kernels is None else PackedLinear(self.kernels, Matrix(weight, bias))
+    def weight(self, name: str, outputs: int, inputs: int) -> Tensor | Levels:
+        """A product's weight, as levels where the checkpoint has these or they were asked for."""
+        levels = self.levels(name, outputs, inputs)
+        return self.rounded(self.take(name, outputs, inputs)) if levels is None else levels
+
+    def levels(self, name: str, outputs: int, inputs: int) -> Levels | None:
+        """What the checkpoint has as levels: numbers, scales and offsets beside each other."""
+        if f"{name}.numbers" not in self.left:
+            return None
+        found = Levels(*(self.left.pop(f"{name}.{part}") for part in ("numbers", "scales", "offsets")))
+        if found.shape != (outputs, inputs):
+            raise wrong_shape(name, found.shape, (outputs, inputs))
+        return found
+
+    def rounded(self, weight: Tensor) -> Tensor | Levels:
+        return per_channel(weight) if self.int8 else weight
+
+    def product(self, weight: Tensor | Levels, bias: Tensor | None = None) -> Product:
+        if self.kernels is not None:
+            return PackedLinear(self.kernels, Matrix(weight, bias))
+        assert isinstance(weight, Tensor)
+        return Linear(weight, bias)
 
     def finish(self) -> None:
         """Raises ModelError when a tensor was missing or is left over."""
@@ -69,3 +91,7 @@ class Weights:
             raise ModelError(f"the checkpoint lacks {missing}: it is incomplete or of another architecture")
         if self.left:
             raise ModelError(f"the checkpoint has tensors this architecture does not know: {', '.join(self.left)}")
+
+
+def wrong_shape(name: str, found: Sequence[int], wanted: Sequence[int]) -> ModelError:
+    return ModelError(f"the tensor {name} has shape {list(found)}, the configuration asks for {list(wanted)}")

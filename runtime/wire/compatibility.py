@@ -33,7 +33,7 @@ TRAITS = (
     Trait("model_fingerprint", "model", "the same --model", model_of),
     Trait("dtype", "dtype", "--dtype {}", plain("dtype")),
     Trait("block_size", "block size", "--block-size {}", plain("block_size")),
-    Trait("kernels", "kernels", "the same --kernels", plain("kernels")),
+    Trait("kernels", "kernels", "the same --kernels and --quantization", plain("kernels")),
 )
 # It follows from the others, so that it is named only where none of them explains it.
 LAYOUT = Trait("kv_fingerprint", "KV layout", "the same version of pontil", plain("kv_fingerprint"))

@@ -19,6 +19,7 @@ from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import Checkpoint, open_checkpoint
+from pontil.runtime.loaders.gguf_file import GgufCheckpoint
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.fused_block import kernels_fit
 from pontil.runtime.models.registry import build_model
@@ -57,8 +58,7 @@ def assemble(config: WorkerConfig, report: Reporter) -> Machine:
     dtype = choose_dtype(config.dtype, checkpoint)
     kernels = find_kernels(config, model_config, TORCH_DTYPES[dtype], report)
     report.progress("reading weights")
-    weights = Weights(checkpoint.tensors(TORCH_DTYPES[dtype]), device, TORCH_DTYPES[dtype], kernels)
-    model = build_model(model_config, weights)
+    model = build_model(model_config, read_weights(config, checkpoint, device, dtype, kernels))
     layout = KVLayout(
         config.block_size, model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, dtype
     )
@@ -75,8 +75,27 @@ def assemble(config: WorkerConfig, report: Reporter) -> Machine:
     warm_up(engine)
     tokenizer = load_tokenizer(config.model_path, config.cache_path)
     named = (kernels.name if kernels else TORCH) if device.type == "cpu" else None
-    fingerprint = checkpoint.fingerprint
-    return Machine(model_config, fingerprint, tokenizer, layout, storage, pool, scheduler, engine, named)
+    if config.quantization != "none":
+        named = f"{named} {config.quantization}"
+    return Machine(model_config, checkpoint.fingerprint, tokenizer, layout, storage, pool, scheduler, engine, named)
+
+
+def read_weights(
+    config: WorkerConfig, checkpoint: Checkpoint, device: torch.device, dtype: str, kernels: Library | None
+) -> Weights:
+    """Raises ModelError for a quantization that is not possible here."""
+    wanted, torch_dtype = config.quantization, TORCH_DTYPES[dtype]
+    if wanted not in ("none", "int8", "gguf"):
+        raise ModelError(f"--quantization {wanted} is not known: choose none, int8 or gguf")
+    if wanted == "none":
+        return Weights(checkpoint.tensors(torch_dtype), device, torch_dtype, kernels)
+    if kernels is None or dtype != "bfloat16":
+        raise ModelError(f"--quantization {wanted} needs a CPU's kernels and bfloat16: leave out --kernels and --dtype")
+    if wanted == "int8":
+        return Weights(checkpoint.tensors(torch_dtype), device, torch_dtype, kernels, int8=True)
+    if not isinstance(checkpoint, GgufCheckpoint):
+        raise ModelError("--quantization gguf needs a GGUF file: use int8, or leave it out")
+    return Weights(checkpoint.levels(torch_dtype), device, torch_dtype, kernels)
 
 
 def find_kernels(config: WorkerConfig, model: ModelConfig, dtype: torch.dtype, report: Reporter) -> Library | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hostile_connector import HostileConnector
+from kernels import CACHE
 
 from pontil.runtime.config import WorkerConfig, WorkerRole
 from pontil.runtime.sampling_params import SamplingParams
@@ -17,8 +18,6 @@ from pontil.runtime.worker.assembly import assemble
 from pontil.runtime.worker.worker import Worker
 
 DEADLINE = 60.0
-# Where a launch keeps its compiled kernels too.
-CACHE = str(Path.home() / ".cache" / "pontil")
 
 
 class Silent:
@@ -35,6 +34,10 @@ class PromptWorker(Worker):
 
     def patience(self, working: bool) -> float:
         return min(super().patience(working), 0.001)
+
+
+# Kernels are compiled once for all tests.
+DEFAULTS = {"kv_cache_memory": 8 << 20, "max_num_batched_tokens": 64, "cache_dir": str(CACHE)}
 
 
 class HostileWorker(PromptWorker):
@@ -61,7 +64,7 @@ def open_worker(
         served_model_name="tiny",
         control=f"ipc://{folder}/control",
         peer_endpoint=f"ipc://{folder}/{name.replace(':', '-')}",
-        **({"kv_cache_memory": 8 << 20, "max_num_batched_tokens": 64, "cache_dir": CACHE} | settings),  # type: ignore[arg-type]
+        **(DEFAULTS | settings),  # type: ignore[arg-type]
     )
     return kind(config, assemble(config, Silent()), Silent())
 

@@ -3,6 +3,7 @@
 
 from pathlib import Path
 
+import kernels
 import pytest
 import torch
 from tiny import drain, sequence
@@ -35,11 +36,12 @@ def path() -> Path:
     return resolve_model("smollm2-135m-instruct", Path.home() / ".cache" / "pontil")
 
 
-@pytest.fixture(scope="module")
-def runner(path: Path) -> Runner:
+@pytest.fixture(scope="module", params=["torch", "kernels"])
+def runner(request: pytest.FixtureRequest, path: Path) -> Runner:
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
-    model = build_model(config, Weights(checkpoint.tensors(), torch.device("cpu"), torch.bfloat16))
+    library = kernels.opened() if request.param == "kernels" else None
+    model = build_model(config, Weights(checkpoint.tensors(), torch.device("cpu"), torch.bfloat16, library))
     layout = KVLayout(16, config.num_layers, config.num_kv_heads, config.head_dim, "bfloat16")
     return Runner(model, KVStorage(layout, 2500, torch.device("cpu")))
 
@@ -57,6 +59,12 @@ def run(runner: Runner, sequences: list[Sequence], budget: int) -> dict[str, lis
     return drain(engine)
 
 
+def crowd_of(count: int, prompts: dict[str, list[int]]) -> list[Sequence]:
+    """The first prompt, and others beside it."""
+    every = list(prompts.values())
+    return [sequence(f"{number}", every[number % len(every)][: 500 - 9 * number], TOKENS) for number in range(count)]
+
+
 def test_a_crowd_chunks_and_a_replay_change_no_token(runner: Runner, tokenizer: Tokenizer) -> None:
     prompts = {text[:20]: tokenizer.encode(text, add_special_tokens=False) for text in TEXTS}
     alone = {name: run(runner, [sequence(name, ids, TOKENS)], 256)[name] for name, ids in prompts.items()}
@@ -64,6 +72,8 @@ def test_a_crowd_chunks_and_a_replay_change_no_token(runner: Runner, tokenizer: 
     crowd += [sequence(f"n{i}", prompts["The capital of Franc"][: 1 + i % 5] * (1 + i), 40 + i) for i in range(28)]
     together = run(runner, crowd, 70)
     assert {name: together[name] for name in prompts} == alone
+    for count in (2, 3, 8, 31):
+        assert run(runner, crowd_of(count, prompts), 256)["0"] == alone[next(iter(prompts))]
     for name, ids in prompts.items():
         replay = sequence(name, ids, TOKENS)
         replay.output += alone[name][: TOKENS // 2]

@@ -3,6 +3,7 @@
 
 from pathlib import Path
 
+import kernels
 import pytest
 import torch
 from architectures import read_model
@@ -28,8 +29,10 @@ def as_transformers_reads_it() -> Gemma3ForCausalLM:
     return model
 
 
-def test_logits_and_greedy_tokens_equal_those_of_transformers() -> None:
-    hugging, ours = as_transformers_reads_it(), read_model(FILE)
+@pytest.mark.parametrize("computing", ["torch", "kernels"])
+def test_logits_and_greedy_tokens_equal_those_of_transformers(computing: str) -> None:
+    library = kernels.opened() if computing == "kernels" else None
+    hugging, ours = as_transformers_reads_it(), read_model(FILE, kernels=library)
     ids = [2, *torch.randint(3, 250_000, (LENGTH - 1,), generator=torch.Generator().manual_seed(1)).tolist()]
     one, computed = sequence("a", ids), rig(ours, blocks=60)
     computed.scheduler.add(one)
@@ -37,7 +40,8 @@ def test_logits_and_greedy_tokens_equal_those_of_transformers() -> None:
     computed.scheduler.memory.grow(one, LENGTH)
     with torch.inference_mode():
         expected = hugging(torch.tensor([ids])).logits[0, ::7]
-        tiles = Batch((Span(one, 0, LENGTH),)).tiles()
+        batch = Batch((Span(one, 0, LENGTH),))
+        tiles = batch.tiles() if library is None else batch.mixed_tiles()
         hidden = torch.cat([computed.runner.forward(tile)[: tile.rows] for tile in tiles])
         torch.testing.assert_close(computed.runner.project(hidden[::7]), expected, atol=2e-3, rtol=1e-4)
     prompt = torch.tensor([[2, 651, 6102, 576, 6081, 603]])

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a process keeps from call to call.
+#pragma once
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "crew.h"
+
+// Memory that grows and is kept, aligned to cache lines.
+class Scratch {
+  public:
+    template <class C>
+    C* take(size_t count) {
+        size_t bytes = (count * sizeof(C) + 127) / 64 * 64;
+        if (bytes > size) {
+            memory.reset(static_cast<char*>(std::aligned_alloc(64, bytes)));
+            if (!memory) std::abort();
+            size = bytes;
+        }
+        return reinterpret_cast<C*>(memory.get());
+    }
+
+  private:
+    struct Free {
+        void operator()(char* p) const { std::free(p); }
+    };
+    std::unique_ptr<char, Free> memory;
+    size_t size = 0;
+};
+
+struct Context {
+    explicit Context(int threads) : crew(threads), own(threads) {}
+    Crew crew;
+    Scratch inputs, input_sums, wide, queries, attended, narrow;
+    struct Own {
+        Scratch weights, panels, sums, known, tiles, query;
+    };
+    std::vector<Own> own;  // of each thread
+};

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which kernels and weights a worker computes with, and what it says when these cannot be had."""
+
+from pathlib import Path
+from typing import Any
+
+import kernels
+import pytest
+from workers import open_worker
+
+from pontil.gpu_ops.kernels import kernel_set
+from pontil.gpu_ops.kernels.build import KernelError
+from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.synthetic import write_tiny_llama
+from pontil.runtime.wire.compatibility import objection
+from pontil.runtime.worker.worker import Worker
+
+
+def opened(model: Path, folder: Path, **settings: Any) -> Worker:
+    folder.mkdir(exist_ok=True)
+    worker = open_worker(model, folder, "mixed:0", "mixed", **settings)
+    worker.close()
+    return worker
+
+
+def test_kernels_where_they_fit_and_torch_elsewhere(model: Path, tmp_path: Path) -> None:
+    library = kernels.opened()
+    assert opened(model, tmp_path).hello().kernels == library.name
+    assert opened(model, tmp_path, kernels="torch").hello().kernels == "torch"
+    assert opened(model, tmp_path, kernels="generic").hello().kernels != library.name
+    write_tiny_llama(tmp_path / "odd", head_dim=8)
+    assert opened(tmp_path / "odd", tmp_path).hello().kernels == "torch"
+    with pytest.raises(ModelError, match="--kernels torch"):
+        opened(tmp_path / "odd", tmp_path, kernels="generic")
+
+
+def test_kernels_that_cannot_be_had(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> Path:
+        raise KernelError("no C++ compiler is installed")
+
+    monkeypatch.setattr(kernel_set, "build", refuse)
+    assert opened(model, tmp_path).hello().kernels == "torch"
+    with pytest.raises(ModelError, match="--kernels generic is not possible: no C"):
+        opened(model, tmp_path, kernels="generic")
+    with pytest.raises(ModelError, match="--quantization int8 needs"):
+        opened(model, tmp_path, quantization="int8", dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"quantization": "int8"}, "needs a CPU's kernels and bfloat16"),
+        ({"quantization": "int8", "dtype": "bfloat16", "kernels": "torch"}, "needs a CPU's kernels and bfloat16"),
+        ({"quantization": "gguf", "dtype": "bfloat16"}, "needs a GGUF file"),
+        ({"quantization": "int3", "dtype": "bfloat16"}, "not known"),
+    ],
+)
+def test_quantizations_that_cannot_be(model: Path, tmp_path: Path, settings: dict[str, object], says: str) -> None:
+    kernels.opened()
+    with pytest.raises(ModelError, match=says):
+        opened(model, tmp_path, **settings)
+
+
+def test_another_quantization_rounds_differently(model: Path, tmp_path: Path) -> None:
+    kernels.opened()
+    plain = opened(model, tmp_path, dtype="bfloat16").hello()
+    other = opened(model, tmp_path, dtype="bfloat16", quantization="int8").hello()
+    assert other.kernels == f"{plain.kernels} int8"
+    assert "--quantization" in str(objection(other, plain))
