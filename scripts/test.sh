@@ -23,4 +23,12 @@ make_venv "$venv" test
 PYTHON="$(cd "$venv" && pwd)/bin/python"
 export PYTHON
 scripts/lint.sh
-"$PYTHON" -m pytest "${marks[@]}" "${rest[@]}"
+if [ ${#rest[@]} -gt 0 ]; then
+    exec "$PYTHON" -m pytest "${marks[@]}" "${rest[@]}"
+fi
+# Tests within one process share the cores; those that start processes of their own want all of them.
+status=0
+OMP_NUM_THREADS=1 "$PYTHON" -m pytest "${marks[@]}" -n "$(nproc)" --dist worksteal \
+    --ignore tests/system --ignore tests/launcher --ignore tests/scripts || status=$?
+"$PYTHON" -m pytest "${marks[@]}" tests/launcher tests/scripts tests/system || status=$?
+exit $status
