@@ -121,7 +121,7 @@ MODEL, PROCESSES, NETWORK = "Model", "Processes and devices", "Network"
 ENGINE, SUPERVISION = "Engine", "Supervision"
 ROLES = ("all", "proxy", "prefill", "decode", "mixed")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-KERNELS = ("auto", "torch", "avx512bf16", "avx512", "avx2", "generic")
+KERNELS = ("auto", "torch", "amx", "avx512bf16", "avx512", "avx2", "generic")
 QUANTIZATIONS = ("none", "int8", "gguf")
 LEVELS = ("debug", "info", "warning", "error")
 

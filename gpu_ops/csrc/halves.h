@@ -7,7 +7,7 @@
 template <class T>
 static const uint32_t* take_rows(Context& context, const float* hidden, int rows, int size, const float* norm,
                                  float epsilon, int words) {
-    uint32_t* x = context.inputs.take<uint32_t>(size_t(rows) * words);
+    uint32_t* x = context.inputs.take<uint32_t>(size_t(rows + ROWS_BEHIND) * words);
     context.crew.share(rows, [&](int first, int end, int) {
         for (int row = first; row < end; row++)
             take_row<T>(hidden + size_t(row) * size, norm, epsilon, size, x + size_t(row) * words, words);
@@ -125,7 +125,7 @@ static void attention_half(Context& context, const AttentionHalf& half, const Ti
         memcpy(qkv + row * stride + output, sums, GROUP * sizeof(float));
     });
     Cell* queries = context.queries.take<Cell>(rows * size);
-    uint32_t* attended = context.attended.take<uint32_t>(size_t(rows) * half.out.words);
+    uint32_t* attended = context.attended.take<uint32_t>(size_t(rows + ROWS_BEHIND) * half.out.words);
     context.crew.share(tile.span_count, [&](int first, int end, int) {
         for (int i = first; i < end; i++)
             for (int offset = 0; offset < tile.spans[i].count; offset++) {
@@ -154,7 +154,7 @@ template <class T>
 static void mlp_half(Context& context, const MlpHalf& half, int rows, const float* from, float* result) {
     typedef typename T::Cell Cell;
     const uint32_t* x = take_rows<T>(context, from, rows, half.hidden, half.before, half.epsilon, half.gate_up.words);
-    uint32_t* inner = context.wide.take<uint32_t>(size_t(rows) * half.down.words);
+    uint32_t* inner = context.wide.take<uint32_t>(size_t(rows + ROWS_BEHIND) * half.down.words);
     const size_t used = half.inner * sizeof(Cell), whole = size_t(half.down.words) * 4;
     for (int row = 0; row < rows; row++)
         memset(reinterpret_cast<char*>(inner + size_t(row) * half.down.words) + used, 0, whole - used);

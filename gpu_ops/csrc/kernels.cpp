@@ -7,7 +7,16 @@
 extern "C" {
 
 int32_t pontil_abi() { return PONTIL_ABI; }
-Context* pontil_open(int32_t threads) { return new Context(threads); }
+Context* pontil_open(int32_t threads) {
+#if defined(PONTIL_TILES)
+    if (!may_use_tiles()) return nullptr;
+    // An instruction that cannot be used here ends the process now rather than in the middle of work.
+    TileScope scope;
+    (void)scope;
+    zero_tile(0);
+#endif
+    return new Context(threads);
+}
 void pontil_close(Context* context) { delete context; }
 
 void pontil_attention_half(Context* context, const AttentionHalf* half, const Tile* tile, float* hidden) {

@@ -59,6 +59,7 @@ struct MlpHalf {
 
 struct Context;  // threads and scratch memory; one call at a time
 int32_t pontil_abi();
+// Null when the system does not let this process use these instructions.
 Context* pontil_open(int32_t threads);
 void pontil_close(Context*);
 // hidden float32 [rows, hidden], changed in place.

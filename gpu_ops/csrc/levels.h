@@ -6,6 +6,9 @@
 #include <type_traits>
 
 #include "linear.h"
+#if defined(PONTIL_TILES)
+#include "tiles.h"
+#endif
 
 // A source of two panels of weights: one word of it makes WORDS words of weights, which are BASE too large.
 struct Plain {
@@ -183,11 +186,23 @@ static void multiply(Context& context, const Matrix& matrix, const uint32_t* x, 
         if (matrix.kind == SIGNED_BYTES) return multiply_levels<SignedBytes>(context, matrix, x, rows, finish);
     }
     context.crew.share(padded(matrix.outputs, GROUP) / GROUP, [&](int first, int end, int) {
+#if defined(PONTIL_TILES)
+        TileScope scope;
+        (void)scope;
+#endif
         for (int start = 0; start < rows; start += ROWS_IN_CACHE) {
             int count = rows - start < ROWS_IN_CACHE ? rows - start : int(ROWS_IN_CACHE);
-            for (int group = first; group < end; group++)
-                multiply_group<T>(matrix, group, x + size_t(start) * matrix.words, count,
-                                  [&](int row, int output, float* sums) { finish(start + row, output, sums); });
+            const uint32_t* some = x + size_t(start) * matrix.words;
+            auto here = [&](int row, int output, float* sums) { finish(start + row, output, sums); };
+            for (int group = first; group < end; group++) {
+#if defined(PONTIL_TILES)
+                if constexpr (std::is_same_v<T, BFloat16>) {
+                    multiply_tiles(matrix, group, some, count, here);
+                    continue;
+                }
+#endif
+                multiply_group<T>(matrix, group, some, count, here);
+            }
         }
     });
 }

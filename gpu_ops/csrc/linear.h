@@ -13,7 +13,9 @@ enum { ROWS_AT_ONCE = 12 };
 enum { ROWS_AT_ONCE = 3 };
 #endif
 // Rows whose inputs stay in the second-level cache while all weights pass by.
-enum { ROWS_IN_CACHE = 120 };
+enum { ROWS_IN_CACHE = 128 };
+// Inputs are followed by memory for so many rows: see tiles.h.
+enum { ROWS_BEHIND = 31 };
 
 INLINE int padded(int size, int unit) { return (size + unit - 1) / unit * unit; }
 

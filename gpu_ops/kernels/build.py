@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,13 @@ FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "
 COMPILE_TIMEOUT = 120.0
 LOCK_TIMEOUT = 300.0
 LOCK_POLL = 0.05
+
+TRIAL = """
+import ctypes, sys
+open_context = ctypes.CDLL(sys.argv[1]).pontil_open
+open_context.restype = ctypes.c_void_p
+sys.exit(0 if open_context(1) else 1)
+"""
 
 
 class KernelError(Exception):
@@ -84,11 +92,19 @@ def compile_to(library: Path, command: list[str]) -> None:
         if done.returncode:
             first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[-200:])
             raise KernelError(f"{command[0]} refused them ({first.strip()})", is_about_one_set=True)
+        try_out(partial)
         partial.replace(library)
     except subprocess.TimeoutExpired as error:
         raise KernelError(f"{command[0]} did not end within {COMPILE_TIMEOUT:.0f} s") from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def try_out(library: Path) -> None:
+    """Open it in a process of its own: hypervisors list instructions that end whoever uses them."""
+    done = subprocess.run([sys.executable, "-S", "-c", TRIAL, str(library.resolve())], timeout=COMPILE_TIMEOUT)
+    if done.returncode:
+        raise KernelError("this system does not let a process use its instructions", is_about_one_set=True)
 
 
 @contextmanager

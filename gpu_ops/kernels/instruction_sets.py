@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the kernels can be compiled for, and what this processor has."""
 
+import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
 AVX2 = ("-mavx2", "-mfma")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
+TILES = frozenset({"amx_tile", "amx_bf16"})
+# arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA) of x86-64.
+ARCH_PRCTL, REQUEST_STATE, TILE_DATA = 158, 0x1023, 18
+AVX512_NEEDS = frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +26,12 @@ class InstructionSet:
 
 INSTRUCTION_SETS = (
     InstructionSet(
-        "avx512bf16",
-        frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"}),
-        (*AVX512, "-mavx512bf16"),
+        "amx",
+        AVX512_NEEDS | TILES | {"avx512_bf16"},
+        (*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-DPONTIL_TILES"),
     ),
-    InstructionSet("avx512", frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"}), AVX512),
+    InstructionSet("avx512bf16", AVX512_NEEDS | {"avx512_bf16"}, (*AVX512, "-mavx512bf16")),
+    InstructionSet("avx512", AVX512_NEEDS, AVX512),
     InstructionSet("avx2", frozenset({"avx2", "fma"}), AVX2),
     InstructionSet("generic", frozenset(), ()),
 )
@@ -35,7 +41,15 @@ INSTRUCTION_SETS = (
 def usable_sets() -> list[InstructionSet]:
     """Those that this processor has, the fastest first."""
     features = cpu_features()
+    if TILES & features and not may_use_tiles():
+        features -= TILES
     return [one for one in INSTRUCTION_SETS if one.needs <= features]
+
+
+def may_use_tiles() -> bool:
+    """Ask Linux for the large registers of the matrix unit, which a process gets on request only."""
+    granted: int = ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_STATE, TILE_DATA)
+    return granted == 0
 
 
 def cpu_features() -> frozenset[str]:

@@ -7,6 +7,7 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
+from pontil.gpu_ops.kernels.build import KernelError
 from pontil.gpu_ops.kernels.matrix import GROUP, Matrix
 from pontil.gpu_ops.kernels.structures import ABI, AttentionFields, MlpFields, TileFields, signatures
 
@@ -22,6 +23,8 @@ class Library:
         assert library.pontil_abi() == ABI
         self.library, self.name, self.threads = library, name, threads
         self.context = library.pontil_open(threads)
+        if self.context is None:
+            raise KernelError("this system does not let this process use its instructions", is_about_one_set=True)
 
     def close(self) -> None:
         """End the threads. Nothing may be called after this."""

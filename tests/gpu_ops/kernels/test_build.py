@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pontil.gpu_ops.kernels import build as building
-from pontil.gpu_ops.kernels import kernel_set
+from pontil.gpu_ops.kernels import instruction_sets, kernel_set
 from pontil.gpu_ops.kernels.build import FLAGS, KernelError, build
 from pontil.gpu_ops.kernels.instruction_sets import INSTRUCTION_SETS, InstructionSet, usable_sets
 from pontil.gpu_ops.kernels.kernel_set import CHOICES, open_kernels
@@ -57,6 +57,22 @@ def test_what_the_compiler_refuses_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KernelError, match="refused") as caught:
         build(InstructionSet("x", frozenset(), ("-mno-such-thing",)), tmp_path, lambda text: None)
     assert caught.value.is_about_one_set and [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_instructions_that_end_a_process_are_found_out_in_another_one(tmp_path: Path) -> None:
+    amx = INSTRUCTION_SETS[0]
+    if amx in usable_sets():
+        pytest.skip("this processor has the matrix unit")
+    with pytest.raises(KernelError, match="does not let|refused") as caught:
+        build(amx, tmp_path, lambda text: None)
+    assert caught.value.is_about_one_set and [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_the_matrix_unit_needs_permission(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instruction_sets, "cpu_features", lambda: INSTRUCTION_SETS[0].needs)
+    for granted in (True, False):
+        monkeypatch.setattr(instruction_sets, "may_use_tiles", lambda granted=granted: granted)
+        assert (usable_sets()[0].name == "amx") is granted
 
 
 def test_without_a_compiler_torch_computes_and_that_is_said_once(

@@ -11,8 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pontil.gpu_ops.kernels.build import build
 from pontil.gpu_ops.kernels.check import fault
 from pontil.gpu_ops.kernels.halves import AttentionHalf, HeadShape, MlpHalf, Norms, can_compute
+from pontil.gpu_ops.kernels.instruction_sets import InstructionSet, usable_sets
+from pontil.gpu_ops.kernels.kernel_set import load
 from pontil.gpu_ops.kernels.library import Library
 from pontil.gpu_ops.kernels.matrix import Matrix, alternate
 from pontil.gpu_ops.kernels.reference import attention_half, mlp_half
@@ -24,9 +27,16 @@ TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
 LAYERS = 2
 
 
-@pytest.fixture(scope="module", params=kernels.NAMES)
-def library(request: pytest.FixtureRequest) -> Library:
-    return kernels.opened(request.param)
+@pytest.fixture(scope="module", params=[*kernels.NAMES, "emulated tiles"])
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
+    if request.param in kernels.NAMES:
+        return kernels.opened(request.param)
+    # What the matrix unit would do, on machines that have none.
+    fastest = next(one for one in usable_sets() if "-DPONTIL_TILES" not in one.flags)
+    flags = (*fastest.flags, "-DPONTIL_TILES", "-DPONTIL_EMULATED_TILES")
+    kernels.opened(fastest.name).close()
+    path = build(InstructionSet("emulated", frozenset(), flags), kernels.CACHE / "kernels", lambda text: None)
+    return load(path, "emulated", 1)
 
 
 @pytest.fixture(scope="module")

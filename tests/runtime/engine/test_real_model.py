@@ -17,6 +17,7 @@ from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.loaders.builtin import resolve_model
 from pontil.runtime.loaders.checkpoint import open_checkpoint
+from pontil.runtime.loaders.gguf_file import GgufCheckpoint
 from pontil.runtime.models.registry import build_model
 from pontil.runtime.models.weights import Weights
 from pontil.runtime.text.tokenizer import Tokenizer, load_tokenizer
@@ -36,12 +37,15 @@ def path() -> Path:
     return resolve_model("smollm2-135m-instruct", Path.home() / ".cache" / "pontil")
 
 
-@pytest.fixture(scope="module", params=["torch", "kernels"])
+@pytest.fixture(scope="module", params=["torch", "kernels", "int8", "gguf"])
 def runner(request: pytest.FixtureRequest, path: Path) -> Runner:
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
-    library = kernels.opened() if request.param == "kernels" else None
-    model = build_model(config, Weights(checkpoint.tensors(), torch.device("cpu"), torch.bfloat16, library))
+    assert isinstance(checkpoint, GgufCheckpoint)
+    library = None if request.param == "torch" else kernels.opened()
+    tensors = checkpoint.levels() if request.param == "gguf" else checkpoint.tensors()
+    weights = Weights(tensors, torch.device("cpu"), torch.bfloat16, library, int8=request.param == "int8")
+    model = build_model(config, weights)
     layout = KVLayout(16, config.num_layers, config.num_kv_heads, config.head_dim, "bfloat16")
     return Runner(model, KVStorage(layout, 2500, torch.device("cpu")))
 

@@ -86,8 +86,8 @@ def test_a_peer_that_came_back_is_another_peer(
     proxy.workers.remove(prefill)
     prefill.close()
     again = open_worker(model, tmp_path, "prefill:0", "prefill")
-    # In one process nobody sees the first one end, and its line may stand in the way of the last message: then it is the
-    # lease that ends the transfer.
+    # In one process nobody sees the first one end, and its line may stand in the way of the last message: then it is
+    # the lease that ends the transfer.
     again.prefill.giver.lease = 0.5
     proxy.admit(again)
     proxy.submit_pair(again, decode, "after", prompt(30), drawn(4))

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products by the matrix unit (AMX) of a processor that has one: 16 rows by 16 outputs by 16 words at once. A row takes
+// the same steps whatever the other rows of its tile hold, so tiles are always computed whole; rows that are not there
+// are read from the memory behind the last one, and what becomes of them is not looked at.
+#pragma once
+#include "linear.h"
+
+enum { TILE = 16 };
+
+#if defined(PONTIL_EMULATED_TILES)
+// The same in plain C++, so that everything but the instructions themselves is tested on any machine.
+static thread_local uint32_t emulated[8][TILE][TILE];
+INLINE bool may_use_tiles() { return true; }
+INLINE void zero_tile(int tile) { memset(emulated[tile], 0, sizeof emulated[tile]); }
+INLINE void load_tile(int tile, const void* from, size_t stride) {
+    for (int i = 0; i < TILE; i++) memcpy(emulated[tile][i], static_cast<const char*>(from) + i * stride, 64);
+}
+INLINE void store_tile(int tile, void* to, size_t stride) {
+    for (int i = 0; i < TILE; i++) memcpy(static_cast<char*>(to) + i * stride, emulated[tile][i], 64);
+}
+INLINE void dot_tiles(int sums, int rows, int weights) {
+    for (int row = 0; row < TILE; row++) {
+        Floats total;
+        memcpy(&total, emulated[sums][row], sizeof total);
+        for (int word = 0; word < TILE; word++)
+            total = BFloat16::dot(total, load_words(emulated[weights][word]), splat(emulated[rows][row][word]));
+        memcpy(emulated[sums][row], &total, sizeof total);
+    }
+}
+struct TileScope {};
+#else
+#include <sys/syscall.h>
+#include <unistd.h>
+
+// Linux gives a process the large registers only on request (arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA).
+INLINE bool may_use_tiles() { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
+#define zero_tile(tile) _tile_zero(tile)
+#define load_tile(tile, from, stride) _tile_loadd(tile, from, stride)
+#define store_tile(tile, to, stride) _tile_stored(tile, to, stride)
+#define dot_tiles(sums, rows, weights) _tile_dpbf16ps(sums, rows, weights)
+
+// Eight tiles of 16 rows of 64 bytes, for as long as this lives, on this thread.
+struct TileScope {
+    TileScope() {
+        struct {
+            uint8_t palette = 1, start_row = 0, reserved[14] = {};
+            uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+            uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+        } config;
+        _tile_loadconfig(&config);
+    }
+    ~TileScope() { _tile_release(); }
+};
+#endif
+
+// sums [2 * TILE][GROUP] of up to 2 * TILE rows with one group of weights; both: there are more than TILE rows.
+// A chunk of 16 words of the next group is fetched for each one that is read, as far as `lines` cache lines of it.
+INLINE void tile_product(const uint32_t* x, size_t words, const uint32_t* weights, bool both, const uint32_t* ahead,
+                         int lines, float* sums) {
+    const size_t row_bytes = words * 4, weight_bytes = GROUP * 4;
+    // The compiler does not know that tiles are loaded from memory.
+    __asm__ volatile("" ::: "memory");
+    zero_tile(0);
+    zero_tile(1);
+    zero_tile(2);
+    zero_tile(3);
+    for (size_t word = 0; word < words; word += TILE) {
+        for (int line = 0; line < lines; line++)
+            __builtin_prefetch(ahead + (word / TILE * lines + line) * (64 / sizeof *ahead), 0, 2);
+        load_tile(6, weights + word * GROUP, weight_bytes);
+        load_tile(7, weights + word * GROUP + LANES, weight_bytes);
+        load_tile(4, x + word, row_bytes);
+        dot_tiles(0, 4, 6);
+        dot_tiles(1, 4, 7);
+        if (!both) continue;
+        load_tile(5, x + TILE * words + word, row_bytes);
+        dot_tiles(2, 5, 6);
+        dot_tiles(3, 5, 7);
+    }
+    store_tile(0, sums, weight_bytes);
+    store_tile(1, sums + LANES, weight_bytes);
+    if (!both) return;
+    store_tile(2, sums + TILE * GROUP, weight_bytes);
+    store_tile(3, sums + TILE * GROUP + LANES, weight_bytes);
+}
+
+template <class Finish>
+static void multiply_tiles(const Matrix& matrix, int group, const uint32_t* x, int rows, Finish&& finish) {
+    const size_t words = matrix.words, size = words * GROUP;
+    const uint32_t* weights = matrix.data + group * size;
+    alignas(64) float sums[2 * TILE * GROUP];
+    for (int row = 0; row < rows; row += 2 * TILE) {
+        const int count = rows - row < 2 * TILE ? rows - row : 2 * TILE;
+        tile_product(x + row * words, words, weights, count > TILE, weights + size, row ? 0 : 2 * TILE, sums);
+        for (int r = 0; r < count; r++) finish(row + r, group * GROUP, sums + r * GROUP);
+    }
+}
