@@ -24,28 +24,29 @@ INLINE int padded(int size, int unit) { return (size + unit - 1) / unit * unit; 
 template <class T, int R, int P, int LINES>
 static void product(const uint32_t* x, size_t stride, const uint32_t* weights, int words, const uint32_t* ahead,
                     float* sums) {
-    Floats total[R][P];
+    enum { Q = P * NATIVES };
+    Native total[R][Q];
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-        for (int p = 0; p < P; p++) total[r][p] = Floats{};
+#pragma GCC unroll 16
+        for (int q = 0; q < Q; q++) total[r][q] = Native{};
     for (int word = 0; word < words; word++) {
         if (LINES) __builtin_prefetch(ahead + word * LANES * LINES, 0, 2);
         if (LINES > 1) __builtin_prefetch(ahead + word * LANES * LINES + LANES, 0, 2);
-        Words panel[P];
-#pragma GCC unroll 4
-        for (int p = 0; p < P; p++) panel[p] = load_words(weights + (word * P + p) * LANES);
+        NativeWords some[Q];
+#pragma GCC unroll 16
+        for (int q = 0; q < Q; q++) memcpy(some + q, weights + word * P * LANES + q * NATIVE_LANES, NATIVE_BYTES);
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
-            Words one = splat(x[r * stride + word]);
-#pragma GCC unroll 4
-            for (int p = 0; p < P; p++) total[r][p] = T::dot(total[r][p], panel[p], one);
+            NativeWords one = NativeWords{} + int32_t(x[r * stride + word]);
+#pragma GCC unroll 16
+            for (int q = 0; q < Q; q++) total[r][q] = T::dot(total[r][q], some[q], one);
         }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-        for (int p = 0; p < P; p++) store(sums + (r * P + p) * LANES, total[r][p]);
+#pragma GCC unroll 16
+        for (int q = 0; q < Q; q++) memcpy(sums + r * P * LANES + q * NATIVE_LANES, &total[r][q], NATIVE_BYTES);
 }
 
 typedef void (*Product)(const uint32_t*, size_t, const uint32_t*, int, const uint32_t*, float*);

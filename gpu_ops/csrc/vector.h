@@ -15,6 +15,18 @@ typedef int32_t Words __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
 enum { LANES = 16 };
 
+// What fits a register: the innermost loops use these, because compilers keep wider vectors in memory.
+#if defined(__AVX512F__)
+enum { NATIVE_BYTES = 64 };
+#elif defined(__AVX2__)
+enum { NATIVE_BYTES = 32 };
+#else
+enum { NATIVE_BYTES = 16 };
+#endif
+typedef float Native __attribute__((vector_size(NATIVE_BYTES)));
+typedef int32_t NativeWords __attribute__((vector_size(NATIVE_BYTES)));
+enum { NATIVES = 64 / NATIVE_BYTES, NATIVE_LANES = LANES / NATIVES };
+
 INLINE Floats load(const float* from) {
     Floats x;
     memcpy(&x, from, sizeof x);
@@ -53,6 +65,15 @@ INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
     return a * b + c;
 #endif
 }
+#if !defined(__AVX512F__)
+INLINE Native multiply_add(Native a, Native b, Native c) {
+#if defined(__FMA__)
+    return (Native)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+#endif
 
 // Sums and maxima over the lanes, always in the same order.
 INLINE float sum(Floats x) {
@@ -105,7 +126,10 @@ struct Float32 {
     enum { PER_WORD = 1 };
     INLINE Floats load_cells(const Cell* from) { return load(from); }
     INLINE void store_cells(Cell* to, Floats x) { store(to, x); }
-    INLINE Floats dot(Floats sums, Words w, Words x) { return multiply_add((Floats)w, (Floats)x, sums); }
+    template <class F, class W>
+    INLINE F dot(F sums, W w, W x) {
+        return multiply_add((F)w, (F)x, sums);
+    }
 };
 
 struct BFloat16 {
@@ -128,13 +152,14 @@ struct BFloat16 {
         memcpy(to, &halves, sizeof halves);
 #endif
     }
-    INLINE Floats dot(Floats sums, Words w, Words x) {
+    template <class F, class W>
+    INLINE F dot(F sums, W w, W x) {
 #if defined(__AVX512BF16__)
-        return (Floats)_mm512_dpbf16_ps((__m512)sums, (__m512bh)w, (__m512bh)x);
+        return (F)_mm512_dpbf16_ps((__m512)sums, (__m512bh)w, (__m512bh)x);
 #else
-        sums = multiply_add((Floats)(w << 16), (Floats)(x << 16), sums);
-        Words high = Words{} + int32_t(0xffff0000);
-        return multiply_add((Floats)(w & high), (Floats)(x & high), sums);
+        sums = multiply_add((F)(w << 16), (F)(x << 16), sums);
+        W high = W{} + int32_t(0xffff0000);
+        return multiply_add((F)(w & high), (F)(x & high), sums);
 #endif
     }
 };
