@@ -92,16 +92,27 @@ class DecodeDesk:
 
     def greet(self, peer: str, endpoint: str, now: float) -> None:
         self.hang_up(peer)
+        self.clear_the_address(endpoint)
         socket = self.connect(endpoint)
-        self.lines[peer] = PeerLine(peer, socket, now + HANDSHAKE_TIMEOUT)
+        self.lines[peer] = PeerLine(peer, endpoint, socket, now + HANDSHAKE_TIMEOUT)
         machine, layout = self.machine, self.machine.layout
         greet = Greet(self.incarnation, peer, SCHEMA, self.name, machine.fingerprint, self.kv_fingerprint)
         socket.send(replace(greet, dtype=layout.dtype, block_size=layout.block_size))
 
+    def clear_the_address(self, endpoint: str) -> None:
+        """An address has one process at a time. A socket for its last one would connect to this one too, under our
+        name, and what is sent to us could go there."""
+        for line in self.lines.values():
+            if line.endpoint == endpoint and line.socket is not None:
+                self.disconnect(line.socket)
+                line.socket = None
+                line.fail("another process has the prefill worker's address now")
+
     def hang_up(self, peer: str) -> None:
         line = self.lines.pop(peer, None)
         if line is not None:
-            self.disconnect(line.socket)
+            if line.socket is not None:
+                self.disconnect(line.socket)
             self.connector.detach(peer)
 
     def admit(self, now: float) -> None:
@@ -123,7 +134,7 @@ class DecodeDesk:
         have = live.sequence.computed // self.machine.layout.block_size
         take = self.taker.begin(transfer_id, line.peer, expected, now, have)
         self.parked[transfer_id] = Parked(live, take, now + RENEW_EVERY)
-        line.socket.send(Begin(self.incarnation, line.peer, transfer_id, live.request_id, live.attempt, have))
+        self.tell(line.peer, Begin(self.incarnation, line.peer, transfer_id, live.request_id, live.attempt, have))
 
     def take(self, message: Message, now: float) -> None:
         """A message from a prefill worker; what is not about an open transfer of that worker is ignored."""
@@ -241,7 +252,7 @@ class DecodeDesk:
 
     def tell(self, peer: str, message: Message) -> None:
         line = self.lines.get(peer)
-        if line is not None:
+        if line is not None and line.socket is not None:
             line.socket.send(message)
 
     def tick(self, now: float) -> None:

@@ -20,10 +20,12 @@ class Line(Enum):
 
 @dataclass(slots=True, eq=False)
 class PeerLine:
-    """`peer` is the prefill worker's incarnation. `reason` says why a FAILED line failed."""
+    """`peer` is the prefill worker's incarnation, `endpoint` its address. `reason` says why a FAILED line failed. One
+    whose address is another process's now has no socket."""
 
     peer: str
-    socket: PeerClient
+    endpoint: str
+    socket: PeerClient | None
     deadline: float
     state: Line = Line.GREETING
     reason: str = ""

@@ -220,7 +220,7 @@ class Worker:
             if self.is_mine(message):
                 self.prefill.take(message, now)
         for line in list(self.decode.lines.values()):
-            for message in line.socket.receive_all():
+            for message in line.socket.receive_all() if line.socket else ():
                 if self.is_mine(message):
                     self.decode.take(message, now)
 
@@ -339,8 +339,9 @@ class Worker:
 
     def close(self) -> None:
         self.connector.close()
-        for line in list(self.decode.lines.values()):
-            line.socket.close()
+        for line in self.decode.lines.values():
+            if line.socket is not None:
+                line.socket.close()
         self.peers_in.close()
         self.control.close(linger=0.5)
         self.poller.close()

@@ -249,7 +249,16 @@ class OverSockets:
     def play(self, recording: Recording) -> list[dict[str, Outcome]]:
         made = [self.play_round(round_) for round_ in recording]
         everyone_clean(self.proxy)
+        self.hear_all()
         return made
+
+    def hear_all(self) -> None:
+        """What workers sent before they heard of a cancellation is read, or it would be taken for frames of the next
+        recording, which has the same ids. A heartbeat comes after all that was sent before it."""
+        self.proxy.heartbeats.clear()
+        for worker in self.workers:
+            worker.link.next_send = 0.0
+        self.proxy.turn_until(lambda: len(self.proxy.heartbeats) == len(self.workers))
 
     def play_round(self, round_: Mapping[str, Recorded]) -> dict[str, Outcome]:
         self.rounds += 1

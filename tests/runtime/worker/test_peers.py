@@ -86,9 +86,6 @@ def test_a_peer_that_came_back_is_another_peer(
     proxy.workers.remove(prefill)
     prefill.close()
     again = open_worker(model, tmp_path, "prefill:0", "prefill")
-    # In one process nobody sees the first one end, and its line may stand in the way of the last message: then it is
-    # the lease that ends the transfer.
-    again.prefill.giver.lease = 0.5
     proxy.admit(again)
     proxy.submit_pair(again, decode, "after", prompt(30), drawn(4))
     (answer,) = proxy.finish("after")
@@ -198,9 +195,9 @@ def test_a_message_about_a_transfer_that_is_over_changes_nothing(
     line = decode.decode.lines[prefill.incarnation]
     transfer_id = getattr(begins[0], "transfer_id", "")
     for epoch in range(3):
-        line.socket.send(Fetched(decode.incarnation, prefill.incarnation, transfer_id, epoch))
+        decode.decode.tell(line.peer, Fetched(decode.incarnation, prefill.incarnation, transfer_id, epoch))
     prefill.peers_in.send(ChunkReady(prefill.incarnation, decode.incarnation, transfer_id, 0, 0, 0, [1], [1]))
-    line.socket.send(Begin(decode.incarnation, prefill.incarnation, transfer_id, "r", 0))
+    decode.decode.tell(line.peer, Begin(decode.incarnation, prefill.incarnation, transfer_id, "r", 0))
     proxy.turn_until(lambda: bool(prefill.prefill.halves))
     prefill.prefill.tick(late_halves(prefill))
     everyone_clean(proxy)
