@@ -55,6 +55,9 @@ class Dispatcher:
     def resume(self) -> None:
         """There may be a worker for those that wait for one, or no hope of one."""
         for request in list(self.stranded.values()):
+            # An attempt that breaks at once starts others, this one among them.
+            if request.id not in self.stranded:
+                continue
             route = self.route(request)
             if route is not None:
                 del self.stranded[request.id]

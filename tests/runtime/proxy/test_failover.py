@@ -132,6 +132,25 @@ def test_a_request_waits_for_a_worker_to_come_back(play: Play, frames: int) -> N
     play(scene)
 
 
+def test_a_worker_that_cannot_be_reached_at_first_gets_all_that_wait(play: Play) -> None:
+    async def scene(house: House) -> None:
+        first = await house.worker("mixed:0", script=silent)
+        faults: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, fault: faults.append(fault))
+        streams = [house.proxy.submit([5], PARAMS) for _ in range(3)]
+        lost(house, first)
+        send, refused = house.proxy.dispatcher.send, iter([True, True])
+        house.proxy.dispatcher.send = lambda message: not (
+            isinstance(message, Submit) and next(refused, False)
+        ) and send(message)  # fmt: skip
+        await house.worker("mixed:0")
+        assert {(await collect(stream))[0] for stream in streams} == {TEXT}
+        assert house.value("pontil_failovers_total", cause="unreachable") == 2 and not faults
+        balanced(house)
+
+    play(scene, max_attempts=4)
+
+
 def test_waiting_for_a_worker_has_an_end(play: Play) -> None:  # C14
     async def scene(house: House) -> None:
         worker = await house.worker("mixed:0", script=silent)
