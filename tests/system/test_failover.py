@@ -36,8 +36,9 @@ ASKED: list[dict[str, Any]] = [
     },
 ]  # fmt: skip
 TOKENS = 48
-# The size that a worker chooses depends on what is free when it starts, and some start again.
-POOL = ("--kv-cache-memory", "512MiB")
+# The size that a worker chooses depends on what is free when it starts, and some start again: more often than an
+# operator would want it.
+OPTIONS = ("--kv-cache-memory", "512MiB", "--restart-attempts", "1000", "--restart-max-delay", "1")
 
 
 def bodies(salt: str) -> list[dict[str, Any]]:
@@ -89,13 +90,13 @@ def kills(site: Site, name: str, tokens: int) -> Callable[[Streams], None]:
 def spare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A second decode worker, on the core of the first."""
     lists = ("--share-devices", "--prefill", "cpu:0", "--decode", "cpu:1,cpu:1")
-    with launched(tmp_path_factory.mktemp("spare"), *lists, *POOL) as served:
+    with launched(tmp_path_factory.mktemp("spare"), *lists, *OPTIONS) as served:
         yield Site(served)
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with launched(tmp_path_factory.mktemp("pair"), *POOL) as served:
+    with launched(tmp_path_factory.mktemp("pair"), *OPTIONS) as served:
         yield Site(served)
 
 
