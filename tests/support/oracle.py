@@ -69,9 +69,13 @@ def check(served: Served, before: Rest, *killed: str) -> Rest:
     return after
 
 
+# Connections of clients that are just closing may be counted: fewer than the faults between two rests.
+CLOSING = 2
+
+
 def check_growth(before: Rest, after: Rest, healthy: set[str]) -> None:
-    """Between two rests with as many faults of the same kind before each."""
+    """Between two rests with at least three faults of the same kind between them: what leaks at each shows."""
     for name in healthy:
         then, now = before.processes[name], after.processes[name]
-        assert (now.threads, now.descriptors, now.mapped) <= (then.threads, then.descriptors, then.mapped), (then, now)
-        assert now.descriptors <= then.descriptors and now.mapped <= then.mapped, (then, now)
+        assert now.threads <= then.threads and now.mapped <= then.mapped, (then, now)
+        assert now.descriptors <= then.descriptors + CLOSING, (then, now)
