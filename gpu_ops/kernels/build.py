@@ -119,5 +119,5 @@ def only_one(lock: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise KernelError(f"another process has held {lock} for {LOCK_TIMEOUT:.0f} s") from None
-                time.sleep(LOCK_POLL)  # a lock on a file has no wait that ends
+                time.sleep(LOCK_POLL)  # flock can wait, but not with a deadline
         yield

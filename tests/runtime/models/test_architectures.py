@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from architectures import NAMES, VOCAB, hugging_model, read_model
+from company import alone_in_company_and_again, handed_over
 from tiny import drain, rig, sequence
 from transformers import PreTrainedModel
 
 from pontil.runtime.engine.batch import Batch, Span
-from pontil.runtime.engine.sequence import Known
 from pontil.runtime.models.model import Model
 
 PROMPT = torch.randint(0, VOCAB, (333,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -78,38 +78,10 @@ def test_greedy_tokens_equal_those_of_transformers_here_and_after_a_handoff(pair
     for length in LENGTHS:
         ours.add(sequence(str(length), PROMPT[:length], 64))
     assert drain(ours) == expected
-    assert handed_over(pair.ours, PROMPT[:200]) == expected["200"]
-
-
-def handed_over(model: Model, prompt: list[int]) -> list[int]:
-    """Compute the prompt in one engine, copy its blocks into another's pool, go on there."""
-    giver, taker = rig(model), rig(model)
-    given, taken = sequence("a", prompt, 64), sequence("a", prompt, 64)
-    given.hands_over = True
-    giver.engine.add(given)
-    (output,) = giver.engine.step()
-    assert taker.engine.park(taken)
-    taker.scheduler.memory.grow(taken, len(prompt))
-    taker.storage.tensor[taken.blocks] = giver.storage.tensor[given.blocks]
-    taker.engine.promote(taken, len(prompt), [Known(0, output.ids[:1])])
-    return drain(taker.engine)["a"]
+    assert handed_over(pair.ours, PROMPT[:200], 64) == expected["200"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_company_chunks_and_replay_change_nothing(pair: Pair, dtype: torch.dtype) -> None:
     model = read_model(pair.path, dtype)
-    alone = rig(model).engine
-    alone.add(sequence("a", PROMPT[:150], 40))
-    expected = drain(alone)["a"]
-    crowded = rig(model, blocks=600, budget=50).engine
-    for number in range(12):
-        crowded.add(sequence(f"n{number}", PROMPT[number : 4 + 30 * number], 5 + number, temperature=1.3, seed=number))
-    crowded.step()
-    crowded.add(sequence("a", PROMPT[:150], 40))
-    assert drain(crowded)["a"] == expected
-    replay = sequence("a", PROMPT[:150], 40)
-    replay.output += expected[:21]
-    again = rig(model, budget=33).engine
-    again.add(replay)
-    drain(again)
-    assert replay.output == expected
+    alone_in_company_and_again(model, PROMPT)

@@ -9,12 +9,12 @@ import kernels
 import pytest
 import torch
 from architectures import NAMES, ROUND_SIZES, SIZES, VOCAB, hugging_model, read_model
+from company import alone_in_company_and_again, handed_over
 from tiny import check_free, drain, rig, sequence
 from transformers import PreTrainedModel
 
 from pontil.gpu_ops.kernels.library import Library
 from pontil.runtime.engine.batch import Batch, Span
-from pontil.runtime.engine.sequence import Known
 from pontil.runtime.errors import ModelError
 from pontil.runtime.models.model import Model
 
@@ -72,21 +72,7 @@ def test_logits_equal_those_of_transformers_in_any_cutting(pair: Pair) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_company_chunks_replay_and_a_handoff_change_nothing(pair: Pair, dtype: torch.dtype) -> None:
     model = pair.model(dtype)
-    alone = rig(model).engine
-    alone.add(sequence("a", PROMPT[:150], 40))
-    expected = drain(alone)["a"]
-    crowded = rig(model, blocks=600, budget=50).engine
-    for number in range(12):
-        crowded.add(sequence(f"n{number}", PROMPT[number : 4 + 30 * number], 5 + number, temperature=1.3, seed=number))
-    crowded.step()
-    crowded.add(sequence("a", PROMPT[:150], 40))
-    assert drain(crowded)["a"] == expected
-    replay = sequence("a", PROMPT[:150], 40)
-    replay.output += expected[:21]
-    again = rig(model, budget=33).engine
-    again.add(replay)
-    drain(again)
-    assert replay.output == expected
+    expected = alone_in_company_and_again(model, PROMPT)
     assert handed_over(model, PROMPT[:150], 40) == expected
 
 
@@ -107,20 +93,6 @@ def test_the_next_turn_finds_the_answer_as_it_was_decoded(pair: Pair, length: in
     assert drain(ours.engine)["b"] == drain(cold)["b"]
     assert turns[0].cached == (len(talk) - 1) // 16 * 16
     check_free(ours)
-
-
-def handed_over(model: Model, prompt: list[int], tokens: int) -> list[int]:
-    """Compute the prompt in one engine, copy its blocks into another's pool, go on there."""
-    giver, taker = rig(model), rig(model)
-    given, taken = sequence("a", prompt, tokens), sequence("a", prompt, tokens)
-    given.hands_over = True
-    giver.engine.add(given)
-    (output,) = giver.engine.step()
-    assert taker.engine.park(taken)
-    taker.scheduler.memory.grow(taken, len(prompt))
-    taker.storage.tensor[taken.blocks] = giver.storage.tensor[given.blocks]
-    taker.engine.promote(taken, len(prompt), [Known(0, output.ids[:1])])
-    return drain(taker.engine)["a"]
 
 
 def test_a_model_that_does_not_fit_is_refused(tmp_path: Path, library: Library) -> None:
