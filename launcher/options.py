@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of a launch, each declared once, and everything that is read from the environment.
+"""The options of a launch, each declared once, and the one place that reads the environment.
 
 A field's type, default, help and reader make both the flag and the key of the configuration file: flags win over the
 file, the file over the defaults.
@@ -7,15 +7,16 @@ file, the file over the defaults.
 
 import difflib
 import os
-import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from pontil.launcher.devices import DeviceItem, parse_list
+from pontil.launcher.devices import DeviceItem
 from pontil.launcher.errors import OptionError
+from pontil.launcher.readers import Reader, choice, devices, endpoint, seconds, size, switch, text, whole
+from pontil.launcher.surroundings import Surroundings
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -23,92 +24,7 @@ else:
     import tomli as tomllib
 
 Role = Literal["all", "proxy", "prefill", "decode", "mixed"]
-# Turns what a flag or a file gave into the field's value; ValueError carries words that follow the flag's name.
-Reader = Callable[[Any], Any]
-WILDCARDS = ("0.0.0.0", "::", "0", "")
 LOOPBACK = ("localhost", "::1")
-# glibc returns large pieces to the system at once and takes page faults to get them again: at a context of 1,600 tokens
-# that was a third of a step. 32 MiB is the most it takes for the first.
-MEMORY_IS_KEPT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(512 << 20)}
-UNITS = {"": 1} | {
-    f"{letter}{suffix}": base**power
-    for power, letter in enumerate("KMGT", 1)
-    for suffix, base in (("B", 1000), ("IB", 1024))
-}
-
-
-def text(value: Any) -> str:
-    if not isinstance(value, str) or not value or not value.isprintable():
-        raise ValueError("must be a text on one line")
-    return value
-
-
-def choice(*names: str) -> Reader:
-    def read(value: Any) -> str:
-        if value not in names:
-            raise ValueError(f"must be one of {', '.join(names)}")
-        return str(value)
-
-    return read
-
-
-def whole(low: int, high: int = 2**31 - 1) -> Reader:
-    def read(value: Any) -> int:
-        if isinstance(value, str) and re.fullmatch(r"\d{1,12}", value, re.ASCII):
-            value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise ValueError(f"must be a whole number from {low} to {high}")
-        return value
-
-    return read
-
-
-def seconds(value: Any) -> float:
-    if isinstance(value, str) and re.fullmatch(r"\d{1,9}(\.\d{1,9})?", value, re.ASCII):
-        value = float(value)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1e6:
-        raise ValueError("must be a number of seconds from 0 to 1000000")
-    return float(value)
-
-
-def size(value: Any) -> int:
-    """Bytes, from a whole number of them or from a number with a unit: 2GiB is 2**31, 512MB is 512000000."""
-    parts = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([A-Z]*)", str(value).upper(), re.ASCII)
-    if isinstance(value, bool) or parts is None or parts[2] not in UNITS or ("." in parts[1] and not parts[2]):
-        raise ValueError("must be a size like 2GiB, 512MB or a number of bytes")
-    count = int(float(parts[1]) * UNITS[parts[2]])
-    if not count:
-        raise ValueError("must be more than nothing")
-    return count
-
-
-def switch(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("must be true or false")
-    return value
-
-
-def devices(value: Any) -> tuple[DeviceItem, ...]:
-    if isinstance(value, list):
-        value = ",".join(str(item) for item in value)
-    return parse_list(str(value))
-
-
-def endpoint(value: Any) -> str:
-    """A zmq address that others can be told: a socket file, or a host and a port (no wildcard)."""
-    port = re.fullmatch(r"tcp://(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):(\d{1,5})", str(value), re.ASCII)
-    if not re.fullmatch(r"ipc:///[^\s]+", str(value)) and not (port and 0 < int(port[1]) < 65536):
-        raise ValueError("must be ipc:///PATH or tcp://HOST:PORT")
-    if host_of(str(value)) in WILDCARDS:
-        raise ValueError("must name the address by which the other hosts reach this one")
-    return str(value)
-
-
-def host_of(address: str) -> str | None:
-    """The host of a tcp endpoint, without brackets; None for a socket file."""
-    if not address.startswith("tcp://"):
-        return None
-    return address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
 
 
 def flag(section: str, default: Any, meaning: str, read: Reader, metavar: str = "") -> Any:
@@ -258,39 +174,5 @@ def checked(declared: Field[Any], value: Any, name: str) -> Any:
         raise OptionError(f"{name} {error}, not {value!r}.") from error
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """The environment variables, read once, and the places they decide."""
-
-    variables: Mapping[str, str]
-    user: int
-
-    @classmethod
-    def read(cls) -> "Surroundings":
-        return cls(dict(os.environ), os.getuid())
-
-    @property
-    def cache_directory(self) -> Path:
-        """Where fetched models are kept."""
-        if own := self.variables.get("PONTIL_CACHE"):
-            return Path(own)
-        return Path(self.variables.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pontil"
-
-    @property
-    def run_base(self) -> Path:
-        """The folder of all this user's run directories."""
-        runtime = self.variables.get("XDG_RUNTIME_DIR")
-        if runtime and os.access(runtime, os.W_OK | os.X_OK):
-            return Path(runtime) / "pontil"
-        return Path("/tmp") / f"pontil-{self.user}"
-
-    @property
-    def visible_gpus(self) -> str | None:
-        return self.variables.get("CUDA_VISIBLE_DEVICES")
-
-    def for_child(self, threads: int | None) -> dict[str, str]:
-        """A child's environment. What libraries read once must stand there before the child loads them: thread counts,
-        and for whoever computes with them, that memory given back is kept for the next step."""
-        computing = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        kept = {} if threads is None else MEMORY_IS_KEPT
-        return {**kept, **self.variables, **computing, "PYTHONUNBUFFERED": "1"}
+def read_surroundings() -> Surroundings:
+    return Surroundings(dict(os.environ), os.getuid())

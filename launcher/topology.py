@@ -8,8 +8,9 @@ from typing import Any
 
 from pontil.launcher.devices import DeviceItem, Machine, Seat, assign, spell
 from pontil.launcher.errors import OptionError
-from pontil.launcher.options import LOOPBACK, LaunchOptions, host_of
+from pontil.launcher.options import LOOPBACK, LaunchOptions
 from pontil.launcher.ports import address_towards
+from pontil.launcher.readers import host_of
 from pontil.launcher.version import VERSION
 
 # The length of sockaddr_un's path, less the NUL that ends it.

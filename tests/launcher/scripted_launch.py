@@ -11,7 +11,7 @@ import app  # noqa: E402, F401
 from pontil.launcher.console import Console  # noqa: E402
 from pontil.launcher.errors import LaunchError  # noqa: E402
 from pontil.launcher.health import HealthLimits  # noqa: E402
-from pontil.launcher.options import Surroundings  # noqa: E402
+from pontil.launcher.options import read_surroundings  # noqa: E402
 from pontil.launcher.restart import RestartPolicy  # noqa: E402
 from pontil.launcher.run_directory import RunDirectory  # noqa: E402
 from pontil.launcher.supervisor import Orders, Supervisor  # noqa: E402
@@ -27,7 +27,7 @@ def main() -> int:
     orders = Orders(
         Topology(plans[0], tuple(plans[1:]), "ipc:///control", "http://here"),
         (sys.executable, str(HERE / "scripted_child.py")),
-        Surroundings.read().for_child,
+        read_surroundings().for_child,
         RestartPolicy(**told["policy"]),
         HealthLimits(**told["limits"]),
         told["drain_timeout"],

@@ -7,7 +7,9 @@ import pytest
 
 from pontil.launcher.devices import DeviceItem
 from pontil.launcher.errors import OptionError
-from pontil.launcher.options import LaunchOptions, Surroundings, read_options, size
+from pontil.launcher.options import LaunchOptions, read_options
+from pontil.launcher.readers import size
+from pontil.launcher.surroundings import Surroundings
 from pontil.runtime.config import ProxyConfig, WorkerConfig
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pontil.launcher.cli import choose_ports
 from pontil.launcher.devices import Machine
 from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.launch_command import choose_ports
 from pontil.launcher.options import LaunchOptions
 from pontil.launcher.ports import usable_port
 from pontil.launcher.topology import plan

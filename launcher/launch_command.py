@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `launch`: its flags, its plan, and the supervisor that carries it out."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pontil.launcher.child import child_command
+from pontil.launcher.console import Console
+from pontil.launcher.devices import find_machine
+from pontil.launcher.health import HealthLimits
+from pontil.launcher.options import LaunchOptions, flag_name, read_options, read_surroundings
+from pontil.launcher.ports import usable_port
+from pontil.launcher.restart import RestartPolicy
+from pontil.launcher.run_directory import RunDirectory
+from pontil.launcher.supervisor import Orders, Supervisor
+from pontil.launcher.surroundings import Surroundings
+from pontil.launcher.topology import Topology, plan
+
+
+class LaunchCommand(click.Command):
+    """Shows its many options under the headings they were declared with."""
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        sections = {each.name: each.metadata["section"] for each in fields(LaunchOptions)}
+        for section, group in groupby(self.get_params(context), lambda each: sections.get(str(each.name), "Other")):
+            with formatter.section(section):
+                formatter.write_dl([record for each in group if (record := each.get_help_record(context))])
+
+
+def launch_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """One click option per field of LaunchOptions. Values stay text here: the field's reader checks them."""
+    for declared in reversed(fields(LaunchOptions)):
+        command = click_option(declared)(command)
+    return command
+
+
+def click_option(declared: Field[Any]) -> Callable[..., Any]:
+    metadata, default = declared.metadata, declared.default
+    if isinstance(default, bool):
+        name = flag_name(declared)
+        names = f"--{name}/--no-{name}" if default else f"--{name}"
+        return click.option(names, is_flag=True, default=None, help=metadata["help"])
+    shown = "" if default in (None, MISSING) else f" [default: {default:g}]" if isinstance(default, float) else (
+        f" [default: {default}]"
+    )  # fmt: skip
+    return click.option(f"--{flag_name(declared)}", metavar=metadata["metavar"], help=metadata["help"] + shown)
+
+
+@click.command(cls=LaunchCommand, short_help="Start the proxy and its workers, watch them, and stop them again.")
+@launch_flags
+@click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="TOML file with the names above.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and start nothing.")
+def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
+    """Start the proxy and its workers here, watch them, and stop them again.
+
+    \b
+      launch                               a prefill and a decode worker on what this machine has
+      launch --role mixed                  one worker that does both
+      launch --prefill 0 --decode 1,2      three single-GPU workers
+      launch --prefill cpu:0-3 --decode cpu:4-7
+
+    Ctrl-C ends at once; SIGTERM first lets requests in flight finish.
+    """
+    surroundings = read_surroundings()
+    options = read_options(given, config)
+    directory = RunDirectory(surroundings.run_base)
+    machine = find_machine(surroundings.visible_gpus)
+    topology = plan(options, machine, directory.path, surroundings.cache_directory)
+    if dry_run:
+        show_plan(topology)
+        return 0
+    chosen = choose_ports(options)
+    topology = plan(chosen, machine, directory.path, surroundings.cache_directory)
+    directory.create()
+    return Supervisor(orders_of(chosen, topology, surroundings), Console(sys.stderr), directory).run()
+
+
+def choose_ports(options: LaunchOptions) -> LaunchOptions:
+    """The same options with a definite port, every port having been tried; a group that joins listens on none."""
+    if options.join:
+        return options
+    if options.control and options.control.startswith("tcp://"):
+        host, _, port = options.control.removeprefix("tcp://").rpartition(":")
+        usable_port("--control", host.strip("[]"), int(port))
+    return replace(options, port=usable_port("--port", options.host, options.port))
+
+
+def orders_of(options: LaunchOptions, topology: Topology, surroundings: Surroundings) -> Orders:
+    policy = RestartPolicy(
+        options.restart_attempts, options.restart_window, options.restart_delay, options.restart_max_delay
+    )
+    limits = HealthLimits(start=options.start_timeout)
+    return Orders(topology, child_command(), surroundings.for_child, policy, limits, options.drain_timeout)
+
+
+def show_plan(topology: Topology) -> None:
+    for child in topology.children:
+        click.echo(child.describe())
+    click.echo(f"model        {topology.prepare.config['model']}")
+    click.echo(f"control      {topology.control}")
+    if topology.url:
+        click.echo(f"clients      {topology.url}")
