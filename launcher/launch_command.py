@@ -20,7 +20,7 @@ from pontil.launcher.restart import RestartPolicy
 from pontil.launcher.run_directory import RunDirectory
 from pontil.launcher.supervisor import Orders, Supervisor
 from pontil.launcher.surroundings import Surroundings
-from pontil.launcher.topology import Topology, plan
+from pontil.launcher.topology import Topology, check_startable, plan
 
 
 class LaunchCommand(click.Command):
@@ -62,7 +62,7 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
     \b
       launch                               a prefill and a decode worker on what this machine has
       launch --role mixed                  one worker that does both
-      launch --prefill 0 --decode 1,2      three single-GPU workers
+      launch --prefill 0,1 --decode 2,3    four single-GPU workers
       launch --prefill cpu:0-3 --decode cpu:4-7
 
     Ctrl-C ends at once; SIGTERM first lets requests in flight finish.
@@ -83,6 +83,7 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
 
 def choose_ports(options: LaunchOptions) -> LaunchOptions:
     """The same options with a definite port, every port having been tried; a group that joins listens on none."""
+    check_startable(topology)
     if options.join:
         return options
     if options.control and options.control.startswith("tcp://"):

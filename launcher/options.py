@@ -61,7 +61,7 @@ class LaunchOptions:
         "|".join(ROLES),
     )  # fmt: skip
     prefill: tuple[DeviceItem, ...] | None = flag(
-        PROCESSES, None, "Prefill workers, one per item: 0 or cuda:0, cpu, cpu:0-3, cpu*2; none for none.",
+        PROCESSES, None, "Prefill workers, one per item: 0 or cuda:0, 0+1, cpu, cpu:0-3, cpu*2; none for none.",
         devices, "LIST",
     )  # fmt: skip
     decode: tuple[DeviceItem, ...] | None = flag(PROCESSES, None, "Decode workers, in the same way.", devices, "LIST")

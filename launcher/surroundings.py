@@ -13,6 +13,9 @@ MEMORY_IS_KEPT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOL
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
+# torch's own order is by speed; the plan's numbers are those that nvidia-smi shows.
+GPUS_ARE_NUMBERED_ALIKE = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
     """The environment variables, read once, and the places they decide."""
 
     variables: Mapping[str, str]
@@ -41,5 +44,5 @@ class Surroundings:
         """A child's environment. What libraries read once must stand there before the child loads them: thread counts,
         and for whoever computes with them, that memory given back is kept for the next step."""
         computing = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        kept = {} if threads is None else MEMORY_IS_KEPT
+        kept = {} if threads is None else {**MEMORY_IS_KEPT, **GPUS_ARE_NUMBERED_ALIKE}
         return {**kept, **self.variables, **computing, "PYTHONUNBUFFERED": "1"}
