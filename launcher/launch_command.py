@@ -52,9 +52,17 @@ def click_option(declared: Field[Any]) -> Callable[..., Any]:
     return click.option(f"--{flag_name(declared)}", metavar=metadata["metavar"], help=metadata["help"] + shown)
 
 
+config_flag = click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="TOML file with the names above. Variables like PONTIL_MAX_NUM_SEQS win over it, and flags over both.",
+)
+
+
 @click.command(cls=LaunchCommand, short_help="Start the proxy and its workers, watch them, and stop them again.")
 @launch_flags
-@click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="TOML file with the names above.")
+@config_flag
 @click.option("--dry-run", is_flag=True, help="Print the plan and start nothing.")
 def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
     """Start the proxy and its workers here, watch them, and stop them again.
@@ -68,13 +76,14 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
     Ctrl-C ends at once; SIGTERM first lets requests in flight finish.
     """
     surroundings = read_surroundings()
-    options = read_options(given, config)
+    options = read_options(given, config or surroundings.config_file, surroundings.variables)
     directory = RunDirectory(surroundings.run_base)
     machine = find_machine(surroundings.visible_gpus)
     topology = plan(options, machine, directory.path, surroundings.cache_directory)
     if dry_run:
         show_plan(topology)
         return 0
+    check_startable(topology)
     chosen = choose_ports(options)
     topology = plan(chosen, machine, directory.path, surroundings.cache_directory)
     directory.create()
@@ -83,7 +92,6 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
 
 def choose_ports(options: LaunchOptions) -> LaunchOptions:
     """The same options with a definite port, every port having been tried; a group that joins listens on none."""
-    check_startable(topology)
     if options.join:
         return options
     if options.control and options.control.startswith("tcp://"):

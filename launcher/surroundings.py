@@ -6,16 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+PREFIX = "PONTIL_"
+# Variables with that prefix that stand for no option of a launch.
+OWN_VARIABLES = ("PONTIL_CACHE", "PONTIL_CONFIG")
 # glibc returns large pieces to the system at once and takes page faults to get them again: at a context of 1,600 tokens
 # that was a third of a step. 32 MiB is the most it takes for the first.
 MEMORY_IS_KEPT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(512 << 20)}
 
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
 # torch's own order is by speed; the plan's numbers are those that nvidia-smi shows.
 GPUS_ARE_NUMBERED_ALIKE = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
     """The environment variables, read once, and the places they decide."""
 
     variables: Mapping[str, str]
@@ -27,6 +30,12 @@ GPUS_ARE_NUMBERED_ALIKE = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         if own := self.variables.get("PONTIL_CACHE"):
             return Path(own)
         return Path(self.variables.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pontil"
+
+    @property
+    def config_file(self) -> Path | None:
+        """The configuration file of whoever names none on the command line."""
+        named = self.variables.get("PONTIL_CONFIG")
+        return Path(named) if named else None
 
     @property
     def run_base(self) -> Path:
