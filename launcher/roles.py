@@ -107,11 +107,13 @@ def start_logging(level: str) -> None:
 
 
 def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) -> None:
-    """Find the model, fetching it at need, and report where it is."""
+    """Find the model, fetching it at need, see that it fits the memory, and report where it is."""
     die_with_group()
     from pontil.runtime.loaders.builtin import resolve_model
+    from pontil.runtime.worker.footprint import Demand, check_memory
 
     path = resolve_model(config["model"], Path(config["cache_dir"]))
+    check_memory(path, Demand(**config["demand"]))
     reporter.ready(path=str(path.resolve()))
 
 

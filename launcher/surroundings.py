@@ -12,7 +12,6 @@ OWN_VARIABLES = ("PONTIL_CACHE", "PONTIL_CONFIG")
 # glibc returns large pieces to the system at once and takes page faults to get them again: at a context of 1,600 tokens
 # that was a third of a step. 32 MiB is the most it takes for the first.
 MEMORY_IS_KEPT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(512 << 20)}
-
 # torch's own order is by speed; the plan's numbers are those that nvidia-smi shows.
 GPUS_ARE_NUMBERED_ALIKE = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 

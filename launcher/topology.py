@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plan: which processes a launch runs, where, and with which configuration. Nothing here acts."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,10 +78,28 @@ def plan(options: LaunchOptions, machine: Machine, run: Path, cache: Path) -> To
     proxies = [] if options.join else [plan_proxy(options, machine, control)]
     check_endpoints([control, *(worker.config["peer_endpoint"] for worker in workers)])
     children = tuple(replace(child, config={**child.config, "cache_dir": str(cache)}) for child in proxies + workers)
-    search = {"model": options.model, "cache_dir": str(cache), "log_level": options.log_level}
+    search = {
+        "model": options.model,
+        "cache_dir": str(cache),
+        "log_level": options.log_level,
+        "demand": plan_demand(options, workers, machine),
+    }
     prepare = ChildPlan("prepare", "prepare", "cpu", machine.cores, search)
     url = None if options.join else f"http://{url_host(options.host)}:{options.port}"
     return Topology(prepare, children, control, url)
+
+
+def plan_demand(options: LaunchOptions, workers: Sequence[ChildPlan], machine: Machine) -> dict[str, Any]:
+    """What the child that finds the model compares with the memory there is."""
+    return {
+        "dtype": options.dtype,
+        "quantization": options.quantization,
+        "max_model_len": options.max_model_len,
+        "kv_cache_memory": options.kv_cache_memory,
+        "block_size": options.block_size,
+        "workers": Counter(worker.device for worker in workers),
+        "gpu_memory": {f"cuda:{gpu}": free for gpu, free in enumerate(machine.gpu_memory) if free is not None},
+    }
 
 
 def check_startable(topology: Topology) -> None:

@@ -10,6 +10,7 @@ from pontil.launcher.options import read_options
 from pontil.launcher.ports import address_towards
 from pontil.launcher.topology import MAX_IPC_PATH, Topology, check_startable, plan, url_host
 from pontil.runtime.config import proxy_config, worker_config
+from pontil.runtime.worker.footprint import Demand
 
 TWO_CORES = Machine((0, 1), 2, 0)
 JOIN = "ipc:///run/there/control"
@@ -81,6 +82,17 @@ def test_a_worker_over_two_gpus_is_planned_and_not_started() -> None:
     assert "2 ranks" in made.children[1].describe()
     with pytest.raises(OptionError, match=r"tensor parallelism comes later: .*--prefill cuda:0,cuda:1 are 2 workers"):
         check_startable(made)
+
+
+def test_who_finds_the_model_is_told_what_must_fit_where() -> None:
+    machine = Machine(tuple(range(4)), 4, 2, (5 << 30, None))
+    told = topology(machine, prefill="0,1", decode="cpu*2", max_model_len="7", dtype="bfloat16").prepare.config[
+        "demand"
+    ]
+    assert Demand(**told) == Demand(
+        "bfloat16", "none", 7, None, 16, {"cuda:0": 1, "cuda:1": 1, "cpu": 2}, {"cuda:0": 5 << 30}
+    )
+    assert topology(role="proxy").prepare.config["demand"]["workers"] == {}
 
 
 def test_a_count_splits_the_free_cores() -> None:
