@@ -146,7 +146,7 @@ class Child:
         return self.state is ChildState.BACKOFF and now >= self.due
 
 
-def child_command() -> tuple[str, ...]:
+def child_command(name: str = "child") -> tuple[str, ...]:
     """How this installation starts a child: by app.py in a checkout, else by the installed module."""
     app = Path(__file__).resolve().parent.parent / "app.py"
-    return (sys.executable, str(app), "child") if app.exists() else (sys.executable, "-m", "pontil.launcher", "child")
+    return (sys.executable, str(app), name) if app.exists() else (sys.executable, "-m", "pontil.launcher", name)

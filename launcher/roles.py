@@ -12,7 +12,7 @@ import os
 import signal
 import sqlite3
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -154,6 +154,14 @@ def audit_usage(path: Path, live: Mapping[str, Any] | None) -> list[tuple[bool, 
             return [(one.equal, one.text) for one in audit(database, live)]
     except (PontilError, sqlite3.Error) as error:
         raise LaunchError(f"{error}.") from None
+
+
+def examine_machine(parent: int, cache: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What only a process that loads torch can know of this machine, part by part. It ends with its parent."""
+    die_with_parent(parent)
+    from pontil.runtime.worker.examination import examine
+
+    yield from examine(cache)
 
 
 BODIES: Mapping[str, Body] = {"prepare": prepare, "proxy": serve, **dict.fromkeys(WORKER_ROLES, work)}
