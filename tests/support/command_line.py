@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT = 240.0
+TIMEOUT = 120.0
 
 
 def app(*words: str, folder: Path = ROOT, **variables: str) -> "subprocess.CompletedProcess[str]":
