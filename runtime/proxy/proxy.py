@@ -139,7 +139,7 @@ class Proxy:
             raise Unavailable("the server is shutting down: try again in a moment")
         workers = self.registry.snapshot()
         check_capacity(workers, self.choices_in_flight, params.n)
-        route = self.dispatcher.route()
+        route = self.dispatcher.route(prompt_tokens=len(prompt))
         if route is None:
             raise Unavailable("no worker is ready yet: try again in a moment")
         unique = secrets.token_hex(8)
@@ -249,6 +249,8 @@ class Proxy:
             LOG.error("request %s: %s", request.id, error)
             self.dispatcher.again(request, str(error), BROKEN)
             return
+        if new and request.reader is not None:
+            self.dispatcher.was_read(request)
         if new and not begun:
             request.first_token = now
             self.metrics.first_token.observe(now - request.arrived)

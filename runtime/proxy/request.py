@@ -35,7 +35,7 @@ class Request:
     cached prefix.
 
     One attempt after the other serves a request. Between two, nobody does: `phases` is empty. `broken` are the teams
-    that failed it.
+    that failed it. `reader` is the worker that has yet to compute the prompt.
     """
 
     id: str
@@ -56,6 +56,7 @@ class Request:
     prompt_logprobs: Logprobs = field(default_factory=list)
     cache_salt: str = ""
     mailbox: Mailbox = field(default_factory=Mailbox)
+    reader: str | None = None
     first_token: float | None = None
     queued: float | None = None
     drafted: int = 0
