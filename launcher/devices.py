@@ -18,6 +18,7 @@ from pontil.launcher.errors import OptionError
 
 MAX_WORKERS = 1024
 FORMS = "0, cuda:0, cpu, cpu:0-3 or cpu*2"
+GPU_TOOL = "nvidia-smi"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +204,7 @@ def quota_of(folder: Path) -> float | None:
 
 def count_gpus(visible: str | None) -> int:
     """GPUs that torch will see. No driver tool, a broken driver or a slow one all count as none."""
-    tool = shutil.which("nvidia-smi")
+    tool = shutil.which(GPU_TOOL)
     if tool is None:
         return 0
     try:

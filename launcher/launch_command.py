@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `launch`: its flags, its plan, and the supervisor that carries it out."""
 
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields, replace
@@ -12,7 +13,7 @@ import click
 
 from pontil.launcher.child import child_command
 from pontil.launcher.console import Console
-from pontil.launcher.devices import find_machine
+from pontil.launcher.devices import GPU_TOOL, find_machine
 from pontil.launcher.health import HealthLimits
 from pontil.launcher.options import LaunchOptions, flag_name, read_options, read_surroundings
 from pontil.launcher.ports import usable_port
@@ -96,7 +97,16 @@ def orders_of(options: LaunchOptions, topology: Topology, surroundings: Surround
         options.restart_attempts, options.restart_window, options.restart_delay, options.restart_max_delay
     )
     limits = HealthLimits(start=options.start_timeout)
-    return Orders(topology, child_command(), surroundings.for_child, policy, limits, options.drain_timeout)
+    gpus = any(child.device.startswith("cuda") for child in topology.children)
+    return Orders(
+        topology,
+        child_command(),
+        surroundings.for_child,
+        policy,
+        limits,
+        options.drain_timeout,
+        shutil.which(GPU_TOOL) if gpus else None,
+    )
 
 
 def show_plan(topology: Topology) -> None:
