@@ -8,7 +8,8 @@ from typing import Literal
 import click
 
 from pontil.launcher.launch_command import launch
-from pontil.launcher.server_commands import chat, status
+from pontil.launcher.server_commands import chat
+from pontil.launcher.status_command import status
 from pontil.launcher.usage_commands import audit, usage
 from pontil.launcher.version import VERSION
 
