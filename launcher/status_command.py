@@ -13,13 +13,15 @@ import click
 
 from pontil.launcher.errors import LaunchError
 from pontil.launcher.server_commands import SERVER
-from pontil.launcher.status_table import cut, table
+from pontil.launcher.status_table import cut, duration, table
 
 # The server's own figures are renewed once a second.
 EVERY = 1.0
 # A server that is well answers at once.
 TIMEOUT = 5.0
-Processes = list[dict[str, Any]]
+# The supervisor tells its part every second; one that has not for so long is stopped or stuck.
+STALE = 3.0
+Answer = dict[str, Any]
 
 
 @click.command()
@@ -31,19 +33,27 @@ def status(url: str, watch: bool, as_json: bool) -> None:
     if watch:
         watch_until_told(lambda: ask(url), JsonLines(sys.stdout) if as_json else Screen(sys.stdout))
     else:
-        processes = ask(url)
-        click.echo(json.dumps({"processes": processes}, indent=2) if as_json else "\n".join(table(processes)))
+        answer = ask(url)
+        click.echo(json.dumps(answer, indent=2) if as_json else "\n".join(lines_of(answer)))
 
 
-def ask(url: str) -> Processes:
-    """Raises LaunchError."""
+def ask(url: str) -> Answer:
+    """What /admin/topology says. Raises LaunchError."""
     from pontil.launcher.chat import fetch
 
     answer = fetch(url, "/admin/topology", TIMEOUT)
     if not isinstance(answer, dict) or not isinstance(answer.get("processes"), list):
         raise LaunchError(f"the server at {url} is no pontil: name the one that `launch` printed with --url")
-    processes: Processes = answer["processes"]
-    return processes
+    return answer
+
+
+def lines_of(answer: Answer, width: int | None = None) -> list[str]:
+    """The table, and below it whether it is to be believed; an error is a line of its own."""
+    if "error" in answer:
+        return [cut(answer["error"], width)]
+    age = answer.get("age_seconds", 0.0)
+    doubt = f"The launcher has been silent for {duration(age)}: this is how things were then."
+    return table(answer["processes"], width) + ([cut(doubt, width)] if age > STALE else [])
 
 
 class JsonLines:
@@ -52,9 +62,8 @@ class JsonLines:
     def __init__(self, out: TextIO) -> None:
         self.out = out
 
-    def show(self, answer: Processes | str) -> None:
-        told = {"error": answer} if isinstance(answer, str) else {"processes": answer}
-        self.out.write(json.dumps(told) + "\n")
+    def show(self, answer: Answer) -> None:
+        self.out.write(json.dumps(answer) + "\n")
         self.out.flush()
 
     def end(self) -> None:
@@ -70,9 +79,9 @@ class Screen:
         self.terminal = out.isatty()
         self.drawn = 0
 
-    def show(self, answer: Processes | str) -> None:
+    def show(self, answer: Answer) -> None:
         columns, rows = extent(self.out) if self.terminal else (None, None)
-        lines = [cut(answer, columns)] if isinstance(answer, str) else table(answer, columns)
+        lines = lines_of(answer, columns)
         if rows is not None and len(lines) >= rows:
             left_out = len(lines) - rows + 2
             lines = [*lines[:-left_out], cut(f"and {left_out} more", columns)]
@@ -97,7 +106,7 @@ def extent(terminal: TextIO) -> tuple[int | None, int | None]:
     return columns or None, rows or None
 
 
-def watch_until_told(look: Callable[[], Processes], screen: "JsonLines | Screen") -> None:
+def watch_until_told(look: Callable[[], Answer], screen: "JsonLines | Screen") -> None:
     """Until Ctrl-C or until nobody reads. A server that was there and does not answer may come back."""
     with suppress(KeyboardInterrupt):
         try:
@@ -111,11 +120,11 @@ def watch_until_told(look: Callable[[], Processes], screen: "JsonLines | Screen"
         screen.end()
 
 
-def answers(look: Callable[[], Processes]) -> Iterator[Processes | str]:
-    """One every second: the processes, or why there are none."""
+def answers(look: Callable[[], Answer]) -> Iterator[Answer]:
+    """One every second: the processes, or under `error` why there are none."""
     bell = threading.Event()
     while not bell.wait(EVERY):
         try:
             yield look()
         except LaunchError as error:
-            yield error.message
+            yield {"error": error.message}

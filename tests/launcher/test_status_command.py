@@ -26,12 +26,12 @@ PROXY = {"name": "proxy", "role": "proxy", "pid": 1, "state": "READY", "device":
 
 
 class Server(ThreadingHTTPServer):
-    """Tells the processes in `rows`; while there are none, nobody may see them."""
+    """Tells the processes in `rows`, as old as `age`; while there are none, nobody may see them."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.rows: list[dict[str, Any]] | None = [PROXY]
-        self.asked = 0
+        self.age: float | None = None
 
     @property
     def url(self) -> str:
@@ -43,9 +43,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         assert self.path == "/admin/topology"
-        self.server.asked += 1
-        rows = self.server.rows
-        body = {"error": {"message": "not now"}} if rows is None else {"processes": rows}
+        rows, age = self.server.rows, self.server.age
+        body: dict[str, Any] = {"error": {"message": "not now"}} if rows is None else {"processes": rows}
+        body |= {} if age is None else {"age_seconds": age}
         content = json.dumps(body).encode()
         self.send_response(200 if rows is not None else 503)
         self.send_header("Content-Length", str(len(content)))
@@ -82,6 +82,14 @@ def test_once(server: Server) -> None:
         ["proxy", "ready", "cpu", "1", "1", "s"],
     ]
     assert json.loads(run(server, "--json").stdout) == {"processes": [PROXY]}
+
+
+def test_a_table_that_is_old_says_so(server: Server) -> None:  # G3
+    server.age = 0.9
+    assert len(run(server).stdout.splitlines()) == 2
+    server.age = 12.3
+    assert run(server).stdout.splitlines()[2].startswith("The launcher has been silent for 12 s")
+    assert json.loads(run(server, "--json").stdout) == {"processes": [PROXY], "age_seconds": 12.3}
 
 
 @pytest.mark.parametrize("words", [(), ("--watch",), ("--json",)])
