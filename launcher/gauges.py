@@ -8,7 +8,7 @@ import psutil
 
 from pontil.launcher.gpu_memory import GpuMemory
 
-# Reading one child costs about 0.1 ms.
+# Reading one child takes 0.04 ms.
 EVERY = 1.0
 
 

@@ -3,6 +3,7 @@
 
 import os
 import random
+import shutil
 import signal
 import threading
 from contextlib import suppress
@@ -13,6 +14,7 @@ import pytest
 from leftovers import Leftovers
 from served import START_TIMEOUT, Served, launched, wait_for
 
+from pontil.gpu_ops.kernels.build import COMPILERS
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 SEEDS = [*range(5), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(5, 30))]
@@ -38,6 +40,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("models") / "tiny"
     write_tiny_llama(folder)
     return str(folder)
+
+
+def compiles(process: Path) -> bool:
+    """GCC's driver has started what does the work; clang does it itself."""
+    with suppress(OSError):
+        return (process / "comm").read_text().startswith(("cc1plus", "clang"))
+    return False
 
 
 def strike(served: Served, drawn: random.Random) -> str:
@@ -97,3 +106,16 @@ def test_nothing_is_left_whatever_is_killed(seed: int, model: str, tmp_path: Pat
         said = served.output.read_text()
     assert leftovers.after_the_next_start() == []
     assert not any(line.startswith("Traceback") for line in said.splitlines()), "the launcher itself never breaks"
+
+
+def test_a_compiler_goes_with_its_launch(model: str, tmp_path: Path) -> None:  # G4
+    """On the first start of all, the workers have kernels compiled, by processes of their own."""
+    if not any(map(shutil.which, COMPILERS)):
+        pytest.skip("no C++ compiler is installed")
+    leftovers = Leftovers(tmp_path / "run")
+    variables = leftovers.variables | {"PONTIL_CACHE": str(tmp_path / "cache")}
+    with launched(tmp_path, "--role", "mixed", *OPTIONS, "--model", model, ready=False, variables=variables) as served:
+        wait_for(lambda: any(map(compiles, leftovers.marked())), START_TIMEOUT, "a compiler at work")
+        served.process.kill()
+        served.process.wait(60)
+        assert leftovers.at_last(served.port, AFTER_THE_END) == []
