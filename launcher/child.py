@@ -5,46 +5,19 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pontil.launcher.child_state import ChildState, moved
-from pontil.launcher.errors import LaunchError, RefusedError
+from pontil.launcher.death import KEPT_LINES, Death, last_words
 from pontil.launcher.health import HealthLimits, judge
 from pontil.launcher.life import Life
+from pontil.launcher.oom import OomWatch
 from pontil.launcher.reports import Report
 from pontil.launcher.topology import ChildPlan
 
-LAST_LINES = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Death:
-    """How a life ended: the exit code as subprocess gives it, and the reason the child itself reported, if it did."""
-
-    at: float
-    code: int
-    failure: str | None
-
-    @property
-    def refused(self) -> bool:
-        """Whether the proxy refused it: started again in the same way, it would be refused again."""
-        return self.failure is not None and self.code == RefusedError.exit_code
-
-    @property
-    def error(self) -> type[LaunchError]:
-        """What a launch raises that ends because of it."""
-        return RefusedError if self.refused else LaunchError
-
-    def describe(self) -> str:
-        """In words that follow a name."""
-        if self.failure is not None:
-            return f"failed: {self.failure}"
-        if self.code >= 0:
-            return f"exited with code {self.code}"
-        known = self.code in {-each for each in signal.Signals}
-        return f"was killed by {signal.Signals(-self.code).name if known else f'signal {-self.code}'}"
+# No policy looks at more deaths: one more than the restarts that can be asked for.
+REMEMBERED_DEATHS = 1001
 
 
 class Child:
@@ -58,11 +31,12 @@ class Child:
         self.state = ChildState.BACKOFF
         self.due = 0.0
         self.life: Life | None = None
-        self.deaths: list[Death] = []
+        self.lives = 0
+        self.deaths: deque[Death] = deque(maxlen=REMEMBERED_DEATHS)
         self.ever_ready = False
         # What it said of itself when it last became ready.
         self.facts: dict[str, Any] = {}
-        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
 
     @property
     def name(self) -> str:
@@ -73,11 +47,21 @@ class Child:
         return self.state.alive
 
     @property
+    def pid(self) -> int | None:
+        return self.life.process.pid if self.life else None
+
+    @property
     def row(self) -> dict[str, Any]:
-        """The child as the proxy's topology shows it."""
-        pid = self.life.process.pid if self.life else None
+        """What is always known of it."""
         plan = self.plan
-        return {"name": plan.name, "role": plan.role, "pid": pid, "state": self.state.value, "device": plan.device}
+        return {"name": plan.name, "role": plan.role, "pid": self.pid, "state": self.state.value, "device": plan.device}
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is not ready, as far as is known."""
+        if self.life is None:
+            return self.deaths[-1].describe() if self.deaths else None
+        return self.life.complaint or (self.life.progress if self.state is ChildState.STARTING else None)
 
     def move(self, state: ChildState) -> None:
         self.state = moved(self.name, self.state, state)
@@ -86,6 +70,7 @@ class Child:
         """Raises OSError when the system cannot make a process; the child then is where it was."""
         assert self.life is None
         self.life = Life(self.plan, self.command, self.environment, now)
+        self.lives += 1
         self.last_lines.clear()
         self.move(ChildState.STARTING)
 
@@ -116,19 +101,23 @@ class Child:
         if self.state is ChildState.DRAINING and self.life:
             self.life.signal(signal.SIGTERM)
 
-    def kill(self) -> None:
+    def kill(self, complaint: str | None = None) -> None:
+        """At once; `complaint` is why, in words that follow its name, where it did something wrong."""
         if self.state is ChildState.READY:
             self.move(ChildState.STALE)
         if self.state is not ChildState.KILLED:
             self.move(ChildState.KILLED)
         if self.life:
+            self.life.complaint = self.life.complaint or complaint
             self.life.signal(signal.SIGKILL)
 
-    def bury(self, now: float) -> Death:
+    def bury(self, now: float, oom: OomWatch) -> Death:
         """Once its life has ended and its pipes were read."""
         assert self.life is not None
-        death = Death(now, self.life.reap(), self.life.failure)
-        self.life.close()
+        life, code = self.life, self.life.reap()
+        starved = code == -signal.SIGKILL and self.state is not ChildState.KILLED and oom.explains(now)
+        death = Death(now, code, life.failure, life.complaint, starved, last_words(list(self.last_lines)))
+        life.close()
         self.life = None
         self.move(ChildState.EXITED)
         self.deaths.append(death)

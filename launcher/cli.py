@@ -11,7 +11,8 @@ import click
 from pontil.launcher.config_command import config
 from pontil.launcher.doctor_command import doctor
 from pontil.launcher.launch_command import launch
-from pontil.launcher.server_commands import chat, status
+from pontil.launcher.server_commands import chat
+from pontil.launcher.status_command import status
 from pontil.launcher.usage_commands import audit, usage
 from pontil.launcher.version import VERSION
 

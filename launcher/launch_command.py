@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `launch`: its flags, its plan, and the supervisor that carries it out."""
 
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields, replace
@@ -13,6 +14,7 @@ import click
 from pontil.launcher.child import child_command
 from pontil.launcher.console import Console
 from pontil.launcher.devices import find_machine
+from pontil.launcher.gpus import TOOL
 from pontil.launcher.health import HealthLimits
 from pontil.launcher.options import LaunchOptions, flag_name, read_options, read_surroundings
 from pontil.launcher.ports import usable_port
@@ -105,7 +107,16 @@ def orders_of(options: LaunchOptions, topology: Topology, surroundings: Surround
         options.restart_attempts, options.restart_window, options.restart_delay, options.restart_max_delay
     )
     limits = HealthLimits(start=options.start_timeout)
-    return Orders(topology, child_command(), surroundings.for_child, policy, limits, options.drain_timeout)
+    gpus = any(child.device.startswith("cuda") for child in topology.children)
+    return Orders(
+        topology,
+        child_command(),
+        surroundings.for_child,
+        policy,
+        limits,
+        options.drain_timeout,
+        shutil.which(TOOL) if gpus else None,
+    )
 
 
 def show_plan(topology: Topology) -> None:

@@ -6,6 +6,7 @@ what another needs.
 """
 
 import ctypes
+import faulthandler
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from pontil.launcher.death import EXIT_GPU_FAULT, gpu_fault
 from pontil.launcher.errors import LaunchError, RefusedError
 from pontil.launcher.reporter import EXIT_ORPHANED, PipeReporter
 from pontil.launcher.topology import WORKER_ROLES
@@ -45,6 +47,7 @@ class Inheritance:
 
 def run_child(inherited: Inheritance, bodies: "Mapping[str, Body] | None" = None) -> int:
     """Be the process that the configuration pipe describes. The exit code."""
+    faulthandler.enable()
     die_with_parent(inherited.parent)
     keep_from_grandchildren(inherited)
     with os.fdopen(inherited.config) as pipe:
@@ -67,10 +70,10 @@ def run_role(told: dict[str, Any], reporter: Reporter, commands: int | None, bod
     except PontilError as error:
         reporter.failed(str(error))
         return RefusedError.exit_code if isinstance(error, IncompatiblePeer) else EXIT_FAILED
-    except Exception:
+    except Exception as error:
         # The outermost frame of every child: a fault of ours is logged whole and told by the exit code.
         logging.getLogger("pontil").exception("%s ended by a fault of its own", config.get("name", told["role"]))
-        return EXIT_BROKEN
+        return EXIT_GPU_FAULT if gpu_fault(str(error).splitlines()) else EXIT_BROKEN
     return 0
 
 

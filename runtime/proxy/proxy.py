@@ -73,6 +73,8 @@ class Proxy:
         self.malformed_seen = 0
         self.ticks = 0
         self.last_tick = clock()
+        # When the supervisor last told its table, which it does every second; None where there is no supervisor.
+        self.table_at: float | None = None
         self.handlers: dict[type[Message], Callable[[Any], None]] = {
             Hello: self.on_hello,
             Heartbeat: self.on_heartbeat,
@@ -187,8 +189,14 @@ class Proxy:
             shown.insert(0, own)
         return shown
 
+    @property
+    def table_age(self) -> float | None:
+        """For how many seconds the supervisor has told nothing."""
+        return None if self.table_at is None else self.clock() - self.table_at
+
     def take_table(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """The supervisor's table: workers that it shows as dead are gone at once."""
+        self.table_at = self.clock()
         self.lose(self.registry.show(rows), DIED, "died")
         self.dispatcher.resume()
 

@@ -2,6 +2,7 @@
 """A real supervisor over scripted children: argv[1] is its orders as JSON."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from pontil.launcher.topology import ChildPlan, Topology  # noqa: E402
 
 def main() -> int:
     told = json.loads(sys.argv[1])
+    if "control group" in told:
+        Path(told["control group"], "cgroup.procs").write_text(str(os.getpid()))
     plans = [
         ChildPlan(name, name.partition(":")[0], "cpu", (0,), {"script": script, "model": "m", "trace": told["trace"]})
         for name, script in {"prepare": told["prepare"], **told["children"]}.items()
