@@ -29,8 +29,12 @@ class ChildPlan:
     config: dict[str, Any]
 
     @property
-    def takes_commands(self) -> bool:
+    def is_proxy(self) -> bool:
         return self.role == "proxy"
+
+    @property
+    def takes_commands(self) -> bool:
+        return self.role != "prepare"
 
     @property
     def keeps_terminal(self) -> bool:

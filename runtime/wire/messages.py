@@ -21,7 +21,7 @@ Logprobs = list[list[list[float]]]
 class Hello:
     """From worker to proxy: I exist, this is what I run and how much of it I can hold.
 
-    Workers whose `kernels` differ may round differently; None: not said.
+    Workers whose `kernels` differ may round differently; None: not said. A worker that is `draining` gets nothing new.
     `sender`, `schema`, `name` and `pid` keep name and type in every version: one that does not fit is refused by them.
     """
 
@@ -42,14 +42,29 @@ class Hello:
     max_num_batched_tokens: int
     kernels: str | None = None
     dtype: str | None = None
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """From proxy to worker: registered; the sender is the proxy incarnation that now owns your requests."""
+    """From proxy to worker: registered; the sender is the proxy incarnation that now owns your requests. `role` and
+    `draining` are what it knows of you; None: not said. What it sent you before it knew so came before this."""
 
     sender: str
     receiver: str
+    role: str | None = None
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Duty:
+    """From worker to proxy: prefer me in this role from now on, and send me nothing new where I am `draining`. What I
+    have stays mine. Answered by a Welcome that says the same."""
+
+    sender: str
+    receiver: str
+    role: str
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +179,8 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """From worker to proxy: this attempt ended without an answer. `status` is the HTTP status that describes it."""
+    """From worker to proxy: this attempt ended without an answer. `status` is the HTTP status that describes it.
+    `moved`: nothing is wrong with it, but this worker is leaving; somebody else is to go on."""
 
     sender: str
     receiver: str
@@ -172,6 +188,7 @@ class Failed:
     attempt: int
     reason: str
     status: int = 503
+    moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +320,7 @@ Message = (
     | Heartbeat
     | StillHere
     | Goodbye
+    | Duty
     | Submit
     | Cancel
     | Tokens
@@ -326,6 +344,7 @@ TAGS: dict[str, type[Message]] = {
     "heartbeat": Heartbeat,
     "still_here": StillHere,
     "goodbye": Goodbye,
+    "duty": Duty,
     "submit": Submit,
     "cancel": Cancel,
     "tokens": Tokens,
