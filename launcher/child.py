@@ -5,15 +5,15 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pontil.launcher.child_state import ChildState, moved
+from pontil.launcher.child_state import ChildState, Duty, moved
 from pontil.launcher.errors import LaunchError, RefusedError
 from pontil.launcher.health import HealthLimits, judge
 from pontil.launcher.life import Life
-from pontil.launcher.reports import Report
+from pontil.launcher.reports import Report, Settled
 from pontil.launcher.topology import ChildPlan
 
 LAST_LINES = 20
@@ -60,6 +60,13 @@ class Child:
         self.life: Life | None = None
         self.deaths: list[Death] = []
         self.ever_ready = False
+        # In how many seconds it is told to drain (None: to work), and how many orders it was given.
+        self.drain: float | None = None
+        self.order = 0
+        # The last order that this life obeys, None before any.
+        self.settled: Settled | None = None
+        # Its end is asked for, so that it is neither a death nor to be mended.
+        self.dismissed = False
         # What it said of itself when it last became ready.
         self.facts: dict[str, Any] = {}
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
@@ -73,11 +80,24 @@ class Child:
         return self.state.alive
 
     @property
+    def obeys(self) -> bool:
+        """Whether this life is known to be what it was last told to be for."""
+        return self.order == (0 if self.settled is None else self.settled.order)
+
+    @property
+    def duty(self) -> Duty:
+        if self.drain is None:
+            return Duty.WORKING
+        drained = self.obeys and self.settled is not None and self.settled.drained
+        return Duty.DRAINED if drained else Duty.DRAINING
+
+    @property
     def row(self) -> dict[str, Any]:
         """The child as the proxy's topology shows it."""
         pid = self.life.process.pid if self.life else None
-        plan = self.plan
-        return {"name": plan.name, "role": plan.role, "pid": pid, "state": self.state.value, "device": plan.device}
+        plan, idle = self.plan, self.state is ChildState.READY and self.duty is not Duty.WORKING
+        state = self.duty.value if idle else self.state.value
+        return {"name": plan.name, "role": plan.role, "pid": pid, "state": state, "device": plan.device}
 
     def move(self, state: ChildState) -> None:
         self.state = moved(self.name, self.state, state)
@@ -86,8 +106,28 @@ class Child:
         """Raises OSError when the system cannot make a process; the child then is where it was."""
         assert self.life is None
         self.life = Life(self.plan, self.command, self.environment, now)
+        self.settled = None
         self.last_lines.clear()
         self.move(ChildState.STARTING)
+        if self.order:
+            self.tell_duty()
+
+    def assign(self, role: str, drain: float | None) -> None:
+        """Tell a worker what it is for, from now on and in its next lives. Not a proxy."""
+        assert not self.plan.is_proxy
+        self.plan = replace(self.plan, role=role, config={**self.plan.config, "role": role})
+        self.drain, self.order = drain, self.order + 1
+        self.tell_duty()
+
+    def set_log_level(self, level: str) -> None:
+        """In this life and the next ones."""
+        self.plan = replace(self.plan, config={**self.plan.config, "log_level": level})
+        if self.life and self.plan.takes_commands:
+            self.life.send({"kind": "log_level", "level": level})
+
+    def tell_duty(self) -> None:
+        if self.life:
+            self.life.send({"kind": "duty", "order": self.order, "role": self.plan.role, "drain": self.drain})
 
     def hear(self, lines: Sequence[bytes], now: float) -> list[Report]:
         assert self.life is not None
@@ -95,6 +135,7 @@ class Child:
         if self.life.ready is not None and self.state is ChildState.STARTING:
             self.move(ChildState.READY)
             self.ever_ready, self.facts = True, self.life.ready.facts
+        self.settled = next((one for one in reversed(heard) if isinstance(one, Settled)), self.settled)
         return heard
 
     def keep(self, lines: Sequence[bytes]) -> list[str]:

@@ -16,6 +16,7 @@ from pontil.launcher.devices import find_machine
 from pontil.launcher.health import HealthLimits
 from pontil.launcher.options import LaunchOptions, flag_name, read_options, read_surroundings
 from pontil.launcher.ports import usable_port
+from pontil.launcher.reload import Reloader
 from pontil.launcher.restart import RestartPolicy
 from pontil.launcher.run_directory import RunDirectory
 from pontil.launcher.supervisor import Orders, Supervisor
@@ -78,7 +79,11 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
     chosen = choose_ports(options)
     topology = plan(chosen, machine, directory.path, surroundings.cache_directory)
     directory.create()
-    return Supervisor(orders_of(chosen, topology, surroundings), Console(sys.stderr), directory).run()
+    orders = replace(
+        orders_of(chosen, topology, surroundings), machine=machine, shares_devices=chosen.share_devices,
+        reloader=Reloader(chosen, lambda: read_options(given, config)),
+    )  # fmt: skip
+    return Supervisor(orders, Console(sys.stderr), directory).run()
 
 
 def choose_ports(options: LaunchOptions) -> LaunchOptions:
