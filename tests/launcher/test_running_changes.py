@@ -2,6 +2,7 @@
 """Commands to a supervisor over its control socket: real processes, whose workers have no requests."""
 
 import json
+import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -237,6 +238,19 @@ def test_sighup_changes_the_log_level_and_names_what_it_cannot(pair: Any, waitin
     reply, _ = command(pair, command="reload")
     assert reply.code == 0 and reply.text.startswith("Nothing was reloaded: log-level")
     assert set(states(pair).values()) == {"ready"}
+
+
+def test_a_terminal_that_is_closed_ends_the_launch_and_a_living_one_does_not(launched: Launched) -> None:
+    """SIGHUP means both; whether the terminal is still there says which."""
+    master, slave = os.openpty()
+    launch = launched(PAIR, terminal=slave)
+    os.close(slave)
+    launch.until("ready on")
+    Path(f"{launch.trace}.toml").write_text("")
+    launch.process.send_signal(signal.SIGHUP)
+    launch.until("reload: Nothing has changed")
+    os.close(master)
+    assert launch.end() == 128 + signal.SIGHUP
 
 
 def test_workers_alone_drain_before_they_end(launched: Launched) -> None:  # G4
