@@ -5,15 +5,16 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pontil.launcher.child_state import ChildState, moved
+from pontil.launcher.child_state import ChildState, Duty, moved
 from pontil.launcher.death import KEPT_LINES, Death, last_words
 from pontil.launcher.health import HealthLimits, judge
 from pontil.launcher.life import Life
 from pontil.launcher.oom import OomWatch
-from pontil.launcher.reports import Report
+from pontil.launcher.reports import Report, Settled
 from pontil.launcher.topology import ChildPlan
 
 # No policy looks at more deaths: one more than the restarts that can be asked for.
@@ -34,6 +35,13 @@ class Child:
         self.lives = 0
         self.deaths: deque[Death] = deque(maxlen=REMEMBERED_DEATHS)
         self.ever_ready = False
+        # In how many seconds it is told to drain (None: to work), and how many orders it was given.
+        self.drain: float | None = None
+        self.order = 0
+        # The last order that this life obeys, None before any.
+        self.settled: Settled | None = None
+        # Its end is asked for, so that it is neither a death nor to be mended.
+        self.dismissed = False
         # What it said of itself when it last became ready.
         self.facts: dict[str, Any] = {}
         self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
@@ -51,10 +59,23 @@ class Child:
         return self.life.process.pid if self.life else None
 
     @property
+    def obeys(self) -> bool:
+        """Whether this life is known to be what it was last told to be for."""
+        return self.order == (0 if self.settled is None else self.settled.order)
+
+    @property
+    def duty(self) -> Duty:
+        if self.drain is None:
+            return Duty.WORKING
+        drained = self.obeys and self.settled is not None and self.settled.drained
+        return Duty.DRAINED if drained else Duty.DRAINING
+
+    @property
     def row(self) -> dict[str, Any]:
         """What is always known of it."""
-        plan = self.plan
-        return {"name": plan.name, "role": plan.role, "pid": self.pid, "state": self.state.value, "device": plan.device}
+        plan, idle = self.plan, self.state is ChildState.READY and self.duty is not Duty.WORKING
+        state = self.duty.value if idle else self.state.value
+        return {"name": plan.name, "role": plan.role, "pid": self.pid, "state": state, "device": plan.device}
 
     @property
     def reason(self) -> str | None:
@@ -71,8 +92,28 @@ class Child:
         assert self.life is None
         self.life = Life(self.plan, self.command, self.environment, now)
         self.lives += 1
+        self.settled = None
         self.last_lines.clear()
         self.move(ChildState.STARTING)
+        if self.order:
+            self.tell_duty()
+
+    def assign(self, role: str, drain: float | None) -> None:
+        """Tell a worker what it is for, from now on and in its next lives. Not a proxy."""
+        assert not self.plan.is_proxy
+        self.plan = replace(self.plan, role=role, config={**self.plan.config, "role": role})
+        self.drain, self.order = drain, self.order + 1
+        self.tell_duty()
+
+    def set_log_level(self, level: str) -> None:
+        """In this life and the next ones."""
+        self.plan = replace(self.plan, config={**self.plan.config, "log_level": level})
+        if self.life and self.plan.takes_commands:
+            self.life.send({"kind": "log_level", "level": level})
+
+    def tell_duty(self) -> None:
+        if self.life:
+            self.life.send({"kind": "duty", "order": self.order, "role": self.plan.role, "drain": self.drain})
 
     def hear(self, lines: Sequence[bytes], now: float) -> list[Report]:
         assert self.life is not None
@@ -80,6 +121,7 @@ class Child:
         if self.life.ready is not None and self.state is ChildState.STARTING:
             self.move(ChildState.READY)
             self.ever_ready, self.facts = True, self.life.ready.facts
+        self.settled = next((one for one in reversed(heard) if isinstance(one, Settled)), self.settled)
         return heard
 
     def keep(self, lines: Sequence[bytes]) -> list[str]:

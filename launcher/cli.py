@@ -8,6 +8,7 @@ from typing import Literal
 
 import click
 
+from pontil.launcher.change_commands import drain, reload, restart, role, scale, undrain
 from pontil.launcher.config_command import config
 from pontil.launcher.doctor_command import doctor
 from pontil.launcher.launch_command import launch
@@ -57,7 +58,8 @@ def examine(folder: Path, parent: int) -> None:
         click.echo(json.dumps(part))
 
 
-for command in (launch, config, doctor, chat, status, usage, audit):
+CHANGES = (drain, undrain, restart, scale, role, reload)
+for command in (launch, config, doctor, chat, status, *CHANGES, usage, audit):
     cli.add_command(command)
 
 

@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from pontil.launcher.gpus import TOOL
 from pontil.launcher.health import HealthLimits
 from pontil.launcher.options import LaunchOptions, flag_name, read_options, read_surroundings
 from pontil.launcher.ports import usable_port
+from pontil.launcher.reload import Reloader
 from pontil.launcher.restart import RestartPolicy
 from pontil.launcher.run_directory import RunDirectory
 from pontil.launcher.supervisor import Orders, Supervisor
@@ -78,7 +80,8 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
     Ctrl-C ends at once; SIGTERM first lets requests in flight finish.
     """
     surroundings = read_surroundings()
-    options = read_options(given, config or surroundings.config_file, surroundings.variables)
+    read = partial(read_options, given, config or surroundings.config_file, surroundings.variables)
+    options = read()
     directory = RunDirectory(surroundings.run_base)
     machine = find_machine(surroundings.visible_gpus)
     topology = plan(options, machine, directory.path, surroundings.cache_directory)
@@ -89,7 +92,11 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
     chosen = choose_ports(options)
     topology = plan(chosen, machine, directory.path, surroundings.cache_directory)
     directory.create()
-    return Supervisor(orders_of(chosen, topology, surroundings), Console(sys.stderr), directory).run()
+    orders = replace(
+        orders_of(chosen, topology, surroundings), machine=machine, shares_devices=chosen.share_devices,
+        reloader=Reloader(chosen, read),
+    )  # fmt: skip
+    return Supervisor(orders, Console(sys.stderr), directory).run()
 
 
 def choose_ports(options: LaunchOptions) -> LaunchOptions:

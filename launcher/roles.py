@@ -124,7 +124,7 @@ def work(config: dict[str, Any], reporter: Reporter, commands: int | None) -> No
     from pontil.runtime.config import worker_config
     from pontil.runtime.worker.worker import run_worker
 
-    run_worker(worker_config(config), reporter)
+    run_worker(worker_config(config), reporter, commands)
 
 
 def serve(config: dict[str, Any], reporter: Reporter, commands: int | None) -> None:

@@ -30,13 +30,17 @@ class ChildPlan:
     config: dict[str, Any]
 
     @property
-    def takes_commands(self) -> bool:
+    def is_proxy(self) -> bool:
         return self.role == "proxy"
 
     @property
     def ranks(self) -> int:
         """Processes that will share the model's tensors, one for each device."""
         return len(self.device.split(JOIN))
+
+    @property
+    def takes_commands(self) -> bool:
+        return self.role != "prepare"
 
     @property
     def keeps_terminal(self) -> bool:

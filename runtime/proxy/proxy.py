@@ -16,13 +16,14 @@ from pontil.runtime.proxy.answer import BrokenAnswer
 from pontil.runtime.proxy.bookkeeper import CHECKPOINT, Bookkeeper
 from pontil.runtime.proxy.dispatch import Dispatcher
 from pontil.runtime.proxy.mailbox import Finished
-from pontil.runtime.proxy.metrics import BROKEN, DIED, FAILED, SILENT, Metrics
+from pontil.runtime.proxy.metrics import BROKEN, DIED, FAILED, MOVED, SILENT, Metrics
 from pontil.runtime.proxy.registry import Registry, Worker
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.stream import Stream
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.text.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import (
+    Duty,
     Failed,
     Goodbye,
     Heartbeat,
@@ -79,6 +80,7 @@ class Proxy:
             Hello: self.on_hello,
             Heartbeat: self.on_heartbeat,
             Goodbye: self.on_goodbye,
+            Duty: self.on_duty,
             Tokens: self.on_tokens,
             Step: self.on_step,
             Failed: self.on_failed,
@@ -218,7 +220,7 @@ class Proxy:
         if reason is None:
             LOG.info("%s (pid %d) registered", message.name, message.pid)
             self.ledger.registered(message.sender, message.name)
-            self.send(Welcome(self.incarnation, message.sender, steps=True))
+            self.send(Welcome(self.incarnation, message.sender, message.role, message.draining, steps=True))
             self.dispatcher.resume()
         else:
             LOG.warning("refused a worker: %s", reason)
@@ -234,6 +236,13 @@ class Proxy:
 
     def on_goodbye(self, message: Goodbye) -> None:
         self.registry.goodbye(message.sender)
+
+    def on_duty(self, message: Duty) -> None:
+        if self.registry.duty(message):
+            name = self.registry.workers[message.sender].hello.name
+            LOG.info("%s %s", name, "drains" if message.draining else f"works as {message.role}")
+            self.send(Welcome(self.incarnation, message.sender, message.role, message.draining, steps=True))
+            self.dispatcher.resume()
 
     def on_step(self, step: Step) -> None:
         try:
@@ -287,7 +296,8 @@ class Proxy:
             if 400 <= message.status < 500:
                 self.fail(request, RequestError(message.reason, status=message.status))
             else:
-                self.dispatcher.again(request, message.reason, FAILED)
+                moved = message.moved and self.registry.is_leaving(message.sender)
+                self.dispatcher.again(request, message.reason, MOVED if moved else FAILED)
 
     def tick(self) -> None:
         """Everything that happens because time has passed, unless that time was not the workers' fault."""

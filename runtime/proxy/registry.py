@@ -2,12 +2,12 @@
 """The workers there are: registered by Hello, kept by Heartbeat, gone by Goodbye, silence or the supervisor's table."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pontil.runtime.proxy.policy import Load
 from pontil.runtime.wire.compatibility import foreign, objection
-from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello
+from pontil.runtime.wire.messages import SCHEMA, Duty, Heartbeat, Hello
 
 DEAD_STATES = ("EXITED", "KILLED", "BACKOFF", "GIVEN_UP")
 # How many workers that are gone are remembered, so that one that comes back does not count its work twice.
@@ -31,6 +31,9 @@ class Worker:
     free_blocks: int = 0
     leaving: bool = False
     confirmed: bool = False
+
+    def turn_to(self, role: str, draining: bool) -> None:
+        self.hello, self.leaving = replace(self.hello, role=role), draining
 
     @property
     def context(self) -> int:
@@ -92,17 +95,18 @@ class Registry:
         self.refused: dict[str, Row] = {}
 
     def hello(self, message: Hello, now: float) -> str | None:
-        """Register; the reason when refused. A second Hello of the same process changes nothing but its age."""
+        """Register; the reason when refused. A second Hello of one process changes nothing but its age and duty."""
         known = self.workers.get(message.sender)
         if known is not None:
-            known.last_heard, known.leaving = now, False
+            known.last_heard = now
+            known.turn_to(message.role, message.draining)
             return None
         if reason := self.objection(message):
             self.refuse(message, reason)
             return reason
         self.refused.pop(message.name, None)
         counters = self.remembered.pop(message.sender, {})
-        worker = Worker(message, now, counters, free_blocks=message.num_blocks)
+        worker = Worker(message, now, counters, free_blocks=message.num_blocks, leaving=message.draining)
         worker.confirmed = any(row.name == message.name and row.pid == message.pid for row in self.rows)
         self.workers[message.sender] = worker
         return None
@@ -140,6 +144,17 @@ class Registry:
         """It takes no new requests; those that it has may end."""
         if incarnation in self.workers:
             self.workers[incarnation].leaving = True
+
+    def duty(self, message: Duty) -> bool:
+        """It is for something else from now on; False for a worker that is not registered."""
+        worker = self.workers.get(message.sender)
+        if worker is not None:
+            worker.turn_to(message.role, message.draining)
+        return worker is not None
+
+    def is_leaving(self, incarnation: str) -> bool:
+        """Whether it is here and takes no new requests."""
+        return incarnation in self.workers and self.workers[incarnation].leaving
 
     def expire(self, now: float) -> list[Worker]:
         """Remove and return the workers that were silent for the time to live."""

@@ -34,6 +34,8 @@ def act(word: str, config: dict[str, Any], reporter: Reporter, commands: int | N
             reporter.progress("half of the weights")
         case "listen":
             listen(Path(config["trace"]), commands)
+        case "obey":
+            obey(Path(config["trace"] + ".orders"), config, reporter, commands)
         case "die with group":
             die_with_group()
         case "deaf":
@@ -101,6 +103,18 @@ def listen(trace: Path, commands: int | None) -> None:
             notes.flush()
             if json.loads(line)["kind"] == "drain":
                 sys.exit(0)
+
+
+def obey(trace: Path, config: dict[str, Any], reporter: Reporter, commands: int | None) -> None:
+    """A worker without requests: write down each order, and be what it says. With "busy" it never drains."""
+    assert commands is not None
+    with os.fdopen(commands) as pipe, trace.open("a") as notes:
+        for line in pipe:
+            order = json.loads(line)
+            notes.write(json.dumps({"name": config["name"], **order}) + "\n")
+            notes.flush()
+            if order["kind"] == "duty" and not (order["drain"] is not None and "busy" in config["script"]):
+                reporter.settled(order["order"], order["drain"] is not None)
 
 
 def main() -> int:

@@ -95,7 +95,7 @@ def test_a_server_that_is_not_there_is_said(url: str) -> None:
 
 
 def test_status_shows_each_process(url: str) -> None:
-    lines = app("status", "--url", url).stdout.splitlines()
+    _, *lines = app("status", "--url", url).stdout.splitlines()
     assert [line.split()[:2] for line in lines] == [["proxy", "ready"], ["decode:0", "backoff"], ["far:0", "refused"]]
     assert lines[1].split()[2:] == ["cuda:0", "pid", "-"]
     assert lines[2].endswith(" has another dtype")

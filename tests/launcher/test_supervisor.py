@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor over real processes whose roles are scripted (scripted_child.py)."""
 
+import re
 import signal
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -29,7 +30,7 @@ def test_nothing_but_descriptors_and_names_stands_in_argv(launched: Launched) ->
     launch = launched(PAIR)
     launch.until("ready on")
     line = launch.children()["decode:0"].cmdline()
-    assert all(word.startswith(("--parent=", "--config-fd=", "--report-fd=")) for word in line[3:])
+    assert all(re.fullmatch(r"--(parent|config-fd|report-fd|commands-fd)=\d+", word) for word in line[3:])
 
 
 def test_a_killed_child_is_started_again_alone(launched: Launched) -> None:
@@ -231,7 +232,7 @@ def test_a_download_ends_with_its_launcher(launched: Launched, all_gone: Gone) -
 
 
 def test_workers_alone_are_asked_themselves(launched: Launched) -> None:
-    launch = launched({"decode:0": ["ready"]}, drain_timeout=1000)
+    launch = launched({"decode:0": ["ready", "obey"]}, drain_timeout=1000)
     launch.until("ready")
     launch.until("after")
     launch.process.terminate()
