@@ -22,7 +22,7 @@ from pontil.launcher.finding import Finding, broken, fine, warning
 from pontil.launcher.launch_command import choose_ports
 from pontil.launcher.options import LaunchOptions
 from pontil.launcher.surroundings import Surroundings
-from pontil.launcher.topology import check_startable, plan, url_host
+from pontil.launcher.topology import Topology, check_startable, plan, url_host
 
 # What the processes of a launch import, as setup.cfg declares it.
 PACKAGES = (
@@ -41,25 +41,37 @@ def check_up(options: LaunchOptions, surroundings: Surroundings) -> Iterator[Fin
     yield diagnosis.judge_python(platform.python_version(), missing)
     quota = cpu_quota(MEMBERSHIP, CGROUP_MOUNT)
     yield diagnosis.judge_cores(machine, os.cpu_count() or len(machine.cores), quota)
-    yield plan_finding(options, machine, surroundings)
+    topology = planned(options, machine, surroundings)
+    yield plan_finding(topology)
     yield port_finding(options)
     yield diagnosis.judge_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
     yield cache_finding(surroundings.cache_directory)
     yield run_finding(surroundings.run_base)
-    yield from examination(surroundings, machine)
+    yield from examination(surroundings, machine.gpus, needs_gpu(topology))
 
 
-def plan_finding(options: LaunchOptions, machine: Machine, surroundings: Surroundings) -> Finding:
+def planned(options: LaunchOptions, machine: Machine, surroundings: Surroundings) -> Topology | OptionError:
+    """What a launch would start, or why it would refuse to."""
     try:
         topology = plan(options, machine, surroundings.run_base / str(os.getpid()), surroundings.cache_directory)
         check_startable(topology)
     except OptionError as error:
-        return broken(
-            "plan", error.message, "a launch with these options is refused", "do as it says; --dry-run shows a plan"
-        )
-    workers = [child for child in topology.children if not child.takes_commands]
+        return error
+    return topology
+
+
+def plan_finding(topology: Topology | OptionError) -> Finding:
+    if isinstance(topology, OptionError):
+        meaning, mend = "a launch with these options is refused", "do as it says; --dry-run shows a plan"
+        return broken("plan", topology.message, meaning, mend)
+    workers = [child for child in topology.children if not child.is_proxy]
     places = [f"{child.name} on {child.device} (cores {spell(child.cores)})" for child in workers]
     return fine("plan", ", ".join(places) or "no worker here")
+
+
+def needs_gpu(topology: Topology | OptionError) -> bool:
+    """Also where it is not known."""
+    return isinstance(topology, OptionError) or any(child.device != "cpu" for child in topology.children)
 
 
 def port_finding(options: LaunchOptions) -> Finding:
@@ -120,13 +132,13 @@ def is_writable(folder: Path) -> bool:
     return True
 
 
-def examination(surroundings: Surroundings, machine: Machine) -> Iterator[Finding]:
+def examination(surroundings: Surroundings, gpus: int, needs_gpu: bool) -> Iterator[Finding]:
     """What a child that loads torch finds; in its place, how it failed."""
     command = [*child_command("examine"), f"--parent={os.getpid()}", str(surroundings.cache_directory)]
     told, failure = run_examination(command, dict(surroundings.for_child(1)))
     judges: dict[str, Callable[[Any], list[Finding]]] = {
         "connectors": diagnosis.judge_connectors,
-        "torch": lambda facts: [diagnosis.judge_torch(facts, machine.gpus)],
+        "torch": lambda facts: [diagnosis.judge_torch(facts, gpus, needs_gpu)],
         "kernels": diagnosis.judge_kernels,
         "memory": lambda facts: [diagnosis.judge_memory(facts, resource.getrlimit(resource.RLIMIT_AS)[0])],
     }

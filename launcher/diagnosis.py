@@ -26,21 +26,24 @@ def judge_python(version: str, missing: Sequence[str]) -> Finding:
     return fine("python", f"{version}, with every package")
 
 
-def judge_torch(facts: Facts, gpus: int) -> Finding:
-    """`gpus` is how many the launcher sees."""
+def judge_torch(facts: Facts, gpus: int, needed: bool) -> Finding:
+    """`gpus` is how many the launcher sees; `needed`: the launch in question would use some."""
     version, found = facts["version"], facts["gpus"]
+    fault = broken if needed else warning
     if gpus and facts["cuda"] is None:
-        return broken(
-            "torch", f"{version}, built without CUDA, beside {count(gpus, 'GPU')}",
-            "a launch plans its workers on GPUs, and torch cannot use them",
+        return fault(
+            "torch",
+            f"{version}, built without CUDA, beside {count(gpus, 'GPU')}",
+            "torch cannot use them: workers that are planned there cannot start",
             "install a torch that is built with CUDA, or launch with --prefill cpu --decode cpu",
-        )  # fmt: skip
+        )
     if gpus > len(found):
-        return broken(
-            "torch", f"{version} with CUDA {facts['cuda']} sees {len(found)} of {count(gpus, 'GPU')}",
+        return fault(
+            "torch",
+            f"{version} with CUDA {facts['cuda']} sees {len(found)} of {count(gpus, 'GPU')}",
             "workers that are planned on the others cannot start",
             "install a driver that is new enough for this CUDA, or a torch for an older one",
-        )  # fmt: skip
+        )
     if len(found) > gpus:
         return warning(
             "torch", f"{version} sees {count(len(found), 'GPU')}, nvidia-smi {gpus}",

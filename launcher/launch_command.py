@@ -15,10 +15,12 @@ import click
 from pontil.launcher.child import child_command
 from pontil.launcher.console import Console
 from pontil.launcher.devices import find_machine
+from pontil.launcher.errors import OptionError
 from pontil.launcher.gpus import TOOL
 from pontil.launcher.health import HealthLimits
 from pontil.launcher.options import LaunchOptions, flag_name, read_options, read_surroundings
 from pontil.launcher.ports import usable_port
+from pontil.launcher.readers import WILDCARDS
 from pontil.launcher.reload import Reloader
 from pontil.launcher.restart import RestartPolicy
 from pontil.launcher.run_directory import RunDirectory
@@ -105,6 +107,8 @@ def choose_ports(options: LaunchOptions) -> LaunchOptions:
         return options
     if options.control and options.control.startswith("tcp://"):
         host, _, port = options.control.removeprefix("tcp://").rpartition(":")
+        if int(port) == options.port and options.host in (host.strip("[]"), *WILDCARDS):
+            raise OptionError(f"--control and --port are both {port}: choose another port for one of them.")
         usable_port("--control", host.strip("[]"), int(port))
     return replace(options, port=usable_port("--port", options.host, options.port))
 

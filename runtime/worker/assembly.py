@@ -52,6 +52,23 @@ class Machine:
 
 def assemble(config: WorkerConfig, report: Reporter) -> Machine:
     """Load the model onto the worker's device and run it once. Raises ModelError."""
+    try:
+        return put_together(config, report)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ModelError(
+            f"the model does not fit the memory of {config.device}: choose a smaller one or --quantization, or lower "
+            "--kv-cache-memory, or start fewer workers"
+        ) from error
+
+
+def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
+    """torch has a type of its own for GPUs only."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def put_together(config: WorkerConfig, report: Reporter) -> Machine:
     device = open_device(config)
     checkpoint = open_checkpoint(config.model_path)
     model_config = shorten(checkpoint.config, config.max_model_len)

@@ -37,7 +37,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Of one worker, in bytes. Never more than it takes: what is refused for this would not have run."""
+    """Of one worker, in bytes. Never more than it takes: what is refused for this would at best have swapped."""
 
     weights: int
     kv: int

@@ -2,6 +2,7 @@
 """The command line as a user meets it: real processes, no mocks."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -107,6 +108,17 @@ def test_mistakes_end_in_a_sentence_and_an_exit_code(words: list[str], code: int
     done = app(*words)
     assert done.returncode == code and "Traceback" not in done.stderr
     assert said in done.stderr.splitlines()[-1] and done.stderr.splitlines()[-1].startswith("Error: ")
+
+
+def test_output_that_nobody_reads_is_no_traceback(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with (tmp_path / "errors").open("w") as errors:
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "app.py"), "config"], stdout=writing, stderr=errors, timeout=60
+        )
+    os.close(writing)
+    assert (done.returncode, (tmp_path / "errors").read_text()) == (1, "")
 
 
 def test_a_port_in_use_is_noticed_before_anything_starts() -> None:

@@ -4,6 +4,7 @@
 import configparser
 import http.server
 import json
+import os
 import re
 import socket
 import sys
@@ -59,6 +60,18 @@ def test_what_a_launch_would_refuse_is_broken(taken: int) -> None:
     assert re.search(r"^broken +port +Port \d+ on 127.0.0.1 is in use", done.stdout, re.MULTILINE)
     assert re.search(r"^broken +plan +Core 0 is planned for two workers", done.stdout, re.MULTILINE)
     assert done.stdout.splitlines()[-1].startswith("2 broken")
+
+
+def test_gpus_that_torch_cannot_use_matter_where_they_are_planned(tmp_path: Path) -> None:
+    """The machine's GPU is what its driver's tool prints."""
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 0, 80000; echo 1, 80000; echo 2, 80000; echo 3, 80000\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    broken_one, fine_one = (
+        app("doctor", "--port", "0", "--role", "mixed", "--mixed", device, PATH=path) for device in ("3", "cpu")
+    )
+    assert re.search(r"^broken +torch", broken_one.stdout, re.MULTILINE) and broken_one.returncode == 1
+    assert re.search(r"^warning +torch", fine_one.stdout, re.MULTILINE) and fine_one.returncode == 0
 
 
 def test_options_that_cannot_be_read_are_no_finding() -> None:
