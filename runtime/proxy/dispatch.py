@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends requests to workers, and again when an attempt breaks. Only here do attempts begin (C15)."""
 
+import logging
 from collections.abc import Callable
 
 from pontil.runtime.config import ProxyConfig
@@ -9,6 +10,8 @@ from pontil.runtime.proxy.policy import Route, plan
 from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.wire.messages import Message
+
+LOG = logging.getLogger("pontil.proxy")
 
 
 class Dispatcher:
@@ -43,8 +46,12 @@ class Dispatcher:
 
     def again(self, request: Request, reason: str, cause: str) -> None:
         """The attempt broke. What is left of it is told to stop first, so that its blocks are free for the next."""
+        LOG.info("attempt %d broke: %s", request.attempt + 1, reason, extra={"request": request.id})
         self.withdraw(request)
         request.broke(self.clock())
+        if request.trial:
+            self.give_up(request, reason)
+            return
         if request.attempt + 1 >= self.config.max_attempts:
             self.give_up(request, f"{reason}: attempt {request.attempt + 1} of {self.config.max_attempts}, try again")
             return

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from pontil.runtime.proxy.policy import Load, Pair, Whole, plan
+from pontil.runtime.proxy.policy import Load, Pair, Whole, every_route, plan
 
 MIXED = Load("m", "mixed:0", "mixed", "e", in_flight=0, free_blocks=10, seats=4, context=100)
 PREFILL = replace(MIXED, incarnation="p", name="prefill:0", role="prefill")
@@ -45,3 +45,12 @@ def test_routes_name_their_workers_and_phases() -> None:
     assert Pair(PREFILL, DECODE).name == "prefill:0>decode:0"
     assert Pair(PREFILL, DECODE).phases == {"p": "prefill", "d": "decode"}
     assert Whole(MIXED).name == "mixed:0" and Whole(MIXED).phases == {"m": "whole"}
+
+
+def test_every_route_is_each_pair_and_whoever_is_in_none() -> None:
+    other = replace(DECODE, incarnation="d2")
+    assert every_route([PREFILL, DECODE, MIXED, other], "always") == [
+        Pair(PREFILL, DECODE), Pair(PREFILL, other), Whole(MIXED)
+    ]  # fmt: skip
+    assert every_route([PREFILL, DECODE], "never") == [Whole(PREFILL), Whole(DECODE)]
+    assert every_route([DECODE], "always") == [Whole(DECODE)] and every_route([], "always") == []
