@@ -121,7 +121,7 @@ class Worker:
 
     def run(self) -> None:
         """Serve until stopped. Ready means that the proxy has welcomed this worker, not that it would like to be."""
-        self.report.progress("registering")
+        self.report.progress("registering with the proxy")
         self.tick(time.monotonic())
         while self.link.proxy is None and not self.stopping:
             self.turn()
@@ -267,6 +267,10 @@ class Worker:
         if live.key in self.requests:
             return
         live = self.requests[live.key] = self.admissions.recall(live)
+        logger.debug(
+            "takes a request's phase %s: %d prompt tokens", message.phase, len(message.prompt),
+            extra={"request": message.request_id},
+        )  # fmt: skip
         if message.transfer_id is None:
             self.machine.engine.add(live.sequence, live.known)
         elif message.phase == "prefill":
@@ -307,7 +311,7 @@ class Worker:
                 self.forget(desk.over.pop().key)
 
     def fail(self, submit: Submit, reason: str, status: int) -> None:
-        logger.warning("request %s: %s", submit.request_id, reason)
+        logger.warning("request %s: %s", submit.request_id, reason, extra={"request": submit.request_id})
         self.link.send(Failed(self.incarnation, submit.sender, submit.request_id, submit.attempt, reason, status))
 
     def load(self) -> Load:
