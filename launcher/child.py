@@ -3,6 +3,7 @@
 
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pontil.launcher.child_state import ChildState, moved
 from pontil.launcher.errors import LaunchError, RefusedError
 from pontil.launcher.health import HealthLimits, judge
 from pontil.launcher.life import Life
+from pontil.launcher.log_line import LogLine, read_line
 from pontil.launcher.reports import Report
 from pontil.launcher.topology import ChildPlan
 
@@ -97,11 +99,12 @@ class Child:
             self.ever_ready, self.facts = True, self.life.ready.facts
         return heard
 
-    def keep(self, lines: Sequence[bytes]) -> list[str]:
-        """Output as text, the last of it kept for the message about a death."""
-        texts = [line.decode(errors="replace").rstrip() for line in lines]
-        self.last_lines.extend(texts)
-        return texts
+    def keep(self, lines: Sequence[bytes]) -> list[LogLine]:
+        """What it logged or printed, the last of it kept for the message about a death."""
+        entries = [read_line(self.name, line, time.time()) for line in lines]
+        for entry in entries:
+            self.last_lines.extend(entry.message.splitlines())
+        return entries
 
     def complaint(self, limits: HealthLimits, now: float) -> str | None:
         """Why it must be killed, if it must."""

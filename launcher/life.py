@@ -12,11 +12,12 @@ from typing import Any
 
 from pontil.launcher.health import Signs
 from pontil.launcher.line_pipe import LinePipe
-from pontil.launcher.reports import Failed, Heartbeat, Ready, Report, decode
+from pontil.launcher.reports import Failed, Heartbeat, Ready, Report, Tested, decode
 from pontil.launcher.topology import ChildPlan
 
 # What one pipe takes without a reader; a configuration is far smaller.
 PIPE_BYTES = 65536
+STDERR = 2
 
 
 class Life:
@@ -32,7 +33,7 @@ class Life:
         (reports, report_end), (output, output_end), (command_end, commands) = os.pipe(), os.pipe(), os.pipe()
         given = [config, report_end, *([command_end] if plan.takes_commands else [])]
         flags = [f"--{name}-fd={fd}" for name, fd in zip(("config", "report", "commands"), given, strict=False)]
-        written = None if plan.keeps_terminal else output_end
+        written = None if plan.keeps_terminal and os.isatty(STDERR) else output_end
         try:
             self.process = subprocess.Popen(
                 [*command, plan.name, f"--parent={os.getpid()}", *flags],
@@ -52,6 +53,10 @@ class Life:
         self.signs = Signs(started_at=now, last_beat=now)
         self.ready: Ready | None = None
         self.failure: str | None = None
+        # Of a proxy: how many self-tests it was asked for, whether the last is wanted, and its answer.
+        self.tests = 0
+        self.testing = False
+        self.tested: Tested | None = None
         # The topology rows this process was last sent, so that it gets each change once.
         self.told: list[dict[str, Any]] | None = None
 
@@ -61,6 +66,8 @@ class Life:
         for report in heard:
             if isinstance(report, Heartbeat):
                 self.signs = replace(self.signs, last_beat=now, step_age=report.age, working=report.working)
+            elif isinstance(report, Tested) and self.testing and report.number == self.tests:
+                self.tested = report
             elif isinstance(report, Failed):
                 self.failure = report.reason
             elif isinstance(report, Ready):
