@@ -13,7 +13,9 @@ import click
 from pontil.launcher.child import child_command
 from pontil.launcher.console import Console
 from pontil.launcher.devices import find_machine
+from pontil.launcher.errors import LaunchError
 from pontil.launcher.health import HealthLimits
+from pontil.launcher.log_files import LogFiles
 from pontil.launcher.options import LaunchOptions, flag_name, read_options, read_surroundings
 from pontil.launcher.ports import usable_port
 from pontil.launcher.restart import RestartPolicy
@@ -77,8 +79,26 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
         return 0
     chosen = choose_ports(options)
     topology = plan(chosen, machine, directory.path, surroundings.cache_directory)
-    directory.create()
-    return Supervisor(orders_of(chosen, topology, surroundings), Console(sys.stderr), directory).run()
+    return supervise(chosen, orders_of(chosen, topology, surroundings), directory)
+
+
+def supervise(options: LaunchOptions, orders: Orders, directory: RunDirectory) -> int:
+    """Until the end, which is logged too. Raises LaunchError."""
+    files = None if options.log_dir is None else LogFiles(Path(options.log_dir), options.log_size, options.log_files)
+    if files is not None:
+        files.open()
+    console = Console(sys.stderr, options.log_format, files)
+    try:
+        directory.create()
+        return Supervisor(orders, console, directory).run()
+    except LaunchError as error:
+        console.failed(error.message)
+        if options.log_format == "json":
+            return error.exit_code
+        raise
+    finally:
+        if files is not None:
+            files.close()
 
 
 def choose_ports(options: LaunchOptions) -> LaunchOptions:
@@ -96,7 +116,9 @@ def orders_of(options: LaunchOptions, topology: Topology, surroundings: Surround
         options.restart_attempts, options.restart_window, options.restart_delay, options.restart_max_delay
     )
     limits = HealthLimits(start=options.start_timeout)
-    return Orders(topology, child_command(), surroundings.for_child, policy, limits, options.drain_timeout)
+    return Orders(
+        topology, child_command(), surroundings.for_child, policy, limits, options.drain_timeout, options.self_test
+    )
 
 
 def show_plan(topology: Topology) -> None:

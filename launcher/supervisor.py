@@ -14,9 +14,11 @@ from pontil.launcher.console import Console
 from pontil.launcher.errors import LaunchError
 from pontil.launcher.health import HealthLimits
 from pontil.launcher.line_pipe import LinePipe
+from pontil.launcher.overview import example, overview
 from pontil.launcher.reports import Progress, Ready, Report
 from pontil.launcher.restart import RestartPolicy
 from pontil.launcher.run_directory import RunDirectory
+from pontil.launcher.self_test import SelfTest, fault
 from pontil.launcher.signals import SignalPipe
 from pontil.launcher.topology import ChildPlan, Topology
 
@@ -39,6 +41,7 @@ class Orders:
     policy: RestartPolicy = RestartPolicy()
     limits: HealthLimits = HealthLimits()
     drain_timeout: float = 30.0
+    self_test: bool = False
 
 
 class Supervisor:
@@ -53,6 +56,7 @@ class Supervisor:
         self.children: list[Child] = []
         self.asked: list[int] = []
         self.failure: LaunchError | None = None
+        self.self_test = SelfTest(orders.self_test)
         self.announced = False
         self.began = self.clock()
 
@@ -202,14 +206,15 @@ class Supervisor:
         elif isinstance(report, Ready) and child.life and child.plan.role != "prepare" and not was_ready:
             took = self.clock() - child.life.signs.started_at
             facts = "".join(f", {name.replace('_', ' ')} {value}" for name, value in report.facts.items())
+            self.console.settle(child.name)
             self.console.child_line(child.name, f"ready after {took:.1f} s{facts}")
 
     def echo(self, child: Child, pipe: LinePipe) -> None:
         lines = pipe.read()
         if pipe.closed:
             self.selector.unregister(pipe)
-        for text in child.keep(lines):
-            self.console.child_line(child.name, text)
+        for entry in child.keep(lines):
+            self.console.entry(entry)
 
     def bury(self, child: Child, now: float) -> None:
         """What a dead child had still written counts: it may say why it died."""
@@ -219,8 +224,8 @@ class Supervisor:
             if not pipe.closed:
                 self.selector.unregister(pipe)
         child.hear(life.reports.read_rest(), now)
-        for text in child.keep(life.output.read_rest()):
-            self.console.child_line(child.name, text)
+        for entry in child.keep(life.output.read_rest()):
+            self.console.entry(entry)
         child.bury(now)
 
     def reconcile(self, now: float) -> None:
@@ -230,8 +235,7 @@ class Supervisor:
                 self.answer_death(child, child.deaths[-1], now)
             if child.is_due(now) and self.serving:
                 self.spawn(child)
-        if not self.announced and all(child.state is ChildState.READY for child in self.children):
-            self.announce(now)
+        self.open(now)
 
     def answer_death(self, child: Child, death: Death, now: float) -> None:
         if death.failure is not None and not child.ever_ready and not self.announced:
@@ -256,13 +260,31 @@ class Supervisor:
             error = lost.deaths[-1].error
             self.failure = error("Every worker is given up: nobody can be served (see the last lines above).")
 
-    def announce(self, now: float) -> None:
+    def open(self, now: float) -> None:
+        """From everybody ready, by way of the self-test, to the announcement."""
+        whole = all(child.state is ChildState.READY for child in self.children)
+        if self.announced or whole:
+            self.self_test.ask(self.proxies)
+        else:
+            self.self_test.forget(self.proxies)
+        results = self.self_test.results(self.proxies) if whole else None
+        if self.announced or results is None:
+            return
+        if complaint := fault(results):
+            self.failure = LaunchError(complaint)
+        else:
+            self.announce(now, results)
+
+    def announce(self, now: float, results: Sequence[dict[str, Any]]) -> None:
         self.announced = True
+        self.console.settle()
         topology = self.orders.topology
-        for child in self.children:
-            self.console.line(f"  {child.plan.describe()}  pid {child.row['pid']}")
+        for line in overview(self.children, results):
+            self.console.line(line)
         where = f"ready on {topology.url}" if topology.url else f"ready, joined {topology.control}"
         self.console.line(f"{where} after {now - self.began:.1f} s")
+        if topology.url and self.console.terminal:
+            self.console.line(example(topology.url, topology.served))
 
     def ask_to_drain(self, child: Child) -> None:
         if child.life and child.plan.takes_commands:

@@ -48,12 +48,14 @@ class ChildPlan:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Every process of one launch: `prepare` runs first, alone, and finds the model; then the children start."""
+    """Every process of one launch: `prepare` runs first, alone, and finds the model; then the children start. `served`
+    is what clients call the model."""
 
     prepare: ChildPlan
     children: tuple[ChildPlan, ...]
     control: str
     url: str | None
+    served: str = ""
 
     def with_model(self, path: str) -> "Topology":
         """The same plan with the model's name replaced by where it was found."""
@@ -74,7 +76,7 @@ def plan(options: LaunchOptions, machine: Machine, run: Path, cache: Path) -> To
     search = {"model": options.model, "cache_dir": str(cache), "log_level": options.log_level}
     prepare = ChildPlan("prepare", "prepare", "cpu", machine.cores, search)
     url = None if options.join else f"http://{url_host(options.host)}:{options.port}"
-    return Topology(prepare, children, control, url)
+    return Topology(prepare, children, control, url, served_name(options))
 
 
 def check_lists(options: LaunchOptions) -> None:
@@ -195,6 +197,7 @@ def plan_proxy(options: LaunchOptions, machine: Machine, control: str) -> ChildP
         "usage_log": options.usage_log and str(Path(options.usage_log).absolute()),
         "max_attempts": options.max_attempts,
         "failover_timeout": options.failover_timeout,
+        "awaits_self_test": options.self_test,
         "log_level": options.log_level,
     }
     return ChildPlan("proxy", "proxy", "cpu", machine.cores, config)

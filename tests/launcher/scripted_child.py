@@ -30,7 +30,7 @@ def act(word: str, config: dict[str, Any], reporter: Reporter, commands: int | N
         case "ready":
             reporter.ready(path=config["model"])
         case "listen":
-            listen(Path(config["trace"]), commands)
+            listen(Path(config["trace"]), commands, reporter, config["routes"])
         case "die with group":
             die_with_group()
         case "deaf":
@@ -66,15 +66,18 @@ def end(word: str, config: dict[str, Any]) -> None:
             os.close(int(next(word for word in sys.argv if "--report-fd" in word).split("=")[1]))
 
 
-def listen(trace: Path, commands: int | None) -> None:
-    """A proxy: write down each command, end on drain."""
+def listen(trace: Path, commands: int | None, reporter: Reporter, routes: "dict[str, Any] | None") -> None:
+    """A proxy: write down each command, answer for a self-test what `routes` has for its number, end on drain."""
     assert commands is not None
     with os.fdopen(commands) as pipe, trace.open("a") as notes:
         for line in pipe:
             notes.write(line)
             notes.flush()
-            if json.loads(line)["kind"] == "drain":
+            command = json.loads(line)
+            if command["kind"] == "drain":
                 sys.exit(0)
+            if command["kind"] == "self_test" and routes and str(command["number"]) in routes:
+                reporter.tested(command["number"], routes[str(command["number"])])
 
 
 def main() -> int:

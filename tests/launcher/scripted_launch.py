@@ -21,7 +21,13 @@ from pontil.launcher.topology import ChildPlan, Topology  # noqa: E402
 def main() -> int:
     told = json.loads(sys.argv[1])
     plans = [
-        ChildPlan(name, name.partition(":")[0], "cpu", (0,), {"script": script, "model": "m", "trace": told["trace"]})
+        ChildPlan(
+            name,
+            name.partition(":")[0],
+            "cpu",
+            (0,),
+            {"script": script, "model": "m", "trace": told["trace"], "routes": told.get("routes")},
+        )  # fmt: skip
         for name, script in {"prepare": told["prepare"], **told["children"]}.items()
     ]
     orders = Orders(
@@ -31,6 +37,7 @@ def main() -> int:
         RestartPolicy(**told["policy"]),
         HealthLimits(**told["limits"]),
         told["drain_timeout"],
+        self_test="routes" in told,
     )
     directory = RunDirectory(Path(told["base"]))
     directory.create()
