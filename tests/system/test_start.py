@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from served import ROOT, START_TIMEOUT, Served, launched
+from served import ROOT, START_TIMEOUT, Served, launched, wait_for
 
 from pontil.launcher.roles import audit_usage, read_usage
 from pontil.runtime.loaders.synthetic import write_tiny_llama
@@ -50,7 +50,8 @@ def test_a_self_test_is_seen_where_it_belongs_and_billed_to_nobody(served: Serve
     assert (ledger["requests"], ledger["imbalance"]) == (0, 0) and ledger["discarded_by_reason"]["self_test"] == 2
     assert "pontil_requests_total{finish_reason" not in served.request("GET", "/metrics").text()
     usage = served.output.parent / "usage.db"
-    assert read_usage(usage) == [] and all(equal for equal, _ in audit_usage(usage, ledger))
+    assert read_usage(usage) == []
+    wait_for(lambda: all(equal for equal, _ in audit_usage(usage, ledger)), 60, "the checkpoint after the self-test")
 
 
 def run(*command: str) -> tuple[int, str]:
