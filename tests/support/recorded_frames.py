@@ -24,6 +24,7 @@ from pontil.runtime.wire.messages import (
     Message,
     Refused,
     Renew,
+    Step,
     StillHere,
     Submit,
     Tokens,
@@ -86,6 +87,12 @@ MESSAGES: dict[str, Message] = {
         cached_tokens=2,
         logprobs=[[[0, -0.25, 1], [7, -1.5, 2]]],
         prompt_logprobs=[[], [[5, -2.0, 3]]],
+    ),
+    "step": Step(
+        sender="d4",
+        receiver="px",
+        requests=["r1", "r2"],
+        rows=[[1, 0, 7, 3, 2, 0], [0, 2, 9, 65, 64, 5, 4294967295]],
     ),
     "failed": Failed(sender="d4", receiver="px", request_id="r", attempt=1, reason="no room", status=400),
     "greet": Greet(sender="d4", receiver="p3", schema=1, name="decode:0", model_fingerprint="mf", kv_fingerprint="kf"),
@@ -160,6 +167,10 @@ RECORDED = {
         "6f6b656e7302a86c6f6770726f627391929300cbbfd0000000000000019307cbbff800000000000002af70726f6d70745f6c"
         "6f6770726f62739290919305cbc00000000000000003"
     ),
+    "step": (
+        "85a174a473746570a673656e646572a26434a87265636569766572a27078a8726571756573747392a27231a27232a4726f77"
+        "73929601000703020097000209414005ceffffffff"
+    ),
     "failed": (
         "87a174a66661696c6564a673656e646572a26434a87265636569766572a27078aa726571756573745f6964a172a761747465"
         "6d707401a6726561736f6ea76e6f20726f6f6da6737461747573cd0190"
@@ -219,6 +230,7 @@ ADDED: dict[str, dict[str, Any]] = {
         "pulled_seconds": 0.5,
         "pull_error": "not the same",
     },
+    "welcome": {"steps": True},
     "submit": {"delivered": [[0, 7], [], [9]], "choices": [0, 2]},
     "handoff": {"draft_tokens": [[0, 7], [], [9]]},
 }
@@ -247,6 +259,7 @@ RECORDED_LATER = {
         "00b366697273745f6361636865645f746f6b656e7300ac70756c6c65645f627974657300ae70756c6c65645f7365636f6e64"
         "73cb3fe0000000000000aa70756c6c5f6572726f72ac6e6f74207468652073616d65"
     ),
+    "welcome": "84a174a777656c636f6d65a673656e646572a27078a87265636569766572a26434a57374657073c3",
     "submit": (
         "8ea174a67375626d6974a673656e646572a27078a87265636569766572a26434aa726571756573745f6964a172a761747465"
         "6d707401a670726f6d7074930005ce0003ffffa873616d706c696e6782aa6d61785f746f6b656e7308a47365656403a57068"
@@ -293,6 +306,7 @@ EARLIER = {
 # Nothing but what a message cannot do without, as a sender that knows no optional field sends it.
 SHORTEST = {
     "hello": RECORDED["hello"],
+    "welcome": RECORDED["welcome"],
     "heartbeat": (
         "87a174a9686561727462656174a673656e646572a26434a87265636569766572a27078a772756e6e696e6702a77761697469"
         "6e6701ab667265655f626c6f636b733ca47374657063"
