@@ -92,6 +92,15 @@ def test_what_a_killed_worker_had_said_is_there(served: Served) -> None:
     wait_for(lambda: [row["state"] for row in served.get("/admin/topology")["routes"]] == ["PASSED"], 60, "a test")
 
 
+def test_a_launch_that_fails_says_why_as_it_says_everything(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "app.py"), "launch", "--port", "0", "--model", "no/such/model.gguf"]
+    flags = ["--log-format", "json", "--log-dir", str(tmp_path / "logs")]
+    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=START_TIMEOUT)
+    (said,) = [json.loads(line) for line in done.stderr.splitlines()]
+    assert done.returncode == 1 and (said["level"], said["process"]) == ("error", "launcher")
+    assert "no/such/model.gguf" in said["message"] and entries(tmp_path / "logs" / "launcher.log") == [said]
+
+
 def test_a_folder_that_cannot_be_written_to_ends_the_launch_before_it_starts(tmp_path: Path, model: str) -> None:
     (tmp_path / "file").touch()
     command = [sys.executable, str(ROOT / "app.py"), "launch", "--port", "0", "--model", model, "--log-dir"]

@@ -11,6 +11,7 @@ from served import ROOT, START_TIMEOUT, Served, launched, wait_for
 
 from pontil.launcher.roles import audit_usage, read_usage
 from pontil.runtime.loaders.synthetic import write_tiny_llama
+from pontil.runtime.proxy.self_test import TEXT
 
 SMALL = ("--kv-cache-memory", "8MiB", "--model")
 HOSTILE = ROOT / "tests" / "support" / "hostile_launch.py"
@@ -52,6 +53,18 @@ def test_a_self_test_is_seen_where_it_belongs_and_billed_to_nobody(served: Serve
     usage = served.output.parent / "usage.db"
     assert read_usage(usage) == []
     wait_for(lambda: all(equal for equal, _ in audit_usage(usage, ledger)), 60, "the checkpoint after the self-test")
+
+
+def test_no_prompt_finds_the_blocks_of_a_self_test(served: Served) -> None:
+    """The very text that the self-test asked about is computed, and found by the next one only."""
+    free = {row["name"]: row["load"]["free_blocks"] for row in served.topology().values() if row["role"] != "proxy"}
+    assert set(free.values()) == {max(free.values())}, "nothing is held"
+    body = {"model": "tiny", "prompt": 3 * TEXT, "max_tokens": 2}
+    cached = [
+        served.request("POST", "/v1/completions", body).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        for _ in range(2)
+    ]
+    assert cached[0] == 0 < cached[1]
 
 
 def run(*command: str) -> tuple[int, str]:
