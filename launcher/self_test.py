@@ -14,14 +14,16 @@ class SelfTest:
 
     def __init__(self, wanted: bool) -> None:
         self.wanted = wanted
+        self.asked_at: float | None = None
 
-    def ask(self, proxies: Sequence[Child]) -> None:
+    def ask(self, proxies: Sequence[Child], now: float) -> None:
         """Those that are ready and were not asked."""
         for child in proxies:
             life = child.life
             if self.wanted and life is not None and child.state is ChildState.READY and not life.testing:
                 life.testing, life.tested, life.tests = True, None, life.tests + 1
                 life.send({"kind": "self_test", "number": life.tests})
+                self.asked_at = now
 
     def forget(self, proxies: Sequence[Child]) -> None:
         """What is being tested is not what will be announced."""
@@ -38,10 +40,11 @@ class SelfTest:
             return None
         return [route for answer in answers if answer is not None for route in answer.routes]
 
-
-def fault(results: Sequence[dict[str, Any]]) -> str | None:
-    """The sentence to end the launch with, if it must end."""
-    wrong = next((one["error"] for one in results if "error" in one), None)
-    if wrong is None:
-        return None
-    return f"The self-test failed: {wrong}. Mend that, or start with --no-self-test."
+    def complaint(self, results: Sequence[dict[str, Any]] | None, now: float, limit: float) -> str | None:
+        """The sentence to end the launch with, if it must end. The proxy ends each request by itself; one that does not
+        answer for `limit` seconds has a fault of its own."""
+        if results is None:
+            late = self.asked_at is not None and now - self.asked_at > limit
+            return f"The self-test was not over after {limit:g} s: see the proxy's log above." if late else None
+        wrong = next((one["error"] for one in results if "error" in one), None)
+        return wrong and f"The self-test failed: {wrong}. Mend that, or start with --no-self-test."

@@ -18,7 +18,7 @@ from pontil.launcher.overview import example, overview
 from pontil.launcher.reports import Progress, Ready, Report
 from pontil.launcher.restart import RestartPolicy
 from pontil.launcher.run_directory import RunDirectory
-from pontil.launcher.self_test import SelfTest, fault
+from pontil.launcher.self_test import SelfTest
 from pontil.launcher.signals import SignalPipe
 from pontil.launcher.topology import ChildPlan, Topology
 
@@ -196,6 +196,7 @@ class Supervisor:
         lines = pipe.read()
         if pipe.closed:
             self.selector.unregister(pipe)
+            self.console.settle(child.name)
         was_ready = child.state is ChildState.READY
         for report in child.hear(lines, self.clock()):
             self.show(child, report, was_ready)
@@ -264,15 +265,15 @@ class Supervisor:
         """From everybody ready, by way of the self-test, to the announcement."""
         whole = all(child.state is ChildState.READY for child in self.children)
         if self.announced or whole:
-            self.self_test.ask(self.proxies)
+            self.self_test.ask(self.proxies, now)
         else:
             self.self_test.forget(self.proxies)
-        results = self.self_test.results(self.proxies) if whole else None
-        if self.announced or results is None:
+        if self.announced or not whole:
             return
-        if complaint := fault(results):
+        results = self.self_test.results(self.proxies)
+        if complaint := self.self_test.complaint(results, now, self.orders.limits.start):
             self.failure = LaunchError(complaint)
-        else:
+        elif results is not None:
             self.announce(now, results)
 
     def announce(self, now: float, results: Sequence[dict[str, Any]]) -> None:

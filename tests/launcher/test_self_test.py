@@ -4,7 +4,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from pontil.launcher.self_test import fault
+from pontil.launcher.self_test import SelfTest
 
 Launched = Callable[..., Any]
 Waiting = Callable[[Callable[[], object]], None]
@@ -53,6 +53,10 @@ def test_a_new_proxy_is_asked_and_nobody_waits_for_its_answer(launched: Launched
     assert launch.end() == 0 and launch.console.count("ready on http") == 1
 
 
-def test_what_counts_is_the_first_fault() -> None:
-    assert fault([]) is fault(MOVED) is None
-    assert "prefill:0 to decode:0" in str(fault(MOVED + FAILED))
+def test_what_counts_is_the_first_fault_and_an_answer_that_does_not_come() -> None:  # C14
+    test = SelfTest(wanted=True)
+    assert test.complaint([], 0.0, 9.0) is test.complaint(MOVED, 0.0, 9.0) is None
+    assert "prefill:0 to decode:0" in str(test.complaint(MOVED + FAILED, 0.0, 9.0))
+    test.asked_at = 1.0
+    assert test.complaint(None, 9.0, 9.0) is None
+    assert "was not over after 9 s" in str(test.complaint(None, 11.0, 9.0))
