@@ -5,6 +5,7 @@ import asyncio
 import logging
 import os
 import socket
+from functools import partial
 from typing import Any
 
 from sanic import Request, Sanic
@@ -13,7 +14,7 @@ from sanic.exceptions import PayloadTooLarge
 from sanic.response import BaseHTTPResponse
 
 from pontil.http.error_handler import OpenAIErrors
-from pontil.http.request_id import HEADER, request_id
+from pontil.http.request_id import CURRENT, HEADER, WithRequestId, request_id
 from pontil.http.routes import Routes
 from pontil.http.status_routes import StatusRoutes
 from pontil.runtime.config import ProxyConfig
@@ -74,6 +75,7 @@ def add_routes(app: Sanic[Any, Any], proxy: Proxy) -> None:
 def add_middleware(app: Sanic[Any, Any], max_body_bytes: int) -> None:
     async def admit(request: Request) -> None:
         request.ctx.request_id = request_id(request.headers.getone(HEADER, None))
+        CURRENT.set(request.ctx.request_id)
         if len(request.body) > max_body_bytes:
             raise PayloadTooLarge
 
@@ -133,6 +135,9 @@ class Service:
             self.proxy.take_table(command["rows"])
         elif command.get("kind") == "log_level":
             logging.getLogger().setLevel(command["level"].upper())
+        elif command.get("kind") == "self_test":
+            told = partial(self.reporter.tested, int(command["number"]))
+            self.proxy.self_test.begin(told, self.reporter.progress)
         elif command.get("kind") == "drain":
             self.proxy.drain()
             self.drain_deadline = asyncio.get_running_loop().time() + float(command.get("timeout", GRACE_SECONDS))
@@ -153,6 +158,8 @@ def run_proxy(config: ProxyConfig, reporter: Reporter, commands_fd: int) -> None
     """The body of the proxy process: returns after a drain or SIGTERM. Raises PontilError when it cannot start."""
     for name in SANIC_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(WithRequestId())
     reporter.progress("reading the tokenizer")
     proxy = Proxy(config, load_tokenizer(config.model_path, config.cache_path))
     listener = listen(config.host, config.port)

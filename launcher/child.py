@@ -3,6 +3,7 @@
 
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from pontil.launcher.child_state import ChildState, Duty, moved
 from pontil.launcher.death import KEPT_LINES, Death, last_words
 from pontil.launcher.health import HealthLimits, judge
 from pontil.launcher.life import Life
+from pontil.launcher.log_line import LogLine, read_line
 from pontil.launcher.oom import OomWatch
 from pontil.launcher.reports import Report, Settled
 from pontil.launcher.topology import ChildPlan
@@ -124,11 +126,12 @@ class Child:
         self.settled = next((one for one in reversed(heard) if isinstance(one, Settled)), self.settled)
         return heard
 
-    def keep(self, lines: Sequence[bytes]) -> list[str]:
-        """Output as text, the last of it kept for the message about a death."""
-        texts = [line.decode(errors="replace").rstrip() for line in lines]
-        self.last_lines.extend(texts)
-        return texts
+    def keep(self, lines: Sequence[bytes]) -> list[LogLine]:
+        """What it logged or printed, the last of it kept for the message about a death."""
+        entries = [read_line(self.name, line, time.time()) for line in lines]
+        for entry in entries:
+            self.last_lines.extend(entry.message.splitlines())
+        return entries
 
     def complaint(self, limits: HealthLimits, now: float) -> str | None:
         """Why it must be killed, if it must."""

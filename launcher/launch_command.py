@@ -15,9 +15,10 @@ import click
 from pontil.launcher.child import child_command
 from pontil.launcher.console import Console
 from pontil.launcher.devices import find_machine
-from pontil.launcher.errors import OptionError
+from pontil.launcher.errors import LaunchError, OptionError
 from pontil.launcher.gpus import TOOL
 from pontil.launcher.health import HealthLimits
+from pontil.launcher.log_files import LogFiles
 from pontil.launcher.options import LaunchOptions, flag_name, read_options, read_surroundings
 from pontil.launcher.ports import usable_port
 from pontil.launcher.readers import WILDCARDS
@@ -93,12 +94,30 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
     check_startable(topology)
     chosen = choose_ports(options)
     topology = plan(chosen, machine, directory.path, surroundings.cache_directory)
-    directory.create()
     orders = replace(
         orders_of(chosen, topology, surroundings), machine=machine, shares_devices=chosen.share_devices,
         reloader=Reloader(chosen, read),
     )  # fmt: skip
-    return Supervisor(orders, Console(sys.stderr), directory).run()
+    return supervise(chosen, orders, directory)
+
+
+def supervise(options: LaunchOptions, orders: Orders, directory: RunDirectory) -> int:
+    """Until the end, which is logged too. Raises LaunchError."""
+    files = None if options.log_dir is None else LogFiles(Path(options.log_dir), options.log_size, options.log_files)
+    if files is not None:
+        files.open()
+    console = Console(sys.stderr, options.log_format, files)
+    try:
+        directory.create()
+        return Supervisor(orders, console, directory).run()
+    except LaunchError as error:
+        console.failed(error.message)
+        if options.log_format == "json":
+            return error.exit_code
+        raise
+    finally:
+        if files is not None:
+            files.close()
 
 
 def choose_ports(options: LaunchOptions) -> LaunchOptions:
@@ -126,6 +145,7 @@ def orders_of(options: LaunchOptions, topology: Topology, surroundings: Surround
         policy,
         limits,
         options.drain_timeout,
+        options.self_test,
         shutil.which(TOOL) if gpus else None,
     )
 

@@ -12,11 +12,12 @@ from typing import Any
 
 from pontil.launcher.health import Signs
 from pontil.launcher.line_pipe import LinePipe
-from pontil.launcher.reports import Failed, Heartbeat, Progress, Ready, Report, decode
+from pontil.launcher.reports import Failed, Heartbeat, Progress, Ready, Report, Tested, decode
 from pontil.launcher.topology import ChildPlan
 
 # What one pipe takes without a reader; a configuration is far smaller.
 PIPE_BYTES = 65536
+STDERR = 2
 
 
 class Life:
@@ -32,7 +33,7 @@ class Life:
         (reports, report_end), (output, output_end), (command_end, commands) = os.pipe(), os.pipe(), os.pipe()
         given = [config, report_end, *([command_end] if plan.takes_commands else [])]
         flags = [f"--{name}-fd={fd}" for name, fd in zip(("config", "report", "commands"), given, strict=False)]
-        written = None if plan.keeps_terminal else output_end
+        written = None if plan.keeps_terminal and os.isatty(STDERR) else output_end
         try:
             self.process = subprocess.Popen(
                 [*command, plan.name, f"--parent={os.getpid()}", *flags],
@@ -56,6 +57,10 @@ class Life:
         # What it last said that it was doing, and what the supervisor kills it for.
         self.progress: str | None = None
         self.complaint: str | None = None
+        # Of a proxy: how many self-tests it was asked for, whether the last is wanted, and its answer.
+        self.tests = 0
+        self.testing = False
+        self.tested: Tested | None = None
         # The topology rows this process was last sent, so that it gets each change once.
         self.told: list[dict[str, Any]] | None = None
 
@@ -67,6 +72,8 @@ class Life:
                 self.signs = replace(self.signs, last_beat=now, step_age=report.age, working=report.working)
             elif isinstance(report, Progress):
                 self.progress = report.text
+            elif isinstance(report, Tested) and self.testing and report.number == self.tests:
+                self.tested = report
             elif isinstance(report, Failed):
                 self.failure = report.reason
             elif isinstance(report, Ready):

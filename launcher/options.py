@@ -110,6 +110,15 @@ class LaunchOptions:
         "auto|torch|SET",
     )  # fmt: skip
     log_level: str = flag(SUPERVISION, "info", "Least severity that is logged.", choice(*LEVELS), "|".join(LEVELS))
+    log_format: Literal["text", "json"] = flag(
+        SUPERVISION, "text", "Log lines for people or for programs.", choice("text", "json"), "text|json"
+    )
+    log_dir: str | None = flag(SUPERVISION, None, "Keep a log file of each process here too.", text, "FOLDER")
+    log_size: int = flag(SUPERVISION, 16 << 20, "Size at which a log file is put aside.", size, "SIZE")
+    log_files: int = flag(SUPERVISION, 5, "Log files put aside that are kept of each process.", whole(0, 1000), "COUNT")
+    self_test: bool = flag(
+        SUPERVISION, True, "Send one request through every pair of workers before serving is announced.", switch
+    )
     start_timeout: float = flag(SUPERVISION, 600.0, "Longest time to ready of a process.", seconds, "SECONDS")
     usage_log: str | None = flag(
         SUPERVISION, None, "Keep the usage of every request in this SQLite file; `pontil usage` reads it.", text, "FILE"

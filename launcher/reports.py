@@ -30,6 +30,15 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class Tested:
+    """From the proxy, the answer to the command `self_test` of that number: of each way that a request can go `route`,
+    and as far as they are known `bytes` of KV pulled, `seconds` of copying them, and `error`."""
+
+    number: int
+    routes: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The child cannot do what it was asked to, for this reason (one sentence), and exits."""
 
@@ -44,8 +53,14 @@ class Settled:
     drained: bool
 
 
-Report = Progress | Ready | Heartbeat | Failed | Settled
-KINDS: dict[str, type[Report]] = {"progress": Progress, "heartbeat": Heartbeat, "failed": Failed, "settled": Settled}
+Report = Progress | Ready | Heartbeat | Tested | Failed | Settled
+KINDS: dict[str, type[Report]] = {
+    "progress": Progress,
+    "heartbeat": Heartbeat,
+    "tested": Tested,
+    "failed": Failed,
+    "settled": Settled,
+}
 
 
 def encode(report: Report) -> bytes:

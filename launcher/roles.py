@@ -22,6 +22,7 @@ from typing import Any
 
 from pontil.launcher.death import EXIT_GPU_FAULT, gpu_fault
 from pontil.launcher.errors import LaunchError, RefusedError
+from pontil.launcher.log_line import PipeFormatter, TextFormatter
 from pontil.launcher.reporter import EXIT_ORPHANED, PipeReporter
 from pontil.launcher.topology import WORKER_ROLES
 from pontil.runtime.errors import IncompatiblePeer, PontilError
@@ -62,7 +63,7 @@ def run_child(inherited: Inheritance, bodies: "Mapping[str, Body] | None" = None
 
 def run_role(told: dict[str, Any], reporter: Reporter, commands: int | None, bodies: Mapping[str, Body]) -> int:
     config = told["config"]
-    start_logging(config.get("log_level", "info"))
+    start_logging(config.get("log_level", "info"), config.get("name", told["role"]))
     try:
         if told["role"] in WORKER_ROLES:
             os.sched_setaffinity(0, told["cores"])
@@ -103,10 +104,11 @@ def keep_from_grandchildren(inherited: Inheritance) -> None:
             os.set_inheritable(descriptor, False)
 
 
-def start_logging(level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+def start_logging(level: str, process: str) -> None:
+    """Whole records for the supervisor's pipe; text for a process that has the terminal to itself."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(TextFormatter(process) if sys.stderr.isatty() else PipeFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) -> None:

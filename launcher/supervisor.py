@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pontil.launcher.change_desk import ChangeDesk, Ground
 from pontil.launcher.changes import Limits
@@ -21,10 +22,12 @@ from pontil.launcher.gpu_memory import GpuMemory
 from pontil.launcher.health import HealthLimits
 from pontil.launcher.line_pipe import LinePipe
 from pontil.launcher.oom import OomWatch, kill_counter
+from pontil.launcher.overview import example, overview
 from pontil.launcher.reload import Reloader
 from pontil.launcher.reports import Progress, Ready, Report
 from pontil.launcher.restart import RestartPolicy
 from pontil.launcher.run_directory import RunDirectory
+from pontil.launcher.self_test import SelfTest
 from pontil.launcher.signals import SignalPipe, has_terminal
 from pontil.launcher.table import row_of
 from pontil.launcher.topology import ChildPlan, Topology
@@ -50,6 +53,7 @@ class Orders:
     policy: RestartPolicy = RestartPolicy()
     limits: HealthLimits = HealthLimits()
     drain_timeout: float = 30.0
+    self_test: bool = False
     gpu_tool: str | None = None
     machine: Machine | None = None
     shares_devices: bool = False
@@ -70,6 +74,7 @@ class Supervisor:
         self.children: list[Child] = []
         self.asked: list[int] = []
         self.failure: LaunchError | None = None
+        self.self_test = SelfTest(orders.self_test)
         self.announced = self.monitors = False
         self.began = self.clock()
         self.had_terminal = has_terminal()
@@ -234,6 +239,7 @@ class Supervisor:
         lines = pipe.read()
         if pipe.closed:
             self.selector.unregister(pipe)
+            self.console.settle(child.name)
         was_ready = child.state is ChildState.READY
         for report in child.hear(lines, self.clock()):
             self.show(child, report, was_ready)
@@ -244,14 +250,15 @@ class Supervisor:
         elif isinstance(report, Ready) and child.life and child.plan.role != "prepare" and not was_ready:
             took = self.clock() - child.life.signs.started_at
             facts = "".join(f", {name.replace('_', ' ')} {value}" for name, value in report.facts.items())
+            self.console.settle(child.name)
             self.console.child_line(child.name, f"ready after {took:.1f} s{facts}")
 
     def echo(self, child: Child, pipe: LinePipe) -> None:
         lines = pipe.read()
         if pipe.closed:
             self.selector.unregister(pipe)
-        for text in child.keep(lines):
-            self.console.child_line(child.name, text)
+        for entry in child.keep(lines):
+            self.console.entry(entry)
 
     def bury(self, child: Child, now: float) -> None:
         """What a dead child had still written counts: it may say why it died."""
@@ -261,8 +268,8 @@ class Supervisor:
             if not pipe.closed:
                 self.selector.unregister(pipe)
         child.hear(life.reports.read_rest(), now)
-        for text in child.keep(life.output.read_rest()):
-            self.console.child_line(child.name, text)
+        for entry in child.keep(life.output.read_rest()):
+            self.console.entry(entry)
         child.bury(now, self.oom)
 
     def reconcile(self, now: float) -> None:
@@ -274,8 +281,7 @@ class Supervisor:
         for child in self.children:
             if child.is_due(now) and self.serving:
                 self.spawn(child)
-        if not self.announced and all(child.state is ChildState.READY for child in self.children):
-            self.announce(now)
+        self.open(now)
 
     def answer_death(self, child: Child, death: Death, now: float) -> None:
         if death.failure is not None and not child.ever_ready and not self.announced:
@@ -304,13 +310,31 @@ class Supervisor:
             error = lost.deaths[-1].error
             self.failure = error("Every worker is given up: nobody can be served (see the last lines above).")
 
-    def announce(self, now: float) -> None:
+    def open(self, now: float) -> None:
+        """From everybody ready, by way of the self-test, to the announcement."""
+        whole = all(child.state is ChildState.READY for child in self.children)
+        if self.announced or whole:
+            self.self_test.ask(self.proxies, now)
+        else:
+            self.self_test.forget(self.proxies)
+        if self.announced or not whole:
+            return
+        results = self.self_test.results(self.proxies)
+        if complaint := self.self_test.complaint(results, now, self.orders.limits.start):
+            self.failure = LaunchError(complaint)
+        elif results is not None:
+            self.announce(now, results)
+
+    def announce(self, now: float, results: Sequence[dict[str, Any]]) -> None:
         self.announced = True
+        self.console.settle()
         topology = self.orders.topology
-        for child in self.children:
-            self.console.line(f"  {child.plan.describe()}  pid {child.row['pid']}")
+        for line in overview(self.children, results):
+            self.console.line(line)
         where = f"ready on {topology.url}" if topology.url else f"ready, joined {topology.control}"
         self.console.line(f"{where} after {now - self.began:.1f} s")
+        if topology.url and self.console.terminal:
+            self.console.line(example(topology.url, topology.served))
 
     def ask_to_drain(self, child: Child) -> None:
         if child.life and child.plan.is_proxy:

@@ -59,12 +59,14 @@ class ChildPlan:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Every process of one launch: `prepare` runs first, alone, and finds the model; then the children start."""
+    """Every process of one launch: `prepare` runs first, alone, and finds the model; then the children start. `served`
+    is what clients call the model."""
 
     prepare: ChildPlan
     children: tuple[ChildPlan, ...]
     control: str
     url: str | None
+    served: str = ""
 
     def with_model(self, path: str) -> "Topology":
         """The same plan with the model's name replaced by where it was found."""
@@ -90,7 +92,7 @@ def plan(options: LaunchOptions, machine: Machine, run: Path, cache: Path) -> To
     }
     prepare = ChildPlan("prepare", "prepare", "cpu", machine.cores, search)
     url = None if options.join else f"http://{url_host(options.host)}:{options.port}"
-    return Topology(prepare, children, control, url)
+    return Topology(prepare, children, control, url, served_name(options))
 
 
 def plan_demand(options: LaunchOptions, workers: Sequence[ChildPlan], machine: Machine) -> dict[str, Any]:
@@ -235,6 +237,7 @@ def plan_proxy(options: LaunchOptions, machine: Machine, control: str) -> ChildP
         "usage_log": options.usage_log and str(Path(options.usage_log).absolute()),
         "max_attempts": options.max_attempts,
         "failover_timeout": options.failover_timeout,
+        "awaits_self_test": options.self_test,
         "log_level": options.log_level,
     }
     return ChildPlan("proxy", "proxy", "cpu", machine.cores, config)

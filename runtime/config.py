@@ -50,7 +50,7 @@ class WorkerConfig:
 @dataclass(frozen=True, slots=True)
 class ProxyConfig:
     """The proxy process. Times are in seconds. `cache_dir` as in WorkerConfig. Usage is kept in the file `usage_log`,
-    where one is named."""
+    where one is named. With `awaits_self_test` it is not ready before a request went through every pair of workers."""
 
     host: str
     port: int
@@ -65,6 +65,7 @@ class ProxyConfig:
     failover_timeout: float = 120.0
     max_attempts: int = 3
     max_body_bytes: int = 32 << 20
+    awaits_self_test: bool = False
     log_level: str = "info"
     cache_dir: str | None = None
 

@@ -63,7 +63,9 @@ def test_command_lines_are_understood(path: Path) -> None:  # D9
 @EVERY_PAGE
 def test_flags_exist(path: Path) -> None:  # D9
     known = LAUNCH_FLAGS | FOREIGN | {"--help"}
-    known |= {name for command in cli.commands.values() for one in command.params for name in one.opts}
+    known |= {
+        name for command in cli.commands.values() for one in command.params for name in (*one.opts, *one.secondary_opts)
+    }
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", path.read_text()))
     assert not {flag for flag in named - known if not any(flag in text for text in SCRIPTS.values())}
 

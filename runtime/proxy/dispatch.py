@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends requests to workers, and again when an attempt breaks. Only here do attempts begin (C15)."""
 
+import logging
 from collections.abc import Callable
 
 from pontil.runtime.accounting.counts import DECODE
@@ -10,6 +11,8 @@ from pontil.runtime.proxy.policy import Route, Team, plan
 from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.wire.messages import Message
+
+LOG = logging.getLogger("pontil.proxy")
 
 
 class Dispatcher:
@@ -46,8 +49,12 @@ class Dispatcher:
     def again(self, request: Request, reason: str, cause: str) -> None:
         """The attempt broke. What is left of it is told to stop first, so that its blocks are free for the next. That a
         worker drains is no fault, and counts as none."""
+        LOG.info("attempt %d broke: %s", request.attempt + 1, reason, extra={"request": request.id})
         self.withdraw(request)
         request.broke(self.clock(), moved=cause == MOVED)
+        if request.trial:
+            self.give_up(request, reason)
+            return
         if request.faults >= self.config.max_attempts:
             self.give_up(request, f"{reason}: attempt {request.faults} of {self.config.max_attempts}, try again")
             return

@@ -113,6 +113,13 @@ class Metrics:
             elif name.startswith(HANDOFFS) and name.removeprefix(HANDOFFS) in RESULTS:
                 self.handoffs.labels(name.removeprefix(HANDOFFS)).inc(difference)
 
+    def add_tokens(self, count: int, seconds: float, first: bool) -> None:
+        """So many of one answer, so long after what was before them: its arrival, or its last tokens."""
+        if first:
+            self.first_token.observe(seconds)
+        else:
+            self.next_token.observe(seconds / count)
+
     def add_queue(self, queued: float, first_token: float) -> None:
         """Of a request that ended: both in seconds from its arrival (B10)."""
         self.queue.observe(queued)

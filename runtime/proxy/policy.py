@@ -37,6 +37,10 @@ class Whole:
         return {self.worker.incarnation: WHOLE}
 
     @property
+    def workers(self) -> tuple[Load, ...]:
+        return (self.worker,)
+
+    @property
     def name(self) -> str:
         return self.worker.name
 
@@ -51,6 +55,10 @@ class Pair:
     @property
     def phases(self) -> dict[str, str]:
         return {self.prefill.incarnation: PREFILL, self.decode.incarnation: DECODE}
+
+    @property
+    def workers(self) -> tuple[Load, ...]:
+        return (self.prefill, self.decode)
 
     @property
     def name(self) -> str:
@@ -90,6 +98,15 @@ def plan(
     if broken:
         whole.sort(key=lambda route: (tuple(route.phases) in broken, route.worker.role == "prefill"))
     return whole[0]
+
+
+def every_route(workers: Sequence[Load], disagg: Disagg) -> list[Route]:
+    """Each pair that may serve a request, and each worker alone that is in none."""
+    prefill = [worker for worker in workers if worker.role == "prefill"]
+    decode = [worker for worker in workers if worker.role == "decode"]
+    pairs = [Pair(first, second) for first in prefill for second in decode] if disagg != "never" else []
+    paired = {worker.incarnation for pair in pairs for worker in pair.workers}
+    return [*pairs, *(Whole(worker) for worker in workers if worker.incarnation not in paired)]
 
 
 def best_pair(prefill: Sequence[Load], decode: Sequence[Load], broken: Collection[Team]) -> Pair | None:

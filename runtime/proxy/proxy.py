@@ -17,8 +17,10 @@ from pontil.runtime.proxy.bookkeeper import CHECKPOINT, Bookkeeper
 from pontil.runtime.proxy.dispatch import Dispatcher
 from pontil.runtime.proxy.mailbox import Finished
 from pontil.runtime.proxy.metrics import BROKEN, DIED, FAILED, MOVED, SILENT, Metrics
+from pontil.runtime.proxy.policy import Route, every_route
 from pontil.runtime.proxy.registry import Registry, Worker
 from pontil.runtime.proxy.request import Request
+from pontil.runtime.proxy.self_test import SelfTest
 from pontil.runtime.proxy.stream import Stream
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.text.tokenizer import Tokenizer
@@ -66,6 +68,7 @@ class Proxy:
         )  # fmt: skip
         self.books = Bookkeeper(config, self.incarnation, clock)
         self.ledger = self.books.ledger
+        self.self_test = SelfTest(config.awaits_self_test, tokenizer, self.every_route, self.try_out)
         self.requests: dict[str, Request] = {}
         self.draining = False
         self.context = open_context()
@@ -96,7 +99,8 @@ class Proxy:
         assert self.server is not None, "bind first"
         self.server.listen(self.on_messages)
         loop = asyncio.get_running_loop()
-        self.tasks = [loop.create_task(self.tick_forever(on_tick)), loop.create_task(self.checkpoint_forever())]
+        forever = (self.tick_forever(on_tick), self.checkpoint_forever(), self.self_test.run())
+        self.tasks = [loop.create_task(one) for one in forever]
 
     async def tick_forever(self, on_tick: Callable[[int], None] | None) -> None:
         while True:
@@ -149,16 +153,31 @@ class Proxy:
         route = self.dispatcher.route(prompt_tokens=len(prompt))
         if route is None:
             raise Unavailable("no worker is ready yet: try again in a moment")
-        unique = secrets.token_hex(8)
-        request_id = f"{name}-{unique}" if name else unique
-        request = Request.start(
-            request_id, prompt, params, route, self.tokenizer, self.clock(), cache_salt, self.ledger
-        )
-        self.requests[request.id] = request
+        request = self.begin(name, prompt, params, route, cache_salt)
         self.metrics.running.inc()
         self.books.admit(request)
         self.dispatcher.launch(request)
         return Stream(request, self.cancel)
+
+    def begin(
+        self, name: str | None, prompt: list[int], params: SamplingParams, route: Route, cache_salt: str
+    ) -> Request:
+        unique = secrets.token_hex(8)
+        request_id = f"{name}-{unique}" if name else unique
+        request = self.requests[request_id] = Request.start(
+            request_id, prompt, params, route, self.tokenizer, self.clock(), cache_salt, self.ledger
+        )
+        return request
+
+    def try_out(self, route: Route, prompt: list[int], params: SamplingParams, cache_salt: str) -> Stream:
+        """As a client's request goes, but by this route or not at all, and in nobody's account."""
+        request = self.begin("self-test", prompt, params, route, cache_salt)
+        request.trial = True
+        self.dispatcher.launch(request)
+        return Stream(request, self.cancel)
+
+    def every_route(self) -> list[Route]:
+        return every_route(self.registry.snapshot(), self.config.disagg)
 
     @property
     def choices_in_flight(self) -> int:
@@ -170,9 +189,10 @@ class Proxy:
 
     @property
     def ready(self) -> bool:
-        """Whether a request can be served now (D21): one worker is enough, but it must be there to be spoken to."""
+        """Whether a request can be served now (D21): one worker is enough, but it must be there to be spoken to, and at
+        the start requests must have been served."""
         there = (self.send(StillHere(self.incarnation, load.incarnation)) for load in self.registry.snapshot())
-        return not self.draining and any(there)
+        return not self.draining and self.self_test.passed and any(there)
 
     @property
     def context_length(self) -> int:
@@ -222,6 +242,7 @@ class Proxy:
             self.ledger.registered(message.sender, message.name)
             self.send(Welcome(self.incarnation, message.sender, message.role, message.draining, steps=True))
             self.dispatcher.resume()
+            self.self_test.ring()
         else:
             LOG.warning("refused a worker: %s", reason)
             self.send(Refused(self.incarnation, message.sender, reason))
@@ -275,16 +296,15 @@ class Proxy:
             new = request.accept(frame, now)
         except BrokenAnswer as error:
             self.metrics.dropped.labels("broken").inc()
-            LOG.error("request %s: %s", request.id, error)
+            LOG.error("request %s: %s", request.id, error, extra={"request": request.id})
             self.dispatcher.again(request, str(error), BROKEN)
             return
         if new and request.reader is not None:
             self.dispatcher.was_read(request)
         if new and not begun:
             request.first_token = now
-            self.metrics.first_token.observe(now - request.arrived)
-        elif new:
-            self.metrics.next_token.observe((now - before) / new)
+        if new and not request.trial:
+            self.metrics.add_tokens(new, now - (before if begun else request.arrived), first=not begun)
         if isinstance(request.mailbox.end, Finished):
             self.finish(request, frame.sender)
 
@@ -351,6 +371,9 @@ class Proxy:
         self.close_account(request, label)
 
     def close_account(self, request: Request, label: str) -> None:
+        if request.trial:
+            self.ledger.set_aside(request.id)
+            return
         self.metrics.running.dec()
         account = request.account
         complete = isinstance(request.mailbox.end, Finished)

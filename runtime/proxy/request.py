@@ -26,6 +26,17 @@ from pontil.runtime.wire.messages import Cancel, Logprobs, Submit, Tokens
 MAX_TOKEN_ID = 1 << 31
 # How often workers that drain may move a request before that, too, counts as a fault.
 MOST_MOVES = 64
+LONGEST_REASON = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What a decode worker says of how the prompt's KV came to it: bytes, seconds of copying where they can be true,
+    and why nothing came."""
+
+    bytes: int = 0
+    seconds: float | None = None
+    error: str | None = None
 
 
 @dataclass(slots=True)
@@ -34,7 +45,7 @@ class Request:
     long the request waited in its worker's queue, where that is known. The usage log has all of a request that ended
     once its `receipt` is done. `heard` holds which phase has spoken of which choice, `reasons` how each choice ended.
     Of the `drafted` tokens that workers guessed `accepted` were right. Prompts with another `cache_salt` share no
-    cached prefix.
+    cached prefix. A `trial` is the proxy's own: nobody's answer, and nobody's to pay.
 
     One attempt after the other serves a request. Between two, nobody does: `phases` is empty. `broken` are the teams
     that failed it; `moves` counts attempts that ended because a worker drains. `reader` is the worker that has yet to
@@ -67,6 +78,8 @@ class Request:
     drafted: int = 0
     accepted: int = 0
     receipt: "Future[None] | None" = None
+    trial: bool = False
+    pulled: Pulled = Pulled()
 
     @classmethod
     def start(
@@ -151,6 +164,8 @@ class Request:
         self.last_frame = self.waits_since = now
         if self.queued is None and frame.queue_seconds is not None:
             self.queued = self.credible(frame.queue_seconds, now)
+        if frame.pulled_bytes is not None:
+            self.hear_pull(frame, now)
         ended = choice in self.reasons
         accepted = 0 if ended else len(new)
         cached = frame.cached_tokens if frame.first_cached_tokens is None else frame.first_cached_tokens
@@ -172,8 +187,13 @@ class Request:
             self.end_choice(choice, phase, reason)
         return len(delivered)
 
+    def hear_pull(self, frame: Tokens, now: float) -> None:
+        seconds = None if frame.pulled_seconds is None else self.credible(frame.pulled_seconds, now)
+        error = None if frame.pull_error is None else frame.pull_error[:LONGEST_REASON]
+        self.pulled = Pulled(stated_count(frame.pulled_bytes) or 0, seconds, error)
+
     def credible(self, seconds: float, now: float) -> float | None:
-        """A time spent in a queue, unless it cannot be one: it was part of this request's time."""
+        """How long a part of this request took, unless it cannot have taken so long."""
         return float(seconds) if 0.0 <= seconds <= now - self.arrived else None
 
     def book(self, frame: Tokens) -> int:

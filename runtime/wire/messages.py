@@ -156,6 +156,8 @@ class Tokens:
     tokens were computed for the first time: with the cached ones they are all (A11). All ids were drawn; of
     `draft_tokens` that had been guessed for their places `accepted_draft_tokens` were right (B1). A later attempt also
     says what an earlier one had found cached here, where that is known: it may itself find what that one computed.
+    Where the prompt's KV came from another worker, the same frame says how many bytes were pulled and in how many
+    seconds of copying; `pull_error` is why they did not come, where the prompt was computed here after all.
     """
 
     sender: str
@@ -177,6 +179,9 @@ class Tokens:
     draft_tokens: int | None = None
     accepted_draft_tokens: int | None = None
     first_cached_tokens: int | None = None
+    pulled_bytes: int | None = None
+    pulled_seconds: float | None = None
+    pull_error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@
 How a transfer ends is the taker's to decide, by its table; this desk is its hands.
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -30,10 +31,11 @@ from pontil.runtime.wire.messages import (
 )
 from pontil.runtime.wire.sockets import PeerClient
 from pontil.runtime.worker.assembly import Machine
-from pontil.runtime.worker.live import Live
+from pontil.runtime.worker.live import Live, Pulled
 from pontil.runtime.worker.peer_line import HANDSHAKE_TIMEOUT, Line, PeerLine
 
 RENEW_EVERY = 10.0
+logger = logging.getLogger("pontil.worker")
 
 
 @dataclass(slots=True, eq=False)
@@ -198,6 +200,7 @@ class DecodeDesk:
         sequence = live.sequence
         assert handoff is not None
         sequence.cached, sequence.admissions = handoff.cached_tokens, 1
+        live.pulled = Pulled(take.bytes, take.seconds)
         self.machine.engine.promote(sequence, handoff.computed, known_of(handoff, live))
         self.tally.complete += 1
         self.tally.bytes += take.bytes
@@ -206,7 +209,11 @@ class DecodeDesk:
         """A transfer failed. With the Handoff in hand the prompt is computed here, else the proxy is told."""
         live = self.parked.pop(take.transfer_id).live
         self.tally.failed += 1
+        live.pulled = Pulled(0, 0.0, take.error)
         if take.handoff is not None:
+            logger.warning(
+                "the handoff failed (%s): the prompt is computed here", take.error, extra={"request": live.request_id}
+            )
             live.sequence.cached, live.sequence.admissions = take.handoff.cached_tokens, 1
             self.machine.engine.compute_here(live.sequence, known_of(take.handoff, live))
         else:

@@ -19,10 +19,19 @@ REMEMBERED = 1024
 FINISH_REASONS: dict[Finish | None, str] = {Finish.STOP: "stop", Finish.LENGTH: "length"}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What came of pulling a prompt's KV: bytes, and the seconds that copying them took; or why it failed."""
+
+    bytes: int | None = None
+    seconds: float | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True, eq=False)
 class Live:
     """One attempt at one request. `proxy` is the incarnation that submitted it and hears of it; `arrived` is in seconds
-    of the scheduler's clock."""
+    of the scheduler's clock. `pulled` is known once a transfer to here has ended."""
 
     proxy: str
     request_id: str
@@ -31,6 +40,7 @@ class Live:
     submit: Submit
     arrived: float = field(default_factory=time.monotonic)
     first_cached: int | None = None
+    pulled: Pulled = Pulled()
 
     @property
     def key(self) -> str:
@@ -127,6 +137,7 @@ def tokens_frame(incarnation: str, live: Live, output: Output) -> Tokens:
     """What the proxy hears of accepted tokens. A choice's count is stated where its part here ends (A3)."""
     sequence, counted = output.sequence, output.finish is not None
     opens = output.index == sequence.delivered and sequence.choice == (live.submit.choices or [0])[0]
+    pulled = live.pulled if opens else Pulled()
     return Tokens(
         incarnation,
         live.proxy,
@@ -149,4 +160,7 @@ def tokens_frame(incarnation: str, live: Live, output: Output) -> Tokens:
         computed_tokens=sequence.prompt_computed if output.opens else None,
         draft_tokens=output.drafted or None,
         accepted_draft_tokens=output.accepted if output.drafted else None,
+        pulled_bytes=pulled.bytes,
+        pulled_seconds=pulled.seconds,
+        pull_error=pulled.error,
     )

@@ -120,7 +120,7 @@ class Worker:
 
     def run(self) -> None:
         """Serve until stopped. Ready means that the proxy has welcomed this worker, not that it would like to be."""
-        self.report.progress("registering")
+        self.report.progress("registering with the proxy")
         # What it was told before it could hear, it is from its first word to the proxy on.
         self.take_orders()
         self.tick(time.monotonic())
@@ -304,6 +304,10 @@ class Worker:
         if live.key in self.requests:
             return
         live = self.requests[live.key] = self.admissions.recall(live)
+        logger.debug(
+            "takes a request's phase %s: %d prompt tokens", message.phase, len(message.prompt),
+            extra={"request": message.request_id},
+        )  # fmt: skip
         if message.transfer_id is None:
             self.machine.engine.add(live.sequence, live.known)
         elif message.phase == "prefill":
@@ -344,7 +348,8 @@ class Worker:
                 self.forget(desk.over.pop().key)
 
     def fail(self, submit: Submit, reason: str, status: int, *, moved: bool = False) -> None:
-        logger.log(logging.INFO if moved else logging.WARNING, "request %s: %s", submit.request_id, reason)
+        level, about = logging.INFO if moved else logging.WARNING, {"request": submit.request_id}
+        logger.log(level, "request %s: %s", submit.request_id, reason, extra=about)
         address = self.incarnation, submit.sender, submit.request_id, submit.attempt
         self.link.send(Failed(*address, reason, status, moved))
 

@@ -33,7 +33,7 @@ def act(word: str, config: dict[str, Any], reporter: Reporter, commands: int | N
         case "progress":
             reporter.progress("half of the weights")
         case "listen":
-            listen(Path(config["trace"]), commands)
+            listen(Path(config["trace"]), commands, reporter, config["routes"])
         case "obey":
             obey(Path(config["trace"] + ".orders"), config, reporter, commands)
         case "die with group":
@@ -94,15 +94,18 @@ def touch_nothing() -> None:
     ctypes.string_at(0)
 
 
-def listen(trace: Path, commands: int | None) -> None:
-    """A proxy: write down each command, end on drain."""
+def listen(trace: Path, commands: int | None, reporter: Reporter, routes: "dict[str, Any] | None") -> None:
+    """A proxy: write down each command, answer for a self-test what `routes` has for its number, end on drain."""
     assert commands is not None
     with os.fdopen(commands) as pipe, trace.open("a") as notes:
         for line in pipe:
             notes.write(line)
             notes.flush()
-            if json.loads(line)["kind"] == "drain":
+            command = json.loads(line)
+            if command["kind"] == "drain":
                 sys.exit(0)
+            if command["kind"] == "self_test" and routes and str(command["number"]) in routes:
+                reporter.tested(command["number"], routes[str(command["number"])])
 
 
 def obey(trace: Path, config: dict[str, Any], reporter: Reporter, commands: int | None) -> None:

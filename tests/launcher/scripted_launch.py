@@ -37,6 +37,7 @@ def main() -> int:
                 "trace": told["trace"],
                 "name": name,
                 "peer_endpoint": "ipc:///run/x",
+                "routes": told.get("routes"),
             },
         )
         for name, script in {"prepare": told["prepare"], **told["children"]}.items()
@@ -48,6 +49,7 @@ def main() -> int:
         RestartPolicy(**told["policy"]),
         HealthLimits(**told["limits"]),
         told["drain_timeout"],
+        self_test="routes" in told,
         machine=Machine((0, 1), 2, 0),
         reloader=Reloader(LaunchOptions(), lambda: read_options({}, Path(told["trace"] + ".toml"))),
     )

@@ -92,14 +92,15 @@ def test_roles_on_three_hosts_form_one_system(hosts: Hosts, tmp_path: Path) -> N
     hosts.launch("prefill", tmp_path / "prefill", *far, "--prefill", "cpu:0")
     hosts.launch("decode", tmp_path / "decode", *far, "--decode", "cpu:1")
 
-    def names() -> set[str]:
+    def tested() -> list[tuple[str, str]]:
         answer = hosts.fetch("/admin/topology")
-        return {row["name"] for row in json.loads(answer)["processes"]} if answer else set()
+        return [(row["route"], row["state"]) for row in json.loads(answer)["routes"]] if answer else []
 
-    wait_for(lambda: names() >= {"proxy", "prefill:0", "decode:0"}, START_TIMEOUT, "everyone registered")
+    wait_for(lambda: tested() == [("prefill:0>decode:0", "PASSED")], START_TIMEOUT, "a pair that was tested")  # G2
+    metric = 'pontil_handoffs_total{result="complete"}'
+    wait_for(lambda: f"{metric} 1.0" in (hosts.fetch("/metrics") or ""), 10, "the count of the self-test's handoff")
     body = {"model": "smollm2-135m-instruct", "prompt": "The capital of France is", "max_tokens": 5, "temperature": 0}
     answer = json.loads(hosts.fetch("/v1/completions", body))
     assert answer["choices"][0]["text"].startswith(" Paris")
     assert answer["usage"]["completion_tokens"] == 5
-    metric = 'pontil_handoffs_total{result="complete"} 1.0'
-    wait_for(lambda: metric in (hosts.fetch("/metrics") or ""), 10, "the count of the handoff")
+    wait_for(lambda: f"{metric} 2.0" in (hosts.fetch("/metrics") or ""), 10, "the count of the handoff")

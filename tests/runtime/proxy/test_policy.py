@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, lists
 
-from pontil.runtime.proxy.policy import Load, Pair, Whole, plan
+from pontil.runtime.proxy.policy import Load, Pair, Whole, every_route, plan
 
 MIXED = Load("m", "mixed:0", "mixed", "e", in_flight=0, free_blocks=10, seats=4, context=100)
 PREFILL = replace(MIXED, incarnation="p", name="prefill:0", role="prefill")
@@ -47,6 +47,15 @@ def test_routes_name_their_workers_and_phases() -> None:
     assert Pair(PREFILL, DECODE).name == "prefill:0>decode:0"
     assert Pair(PREFILL, DECODE).phases == {"p": "prefill", "d": "decode"}
     assert Whole(MIXED).name == "mixed:0" and Whole(MIXED).phases == {"m": "whole"}
+
+
+def test_every_route_is_each_pair_and_whoever_is_in_none() -> None:
+    other = replace(DECODE, incarnation="d2")
+    assert every_route([PREFILL, DECODE, MIXED, other], "auto") == [
+        Pair(PREFILL, DECODE), Pair(PREFILL, other), Whole(MIXED)
+    ]  # fmt: skip
+    assert every_route([PREFILL, DECODE], "never") == [Whole(PREFILL), Whole(DECODE)]
+    assert every_route([DECODE], "always") == [Whole(DECODE)] and every_route([], "always") == []
 
 
 def test_auto_splits_while_the_prefill_worker_keeps_up() -> None:

@@ -31,6 +31,9 @@ OTHER: dict[str, Any] = {
     "draft_tokens": 1,
     "accepted_draft_tokens": 0,
     "first_cached_tokens": 0,
+    "pulled_bytes": 0,
+    "pulled_seconds": 0.0,
+    "pull_error": "late",
 }
 ADDRESSED = {"sender", "receiver", "request_id", "attempt", "index", "ids", "choice"}
 
@@ -50,6 +53,8 @@ def test_what_says_more_goes_by_itself(name: str) -> None:
     more = replace(PLAIN, request_id="more", **{name: OTHER[name]})
     if name in ("stop_match", "accepted_draft_tokens"):
         more = replace(more, finish_reason="stop", draft_tokens=1)
+    if name in ("pulled_seconds", "pull_error"):
+        more = replace(more, pulled_bytes=0)
     assert list(joined([PLAIN, more, PLAIN])) == [more, *joined([PLAIN, PLAIN])]
 
 

@@ -2,20 +2,24 @@
 """Which kernels and weights a worker computes with, and what it says when these cannot be had."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import kernels
 import pytest
 import torch
-from workers import open_worker
+from workers import DEFAULTS, Silent, open_worker
 
 from pontil.gpu_ops.kernels import kernel_set
 from pontil.gpu_ops.kernels.build import KernelError
+from pontil.runtime.config import WorkerConfig
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.wire.compatibility import objection
 from pontil.runtime.worker import assembly
+from pontil.runtime.worker.assembly import assemble
+from pontil.runtime.worker.weights_progress import STEP, told
 from pontil.runtime.worker.worker import Worker
 
 
@@ -85,3 +89,33 @@ def test_another_fault_is_not_taken_for_it(model: Path, tmp_path: Path, monkeypa
     monkeypatch.setattr(assembly, "build_model", lambda *_: torch.ones(2) @ torch.ones(3))
     with pytest.raises(RuntimeError, match="size"):
         opened(model, tmp_path)
+
+
+class Listener(Silent):
+    """Remembers what a person would see."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def progress(self, text: str) -> None:
+        self.heard.append(text)
+
+
+def test_a_start_tells_how_far_it_has_come(model: Path, tmp_path: Path) -> None:  # G2
+    listener = Listener()
+    config = WorkerConfig(
+        "mixed:0", "mixed", "cpu", (0,), str(model), "tiny", f"ipc://{tmp_path}/c", f"ipc://{tmp_path}/p",
+        **DEFAULTS,  # type: ignore[arg-type]
+    )  # fmt: skip
+    assemble(config, listener)
+    read = [int(text.split()[2]) for text in listener.heard if text.startswith("reading weights")]
+    assert read[-1] == 100 and all(later - earlier >= STEP for earlier, later in pairwise(read[:-1]))
+    assert listener.heard[-2:] == ["laying out weights", "warming up"]
+
+
+def test_parts_of_a_weight_count_once() -> None:
+    heard: list[str] = []
+    names = ["a", "b.numbers", "b.scales", "b.offsets", "c", "d"]
+    tensors = [(name, torch.zeros(1)) for name in names]
+    assert [name for name, _ in told(tensors, 4, heard.append)] == names
+    assert heard == [f"reading weights, {percent} %" for percent in (25, 50, 75, 100)]
