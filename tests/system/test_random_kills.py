@@ -108,6 +108,18 @@ def test_nothing_is_left_whatever_is_killed(seed: int, model: str, tmp_path: Pat
     assert not any(line.startswith("Traceback") for line in said.splitlines()), "the launcher itself never breaks"
 
 
+def test_nothing_is_left_of_a_start_that_fails(model: str, tmp_path: Path) -> None:  # G4
+    """The proxy starts and the worker cannot: its weights are none."""
+    leftovers = Leftovers(tmp_path / "run")
+    (Path(shutil.copytree(model, tmp_path / "broken")) / "model.safetensors").write_bytes(b"no weights")
+    arguments = ("--role", "mixed", *OPTIONS, "--model", str(tmp_path / "broken"))
+    with launched(tmp_path, *arguments, ready=False, variables=leftovers.variables) as served:
+        assert served.process.wait(START_TIMEOUT) == 1
+        assert leftovers.at_last(served.port, AFTER_THE_END) == []
+        assert "mixed:0 could not start" in served.output.read_text()
+    assert {path.name for path in leftovers.base.iterdir()} == {".lock"}, "it has removed its directory itself"
+
+
 def test_a_compiler_goes_with_its_launch(model: str, tmp_path: Path) -> None:  # G4
     """On the first start of all, the workers have kernels compiled, by processes of their own."""
     if not any(map(shutil.which, COMPILERS)):
