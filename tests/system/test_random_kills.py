@@ -50,13 +50,14 @@ def compiles(process: Path) -> bool:
 
 
 def strike(served: Served, drawn: random.Random) -> str:
-    """Do something bad to a child, if there is one."""
+    """Do something bad to a child, or to all at once, if there are any. In words."""
+    number, one_of_them, all_of_them = drawn.choice(DEATHS), drawn.random(), drawn.random() < 0.2
     with suppress(psutil.NoSuchProcess):
         children = psutil.Process(served.process.pid).children()
-        if children:
-            victim, number = drawn.choice(children), drawn.choice(DEATHS)
+        victims = children if all_of_them else children[int(one_of_them * len(children)) :][:1]
+        for victim in victims:
             victim.send_signal(number)
-            return f"{number.name} to {victim.pid}"
+        return f"{number.name} to {len(victims)} of {len(children)}"
     return "nobody to kill"
 
 
