@@ -73,7 +73,8 @@ def gpu_memory(row: Row) -> str:
 def reason(row: Row) -> str:
     """Why it is as it is; of one that is well, how the process before it ended."""
     if row.get("reason"):
-        return str(row["reason"])
+        wait = row.get("starts_in_seconds")
+        return str(row["reason"]) + ("" if wait is None else f"; starts again in {duration(wait)}")
     death = row.get("last_death")
     return f"{duration(death['seconds_ago'])} ago it {death['reason']}" if death else ""
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor's table as the proxies are told it: a row for each child, with what is known and nothing else."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from pontil.launcher.child import Child
+from pontil.launcher.child_state import ChildState
 from pontil.launcher.death import Death
 from pontil.launcher.gauges import Gauges, Usage
 from pontil.launcher.gpu_memory import GpuMemory
@@ -39,6 +41,8 @@ def row_of(child: Child, usage: Usage | None, now: float) -> dict[str, Any]:
         row |= {"rss_bytes": usage.rss_bytes, "cpu_percent": usage.cpu_percent}
         if usage.gpu_bytes is not None:
             row["gpu_bytes"] = usage.gpu_bytes
+    if child.state is ChildState.BACKOFF:
+        row["starts_in_seconds"] = max(0, math.ceil(child.due - now))
     if child.reason is not None:
         row["reason"] = child.reason
     if child.deaths:

@@ -133,8 +133,10 @@ def test_the_proxy_is_told_each_change(launched: Launched, waiting: Waiting) -> 
     launch.children()["decode:0"].kill()
     launch.until(r"decode:0 \| ready")
     waiting(lambda: launch.commands()[-1]["rows"][2]["pid"] == launch.children()["decode:0"].pid)
-    states = [command["rows"][2]["state"] for command in launch.commands()]
-    assert "backoff" in states and states[-1] in ("starting", "ready")
+    told = [command["rows"][2] for command in launch.commands()]
+    assert told[-1]["state"] in ("starting", "ready") and "starts_in_seconds" not in told[-1]
+    assert {row.get("starts_in_seconds") for row in told if row["state"] == "backoff"} <= {0, 1}
+    assert "backoff" in {row["state"] for row in told}
     proxy, _, decode = launch.commands()[-1]["rows"]
     assert set(proxy) >= {"name", "role", "pid", "state", "device", "uptime_seconds", "start_seconds"}
     assert "last_death" not in proxy and proxy["restarts"] == 0
