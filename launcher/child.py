@@ -5,6 +5,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,11 @@ class Child:
         texts = [line.decode(errors="replace").rstrip() for line in lines]
         self.last_lines.extend(texts)
         return texts
+
+    def excuse_silence(self, now: float) -> None:
+        """Nobody listened until now."""
+        if self.life:
+            self.life.signs = replace(self.life.signs, last_beat=now)
 
     def complaint(self, limits: HealthLimits, now: float) -> str | None:
         """Why it must be killed, if it must."""

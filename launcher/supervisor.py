@@ -25,6 +25,8 @@ from pontil.launcher.topology import ChildPlan, Topology
 
 # How long a stopped child may go unnoticed when nothing else happens.
 PATIENCE = 0.5
+# After so long without a look at the children their silence proves nothing: nobody listened.
+ABSENCE = 1.5
 # What the proxy gets beyond its drain timeout to say goodbye.
 DRAIN_MARGIN = 2.0
 # From SIGTERM to SIGKILL, and from SIGKILL to giving up on a process that the kernel holds.
@@ -62,7 +64,7 @@ class Supervisor:
         self.asked: list[int] = []
         self.failure: LaunchError | None = None
         self.announced = False
-        self.began = self.clock()
+        self.began = self.looked = self.clock()
 
     def run(self) -> int:
         """Serve until told to end. The exit code; raises LaunchError when the launch failed by itself."""
@@ -181,6 +183,7 @@ class Supervisor:
         for key, _ in self.selector.select(self.patience()):
             key.data()
         now = self.clock()
+        self.excuse_silence(now)
         for child in self.living:
             if child.life and child.life.has_ended():
                 self.bury(child, now)
@@ -189,6 +192,12 @@ class Supervisor:
                 child.kill(complaint)
         self.oom.look(now)
         self.tell_proxies(self.table.rows(self.children, now))
+
+    def excuse_silence(self, now: float) -> None:
+        if now - self.looked > ABSENCE:
+            for child in self.living:
+                child.excuse_silence(now)
+        self.looked = now
 
     def patience(self) -> float:
         waits = [child.due - self.clock() for child in self.children if child.state is ChildState.BACKOFF]

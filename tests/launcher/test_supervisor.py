@@ -2,6 +2,7 @@
 """The supervisor over real processes whose roles are scripted (scripted_child.py)."""
 
 import signal
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -108,6 +109,22 @@ def test_a_stopped_child_is_killed_and_replaced(launched: Launched) -> None:
     launch.children()["decode:0"].suspend()
     launch.until(r"decode:0 sent no heartbeat for 1\.\d s: killing it")
     launch.until(r"decode:0 \| ready")
+
+
+def test_children_are_not_blamed_for_what_a_stopped_launcher_did_not_hear(launched: Launched, waiting: Waiting) -> None:
+    """As by Ctrl-Z, or by a terminal that takes nothing for a while."""
+    launch = launched(PAIR, limits={"silence": 1.0})
+    launch.until("ready on")
+    before = {name: child.pid for name, child in launch.children().items()}
+    launch.process.send_signal(signal.SIGSTOP)
+    threading.Event().wait(3)
+    launch.process.send_signal(signal.SIGCONT)
+    told = len(launch.commands())
+    waiting(lambda: len(launch.commands()) > told + 2)
+    assert {name: child.pid for name, child in launch.children().items()} == before
+    launch.process.send_signal(signal.SIGINT)
+    launch.end()
+    assert "killing it" not in launch.console
 
 
 @pytest.mark.parametrize(
