@@ -42,7 +42,7 @@ def test_the_command_line_loads_nothing_heavy() -> None:
         "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
     )
     loaded = json.loads(subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True).stdout)
-    assert "click" in loaded and not {"torch", "zmq", "sanic", "numpy", "msgpack", "ctypes"} & set(loaded)
+    assert "click" in loaded and not {"torch", "zmq", "sanic", "numpy", "msgpack", "ctypes", "psutil"} & set(loaded)
 
 
 def test_a_dry_run_prints_the_plan_and_touches_nothing(tmp_path: Path) -> None:
