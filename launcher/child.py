@@ -133,6 +133,11 @@ class Child:
             self.last_lines.extend(entry.message.splitlines())
         return entries
 
+    def excuse_silence(self, now: float) -> None:
+        """Nobody listened until now."""
+        if self.life:
+            self.life.signs = replace(self.life.signs, last_beat=now)
+
     def complaint(self, limits: HealthLimits, now: float) -> str | None:
         """Why it must be killed, if it must."""
         return judge(self.state, self.life.signs, limits, now) if self.life else None

@@ -23,7 +23,7 @@ GPU_FAULT = re.compile(
 )
 # As Python's fault handler writes them: the innermost frame comes first.
 FATAL, CURRENT_THREAD = "Fatal Python error", "Current thread"
-FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
+FRAME = re.compile(r'\s*File "(.+)", line (\d+) in (.+)')
 CRASHES = {
     signal.SIGSEGV: "a bad memory access",
     signal.SIGBUS: "memory that is not there",

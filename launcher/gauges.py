@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each child takes of the machine, looked at once a second without waiting for anything."""
+"""What each child takes of the machine, looked at once a second without waiting for anything.
+
+psutil is imported inside of functions: it is a quarter of what the command line and every child would load.
+"""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-
-import psutil
+from typing import TYPE_CHECKING
 
 from pontil.launcher.gpu_memory import GpuMemory
+
+if TYPE_CHECKING:
+    from psutil import Process
 
 # Reading one child takes 0.04 ms.
 EVERY = 1.0
@@ -28,7 +33,7 @@ class Gauges:
     def __init__(self, gpus: GpuMemory | None) -> None:
         self.gpus = gpus
         self.due = 0.0
-        self.processes: dict[int, psutil.Process] = {}
+        self.processes: dict[int, Process] = {}
         self.usages: dict[int, Usage] = {}
 
     def look(self, pids: Collection[int], now: float) -> None:
@@ -46,17 +51,21 @@ class Gauges:
             self.gpus.close()
 
 
-def process_of(pid: int) -> psutil.Process | None:
+def process_of(pid: int) -> "Process | None":
+    from psutil import Error, Process
+
     try:
-        return psutil.Process(pid)
-    except psutil.Error:
+        return Process(pid)
+    except Error:
         return None
 
 
-def measure(process: psutil.Process) -> Usage | None:
+def measure(process: "Process") -> Usage | None:
     """None for a process that has ended. The first look at one cannot tell its load and says 0."""
+    from psutil import Error
+
     try:
         with process.oneshot():
             return Usage(process.memory_info().rss, process.cpu_percent(None))
-    except psutil.Error:
+    except Error:
         return None

@@ -13,7 +13,7 @@ import click
 
 from pontil.launcher.errors import LaunchError
 from pontil.launcher.server_commands import SERVER
-from pontil.launcher.status_table import cut, duration, table
+from pontil.launcher.status_table import cut, duration, plain, table
 
 # The server's own figures are renewed once a second.
 EVERY = 1.0
@@ -50,7 +50,7 @@ def ask(url: str) -> Answer:
 def lines_of(answer: Answer, width: int | None = None) -> list[str]:
     """The table, and below it whether it is to be believed; an error is a line of its own."""
     if "error" in answer:
-        return [cut(answer["error"], width)]
+        return [cut(plain(answer["error"]), width)]
     age = answer.get("age_seconds", 0.0)
     doubt = f"The launcher has been silent for {duration(age)}: this is how things were then."
     return table(answer["processes"], width) + ([cut(doubt, width)] if age > STALE else [])

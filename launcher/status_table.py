@@ -31,6 +31,12 @@ def cut(line: str, width: int | None) -> str:
     return line if width is None or len(line) <= width else line[: max(0, width - 1)] + MORE
 
 
+def role(row: Row) -> str:
+    """Where the name does not say it: a worker may have been given another role."""
+    told, name = str(row.get("role", "")), str(row.get("name", ""))
+    return "" if name.partition(":")[0] == told else told
+
+
 def state(row: Row) -> str:
     return str(row.get("state", "")).lower().replace("_", " ")
 
@@ -67,7 +73,8 @@ def gpu_memory(row: Row) -> str:
 def reason(row: Row) -> str:
     """Why it is as it is; of one that is well, how the process before it ended."""
     if row.get("reason"):
-        return str(row["reason"])
+        wait = row.get("starts_in_seconds")
+        return str(row["reason"]) + ("" if wait is None else f"; starts again in {duration(wait)}")
     death = row.get("last_death")
     return f"{duration(death['seconds_ago'])} ago it {death['reason']}" if death else ""
 
@@ -75,6 +82,7 @@ def reason(row: Row) -> str:
 # Heading, whether it stands on the right, and what a row has there.
 COLUMNS: tuple[tuple[str, bool, Callable[[Row], str]], ...] = (
     ("NAME", False, lambda row: str(row.get("name", ""))),
+    ("ROLE", False, role),
     ("STATE", False, state),
     ("DEVICE", False, lambda row: str(row.get("device", ""))),
     ("PID", True, lambda row: str(row.get("pid") or "")),

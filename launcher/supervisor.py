@@ -14,26 +14,26 @@ from pontil.launcher.child import Child
 from pontil.launcher.child_state import ChildState, Duty
 from pontil.launcher.console import Console
 from pontil.launcher.control_socket import NAME, ControlSocket
-from pontil.launcher.death import Death
 from pontil.launcher.devices import Machine
 from pontil.launcher.errors import LaunchError
-from pontil.launcher.gauges import Gauges
-from pontil.launcher.gpu_memory import GpuMemory
 from pontil.launcher.health import HealthLimits
 from pontil.launcher.line_pipe import LinePipe
 from pontil.launcher.oom import OomWatch, kill_counter
 from pontil.launcher.overview import example, overview
+from pontil.launcher.recovery import Recovery
 from pontil.launcher.reload import Reloader
 from pontil.launcher.reports import Progress, Ready, Report
 from pontil.launcher.restart import RestartPolicy
 from pontil.launcher.run_directory import RunDirectory
 from pontil.launcher.self_test import SelfTest
 from pontil.launcher.signals import SignalPipe, has_terminal
-from pontil.launcher.table import row_of
+from pontil.launcher.table import Table
 from pontil.launcher.topology import ChildPlan, Topology
 
 # How long a stopped child may go unnoticed when nothing else happens.
 PATIENCE = 0.5
+# After so long without a look at the children their silence proves nothing: nobody listened.
+ABSENCE = 1.5
 # What the proxy gets beyond its drain timeout to say goodbye.
 DRAIN_MARGIN = 2.0
 # From SIGTERM to SIGKILL, and from SIGKILL to giving up on a process that the kernel holds.
@@ -70,13 +70,14 @@ class Supervisor:
         self.clock = time.monotonic
         self.selector = selectors.DefaultSelector()
         self.oom = OomWatch(kill_counter())
-        self.gauges = Gauges(GpuMemory(orders.gpu_tool) if orders.gpu_tool else None)
+        self.table = Table(orders.gpu_tool)
+        self.recovery = Recovery(orders.policy, console)
         self.children: list[Child] = []
         self.asked: list[int] = []
         self.failure: LaunchError | None = None
         self.self_test = SelfTest(orders.self_test)
         self.announced = self.monitors = False
-        self.began = self.clock()
+        self.began = self.looked = self.clock()
         self.had_terminal = has_terminal()
         limits = Limits(orders.drain_timeout, orders.limits.start)
         self.desk = ChangeDesk(self, Ground(orders.topology, orders.machine, orders.shares_devices, limits))
@@ -176,7 +177,7 @@ class Supervisor:
     def cleanup(self) -> None:
         for child in self.living:
             child.kill()
-        self.gauges.close()
+        self.table.close()
         self.control.close()
         self.selector.close()
         self.directory.remove()
@@ -204,6 +205,7 @@ class Supervisor:
         for key, _ in self.selector.select(self.patience()):
             key.data()
         now = self.clock()
+        self.excuse_silence(now)
         for child in self.living:
             if child.life and child.life.has_ended():
                 self.bury(child, now)
@@ -211,9 +213,14 @@ class Supervisor:
                 self.console.line(f"{child.name} {complaint}: killing it")
                 child.kill(complaint)
         self.oom.look(now)
-        self.gauges.look([child.pid for child in self.living if child.pid], now)
-        self.tell_proxies(now)
+        self.tell_proxies(self.table.rows(self.children, now))
         self.control.flush()
+
+    def excuse_silence(self, now: float) -> None:
+        if now - self.looked > ABSENCE:
+            for child in self.living:
+                child.excuse_silence(now)
+        self.looked = now
 
     def patience(self) -> float:
         waits = [child.due - self.clock() for child in self.children if child.state is ChildState.BACKOFF]
@@ -276,39 +283,12 @@ class Supervisor:
         """Towards what is planned: the dead wait and start again, and the whole is announced when it is whole."""
         for child in self.children:
             if child.state is ChildState.EXITED and not child.dismissed:
-                self.answer_death(child, child.deaths[-1], now)
+                self.failure = self.failure or self.recovery.answer(child, self.children, self.announced, now)
         self.desk.advance(now)
         for child in self.children:
             if child.is_due(now) and self.serving:
                 self.spawn(child)
         self.open(now)
-
-    def answer_death(self, child: Child, death: Death, now: float) -> None:
-        if death.failure is not None and not child.ever_ready and not self.announced:
-            self.failure = death.error(f"{child.name} could not start: {death.failure}")
-            return
-        delay = None if death.refused else self.orders.policy.delay([each.at for each in child.deaths], now)
-        child.wait_or_give_up(delay, now)
-        what_follows = " and is given up" if delay is None else f"; starting it again in {delay:.1f} s"
-        self.console.line(f"{child.name} {death.describe()}{what_follows}")
-        if death.violent or delay is None:
-            self.show_last_words(child, death)
-        if delay is None:
-            self.check_anything_serves(child)
-
-    def show_last_words(self, child: Child, death: Death) -> None:
-        self.console.line(f"the last lines of {child.name} were:" if death.lines else f"{child.name} had said nothing")
-        for text in death.lines:
-            self.console.child_line(child.name, text)
-
-    def check_anything_serves(self, lost: Child) -> None:
-        """One child's end never ends another, but a launch that can serve nobody ends."""
-        workers = [child for child in self.children if child not in self.proxies]
-        if lost in self.proxies:
-            self.failure = LaunchError("The proxy keeps dying: nobody can be served (see its last lines above).")
-        elif all(child.state is ChildState.GIVEN_UP for child in workers):
-            error = lost.deaths[-1].error
-            self.failure = error("Every worker is given up: nobody can be served (see the last lines above).")
 
     def open(self, now: float) -> None:
         """From everybody ready, by way of the self-test, to the announcement."""
@@ -343,10 +323,8 @@ class Supervisor:
         else:
             child.assign(child.plan.role, self.orders.drain_timeout)
 
-    def tell_proxies(self, now: float) -> None:
+    def tell_proxies(self, rows: list[dict[str, Any]]) -> None:
         """Each living proxy gets each new table once; one that does not read gets the newest when it does."""
-        usages = self.gauges.usages
-        rows = [row_of(child, usages.get(child.pid) if child.pid else None, now) for child in self.children]
         for child in self.living:
             if child.life:
                 child.life.flush()

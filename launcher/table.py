@@ -1,14 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor's table as the proxies are told it: a row for each child, with what is known and nothing else."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from pontil.launcher.child import Child
+from pontil.launcher.child_state import ChildState
 from pontil.launcher.death import Death
-from pontil.launcher.gauges import Usage
+from pontil.launcher.gauges import Gauges, Usage
+from pontil.launcher.gpu_memory import GpuMemory
 
 # A line of a dead child's output is shown no longer than this: the table goes to the proxy once a second.
 LINE_CHARACTERS = 300
+
+
+class Table:
+    """States as they are now, figures as of the last look at the gauges. `gpu_tool` tells of memory on GPUs."""
+
+    def __init__(self, gpu_tool: str | None) -> None:
+        self.gauges = Gauges(GpuMemory(gpu_tool) if gpu_tool else None)
+
+    def rows(self, children: Sequence[Child], now: float) -> list[dict[str, Any]]:
+        self.gauges.look([child.pid for child in children if child.pid], now)
+        usages = self.gauges.usages
+        return [row_of(child, usages.get(child.pid) if child.pid else None, now) for child in children]
+
+    def close(self) -> None:
+        self.gauges.close()
 
 
 def row_of(child: Child, usage: Usage | None, now: float) -> dict[str, Any]:
@@ -22,6 +41,8 @@ def row_of(child: Child, usage: Usage | None, now: float) -> dict[str, Any]:
         row |= {"rss_bytes": usage.rss_bytes, "cpu_percent": usage.cpu_percent}
         if usage.gpu_bytes is not None:
             row["gpu_bytes"] = usage.gpu_bytes
+    if child.state is ChildState.BACKOFF:
+        row["starts_in_seconds"] = max(0, math.ceil(child.due - now))
     if child.reason is not None:
         row["reason"] = child.reason
     if child.deaths:

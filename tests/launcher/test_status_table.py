@@ -39,6 +39,17 @@ def test_columns_without_anything_are_left_out() -> None:
     assert table([]) == []
 
 
+def test_one_that_waits_tells_for_how_long() -> None:
+    waiting = DEAD | {"state": "BACKOFF", "reason": "was killed by SIGKILL", "starts_in_seconds": 8}
+    assert table([waiting])[1].endswith("backoff  cpu            5  was killed by SIGKILL; starts again in 8 s")
+
+
+def test_a_role_that_the_name_does_not_tell_is_shown() -> None:
+    heading, switched, other = table([READY | {"role": "prefill"}, JOINED])
+    assert heading.split()[:3] == ["NAME", "ROLE", "STATE"]
+    assert switched.split()[:3] == ["decode:0", "prefill", "ready"] and other.split()[:2] == ["mixed:0", "ready"]
+
+
 @pytest.mark.parametrize("width", [1, 10, 40, 200])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     whole = table([READY, DEAD])

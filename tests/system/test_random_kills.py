@@ -50,13 +50,14 @@ def compiles(process: Path) -> bool:
 
 
 def strike(served: Served, drawn: random.Random) -> str:
-    """Do something bad to a child, if there is one."""
+    """Do something bad to a child, or to all at once, if there are any. In words."""
+    number, one_of_them, all_of_them = drawn.choice(DEATHS), drawn.random(), drawn.random() < 0.2
     with suppress(psutil.NoSuchProcess):
         children = psutil.Process(served.process.pid).children()
-        if children:
-            victim, number = drawn.choice(children), drawn.choice(DEATHS)
+        victims = children if all_of_them else children[int(one_of_them * len(children)) :][:1]
+        for victim in victims:
             victim.send_signal(number)
-            return f"{number.name} to {victim.pid}"
+        return f"{number.name} to {len(victims)} of {len(children)}"
     return "nobody to kill"
 
 
@@ -106,6 +107,18 @@ def test_nothing_is_left_whatever_is_killed(seed: int, model: str, tmp_path: Pat
         said = served.output.read_text()
     assert leftovers.after_the_next_start() == []
     assert not any(line.startswith("Traceback") for line in said.splitlines()), "the launcher itself never breaks"
+
+
+def test_nothing_is_left_of_a_start_that_fails(model: str, tmp_path: Path) -> None:  # G4
+    """The proxy starts and the worker cannot: its weights are none."""
+    leftovers = Leftovers(tmp_path / "run")
+    (Path(shutil.copytree(model, tmp_path / "broken")) / "model.safetensors").write_bytes(b"no weights")
+    arguments = ("--role", "mixed", *OPTIONS, "--model", str(tmp_path / "broken"))
+    with launched(tmp_path, *arguments, ready=False, variables=leftovers.variables) as served:
+        assert served.process.wait(START_TIMEOUT) == 1
+        assert leftovers.at_last(served.port, AFTER_THE_END) == []
+        assert "mixed:0 could not start" in served.output.read_text()
+    assert {path.name for path in leftovers.base.iterdir()} == {".lock"}, "it has removed its directory itself"
 
 
 def test_a_compiler_goes_with_its_launch(model: str, tmp_path: Path) -> None:  # G4
