@@ -190,6 +190,25 @@ def test_one_change_at_a_time_and_a_client_that_leaves_stops_nothing(launched: L
     assert launch.end() == 0
 
 
+def test_a_death_in_the_middle_is_handled(launched: Launched) -> None:
+    """Of another: who drains is needed again, until that one is back. Of the one that drains: it is just replaced."""
+    launch = launched(PAIR | {"decode:0": ["ready", "busy", "obey"]})
+    launch.until("ready on")
+    before = pids(launch)
+    with ThreadPoolExecutor(1) as threads:
+        asked: Future[Any] = threads.submit(command, launch, command="restart", names=["decode:0"])
+        launch.until("decode:0 takes no new requests")
+        launch.children()["prefill:0"].kill()
+        launch.until("decode:0 works again, as others do not")
+        launch.until(r"prefill:0 \| ready")
+        launch.until("decode:0 takes no new requests")
+        launch.children()["decode:0"].kill()
+        reply, said = asked.result(20)
+    assert reply.code == 0 and "decode:0 is ready after" in said[-1]
+    assert not {pid for name, pid in pids(launch).items() if name != "proxy"} & set(before.values())
+    assert [order["drain"] for order in orders(launch)][:2] == [10, None]
+
+
 def test_commands_wait_for_the_start(launched: Launched) -> None:
     launch = launched(PAIR, prepare=["grandchild"])
     launch.until("grandchild")
