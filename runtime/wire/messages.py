@@ -47,11 +47,13 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """From proxy to worker: registered; the sender is the proxy incarnation that now owns your requests. `role` and
-    `draining` are what it knows of you; None: not said. What it sent you before it knew so came before this."""
+    """From proxy to worker: registered; the sender is the proxy incarnation that now owns your requests. Whether it
+    takes `steps` instead of the Tokens of each sequence. `role` and `draining` are what it knows of you, None where it
+    does not say; what it sent you before it knew so came before this."""
 
     sender: str
     receiver: str
+    steps: bool = False
     role: str | None = None
     draining: bool = False
 
@@ -175,6 +177,17 @@ class Tokens:
     draft_tokens: int | None = None
     accepted_draft_tokens: int | None = None
     first_cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """From worker to proxy: those Tokens of one step that say no more than most do. Each of `rows` is of the request at
+    its place in `requests` and holds attempt, choice, index, prompt_tokens and cached_tokens, then the ids."""
+
+    sender: str
+    receiver: str
+    requests: list[str]
+    rows: list[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +337,7 @@ Message = (
     | Submit
     | Cancel
     | Tokens
+    | Step
     | Failed
     | Greet
     | Greeting
@@ -348,6 +362,7 @@ TAGS: dict[str, type[Message]] = {
     "submit": Submit,
     "cancel": Cancel,
     "tokens": Tokens,
+    "step": Step,
     "failed": Failed,
     "greet": Greet,
     "greeting": Greeting,

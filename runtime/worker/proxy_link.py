@@ -2,11 +2,23 @@
 """A worker's line to the proxy: registration, heartbeat, and an outbox that never drops."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pontil.runtime.errors import IncompatiblePeer
-from pontil.runtime.wire.messages import Duty, Goodbye, Heartbeat, Hello, Message, Refused, StillHere, Welcome
+from pontil.runtime.wire.messages import (
+    Duty,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Message,
+    Refused,
+    StillHere,
+    Tokens,
+    Welcome,
+)
 from pontil.runtime.wire.sockets import WorkerSocket
+from pontil.runtime.wire.step import joined
 
 BEAT = 0.5
 TTL = 5.0
@@ -33,7 +45,7 @@ class ProxyLink:
     def __init__(self, socket: WorkerSocket, hello: Hello) -> None:
         self.socket, self.hello = socket, hello
         self.proxy: str | None = None
-        self.is_known = True
+        self.is_known, self.takes_steps = True, False
         self.outbox: deque[Message] = deque()
         self.next_send = 0.0
         self.last_heard = self.last_tick = 0.0
@@ -42,6 +54,11 @@ class ProxyLink:
     def congested(self) -> bool:
         """The proxy does not take our messages: stop making more of them (B12)."""
         return bool(self.outbox)
+
+    def send_tokens(self, frames: Sequence[Tokens]) -> None:
+        """What one step gave."""
+        for message in joined(frames) if self.takes_steps else frames:
+            self.send(message)
 
     def send(self, message: Message) -> None:
         if self.outbox or not self.socket.send(message):
@@ -64,7 +81,7 @@ class ProxyLink:
             if self.proxy != message.sender:
                 # The first heartbeat tells what was generated before: the sooner, the less can be lost with a proxy.
                 self.next_send = 0.0
-            self.proxy = message.sender
+            self.proxy, self.takes_steps = message.sender, message.steps
             # A proxy of an earlier version does not say what it knows.
             self.is_known = message.role is None or (message.role, message.draining) == (
                 self.hello.role, self.hello.draining,

@@ -25,6 +25,7 @@ from pontil.runtime.wire.messages import (
     Message,
     Refused,
     Renew,
+    Step,
     StillHere,
     Submit,
     Tokens,
@@ -88,6 +89,12 @@ MESSAGES: dict[str, Message] = {
         cached_tokens=2,
         logprobs=[[[0, -0.25, 1], [7, -1.5, 2]]],
         prompt_logprobs=[[], [[5, -2.0, 3]]],
+    ),
+    "step": Step(
+        sender="d4",
+        receiver="px",
+        requests=["r1", "r2"],
+        rows=[[1, 0, 7, 3, 2, 0], [0, 2, 9, 65, 64, 5, 4294967295]],
     ),
     "failed": Failed(sender="d4", receiver="px", request_id="r", attempt=1, reason="no room", status=400),
     "greet": Greet(sender="d4", receiver="p3", schema=1, name="decode:0", model_fingerprint="mf", kv_fingerprint="kf"),
@@ -165,6 +172,10 @@ RECORDED = {
         "6f6b656e7302a86c6f6770726f627391929300cbbfd0000000000000019307cbbff800000000000002af70726f6d70745f6c"
         "6f6770726f62739290919305cbc00000000000000003"
     ),
+    "step": (
+        "85a174a473746570a673656e646572a26434a87265636569766572a27078a8726571756573747392a27231a27232a4726f77"
+        "73929601000703020097000209414005ceffffffff"
+    ),
     "failed": (
         "87a174a66661696c6564a673656e646572a26434a87265636569766572a27078aa726571756573745f6964a172a761747465"
         "6d707401a6726561736f6ea76e6f20726f6f6da6737461747573cd0190"
@@ -213,7 +224,7 @@ RECORDED = {
 # What came later, by message.
 ADDED: dict[str, dict[str, Any]] = {
     "hello": {"dtype": "float32", "kernels": "avx2-0a1b2c3d", "draining": True},
-    "welcome": {"role": "prefill", "draining": True},
+    "welcome": {"steps": True, "role": "prefill", "draining": True},
     "failed": {"moved": True},
     "greet": {"dtype": "float32", "block_size": 16},
     "tokens": {
@@ -237,8 +248,8 @@ RECORDED_LATER = {
         "633364a56474797065a7666c6f61743332a8647261696e696e67c3"
     ),
     "welcome": (
-        "85a174a777656c636f6d65a673656e646572a27078a87265636569766572a26434a4726f6c65a770726566696c6ca8647261"
-        "696e696e67c3"
+        "86a174a777656c636f6d65a673656e646572a27078a87265636569766572a26434a57374657073c3a4726f6c65a770726566"
+        "696c6ca8647261696e696e67c3"
     ),
     "failed": (
         "88a174a66661696c6564a673656e646572a26434a87265636569766572a27078aa726571756573745f6964a172a761747465"
