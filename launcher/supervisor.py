@@ -213,8 +213,8 @@ class Supervisor:
 
     def reload(self) -> Sequence[str]:
         """In words, what became of it."""
-        reloader = self.orders.reloader
-        said = reloader.reload(self.children) if reloader else ["There is nothing to reload."]
+        reloader = self.orders.reloader if self.monitors else None
+        said = reloader.reload(self.children) if reloader else ["Nothing was reloaded: the launch is still starting."]
         for text in said:
             self.console.line(f"reload: {text}")
         return said

@@ -3,9 +3,11 @@
 
 import json
 import os
+import random
 import signal
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -278,3 +280,46 @@ def test_workers_alone_drain_before_they_end(launched: Launched) -> None:  # G4
     launch.process.terminate()
     assert launch.end() == 0
     assert [order["drain"] for order in orders(launch)] == [1000, 1000]
+
+
+def stir(launch: Any, luck: random.Random) -> None:
+    """A command and, meanwhile, a death."""
+    name, role = luck.choice(["prefill:0", "decode:0", "decode:1"]), luck.choice(["prefill", "decode", "mixed"])
+    request = luck.choice(
+        [
+            {"command": "drain", "names": [name]},
+            {"command": "undrain", "names": [name]},
+            {"command": "restart", "names": [name]},
+            {"command": "restart", "all": True},
+            {"command": "role", "names": [name], "role": role},
+            {"command": "scale", "counts": {"decode": luck.choice([0, 1, 2])}},
+        ]
+    )
+    with ThreadPoolExecutor(1) as threads:
+        asked: Future[Any] = threads.submit(command, launch, **request)
+        victim = pids(launch).get(luck.choice(["", "prefill:0", "decode:0", "decode:1", "proxy"]))
+        if victim is not None:
+            with suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+        reply, _ = asked.result(60)
+    assert reply.code in (0, 1, 2), request
+
+
+@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(number, marks=pytest.mark.long) for number in range(3, 30))])
+def test_whatever_is_asked_and_whoever_dies_it_can_all_be_mended(
+    launched: Launched, waiting: Waiting, seed: int
+) -> None:
+    luck = random.Random(seed)
+    launch = launched(PAIR | {"decode:1": OBEYS}, policy={"attempts": 100, "first_delay": 0.01, "max_delay": 0.05})
+    launch.until("ready on")
+    for _ in range(8):
+        stir(launch, luck)
+    counts = {"prefill": 1, "decode": 1, "mixed": 0}
+    waiting(lambda: command(launch, command="scale", counts=counts, force=True)[0].code == 0)
+    workers = [name for name in rows(launch) if name != "proxy"]
+    assert len(workers) == 2
+    waiting(lambda: command(launch, command="undrain", names=workers)[0].code == 0)
+    waiting(lambda: set(states(launch).values()) == {"ready"})
+    assert {row["role"] for row in rows(launch).values()} == {"proxy", "prefill", "decode"}
+    launch.process.terminate()
+    assert launch.end() == 0 and "Traceback" not in launch.console
