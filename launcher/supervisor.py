@@ -260,6 +260,7 @@ class Supervisor:
             if child.state is ChildState.EXITED and not child.dismissed:
                 self.answer_death(child, child.deaths[-1], now)
         self.desk.advance(now)
+        self.control.flush()
         for child in self.children:
             if child.is_due(now) and self.serving:
                 self.spawn(child)

@@ -285,7 +285,7 @@ def test_workers_alone_drain_before_they_end(launched: Launched) -> None:  # G4
 def stir(launch: Any, luck: random.Random) -> None:
     """A command and, meanwhile, a death."""
     name, role = luck.choice(["prefill:0", "decode:0", "decode:1"]), luck.choice(["prefill", "decode", "mixed"])
-    request = luck.choice(
+    request: dict[str, Any] = luck.choice(
         [
             {"command": "drain", "names": [name]},
             {"command": "undrain", "names": [name]},
