@@ -6,23 +6,27 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pontil.launcher.change_desk import ChangeDesk, Ground
 from pontil.launcher.changes import Limits
-from pontil.launcher.child import Child, Death
+from pontil.launcher.child import Child
 from pontil.launcher.child_state import ChildState, Duty
 from pontil.launcher.console import Console
 from pontil.launcher.control_socket import NAME, ControlSocket
+from pontil.launcher.death import Death
 from pontil.launcher.devices import Machine
 from pontil.launcher.errors import LaunchError
+from pontil.launcher.gauges import Gauges
+from pontil.launcher.gpu_memory import GpuMemory
 from pontil.launcher.health import HealthLimits
 from pontil.launcher.line_pipe import LinePipe
+from pontil.launcher.oom import OomWatch, kill_counter
 from pontil.launcher.reload import Reloader
 from pontil.launcher.reports import Progress, Ready, Report
 from pontil.launcher.restart import RestartPolicy
 from pontil.launcher.run_directory import RunDirectory
 from pontil.launcher.signals import SignalPipe, has_terminal
+from pontil.launcher.table import row_of
 from pontil.launcher.topology import ChildPlan, Topology
 
 # How long a stopped child may go unnoticed when nothing else happens.
@@ -36,8 +40,9 @@ KILL_GRACE = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What a supervisor is told. `command` starts a child; `environment` makes a child's from its thread count. On
-    `machine`, where `shares_devices` says whether several may use one, more workers may come."""
+    """What a supervisor is told. `command` starts a child; `environment` makes a child's from its thread count;
+    `gpu_tool` tells of memory on GPUs, where there are any. On `machine` more workers may come; `shares_devices` says
+    whether several may use one device."""
 
     topology: Topology
     command: Sequence[str]
@@ -45,6 +50,7 @@ class Orders:
     policy: RestartPolicy = RestartPolicy()
     limits: HealthLimits = HealthLimits()
     drain_timeout: float = 30.0
+    gpu_tool: str | None = None
     machine: Machine | None = None
     shares_devices: bool = False
     reloader: Reloader | None = None
@@ -59,6 +65,8 @@ class Supervisor:
         self.directory = directory
         self.clock = time.monotonic
         self.selector = selectors.DefaultSelector()
+        self.oom = OomWatch(kill_counter())
+        self.gauges = Gauges(GpuMemory(orders.gpu_tool) if orders.gpu_tool else None)
         self.children: list[Child] = []
         self.asked: list[int] = []
         self.failure: LaunchError | None = None
@@ -163,6 +171,7 @@ class Supervisor:
     def cleanup(self) -> None:
         for child in self.living:
             child.kill()
+        self.gauges.close()
         self.control.close()
         self.selector.close()
         self.directory.remove()
@@ -195,8 +204,10 @@ class Supervisor:
                 self.bury(child, now)
             elif complaint := child.complaint(self.orders.limits, now):
                 self.console.line(f"{child.name} {complaint}: killing it")
-                child.kill()
-        self.tell_proxies()
+                child.kill(complaint)
+        self.oom.look(now)
+        self.gauges.look([child.pid for child in self.living if child.pid], now)
+        self.tell_proxies(now)
         self.control.flush()
 
     def patience(self) -> float:
@@ -252,7 +263,7 @@ class Supervisor:
         child.hear(life.reports.read_rest(), now)
         for text in child.keep(life.output.read_rest()):
             self.console.child_line(child.name, text)
-        child.bury(now)
+        child.bury(now, self.oom)
 
     def reconcile(self, now: float) -> None:
         """Towards what is planned: the dead wait and start again, and the whole is announced when it is whole."""
@@ -273,13 +284,17 @@ class Supervisor:
             return
         delay = None if death.refused else self.orders.policy.delay([each.at for each in child.deaths], now)
         child.wait_or_give_up(delay, now)
-        if delay is not None:
-            self.console.line(f"{child.name} {death.describe()}; starting it again in {delay:.1f} s")
-            return
-        self.console.line(f"{child.name} {death.describe()} and is given up; its last lines were:")
-        for text in child.last_lines:
+        what_follows = " and is given up" if delay is None else f"; starting it again in {delay:.1f} s"
+        self.console.line(f"{child.name} {death.describe()}{what_follows}")
+        if death.violent or delay is None:
+            self.show_last_words(child, death)
+        if delay is None:
+            self.check_anything_serves(child)
+
+    def show_last_words(self, child: Child, death: Death) -> None:
+        self.console.line(f"the last lines of {child.name} were:" if death.lines else f"{child.name} had said nothing")
+        for text in death.lines:
             self.console.child_line(child.name, text)
-        self.check_anything_serves(child)
 
     def check_anything_serves(self, lost: Child) -> None:
         """One child's end never ends another, but a launch that can serve nobody ends."""
@@ -305,9 +320,10 @@ class Supervisor:
         else:
             child.assign(child.plan.role, self.orders.drain_timeout)
 
-    def tell_proxies(self) -> None:
+    def tell_proxies(self, now: float) -> None:
         """Each living proxy gets each new table once; one that does not read gets the newest when it does."""
-        rows: list[dict[str, Any]] = [child.row for child in self.children]
+        usages = self.gauges.usages
+        rows = [row_of(child, usages.get(child.pid) if child.pid else None, now) for child in self.children]
         for child in self.living:
             if child.life:
                 child.life.flush()

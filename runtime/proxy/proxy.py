@@ -74,6 +74,8 @@ class Proxy:
         self.malformed_seen = 0
         self.ticks = 0
         self.last_tick = clock()
+        # When the supervisor last told its table, which it does every second; None where there is no supervisor.
+        self.table_at: float | None = None
         self.handlers: dict[type[Message], Callable[[Any], None]] = {
             Hello: self.on_hello,
             Heartbeat: self.on_heartbeat,
@@ -189,8 +191,14 @@ class Proxy:
             shown.insert(0, own)
         return shown
 
+    @property
+    def table_age(self) -> float | None:
+        """For how many seconds the supervisor has told nothing."""
+        return None if self.table_at is None else self.clock() - self.table_at
+
     def take_table(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """The supervisor's table: workers that it shows as dead are gone at once."""
+        self.table_at = self.clock()
         self.lose(self.registry.show(rows), DIED, "died")
         self.dispatcher.resume()
 
@@ -212,7 +220,7 @@ class Proxy:
         if reason is None:
             LOG.info("%s (pid %d) registered", message.name, message.pid)
             self.ledger.registered(message.sender, message.name)
-            self.welcome(message)
+            self.send(Welcome(self.incarnation, message.sender, message.role, message.draining, steps=True))
             self.dispatcher.resume()
         else:
             LOG.warning("refused a worker: %s", reason)
@@ -233,12 +241,8 @@ class Proxy:
         if self.registry.duty(message):
             name = self.registry.workers[message.sender].hello.name
             LOG.info("%s %s", name, "drains" if message.draining else f"works as {message.role}")
-            self.welcome(message)
+            self.send(Welcome(self.incarnation, message.sender, message.role, message.draining, steps=True))
             self.dispatcher.resume()
-
-    def welcome(self, message: Hello | Duty) -> None:
-        """With what is now known of a worker."""
-        self.send(Welcome(self.incarnation, message.sender, True, message.role, message.draining))
 
     def on_step(self, step: Step) -> None:
         try:

@@ -59,7 +59,10 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One process as the supervisor's table has it, or one that was refused, with the `reason`."""
+    """One process as the supervisor's table has it, or one that was refused, with the `reason`.
+
+    `about` is what else the table says: it is shown, and nothing here depends on it.
+    """
 
     name: str
     role: str
@@ -67,11 +70,13 @@ class Row:
     state: str
     device: str
     reason: str | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Row":
         state = str(values["state"]).upper().replace(" ", "_")
-        return cls(values["name"], values["role"], values["pid"], state, values["device"])
+        about = {name: value for name, value in values.items() if name not in cls.__slots__}
+        return cls(values["name"], values["role"], values["pid"], state, values["device"], values.get("reason"), about)
 
     @property
     def dead(self) -> bool:
@@ -202,7 +207,11 @@ class Registry:
         return shown + [self.shown(row) for row in self.refused.values()]
 
     def shown(self, row: Row) -> dict[str, Any]:
-        described: dict[str, Any] = {name: value for name, value in asdict(row).items() if name != "reason" or value}
+        """The row flattened: `about` beside the rest, the reason where there is one."""
+        described = asdict(row)
+        described |= described.pop("about")
+        if row.reason is None:
+            del described["reason"]
         for worker in self.workers.values():
             if worker.hello.name == row.name and worker.hello.pid == row.pid:
                 described["load"] = worker.shown_load

@@ -47,15 +47,15 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """From proxy to worker: registered; the sender is the proxy incarnation that now owns your requests. Whether it
-    takes `steps` instead of the Tokens of each sequence. `role` and `draining` are what it knows of you, None where it
-    does not say; what it sent you before it knew so came before this."""
+    """From proxy to worker: registered; the sender is the proxy incarnation that now owns your requests. `role` and
+    `draining` are what it knows of you; None: not said. What it sent you before it knew so came before this. Whether it
+    takes `steps` instead of the Tokens of each sequence."""
 
     sender: str
     receiver: str
-    steps: bool = False
     role: str | None = None
     draining: bool = False
+    steps: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pontil.runtime.errors import IncompatiblePeer
-from pontil.runtime.wire.messages import (
-    Duty,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    Message,
-    Refused,
-    StillHere,
-    Tokens,
-    Welcome,
-)
+from pontil.runtime.wire.messages import Duty, Goodbye, Heartbeat, Hello, Message, Refused, StillHere, Tokens, Welcome
 from pontil.runtime.wire.sockets import WorkerSocket
 from pontil.runtime.wire.step import joined
 

@@ -2,6 +2,7 @@
 """A child with the real pipes, heartbeats and parent-death signal, whose role's body is a few scripted lines."""
 
 import argparse
+import ctypes
 import json
 import os
 import signal
@@ -29,6 +30,8 @@ def act(word: str, config: dict[str, Any], reporter: Reporter, commands: int | N
     match word:
         case "ready":
             reporter.ready(path=config["model"])
+        case "progress":
+            reporter.progress("half of the weights")
         case "listen":
             listen(Path(config["trace"]), commands)
         case "obey":
@@ -66,6 +69,29 @@ def end(word: str, config: dict[str, Any]) -> None:
             raise ValueError("a bug")
         case "close the pipe":
             os.close(int(next(word for word in sys.argv if "--report-fd" in word).split("=")[1]))
+        case _:
+            end_violently(word)
+
+
+def end_violently(word: str) -> None:
+    match word:
+        case "segfault":
+            touch_nothing()
+        case "abort":
+            os.abort()
+        case "gpu fault":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nSearch for it in the manual.")
+        case "gpu fault in a destructor":
+            print("terminate called\n  what():  CUDA error: unspecified launch failure", file=sys.stderr, flush=True)
+            os.abort()
+        case "eat memory":
+            eaten = []
+            while True:
+                eaten.append(b"x" * (16 << 20))
+
+
+def touch_nothing() -> None:
+    ctypes.string_at(0)
 
 
 def listen(trace: Path, commands: int | None) -> None:

@@ -2,6 +2,7 @@
 """A real supervisor over scripted children: argv[1] is its orders as JSON."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from pontil.launcher.topology import ChildPlan, Topology  # noqa: E402
 
 def main() -> int:
     told = json.loads(sys.argv[1])
+    if "control group" in told:
+        Path(told["control group"], "cgroup.procs").write_text(str(os.getpid()))
     plans = [
         ChildPlan(
             name,
@@ -45,7 +48,7 @@ def main() -> int:
         RestartPolicy(**told["policy"]),
         HealthLimits(**told["limits"]),
         told["drain_timeout"],
-        Machine((0, 1), 2, 0),
+        machine=Machine((0, 1), 2, 0),
         reloader=Reloader(LaunchOptions(), lambda: read_options({}, Path(told["trace"] + ".toml"))),
     )
     directory = RunDirectory(Path(told["base"]))
