@@ -294,7 +294,7 @@ def tell(view: View) -> Move | None:
     if view.place.state is not ChildState.READY:
         return view.done(f"{view.name} works{role} as soon as it is ready")
     if view.place.obeys:
-        return view.done(f"{view.name} works{role}, told in {view.now - view.change.since:.2f} s")
+        return view.done(f"{view.name} works{role}, told in {1e3 * (view.now - view.change.since):.0f} ms")
     return view.fail(f"{view.name} did not hear of it in time") if view.late(TELL_TIMEOUT) else None
 
 

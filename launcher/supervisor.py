@@ -236,8 +236,8 @@ class Supervisor:
 
     def reload(self) -> Sequence[str]:
         """In words, what became of it."""
-        reloader = self.orders.reloader
-        said = reloader.reload(self.children) if reloader else ["There is nothing to reload."]
+        reloader = self.orders.reloader if self.monitors else None
+        said = reloader.reload(self.children) if reloader else ["Nothing was reloaded: the launch is still starting."]
         for text in said:
             self.console.line(f"reload: {text}")
         return said
@@ -285,6 +285,7 @@ class Supervisor:
             if child.state is ChildState.EXITED and not child.dismissed:
                 self.failure = self.failure or self.recovery.answer(child, self.children, self.announced, now)
         self.desk.advance(now)
+        self.control.flush()
         for child in self.children:
             if child.is_due(now) and self.serving:
                 self.spawn(child)

@@ -240,7 +240,7 @@ class Proxy:
         if reason is None:
             LOG.info("%s (pid %d) registered", message.name, message.pid)
             self.ledger.registered(message.sender, message.name)
-            self.send(Welcome(self.incarnation, message.sender, message.role, message.draining, steps=True))
+            self.send(Welcome(self.incarnation, message.sender, True, message.role, message.draining))
             self.dispatcher.resume()
             self.self_test.ring()
         else:
@@ -262,7 +262,7 @@ class Proxy:
         if self.registry.duty(message):
             name = self.registry.workers[message.sender].hello.name
             LOG.info("%s %s", name, "drains" if message.draining else f"works as {message.role}")
-            self.send(Welcome(self.incarnation, message.sender, message.role, message.draining, steps=True))
+            self.send(Welcome(self.incarnation, message.sender, True, message.role, message.draining))
             self.dispatcher.resume()
 
     def on_step(self, step: Step) -> None:

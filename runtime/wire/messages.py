@@ -53,9 +53,9 @@ class Welcome:
 
     sender: str
     receiver: str
+    steps: bool = False
     role: str | None = None
     draining: bool = False
-    steps: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,11 @@
 
 import json
 import os
+import random
 import signal
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +192,25 @@ def test_one_change_at_a_time_and_a_client_that_leaves_stops_nothing(launched: L
     assert launch.end() == 0
 
 
+def test_a_death_in_the_middle_is_handled(launched: Launched) -> None:
+    """Of another: who drains is needed again, until that one is back. Of the one that drains: it is just replaced."""
+    launch = launched(PAIR | {"decode:0": ["ready", "busy", "obey"]})
+    launch.until("ready on")
+    before = pids(launch)
+    with ThreadPoolExecutor(1) as threads:
+        asked: Future[Any] = threads.submit(command, launch, command="restart", names=["decode:0"])
+        launch.until("decode:0 takes no new requests")
+        launch.children()["prefill:0"].kill()
+        launch.until("decode:0 works again, as others do not")
+        launch.until(r"prefill:0 \| ready")
+        launch.until("decode:0 takes no new requests")
+        launch.children()["decode:0"].kill()
+        reply, said = asked.result(20)
+    assert reply.code == 0 and "decode:0 is ready after" in said[-1]
+    assert not {pid for name, pid in pids(launch).items() if name != "proxy"} & set(before.values())
+    assert [order["drain"] for order in orders(launch)][:2] == [10, None]
+
+
 def test_commands_wait_for_the_start(launched: Launched) -> None:
     launch = launched(PAIR, prepare=["grandchild"])
     launch.until("grandchild")
@@ -259,3 +280,46 @@ def test_workers_alone_drain_before_they_end(launched: Launched) -> None:  # G4
     launch.process.terminate()
     assert launch.end() == 0
     assert [order["drain"] for order in orders(launch)] == [1000, 1000]
+
+
+def stir(launch: Any, luck: random.Random) -> None:
+    """A command and, meanwhile, a death."""
+    name, role = luck.choice(["prefill:0", "decode:0", "decode:1"]), luck.choice(["prefill", "decode", "mixed"])
+    request: dict[str, Any] = luck.choice(
+        [
+            {"command": "drain", "names": [name]},
+            {"command": "undrain", "names": [name]},
+            {"command": "restart", "names": [name]},
+            {"command": "restart", "all": True},
+            {"command": "role", "names": [name], "role": role},
+            {"command": "scale", "counts": {"decode": luck.choice([0, 1, 2])}},
+        ]
+    )
+    with ThreadPoolExecutor(1) as threads:
+        asked: Future[Any] = threads.submit(command, launch, **request)
+        victim = pids(launch).get(luck.choice(["", "prefill:0", "decode:0", "decode:1", "proxy"]))
+        if victim is not None:
+            with suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+        reply, _ = asked.result(60)
+    assert reply.code in (0, 1, 2), request
+
+
+@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(number, marks=pytest.mark.long) for number in range(3, 30))])
+def test_whatever_is_asked_and_whoever_dies_it_can_all_be_mended(
+    launched: Launched, waiting: Waiting, seed: int
+) -> None:
+    luck = random.Random(seed)
+    launch = launched(PAIR | {"decode:1": OBEYS}, policy={"attempts": 100, "first_delay": 0.01, "max_delay": 0.05})
+    launch.until("ready on")
+    for _ in range(8):
+        stir(launch, luck)
+    counts = {"prefill": 1, "decode": 1, "mixed": 0}
+    waiting(lambda: command(launch, command="scale", counts=counts, force=True)[0].code == 0)
+    workers = [name for name in rows(launch) if name != "proxy"]
+    assert len(workers) == 2
+    waiting(lambda: command(launch, command="undrain", names=workers)[0].code == 0)
+    waiting(lambda: set(states(launch).values()) == {"ready"})
+    assert {row["role"] for row in rows(launch).values()} == {"proxy", "prefill", "decode"}
+    launch.process.terminate()
+    assert launch.end() == 0 and "Traceback" not in launch.console

@@ -224,7 +224,7 @@ RECORDED = {
 # What came later, by message.
 ADDED: dict[str, dict[str, Any]] = {
     "hello": {"dtype": "float32", "kernels": "avx2-0a1b2c3d", "draining": True},
-    "welcome": {"role": "prefill", "draining": True, "steps": True},
+    "welcome": {"steps": True, "role": "prefill", "draining": True},
     "failed": {"moved": True},
     "greet": {"dtype": "float32", "block_size": 16},
     "tokens": {
@@ -251,8 +251,8 @@ RECORDED_LATER = {
         "633364a56474797065a7666c6f61743332a8647261696e696e67c3"
     ),
     "welcome": (
-        "86a174a777656c636f6d65a673656e646572a27078a87265636569766572a26434a4726f6c65a770726566696c6ca8647261"
-        "696e696e67c3a57374657073c3"
+        "86a174a777656c636f6d65a673656e646572a27078a87265636569766572a26434a57374657073c3a4726f6c65a770726566"
+        "696c6ca8647261696e696e67c3"
     ),
     "failed": (
         "88a174a66661696c6564a673656e646572a26434a87265636569766572a27078aa726571756573745f6964a172a761747465"

@@ -133,10 +133,10 @@ class ScriptedProxy:
     def hear(self, message: Message) -> None:
         if isinstance(message, Hello):
             self.hellos[message.name] = message
-            self.server.send(Welcome(self.incarnation, message.sender, message.role, message.draining))
+            self.welcome(message)
         elif isinstance(message, Duty):
             self.duties[message.sender] = message
-            self.server.send(Welcome(self.incarnation, message.sender, message.role, message.draining))
+            self.welcome(message)
         elif isinstance(message, Heartbeat):
             self.heartbeats[message.sender] = message
             self.server.send(StillHere(self.incarnation, message.sender))
@@ -144,6 +144,9 @@ class ScriptedProxy:
             self.answers.setdefault(message.request_id, Answer()).frames.append(message)
         elif isinstance(message, Failed):
             self.answers.setdefault(message.request_id, Answer()).failures.append(message)
+
+    def welcome(self, message: Hello | Duty) -> None:
+        self.server.send(Welcome(self.incarnation, message.sender, role=message.role, draining=message.draining))
 
     def turn_until(self, condition: Callable[[], bool]) -> None:
         """Let every worker and the proxy take turns until the condition holds."""

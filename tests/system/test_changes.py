@@ -6,13 +6,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 from disturbed import MODEL, OPTIONS, Site, bodies
 from oracle import at_rest
-from served import ROOT, Served, launched, wait_for
+from served import ROOT, START_TIMEOUT, Served, launched, wait_for
 from streams import Streams
+
+from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 LONG = pytest.mark.long
 # Answers that take longer than a command does to arrive, and than requests then get: so some are moved.
@@ -162,3 +165,31 @@ def test_mistakes_are_one_sentence(pair: Site) -> None:
         [sys.executable, str(ROOT / "app.py"), "drain", "decode:0", "--port", "1"], capture_output=True, text=True
     )
     assert done.returncode == 1 and f"http://127.0.0.1:{pair.served.port}" in done.stderr
+
+
+def test_a_group_that_ends_hands_its_streams_to_the_others(tmp_path: Path) -> None:  # G4
+    """Its proxy is another launch's, which learns of it from the workers themselves."""
+    write_tiny_llama(tmp_path / "tiny")
+    alike = ("--model", str(tmp_path / "tiny"), "--kv-cache-memory", "32MiB")
+    door = f"ipc://{tmp_path}/control"
+    asked = [
+        {"model": "tiny", "prompt": [10 + number], "max_tokens": 500, "ignore_eos": True, "seed": number}
+        for number in range(8)
+    ]
+    with launched(tmp_path, "--role", "mixed", "--mixed", "cpu:0", "--control", door, *alike) as served:
+        expected = [told.answer for told in Streams(served, asked).finish()]
+        command = [sys.executable, str(ROOT / "app.py"), "launch", "--role", "decode", "--join", door, *alike]
+        group = subprocess.Popen([*command, "--decode", "cpu:1", "--drain-timeout", "0"], stderr=subprocess.PIPE)
+        try:
+            wait_for(lambda: "decode:0" in pids(served), START_TIMEOUT, "the other group")
+            streams = Streams(served, asked)
+            wait_for(lambda: streams.all_have(2), 60, "tokens of every stream")
+            assert served.topology()["decode:0"]["load"]["in_flight"] > 0
+        finally:
+            group.terminate()
+            group.communicate(timeout=120)
+        assert group.returncode == 0
+        assert [told.answer for told in streams.finish()] == expected
+        assert served.metric('pontil_failovers_total{cause="moved"}') > 0
+        assert served.metric("pontil_ledger_imbalance") == 0
+        assert not served.metric('pontil_failovers_total{cause="silent"}')

@@ -12,6 +12,7 @@ from scripted_worker import ScriptedWorker, proper, silent
 
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy.registry import Worker
+from pontil.runtime.proxy.request import MOST_MOVES
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import Duty, Failed, Message, Submit
 
@@ -84,6 +85,24 @@ def test_what_it_gives_back_goes_on_elsewhere_and_is_no_fault(play: Play) -> Non
         assert house.value("pontil_failovers_total", cause="moved") == 5
         assert stream.request.broken == set()
         await until(lambda: house.proxy.ledger.imbalance == 0)
+
+    play(scene, max_attempts=1)
+
+
+def test_moves_without_end_become_faults(play: Play) -> None:
+    """A worker that drains, gives back and works again would else keep a request for ever."""
+
+    async def scene(house: House) -> None:
+        worker = await house.worker("mixed:0", script=silent)
+        stream = house.proxy.submit([5], PARAMS)
+        for _ in range(MOST_MOVES + 1):
+            submit = await submitted(worker)
+            worker.say(Duty(worker.incarnation, worker.proxy, "mixed", True))
+            worker.say(gives_back(worker, submit))
+            worker.say(Duty(worker.incarnation, worker.proxy, "mixed", False))
+        with pytest.raises(Unavailable, match="attempt 1 of 1"):
+            await collect(stream)
+        balanced(house)
 
     play(scene, max_attempts=1)
 
