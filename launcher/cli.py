@@ -7,6 +7,7 @@ from typing import Literal
 
 import click
 
+from pontil.launcher.keys_commands import keys
 from pontil.launcher.launch_command import launch
 from pontil.launcher.server_commands import chat, status
 from pontil.launcher.usage_commands import audit, usage
@@ -42,7 +43,7 @@ def child(name: str, parent: int, config_fd: int, report_fd: int, commands_fd: i
     return run_child(Inheritance(parent, config_fd, report_fd, commands_fd))
 
 
-for command in (launch, chat, status, usage, audit):
+for command in (launch, chat, status, usage, audit, keys):
     cli.add_command(command)
 
 

@@ -14,6 +14,7 @@ from pontil.launcher.child import child_command
 from pontil.launcher.console import Console
 from pontil.launcher.devices import find_machine
 from pontil.launcher.health import HealthLimits
+from pontil.launcher.key_file import read_key_file
 from pontil.launcher.options import LaunchOptions, flag_name, read_options, read_surroundings
 from pontil.launcher.ports import usable_port
 from pontil.launcher.restart import RestartPolicy
@@ -69,6 +70,7 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
     """
     surroundings = read_surroundings()
     options = read_options(given, config)
+    secret = read_key_file(Path(options.keys)) if options.keys else None
     directory = RunDirectory(surroundings.run_base)
     machine = find_machine(surroundings.visible_gpus)
     topology = plan(options, machine, directory.path, surroundings.cache_directory)
@@ -76,7 +78,7 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
         show_plan(topology)
         return 0
     chosen = choose_ports(options)
-    topology = plan(chosen, machine, directory.path, surroundings.cache_directory)
+    topology = plan(chosen, machine, directory.path, surroundings.cache_directory).with_keys(secret)
     directory.create()
     return Supervisor(orders_of(chosen, topology, surroundings), Console(sys.stderr), directory).run()
 

@@ -22,6 +22,7 @@ from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.stream import Stream
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.text.tokenizer import Tokenizer
+from pontil.runtime.wire.keys import Keys
 from pontil.runtime.wire.messages import (
     Failed,
     Goodbye,
@@ -65,7 +66,7 @@ class Proxy:
         self.ledger = self.books.ledger
         self.requests: dict[str, Request] = {}
         self.draining = False
-        self.context = open_context()
+        self.context = open_context(None if config.keys is None else Keys.of(config.keys))
         self.server: ControlServer | None = None
         self.tasks: list[asyncio.Task[None]] = []
         self.malformed_seen = 0

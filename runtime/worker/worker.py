@@ -17,11 +17,13 @@ from pontil.runtime.transfer.connector import Connector
 from pontil.runtime.transfer.over_auto import OverAuto
 from pontil.runtime.transfer.over_shm import OverShm
 from pontil.runtime.transfer.over_tcp import OverTcp
+from pontil.runtime.wire.keys import Keys
 from pontil.runtime.wire.messages import SCHEMA, Cancel, Failed, Hello, Message, Submit
 from pontil.runtime.wire.sockets import PeerClient, PeerServer, Poller, WorkerSocket, open_context
 from pontil.runtime.worker.assembly import Machine, assemble
 from pontil.runtime.worker.decode_desk import DecodeDesk
 from pontil.runtime.worker.live import FirstAdmissions, Live, key_of, make_live, tokens_frame
+from pontil.runtime.worker.obstacle import Obstacle
 from pontil.runtime.worker.prefill_desk import PrefillDesk
 from pontil.runtime.worker.proxy_link import BEAT, Load, ProxyLink
 
@@ -60,7 +62,8 @@ class Worker:
         self.dropped = (0, 0)
         self.requests: dict[str, Live] = {}
         self.admissions = FirstAdmissions()
-        self.context = open_context()
+        self.keys = None if config.keys is None else Keys.of(config.keys)
+        self.context = open_context(self.keys)
         self.poller = Poller()
         self.peers_in = PeerServer(self.context, config.peer_endpoint)
         self.control = WorkerSocket(self.context, self.incarnation, config.control)
@@ -68,6 +71,7 @@ class Worker:
         self.poller.register(self.control)
         self.connector = self.open_connector()
         self.link = ProxyLink(self.control, self.hello())
+        self.obstacle = Obstacle(self.control.connection, config.control)
         kv = machine.layout.fingerprint()
         self.prefill = PrefillDesk(self.incarnation, machine, self.peers_in, self.connector, kv)
         self.decode = DecodeDesk(
@@ -290,6 +294,8 @@ class Worker:
             self.cancel(live)
 
     def tick(self, now: float) -> None:
+        if self.obstacle.look(now) and self.link.proxy is None:
+            self.report.progress(self.obstacle.told)
         self.prefill.tick(now)
         self.decode.tick(now)
         if self.link.tick(self.load(), now):
@@ -344,5 +350,6 @@ class Worker:
                 line.socket.close()
         self.peers_in.close()
         self.control.close(linger=0.5)
+        self.context.close()
         self.poller.close()
         self.context.term()

@@ -63,6 +63,7 @@ def test_a_dry_run_prints_the_plan_and_touches_nothing(tmp_path: Path) -> None:
         (["launch", "--prefil", "cpu"], 2, "--prefill"),
         (["launch", "--port", "0", "--role", "mixed", "--model", "no-such-model"], 1, "no-such-model"),
         (["lunch"], 2, "launch"),
+        (["launch", "--keys", "/none.keys"], 2, "key file /none.keys cannot be read"),
         (["usage", "/none.db"], 1, "there is no usage log"),
         (["audit", "/none.db"], 1, "there is no usage log"),
         (
