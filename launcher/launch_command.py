@@ -15,6 +15,7 @@ from pontil.launcher.console import Console
 from pontil.launcher.devices import find_machine
 from pontil.launcher.health import HealthLimits
 from pontil.launcher.key_file import read_key_file
+from pontil.launcher.notify import Notifier
 from pontil.launcher.options import LaunchOptions, flag_name, read_options, read_surroundings
 from pontil.launcher.ports import usable_port
 from pontil.launcher.restart import RestartPolicy
@@ -80,7 +81,8 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
     chosen = choose_ports(options)
     topology = plan(chosen, machine, directory.path, surroundings.cache_directory).with_keys(secret)
     directory.create()
-    return Supervisor(orders_of(chosen, topology, surroundings), Console(sys.stderr), directory).run()
+    notifier = Notifier(surroundings.variables)
+    return Supervisor(orders_of(chosen, topology, surroundings), Console(sys.stderr), directory, notifier).run()
 
 
 def choose_ports(options: LaunchOptions) -> LaunchOptions:

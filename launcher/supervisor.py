@@ -14,6 +14,7 @@ from pontil.launcher.console import Console
 from pontil.launcher.errors import LaunchError
 from pontil.launcher.health import HealthLimits
 from pontil.launcher.line_pipe import LinePipe
+from pontil.launcher.notify import Notifier, Phase
 from pontil.launcher.reports import Progress, Ready, Report
 from pontil.launcher.restart import RestartPolicy
 from pontil.launcher.run_directory import RunDirectory
@@ -44,10 +45,13 @@ class Orders:
 class Supervisor:
     """Everything happens on the main thread, woken by the children's pipes and by signals."""
 
-    def __init__(self, orders: Orders, console: Console, directory: RunDirectory) -> None:
+    def __init__(
+        self, orders: Orders, console: Console, directory: RunDirectory, notifier: Notifier | None = None
+    ) -> None:
         self.orders = orders
         self.console = console
         self.directory = directory
+        self.notifier = notifier or Notifier({})
         self.clock = time.monotonic
         self.selector = selectors.DefaultSelector()
         self.children: list[Child] = []
@@ -78,6 +82,13 @@ class Supervisor:
     @property
     def draining(self) -> bool:
         return self.asked == [signal.SIGTERM] and self.failure is None
+
+    @property
+    def phase(self) -> Phase:
+        """As a service manager sees it."""
+        if not self.serving:
+            return Phase.STOPPING
+        return Phase.SERVING if self.announced else Phase.STARTING
 
     @property
     def exit_code(self) -> int:
@@ -148,6 +159,7 @@ class Supervisor:
             child.kill()
         self.selector.close()
         self.directory.remove()
+        self.notifier.close()
 
     # What they are made of.
 
@@ -179,6 +191,7 @@ class Supervisor:
                 self.console.line(f"{child.name} {complaint}: killing it")
                 child.kill()
         self.tell_proxies()
+        self.notifier.tick(self.phase, now)
 
     def patience(self) -> float:
         waits = [child.due - self.clock() for child in self.children if child.state is ChildState.BACKOFF]

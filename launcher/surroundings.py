@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pontil.launcher.notify import OURS
+
 # glibc returns large pieces to the system at once and takes page faults to get them again: at a context of 1,600 tokens
 # that was a third of a step. 32 MiB is the most it takes for the first.
 MEMORY_IS_KEPT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(512 << 20)}
@@ -42,4 +44,5 @@ class Surroundings:
         and for whoever computes with them, that memory given back is kept for the next step."""
         computing = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         kept = {} if threads is None else MEMORY_IS_KEPT
-        return {**kept, **self.variables, **computing, "PYTHONUNBUFFERED": "1"}
+        inherited = {name: value for name, value in self.variables.items() if name not in OURS}
+        return {**kept, **inherited, **computing, "PYTHONUNBUFFERED": "1"}

@@ -8,7 +8,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,11 @@ DEADLINE = 20.0
 
 
 class ScriptedLaunch:
-    def __init__(self, folder: Path, children: dict[str, list[str]], **told: Any) -> None:
+    """`environment` is the launcher's own; by default it is ours."""
+
+    def __init__(
+        self, folder: Path, children: dict[str, list[str]], environment: Mapping[str, str] | None = None, **told: Any
+    ) -> None:
         self.trace, self.base, self.lines = folder / "trace", folder / "run", list[str]()
         orders = {
             "prepare": ["ready", "end"], "policy": {"first_delay": 0.01}, "limits": {}, "drain_timeout": 10,
@@ -30,7 +34,7 @@ class ScriptedLaunch:
         script = Path(__file__).parent / "scripted_launch.py"
         reading, writing = os.pipe()
         self.process = subprocess.Popen(
-            [sys.executable, str(script), json.dumps(orders)], stdout=writing, stderr=writing
+            [sys.executable, str(script), json.dumps(orders)], stdout=writing, stderr=writing, env=environment
         )
         os.close(writing)
         self.pipe = LinePipe(reading)

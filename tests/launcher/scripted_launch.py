@@ -11,6 +11,7 @@ import app  # noqa: E402, F401
 from pontil.launcher.console import Console  # noqa: E402
 from pontil.launcher.errors import LaunchError  # noqa: E402
 from pontil.launcher.health import HealthLimits  # noqa: E402
+from pontil.launcher.notify import Notifier  # noqa: E402
 from pontil.launcher.options import read_surroundings  # noqa: E402
 from pontil.launcher.restart import RestartPolicy  # noqa: E402
 from pontil.launcher.run_directory import RunDirectory  # noqa: E402
@@ -34,7 +35,8 @@ def main() -> int:
     )
     directory = RunDirectory(Path(told["base"]))
     directory.create()
-    return Supervisor(orders, Console(sys.stderr), directory).run()
+    notifier = Notifier(read_surroundings().variables)
+    return Supervisor(orders, Console(sys.stderr), directory, notifier).run()
 
 
 if __name__ == "__main__":
