@@ -10,6 +10,7 @@ import click
 from pontil.launcher.keys_commands import keys
 from pontil.launcher.launch_command import launch
 from pontil.launcher.server_commands import chat, status
+from pontil.launcher.units_command import units
 from pontil.launcher.usage_commands import audit, usage
 from pontil.launcher.version import VERSION
 
@@ -43,7 +44,7 @@ def child(name: str, parent: int, config_fd: int, report_fd: int, commands_fd: i
     return run_child(Inheritance(parent, config_fd, report_fd, commands_fd))
 
 
-for command in (launch, chat, status, usage, audit, keys):
+for command in (launch, chat, status, usage, audit, keys, units):
     cli.add_command(command)
 
 
