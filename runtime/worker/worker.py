@@ -14,6 +14,7 @@ from pontil.runtime.engine.sequence import Finish
 from pontil.runtime.errors import ModelError, RequestError
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.transfer.connector import Connector
+from pontil.runtime.transfer.guard import Guard
 from pontil.runtime.transfer.over_auto import OverAuto
 from pontil.runtime.transfer.over_shm import OverShm
 from pontil.runtime.transfer.over_tcp import OverTcp
@@ -69,11 +70,13 @@ class Worker:
         self.control = WorkerSocket(self.context, self.incarnation, config.control)
         self.poller.register(self.peers_in)
         self.poller.register(self.control)
+        self.guard = None if self.keys is None else Guard(self.keys.transfer)
         self.connector = self.open_connector()
         self.link = ProxyLink(self.control, self.hello())
         self.obstacle = Obstacle(self.control.connection, config.control)
         kv = machine.layout.fingerprint()
-        self.prefill = PrefillDesk(self.incarnation, machine, self.peers_in, self.connector, kv)
+        passes = None if self.guard is None else self.guard.passes
+        self.prefill = PrefillDesk(self.incarnation, machine, self.peers_in, self.connector, kv, passes)
         self.decode = DecodeDesk(
             self.incarnation, config.name, machine, self.connector, kv, self.connect, self.disconnect
         )
@@ -81,11 +84,11 @@ class Worker:
     def open_connector(self) -> Connector:
         config, storage, wake = self.config, self.machine.storage, self.poller.wake
         if config.kv_connector == "auto":
-            return OverAuto(storage, wake, config.transfer_host)
+            return OverAuto(storage, wake, config.transfer_host, self.guard)
         if config.kv_connector == "shm":
             return OverShm(storage, wake)
         if config.kv_connector == "tcp":
-            return OverTcp(storage, wake, config.transfer_host)
+            return OverTcp(storage, wake, config.transfer_host, guard=self.guard)
         raise ModelError(f"--kv-connector {config.kv_connector} is not known: this version has auto, shm and tcp")
 
     def hello(self) -> Hello:
