@@ -53,4 +53,6 @@ class Connection:
         return self.state is state and now - self.since > HANDSHAKE_TIMEOUT
 
     def close(self) -> None:
+        """Both ends: a context ends when its last socket is closed."""
         self.socket.disable_monitor()
+        self.events.close(0)

@@ -353,6 +353,5 @@ class Worker:
                 line.socket.close()
         self.peers_in.close()
         self.control.close(linger=0.5)
-        self.context.close()
         self.poller.close()
         self.context.term()

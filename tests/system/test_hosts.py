@@ -26,6 +26,8 @@ NAMES = ("proxy", "prefill", "decode")
 CONTROL = f"tcp://{NET}.1:7000"
 # The namespaces share one kernel: left to itself, the connector would find the peer's memory.
 FAR = ("--join", CONTROL, "--kv-connector", "tcp")
+# Which Python has no name for: beyond what others may ask for, so that nothing is lost while we do not look.
+SO_RCVBUFFORCE = 33
 MARK = "a-name-that-nobody-else-may-read"
 
 
@@ -92,7 +94,7 @@ class Wire:
         # Of the link layer: every frame of every protocol.
         self.sockets = [socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) for _ in NAMES]
         for number, one in enumerate(self.sockets, 1):
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUFFORCE, 64 << 20)  # type: ignore[attr-defined]
+            one.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
             one.bind((f"{hosts.tag}o{number}", 0))
             one.settimeout(0.2)
         self.over = threading.Event()

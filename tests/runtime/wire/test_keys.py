@@ -120,8 +120,13 @@ def test_a_guarded_context_leaves_no_thread_and_closes_twice() -> None:
     before = threading.active_count()
     context = open_context(OURS)
     assert threading.active_count() == before + 1
+    client = WorkerSocket(context, "w1", "tcp://127.0.0.1:9")
+    client.close()
     context.close()
-    context.term()
+    ended = threading.Thread(target=context.term, daemon=True)
+    ended.start()
+    ended.join(DEADLINE)
+    assert not ended.is_alive(), "a socket is left open"
     assert threading.active_count() == before
 
 
