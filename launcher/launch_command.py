@@ -2,18 +2,20 @@
 """The command `launch`: its flags, its plan, and the supervisor that carries it out."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, fields, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import click
 
-from pontil.launcher.child import child_command
+from pontil.launcher.child import Child, child_command
 from pontil.launcher.console import Console
 from pontil.launcher.devices import find_machine
 from pontil.launcher.health import HealthLimits
+from pontil.launcher.key_change import change_keys
 from pontil.launcher.key_file import read_key_file
 from pontil.launcher.notify import Notifier
 from pontil.launcher.options import LaunchOptions, flag_name, read_options, read_surroundings
@@ -100,7 +102,18 @@ def orders_of(options: LaunchOptions, topology: Topology, surroundings: Surround
         options.restart_attempts, options.restart_window, options.restart_delay, options.restart_max_delay
     )
     limits = HealthLimits(start=options.start_timeout)
-    return Orders(topology, child_command(), surroundings.for_child, policy, limits, options.drain_timeout)
+    return Orders(
+        topology, child_command(), surroundings.for_child, policy, limits, options.drain_timeout,
+        reload_of(options, surroundings),
+    )  # fmt: skip
+
+
+def reload_of(options: LaunchOptions, surroundings: Surroundings) -> Callable[[Sequence[Child]], str] | None:
+    """What SIGHUP is for: new keys. A service manager may ask for it where there are none; a terminal that closes ends
+    the launch."""
+    if options.keys:
+        return partial(change_keys, Path(options.keys))
+    return (lambda children: "there is nothing to reload") if surroundings.variables.get("NOTIFY_SOCKET") else None
 
 
 def show_plan(topology: Topology) -> None:

@@ -32,7 +32,8 @@ KILL_GRACE = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What a supervisor is told. `command` starts a child; `environment` makes a child's from its thread count."""
+    """What a supervisor is told. `command` starts a child; `environment` makes a child's from its thread count.
+    `reload` is what SIGHUP asks for, and says what became of it; without one SIGHUP ends the launch."""
 
     topology: Topology
     command: Sequence[str]
@@ -40,6 +41,7 @@ class Orders:
     policy: RestartPolicy = RestartPolicy()
     limits: HealthLimits = HealthLimits()
     drain_timeout: float = 30.0
+    reload: Callable[[Sequence[Child]], str] | None = None
 
 
 class Supervisor:
@@ -199,7 +201,13 @@ class Supervisor:
 
     def obey(self, signals: Sequence[int]) -> None:
         """SIGCHLD only wakes."""
-        self.asked += [number for number in signals if number != signal.SIGCHLD]
+        for number in signals:
+            if number == signal.SIGHUP and self.orders.reload is not None:
+                self.notifier.reloading()
+                self.console.line(f"reload: {self.orders.reload(self.children)}")
+                self.notifier.reloaded()
+            elif number != signal.SIGCHLD:
+                self.asked.append(number)
 
     def hear(self, child: Child, pipe: LinePipe) -> None:
         lines = pipe.read()

@@ -29,6 +29,8 @@ def act(word: str, config: dict[str, Any], reporter: Reporter, commands: int | N
     match word:
         case "ready":
             reporter.ready(path=config["model"])
+        case "show keys":
+            print("keys", config.get("keys"), flush=True)
         case "listen":
             listen(Path(config["trace"]), commands)
         case "die with group":

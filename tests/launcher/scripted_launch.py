@@ -3,6 +3,7 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -11,6 +12,7 @@ import app  # noqa: E402, F401
 from pontil.launcher.console import Console  # noqa: E402
 from pontil.launcher.errors import LaunchError  # noqa: E402
 from pontil.launcher.health import HealthLimits  # noqa: E402
+from pontil.launcher.key_change import change_keys  # noqa: E402
 from pontil.launcher.notify import Notifier  # noqa: E402
 from pontil.launcher.options import read_surroundings  # noqa: E402
 from pontil.launcher.restart import RestartPolicy  # noqa: E402
@@ -32,6 +34,7 @@ def main() -> int:
         RestartPolicy(**told["policy"]),
         HealthLimits(**told["limits"]),
         told["drain_timeout"],
+        partial(change_keys, Path(told["keys"])) if told.get("keys") else None,
     )
     directory = RunDirectory(Path(told["base"]))
     directory.create()

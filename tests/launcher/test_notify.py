@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pontil.launcher.key_file import make_key_file, read_key_file
 from pontil.launcher.notify import EXTEND_EVERY, Notifier, Phase, beat_of
 from pontil.launcher.options import read_surroundings
 from pontil.launcher.surroundings import Surroundings
@@ -142,6 +143,31 @@ def test_a_launch_tells_all_of_it(launched: Callable[..., Any], manager: Manager
     manager.until("STOPPING=1")
     assert launch.end() == 0
     assert not any(one.startswith("READY=1") for one in manager.waiting())
+
+
+def test_a_reload_reads_the_keys_for_the_next_life(  # G5
+    launched: Callable[..., Any], manager: Manager, tmp_path: Path
+) -> None:
+    make_key_file(tmp_path / "keys")
+    first = read_key_file(tmp_path / "keys")
+    children = PAIR | {"decode:0": ["show keys", "ready"]}
+    environment = {**read_surroundings().variables, "NOTIFY_SOCKET": manager.name}
+    launch = launched(children, environment=environment, keys=str(tmp_path / "keys"))
+    manager.until("READY=1")
+    before = launch.children()
+    make_key_file(tmp_path / "keys", force=True)
+    launch.process.send_signal(signal.SIGHUP)
+    manager.until("RELOADING=1")
+    manager.until("READY=1")
+    launch.until("reload: new keys from .*restart the proxy")
+    assert {name: child.pid for name, child in launch.children().items()} == {
+        name: child.pid for name, child in before.items()
+    }, "what runs goes on"
+    before["decode:0"].kill()
+    launch.until(f"keys {read_key_file(tmp_path / 'keys')}")
+    assert first not in launch.console
+    launch.process.send_signal(signal.SIGTERM)
+    assert launch.end() == 0
 
 
 def test_a_launcher_that_stands_still_sends_no_sign_of_life(
