@@ -94,20 +94,13 @@ def instances_of(unit: UnitFile) -> list[str]:
     if not unit.is_template:
         return [unit.name]
     asked: tuple[DeviceItem, ...] | None = getattr(unit.options, unit.kind)
-    devices = ["cpu"] if asked is None else [spell_item(item) for item in asked]
+    devices = ["cpu"] if asked is None else [str(item) for item in asked]
     if len(set(devices)) < len(devices) or not all(map(INSTANCE.fullmatch, devices)):
         raise OptionError(
             f"Each worker is an instance of its own here, so --{unit.kind} has to name single GPUs or ranges of cores, "
             "like cuda:0,cuda:1 or cpu:0-3,cpu:4-7."
         )
     return [unit.name.replace("@", f"@{device}") for device in devices]
-
-
-def spell_item(item: DeviceItem) -> str:
-    """As a flag has it."""
-    if item.gpu is not None:
-        return f"cuda:{item.gpu}"
-    return "cpu" if item.cores is None else f"cpu:{item.cores[0]}-{item.cores[-1]}"
 
 
 def write(path: Path, text: str) -> None:

@@ -134,13 +134,13 @@ def test_what_launch_would_refuse_is_not_written(words: list[str], error: type[E
 def test_the_command_says_what_to_start(tmp_path: Path) -> None:
     done = run("--install-dir", str(tmp_path), "--", "--role", "decode", "--decode", "0,cpu:0-3", *JOIN)
     assert done.exit_code == 0 and [path.name for path in tmp_path.iterdir()] == ["pontil-decode@.service"]
-    assert done.output.rstrip().endswith("--now pontil-decode@cuda:0.service pontil-decode@cpu:0-3.service")
+    assert done.output.rstrip().endswith("--now pontil-decode@0.service pontil-decode@cpu:0-3.service")
     assert run("--install-dir", str(tmp_path / "none"), "--").exit_code == 1
 
 
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_the_shipped_units_are_what_the_command_writes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:  # G5
-    monkeypatch.setattr("pontil.launcher.options.load_config", lambda path: {})
+    monkeypatch.setattr("pontil.launcher.sources.load_toml", lambda path: {})
     monkeypatch.setattr("pontil.launcher.units_command.read_key_file", lambda path: None)
     unit = unit_of(["/usr/local/bin/pontil"], tuple(LAUNCHES[name]), None)
     assert unit.name == name and (SHIPPED / name).read_text() == unit.text()
@@ -163,7 +163,7 @@ def verify(path: Path) -> str:
 )
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_systemd_takes_the_units(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # G5
-    monkeypatch.setattr("pontil.launcher.options.load_config", lambda path: {})
+    monkeypatch.setattr("pontil.launcher.sources.load_toml", lambda path: {})
     monkeypatch.setattr("pontil.launcher.units_command.read_key_file", lambda path: None)
     path = tmp_path / name
     text = unit_of([sys.executable], tuple(LAUNCHES[name]), None).text()
