@@ -150,6 +150,7 @@ def test_a_reload_reads_the_keys_for_the_next_life(  # G5
 ) -> None:
     make_key_file(tmp_path / "keys")
     first = read_key_file(tmp_path / "keys")
+    (tmp_path / "trace.toml").touch()  # the options that are read again
     children = PAIR | {"decode:0": ["show keys", "ready"]}
     environment = {**read_surroundings().variables, "NOTIFY_SOCKET": manager.name}
     launch = launched(children, environment=environment, keys=str(tmp_path / "keys"))
