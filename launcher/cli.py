@@ -11,9 +11,11 @@ import click
 from pontil.launcher.change_commands import drain, reload, restart, role, scale, undrain
 from pontil.launcher.config_command import config
 from pontil.launcher.doctor_command import doctor
+from pontil.launcher.keys_commands import keys
 from pontil.launcher.launch_command import launch
 from pontil.launcher.server_commands import chat
 from pontil.launcher.status_command import status
+from pontil.launcher.units_command import units
 from pontil.launcher.usage_commands import audit, usage
 from pontil.launcher.version import VERSION
 
@@ -59,7 +61,7 @@ def examine(folder: Path, parent: int) -> None:
 
 
 CHANGES = (drain, undrain, restart, scale, role, reload)
-for command in (launch, config, doctor, chat, status, *CHANGES, usage, audit):
+for command in (launch, config, doctor, chat, status, *CHANGES, usage, audit, keys, units):
     cli.add_command(command)
 
 

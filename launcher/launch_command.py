@@ -18,7 +18,9 @@ from pontil.launcher.devices import find_machine
 from pontil.launcher.errors import LaunchError, OptionError
 from pontil.launcher.gpus import TOOL
 from pontil.launcher.health import HealthLimits
+from pontil.launcher.key_file import read_key_file
 from pontil.launcher.log_files import LogFiles
+from pontil.launcher.notify import Notifier
 from pontil.launcher.options import LaunchOptions, flag_name, read_options, read_surroundings
 from pontil.launcher.ports import usable_port
 from pontil.launcher.readers import WILDCARDS
@@ -85,6 +87,7 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
     surroundings = read_surroundings()
     read = partial(read_options, given, config or surroundings.config_file, surroundings.variables)
     options = read()
+    secret = read_key_file(Path(options.keys)) if options.keys else None
     directory = RunDirectory(surroundings.run_base)
     machine = find_machine(surroundings.visible_gpus)
     topology = plan(options, machine, directory.path, surroundings.cache_directory)
@@ -93,15 +96,15 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
         return 0
     check_startable(topology)
     chosen = choose_ports(options)
-    topology = plan(chosen, machine, directory.path, surroundings.cache_directory)
+    topology = plan(chosen, machine, directory.path, surroundings.cache_directory).with_keys(secret)
     orders = replace(
         orders_of(chosen, topology, surroundings), machine=machine, shares_devices=chosen.share_devices,
         reloader=Reloader(chosen, read),
     )  # fmt: skip
-    return supervise(chosen, orders, directory)
+    return supervise(chosen, orders, directory, Notifier(surroundings.variables))
 
 
-def supervise(options: LaunchOptions, orders: Orders, directory: RunDirectory) -> int:
+def supervise(options: LaunchOptions, orders: Orders, directory: RunDirectory, notifier: Notifier) -> int:
     """Until the end, which is logged too. Raises LaunchError."""
     files = None if options.log_dir is None else LogFiles(Path(options.log_dir), options.log_size, options.log_files)
     if files is not None:
@@ -109,7 +112,7 @@ def supervise(options: LaunchOptions, orders: Orders, directory: RunDirectory) -
     console = Console(sys.stderr, options.log_format, files)
     try:
         directory.create()
-        return Supervisor(orders, console, directory).run()
+        return Supervisor(orders, console, directory, notifier).run()
     except LaunchError as error:
         console.failed(error.message)
         if options.log_format == "json":

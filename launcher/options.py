@@ -73,6 +73,9 @@ class LaunchOptions:
     join: str | None = flag(
         NETWORK, None, "Start workers only, for the proxy whose --control this is.", endpoint, "ENDPOINT"
     )
+    keys: str | None = flag(
+        NETWORK, None, "Key file, the same on every host, that protects what crosses a network.", text, "FILE"
+    )
     insecure: bool = flag(
         NETWORK, False, "Let control and KV cross a network without keys; only on one you trust.", switch
     )

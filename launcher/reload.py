@@ -3,9 +3,11 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
+from pathlib import Path
 
 from pontil.launcher.child import Child
 from pontil.launcher.errors import OptionError
+from pontil.launcher.key_change import change_keys
 from pontil.launcher.options import LaunchOptions, flag_name
 
 # Options that a running process can take over.
@@ -31,6 +33,8 @@ class Reloader:
             for child in children:
                 child.set_log_level(wanted.log_level)
         said = [f"{flag_name_of(name)} is now {getattr(wanted, name)}" for name in taken] or ["Nothing has changed."]
+        if self.running.keys:
+            said.append(change_keys(Path(self.running.keys), children))
         left = [flag_name_of(name) for name in changed if name not in CHANGEABLE]
         if left:
             said.append(f"Only a new launch takes over {', '.join(left)}.")

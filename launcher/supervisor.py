@@ -18,6 +18,7 @@ from pontil.launcher.devices import Machine
 from pontil.launcher.errors import LaunchError
 from pontil.launcher.health import HealthLimits
 from pontil.launcher.line_pipe import LinePipe
+from pontil.launcher.notify import Notifier, Phase
 from pontil.launcher.oom import OomWatch, kill_counter
 from pontil.launcher.overview import example, overview
 from pontil.launcher.recovery import Recovery
@@ -63,10 +64,13 @@ class Orders:
 class Supervisor:
     """Everything happens on the main thread, woken by the children's pipes and by signals."""
 
-    def __init__(self, orders: Orders, console: Console, directory: RunDirectory) -> None:
+    def __init__(
+        self, orders: Orders, console: Console, directory: RunDirectory, notifier: Notifier | None = None
+    ) -> None:
         self.orders = orders
         self.console = console
         self.directory = directory
+        self.notifier = notifier or Notifier({})
         self.clock = time.monotonic
         self.selector = selectors.DefaultSelector()
         self.oom = OomWatch(kill_counter())
@@ -106,6 +110,13 @@ class Supervisor:
     @property
     def draining(self) -> bool:
         return self.asked == [signal.SIGTERM] and self.failure is None
+
+    @property
+    def phase(self) -> Phase:
+        """As a service manager sees it."""
+        if not self.serving:
+            return Phase.STOPPING
+        return Phase.SERVING if self.announced else Phase.STARTING
 
     @property
     def exit_code(self) -> int:
@@ -181,6 +192,7 @@ class Supervisor:
         self.control.close()
         self.selector.close()
         self.directory.remove()
+        self.notifier.close()
 
     # What they are made of.
 
@@ -215,6 +227,7 @@ class Supervisor:
         self.oom.look(now)
         self.tell_proxies(self.table.rows(self.children, now))
         self.control.flush()
+        self.notifier.tick(self.phase, now)
 
     def excuse_silence(self, now: float) -> None:
         if now - self.looked > ABSENCE:
@@ -237,9 +250,11 @@ class Supervisor:
     def reload(self) -> Sequence[str]:
         """In words, what became of it."""
         reloader = self.orders.reloader if self.monitors else None
+        self.notifier.reloading()
         said = reloader.reload(self.children) if reloader else ["Nothing was reloaded: the launch is still starting."]
         for text in said:
             self.console.line(f"reload: {text}")
+        self.notifier.reloaded()
         return said
 
     def hear(self, child: Child, pipe: LinePipe) -> None:

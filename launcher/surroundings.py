@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pontil.launcher.notify import OURS
+
 PREFIX = "PONTIL_"
 # Variables with that prefix that stand for no option of a launch.
 OWN_VARIABLES = ("PONTIL_CACHE", "PONTIL_CONFIG")
@@ -53,4 +55,5 @@ class Surroundings:
         and for whoever computes with them, that memory given back is kept for the next step."""
         computing = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         kept = {} if threads is None else {**MEMORY_IS_KEPT, **GPUS_ARE_NUMBERED_ALIKE}
-        return {**kept, **self.variables, **computing, "PYTHONUNBUFFERED": "1"}
+        inherited = {name: value for name, value in self.variables.items() if name not in OURS}
+        return {**kept, **inherited, **computing, "PYTHONUNBUFFERED": "1"}

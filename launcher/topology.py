@@ -3,7 +3,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,14 @@ WORKER_ROLES = ("prefill", "decode", "mixed")
 
 @dataclass(frozen=True, slots=True)
 class ChildPlan:
-    """One process. `config` holds the fields of runtime.config's WorkerConfig or ProxyConfig as JSON values."""
+    """One process. `config` holds the fields of runtime.config's WorkerConfig or ProxyConfig as JSON values. There may
+    be keys among them: it is never shown whole."""
 
     name: str
     role: str
     device: str
     cores: tuple[int, ...]
-    config: dict[str, Any]
+    config: dict[str, Any] = field(repr=False)
 
     @property
     def is_proxy(self) -> bool:
@@ -52,6 +53,9 @@ class ChildPlan:
         """How many threads a math library may start; None leaves it to the library."""
         return len(self.cores) if self.role in WORKER_ROLES else None
 
+    def with_keys(self, secret: str | None) -> "ChildPlan":
+        return replace(self, config={**self.config, "keys": secret})
+
     def describe(self) -> str:
         ranks = f"  {self.ranks} ranks" if self.ranks > 1 else ""
         return f"{self.name:<12} {self.device:<8} cores {spell(self.cores)}{ranks}"
@@ -72,6 +76,10 @@ class Topology:
         """The same plan with the model's name replaced by where it was found."""
         found = tuple(replace(child, config={**child.config, "model": path}) for child in self.children)
         return replace(self, children=found)
+
+    def with_keys(self, secret: str | None) -> "Topology":
+        """The same plan with the keys that protect its network, if it has any. Who looks for the model needs none."""
+        return replace(self, children=tuple(child.with_keys(secret) for child in self.children))
 
 
 def plan(options: LaunchOptions, machine: Machine, run: Path, cache: Path) -> Topology:
@@ -140,10 +148,12 @@ def check_join(options: LaunchOptions) -> None:
 def check_exposure(options: LaunchOptions, control: str) -> None:
     """Nothing crosses a network unprotected unless that was asked for."""
     host = host_of(control)
-    if host is not None and not is_loopback(host) and not options.insecure:
+    if options.keys and options.insecure:
+        raise OptionError("--keys protects what --insecure leaves open: give one of the two.")
+    if host is not None and not is_loopback(host) and not options.keys and not options.insecure:
         raise OptionError(
-            f"{control} crosses a network, and there are no keys yet to protect it: "
-            "give --insecure if everyone on that network may read and send requests, or stay on loopback."
+            f"{control} crosses a network: give --keys FILE, the same on every host (`pontil keys new` makes it), or "
+            "--insecure if everyone on that network may read and send requests."
         )
 
 

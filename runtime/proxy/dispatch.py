@@ -2,6 +2,7 @@
 """Sends requests to workers, and again when an attempt breaks. Only here do attempts begin (C15)."""
 
 import logging
+import secrets
 from collections.abc import Callable
 
 from pontil.runtime.accounting.counts import DECODE
@@ -13,6 +14,8 @@ from pontil.runtime.proxy.request import Request
 from pontil.runtime.wire.messages import Message
 
 LOG = logging.getLogger("pontil.proxy")
+# Of a transfer's secret.
+SECRET_BYTES = 32
 
 
 class Dispatcher:
@@ -43,7 +46,8 @@ class Dispatcher:
     def launch(self, request: Request) -> None:
         """Tell the workers of the attempt that has begun."""
         self.seat(request, 1)
-        if not all(self.send(message) for message in request.submits(self.incarnation)):
+        secret = None if self.config.keys is None else secrets.token_hex(SECRET_BYTES)
+        if not all(self.send(message) for message in request.submits(self.incarnation, secret)):
             self.again(request, "a worker cannot be reached", UNREACHABLE)
 
     def again(self, request: Request, reason: str, cause: str) -> None:

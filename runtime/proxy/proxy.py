@@ -24,6 +24,7 @@ from pontil.runtime.proxy.self_test import SelfTest
 from pontil.runtime.proxy.stream import Stream
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.text.tokenizer import Tokenizer
+from pontil.runtime.wire.keys import Keys
 from pontil.runtime.wire.messages import (
     Duty,
     Failed,
@@ -71,7 +72,7 @@ class Proxy:
         self.self_test = SelfTest(config.awaits_self_test, tokenizer, self.every_route, self.try_out)
         self.requests: dict[str, Request] = {}
         self.draining = False
-        self.context = open_context()
+        self.context = open_context(None if config.keys is None else Keys.of(config.keys))
         self.server: ControlServer | None = None
         self.tasks: list[asyncio.Task[None]] = []
         self.malformed_seen = 0

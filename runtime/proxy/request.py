@@ -239,8 +239,9 @@ class Request:
             frame.prompt_logprobs, self.prompt, params.prompt_logprobs is not None
         )
 
-    def submits(self, sender: str) -> list[Submit]:
-        """What starts the attempt: one message for each worker, decode's first, as it has to make room."""
+    def submits(self, sender: str, transfer_secret: str | None = None) -> list[Submit]:
+        """What starts the attempt: one message for each worker, decode's first, as it has to make room. The secret is
+        for a transfer between the two."""
         common: dict[str, Any] = {
             "sender": sender, "request_id": self.id, "attempt": self.attempt, "prompt": self.prompt,
             "sampling": self.params.to_wire(), "cache_salt": self.cache_salt,
@@ -253,7 +254,7 @@ class Request:
         if not isinstance(self.route, Pair):
             return [Submit(receiver=self.route.worker.incarnation, **common)]
         prefill, decode = self.route.prefill, self.route.decode
-        common["transfer_id"] = f"{self.id}.{self.attempt}"
+        common |= {"transfer_id": f"{self.id}.{self.attempt}", "transfer_secret": transfer_secret}
         return [
             Submit(
                 receiver=decode.incarnation, phase=DECODE, peer=prefill.incarnation,

@@ -117,6 +117,9 @@ class Submit:
 
     A later attempt continues an answer: `delivered` has, for each choice, the ids that the client was given already.
     They are taken as they are, never drawn again. Only `choices` go on, the others have ended; none named means all.
+
+    Where the system has keys, both halves are told the `transfer_secret` that the proxy minted for this transfer: with
+    it decode shows prefill that it may read the blocks.
     """
 
     sender: str
@@ -132,6 +135,7 @@ class Submit:
     cache_salt: str = ""
     delivered: list[list[int]] = field(default_factory=list)
     choices: list[int] = field(default_factory=list)
+    transfer_secret: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

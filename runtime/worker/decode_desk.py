@@ -134,7 +134,7 @@ class DecodeDesk:
         transfer_id = str(live.submit.transfer_id)
         expected = self.machine.layout.blocks_for(len(live.sequence.prompt))
         have = live.sequence.computed // self.machine.layout.block_size
-        take = self.taker.begin(transfer_id, line.peer, expected, now, have)
+        take = self.taker.begin(transfer_id, line.peer, expected, now, have, live.submit.transfer_secret)
         self.parked[transfer_id] = Parked(live, take, now + RENEW_EVERY)
         self.tell(line.peer, Begin(self.incarnation, line.peer, transfer_id, live.request_id, live.attempt, have))
 

@@ -14,6 +14,8 @@ from pontil.runtime.engine.sequence import Finish
 from pontil.runtime.errors import RequestError
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.transfer.connector import Connector
+from pontil.runtime.transfer.guard import Guard
+from pontil.runtime.wire.keys import Keys
 from pontil.runtime.wire.messages import SCHEMA, Cancel, Failed, Hello, Message, Submit, Tokens
 from pontil.runtime.wire.sockets import PeerClient, PeerServer, Poller, WorkerSocket, open_context
 from pontil.runtime.worker.assembly import Machine, assemble
@@ -21,6 +23,7 @@ from pontil.runtime.worker.connectors import open_connector
 from pontil.runtime.worker.decode_desk import DecodeDesk
 from pontil.runtime.worker.duty import Duty
 from pontil.runtime.worker.live import FirstAdmissions, Live, key_of, make_live, tokens_frame
+from pontil.runtime.worker.obstacle import Obstacle
 from pontil.runtime.worker.order_pipe import OrderPipe
 from pontil.runtime.worker.prefill_desk import PrefillDesk
 from pontil.runtime.worker.proxy_link import BEAT, Load, ProxyLink
@@ -63,25 +66,29 @@ class Worker:
         self.dropped = (0, 0)
         self.requests: dict[str, Live] = {}
         self.admissions = FirstAdmissions()
-        self.context = open_context()
+        self.keys = None if config.keys is None else Keys.of(config.keys)
+        self.context = open_context(self.keys)
         self.poller = Poller()
         self.peers_in = PeerServer(self.context, config.peer_endpoint)
         self.control = WorkerSocket(self.context, self.incarnation, config.control)
         self.poller.register(self.peers_in)
         self.poller.register(self.control)
+        self.guard = None if self.keys is None else Guard(self.keys.transfer)
         if orders is not None:
             self.poller.watch(orders.descriptor)
         self.connector = self.open_connector()
         self.link = ProxyLink(self.control, self.hello())
+        self.obstacle = Obstacle(self.control.connection, config.control)
         self.duty = Duty(self.link, report)
         kv = machine.layout.fingerprint()
-        self.prefill = PrefillDesk(self.incarnation, machine, self.peers_in, self.connector, kv)
+        passes = None if self.guard is None else self.guard.passes
+        self.prefill = PrefillDesk(self.incarnation, machine, self.peers_in, self.connector, kv, passes)
         self.decode = DecodeDesk(
             self.incarnation, config.name, machine, self.connector, kv, self.connect, self.disconnect
         )
 
     def open_connector(self) -> Connector:
-        return open_connector(self.config, self.machine.storage, self.poller.wake)
+        return open_connector(self.config, self.machine.storage, self.poller.wake, self.guard)
 
     def hello(self) -> Hello:
         config, machine = self.config, self.machine
@@ -331,6 +338,8 @@ class Worker:
             self.cancel(live)
 
     def tick(self, now: float) -> None:
+        if self.obstacle.look(now) and self.link.proxy is None:
+            self.report.progress(self.obstacle.told)
         self.prefill.tick(now)
         self.decode.tick(now)
         if self.link.tick(self.load(), now):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,12 @@ DEADLINE = 20.0
 
 
 class ScriptedLaunch:
-    """`terminal` is the slave's end of a terminal that the launch gets for its own."""
+    """`environment` is the launcher's own, by default ours; `terminal` the slave's end of a terminal that it gets."""
 
-    def __init__(self, folder: Path, children: dict[str, list[str]], terminal: int | None = None, **told: Any) -> None:
+    def __init__(
+        self, folder: Path, children: dict[str, list[str]], terminal: int | None = None,
+        environment: Mapping[str, str] | None = None, **told: Any,
+    ) -> None:  # fmt: skip
         self.trace, self.base, self.lines = folder / "trace", folder / "run", list[str]()
         orders = {
             "prepare": ["ready", "end"], "policy": {"first_delay": 0.01}, "limits": {}, "drain_timeout": 10,
@@ -35,7 +38,7 @@ class ScriptedLaunch:
         reading, writing = os.pipe()
         self.process = subprocess.Popen(
             [sys.executable, str(script), json.dumps(orders)], stdout=writing, stderr=writing,
-            start_new_session=terminal is not None,
+            env=environment, start_new_session=terminal is not None,
             preexec_fn=None if terminal is None else lambda: fcntl.ioctl(terminal, termios.TIOCSCTTY, 0),
         )  # fmt: skip
         os.close(writing)

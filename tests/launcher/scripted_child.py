@@ -30,6 +30,8 @@ def act(word: str, config: dict[str, Any], reporter: Reporter, commands: int | N
     match word:
         case "ready":
             reporter.ready(path=config["model"])
+        case "show keys":
+            print("keys", config.get("keys"), flush=True)
         case "progress":
             reporter.progress("half of the weights")
         case "listen":

@@ -13,6 +13,7 @@ from pontil.launcher.console import Console  # noqa: E402
 from pontil.launcher.devices import Machine  # noqa: E402
 from pontil.launcher.errors import LaunchError  # noqa: E402
 from pontil.launcher.health import HealthLimits  # noqa: E402
+from pontil.launcher.notify import Notifier  # noqa: E402
 from pontil.launcher.options import LaunchOptions, read_options, read_surroundings  # noqa: E402
 from pontil.launcher.reload import Reloader  # noqa: E402
 from pontil.launcher.restart import RestartPolicy  # noqa: E402
@@ -51,11 +52,14 @@ def main() -> int:
         told["drain_timeout"],
         self_test="routes" in told,
         machine=Machine((0, 1), 2, 0),
-        reloader=Reloader(LaunchOptions(), lambda: read_options({}, Path(told["trace"] + ".toml"))),
+        reloader=Reloader(
+            LaunchOptions(keys=told.get("keys")), lambda: read_options({}, Path(told["trace"] + ".toml"))
+        ),
     )
     directory = RunDirectory(Path(told["base"]))
     directory.create()
-    return Supervisor(orders, Console(sys.stderr), directory).run()
+    notifier = Notifier(read_surroundings().variables)
+    return Supervisor(orders, Console(sys.stderr), directory, notifier).run()
 
 
 if __name__ == "__main__":

@@ -95,6 +95,7 @@ def test_a_worker_over_two_gpus_is_shown_in_the_plan_and_not_started(tmp_path: P
         (["launch", "--prefil", "cpu"], 2, "--prefill"),
         (["launch", "--port", "0", "--role", "mixed", "--model", "no-such-model"], 1, "no-such-model"),
         (["lunch"], 2, "launch"),
+        (["launch", "--keys", "/none.keys"], 2, "key file /none.keys cannot be read"),
         (["usage", "/none.db"], 1, "there is no usage log"),
         (["audit", "/none.db"], 1, "there is no usage log"),
         (

@@ -147,11 +147,21 @@ def test_clients_are_told_an_address_they_can_use(host: str, written: str) -> No
 
 
 def test_a_control_endpoint_on_a_network_needs_a_word() -> None:
-    with pytest.raises(OptionError, match="--insecure"):
+    with pytest.raises(OptionError, match="--keys FILE.*--insecure"):
         topology(role="proxy", control="tcp://10.1.2.3:7000")
+    with pytest.raises(OptionError, match="give one of the two"):
+        topology(role="proxy", control="tcp://10.1.2.3:7000", insecure=True, keys="k")
+    assert topology(role="proxy", control="tcp://10.1.2.3:7000", keys="k").control == "tcp://10.1.2.3:7000"
     made = topology(role="all", control="tcp://10.1.2.3:7000", insecure=True)
     places = [(child.config["peer_endpoint"], child.config["transfer_host"]) for child in made.children[1:]]
     assert places == [("tcp://10.1.2.3:0", "10.1.2.3")] * 2
+
+
+def test_keys_reach_every_process_but_who_looks_for_the_model() -> None:
+    secret = "ab" * 32
+    made = topology().with_keys(secret)
+    assert [child.config["keys"] for child in made.children] == [secret] * 3 and "keys" not in made.prepare.config
+    assert secret not in repr(made) and secret not in "".join(child.describe() for child in made.children)
 
 
 def test_who_joins_over_a_network_is_reached_at_its_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
