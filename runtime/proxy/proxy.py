@@ -20,6 +20,7 @@ from pontil.runtime.proxy.metrics import BROKEN, DIED, FAILED, SILENT, Metrics
 from pontil.runtime.proxy.registry import Registry, Worker
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.stream import Stream
+from pontil.runtime.proxy.system_fingerprint import system_fingerprint
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.text.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import (
@@ -129,9 +130,15 @@ class Proxy:
         self.context.term()
 
     def submit(
-        self, prompt: list[int], params: SamplingParams, name: str | None = None, cache_salt: str = ""
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        name: str | None = None,
+        cache_salt: str = "",
+        priority: int = 0,
     ) -> Stream:
-        """Send a request on its way. `name` goes into its id, to be found in the workers' logs.
+        """Send a request on its way. `name` goes into its id, to be found in the workers' logs. Of those that wait in a
+        worker's queue, the lowest `priority` is first.
 
         Raises Unavailable at once when nothing can serve it now.
         """
@@ -145,7 +152,7 @@ class Proxy:
         unique = secrets.token_hex(8)
         request_id = f"{name}-{unique}" if name else unique
         request = Request.start(
-            request_id, prompt, params, route, self.tokenizer, self.clock(), cache_salt, self.ledger
+            request_id, prompt, params, route, self.tokenizer, self.clock(), cache_salt, self.ledger, priority
         )
         self.requests[request.id] = request
         self.metrics.running.inc()
@@ -174,6 +181,13 @@ class Proxy:
         if length is None:
             raise Unavailable("no worker is ready yet: try again in a moment")
         return length
+
+    @property
+    def system_fingerprint(self) -> str | None:
+        """What a seed's tokens depend on besides the request: model, dtype, kernels and version. None while no worker
+        has said."""
+        hello = self.registry.speaker
+        return None if hello is None else system_fingerprint(hello, self.config.version)
 
     def topology(self) -> list[dict[str, Any]]:
         """Each process: name, role, pid, state, device, and its load where it is a worker."""

@@ -32,7 +32,7 @@ class Request:
     long the request waited in its worker's queue, where that is known. The usage log has all of a request that ended
     once its `receipt` is done. `heard` holds which phase has spoken of which choice, `reasons` how each choice ended.
     Of the `drafted` tokens that workers guessed `accepted` were right. Prompts with another `cache_salt` share no
-    cached prefix.
+    cached prefix; a lower `priority` is admitted first.
 
     One attempt after the other serves a request. Between two, nobody does: `phases` is empty. `broken` are the teams
     that failed it.
@@ -55,6 +55,7 @@ class Request:
     reasons: dict[int, str] = field(default_factory=dict)
     prompt_logprobs: Logprobs = field(default_factory=list)
     cache_salt: str = ""
+    priority: int = 0
     mailbox: Mailbox = field(default_factory=Mailbox)
     first_token: float | None = None
     queued: float | None = None
@@ -73,6 +74,7 @@ class Request:
         now: float,
         cache_salt: str = "",
         ledger: Ledger | None = None,
+        priority: int = 0,
     ) -> "Request":
         """Opens the request's entry in the ledger, where there is one; whoever ends the request closes it."""
         account = Account(len(prompt), params.max_tokens, params.n)
@@ -81,8 +83,9 @@ class Request:
         mailbox = Mailbox(held=params.prompt_logprobs is not None)
         entry = (Ledger() if ledger is None else ledger).open(name, len(prompt), params.n)
         request = cls(
-            name, prompt, params, route, account, entry, answers, now, now, now, cache_salt=cache_salt, mailbox=mailbox
-        )
+            name, prompt, params, route, account, entry, answers, now, now, now, cache_salt=cache_salt,
+            priority=priority, mailbox=mailbox,
+        )  # fmt: skip
         request.begin(route, now)
         return request
 
@@ -212,6 +215,7 @@ class Request:
         common: dict[str, Any] = {
             "sender": sender, "request_id": self.id, "attempt": self.attempt, "prompt": self.prompt,
             "sampling": self.params.to_wire(), "cache_salt": self.cache_salt,
+            "priority": self.priority,
         }  # fmt: skip
         if self.attempt > 0:
             common["delivered"] = [answer.ids for answer in self.answers]

@@ -100,6 +100,7 @@ class Submit:
 
     A later attempt continues an answer: `delivered` has, for each choice, the ids that the client was given already.
     They are taken as they are, never drawn again. Only `choices` go on, the others have ended; none named means all.
+    Of requests that wait, those with the lowest `priority` are admitted first, then those that came first.
     """
 
     sender: str
@@ -115,6 +116,7 @@ class Submit:
     cache_salt: str = ""
     delivered: list[list[int]] = field(default_factory=list)
     choices: list[int] = field(default_factory=list)
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
