@@ -82,7 +82,11 @@ class LaunchOptions:
         NETWORK, False, "Let control and KV cross a network without keys; only on one you trust.", switch
     )
     disagg: str = flag(
-        ENGINE, "always", "Whether prefill and decode are split.", choice("always", "never"), "always|never"
+        ENGINE,
+        "auto",
+        "Whether prefill and decode are split; auto: not while prefill workers have too much to do.",
+        choice("auto", "always", "never"),
+        "auto|always|never",
     )
     max_num_seqs: int = flag(ENGINE, 64, "Sequences a worker runs at once.", whole(1, 65536), "COUNT")
     max_num_batched_tokens: int = flag(ENGINE, 256, "Tokens a worker computes in one step.", whole(1), "TOKENS")

@@ -58,7 +58,7 @@ class ProxyConfig:
     served_model_name: str
     control: str
     version: str
-    disagg: Literal["always", "never"] = "always"
+    disagg: Literal["auto", "always", "never"] = "auto"
     usage_log: str | None = None
     first_byte_timeout: float = 60.0
     worker_ttl: float = 15.0

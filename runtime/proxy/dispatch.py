@@ -3,9 +3,10 @@
 
 from collections.abc import Callable
 
+from pontil.runtime.accounting.counts import DECODE
 from pontil.runtime.config import ProxyConfig
 from pontil.runtime.proxy.metrics import UNREACHABLE, Metrics
-from pontil.runtime.proxy.policy import Route, plan
+from pontil.runtime.proxy.policy import Route, Team, plan
 from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.wire.messages import Message
@@ -31,9 +32,10 @@ class Dispatcher:
         self.clock, self.send, self.give_up = clock, send, give_up
         self.stranded: dict[str, Request] = {}
 
-    def route(self, request: Request | None = None) -> Route | None:
-        """Where a new request, or the next attempt at this one, would go."""
-        return plan(self.registry.snapshot(), self.config.disagg, request.broken if request else frozenset())
+    def route(self, request: Request | None = None, prompt_tokens: int = 0) -> Route | None:
+        """Where a new request of so many prompt tokens, or the next attempt at this one, would go."""
+        broken = request.broken if request else frozenset[Team]()
+        return plan(self.registry.snapshot(), self.config.disagg, broken, prompt_tokens)
 
     def launch(self, request: Request) -> None:
         """Tell the workers of the attempt that has begun."""
@@ -74,9 +76,22 @@ class Dispatcher:
             self.send(message)
 
     def seat(self, request: Request, change: int) -> None:
+        """The request takes (1) or leaves (-1) a place at each of its workers, and its prompt at the one to read it."""
         for incarnation in request.phases:
             if worker := self.registry.workers.get(incarnation):
                 worker.in_flight += change
+        if change > 0:
+            request.reader = next(name for name, phase in request.phases.items() if phase != DECODE)
+            if worker := self.registry.workers.get(request.reader):
+                worker.unread += len(request.prompt)
+        else:
+            self.was_read(request)
+
+    def was_read(self, request: Request) -> None:
+        """Its prompt is computed, or nobody computes it any more."""
+        reader, request.reader = request.reader, None
+        if reader is not None and (worker := self.registry.workers.get(reader)):
+            worker.unread -= len(request.prompt)
 
     def overdue(self, request: Request, now: float) -> str | None:
         """What a request has waited for too long (C14)."""

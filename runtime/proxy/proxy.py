@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pontil.runtime.config import ProxyConfig
-from pontil.runtime.errors import PontilError, RequestError, Unavailable
+from pontil.runtime.errors import MalformedFrame, PontilError, RequestError, Unavailable
 from pontil.runtime.proxy.admission import check_capacity, context_length
 from pontil.runtime.proxy.answer import BrokenAnswer
 from pontil.runtime.proxy.bookkeeper import CHECKPOINT, Bookkeeper
@@ -30,11 +30,13 @@ from pontil.runtime.wire.messages import (
     Hello,
     Message,
     Refused,
+    Step,
     StillHere,
     Tokens,
     Welcome,
 )
 from pontil.runtime.wire.sockets import ControlServer, open_context
+from pontil.runtime.wire.step import parted
 
 TICK = 0.25
 # A tick this late says that this process was stopped or overloaded: what workers sent meanwhile is still unread.
@@ -77,6 +79,7 @@ class Proxy:
             Heartbeat: self.on_heartbeat,
             Goodbye: self.on_goodbye,
             Tokens: self.on_tokens,
+            Step: self.on_step,
             Failed: self.on_failed,
         }
 
@@ -146,7 +149,7 @@ class Proxy:
             raise Unavailable("the server is shutting down: try again in a moment")
         workers = self.registry.snapshot()
         check_capacity(workers, self.choices_in_flight, params.n)
-        route = self.dispatcher.route()
+        route = self.dispatcher.route(prompt_tokens=len(prompt))
         if route is None:
             raise Unavailable("no worker is ready yet: try again in a moment")
         unique = secrets.token_hex(8)
@@ -221,7 +224,7 @@ class Proxy:
         if reason is None:
             LOG.info("%s (pid %d) registered", message.name, message.pid)
             self.ledger.registered(message.sender, message.name)
-            self.send(Welcome(self.incarnation, message.sender))
+            self.send(Welcome(self.incarnation, message.sender, steps=True))
             self.dispatcher.resume()
         else:
             LOG.warning("refused a worker: %s", reason)
@@ -237,6 +240,15 @@ class Proxy:
 
     def on_goodbye(self, message: Goodbye) -> None:
         self.registry.goodbye(message.sender)
+
+    def on_step(self, step: Step) -> None:
+        try:
+            frames = parted(step)
+        except MalformedFrame:
+            self.metrics.dropped.labels("malformed").inc()
+            return
+        for frame in frames:
+            self.on_tokens(frame)
 
     def on_tokens(self, frame: Tokens) -> None:
         request = self.requests.get(frame.request_id)
@@ -263,6 +275,8 @@ class Proxy:
             LOG.error("request %s: %s", request.id, error)
             self.dispatcher.again(request, str(error), BROKEN)
             return
+        if new and request.reader is not None:
+            self.dispatcher.was_read(request)
         if new and not begun:
             request.first_token = now
             self.metrics.first_token.observe(now - request.arrived)

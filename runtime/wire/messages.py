@@ -46,10 +46,12 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """From proxy to worker: registered; the sender is the proxy incarnation that now owns your requests."""
+    """From proxy to worker: registered; the sender is the proxy incarnation that now owns your requests. Whether it
+    takes `steps` instead of the Tokens of each sequence."""
 
     sender: str
     receiver: str
+    steps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,17 @@ class Tokens:
     draft_tokens: int | None = None
     accepted_draft_tokens: int | None = None
     first_cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """From worker to proxy: those Tokens of one step that say no more than most do. Each of `rows` is of the request at
+    its place in `requests` and holds attempt, choice, index, prompt_tokens and cached_tokens, then the ids."""
+
+    sender: str
+    receiver: str
+    requests: list[str]
+    rows: list[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +321,7 @@ Message = (
     | Submit
     | Cancel
     | Tokens
+    | Step
     | Failed
     | Greet
     | Greeting
@@ -331,6 +345,7 @@ TAGS: dict[str, type[Message]] = {
     "submit": Submit,
     "cancel": Cancel,
     "tokens": Tokens,
+    "step": Step,
     "failed": Failed,
     "greet": Greet,
     "greeting": Greeting,

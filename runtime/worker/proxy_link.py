@@ -2,11 +2,13 @@
 """A worker's line to the proxy: registration, heartbeat, and an outbox that never drops."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pontil.runtime.errors import IncompatiblePeer
-from pontil.runtime.wire.messages import Goodbye, Heartbeat, Hello, Message, Refused, StillHere, Welcome
+from pontil.runtime.wire.messages import Goodbye, Heartbeat, Hello, Message, Refused, StillHere, Tokens, Welcome
 from pontil.runtime.wire.sockets import WorkerSocket
+from pontil.runtime.wire.step import joined
 
 BEAT = 0.5
 TTL = 5.0
@@ -32,6 +34,7 @@ class ProxyLink:
     def __init__(self, socket: WorkerSocket, hello: Hello) -> None:
         self.socket, self.hello = socket, hello
         self.proxy: str | None = None
+        self.takes_steps = False
         self.outbox: deque[Message] = deque()
         self.next_send = 0.0
         self.last_heard = self.last_tick = 0.0
@@ -40,6 +43,11 @@ class ProxyLink:
     def congested(self) -> bool:
         """The proxy does not take our messages: stop making more of them (B12)."""
         return bool(self.outbox)
+
+    def send_tokens(self, frames: Sequence[Tokens]) -> None:
+        """What one step gave."""
+        for message in joined(frames) if self.takes_steps else frames:
+            self.send(message)
 
     def send(self, message: Message) -> None:
         if self.outbox or not self.socket.send(message):
@@ -62,7 +70,7 @@ class ProxyLink:
             if self.proxy != message.sender:
                 # The first heartbeat tells what was generated before: the sooner, the less can be lost with a proxy.
                 self.next_send = 0.0
-            self.proxy = message.sender
+            self.proxy, self.takes_steps = message.sender, message.steps
             return changed
         if isinstance(message, StillHere) and self.proxy not in (None, message.sender):
             return self.forget()

@@ -17,7 +17,7 @@ from pontil.runtime.transfer.connector import Connector
 from pontil.runtime.transfer.over_auto import OverAuto
 from pontil.runtime.transfer.over_shm import OverShm
 from pontil.runtime.transfer.over_tcp import OverTcp
-from pontil.runtime.wire.messages import SCHEMA, Cancel, Failed, Hello, Message, Submit
+from pontil.runtime.wire.messages import SCHEMA, Cancel, Failed, Hello, Message, Submit, Tokens
 from pontil.runtime.wire.sockets import PeerClient, PeerServer, Poller, WorkerSocket, open_context
 from pontil.runtime.worker.assembly import Machine, assemble
 from pontil.runtime.worker.decode_desk import DecodeDesk
@@ -172,23 +172,22 @@ class Worker:
         self.tell_of_work(True)
         outputs = self.machine.engine.step()
         self.steps += 1
-        for output in outputs:
-            self.deliver(output)
+        self.link.send_tokens([frame for output in outputs if (frame := self.frame_of(output)) is not None])
         for output in outputs:
             self.conclude(output)
         self.prefill.announce()
         self.busy_at = time.monotonic()
         self.tell_of_work(self.machine.engine.has_work)
 
-    def deliver(self, output: Output) -> None:
-        """Tell the proxy of accepted tokens, and the prefill desk of choices that are done with there."""
+    def frame_of(self, output: Output) -> Tokens | None:
+        """What the proxy is told of accepted tokens. The prefill desk hears of choices that are done with there."""
         live = self.requests.get(output.sequence.id)
         if live is None:
             self.drop(output)
-            return
-        self.link.send(tokens_frame(self.incarnation, live, output))
+            return None
         if output.finish is not None and self.is_handing_over(live):
             self.prefill.ended(output)
+        return tokens_frame(self.incarnation, live, output)
 
     def drop(self, output: Output) -> None:
         """A result for nobody who is known here (A2): it is told to nobody, and not counted as if it were."""

@@ -24,6 +24,7 @@ from pontil.runtime.wire.messages import (
     Message,
     Refused,
     Renew,
+    Step,
     StillHere,
     Submit,
     Tokens,
@@ -86,6 +87,12 @@ MESSAGES: dict[str, Message] = {
         cached_tokens=2,
         logprobs=[[[0, -0.25, 1], [7, -1.5, 2]]],
         prompt_logprobs=[[], [[5, -2.0, 3]]],
+    ),
+    "step": Step(
+        sender="d4",
+        receiver="px",
+        requests=["r1", "r2"],
+        rows=[[1, 0, 7, 3, 2, 0], [0, 2, 9, 65, 64, 5, 4294967295]],
     ),
     "failed": Failed(sender="d4", receiver="px", request_id="r", attempt=1, reason="no room", status=400),
     "greet": Greet(sender="d4", receiver="p3", schema=1, name="decode:0", model_fingerprint="mf", kv_fingerprint="kf"),
@@ -159,6 +166,10 @@ RECORDED = {
         "6d61746368a23c3eb067656e6572617465645f746f6b656e7304ad70726f6d70745f746f6b656e7303ad6361636865645f74"
         "6f6b656e7302a86c6f6770726f627391929300cbbfd0000000000000019307cbbff800000000000002af70726f6d70745f6c"
         "6f6770726f62739290919305cbc00000000000000003"
+    ),
+    "step": (
+        "85a174a473746570a673656e646572a26434a87265636569766572a27078a8726571756573747392a27231a27232a4726f77"
+        "73929601000703020097000209414005ceffffffff"
     ),
     "failed": (
         "87a174a66661696c6564a673656e646572a26434a87265636569766572a27078aa726571756573745f6964a172a761747465"
