@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/openapi.json: the declared routes and parameters, as OpenAPI 3.1 has them."""
+"""/openapi.json: the declared routes and parameters. OpenAPI 3.2 is the first version that knows event streams."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from sanic import HTTPResponse, Request
 from sanic.response import raw
 
 from pontil.http.endpoint import Endpoint
-from pontil.http.parameter import object_schema
+from pontil.http.parameter import Schema, object_schema
 from pontil.http.reply_schema import ANY_OBJECT, ERROR
 
 ABOUT = "An OpenAI-compatible server with prefill and decode on separate process groups."
@@ -32,7 +32,7 @@ def document(endpoints: Sequence[Endpoint], version: str, vocab_size: int) -> di
     for endpoint in endpoints:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = operation(endpoint, vocab_size)
     return {
-        "openapi": "3.1.0",
+        "openapi": "3.2.0",
         "info": {"title": "pontil", "version": version, "description": ABOUT},
         "paths": paths,
         "components": {"schemas": {"Error": ERROR}},
@@ -56,11 +56,21 @@ def operation(endpoint: Endpoint, vocab_size: int) -> dict[str, Any]:
 def responses(endpoint: Endpoint) -> dict[str, Any]:
     content: dict[str, Any] = {endpoint.content_type.partition(";")[0]: {"schema": endpoint.gives}}
     if endpoint.events is not None:
-        says = "Events with this in `data`, or an error, and [DONE] as the last."
-        content["text/event-stream"] = {"schema": {"type": "string", "description": says},
-                                        "x-event-schema": endpoint.events}  # fmt: skip
+        content["text/event-stream"] = {"itemSchema": event_schema(endpoint.events)}
     described: dict[str, Any] = {"200": {"description": "Success.", "content": content}}
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     for status in endpoint.errors:
         described[str(status)] = {"description": f"{HTTPStatus(status).phrase}.", "content": error}
     return described
+
+
+def event_schema(chunk: Schema) -> Schema:
+    """An event of a stream: a chunk, or an error, or the end."""
+    json_text = {"contentMediaType": "application/json", "contentSchema": {"anyOf": [chunk, ERROR]}}
+    return {
+        "type": "object",
+        "properties": {"data": {"type": "string"}},
+        "required": ["data"],
+        "if": {"properties": {"data": {"const": "[DONE]"}}},
+        "else": {"properties": {"data": json_text}},
+    }

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from pontil.http.fields import Fields
 
-# JSON Schema, as OpenAPI 3.1 has it.
+# JSON Schema of 2020-12, as OpenAPI has it.
 Schema = dict[str, Any]
 
 
