@@ -13,10 +13,10 @@ from sanic.config import Config
 from sanic.exceptions import PayloadTooLarge
 from sanic.response import BaseHTTPResponse
 
-from pontil.http.error_handler import OpenAIErrors
+from pontil.http.endpoints import endpoints
+from pontil.http.error_handler import MAX_HEAD_BYTES, OpenAIErrors
+from pontil.http.patient_protocol import RECEIVE_SECONDS, PatientProtocol
 from pontil.http.request_id import CURRENT, HEADER, WithRequestId, request_id
-from pontil.http.routes import Routes
-from pontil.http.status_routes import StatusRoutes
 from pontil.runtime.config import ProxyConfig
 from pontil.runtime.errors import PontilError
 from pontil.runtime.proxy.command_pipe import CommandPipe
@@ -29,6 +29,8 @@ BACKLOG = 1024
 READ_ANYWAY = 4
 # An answer that is not streamed may take this long; what no worker speaks of ends much sooner.
 RESPONSE_SECONDS = 3600
+# Longer than what load balancers keep a connection for, so that they close it first.
+IDLE_SECONDS = 75
 GRACE_SECONDS = 5.0
 SANIC_LOGGERS = ("sanic.root", "sanic.server", "sanic.access")
 
@@ -47,29 +49,17 @@ def build_app(proxy: Proxy) -> Sanic[Any, Any]:
             "AUTO_EXTEND": False,
             "MOTD": False,
             "REQUEST_MAX_SIZE": READ_ANYWAY * proxy.config.max_body_bytes,
+            "REQUEST_MAX_HEADER_SIZE": MAX_HEAD_BYTES,
+            "REQUEST_TIMEOUT": RECEIVE_SECONDS,
+            "KEEP_ALIVE_TIMEOUT": IDLE_SECONDS,
             "RESPONSE_TIMEOUT": RESPONSE_SECONDS,
             "GRACEFUL_SHUTDOWN_TIMEOUT": GRACE_SECONDS,
         }
     )
-    add_routes(app, proxy)
+    for endpoint in endpoints(proxy):
+        app.add_route(endpoint.handler, endpoint.route, methods=endpoint.methods)
     add_middleware(app, proxy.config.max_body_bytes)
     return app
-
-
-def add_routes(app: Sanic[Any, Any], proxy: Proxy) -> None:
-    routes, status = Routes(proxy), StatusRoutes(proxy)
-    app.add_route(routes.completions, "/v1/completions", methods=["POST"])
-    app.add_route(routes.chat, "/v1/chat/completions", methods=["POST"])
-    app.add_route(routes.tokenize, "/tokenize", methods=["POST"])
-    app.add_route(routes.detokenize, "/detokenize", methods=["POST"])
-    app.add_route(routes.models, "/v1/models")
-    app.add_route(routes.one_model, "/v1/models/<name:path>")
-    app.add_route(status.health, "/health")
-    app.add_route(status.ready, "/ready")
-    app.add_route(status.metrics, "/metrics")
-    app.add_route(status.version, "/version")
-    app.add_route(status.topology, "/admin/topology")
-    app.add_route(status.ledger, "/admin/ledger")
 
 
 def add_middleware(app: Sanic[Any, Any], max_body_bytes: int) -> None:
@@ -103,7 +93,7 @@ class Service:
     def run(self, commands_fd: int) -> None:
         """Serve until told to end. The main thread's."""
         self.pipe = CommandPipe(commands_fd, self.obey, self.app.stop)
-        self.app.run(sock=self.listener, single_process=True, motd=False, access_log=False)
+        self.app.run(sock=self.listener, single_process=True, motd=False, access_log=False, protocol=PatientProtocol)
 
     async def before_start(self, app: Any) -> None:
         self.proxy.start(self.on_tick)

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.accounting.usage_log import UsageLog
+from pontil.runtime.proxy.request import Request
 
 HANDOFFS = "handoffs_"
 # Why an attempt broke: its worker died or went silent, said that it failed, sent what does not fit together, could
@@ -119,6 +120,19 @@ class Metrics:
             self.first_token.observe(seconds)
         else:
             self.next_token.observe(seconds / count)
+
+    def add_request(self, request: Request, label: str) -> None:
+        """It has ended, which `label` says in a word."""
+        account = request.account
+        self.running.dec()
+        self.requests.labels(label).inc()
+        if request.queued is not None and request.first_token is not None:
+            self.add_queue(request.queued, request.first_token - request.arrived)
+        self.clamped.inc(account.clamped)
+        if request.complete:
+            self.disputed.inc(account.disputed)
+        if request.complete or request.begun:
+            self.add_usage(request.billed)
 
     def add_queue(self, queued: float, first_token: float) -> None:
         """Of a request that ended: both in seconds from its arrival (B10)."""

@@ -22,6 +22,7 @@ from pontil.runtime.proxy.registry import Registry, Worker
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.self_test import SelfTest
 from pontil.runtime.proxy.stream import Stream
+from pontil.runtime.proxy.system_fingerprint import system_fingerprint
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.text.tokenizer import Tokenizer
 from pontil.runtime.wire.keys import Keys
@@ -141,9 +142,15 @@ class Proxy:
         self.context.term()
 
     def submit(
-        self, prompt: list[int], params: SamplingParams, name: str | None = None, cache_salt: str = ""
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        name: str | None = None,
+        cache_salt: str = "",
+        priority: int = 0,
     ) -> Stream:
-        """Send a request on its way. `name` goes into its id, to be found in the workers' logs.
+        """Send a request on its way. `name` goes into its id, to be found in the workers' logs. Of those that wait in a
+        worker's queue, the lowest `priority` is first.
 
         Raises Unavailable at once when nothing can serve it now.
         """
@@ -154,19 +161,19 @@ class Proxy:
         route = self.dispatcher.route(prompt_tokens=len(prompt))
         if route is None:
             raise Unavailable("no worker is ready yet: try again in a moment")
-        request = self.begin(name, prompt, params, route, cache_salt)
+        request = self.begin(name, prompt, params, route, cache_salt, priority)
         self.metrics.running.inc()
         self.books.admit(request)
         self.dispatcher.launch(request)
         return Stream(request, self.cancel)
 
     def begin(
-        self, name: str | None, prompt: list[int], params: SamplingParams, route: Route, cache_salt: str
+        self, name: str | None, prompt: list[int], params: SamplingParams, route: Route, salt: str, priority: int = 0
     ) -> Request:
         unique = secrets.token_hex(8)
         request_id = f"{name}-{unique}" if name else unique
         request = self.requests[request_id] = Request.start(
-            request_id, prompt, params, route, self.tokenizer, self.clock(), cache_salt, self.ledger
+            request_id, prompt, params, route, self.tokenizer, self.clock(), salt, self.ledger, priority
         )
         return request
 
@@ -202,6 +209,13 @@ class Proxy:
         if length is None:
             raise Unavailable("no worker is ready yet: try again in a moment")
         return length
+
+    @property
+    def system_fingerprint(self) -> str | None:
+        """What a seed's tokens depend on besides the request: model, dtype, kernels and version. None while no worker
+        has said."""
+        hello = self.registry.speaker
+        return None if hello is None else system_fingerprint(hello, self.config.version)
 
     def topology(self) -> list[dict[str, Any]]:
         """Each process: name, role, pid, state, device, and its load where it is a worker."""
@@ -375,20 +389,8 @@ class Proxy:
         if request.trial:
             self.ledger.set_aside(request.id)
             return
-        self.metrics.running.dec()
-        account = request.account
-        complete = isinstance(request.mailbox.end, Finished)
-        finish = ",".join(request.reasons[choice] for choice in sorted(request.reasons)) if complete else label
-        self.books.close(request, account.usage if complete else account.running_usage, finish)
-        self.metrics.requests.labels(label).inc()
-        if request.queued is not None and request.first_token is not None:
-            self.metrics.add_queue(request.queued, request.first_token - request.arrived)
-        self.metrics.clamped.inc(account.clamped)
-        if complete:
-            self.metrics.disputed.inc(account.disputed)
-            self.metrics.add_usage(account.usage)
-        elif request.begun:
-            self.metrics.add_usage(account.running_usage)
+        self.books.close(request, request.billed, request.finish or label)
+        self.metrics.add_request(request, label)
 
     def send(self, message: Message) -> bool:
         return self.server is not None and self.server.send(message)

@@ -113,8 +113,8 @@ class Registry:
 
     def objection(self, message: Hello) -> str | None:
         """Why it cannot be one of us: those who are here are alike, so that one of them speaks for all."""
-        first = next(iter(self.workers.values()), None)
-        return foreign(message, "the proxy", SCHEMA) or (objection(message, first.hello) if first else None)
+        first = self.speaker
+        return foreign(message, "the proxy", SCHEMA) or (objection(message, first) if first else None)
 
     def refuse(self, message: Hello, reason: str) -> None:
         self.refused.pop(message.name, None)
@@ -190,6 +190,16 @@ class Registry:
         while len(self.remembered) > REMEMBERED:
             del self.remembered[next(iter(self.remembered))]
         return gone
+
+    @property
+    def speaker(self) -> Hello | None:
+        """What one of them said of itself: all are alike."""
+        return next((worker.hello for worker in self.workers.values()), None)
+
+    @property
+    def dtype(self) -> str | None:
+        """What the model computes in, where a worker has said."""
+        return None if self.speaker is None else self.speaker.dtype
 
     def snapshot(self) -> tuple[Load, ...]:
         """The workers that take requests."""

@@ -45,7 +45,8 @@ class Request:
     long the request waited in its worker's queue, where that is known. The usage log has all of a request that ended
     once its `receipt` is done. `heard` holds which phase has spoken of which choice, `reasons` how each choice ended.
     Of the `drafted` tokens that workers guessed `accepted` were right. Prompts with another `cache_salt` share no
-    cached prefix. A `trial` is the proxy's own: nobody's answer, and nobody's to pay.
+    cached prefix; a lower `priority` is admitted first. A `trial` is the proxy's own: nobody's answer, and nobody's to
+    pay.
 
     One attempt after the other serves a request. Between two, nobody does: `phases` is empty. `broken` are the teams
     that failed it; `moves` counts attempts that ended because a worker drains. `reader` is the worker that has yet to
@@ -70,6 +71,7 @@ class Request:
     reasons: dict[int, str] = field(default_factory=dict)
     prompt_logprobs: Logprobs = field(default_factory=list)
     cache_salt: str = ""
+    priority: int = 0
     mailbox: Mailbox = field(default_factory=Mailbox)
     reader: str | None = None
     begun: bool = False
@@ -92,6 +94,7 @@ class Request:
         now: float,
         cache_salt: str = "",
         ledger: Ledger | None = None,
+        priority: int = 0,
     ) -> "Request":
         """Opens the request's entry in the ledger, where there is one; whoever ends the request closes it."""
         account = Account(len(prompt), params.max_tokens, params.n)
@@ -100,8 +103,9 @@ class Request:
         mailbox = Mailbox(held=params.prompt_logprobs is not None)
         entry = (Ledger() if ledger is None else ledger).open(name, len(prompt), params.n)
         request = cls(
-            name, prompt, params, route, account, entry, answers, now, now, now, cache_salt=cache_salt, mailbox=mailbox
-        )
+            name, prompt, params, route, account, entry, answers, now, now, now, cache_salt=cache_salt,
+            priority=priority, mailbox=mailbox,
+        )  # fmt: skip
         request.begin(route, now)
         return request
 
@@ -130,6 +134,20 @@ class Request:
     @property
     def usage(self) -> Usage:
         return self.account.running_usage
+
+    @property
+    def complete(self) -> bool:
+        """Whether every choice came to its end."""
+        return isinstance(self.mailbox.end, Finished)
+
+    @property
+    def billed(self) -> Usage:
+        return self.account.usage if self.complete else self.account.running_usage
+
+    @property
+    def finish(self) -> str | None:
+        """How the choices of a complete answer ended."""
+        return ",".join(self.reasons[choice] for choice in sorted(self.reasons)) if self.complete else None
 
     def expects(self, sender: str, attempt: int) -> bool:
         return attempt == self.attempt and sender in self.phases
@@ -245,6 +263,7 @@ class Request:
         common: dict[str, Any] = {
             "sender": sender, "request_id": self.id, "attempt": self.attempt, "prompt": self.prompt,
             "sampling": self.params.to_wire(), "cache_salt": self.cache_salt,
+            "priority": self.priority,
         }  # fmt: skip
         if self.attempt > 0:
             common["delivered"] = [answer.ids for answer in self.answers]

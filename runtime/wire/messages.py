@@ -117,6 +117,7 @@ class Submit:
 
     A later attempt continues an answer: `delivered` has, for each choice, the ids that the client was given already.
     They are taken as they are, never drawn again. Only `choices` go on, the others have ended; none named means all.
+    Of requests that wait, those with the lowest `priority` are admitted first, then those that came first.
 
     Where the system has keys, both halves are told the `transfer_secret` that the proxy minted for this transfer: with
     it decode shows prefill that it may read the blocks.
@@ -136,6 +137,7 @@ class Submit:
     delivered: list[list[int]] = field(default_factory=list)
     choices: list[int] = field(default_factory=list)
     transfer_secret: str | None = field(default=None, repr=False)
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

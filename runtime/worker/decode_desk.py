@@ -6,7 +6,7 @@ How a transfer ends is the taker's to decide, by its table; this desk is its han
 
 import logging
 import time
-from collections import deque
+from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -36,6 +36,11 @@ from pontil.runtime.worker.peer_line import HANDSHAKE_TIMEOUT, Line, PeerLine
 
 RENEW_EVERY = 10.0
 logger = logging.getLogger("pontil.worker")
+
+
+def by_priority(live: Live) -> int:
+    """Of equal ones the first to come is first."""
+    return live.submit.priority
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +76,7 @@ class DecodeDesk:
     disconnect: Callable[[PeerClient], None]
     taker: Taker = field(init=False)
     lines: dict[str, PeerLine] = field(default_factory=dict)
-    waiting: deque[Live] = field(default_factory=deque)
+    waiting: list[Live] = field(default_factory=list)
     parked: dict[str, Parked] = field(default_factory=dict)
     draining: dict[str, list[int]] = field(default_factory=dict)
     failed: list[tuple[Live, str]] = field(default_factory=list)
@@ -89,7 +94,7 @@ class DecodeDesk:
         line = self.lines.get(peer)
         if line is None or line.state is Line.FAILED:
             self.greet(peer, endpoint, now)
-        self.waiting.append(live)
+        insort(self.waiting, live, key=by_priority)
         self.admit(now)
 
     def greet(self, peer: str, endpoint: str, now: float) -> None:

@@ -111,7 +111,7 @@ def make_live(submit: Submit, machine: Machine) -> Live:
     hands_over, delivered = submit.phase == "prefill" and submit.transfer_id is not None, submit.delivered
     sequence = Sequence(
         key_of(submit.request_id, submit.attempt), prompt, params, stops, hands_over, check, submit.cache_salt,
-        wanted=tuple(submit.choices),
+        wanted=tuple(submit.choices), priority=submit.priority,
     )  # fmt: skip
     sequence.choice = sequence.choices[0]
     if hands_over:
