@@ -136,6 +136,8 @@ class Service:
         elif command.get("kind") == "self_test":
             told = partial(self.reporter.tested, int(command["number"]))
             self.proxy.self_test.begin(told, self.reporter.progress)
+        elif command.get("kind") == "log_level":
+            logging.getLogger().setLevel(command["level"].upper())
         elif command.get("kind") == "drain":
             self.proxy.drain()
             self.drain_deadline = asyncio.get_running_loop().time() + float(command.get("timeout", GRACE_SECONDS))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from pontil.launcher.reports import Failed, Heartbeat, Progress, Ready, Report, Tested, encode
+from pontil.launcher.reports import Failed, Heartbeat, Progress, Ready, Report, Settled, Tested, encode
 
 BEAT = 0.5
 EXIT_ORPHANED = 71
@@ -46,6 +46,9 @@ class PipeReporter:
 
     def failed(self, reason: str) -> None:
         self.send(Failed(reason))
+
+    def settled(self, order: int, drained: bool) -> None:
+        self.send(Settled(order, drained))
 
     def stepped(self, number: int, working: bool) -> None:
         self.last_step = (number, time.monotonic(), working)

@@ -45,11 +45,20 @@ class Failed:
     reason: str
 
 
-Report = Progress | Ready | Heartbeat | Tested | Failed
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A worker obeys the order of this number, and its proxy knows; `drained`: it has nothing and gets nothing."""
+
+    order: int
+    drained: bool
+
+
+Report = Progress | Ready | Heartbeat | Tested | Settled | Failed
 KINDS: dict[str, type[Report]] = {
     "progress": Progress,
     "heartbeat": Heartbeat,
     "tested": Tested,
+    "settled": Settled,
     "failed": Failed,
 }
 

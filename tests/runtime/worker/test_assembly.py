@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which kernels and weights a worker computes with, and what it says when these cannot be had."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from pontil.runtime.config import WorkerConfig
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.wire.compatibility import objection
-from pontil.runtime.worker.assembly import assemble
+from pontil.runtime.worker import assembly
 from pontil.runtime.worker.weights_progress import STEP, told
 from pontil.runtime.worker.worker import Worker
 
@@ -90,7 +91,7 @@ def test_a_start_tells_how_far_it_has_come(model: Path, tmp_path: Path) -> None:
         "mixed:0", "mixed", "cpu", (0,), str(model), "tiny", f"ipc://{tmp_path}/c", f"ipc://{tmp_path}/p",
         **DEFAULTS,  # type: ignore[arg-type]
     )  # fmt: skip
-    assemble(config, listener)
+    assembly.assemble(config, listener)
     read = [int(text.split()[2]) for text in listener.heard if text.startswith("reading weights")]
     assert read[-1] == 100 and all(later - earlier >= STEP for earlier, later in pairwise(read[:-1]))
     assert listener.heard[-2:] == ["laying out weights", "warming up"]
@@ -102,3 +103,18 @@ def test_parts_of_a_weight_count_once() -> None:
     tensors = [(name, torch.zeros(1)) for name in names]
     assert [name for name, _ in told(tensors, 4, heard.append)] == names
     assert heard == [f"reading weights, {percent} %" for percent in (25, 50, 75, 100)]
+
+
+@pytest.mark.parametrize("fails", [lambda *_: torch.empty(1 << 55), lambda *_: bytearray(1 << 55)])
+def test_memory_that_runs_out_is_said(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Callable[..., object]
+) -> None:
+    monkeypatch.setattr(assembly, "build_model", fails)
+    with pytest.raises(ModelError, match="does not fit the memory of cpu: choose a smaller one"):
+        opened(model, tmp_path)
+
+
+def test_another_fault_is_not_taken_for_it(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "build_model", lambda *_: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError, match="size"):
+        opened(model, tmp_path)
