@@ -279,6 +279,7 @@ class Proxy:
             LOG.info("%s %s", name, "drains" if message.draining else f"works as {message.role}")
             self.send(Welcome(self.incarnation, message.sender, True, message.role, message.draining))
             self.dispatcher.resume()
+            self.self_test.ring()
 
     def on_step(self, step: Step) -> None:
         try:

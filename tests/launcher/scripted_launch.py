@@ -36,9 +36,9 @@ def main() -> int:
                 "script": script,
                 "model": "m",
                 "trace": told["trace"],
+                "routes": told.get("routes"),
                 "name": name,
                 "peer_endpoint": "ipc:///run/x",
-                "routes": told.get("routes"),
             },
         )
         for name, script in {"prepare": told["prepare"], **told["children"]}.items()

@@ -16,7 +16,7 @@ from scripted_worker import ScriptedWorker, proper, silent
 from pontil.runtime.accounting.ledger import SELF_TEST
 from pontil.runtime.proxy import self_test
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.wire.messages import Failed, Message, Submit, Tokens
+from pontil.runtime.wire.messages import Duty, Failed, Message, Submit, Tokens
 
 PASSED = {"route": "prefill:0>decode:0", "state": "PASSED", "bytes": 3_000_000, "seconds": 0.0}
 Results = Sequence[dict[str, Any]]
@@ -154,5 +154,18 @@ def test_a_short_context_gets_a_short_prompt(play: Callable[..., None]) -> None:
         await results_of(house)
         submit = await submitted(worker)
         assert len(submit.prompt) == 8 - self_test.PARAMS.max_tokens and len(submit.cache_salt) == 16
+
+    play(scene, awaits_self_test=True)
+
+
+def test_a_worker_that_takes_another_role_is_tested_in_its_new_pairs(play: Callable[..., None]) -> None:
+    async def scene(house: House) -> None:
+        first = await house.worker("prefill:0", script=pulling)
+        await house.worker("prefill:1", script=pulling)
+        await results_of(house)
+        first.say(Duty(first.incarnation, first.proxy, "decode", False))
+        pair = {"route": "prefill:1>prefill:0", "state": "PASSED"}
+        await until(lambda: [row for row in house.proxy.self_test.shown if row.items() >= pair.items()])
+        assert len(house.proxy.self_test.shown) == 1
 
     play(scene, awaits_self_test=True)

@@ -18,7 +18,6 @@ from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.wire.compatibility import objection
 from pontil.runtime.worker import assembly
-from pontil.runtime.worker.assembly import assemble
 from pontil.runtime.worker.weights_progress import STEP, told
 from pontil.runtime.worker.worker import Worker
 
@@ -107,7 +106,7 @@ def test_a_start_tells_how_far_it_has_come(model: Path, tmp_path: Path) -> None:
         "mixed:0", "mixed", "cpu", (0,), str(model), "tiny", f"ipc://{tmp_path}/c", f"ipc://{tmp_path}/p",
         **DEFAULTS,  # type: ignore[arg-type]
     )  # fmt: skip
-    assemble(config, listener)
+    assembly.assemble(config, listener)
     read = [int(text.split()[2]) for text in listener.heard if text.startswith("reading weights")]
     assert read[-1] == 100 and all(later - earlier >= STEP for earlier, later in pairwise(read[:-1]))
     assert listener.heard[-2:] == ["laying out weights", "warming up"]
