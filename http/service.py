@@ -121,6 +121,8 @@ class Service:
     def obey(self, command: dict[str, Any]) -> None:
         if command.get("kind") == "table":
             self.proxy.take_table(command["rows"])
+        elif command.get("kind") == "log_level":
+            logging.getLogger().setLevel(command["level"].upper())
         elif command.get("kind") == "drain":
             self.proxy.drain()
             self.drain_deadline = asyncio.get_running_loop().time() + float(command.get("timeout", GRACE_SECONDS))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the server says about itself."""
 
+from typing import Any
+
 from sanic import HTTPResponse, Request
 from sanic.response import json as json_response
 from sanic.response import raw
@@ -37,4 +39,8 @@ class StatusRoutes:
         return json_response({"version": self.proxy.config.version})
 
     async def topology(self, request: Request) -> HTTPResponse:
-        return json_response({"processes": self.proxy.topology()})
+        """The processes, and how old what a supervisor says of them is: a second, while there is one and it is well."""
+        shown: dict[str, Any] = {"processes": self.proxy.topology()}
+        if (age := self.proxy.table_age) is not None:
+            shown["age_seconds"] = round(age, 1)
+        return json_response(shown)

@@ -12,7 +12,7 @@ from typing import Any
 
 from pontil.launcher.health import Signs
 from pontil.launcher.line_pipe import LinePipe
-from pontil.launcher.reports import Failed, Heartbeat, Ready, Report, decode
+from pontil.launcher.reports import Failed, Heartbeat, Progress, Ready, Report, decode
 from pontil.launcher.topology import ChildPlan
 
 # What one pipe takes without a reader; a configuration is far smaller.
@@ -51,7 +51,11 @@ class Life:
         self.outbox = b""
         self.signs = Signs(started_at=now, last_beat=now)
         self.ready: Ready | None = None
+        self.start_seconds: float | None = None
         self.failure: str | None = None
+        # What it last said that it was doing, and what the supervisor kills it for.
+        self.progress: str | None = None
+        self.complaint: str | None = None
         # The topology rows this process was last sent, so that it gets each change once.
         self.told: list[dict[str, Any]] | None = None
 
@@ -61,10 +65,13 @@ class Life:
         for report in heard:
             if isinstance(report, Heartbeat):
                 self.signs = replace(self.signs, last_beat=now, step_age=report.age, working=report.working)
+            elif isinstance(report, Progress):
+                self.progress = report.text
             elif isinstance(report, Failed):
                 self.failure = report.reason
             elif isinstance(report, Ready):
                 self.ready = report
+                self.start_seconds = self.start_seconds or now - self.signs.started_at
                 self.signs = replace(self.signs, last_beat=now)
         if self.reports.closed and self.signs.closed_at is None:
             self.signs = replace(self.signs, closed_at=now)

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from pontil.launcher.reports import Failed, Heartbeat, Progress, Ready, Report, encode
+from pontil.launcher.reports import Failed, Heartbeat, Progress, Ready, Report, Settled, encode
 
 BEAT = 0.5
 EXIT_ORPHANED = 71
@@ -42,6 +42,9 @@ class PipeReporter:
 
     def failed(self, reason: str) -> None:
         self.send(Failed(reason))
+
+    def settled(self, order: int, drained: bool) -> None:
+        self.send(Settled(order, drained))
 
     def stepped(self, number: int, working: bool) -> None:
         self.last_step = (number, time.monotonic(), working)

@@ -36,8 +36,16 @@ class Failed:
     reason: str
 
 
-Report = Progress | Ready | Heartbeat | Failed
-KINDS: dict[str, type[Report]] = {"progress": Progress, "heartbeat": Heartbeat, "failed": Failed}
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A worker obeys the order of this number, and its proxy knows; `drained`: it has nothing and gets nothing."""
+
+    order: int
+    drained: bool
+
+
+Report = Progress | Ready | Heartbeat | Failed | Settled
+KINDS: dict[str, type[Report]] = {"progress": Progress, "heartbeat": Heartbeat, "failed": Failed, "settled": Settled}
 
 
 def encode(report: Report) -> bytes:

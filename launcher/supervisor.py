@@ -6,18 +6,27 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from pontil.launcher.child import Child, Death
-from pontil.launcher.child_state import ChildState
+from pontil.launcher.change_desk import ChangeDesk, Ground
+from pontil.launcher.changes import Limits
+from pontil.launcher.child import Child
+from pontil.launcher.child_state import ChildState, Duty
 from pontil.launcher.console import Console
+from pontil.launcher.control_socket import NAME, ControlSocket
+from pontil.launcher.death import Death
+from pontil.launcher.devices import Machine
 from pontil.launcher.errors import LaunchError
+from pontil.launcher.gauges import Gauges
+from pontil.launcher.gpu_memory import GpuMemory
 from pontil.launcher.health import HealthLimits
 from pontil.launcher.line_pipe import LinePipe
+from pontil.launcher.oom import OomWatch, kill_counter
+from pontil.launcher.reload import Reloader
 from pontil.launcher.reports import Progress, Ready, Report
 from pontil.launcher.restart import RestartPolicy
 from pontil.launcher.run_directory import RunDirectory
-from pontil.launcher.signals import SignalPipe
+from pontil.launcher.signals import SignalPipe, has_terminal
+from pontil.launcher.table import row_of
 from pontil.launcher.topology import ChildPlan, Topology
 
 # How long a stopped child may go unnoticed when nothing else happens.
@@ -31,7 +40,9 @@ KILL_GRACE = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What a supervisor is told. `command` starts a child; `environment` makes a child's from its thread count."""
+    """What a supervisor is told. `command` starts a child; `environment` makes a child's from its thread count;
+    `gpu_tool` tells of memory on GPUs, where there are any. On `machine` more workers may come; `shares_devices` says
+    whether several may use one device."""
 
     topology: Topology
     command: Sequence[str]
@@ -39,6 +50,10 @@ class Orders:
     policy: RestartPolicy = RestartPolicy()
     limits: HealthLimits = HealthLimits()
     drain_timeout: float = 30.0
+    gpu_tool: str | None = None
+    machine: Machine | None = None
+    shares_devices: bool = False
+    reloader: Reloader | None = None
 
 
 class Supervisor:
@@ -50,17 +65,24 @@ class Supervisor:
         self.directory = directory
         self.clock = time.monotonic
         self.selector = selectors.DefaultSelector()
+        self.oom = OomWatch(kill_counter())
+        self.gauges = Gauges(GpuMemory(orders.gpu_tool) if orders.gpu_tool else None)
         self.children: list[Child] = []
         self.asked: list[int] = []
         self.failure: LaunchError | None = None
-        self.announced = False
+        self.announced = self.monitors = False
         self.began = self.clock()
+        self.had_terminal = has_terminal()
+        limits = Limits(orders.drain_timeout, orders.limits.start)
+        self.desk = ChangeDesk(self, Ground(orders.topology, orders.machine, orders.shares_devices, limits))
+        self.control = ControlSocket(directory.path / NAME, self.selector, self.desk.take)
 
     def run(self) -> int:
         """Serve until told to end. The exit code; raises LaunchError when the launch failed by itself."""
         try:
             with SignalPipe() as signals:
                 self.selector.register(signals, selectors.EVENT_READ, lambda: self.obey(signals.take()))
+                self.control.open()
                 self.start(self.prepare())
                 self.monitor()
                 self.drain()
@@ -89,7 +111,7 @@ class Supervisor:
 
     @property
     def proxies(self) -> list[Child]:
-        return [child for child in self.children if child.plan.takes_commands]
+        return [child for child in self.children if child.plan.is_proxy]
 
     # The verbs of run().
 
@@ -116,9 +138,12 @@ class Supervisor:
                 self.spawn(child)
 
     def monitor(self) -> None:
+        self.monitors = True
         while self.serving:
             self.pump()
             self.reconcile(self.clock())
+        self.monitors = False
+        self.desk.close()
 
     def drain(self) -> None:
         """The proxy admits nothing more and ends when its requests have; without one here, the workers are asked."""
@@ -130,7 +155,7 @@ class Supervisor:
         for child in leaders:
             self.ask_to_drain(child)
         deadline = self.clock() + self.orders.drain_timeout + DRAIN_MARGIN
-        while self.draining and any(child.alive for child in leaders) and self.clock() < deadline:
+        while self.draining and any(map(has_work, leaders)) and self.clock() < deadline:
             self.pump()
 
     def terminate(self) -> None:
@@ -146,6 +171,8 @@ class Supervisor:
     def cleanup(self) -> None:
         for child in self.living:
             child.kill()
+        self.gauges.close()
+        self.control.close()
         self.selector.close()
         self.directory.remove()
 
@@ -177,16 +204,31 @@ class Supervisor:
                 self.bury(child, now)
             elif complaint := child.complaint(self.orders.limits, now):
                 self.console.line(f"{child.name} {complaint}: killing it")
-                child.kill()
-        self.tell_proxies()
+                child.kill(complaint)
+        self.oom.look(now)
+        self.gauges.look([child.pid for child in self.living if child.pid], now)
+        self.tell_proxies(now)
+        self.control.flush()
 
     def patience(self) -> float:
         waits = [child.due - self.clock() for child in self.children if child.state is ChildState.BACKOFF]
         return max(0.0, min([PATIENCE, *waits])) if self.serving else PATIENCE
 
     def obey(self, signals: Sequence[int]) -> None:
-        """SIGCHLD only wakes."""
-        self.asked += [number for number in signals if number != signal.SIGCHLD]
+        """SIGCHLD only wakes, and SIGHUP reloads, unless it tells of a terminal that is gone."""
+        for number in signals:
+            if number == signal.SIGHUP and has_terminal() == self.had_terminal:
+                self.reload()
+            elif number != signal.SIGCHLD:
+                self.asked.append(number)
+
+    def reload(self) -> Sequence[str]:
+        """In words, what became of it."""
+        reloader = self.orders.reloader
+        said = reloader.reload(self.children) if reloader else ["There is nothing to reload."]
+        for text in said:
+            self.console.line(f"reload: {text}")
+        return said
 
     def hear(self, child: Child, pipe: LinePipe) -> None:
         lines = pipe.read()
@@ -221,13 +263,15 @@ class Supervisor:
         child.hear(life.reports.read_rest(), now)
         for text in child.keep(life.output.read_rest()):
             self.console.child_line(child.name, text)
-        child.bury(now)
+        child.bury(now, self.oom)
 
     def reconcile(self, now: float) -> None:
-        """Towards what was planned: the dead wait and start again, and the whole is announced when it is whole."""
+        """Towards what is planned: the dead wait and start again, and the whole is announced when it is whole."""
         for child in self.children:
-            if child.state is ChildState.EXITED:
+            if child.state is ChildState.EXITED and not child.dismissed:
                 self.answer_death(child, child.deaths[-1], now)
+        self.desk.advance(now)
+        for child in self.children:
             if child.is_due(now) and self.serving:
                 self.spawn(child)
         if not self.announced and all(child.state is ChildState.READY for child in self.children):
@@ -239,13 +283,17 @@ class Supervisor:
             return
         delay = None if death.refused else self.orders.policy.delay([each.at for each in child.deaths], now)
         child.wait_or_give_up(delay, now)
-        if delay is not None:
-            self.console.line(f"{child.name} {death.describe()}; starting it again in {delay:.1f} s")
-            return
-        self.console.line(f"{child.name} {death.describe()} and is given up; its last lines were:")
-        for text in child.last_lines:
+        what_follows = " and is given up" if delay is None else f"; starting it again in {delay:.1f} s"
+        self.console.line(f"{child.name} {death.describe()}{what_follows}")
+        if death.violent or delay is None:
+            self.show_last_words(child, death)
+        if delay is None:
+            self.check_anything_serves(child)
+
+    def show_last_words(self, child: Child, death: Death) -> None:
+        self.console.line(f"the last lines of {child.name} were:" if death.lines else f"{child.name} had said nothing")
+        for text in death.lines:
             self.console.child_line(child.name, text)
-        self.check_anything_serves(child)
 
     def check_anything_serves(self, lost: Child) -> None:
         """One child's end never ends another, but a launch that can serve nobody ends."""
@@ -265,19 +313,20 @@ class Supervisor:
         self.console.line(f"{where} after {now - self.began:.1f} s")
 
     def ask_to_drain(self, child: Child) -> None:
-        if child.life and child.plan.takes_commands:
+        if child.life and child.plan.is_proxy:
             child.move(ChildState.DRAINING)
             child.life.send({"kind": "drain", "timeout": self.orders.drain_timeout})
         else:
-            child.stop()
+            child.assign(child.plan.role, self.orders.drain_timeout)
 
-    def tell_proxies(self) -> None:
+    def tell_proxies(self, now: float) -> None:
         """Each living proxy gets each new table once; one that does not read gets the newest when it does."""
-        rows: list[dict[str, Any]] = [child.row for child in self.children]
-        for child in self.proxies:
+        usages = self.gauges.usages
+        rows = [row_of(child, usages.get(child.pid) if child.pid else None, now) for child in self.children]
+        for child in self.living:
             if child.life:
                 child.life.flush()
-                if child.life.told != rows and not child.life.outbox:
+                if child.plan.is_proxy and child.life.told != rows and not child.life.outbox:
                     child.life.told = rows
                     child.life.send({"kind": "table", "rows": rows})
 
@@ -285,3 +334,8 @@ class Supervisor:
         deadline = self.clock() + grace
         while self.living and patient() and self.clock() < deadline:
             self.pump()
+
+
+def has_work(child: Child) -> bool:
+    """Whether one that was asked to drain has not: a proxy ends then, a worker says so."""
+    return child.alive and child.duty is not Duty.DRAINED

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plan: which processes a launch runs, where, and with which configuration. Nothing here acts."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pontil.launcher.devices import DeviceItem, Machine, Seat, assign, spell
+from pontil.launcher.devices import JOIN, DeviceItem, Machine, Seat, assign, spell
 from pontil.launcher.errors import OptionError
 from pontil.launcher.options import LOOPBACK, LaunchOptions
 from pontil.launcher.ports import address_towards
@@ -29,8 +30,17 @@ class ChildPlan:
     config: dict[str, Any]
 
     @property
-    def takes_commands(self) -> bool:
+    def is_proxy(self) -> bool:
         return self.role == "proxy"
+
+    @property
+    def ranks(self) -> int:
+        """Processes that will share the model's tensors, one for each device."""
+        return len(self.device.split(JOIN))
+
+    @property
+    def takes_commands(self) -> bool:
+        return self.role != "prepare"
 
     @property
     def keeps_terminal(self) -> bool:
@@ -43,7 +53,8 @@ class ChildPlan:
         return len(self.cores) if self.role in WORKER_ROLES else None
 
     def describe(self) -> str:
-        return f"{self.name:<12} {self.device:<8} cores {spell(self.cores)}"
+        ranks = f"  {self.ranks} ranks" if self.ranks > 1 else ""
+        return f"{self.name:<12} {self.device:<8} cores {spell(self.cores)}{ranks}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +82,39 @@ def plan(options: LaunchOptions, machine: Machine, run: Path, cache: Path) -> To
     proxies = [] if options.join else [plan_proxy(options, machine, control)]
     check_endpoints([control, *(worker.config["peer_endpoint"] for worker in workers)])
     children = tuple(replace(child, config={**child.config, "cache_dir": str(cache)}) for child in proxies + workers)
-    search = {"model": options.model, "cache_dir": str(cache), "log_level": options.log_level}
+    search = {
+        "model": options.model,
+        "cache_dir": str(cache),
+        "log_level": options.log_level,
+        "demand": plan_demand(options, workers, machine),
+    }
     prepare = ChildPlan("prepare", "prepare", "cpu", machine.cores, search)
     url = None if options.join else f"http://{url_host(options.host)}:{options.port}"
     return Topology(prepare, children, control, url)
+
+
+def plan_demand(options: LaunchOptions, workers: Sequence[ChildPlan], machine: Machine) -> dict[str, Any]:
+    """What the child that finds the model compares with the memory there is."""
+    return {
+        "dtype": options.dtype,
+        "quantization": options.quantization,
+        "max_model_len": options.max_model_len,
+        "kv_cache_memory": options.kv_cache_memory,
+        "block_size": options.block_size,
+        "workers": Counter(worker.device for worker in workers),
+        "gpu_memory": {f"cuda:{gpu}": free for gpu, free in enumerate(machine.gpu_memory) if free is not None},
+    }
+
+
+def check_startable(topology: Topology) -> None:
+    """Raises OptionError for what can be planned and not be started yet."""
+    for child in topology.children:
+        if child.ranks > 1:
+            apart = child.device.replace(JOIN, ",")
+            raise OptionError(
+                f"{child.name} is planned over {child.device}, and tensor parallelism comes later: "
+                f"give each worker one device (--{child.role} {apart} are {child.ranks} workers)."
+            )
 
 
 def check_lists(options: LaunchOptions) -> None:
@@ -135,15 +175,15 @@ def wanted_items(options: LaunchOptions, machine: Machine) -> dict[str, tuple[De
 
 def default_item(role: str, taken: Sequence[DeviceItem], machine: Machine, share: bool) -> DeviceItem:
     """A free GPU where there are GPUs, unless the rest of the launch runs on the CPU; else free cores."""
-    if not machine.gpus or (taken and all(item.gpu is None for item in taken)):
+    if not machine.gpus or (taken and not any(item.gpus for item in taken)):
         return DeviceItem()
-    free = [gpu for gpu in range(machine.gpus) if gpu not in {item.gpu for item in taken}]
+    free = [gpu for gpu in range(machine.gpus) if gpu not in {one for item in taken for one in item.gpus}]
     if not free and not share:
         raise OptionError(
             f"No GPU is left for a {role} worker (this machine has {machine.gpus}): use --role mixed (one worker for "
             f"both phases), --share-devices, or --{role} cpu."
         )
-    return DeviceItem(gpu=free[0] if free else 0)
+    return DeviceItem(gpus=(free[0] if free else 0,))
 
 
 def plan_worker(options: LaunchOptions, name: str, seat: Seat, run: Path, control: str) -> ChildPlan:

@@ -20,6 +20,10 @@ class Reporter(Protocol):
     def failed(self, reason: str) -> None:
         """This process cannot serve, for this reason (one sentence), and is about to exit."""
 
+    def settled(self, order: int, drained: bool) -> None:
+        """The supervisor's order of this number is obeyed, and the proxy knows. `drained`: nothing is left here, and
+        nothing new comes."""
+
     def stepped(self, number: int, working: bool) -> None:
         """Step `number` was made, or is about to be; `working` says that work waits. Cheap: call it at each step,
         and with working=True before the first step after an idle time, or a step that hangs goes unseen.

@@ -6,8 +6,9 @@
 In each round the streams start together; once each has --after tokens the process is killed, by the pid that
 /admin/topology tells. A gap is the time between two events of one stream; the round's figure is the longest of all
 streams around and after the kill. `back_s` is the time from the kill until the topology shows the process READY under
-another pid. When the proxy is killed its streams end: `back_s` is then the time until one more completion was answered.
-A stream that ends with an error, or not with [DONE], is a failure.
+another pid, `start_s` how much of that the new process took to start, loading the model included. When the proxy is
+killed its streams end: `back_s` is then the time until one more completion was answered. A stream that ends with an
+error, or not with [DONE], is a failure.
 Needs nothing but Python's standard library, on the host of the server.
 """
 
@@ -114,6 +115,8 @@ def round_of(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:
         return row.get("state") == "READY" and row["pid"] != victim and (not is_proxy or server.answers())
 
     shown: dict[str, Any] = {"back_s": round(wait(is_back) - killed, 3)}
+    if (start := server.row(arguments.kill).get("start_seconds")) is not None:
+        shown["start_s"] = start
     for stream in streams:
         stream.join()
     if not is_proxy:

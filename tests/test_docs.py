@@ -40,8 +40,8 @@ def flags(words: list[str]) -> set[str]:
 def parse(command: str, words: list[str]) -> None:
     """As the command line does, up to what it would do. Raises click's errors."""
     with cli.commands[command].make_context(command, words) as context:
-        given = {name: value for name, value in context.params.items() if name not in ("config", "dry_run")}
-        if command == "launch":
+        given = {name: value for name, value in context.params.items() if name not in ("config", "dry_run", "as_json")}
+        if command in ("launch", "config", "doctor"):
             read_options(given)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from pontil.runtime.accounting.counts import DECODE
 from pontil.runtime.config import ProxyConfig
-from pontil.runtime.proxy.metrics import UNREACHABLE, Metrics
+from pontil.runtime.proxy.metrics import MOVED, UNREACHABLE, Metrics
 from pontil.runtime.proxy.policy import Route, Team, plan
 from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.proxy.request import Request
@@ -44,11 +44,12 @@ class Dispatcher:
             self.again(request, "a worker cannot be reached", UNREACHABLE)
 
     def again(self, request: Request, reason: str, cause: str) -> None:
-        """The attempt broke. What is left of it is told to stop first, so that its blocks are free for the next."""
+        """The attempt broke. What is left of it is told to stop first, so that its blocks are free for the next. That a
+        worker drains is no fault, and counts as none."""
         self.withdraw(request)
-        request.broke(self.clock())
-        if request.attempt + 1 >= self.config.max_attempts:
-            self.give_up(request, f"{reason}: attempt {request.attempt + 1} of {self.config.max_attempts}, try again")
+        request.broke(self.clock(), moved=cause == MOVED)
+        if request.faults >= self.config.max_attempts:
+            self.give_up(request, f"{reason}: attempt {request.faults} of {self.config.max_attempts}, try again")
             return
         self.metrics.failovers.labels(cause).inc()
         self.stranded[request.id] = request

@@ -10,9 +10,11 @@ from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.accounting.usage_log import UsageLog
 
 HANDOFFS = "handoffs_"
-# Why an attempt broke: its worker died or went silent, said that it failed, sent what does not fit together, or could
-# not be reached.
-CAUSES = DIED, SILENT, FAILED, BROKEN, UNREACHABLE = "died", "silent", "failed", "broken", "unreachable"
+# Why an attempt broke: its worker died or went silent, said that it failed, sent what does not fit together, could
+# not be reached, or drains and gave the request back.
+CAUSES = DIED, SILENT, FAILED, BROKEN, UNREACHABLE, MOVED = (
+    "died", "silent", "failed", "broken", "unreachable", "moved",
+)  # fmt: skip
 RESULTS = ("complete", "failed", "expired", "cancelled")
 FIRST_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 NEXT_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)

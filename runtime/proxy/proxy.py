@@ -16,7 +16,7 @@ from pontil.runtime.proxy.answer import BrokenAnswer
 from pontil.runtime.proxy.bookkeeper import CHECKPOINT, Bookkeeper
 from pontil.runtime.proxy.dispatch import Dispatcher
 from pontil.runtime.proxy.mailbox import Finished
-from pontil.runtime.proxy.metrics import BROKEN, DIED, FAILED, SILENT, Metrics
+from pontil.runtime.proxy.metrics import BROKEN, DIED, FAILED, MOVED, SILENT, Metrics
 from pontil.runtime.proxy.registry import Registry, Worker
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.stream import Stream
@@ -24,6 +24,7 @@ from pontil.runtime.proxy.system_fingerprint import system_fingerprint
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.text.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import (
+    Duty,
     Failed,
     Goodbye,
     Heartbeat,
@@ -74,10 +75,13 @@ class Proxy:
         self.malformed_seen = 0
         self.ticks = 0
         self.last_tick = clock()
+        # When the supervisor last told its table, which it does every second; None where there is no supervisor.
+        self.table_at: float | None = None
         self.handlers: dict[type[Message], Callable[[Any], None]] = {
             Hello: self.on_hello,
             Heartbeat: self.on_heartbeat,
             Goodbye: self.on_goodbye,
+            Duty: self.on_duty,
             Tokens: self.on_tokens,
             Step: self.on_step,
             Failed: self.on_failed,
@@ -201,8 +205,14 @@ class Proxy:
             shown.insert(0, own)
         return shown
 
+    @property
+    def table_age(self) -> float | None:
+        """For how many seconds the supervisor has told nothing."""
+        return None if self.table_at is None else self.clock() - self.table_at
+
     def take_table(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """The supervisor's table: workers that it shows as dead are gone at once."""
+        self.table_at = self.clock()
         self.lose(self.registry.show(rows), DIED, "died")
         self.dispatcher.resume()
 
@@ -224,7 +234,7 @@ class Proxy:
         if reason is None:
             LOG.info("%s (pid %d) registered", message.name, message.pid)
             self.ledger.registered(message.sender, message.name)
-            self.send(Welcome(self.incarnation, message.sender, steps=True))
+            self.send(Welcome(self.incarnation, message.sender, message.role, message.draining, steps=True))
             self.dispatcher.resume()
         else:
             LOG.warning("refused a worker: %s", reason)
@@ -240,6 +250,13 @@ class Proxy:
 
     def on_goodbye(self, message: Goodbye) -> None:
         self.registry.goodbye(message.sender)
+
+    def on_duty(self, message: Duty) -> None:
+        if self.registry.duty(message):
+            name = self.registry.workers[message.sender].hello.name
+            LOG.info("%s %s", name, "drains" if message.draining else f"works as {message.role}")
+            self.send(Welcome(self.incarnation, message.sender, message.role, message.draining, steps=True))
+            self.dispatcher.resume()
 
     def on_step(self, step: Step) -> None:
         try:
@@ -293,7 +310,8 @@ class Proxy:
             if 400 <= message.status < 500:
                 self.fail(request, RequestError(message.reason, status=message.status))
             else:
-                self.dispatcher.again(request, message.reason, FAILED)
+                moved = message.moved and self.registry.is_leaving(message.sender)
+                self.dispatcher.again(request, message.reason, MOVED if moved else FAILED)
 
     def tick(self) -> None:
         """Everything that happens because time has passed, unless that time was not the workers' fault."""

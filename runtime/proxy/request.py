@@ -24,6 +24,8 @@ from pontil.runtime.text.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Cancel, Logprobs, Submit, Tokens
 
 MAX_TOKEN_ID = 1 << 31
+# How often workers that drain may move a request before that, too, counts as a fault.
+MOST_MOVES = 64
 
 
 @dataclass(slots=True)
@@ -35,8 +37,8 @@ class Request:
     cached prefix; a lower `priority` is admitted first.
 
     One attempt after the other serves a request. Between two, nobody does: `phases` is empty. `broken` are the teams
-    that failed it. `reader` is the worker that has yet to compute the prompt. A request has `begun` once any token of
-    its answer has come.
+    that failed it; `moves` counts attempts that ended because a worker drains. `reader` is the worker that has yet to
+    compute the prompt. A request has `begun` once any token of its answer has come.
     """
 
     id: str
@@ -50,6 +52,7 @@ class Request:
     last_frame: float
     waits_since: float
     attempt: int = -1
+    moves: int = 0
     phases: dict[str, str] = field(default_factory=dict)
     broken: set[Team] = field(default_factory=set)
     heard: set[tuple[str, int]] = field(default_factory=set)
@@ -100,11 +103,19 @@ class Request:
         self.account.open(self.attempt, tuple(self.phases.values()), self.reasons)
         self.entry.begin(self.attempt, self.phases, [len(answer.ids) for answer in self.answers])
 
-    def broke(self, now: float) -> None:
+    def broke(self, now: float, *, moved: bool = False) -> None:
         """The attempt gives nothing more."""
         self.account.died(self.attempt)
-        self.broken.add(tuple(self.phases))
+        if moved:
+            self.moves += 1
+        else:
+            self.broken.add(tuple(self.phases))
         self.phases, self.waits_since = {}, now
+
+    @property
+    def faults(self) -> int:
+        """Attempts that broke, between two attempts."""
+        return self.attempt + 1 - min(self.moves, MOST_MOVES)
 
     @property
     def usage(self) -> Usage:

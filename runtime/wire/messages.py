@@ -21,7 +21,7 @@ Logprobs = list[list[list[float]]]
 class Hello:
     """From worker to proxy: I exist, this is what I run and how much of it I can hold.
 
-    Workers whose `kernels` differ may round differently; None: not said.
+    Workers whose `kernels` differ may round differently; None: not said. A worker that is `draining` gets nothing new.
     `sender`, `schema`, `name` and `pid` keep name and type in every version: one that does not fit is refused by them.
     """
 
@@ -42,16 +42,31 @@ class Hello:
     max_num_batched_tokens: int
     kernels: str | None = None
     dtype: str | None = None
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """From proxy to worker: registered; the sender is the proxy incarnation that now owns your requests. Whether it
+    """From proxy to worker: registered; the sender is the proxy incarnation that now owns your requests. `role` and
+    `draining` are what it knows of you; None: not said. What it sent you before it knew so came before this. Whether it
     takes `steps` instead of the Tokens of each sequence."""
 
     sender: str
     receiver: str
+    role: str | None = None
+    draining: bool = False
     steps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Duty:
+    """From worker to proxy: prefer me in this role from now on, and send me nothing new where I am `draining`. What I
+    have stays mine. Answered by a Welcome that says the same."""
+
+    sender: str
+    receiver: str
+    role: str
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +194,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """From worker to proxy: this attempt ended without an answer. `status` is the HTTP status that describes it."""
+    """From worker to proxy: this attempt ended without an answer. `status` is the HTTP status that describes it.
+    `moved`: nothing is wrong with it, but this worker is leaving; somebody else is to go on."""
 
     sender: str
     receiver: str
@@ -187,6 +203,7 @@ class Failed:
     attempt: int
     reason: str
     status: int = 503
+    moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +335,7 @@ Message = (
     | Heartbeat
     | StillHere
     | Goodbye
+    | Duty
     | Submit
     | Cancel
     | Tokens
@@ -342,6 +360,7 @@ TAGS: dict[str, type[Message]] = {
     "heartbeat": Heartbeat,
     "still_here": StillHere,
     "goodbye": Goodbye,
+    "duty": Duty,
     "submit": Submit,
     "cancel": Cancel,
     "tokens": Tokens,

@@ -207,7 +207,7 @@ class ControlServer(Server):
 
 
 class Poller:
-    """Sleeps until one of the registered sockets can be read or somebody calls `wake`."""
+    """Sleeps until one of the registered sockets or watched descriptors can be read or somebody calls `wake`."""
 
     def __init__(self) -> None:
         self.poller = zmq.Poller()
@@ -219,6 +219,13 @@ class Poller:
 
     def unregister(self, socket: BaseSocket) -> None:
         self.poller.unregister(socket.zmq_socket)
+
+    def watch(self, descriptor: int) -> None:
+        """A descriptor of the caller's own, a pipe say, that can be read; `unwatch` it before it is closed."""
+        self.poller.register(descriptor, zmq.POLLIN)
+
+    def unwatch(self, descriptor: int) -> None:
+        self.poller.unregister(descriptor)
 
     def wake(self) -> None:
         """End the current or the next `wait` at once. Any thread may call this, until `close`."""

@@ -3,7 +3,6 @@
 
 from dataclasses import dataclass, replace
 
-import psutil
 import torch
 
 from pontil.gpu_ops.kernels.build import KernelError
@@ -27,6 +26,7 @@ from pontil.runtime.models.weights import Weights
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.text.tokenizer import Tokenizer, load_tokenizer
+from pontil.runtime.worker.host_memory import host_room
 
 MOST_CPU_KV_BYTES = 4 << 30
 CPU_KV_SHARE = 0.2
@@ -52,6 +52,23 @@ class Machine:
 
 def assemble(config: WorkerConfig, report: Reporter) -> Machine:
     """Load the model onto the worker's device and run it once. Raises ModelError."""
+    try:
+        return put_together(config, report)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ModelError(
+            f"the model does not fit the memory of {config.device}: choose a smaller one or --quantization, or lower "
+            "--kv-cache-memory, or start fewer workers"
+        ) from error
+
+
+def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
+    """torch has a type of its own for GPUs only."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def put_together(config: WorkerConfig, report: Reporter) -> Machine:
     device = open_device(config)
     checkpoint = open_checkpoint(config.model_path)
     model_config = shorten(checkpoint.config, config.max_model_len)
@@ -149,7 +166,7 @@ def count_blocks(config: WorkerConfig, layout: KVLayout, device: torch.device) -
     if size is None and device.type == "cuda":
         size = int(torch.cuda.mem_get_info(device)[0] * CUDA_KV_SHARE)
     if size is None:
-        size = min(MOST_CPU_KV_BYTES, int(psutil.virtual_memory().available * CPU_KV_SHARE))
+        size = min(MOST_CPU_KV_BYTES, int(host_room().bytes * CPU_KV_SHARE))
     return size // layout.block_bytes
 
 

@@ -11,17 +11,17 @@ from types import FrameType
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.sequence import Finish
-from pontil.runtime.errors import ModelError, RequestError
+from pontil.runtime.errors import RequestError
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.transfer.connector import Connector
-from pontil.runtime.transfer.over_auto import OverAuto
-from pontil.runtime.transfer.over_shm import OverShm
-from pontil.runtime.transfer.over_tcp import OverTcp
 from pontil.runtime.wire.messages import SCHEMA, Cancel, Failed, Hello, Message, Submit, Tokens
 from pontil.runtime.wire.sockets import PeerClient, PeerServer, Poller, WorkerSocket, open_context
 from pontil.runtime.worker.assembly import Machine, assemble
+from pontil.runtime.worker.connectors import open_connector
 from pontil.runtime.worker.decode_desk import DecodeDesk
+from pontil.runtime.worker.duty import Duty
 from pontil.runtime.worker.live import FirstAdmissions, Live, key_of, make_live, tokens_frame
+from pontil.runtime.worker.order_pipe import OrderPipe
 from pontil.runtime.worker.prefill_desk import PrefillDesk
 from pontil.runtime.worker.proxy_link import BEAT, Load, ProxyLink
 
@@ -33,10 +33,11 @@ CONGESTION_PAUSE = STALL_PAUSE = 0.005
 QUIET = 1.0
 
 
-def run_worker(config: WorkerConfig, report: Reporter) -> None:
-    """Load, register, serve until SIGTERM. Raises PontilError for what a user can mend."""
+def run_worker(config: WorkerConfig, report: Reporter, commands: int | None = None) -> None:
+    """Load, register, serve until SIGTERM. Orders come over the pipe `commands`. Raises PontilError for what a user can
+    mend."""
     machine = assemble(config, report)
-    worker = Worker(config, machine, report)
+    worker = Worker(config, machine, report, None if commands is None else OrderPipe(commands))
     signal.signal(signal.SIGTERM, worker.stop)
     signal.signal(signal.SIGINT, worker.stop)
     try:
@@ -48,8 +49,10 @@ def run_worker(config: WorkerConfig, report: Reporter) -> None:
 class Worker:
     """One process that can prefill, decode, or both; its role is only the proxy's preference."""
 
-    def __init__(self, config: WorkerConfig, machine: Machine, report: Reporter) -> None:
-        self.config, self.machine, self.report = config, machine, report
+    def __init__(
+        self, config: WorkerConfig, machine: Machine, report: Reporter, orders: OrderPipe | None = None
+    ) -> None:
+        self.config, self.machine, self.report, self.orders = config, machine, report, orders
         self.incarnation = secrets.token_hex(8)
         self.stopping = False
         self.steps = 0
@@ -66,8 +69,11 @@ class Worker:
         self.control = WorkerSocket(self.context, self.incarnation, config.control)
         self.poller.register(self.peers_in)
         self.poller.register(self.control)
+        if orders is not None:
+            self.poller.watch(orders.descriptor)
         self.connector = self.open_connector()
         self.link = ProxyLink(self.control, self.hello())
+        self.duty = Duty(self.link, report)
         kv = machine.layout.fingerprint()
         self.prefill = PrefillDesk(self.incarnation, machine, self.peers_in, self.connector, kv)
         self.decode = DecodeDesk(
@@ -75,14 +81,7 @@ class Worker:
         )
 
     def open_connector(self) -> Connector:
-        config, storage, wake = self.config, self.machine.storage, self.poller.wake
-        if config.kv_connector == "auto":
-            return OverAuto(storage, wake, config.transfer_host)
-        if config.kv_connector == "shm":
-            return OverShm(storage, wake)
-        if config.kv_connector == "tcp":
-            return OverTcp(storage, wake, config.transfer_host)
-        raise ModelError(f"--kv-connector {config.kv_connector} is not known: this version has auto, shm and tcp")
+        return open_connector(self.config, self.machine.storage, self.poller.wake)
 
     def hello(self) -> Hello:
         config, machine = self.config, self.machine
@@ -122,6 +121,8 @@ class Worker:
     def run(self) -> None:
         """Serve until stopped. Ready means that the proxy has welcomed this worker, not that it would like to be."""
         self.report.progress("registering")
+        # What it was told before it could hear, it is from its first word to the proxy on.
+        self.take_orders()
         self.tick(time.monotonic())
         while self.link.proxy is None and not self.stopping:
             self.turn()
@@ -132,12 +133,19 @@ class Worker:
         )
         while not self.stopping:
             self.turn()
+        self.leave()
+
+    def leave(self) -> None:
+        """Whoever is told to go gives back what it has: others need not wait until it is missed."""
         self.link.goodbye()
+        self.give_back("the worker stops")
+        self.link.flush()
 
     def turn(self) -> None:
         """Take messages, keep deadlines, make one step."""
         working = self.machine.engine.has_work
         self.poller.wait(self.patience(working))
+        self.take_orders()
         self.take_messages()
         self.decode.poll(time.monotonic())
         self.tick(time.monotonic())
@@ -146,6 +154,7 @@ class Worker:
         elif self.machine.scheduler.has_spare_work and time.monotonic() - self.busy_at >= QUIET:
             self.machine.engine.keep_answers()
         self.settle()
+        self.keep_duty()
         self.report_idleness()
 
     def patience(self, working: bool) -> float:
@@ -210,6 +219,35 @@ class Worker:
         if live is not None:
             self.admissions.remember(live)
         return live
+
+    def take_orders(self) -> None:
+        """Of the supervisor."""
+        if self.orders is None or self.orders.closed:
+            return
+        for order in self.orders.take():
+            if order.get("kind") == "duty":
+                self.duty.take(order["order"], order["role"], order["drain"], time.monotonic())
+            elif order.get("kind") == "log_level":
+                logging.getLogger().setLevel(order["level"].upper())
+        if self.orders.closed:
+            self.poller.unwatch(self.orders.descriptor)
+
+    def keep_duty(self) -> None:
+        if self.duty.is_overdue(time.monotonic()):
+            self.give_back("the worker drains")
+        self.duty.tell(idle=self.is_idle)
+
+    def give_back(self, reason: str) -> None:
+        """Requests that somebody else is to go on with, from the last token that was sent."""
+        for live in list(self.requests.values()):
+            self.fail(live.submit, reason, 503, moved=True)
+            self.cancel(live)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left of any request, blocks that others still pull included."""
+        open_transfers = self.prefill.giver.open or self.decode.taker.open or self.decode.draining
+        return not self.requests and not self.machine.engine.sequences and not open_transfers
 
     def take_messages(self) -> None:
         now = time.monotonic()
@@ -305,9 +343,10 @@ class Worker:
             while desk.over:
                 self.forget(desk.over.pop().key)
 
-    def fail(self, submit: Submit, reason: str, status: int) -> None:
-        logger.warning("request %s: %s", submit.request_id, reason)
-        self.link.send(Failed(self.incarnation, submit.sender, submit.request_id, submit.attempt, reason, status))
+    def fail(self, submit: Submit, reason: str, status: int, *, moved: bool = False) -> None:
+        logger.log(logging.INFO if moved else logging.WARNING, "request %s: %s", submit.request_id, reason)
+        address = self.incarnation, submit.sender, submit.request_id, submit.attempt
+        self.link.send(Failed(*address, reason, status, moved))
 
     def load(self) -> Load:
         scheduler, tally = self.machine.scheduler, self.decode.tally

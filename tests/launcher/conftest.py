@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scripted launches: a supervisor in a process of its own, with children that do as they are told."""
 
+import fcntl
 import json
 import os
 import re
 import select
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -21,7 +23,9 @@ DEADLINE = 20.0
 
 
 class ScriptedLaunch:
-    def __init__(self, folder: Path, children: dict[str, list[str]], **told: Any) -> None:
+    """`terminal` is the slave's end of a terminal that the launch gets for its own."""
+
+    def __init__(self, folder: Path, children: dict[str, list[str]], terminal: int | None = None, **told: Any) -> None:
         self.trace, self.base, self.lines = folder / "trace", folder / "run", list[str]()
         orders = {
             "prepare": ["ready", "end"], "policy": {"first_delay": 0.01}, "limits": {}, "drain_timeout": 10,
@@ -30,8 +34,10 @@ class ScriptedLaunch:
         script = Path(__file__).parent / "scripted_launch.py"
         reading, writing = os.pipe()
         self.process = subprocess.Popen(
-            [sys.executable, str(script), json.dumps(orders)], stdout=writing, stderr=writing
-        )
+            [sys.executable, str(script), json.dumps(orders)], stdout=writing, stderr=writing,
+            start_new_session=terminal is not None,
+            preexec_fn=None if terminal is None else lambda: fcntl.ioctl(terminal, termios.TIOCSCTTY, 0),
+        )  # fmt: skip
         os.close(writing)
         self.pipe = LinePipe(reading)
         self.unseen: list[str] = []

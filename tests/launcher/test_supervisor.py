@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor over real processes whose roles are scripted (scripted_child.py)."""
 
+import re
 import signal
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -29,7 +30,7 @@ def test_nothing_but_descriptors_and_names_stands_in_argv(launched: Launched) ->
     launch = launched(PAIR)
     launch.until("ready on")
     line = launch.children()["decode:0"].cmdline()
-    assert all(word.startswith(("--parent=", "--config-fd=", "--report-fd=")) for word in line[3:])
+    assert all(re.fullmatch(r"--(parent|config-fd|report-fd|commands-fd)=\d+", word) for word in line[3:])
 
 
 def test_a_killed_child_is_started_again_alone(launched: Launched) -> None:
@@ -134,7 +135,31 @@ def test_the_proxy_is_told_each_change(launched: Launched, waiting: Waiting) -> 
     waiting(lambda: launch.commands()[-1]["rows"][2]["pid"] == launch.children()["decode:0"].pid)
     states = [command["rows"][2]["state"] for command in launch.commands()]
     assert "backoff" in states and states[-1] in ("starting", "ready")
-    assert set(launch.commands()[-1]["rows"][0]) == {"name", "role", "pid", "state", "device"}
+    proxy, _, decode = launch.commands()[-1]["rows"]
+    assert set(proxy) >= {"name", "role", "pid", "state", "device", "uptime_seconds", "start_seconds"}
+    assert "last_death" not in proxy and proxy["restarts"] == 0
+    assert decode["restarts"] == 1 and decode["last_death"]["reason"] == "was killed by SIGKILL"  # G3
+
+
+def test_the_proxy_is_told_what_children_take(launched: Launched, waiting: Waiting) -> None:  # G3
+    launch = launched(PAIR)
+    launch.until("ready on")
+    waiting(launch.commands)
+    waiting(lambda: all("cpu_percent" in row for row in launch.commands()[-1]["rows"]))
+    for row in launch.commands()[-1]["rows"]:
+        assert row["rss_bytes"] > 1 << 20 and "gpu_bytes" not in row
+    launch.children()["decode:0"].suspend()
+    waiting(lambda: launch.commands()[-1]["rows"][2]["restarts"] == 1)
+    killed = next(command["rows"][2] for command in launch.commands() if command["rows"][2].get("reason"))
+    assert killed["state"] in ("killed", "exited", "backoff") and "sent no heartbeat for" in killed["reason"]
+
+
+def test_the_table_tells_what_a_child_is_starting_with(launched: Launched, waiting: Waiting) -> None:  # G3
+    launch = launched({"proxy": ["ready", "listen"], "mixed:0": ["progress"]})
+    launch.until("half of the weights")
+    waiting(launch.commands)
+    waiting(lambda: launch.commands()[-1]["rows"][1].get("reason") == "half of the weights")
+    assert launch.commands()[-1]["rows"][1]["state"] == "starting"
 
 
 def test_a_new_proxy_is_told_where_things_stand(launched: Launched, waiting: Waiting) -> None:
@@ -207,7 +232,7 @@ def test_a_download_ends_with_its_launcher(launched: Launched, all_gone: Gone) -
 
 
 def test_workers_alone_are_asked_themselves(launched: Launched) -> None:
-    launch = launched({"decode:0": ["ready"]}, drain_timeout=1000)
+    launch = launched({"decode:0": ["ready", "obey"]}, drain_timeout=1000)
     launch.until("ready")
     launch.until("after")
     launch.process.terminate()

@@ -23,6 +23,9 @@ class LineReporter:
     def failed(self, reason: str) -> None:
         self.say("failed", reason)
 
+    def settled(self, order: int, drained: bool) -> None:
+        pass
+
     def stepped(self, number: int, working: bool) -> None:
         pass
 

@@ -13,6 +13,7 @@ from pontil.runtime.wire.messages import (
     Begin,
     Cancel,
     ChunkReady,
+    Duty,
     Failed,
     Fetched,
     Goodbye,
@@ -58,6 +59,7 @@ MESSAGES: dict[str, Message] = {
     ),
     "still_here": StillHere(sender="px", receiver="d4"),
     "goodbye": Goodbye(sender="d4", receiver="px"),
+    "duty": Duty(sender="d4", receiver="px", role="prefill", draining=True),
     "submit": Submit(
         sender="px",
         receiver="d4",
@@ -151,6 +153,9 @@ RECORDED = {
     ),
     "still_here": "83a174aa7374696c6c5f68657265a673656e646572a27078a87265636569766572a26434",
     "goodbye": "83a174a7676f6f64627965a673656e646572a26434a87265636569766572a27078",
+    "duty": (
+        "85a174a464757479a673656e646572a26434a87265636569766572a27078a4726f6c65a770726566696c6ca8647261696e696e67c3"
+    ),
     "submit": (
         "8ca174a67375626d6974a673656e646572a27078a87265636569766572a26434aa726571756573745f6964a172a761747465"
         "6d707401a670726f6d7074930005ce0003ffffa873616d706c696e6782aa6d61785f746f6b656e7308a47365656403a57068"
@@ -218,7 +223,9 @@ RECORDED = {
 
 # What came later, by message.
 ADDED: dict[str, dict[str, Any]] = {
-    "hello": {"dtype": "float32", "kernels": "avx2-0a1b2c3d"},
+    "hello": {"dtype": "float32", "kernels": "avx2-0a1b2c3d", "draining": True},
+    "welcome": {"role": "prefill", "draining": True},
+    "failed": {"moved": True},
     "greet": {"dtype": "float32", "block_size": 16},
     "tokens": {
         "queue_seconds": 0.25,
@@ -233,12 +240,20 @@ ADDED: dict[str, dict[str, Any]] = {
 LATER: dict[str, Message] = {tag: replace(MESSAGES[tag], **added) for tag, added in ADDED.items()}
 RECORDED_LATER = {
     "hello": (
-        "de0012a174a568656c6c6fa673656e646572a26434a6736368656d6101a46e616d65a86465636f64653a30a4726f6c65a664"
+        "de0013a174a568656c6c6fa673656e646572a26434a6736368656d6101a46e616d65a86465636f64653a30a4726f6c65a664"
         "65636f6465a3706964cd1267a6646576696365a3637075a56d6f64656ca474696e79b16d6f64656c5f66696e676572707269"
         "6e74a26d66ae6b765f66696e6765727072696e74a26b66ad706565725f656e64706f696e74ac6970633a2f2f2f72756e2f64"
         "aa626c6f636b5f73697a6510aa6e756d5f626c6f636b7340ac6d61785f6e756d5f7365717308ad6d61785f6d6f64656c5f6c"
         "656ecd0200b66d61785f6e756d5f626174636865645f746f6b656e73cd0100a76b65726e656c73ad617678322d3061316232"
-        "633364a56474797065a7666c6f61743332"
+        "633364a56474797065a7666c6f61743332a8647261696e696e67c3"
+    ),
+    "welcome": (
+        "85a174a777656c636f6d65a673656e646572a27078a87265636569766572a26434a4726f6c65a770726566696c6ca8647261"
+        "696e696e67c3"
+    ),
+    "failed": (
+        "88a174a66661696c6564a673656e646572a26434a87265636569766572a27078aa726571756573745f6964a172a761747465"
+        "6d707401a6726561736f6ea76e6f20726f6f6da6737461747573cd0190a56d6f766564c3"
     ),
     "greet": (
         "89a174a56772656574a673656e646572a26434a87265636569766572a27033a6736368656d6101a46e616d65a86465636f64"
@@ -300,10 +315,12 @@ EARLIER = {
 # Nothing but what a message cannot do without, as a sender that knows no optional field sends it.
 SHORTEST = {
     "hello": RECORDED["hello"],
+    "welcome": RECORDED["welcome"],
     "heartbeat": (
         "87a174a9686561727462656174a673656e646572a26434a87265636569766572a27078a772756e6e696e6702a77761697469"
         "6e6701ab667265655f626c6f636b733ca47374657063"
     ),
+    "duty": "84a174a464757479a673656e646572a26434a87265636569766572a27078a4726f6c65a770726566696c6c",
     "submit": (
         "87a174a67375626d6974a673656e646572a27078a87265636569766572a26434aa726571756573745f6964a172a761747465"
         "6d707401a670726f6d7074930005ce0003ffffa873616d706c696e6782aa6d61785f746f6b656e7308a47365656403"

@@ -12,7 +12,18 @@ from kernels import CACHE
 
 from pontil.runtime.config import WorkerConfig, WorkerRole
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.wire.messages import Cancel, Failed, Heartbeat, Hello, Message, StillHere, Submit, Tokens, Welcome
+from pontil.runtime.wire.messages import (
+    Cancel,
+    Duty,
+    Failed,
+    Heartbeat,
+    Hello,
+    Message,
+    StillHere,
+    Submit,
+    Tokens,
+    Welcome,
+)
 from pontil.runtime.wire.sockets import ControlServer, open_context
 from pontil.runtime.worker.assembly import assemble
 from pontil.runtime.worker.worker import Worker
@@ -26,6 +37,7 @@ class Silent:
     def progress(self, text: str) -> None: ...
     def ready(self, **facts: object) -> None: ...
     def failed(self, reason: str) -> None: ...
+    def settled(self, order: int, drained: bool) -> None: ...
     def stepped(self, number: int, working: bool) -> None: ...
 
 
@@ -106,6 +118,7 @@ class ScriptedProxy:
         self.context = open_context()
         self.server = ControlServer(self.context, f"ipc://{folder}/control")
         self.hellos: dict[str, Hello] = {}
+        self.duties: dict[str, Duty] = {}
         self.answers: dict[str, Answer] = {}
         self.heartbeats: dict[str, Heartbeat] = {}
         self.workers: list[PromptWorker] = []
@@ -119,7 +132,10 @@ class ScriptedProxy:
     def hear(self, message: Message) -> None:
         if isinstance(message, Hello):
             self.hellos[message.name] = message
-            self.server.send(Welcome(self.incarnation, message.sender))
+            self.server.send(Welcome(self.incarnation, message.sender, message.role, message.draining))
+        elif isinstance(message, Duty):
+            self.duties[message.sender] = message
+            self.server.send(Welcome(self.incarnation, message.sender, message.role, message.draining))
         elif isinstance(message, Heartbeat):
             self.heartbeats[message.sender] = message
             self.server.send(StillHere(self.incarnation, message.sender))

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which kernels and weights a worker computes with, and what it says when these cannot be had."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import kernels
 import pytest
+import torch
 from workers import open_worker
 
 from pontil.gpu_ops.kernels import kernel_set
@@ -13,6 +15,7 @@ from pontil.gpu_ops.kernels.build import KernelError
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.wire.compatibility import objection
+from pontil.runtime.worker import assembly
 from pontil.runtime.worker.worker import Worker
 
 
@@ -67,3 +70,18 @@ def test_another_quantization_rounds_differently(model: Path, tmp_path: Path) ->
     other = opened(model, tmp_path, dtype="bfloat16", quantization="int8").hello()
     assert other.kernels == f"{plain.kernels} int8"
     assert "--quantization" in str(objection(other, plain))
+
+
+@pytest.mark.parametrize("fails", [lambda *_: torch.empty(1 << 55), lambda *_: bytearray(1 << 55)])
+def test_memory_that_runs_out_is_said(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Callable[..., object]
+) -> None:
+    monkeypatch.setattr(assembly, "build_model", fails)
+    with pytest.raises(ModelError, match="does not fit the memory of cpu: choose a smaller one"):
+        opened(model, tmp_path)
+
+
+def test_another_fault_is_not_taken_for_it(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "build_model", lambda *_: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError, match="size"):
+        opened(model, tmp_path)
