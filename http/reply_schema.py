@@ -125,6 +125,7 @@ DETOKENIZED = closed({"prompt": TEXT})
 STATUS = closed({"status": TEXT})
 VERSION = closed({"version": TEXT})
 LOAD = {"type": "object", "additionalProperties": COUNT}
+# What else the supervisor's table says of a process is shown as it is.
 PROCESS = closed(
     {
         "name": TEXT,
@@ -132,10 +133,10 @@ PROCESS = closed(
         "pid": nullable(COUNT),
         "state": TEXT,
         "device": TEXT,
-        "reason": TEXT,
+        "reason": nullable(TEXT),
         "load": LOAD,
     },
     ("reason", "load"),
-)
-TOPOLOGY = closed({"processes": many(PROCESS)})
+) | {"additionalProperties": True}
+TOPOLOGY = closed({"processes": many(PROCESS), "age_seconds": NUMBER}, ("age_seconds",))
 ANY_OBJECT: Schema = {"type": "object"}

@@ -79,6 +79,7 @@ class Routes:
 
     def submit(self, admitted: Sequence[Admitted], name: str) -> list[Stream]:
         """All of them or none."""
+        self.proxy.check_together(sum(one.params.n for one in admitted))
         streams: list[Stream] = []
         try:
             for one in admitted:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pontil.runtime.config import ProxyConfig
 from pontil.runtime.errors import MalformedFrame, PontilError, RequestError, Unavailable
-from pontil.runtime.proxy.admission import check_capacity, context_length
+from pontil.runtime.proxy.admission import check_capacity, check_together, context_length
 from pontil.runtime.proxy.answer import BrokenAnswer
 from pontil.runtime.proxy.bookkeeper import CHECKPOINT, Bookkeeper
 from pontil.runtime.proxy.dispatch import Dispatcher
@@ -186,6 +186,10 @@ class Proxy:
 
     def every_route(self) -> list[Route]:
         return every_route(self.registry.snapshot(), self.config.disagg)
+
+    def check_together(self, choices: int) -> None:
+        """For a request of several prompts, before each of them is submitted. Raises RequestError."""
+        check_together(self.registry.snapshot(), choices)
 
     @property
     def choices_in_flight(self) -> int:
