@@ -170,8 +170,7 @@ class Proxy:
     def begin(
         self, name: str | None, prompt: list[int], params: SamplingParams, route: Route, salt: str, priority: int = 0
     ) -> Request:
-        unique = secrets.token_hex(8)
-        request_id = f"{name}-{unique}" if name else unique
+        request_id = f"{name or ''}-{secrets.token_hex(8)}".removeprefix("-")
         request = self.requests[request_id] = Request.start(
             request_id, prompt, params, route, self.tokenizer, self.clock(), salt, self.ledger, priority
         )
