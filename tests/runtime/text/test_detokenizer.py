@@ -34,7 +34,8 @@ def test_only_a_character_in_the_making_is_held_back(each: Tokenizer, ids: list[
     for count, item in enumerate(ids, 1):
         shown += detokenizer.add([item])
         so_far = each.decode(ids[:count], skip)
-        assert so_far in (shown, shown + "\ufffd")
+        # Bytes like ED A0 begin no character, but Python's decoder waits for the third to say so.
+        assert so_far in (shown, shown + "\ufffd", shown + 2 * "\ufffd", shown + 3 * "\ufffd")
 
 
 @settings(deadline=None)
