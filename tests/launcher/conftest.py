@@ -82,8 +82,9 @@ class ScriptedLaunch:
         return {child.cmdline()[2]: child for child in family if child.status() != psutil.STATUS_ZOMBIE}
 
     def commands(self) -> list[dict[str, Any]]:
-        """What the scripted proxies were told so far."""
-        return [json.loads(line) for line in self.trace.read_text().splitlines()] if self.trace.exists() else []
+        """What the scripted proxies were told so far; the last line may be half written."""
+        noted = self.trace.read_text() if self.trace.exists() else ""
+        return [json.loads(line) for line in noted[: noted.rfind("\n") + 1].splitlines()]
 
 
 def wait_for(condition: Callable[[], object]) -> None:

@@ -3,6 +3,7 @@
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from pontil.launcher.topology import ChildPlan, Topology  # noqa: E402
 
 def main() -> int:
     told = json.loads(sys.argv[1])
+    # Whoever runs the tests may ignore it, which is inherited.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if "control group" in told:
         Path(told["control group"], "cgroup.procs").write_text(str(os.getpid()))
     plans = [
