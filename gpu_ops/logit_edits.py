@@ -2,7 +2,8 @@
 """What requests change about their rows of logits before anything is drawn, all in place and without touching the rest.
 
 An edit is a list of entries (row, id), each at most once: `row` and `id` are int64 [entries], `logits` float32
-[rows, vocabulary]. The work is proportional to the entries, not to the vocabulary.
+[rows, vocabulary]. The work is proportional to the entries, not to the vocabulary; but for masks of whole rows, which
+come as bits.
 """
 
 import torch
@@ -35,3 +36,12 @@ def allow_only(logits: Tensor, row: Tensor, token: Tensor) -> None:
     kept = logits[row, token]
     logits[row.unique()] = -torch.inf
     logits[row, token] = kept
+
+
+def allow_bits(logits: Tensor, row: Tensor, words: Tensor) -> None:
+    """Forbid, in whole rows, every id whose bit is not set. `row` int64 [masks], each row at most once; `words` int32
+    [masks, at least vocabulary / 32]: bit i % 32 of word i // 32 stands for id i."""
+    places = torch.tensor([1 << place for place in range(8)], dtype=torch.uint8, device=logits.device)
+    # A word is four bytes, the lowest first, on every device there is.
+    kept = (words.view(torch.uint8).unsqueeze(-1) & places).flatten(1)[:, : logits.shape[1]]
+    logits[row] = logits[row].masked_fill_(kept == 0, -torch.inf)
