@@ -21,7 +21,8 @@ Logprobs = list[list[list[float]]]
 class Hello:
     """From worker to proxy: I exist, this is what I run and how much of it I can hold.
 
-    Workers whose `kernels` differ may round differently; None: not said.
+    Workers whose `kernels` differ may round differently, and those whose `grammars` do, the library for them, may mask
+    differently; None: not said.
     `sender`, `schema`, `name` and `pid` keep name and type in every version: one that does not fit is refused by them.
     """
 
@@ -42,6 +43,7 @@ class Hello:
     max_num_batched_tokens: int
     kernels: str | None = None
     dtype: str | None = None
+    grammars: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

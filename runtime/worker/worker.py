@@ -13,6 +13,7 @@ from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.sequence import Finish
 from pontil.runtime.errors import ModelError, RequestError
 from pontil.runtime.reporting import Reporter
+from pontil.runtime.text.grammar import LIBRARY, GrammarCompiler
 from pontil.runtime.transfer.connector import Connector
 from pontil.runtime.transfer.over_auto import OverAuto
 from pontil.runtime.transfer.over_shm import OverShm
@@ -21,6 +22,7 @@ from pontil.runtime.wire.messages import SCHEMA, Cancel, Failed, Hello, Message,
 from pontil.runtime.wire.sockets import PeerClient, PeerServer, Poller, WorkerSocket, open_context
 from pontil.runtime.worker.assembly import Machine, assemble
 from pontil.runtime.worker.decode_desk import DecodeDesk
+from pontil.runtime.worker.grammar_desk import GrammarDesk
 from pontil.runtime.worker.live import FirstAdmissions, Live, key_of, make_live, tokens_frame
 from pontil.runtime.worker.prefill_desk import PrefillDesk
 from pontil.runtime.worker.proxy_link import BEAT, Load, ProxyLink
@@ -73,6 +75,8 @@ class Worker:
         self.decode = DecodeDesk(
             self.incarnation, config.name, machine, self.connector, kv, self.connect, self.disconnect
         )
+        compiler = GrammarCompiler(machine.tokenizer, machine.config.vocab_size)
+        self.grammars = GrammarDesk(compiler, self.poller.wake)
 
     def open_connector(self) -> Connector:
         config, storage, wake = self.config, self.machine.storage, self.poller.wake
@@ -104,6 +108,7 @@ class Worker:
             config.max_num_batched_tokens,
             kernels=machine.kernels,
             dtype=machine.layout.dtype,
+            grammars=LIBRARY,
         )
 
     def connect(self, endpoint: str) -> PeerClient:
@@ -139,6 +144,8 @@ class Worker:
         working = self.machine.engine.has_work
         self.poller.wait(self.patience(working))
         self.take_messages()
+        for live in self.grammars.poll(time.monotonic()):
+            self.start(live, time.monotonic())
         self.decode.poll(time.monotonic())
         self.tick(time.monotonic())
         if self.machine.engine.has_work and not self.link.congested:
@@ -187,8 +194,19 @@ class Worker:
             self.drop(output)
             return
         self.link.send(tokens_frame(self.incarnation, live, output))
-        if output.finish is not None and self.is_handing_over(live):
+        if output.failure is not None:
+            self.break_off(live, output.failure)
+        elif output.finish is not None and self.is_handing_over(live):
             self.prefill.ended(output)
+
+    def break_off(self, live: Live, reason: str) -> None:
+        """One of its choices cannot go on, because of what was asked for: the request ends."""
+        self.fail(live.submit, reason, 400)
+        if self.is_handing_over(live):
+            self.forget(live.key)
+            self.prefill.break_off(live)
+        else:
+            self.cancel(live)
 
     def drop(self, output: Output) -> None:
         """A result for nobody who is known here (A2): it is told to nobody, and not counted as if it were."""
@@ -267,15 +285,22 @@ class Worker:
         if live.key in self.requests:
             return
         live = self.requests[live.key] = self.admissions.recall(live)
-        if message.transfer_id is None:
+        if self.grammars.submit(live, now):
+            self.start(live, now)
+
+    def start(self, live: Live, now: float) -> None:
+        """All that the request needs before is here."""
+        if live.submit.transfer_id is None:
             self.machine.engine.add(live.sequence, live.known)
-        elif message.phase == "prefill":
+        elif live.submit.phase == "prefill":
             self.prefill.submitted(live, now)
         else:
             self.decode.submitted(live, now)
 
     def cancel(self, live: Live) -> None:
         self.forget(live.key)
+        if self.grammars.cancel(live):
+            return
         if live.submit.transfer_id is None:
             self.machine.engine.end(live.key, Finish.ABORTED)
         elif live.submit.phase == "prefill":
@@ -305,6 +330,10 @@ class Worker:
                     self.fail(live.submit, reason, 503)
             while desk.over:
                 self.forget(desk.over.pop().key)
+        while self.grammars.failed:
+            live, reason, status = self.grammars.failed.pop()
+            if self.forget(live.key) is not None:
+                self.fail(live.submit, reason, status)
 
     def fail(self, submit: Submit, reason: str, status: int) -> None:
         logger.warning("request %s: %s", submit.request_id, reason)
@@ -334,10 +363,11 @@ class Worker:
             "malformed_frames": self.control.malformed + self.peers_in.malformed,
         }
         running = len(scheduler.running) + len(scheduler.parked)
-        waiting = len(scheduler.waiting) + len(self.decode.waiting) + len(self.prefill.halves)
+        waiting = len(scheduler.waiting) + len(self.decode.waiting) + len(self.prefill.halves) + len(self.grammars)
         return Load(running, waiting, self.machine.pool.available, self.steps, counters)
 
     def close(self) -> None:
+        self.grammars.close()
         self.connector.close()
         for line in self.decode.lines.values():
             if line.socket is not None:
