@@ -15,6 +15,7 @@ from pontil.http.chat_request import ChatRequest, read_chat
 from pontil.http.completion_request import CompletionRequest, read_completion
 from pontil.http.fields import Fields
 from pontil.http.generation import reply
+from pontil.http.grammar_check import GrammarCheck
 from pontil.http.json_body import parse_body
 from pontil.http.prompts import PromptReader
 from pontil.http.reply_shape import ChatShape, CompletionShape, Heading, Shown
@@ -44,6 +45,7 @@ class Routes:
     def __init__(self, proxy: Proxy) -> None:
         self.proxy = proxy
         self.prompts = PromptReader(proxy.tokenizer)
+        self.grammars = GrammarCheck(proxy.tokenizer)
 
     @property
     def vocab_size(self) -> int:
@@ -52,6 +54,7 @@ class Routes:
     async def completions(self, request: Request) -> HTTPResponse | None:
         wanted = read_completion(parse_body(request.body), self.vocab_size)
         self.check_model(wanted.model)
+        await self.grammars.check(wanted.sampling.structure)
         prompts = [
             await self.prompts.text_ids(prompt) if isinstance(prompt, str) else list(prompt)
             for prompt in wanted.prompts
@@ -63,6 +66,7 @@ class Routes:
     async def chat(self, request: Request) -> HTTPResponse | None:
         wanted = read_chat(parse_body(request.body), self.vocab_size)
         self.check_model(wanted.model)
+        await self.grammars.check(wanted.sampling.structure)
         prompt = await self.prompts.chat_ids(wanted.prompt)
         admitted = [self.fit(prompt, wanted, None, "messages")]
         shape = ChatShape(self.heading("chatcmpl"), wanted.delivery, self.shown(wanted.sampling))

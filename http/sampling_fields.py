@@ -6,6 +6,7 @@ from typing import Any
 
 from pontil.http.fields import Fields
 from pontil.http.json_body import kind_of
+from pontil.http.structured_fields import Structure, read_structure
 from pontil.http.token_fields import TokenFields, read_tokens
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.admission import SEED_BITS, mint_seed
@@ -18,7 +19,6 @@ MAX_SALT_CHARACTERS = 256
 # Not supported yet: the values that ask for nothing. Null always does.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1,),
-    "response_format": ({"type": "text"},),
     "use_beam_search": (False,),
     "spaces_between_special_tokens": (True,),
     "truncate_prompt_tokens": (),
@@ -51,6 +51,7 @@ class SamplingFields:
     include_stop_str_in_output: bool
     skip_special_tokens: bool
     ignore_eos: bool
+    structure: Structure | None
 
     def params(self, max_tokens: int) -> SamplingParams:
         """For one prompt. A seed is minted where the client gave none. Raises RequestError when min_tokens is more than
@@ -80,6 +81,7 @@ class SamplingFields:
             include_stop_str_in_output=self.include_stop_str_in_output,
             skip_special_tokens=self.skip_special_tokens,
             ignore_eos=self.ignore_eos,
+            grammar=None if self.structure is None else self.structure.grammar,
         )
 
 
@@ -116,6 +118,7 @@ def read_sampling(fields: Fields, vocab_size: int, limits: tuple[str, ...], logp
         include_stop_str_in_output=fields.boolean("include_stop_str_in_output", False),
         skip_special_tokens=fields.boolean("skip_special_tokens", True),
         ignore_eos=fields.boolean("ignore_eos", False),
+        structure=read_structure(fields),
     )
 
 
