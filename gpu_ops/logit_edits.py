@@ -9,6 +9,11 @@ come as bits.
 import torch
 from torch import Tensor
 
+# What eight bits do to eight logits, by the number that they are: a set bit nothing.
+EIGHT_BIASES = torch.where((torch.arange(256).unsqueeze(1) >> torch.arange(8)) & 1 == 1, 0.0, -torch.inf)
+# A processor takes so many logits at a time, so that what is made of them stays in its cache.
+PIECE = 1 << 17
+
 
 def penalize(logits: Tensor, row: Tensor, token: Tensor, count: Tensor, factors: Tensor) -> None:
     """Penalties of tokens that occurred. `count` float32 [entries]: how often each was generated, 0 for one that is in
@@ -41,7 +46,11 @@ def allow_only(logits: Tensor, row: Tensor, token: Tensor) -> None:
 def allow_bits(logits: Tensor, row: Tensor, words: Tensor) -> None:
     """Forbid, in whole rows, every id whose bit is not set. `row` int64 [masks], each row at most once; `words` int32
     [masks, at least vocabulary / 32]: bit i % 32 of word i // 32 stands for id i."""
-    places = torch.tensor([1 << place for place in range(8)], dtype=torch.uint8, device=logits.device)
+    vocabulary = logits.shape[1]
+    step = len(row) if logits.is_cuda else max(1, PIECE // vocabulary)
     # A word is four bytes, the lowest first, on every device there is.
-    kept = (words.view(torch.uint8).unsqueeze(-1) & places).flatten(1)[:, : logits.shape[1]]
-    logits[row] = logits[row].masked_fill_(kept == 0, -torch.inf)
+    octets = words.view(torch.uint8)[:, : -(-vocabulary // 8)]
+    for start in range(0, len(row), step):
+        some = octets[start : start + step]
+        bias = EIGHT_BIASES.to(logits.device).index_select(0, some.flatten().int()).view(len(some), -1)
+        logits.index_add_(0, row[start : start + step], bias[:, :vocabulary])

@@ -6,8 +6,7 @@ from collections import OrderedDict
 
 from pontil.http.structured_fields import Structure
 from pontil.runtime.errors import RequestError
-from pontil.runtime.text.grammar import GrammarCompiler
-from pontil.runtime.text.tokenizer import Tokenizer
+from pontil.runtime.text.grammar import check_grammar
 
 CHECK_TIMEOUT = 10.0
 MOST_REMEMBERED = 256
@@ -16,8 +15,7 @@ MOST_REMEMBERED = 256
 class GrammarCheck:
     """Compiles each grammar once, in a thread, so that other streams go on meanwhile; remembers which were good."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size)
+    def __init__(self) -> None:
         self.good: OrderedDict[str, None] = OrderedDict()
         self.turn = asyncio.Lock()
 
@@ -38,4 +36,4 @@ class GrammarCheck:
 
     async def compile(self, grammar: str) -> None:
         async with self.turn:
-            await asyncio.to_thread(self.compiler.compile, grammar)
+            await asyncio.to_thread(check_grammar, grammar)

@@ -45,7 +45,7 @@ class Routes:
     def __init__(self, proxy: Proxy) -> None:
         self.proxy = proxy
         self.prompts = PromptReader(proxy.tokenizer)
-        self.grammars = GrammarCheck(proxy.tokenizer)
+        self.grammars = GrammarCheck()
 
     @property
     def vocab_size(self) -> int:

@@ -103,7 +103,6 @@ def begin(grammar: Grammar) -> None:
 def bench(name: str, tokenizer: Tokenizer) -> None:
     begun = time.perf_counter()
     compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size)
-    compiler.compile(grammar_of_choices(["a"]))
     print(f"\n{name}: {tokenizer.vocab_size} ids, made ready in {time.perf_counter() - begun:.2f} s")
     print("grammar        compile    guide  first mask  mean mask    worst  replay/token")
     for title, (text, said) in GRAMMARS.items():

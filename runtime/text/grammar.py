@@ -7,8 +7,8 @@ Nothing of a grammar's state is ever sent or kept: it follows from the grammar's
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from functools import cached_property
 from importlib.metadata import version
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -32,6 +32,10 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 SILENT = 0
+WARNING = "WARNING"
+QUOTE = re.compile(r"^ *\d+ \| ", re.MULTILINE)
+PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
+LAST_WORD = "error: "
 NAME = "llguidance"
 LIBRARY = f"{NAME} {version(NAME)}"
 
@@ -46,28 +50,43 @@ class Words:
         self.eos_token_id, self.bos_token_id = vocab_size, None
 
     def __call__(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False, parse_special=False)
+        """Never asked for by grammars that force no tokens, as ours do."""
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
 
 class GrammarCompiler:
-    """Makes grammars over the `vocab_size` ids of a model, some of which may have no token. One thread's at a time."""
+    """Makes grammars over the `vocab_size` ids of a model, some of which may have no token. To make one takes a second
+    for a large vocabulary, in which no other thread of the process runs. Threads may share it."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
-
-    @cached_property
-    def words(self) -> LLTokenizer:
-        """Takes some tenths of a second to make."""
-        return LLTokenizer(TokenizerWrapper(Words(self.tokenizer, self.vocab_size)))
+        self.words = LLTokenizer(TokenizerWrapper(Words(tokenizer, vocab_size)))
 
     def compile(self, text: str) -> Grammar:
-        """Raises RequestError for a grammar that cannot be used, in the library's words."""
-        if len(text) > MAX_GRAMMAR_CHARACTERS:
-            raise RequestError(f"the grammar has {len(text)} characters, at most {MAX_GRAMMAR_CHARACTERS} are possible")
+        """Lets other threads run meanwhile. Raises RequestError for a grammar that cannot be used, in the library's
+        words."""
+        check_size(text)
         matcher = LLMatcher(self.words, text, log_level=SILENT, limits=LIMITS)
         if matcher.is_error():
-            raise RequestError(f"the grammar cannot be used: {sentence(matcher.get_error())}")
+            raise unusable(matcher.get_error())
         return Grammar(matcher, self.vocab_size)
+
+
+def check_grammar(text: str) -> None:
+    """As `compile`, for whoever has no vocabulary at hand: what a grammar says of special tokens is believed."""
+    check_size(text)
+    reason = LLMatcher.validate_grammar(text, None, limits=LIMITS)
+    if reason and not reason.startswith(WARNING):
+        raise unusable(reason)
+
+
+def check_size(text: str) -> None:
+    if len(text) > MAX_GRAMMAR_CHARACTERS:
+        raise RequestError(f"the grammar has {len(text)} characters, at most {MAX_GRAMMAR_CHARACTERS} are possible")
+
+
+def unusable(reason: str) -> RequestError:
+    return RequestError(f"the grammar cannot be used: {sentence(reason)}")
 
 
 class Grammar:
@@ -146,7 +165,11 @@ class GrammarGuide:
 
 
 def sentence(reason: str) -> str:
-    """The first line of what the library says, which may quote the whole grammar after it."""
-    line = next((line.strip() for line in reason.splitlines() if line.strip()), "the library does not say why")
+    """What the library says, in one line: without the place and the piece of the grammar that it quotes, which are of
+    our own making, and with the last word of a parser that it asked."""
+    lines = [line.strip() for line in QUOTE.split(reason)[0].splitlines() if line.strip()]
+    line = PLACE.sub("", lines[0]) if lines else "the library does not say why"
     line = REASONS.get(line, line)
+    if len(lines) > 1 and lines[-1].startswith(LAST_WORD):
+        line = f"{line} {lines[-1].removeprefix(LAST_WORD)}"
     return line if len(line) <= MAX_REASON_CHARACTERS else f"{line[:MAX_REASON_CHARACTERS]}…"

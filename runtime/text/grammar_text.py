@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llguidance import regex_to_lark
-from llguidance.gbnf_to_lark import gbnf_to_lark
+from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from pontil.runtime.errors import RequestError
 
@@ -26,6 +26,8 @@ HEAD = '%llguidance {"no_forcing": true}\n'
 WHITESPACE = r"\x20|\n[\x20\t]{0,32}"
 OPTIONS = {"whitespace_pattern": WHITESPACE}
 OPTIONS_KEY = "x-guidance"
+# Reading GBNF takes some microseconds a character, in which nobody else is served.
+MAX_GBNF_CHARACTERS = 1 << 13
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
@@ -56,12 +58,23 @@ def grammar_of_regex(pattern: str) -> str:
 def grammar_of_rules(rules: str) -> str:
     """Rules that somebody wrote, in Lark's notation or in GBNF (`root ::= …`). Raises RequestError for GBNF that cannot
     be read."""
-    if re.search(r"^[ \t]*[\w-]+[ \t]*::=", rules, re.MULTILINE):
-        try:
-            rules = gbnf_to_lark(rules)
-        except (ValueError, IndexError, RecursionError) as error:
-            raise RequestError(f"the grammar looks like GBNF but cannot be read: {error}") from None
-    return f"{HEAD}{rules}\n"
+    gbnf = re.search(r"^[ \t]*[\w-]+[ \t]*::=", rules, re.MULTILINE) is not None
+    return f"{HEAD}{read_gbnf(rules) if gbnf else rules}\n"
+
+
+def read_gbnf(rules: str) -> str:
+    """The same in Lark's notation."""
+    if len(rules) > MAX_GBNF_CHARACTERS:
+        raise RequestError(f"rules in GBNF may have at most {MAX_GBNF_CHARACTERS} characters: use Lark's notation")
+    try:
+        converted: str = gbnf_to_lark(rules)
+    except (GbnfToLarkError, IndexError, RecursionError) as error:
+        raise RequestError(f"the rules look like GBNF but cannot be read: {error}") from None
+    except Exception as error:
+        if type(error) is not Exception:  # the library raises nothing narrower for rules that are missing or said twice
+            raise
+        raise RequestError(f"the rules look like GBNF but cannot be read: {error}") from None
+    return converted
 
 
 def grammar_of_calls(calls: Sequence[Tagged], trigger: str | None = None) -> str:

@@ -26,6 +26,7 @@ from pontil.runtime.models.registry import build_model
 from pontil.runtime.models.weights import Weights
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.text.grammar import GrammarCompiler
 from pontil.runtime.text.tokenizer import Tokenizer, load_tokenizer
 
 MOST_CPU_KV_BYTES = 4 << 30
@@ -42,6 +43,7 @@ class Machine:
     config: ModelConfig
     fingerprint: str
     tokenizer: Tokenizer
+    grammars: GrammarCompiler
     layout: KVLayout
     storage: KVStorage
     pool: BlockPool
@@ -77,7 +79,10 @@ def assemble(config: WorkerConfig, report: Reporter) -> Machine:
     named = (kernels.name if kernels else TORCH) if device.type == "cpu" else None
     if config.quantization != "none":
         named = f"{named} {config.quantization}"
-    return Machine(model_config, checkpoint.fingerprint, tokenizer, layout, storage, pool, scheduler, engine, named)
+    grammars = GrammarCompiler(tokenizer, model_config.vocab_size)
+    return Machine(
+        model_config, checkpoint.fingerprint, tokenizer, grammars, layout, storage, pool, scheduler, engine, named
+    )
 
 
 def read_weights(

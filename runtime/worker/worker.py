@@ -13,7 +13,7 @@ from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.sequence import Finish
 from pontil.runtime.errors import ModelError, RequestError
 from pontil.runtime.reporting import Reporter
-from pontil.runtime.text.grammar import LIBRARY, GrammarCompiler
+from pontil.runtime.text.grammar import LIBRARY
 from pontil.runtime.transfer.connector import Connector
 from pontil.runtime.transfer.over_auto import OverAuto
 from pontil.runtime.transfer.over_shm import OverShm
@@ -75,8 +75,7 @@ class Worker:
         self.decode = DecodeDesk(
             self.incarnation, config.name, machine, self.connector, kv, self.connect, self.disconnect
         )
-        compiler = GrammarCompiler(machine.tokenizer, machine.config.vocab_size)
-        self.grammars = GrammarDesk(compiler, self.poller.wake)
+        self.grammars = GrammarDesk(machine.grammars, self.poller.wake)
 
     def open_connector(self) -> Connector:
         config, storage, wake = self.config, self.machine.storage, self.poller.wake

@@ -12,7 +12,7 @@ from pontil.http import grammar_check
 from pontil.http.fields import Fields
 from pontil.http.structured_fields import MAX_DEPTH, is_deep, read_structure
 from pontil.runtime.errors import RequestError
-from pontil.runtime.text.grammar import Grammar, GrammarCompiler
+from pontil.runtime.text.grammar import check_grammar
 from pontil.runtime.text.grammar_text import (
     ANY_OBJECT,
     grammar_of_choices,
@@ -73,13 +73,12 @@ def test_what_is_absurdly_large_is_refused_before_it_is_compiled() -> None:
 
 def test_a_grammar_is_checked_once(pair: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
-    real = GrammarCompiler.compile
 
-    def counting(self: GrammarCompiler, text: str) -> Grammar:
+    def counting(text: str) -> None:
         compiled.append(text)
-        return real(self, text)
+        check_grammar(text)
 
-    monkeypatch.setattr(GrammarCompiler, "compile", counting)
+    monkeypatch.setattr(grammar_check, "check_grammar", counting)
     for _ in range(3):
         assert pair.complete(max_tokens=2, structured_outputs={"regex": "checked once"}).status == 200
     assert compiled == [grammar_of_regex("checked once")]
@@ -91,7 +90,7 @@ def test_a_grammar_is_checked_once(pair: Site, monkeypatch: pytest.MonkeyPatch) 
 def test_a_check_has_an_end(pair: Site, monkeypatch: pytest.MonkeyPatch) -> None:  # C14
     gate = threading.Event()
     monkeypatch.setattr(grammar_check, "CHECK_TIMEOUT", 0.05)
-    monkeypatch.setattr(GrammarCompiler, "compile", lambda self, text: gate.wait(60))
+    monkeypatch.setattr(grammar_check, "check_grammar", lambda text: gate.wait(60))
     answer = pair.complete(max_tokens=2, structured_outputs={"regex": "never"})
     gate.set()
     assert answer.status == 400 and answer.json["error"]["param"] == "structured_outputs.regex"

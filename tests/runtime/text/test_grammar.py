@@ -14,7 +14,7 @@ from walks import SCHEMAS, allowed, walk
 
 from pontil.runtime.errors import RequestError
 from pontil.runtime.loaders.synthetic import END_ID
-from pontil.runtime.text.grammar import MAX_GRAMMAR_CHARACTERS, Grammar, GrammarCompiler
+from pontil.runtime.text.grammar import MAX_GRAMMAR_CHARACTERS, Grammar, GrammarCompiler, check_grammar
 from pontil.runtime.text.grammar_text import (
     Tagged,
     grammar_of_calls,
@@ -194,6 +194,11 @@ BAD: list[tuple[Any, Any]] = [
     (grammar_of_rules, "start: other"),
     (grammar_of_rules, "nothing here"),
     (grammar_of_rules, "start: <|no such token|>"),
+    (grammar_of_rules, "root ::= (a"),
+    (grammar_of_rules, "root ::= missing"),
+    (grammar_of_rules, "item ::= 5"),
+    (grammar_of_rules, "root ::= " + "(" * 5000),
+    (grammar_of_rules, "root ::= " + '"a" ' * 5000),
     (grammar_of_schema, {"type": "string", "x-guidance": {"lenient": True}}),
 ]
 
@@ -203,6 +208,9 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(compiler: GrammarCompiler,
     with pytest.raises(RequestError) as refused:
         compiler.compile(write(asked))
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
+    with pytest.raises(RequestError) as checked:
+        check_grammar(write(asked))
+    assert str(checked.value) == str(refused.value), "without a vocabulary too"
 
 
 def nested(depth: int) -> dict[str, Any]:
