@@ -94,8 +94,7 @@ class Grammar:
 
     def __init__(self, beginning: LLMatcher, vocab_size: int) -> None:
         self.beginning = beginning
-        self.mask_bytes = 4 * -(-vocab_size // 32)
-        self.vocabulary = (1 << vocab_size) - 1
+        self.vocab_size, self.mask_bytes = vocab_size, 4 * -(-vocab_size // 32)
 
     def guide(self, ends: frozenset[int]) -> GrammarGuide:
         """For one sequence, whose text may end with these ids. They are no part of the text."""
@@ -111,7 +110,6 @@ class GrammarGuide:
         self.failure: str | None = None
         self.matcher: LLMatcher | None = None
         self.known = 0
-        self.end_bits = sum(1 << number for number in ends)
 
     def masks(self, output: list[int], drafts: Sequence[int] = ()) -> list[bytes]:
         nothing = bytes(self.grammar.mask_bytes)
@@ -154,14 +152,25 @@ class GrammarGuide:
         size = self.grammar.mask_bytes
         if matcher.is_error():
             return bytes(size)
-        bits = int.from_bytes(matcher.compute_bitmask(), "little") & self.grammar.vocabulary & ~self.end_bits
+        bits = bytearray(matcher.compute_bitmask()[:size])
         if matcher.is_error():
             return bytes(size)
-        return (bits | self.end_bits if matcher.is_accepting() else bits).to_bytes(size, "little")
+        set_bit(bits, self.grammar.vocab_size, False)
+        may_end = matcher.is_accepting()
+        for number in self.ends:
+            set_bit(bits, number, may_end)
+        return bytes(bits)
 
     def give_up(self, matcher: LLMatcher) -> None:
         self.failure = f"the grammar cannot be followed any further: {sentence(matcher.get_error())}"
         self.matcher = None
+
+
+def set_bit(bits: bytearray, number: int, value: bool) -> None:
+    """Does nothing where there is no such bit."""
+    place, bit = number >> 3, 1 << (number & 7)
+    if place < len(bits):
+        bits[place] = bits[place] | bit if value else bits[place] & ~bit
 
 
 def sentence(reason: str) -> str:
