@@ -8,10 +8,18 @@ from typing import Any
 
 from pontil.http.fields import Fields
 from pontil.http.json_body import kind_of, refuse_constant
+from pontil.http.kinds import Flag, OneOf, Shaped
+from pontil.http.message_schema import (
+    MAX_TOOLS,
+    ROLES,
+    documents_schema,
+    messages_schema,
+    tools_schema,
+    variables_schema,
+)
+from pontil.http.parameter import Parameter
 from pontil.runtime.errors import RequestError
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
-MAX_TOOLS = 512
 NEUTRAL_MESSAGE: dict[str, tuple[Any, ...]] = {
     "function_call": (), "refusal": ("",), "audio": (), "annotations": ([],),
 }  # fmt: skip
@@ -36,31 +44,27 @@ class ChatPrompt:
     continue_final_message: bool
 
 
-def read_chat_prompt(fields: Fields) -> ChatPrompt:
-    """Raises RequestError, naming the parameter."""
-    messages = read_messages(fields)
-    tools = read_tools(fields)
-    shown = read_tool_choice(fields)
-    continued = fields.boolean("continue_final_message", False)
-    prompted = fields.boolean("add_generation_prompt", not continued)
+def chat_prompt(fields: Fields, values: Mapping[str, Any]) -> ChatPrompt:
+    """Of the values of CHAT_PROMPT. Raises RequestError, naming the parameter."""
+    messages, continued = values["messages"], values["continue_final_message"]
+    prompted = values["add_generation_prompt"]
+    if prompted is None:
+        prompted = not continued
     if continued and prompted:
         raise fields.wrong("continue_final_message", "contradicts add_generation_prompt: set one of them")
     if continued and "content" not in messages[-1]:
         raise fields.wrong("continue_final_message", "needs a last message with content")
-    return ChatPrompt(
-        messages, tools if shown else (), read_documents(fields), read_variables(fields), prompted, continued
-    )
+    tools = values["tools"] if values["tool_choice"] != "none" else ()
+    return ChatPrompt(messages, tools, values["documents"], values["chat_template_kwargs"], prompted, continued)
 
 
-def read_messages(fields: Fields) -> tuple[Message, ...]:
-    value = fields.take("messages")
-    if value is None:
-        raise fields.wrong("messages", "is missing: give at least one", "missing_required_parameter")
+def read_messages(fields: Fields, name: str) -> tuple[Message, ...]:
+    value = fields.take(name)
     if not isinstance(value, list):
-        raise fields.typed("messages", value, "a list of messages")
+        raise fields.typed(name, value, "a list of messages")
     if not value:
-        raise fields.wrong("messages", "is empty: give at least one")
-    return tuple(read_message(inner(item, f"messages[{index}].")) for index, item in enumerate(value))
+        raise fields.wrong(name, "is empty: give at least one")
+    return tuple(read_message(inner(item, f"{name}[{index}].")) for index, item in enumerate(value))
 
 
 def inner(item: Any, path: str) -> Fields:
@@ -133,9 +137,9 @@ def arguments(fields: Fields) -> dict[str, Any]:
     return value or {}
 
 
-def read_tools(fields: Fields) -> tuple[dict[str, Any], ...]:
+def read_tools(fields: Fields, name: str) -> tuple[dict[str, Any], ...]:
     """As they were sent: a template writes them out."""
-    for tool in objects(fields, "tools"):
+    for tool in objects(fields, name):
         function = read_function(tool)
         required_text(function, "name")
         function.text("description")
@@ -143,7 +147,7 @@ def read_tools(fields: Fields) -> tuple[dict[str, Any], ...]:
         function.boolean("strict", False)
         function.finish()
         tool.finish()
-    return tuple(fields.take("tools") or ())
+    return tuple(fields.take(name))
 
 
 def read_function(fields: Fields) -> Fields:
@@ -155,25 +159,16 @@ def read_function(fields: Fields) -> Fields:
     return function
 
 
-def read_tool_choice(fields: Fields) -> bool:
-    """Whether tools are shown to the model. It cannot be made to call one yet."""
-    choice = fields.take("tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise fields.wrong("tool_choice", 'must be "auto" or "none": others are not supported', "unsupported_parameter")
-    return bool(choice != "none")
+def read_documents(fields: Fields, name: str) -> tuple[dict[str, Any], ...]:
+    return tuple(dict(document.data) for document in objects(fields, name))
 
 
-def read_documents(fields: Fields) -> tuple[dict[str, Any], ...]:
-    return tuple(dict(document.data) for document in objects(fields, "documents"))
-
-
-def read_variables(fields: Fields) -> Mapping[str, Any]:
-    given = fields.object("chat_template_kwargs")
-    if given is None:
-        return {}
-    for name in given.data:
-        if name in RESERVED:
-            raise given.wrong(name, "is not for the request to set here: leave it out")
+def read_variables(fields: Fields, name: str) -> Mapping[str, Any]:
+    given = fields.object(name)
+    assert given is not None, "a null counts as absent"
+    for variable in given.data:
+        if variable in RESERVED:
+            raise given.wrong(variable, "is not for the request to set here: leave it out")
     return given.data
 
 
@@ -193,3 +188,14 @@ def required_text(fields: Fields, name: str) -> str:
     if text is None:
         raise fields.wrong(name, "is missing")
     return text
+
+
+CHAT_PROMPT = (
+    Parameter("messages", Shaped(read_messages, messages_schema), "at least one message", required=True),
+    Parameter("tools", Shaped(read_tools, tools_schema), "functions that the template shows to the model", ()),
+    Parameter("tool_choice", OneOf(("auto", "none")), "none: tools are not shown"),
+    Parameter("documents", Shaped(read_documents, documents_schema), "for templates that know documents", ()),
+    Parameter("chat_template_kwargs", Shaped(read_variables, variables_schema), "more variables of the template", {}),
+    Parameter("add_generation_prompt", Flag(), "end the prompt where the assistant begins; absent: unless the next"),
+    Parameter("continue_final_message", Flag(), "go on with the last message", False),
+)

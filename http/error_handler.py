@@ -5,16 +5,20 @@ import logging
 from asyncio import CancelledError
 
 from sanic import HTTPResponse, Request
-from sanic.exceptions import MethodNotAllowed, NotFound, PayloadTooLarge, SanicException
+from sanic.exceptions import MethodNotAllowed, NotFound, PayloadTooLarge, RequestTimeout, SanicException
 from sanic.handlers import ErrorHandler
 from sanic.response import json as json_response
 
 from pontil.http.error_object import error_object, error_of, status_of
+from pontil.http.patient_protocol import RECEIVE_SECONDS
+from pontil.http.unknown_path import what_to_say
 from pontil.runtime.errors import PontilError, RequestError
 
 LOG = logging.getLogger("pontil.http")
 # What is logged of a client that closed its connection; nobody is there to read it.
 CLIENT_LEFT = 499
+# Sanic can read no more than this, and by itself half of it.
+MAX_HEAD_BYTES = 16384
 RETRY_AFTER = {"retry-after": "1"}
 
 
@@ -27,7 +31,7 @@ class OpenAIErrors(ErrorHandler):
             headers = {} if isinstance(exception, RequestError) else RETRY_AFTER
             return json_response(error_of(exception), status, headers=headers)
         if isinstance(exception, SanicException):
-            status = exception.status_code or 500
+            status = 431 if is_head_too_large(exception) else exception.status_code or 500
             code = "not_found" if isinstance(exception, NotFound) else None
             return json_response(error_object(said(request, exception), status, code=code), status,
                                  headers=exception.headers)  # fmt: skip
@@ -40,12 +44,21 @@ class OpenAIErrors(ErrorHandler):
         return json_response(error_object("the server made a mistake; its log says more", 500), 500)
 
 
+def is_head_too_large(exception: SanicException) -> bool:
+    """Sanic takes it for a body that is too large; only the words differ."""
+    return isinstance(exception, PayloadTooLarge) and "header" in str(exception)
+
+
 def said(request: Request, exception: SanicException) -> str:
     """What went wrong before a handler of ours was reached."""
     if isinstance(exception, NotFound):
-        return f"there is nothing at {request.path}: see /v1/completions, /v1/chat/completions and /v1/models"
+        return what_to_say(request.path, {f"/{route.path}" for route in request.app.router.routes})
     if isinstance(exception, MethodNotAllowed):
         return f"{request.path} does not take {request.method}: use {exception.headers.get('Allow', 'another method')}"
+    if isinstance(exception, RequestTimeout):
+        return f"the request did not come whole within {RECEIVE_SECONDS:g} s: send it faster"
+    if is_head_too_large(exception):
+        return f"the head of the request is larger than {MAX_HEAD_BYTES} bytes: send shorter headers"
     if isinstance(exception, PayloadTooLarge):
         return "the request is larger than this server takes: send less"
     return str(exception) or f"the request cannot be served ({exception.status_code})"

@@ -10,11 +10,13 @@ from pontil.runtime.errors import RequestError
 
 
 class Fields:
-    """A null counts as absent. Every reader raises RequestError that names the field, with its `path` in front."""
+    """A null counts as absent. Every reader raises RequestError that names the field, with its `path` in front. Token
+    ids are below `vocab_size`."""
 
-    def __init__(self, data: Mapping[str, Any], path: str = "") -> None:
+    def __init__(self, data: Mapping[str, Any], path: str = "", vocab_size: int = 0) -> None:
         self.data = data
         self.path = path
+        self.vocab_size = vocab_size
         self.read: set[str] = set()
 
     def take(self, name: str) -> Any:
@@ -87,7 +89,7 @@ class Fields:
             return None
         if not isinstance(value, dict):
             raise self.typed(name, value, "an object")
-        return Fields(value, f"{self.path}{name}.")
+        return Fields(value, f"{self.path}{name}.", self.vocab_size)
 
     def neutral(self, known: Mapping[str, tuple[Any, ...]]) -> None:
         """Parameters that are not supported yet pass only with a value that asks for nothing."""

@@ -30,8 +30,8 @@ class PromptReader:
             raise RequestError("the prompt is empty: give at least one token", param="prompt")
         return ids
 
-    async def chat_ids(self, prompt: ChatPrompt) -> list[int]:
-        """The template writes the special tokens itself."""
+    async def chat_ids(self, prompt: ChatPrompt, add_special_tokens: bool = False) -> list[int]:
+        """The template writes the special tokens itself, so that more of them are seldom wanted."""
         template = self.tool_template if prompt.tools else self.template
         render = partial(
             template.render,
@@ -45,7 +45,7 @@ class PromptReader:
         size = sum(len(message.get("content", "")) for message in prompt.messages)
         long = size > LONG_TEXT or prompt.tools or prompt.documents or prompt.variables
         text = await asyncio.to_thread(render) if long else render()
-        return await self.text_ids(text, add_special_tokens=False)
+        return await self.text_ids(text, add_special_tokens)
 
 
 def known_role(message: Message, template: ChatTemplate) -> Message:

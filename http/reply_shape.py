@@ -7,11 +7,11 @@ A chunk is the same bytes around one piece of text for every token of a stream, 
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pontil.http.delivery_fields import Delivery
 from pontil.http.logprob_shape import CompletionLogprobs, chat_logprobs, joined, prompt_logprobs
-from pontil.http.sampling_fields import Delivery
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.proxy.mailbox import Delta
 from pontil.runtime.proxy.stream import Stream
@@ -57,11 +57,13 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """What stands in the reply and in every chunk of it. `created` is in seconds since 1970."""
+    """What stands in the reply and in every chunk of it. `created` is in seconds since 1970. The same request with the
+    same seed gives the same answer as long as `system_fingerprint` stays the same."""
 
     id: str
     created: int
     model: str
+    system_fingerprint: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +88,12 @@ class ReplyShape(ABC):
 
     def __init__(self, heading: Heading, delivery: Delivery, shown: Shown) -> None:
         self.delivery, self.shown = delivery, shown
-        self.base = {"id": heading.id, "created": heading.created, "model": heading.model}
+        self.base = asdict(heading)
         head = {"object": self.chunk_object} | self.base
         self.before = b"data: " + json.dumps(head, separators=(",", ":")).encode()[:-1] + b',"choices":['
         # A stream that asked for usage has the field in every chunk, null but where it is known.
-        self.after = b'],"usage":null}\n\n' if delivery.include_usage else b"]}\n\n"
+        self.tail = b',"usage":null}\n\n' if delivery.include_usage else b"}\n\n"
+        self.after = b"]" + self.tail
 
     @abstractmethod
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:
@@ -137,7 +140,14 @@ class ReplyShape(ABC):
             if self.shown.prompt_logprobs:
                 known = [entries or None for entries in choice.stream.prompt_logprobs]
                 shown["prompt_logprobs"] = prompt_logprobs(known, self.shown.tokenizer)
-        return {"object": self.whole_object} | self.base | {"choices": made, "usage": usage_object(usage)}
+        head = {"object": self.whole_object} | self.base | {"choices": made, "usage": usage_object(usage)}
+        if self.delivery.token_ids:
+            self.show_prompt_ids(head, choices)
+        return head
+
+    @abstractmethod
+    def show_prompt_ids(self, answer: dict[str, Any], choices: Sequence[Choice]) -> None:
+        """In a whole answer, where vLLM has them."""
 
 
 class CompletionShape(ReplyShape):
@@ -159,12 +169,20 @@ class CompletionShape(ReplyShape):
         return {"index": index, "text": text, "logprobs": shown, "finish_reason": choice.reason}
 
     def opening(self, index: int, stream: Stream) -> bytes:
-        if not self.shown.echo:
+        if not self.shown.echo and not self.delivery.token_ids:
             return b""
-        logprobs = json.dumps(self.echoed(index, stream)).encode() if self.shown.logprobs else b"null"
-        return self.framed(
-            self.delta(index, json.dumps(self.shown.prompt_text(stream)).encode(), b"null", logprobs), (), None
-        )
+        text, logprobs = "", b"null"
+        if self.shown.echo:
+            text = self.shown.prompt_text(stream)
+            logprobs = json.dumps(self.echoed(index, stream)).encode() if self.shown.logprobs else b"null"
+        choice = self.delta(index, json.dumps(text).encode(), b"null", logprobs)
+        if self.delivery.token_ids:
+            choice += b',"prompt_token_ids":' + json.dumps(stream.prompt).encode()
+        return self.framed(choice, (), None)
+
+    def show_prompt_ids(self, answer: dict[str, Any], choices: Sequence[Choice]) -> None:
+        for shown, choice in zip(answer["choices"], choices, strict=True):
+            shown["prompt_token_ids"] = choice.stream.prompt
 
     def echoed(self, index: int, stream: Stream) -> dict[str, Any]:
         """The prompt's logprobs, all unknown where nobody asked for them."""
@@ -200,7 +218,12 @@ class ChatShape(ReplyShape):
 
     def opening(self, index: int, stream: Stream) -> bytes:
         role = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % index
-        return self.before + role + self.after
+        if not self.delivery.token_ids:
+            return self.before + role + self.after
+        return self.before + role + b'],"prompt_token_ids":' + json.dumps(stream.prompt).encode() + self.tail
+
+    def show_prompt_ids(self, answer: dict[str, Any], choices: Sequence[Choice]) -> None:
+        answer["prompt_token_ids"] = choices[0].stream.prompt
 
     def logprobs(self, index: int, tokens: Logprobs) -> dict[str, Any]:
         return chat_logprobs(tokens, self.shown.tokenizer)

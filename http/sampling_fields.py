@@ -1,31 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """What both endpoints take about generation."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pontil.http.fields import Fields
 from pontil.http.json_body import kind_of
-from pontil.http.structured_fields import Structure, read_structure
-from pontil.http.token_fields import TokenFields, read_tokens
+from pontil.http.kinds import Flag, Integer, Neutral, Number, Shaped, Text
+from pontil.http.parameter import Parameter, Schema
+from pontil.http.structured_fields import STRUCTURE, Structure, structure_of
+from pontil.http.token_fields import TOKENS, TokenFields, token_fields
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.admission import SEED_BITS, mint_seed
 from pontil.runtime.sampling_params import ABOVE, RANGES, SamplingParams
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
-MAX_SALT_CHARACTERS = 256
-
-# Not supported yet: the values that ask for nothing. Null always does.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "length_penalty": (1,),
-    "use_beam_search": (False,),
-    "spaces_between_special_tokens": (True,),
-    "truncate_prompt_tokens": (),
-    "priority": (0,),
-    "metadata": ({},),
-    "service_tier": ("auto", "default"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,116 +85,113 @@ class LogprobFields:
     prompt: int | None
 
 
-def read_sampling(fields: Fields, vocab_size: int, limits: tuple[str, ...], logprobs: LogprobFields) -> SamplingFields:
+def sampling_fields(
+    fields: Fields, values: Mapping[str, Any], limits: tuple[str, ...], logprobs: LogprobFields
+) -> SamplingFields:
     """`limits` are the names under which this endpoint takes the token limit, the preferred one first."""
-    name, max_tokens = read_limit(fields, limits)
+    name, max_tokens = limit_of(fields, values, limits)
+    check_choices(fields, values)
+    check_min_tokens(fields, values, name, max_tokens)
     return SamplingFields(
         max_tokens=max_tokens,
         max_tokens_name=name,
-        temperature=number(fields, "temperature", 1.0),
-        top_p=number(fields, "top_p", 1.0),
+        temperature=values["temperature"],
+        top_p=values["top_p"],
         # Some clients write -1 for "the whole vocabulary".
-        top_k=max(0, fields.integer("top_k", -1, int(RANGES["top_k"][1])) or 0),
-        min_p=number(fields, "min_p", 0.0),
-        presence_penalty=number(fields, "presence_penalty", 0.0),
-        frequency_penalty=number(fields, "frequency_penalty", 0.0),
-        repetition_penalty=number(fields, "repetition_penalty", 1.0),
-        seed=fields.integer("seed", -(1 << 63), (1 << 63) - 1),
-        n=read_choices(fields),
-        min_tokens=read_min_tokens(fields, name, max_tokens),
+        top_k=max(0, values["top_k"]),
+        min_p=values["min_p"],
+        presence_penalty=values["presence_penalty"],
+        frequency_penalty=values["frequency_penalty"],
+        repetition_penalty=values["repetition_penalty"],
+        seed=values["seed"],
+        n=values["n"],
+        min_tokens=values["min_tokens"],
         logprobs=logprobs.output,
         prompt_logprobs=logprobs.prompt,
-        stop=read_stop(fields),
-        tokens=read_tokens(fields, vocab_size),
-        include_stop_str_in_output=fields.boolean("include_stop_str_in_output", False),
-        skip_special_tokens=fields.boolean("skip_special_tokens", True),
-        ignore_eos=fields.boolean("ignore_eos", False),
-        structure=read_structure(fields),
+        stop=values["stop"],
+        tokens=token_fields(fields, values),
+        include_stop_str_in_output=values["include_stop_str_in_output"],
+        skip_special_tokens=values["skip_special_tokens"],
+        ignore_eos=values["ignore_eos"],
+        structure=structure_of(fields, values),
     )
 
 
-def number(fields: Fields, name: str, default: float) -> float:
-    low, high = RANGES[name]
-    return fields.number(name, default, low, high, above=name in ABOVE)
-
-
-def read_limit(fields: Fields, limits: tuple[str, ...]) -> tuple[str, int | None]:
+def limit_of(fields: Fields, values: Mapping[str, Any], limits: tuple[str, ...]) -> tuple[str, int | None]:
     """The name under which the token limit was given, and its value."""
-    given = {name: fields.integer(name, 1) for name in limits}
-    name = next((name for name in limits if given[name] is not None), limits[0])
-    if len({value for value in given.values() if value is not None}) > 1:
+    name = next((name for name in limits if values[name] is not None), limits[0])
+    if len({values[name] for name in limits if values[name] is not None}) > 1:
         raise fields.wrong(limits[-1], f"contradicts {limits[0]}: give one of them")
-    return name, given[name]
+    return name, values[name]
 
 
-def read_choices(fields: Fields) -> int:
-    """`best_of` would generate more choices than it returns; here it may only repeat `n`."""
-    n = fields.integer("n", *map(int, RANGES["n"])) or 1
-    best_of = fields.integer("best_of", 1)
-    if best_of is not None and best_of != n:
-        raise fields.wrong("best_of", f"must be equal to n, which is {n}: nothing else is supported")
-    return n
+def check_choices(fields: Fields, values: Mapping[str, Any]) -> None:
+    if values["best_of"] not in (None, values["n"]):
+        raise fields.wrong("best_of", f"must be equal to n, which is {values['n']}: nothing else is supported")
 
 
-def read_min_tokens(fields: Fields, name: str, max_tokens: int | None) -> int:
-    min_tokens = fields.integer("min_tokens", 0) or 0
+def check_min_tokens(fields: Fields, values: Mapping[str, Any], name: str, max_tokens: int | None) -> None:
+    min_tokens = values["min_tokens"]
     if max_tokens is not None and min_tokens > max_tokens:
         raise fields.wrong("min_tokens", f"is {min_tokens}, more than {name}, which is {max_tokens}")
-    return min_tokens
 
 
-def read_prompt_logprobs(fields: Fields) -> int | None:
-    count = fields.integer("prompt_logprobs", *map(int, RANGES["prompt_logprobs"]))
-    if count is not None and fields.data.get("stream"):
-        raise fields.wrong("prompt_logprobs", "is for answers that are not streamed: leave out one of the two")
-    return count
-
-
-def read_salt(fields: Fields) -> str:
-    """Prompts with different salts share no cached prefix."""
-    salt = fields.text("cache_salt")
-    if salt is not None and not 0 < len(salt) <= MAX_SALT_CHARACTERS:
-        raise fields.wrong("cache_salt", f"must have 1 to {MAX_SALT_CHARACTERS} characters")
-    return salt or ""
-
-
-def read_stop(fields: Fields) -> tuple[str, ...]:
-    value = fields.take("stop")
-    stops = [] if value is None else [value] if isinstance(value, str) else value
+def read_stop(fields: Fields, name: str) -> tuple[str, ...]:
+    value = fields.take(name)
+    stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list):
-        raise fields.typed("stop", value, "a string or a list of strings")
+        raise fields.typed(name, value, "a string or a list of strings")
     if len(stops) > MAX_STOPS:
-        raise fields.wrong("stop", f"may hold at most {MAX_STOPS} strings")
+        raise fields.wrong(name, f"may hold at most {MAX_STOPS} strings")
     for stop in stops:
         if not isinstance(stop, str):
-            raise fields.wrong("stop", f"must hold strings only, not {kind_of(stop)}")
+            raise fields.wrong(name, f"must hold strings only, not {kind_of(stop)}")
         if not 0 < len(stop) <= MAX_STOP_CHARACTERS:
-            raise fields.wrong("stop", f"must hold strings of 1 to {MAX_STOP_CHARACTERS} characters")
+            raise fields.wrong(name, f"must hold strings of 1 to {MAX_STOP_CHARACTERS} characters")
     return tuple(dict.fromkeys(stops))
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """How the answer is to come."""
-
-    stream: bool
-    include_usage: bool
-    continuous_usage: bool
-    token_ids: bool
+def stop_schema(vocab_size: int) -> Schema:
+    text = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+    return {
+        "title": f"a text of 1 to {MAX_STOP_CHARACTERS} characters, or at most {MAX_STOPS} of them",
+        "anyOf": [text, {"type": "array", "items": text, "maxItems": MAX_STOPS}],
+    }
 
 
-def read_delivery(fields: Fields) -> Delivery:
-    stream = fields.boolean("stream", False)
-    options = fields.object("stream_options")
-    if options is not None and not stream:
-        raise fields.wrong("stream_options", "is for streams only: leave it out or set stream")
-    options = options or Fields({})
-    delivery = Delivery(
-        stream,
-        options.boolean("include_usage", False),
-        options.boolean("continuous_usage_stats", False),
-        fields.boolean("return_token_ids", False),
-    )
-    options.neutral({"include_obfuscation": (False,)})
-    options.finish()
-    return delivery
+def ranged(name: str, default: float, says: str) -> Parameter:
+    low, high = RANGES[name]
+    return Parameter(name, Number(low, high, name in ABOVE), says, default)
+
+
+def counted(name: str, says: str, default: int | None = None) -> Parameter:
+    low, high = RANGES[name]
+    return Parameter(name, Integer(int(low), int(high)), says, default)
+
+
+SAMPLING = (
+    ranged("temperature", 1.0, "how evenly tokens are drawn; 0 takes the likeliest"),
+    ranged("top_p", 1.0, "draw from the likeliest tokens that have this mass together"),
+    Parameter("top_k", Integer(-1, int(RANGES["top_k"][1])), "draw from so many of the likeliest; 0, -1: from all", 0),
+    ranged("min_p", 0.0, "draw from tokens at least this likely, compared with the likeliest"),
+    ranged("presence_penalty", 0.0, "taken from the logits of tokens that the answer has"),
+    ranged("frequency_penalty", 0.0, "the same, for each time that it has them"),
+    ranged("repetition_penalty", 1.0, "divides the logits of tokens that prompt or answer have"),
+    Parameter("seed", Integer(-(1 << 63), (1 << 63) - 1), "the same seed draws the same tokens; absent: one is minted"),
+    counted("n", "how many answers to each prompt", 1),
+    Parameter("best_of", Integer(1), "must be equal to n"),
+    Parameter("min_tokens", Integer(0), "nothing ends the answer before it has so many tokens", 0),
+    counted("prompt_logprobs", "show the logprobs of the prompt's tokens and of so many of the likeliest"),
+    Parameter("stop", Shaped(read_stop, stop_schema), "texts that end the answer where they appear in it", ()),
+    *TOKENS,
+    Parameter("include_stop_str_in_output", Flag(), "show what ended the answer", False),
+    Parameter("skip_special_tokens", Flag(), "do not show special tokens", True),
+    Parameter("ignore_eos", Flag(), "go on after the model's own end", False),
+    Parameter("user", Text(), "taken from clients that send it, and used for nothing"),
+    *STRUCTURE,
+    Parameter("length_penalty", Neutral((1,)), "of beam search"),
+    Parameter("use_beam_search", Neutral((False,)), "beam search"),
+    Parameter("spaces_between_special_tokens", Neutral((True,)), "spaces where special tokens are shown"),
+    Parameter("metadata", Neutral(({},)), "for answers that are stored"),
+    Parameter("service_tier", Neutral(("auto", "default")), "another price"),
+)  # fmt: skip

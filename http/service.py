@@ -5,6 +5,7 @@ import asyncio
 import logging
 import os
 import socket
+from functools import partial
 from typing import Any
 
 from sanic import Request, Sanic
@@ -12,10 +13,10 @@ from sanic.config import Config
 from sanic.exceptions import PayloadTooLarge
 from sanic.response import BaseHTTPResponse
 
-from pontil.http.error_handler import OpenAIErrors
-from pontil.http.request_id import HEADER, request_id
-from pontil.http.routes import Routes
-from pontil.http.status_routes import StatusRoutes
+from pontil.http.endpoints import endpoints
+from pontil.http.error_handler import MAX_HEAD_BYTES, OpenAIErrors
+from pontil.http.patient_protocol import RECEIVE_SECONDS, PatientProtocol
+from pontil.http.request_id import CURRENT, HEADER, WithRequestId, request_id
 from pontil.runtime.config import ProxyConfig
 from pontil.runtime.errors import PontilError
 from pontil.runtime.proxy.command_pipe import CommandPipe
@@ -28,6 +29,8 @@ BACKLOG = 1024
 READ_ANYWAY = 4
 # An answer that is not streamed may take this long; what no worker speaks of ends much sooner.
 RESPONSE_SECONDS = 3600
+# Longer than what load balancers keep a connection for, so that they close it first.
+IDLE_SECONDS = 75
 GRACE_SECONDS = 5.0
 SANIC_LOGGERS = ("sanic.root", "sanic.server", "sanic.access")
 
@@ -46,34 +49,23 @@ def build_app(proxy: Proxy) -> Sanic[Any, Any]:
             "AUTO_EXTEND": False,
             "MOTD": False,
             "REQUEST_MAX_SIZE": READ_ANYWAY * proxy.config.max_body_bytes,
+            "REQUEST_MAX_HEADER_SIZE": MAX_HEAD_BYTES,
+            "REQUEST_TIMEOUT": RECEIVE_SECONDS,
+            "KEEP_ALIVE_TIMEOUT": IDLE_SECONDS,
             "RESPONSE_TIMEOUT": RESPONSE_SECONDS,
             "GRACEFUL_SHUTDOWN_TIMEOUT": GRACE_SECONDS,
         }
     )
-    add_routes(app, proxy)
+    for endpoint in endpoints(proxy):
+        app.add_route(endpoint.handler, endpoint.route, methods=endpoint.methods)
     add_middleware(app, proxy.config.max_body_bytes)
     return app
-
-
-def add_routes(app: Sanic[Any, Any], proxy: Proxy) -> None:
-    routes, status = Routes(proxy), StatusRoutes(proxy)
-    app.add_route(routes.completions, "/v1/completions", methods=["POST"])
-    app.add_route(routes.chat, "/v1/chat/completions", methods=["POST"])
-    app.add_route(routes.tokenize, "/tokenize", methods=["POST"])
-    app.add_route(routes.detokenize, "/detokenize", methods=["POST"])
-    app.add_route(routes.models, "/v1/models")
-    app.add_route(routes.one_model, "/v1/models/<name:path>")
-    app.add_route(status.health, "/health")
-    app.add_route(status.ready, "/ready")
-    app.add_route(status.metrics, "/metrics")
-    app.add_route(status.version, "/version")
-    app.add_route(status.topology, "/admin/topology")
-    app.add_route(status.ledger, "/admin/ledger")
 
 
 def add_middleware(app: Sanic[Any, Any], max_body_bytes: int) -> None:
     async def admit(request: Request) -> None:
         request.ctx.request_id = request_id(request.headers.getone(HEADER, None))
+        CURRENT.set(request.ctx.request_id)
         if len(request.body) > max_body_bytes:
             raise PayloadTooLarge
 
@@ -101,7 +93,7 @@ class Service:
     def run(self, commands_fd: int) -> None:
         """Serve until told to end. The main thread's."""
         self.pipe = CommandPipe(commands_fd, self.obey, self.app.stop)
-        self.app.run(sock=self.listener, single_process=True, motd=False, access_log=False)
+        self.app.run(sock=self.listener, single_process=True, motd=False, access_log=False, protocol=PatientProtocol)
 
     async def before_start(self, app: Any) -> None:
         self.proxy.start(self.on_tick)
@@ -131,6 +123,11 @@ class Service:
     def obey(self, command: dict[str, Any]) -> None:
         if command.get("kind") == "table":
             self.proxy.take_table(command["rows"])
+        elif command.get("kind") == "log_level":
+            logging.getLogger().setLevel(command["level"].upper())
+        elif command.get("kind") == "self_test":
+            told = partial(self.reporter.tested, int(command["number"]))
+            self.proxy.self_test.begin(told, self.reporter.progress)
         elif command.get("kind") == "drain":
             self.proxy.drain()
             self.drain_deadline = asyncio.get_running_loop().time() + float(command.get("timeout", GRACE_SECONDS))
@@ -151,6 +148,8 @@ def run_proxy(config: ProxyConfig, reporter: Reporter, commands_fd: int) -> None
     """The body of the proxy process: returns after a drain or SIGTERM. Raises PontilError when it cannot start."""
     for name in SANIC_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(WithRequestId())
     reporter.progress("reading the tokenizer")
     proxy = Proxy(config, load_tokenizer(config.model_path, config.cache_path))
     listener = listen(config.host, config.port)

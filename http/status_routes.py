@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the server says about itself."""
 
+from typing import Any
+
 from sanic import HTTPResponse, Request
 from sanic.response import json as json_response
 from sanic.response import raw
@@ -23,9 +25,12 @@ class StatusRoutes:
 
     async def ready(self, request: Request) -> HTTPResponse:
         """200 only when a request can be served now (D21)."""
-        if not self.proxy.ready:
-            raise Unavailable("the server is shutting down" if self.proxy.draining else "no worker is ready yet")
-        return json_response({"status": "ready"})
+        if self.proxy.ready:
+            return json_response({"status": "ready"})
+        if self.proxy.draining:
+            raise Unavailable("the server is shutting down")
+        waits = self.proxy.self_test.passed or not self.proxy.registry.workers
+        raise Unavailable("no worker is ready yet" if waits else "the self-test has not passed yet")
 
     async def metrics(self, request: Request) -> HTTPResponse:
         return raw(self.proxy.metrics.render(), content_type=METRICS_TYPE)
@@ -37,4 +42,9 @@ class StatusRoutes:
         return json_response({"version": self.proxy.config.version})
 
     async def topology(self, request: Request) -> HTTPResponse:
-        return json_response({"processes": self.proxy.topology()})
+        """The processes, how old what a supervisor says of them is (a second, while there is one and it is well), and
+        what the last test of each route showed."""
+        shown: dict[str, Any] = {"processes": self.proxy.topology(), "routes": self.proxy.self_test.shown}
+        if (age := self.proxy.table_age) is not None:
+            shown["age_seconds"] = round(age, 1)
+        return json_response(shown)

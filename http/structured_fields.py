@@ -9,6 +9,8 @@ from typing import Any
 
 from pontil.http.fields import Fields
 from pontil.http.json_body import kind_of
+from pontil.http.kinds import Neutral, Shaped
+from pontil.http.parameter import Parameter, Schema, or_null
 from pontil.runtime.errors import RequestError
 from pontil.runtime.text.grammar import MAX_GRAMMAR_CHARACTERS
 from pontil.runtime.text.grammar_text import (
@@ -35,9 +37,6 @@ OLD_NAMES = {
     "guided_choice": "structured_outputs.choice",
     "guided_grammar": "structured_outputs.grammar",
     "guided_json_object": "structured_outputs.json_object",
-    "guided_decoding_backend": None,
-    "guided_whitespace_pattern": None,
-    "structural_tag": None,
 }
 
 
@@ -49,28 +48,24 @@ class Structure:
     param: str
 
 
-def read_structure(fields: Fields) -> Structure | None:
+def structure_of(fields: Fields, values: Mapping[str, Any]) -> Structure | None:
     """None where the answer is free. Whether the grammar can be used is not known yet."""
-    for name, instead in OLD_NAMES.items():
-        if fields.take(name) is not None:
-            says = "is not supported: leave it out" if instead is None else f"is an older name: use {instead}"
-            raise fields.wrong(name, says, "unsupported_parameter")
-    by_format, by_kind = read_format(fields), read_kinds(fields)
+    by_format, by_kind = values["response_format"], values["structured_outputs"]
     if by_format is not None and by_kind is not None:
         raise fields.wrong("structured_outputs", "and response_format both say what the answer has to be: give one")
-    return by_format or by_kind
+    structure: Structure | None = by_format or by_kind
+    return structure
 
 
-def read_format(fields: Fields) -> Structure | None:
-    wanted = fields.object("response_format")
-    if wanted is None:
-        return None
+def read_format(fields: Fields, name: str) -> Structure | None:
+    wanted = fields.object(name)
+    assert wanted is not None, "a null counts as absent"
     kind = wanted.text("type")
     if kind not in FORMATS:
         raise wanted.wrong("type", f"must be one of {', '.join(FORMATS)}")
     structure = None
     if kind == "json_object":
-        structure = Structure(grammar_of_schema(ANY_OBJECT), "response_format")
+        structure = Structure(grammar_of_schema(ANY_OBJECT), name)
     elif kind == "json_schema":
         structure = read_json_schema(wanted)
     wanted.finish()
@@ -93,15 +88,14 @@ def read_json_schema(wanted: Fields) -> Structure:
     return written(described, "schema", schema.data, grammar_of_schema)
 
 
-def read_kinds(fields: Fields) -> Structure | None:
-    wanted = fields.object("structured_outputs")
-    if wanted is None:
-        return None
-    given = [name for name in KINDS if wanted.take(name) is not None]
+def read_kinds(fields: Fields, name: str) -> Structure:
+    wanted = fields.object(name)
+    assert wanted is not None, "a null counts as absent"
+    given = [kind for kind in KINDS if wanted.take(kind) is not None]
     wanted.neutral(NEUTRAL_KINDS)
     wanted.finish()
     if len(given) != 1:
-        raise fields.wrong("structured_outputs", f"must hold exactly one of {', '.join(KINDS)}")
+        raise fields.wrong(name, f"must hold exactly one of {', '.join(KINDS)}")
     return KIND_READERS[given[0]](wanted)
 
 
@@ -178,3 +172,45 @@ def is_deep(value: Any) -> bool:
         if not level:
             return False
     return True
+
+
+def format_schema(vocab_size: int) -> Schema:
+    text, flag = or_null({"type": "string"}), or_null({"type": "boolean"})
+    described = closed(["name", "schema"], name=TEXT, schema={"type": "object"}, description=text, strict=flag)
+    return {
+        "title": "what the answer has to be, as `docs/structured.md` shows",
+        "oneOf": [
+            closed(["type"], type={"enum": ["text", "json_object"]}),
+            closed(["type", "json_schema"], type={"const": "json_schema"}, json_schema=described),
+        ],
+    }
+
+
+def kinds_schema(vocab_size: int) -> Schema:
+    kinds: dict[str, Schema] = {
+        "json": {"anyOf": [{"type": "object"}, TEXT]}, "regex": TEXT, "grammar": TEXT, "json_object": {"const": True},
+        "choice": {"type": "array", "items": TEXT, "minItems": 1, "maxItems": MAX_CHOICES},
+    }  # fmt: skip
+    rest: dict[str, Schema] = {name: {"enum": [*allowed, None]} for name, allowed in NEUTRAL_KINDS.items()}
+    rest |= {name: {"type": "null"} for name in kinds}
+    return {
+        "title": f"an object with one of `{'`, `'.join(KINDS)}`, as `docs/structured.md` shows",
+        "oneOf": [closed([name], **rest | {name: kind}) for name, kind in kinds.items()],
+    }
+
+
+def closed(required: list[str], /, **properties: Schema) -> Schema:
+    """An object with these properties and no others."""
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+TEXT: Schema = {"type": "string", "minLength": 1}
+STRUCTURE = (
+    Parameter("response_format", Shaped(read_format, format_schema), "free text, JSON, or JSON that follows a schema"),
+    Parameter("structured_outputs", Shaped(read_kinds, kinds_schema), "what the answer follows to the letter"),
+    *(Parameter(name, Neutral(others=f"is an older name: use {instead}"), f"the older name of {instead}")
+      for name, instead in OLD_NAMES.items()),
+    Parameter("guided_decoding_backend", Neutral(), "which library is to keep the answer to its grammar"),
+    Parameter("guided_whitespace_pattern", Neutral(), "which spaces JSON may have"),
+    Parameter("structural_tag", Neutral(), "structure between tags only"),
+)  # fmt: skip

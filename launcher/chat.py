@@ -70,7 +70,7 @@ class Chat:
             connection.close()
 
 
-def connect(url: str) -> http.client.HTTPConnection:
+def connect(url: str, timeout: float = TIMEOUT) -> http.client.HTTPConnection:
     """Raises LaunchError for an address that is none."""
     try:
         place = urlsplit(url if "://" in url else f"http://{url}")
@@ -80,12 +80,12 @@ def connect(url: str) -> http.client.HTTPConnection:
     if not host or place.scheme not in ("http", "https"):
         raise LaunchError(f"{url} is no address of a server: write it like http://127.0.0.1:8000")
     kind = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
-    return kind(host, port, timeout=TIMEOUT)
+    return kind(host, port, timeout=timeout)
 
 
-def fetch(url: str, path: str) -> Any:
+def fetch(url: str, path: str, timeout: float = TIMEOUT) -> Any:
     """The JSON that a server answers a GET with. Raises LaunchError."""
-    connection = connect(url)
+    connection = connect(url, timeout)
     try:
         connection.request("GET", path)
         response = connection.getresponse()

@@ -3,48 +3,24 @@
 
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pontil.launcher.child_state import ChildState, moved
-from pontil.launcher.errors import LaunchError, RefusedError
+from pontil.launcher.child_state import ChildState, Duty, moved
+from pontil.launcher.death import KEPT_LINES, Death, last_words
 from pontil.launcher.health import HealthLimits, judge
 from pontil.launcher.life import Life
-from pontil.launcher.reports import Report
+from pontil.launcher.log_line import LogLine, read_line
+from pontil.launcher.oom import OomWatch
+from pontil.launcher.reports import Report, Settled
 from pontil.launcher.topology import ChildPlan
 
-LAST_LINES = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Death:
-    """How a life ended: the exit code as subprocess gives it, and the reason the child itself reported, if it did."""
-
-    at: float
-    code: int
-    failure: str | None
-
-    @property
-    def refused(self) -> bool:
-        """Whether the proxy refused it: started again in the same way, it would be refused again."""
-        return self.failure is not None and self.code == RefusedError.exit_code
-
-    @property
-    def error(self) -> type[LaunchError]:
-        """What a launch raises that ends because of it."""
-        return RefusedError if self.refused else LaunchError
-
-    def describe(self) -> str:
-        """In words that follow a name."""
-        if self.failure is not None:
-            return f"failed: {self.failure}"
-        if self.code >= 0:
-            return f"exited with code {self.code}"
-        known = self.code in {-each for each in signal.Signals}
-        return f"was killed by {signal.Signals(-self.code).name if known else f'signal {-self.code}'}"
+# No policy looks at more deaths: one more than the restarts that can be asked for.
+REMEMBERED_DEATHS = 1001
 
 
 class Child:
@@ -58,11 +34,19 @@ class Child:
         self.state = ChildState.BACKOFF
         self.due = 0.0
         self.life: Life | None = None
-        self.deaths: list[Death] = []
+        self.lives = 0
+        self.deaths: deque[Death] = deque(maxlen=REMEMBERED_DEATHS)
         self.ever_ready = False
+        # In how many seconds it is told to drain (None: to work), and how many orders it was given.
+        self.drain: float | None = None
+        self.order = 0
+        # The last order that this life obeys, None before any.
+        self.settled: Settled | None = None
+        # Its end is asked for, so that it is neither a death nor to be mended.
+        self.dismissed = False
         # What it said of itself when it last became ready.
         self.facts: dict[str, Any] = {}
-        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
 
     @property
     def name(self) -> str:
@@ -73,11 +57,34 @@ class Child:
         return self.state.alive
 
     @property
+    def pid(self) -> int | None:
+        return self.life.process.pid if self.life else None
+
+    @property
+    def obeys(self) -> bool:
+        """Whether this life is known to be what it was last told to be for."""
+        return self.order == (0 if self.settled is None else self.settled.order)
+
+    @property
+    def duty(self) -> Duty:
+        if self.drain is None:
+            return Duty.WORKING
+        drained = self.obeys and self.settled is not None and self.settled.drained
+        return Duty.DRAINED if drained else Duty.DRAINING
+
+    @property
     def row(self) -> dict[str, Any]:
-        """The child as the proxy's topology shows it."""
-        pid = self.life.process.pid if self.life else None
-        plan = self.plan
-        return {"name": plan.name, "role": plan.role, "pid": pid, "state": self.state.value, "device": plan.device}
+        """What is always known of it."""
+        plan, idle = self.plan, self.state is ChildState.READY and self.duty is not Duty.WORKING
+        state = self.duty.value if idle else self.state.value
+        return {"name": plan.name, "role": plan.role, "pid": self.pid, "state": state, "device": plan.device}
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is not ready, as far as is known."""
+        if self.life is None:
+            return self.deaths[-1].describe() if self.deaths else None
+        return self.life.complaint or (self.life.progress if self.state is ChildState.STARTING else None)
 
     def move(self, state: ChildState) -> None:
         self.state = moved(self.name, self.state, state)
@@ -86,8 +93,29 @@ class Child:
         """Raises OSError when the system cannot make a process; the child then is where it was."""
         assert self.life is None
         self.life = Life(self.plan, self.command, self.environment, now)
+        self.lives += 1
+        self.settled = None
         self.last_lines.clear()
         self.move(ChildState.STARTING)
+        if self.order:
+            self.tell_duty()
+
+    def assign(self, role: str, drain: float | None) -> None:
+        """Tell a worker what it is for, from now on and in its next lives. Not a proxy."""
+        assert not self.plan.is_proxy
+        self.plan = replace(self.plan, role=role, config={**self.plan.config, "role": role})
+        self.drain, self.order = drain, self.order + 1
+        self.tell_duty()
+
+    def set_log_level(self, level: str) -> None:
+        """In this life and the next ones."""
+        self.plan = replace(self.plan, config={**self.plan.config, "log_level": level})
+        if self.life and self.plan.takes_commands:
+            self.life.send({"kind": "log_level", "level": level})
+
+    def tell_duty(self) -> None:
+        if self.life:
+            self.life.send({"kind": "duty", "order": self.order, "role": self.plan.role, "drain": self.drain})
 
     def hear(self, lines: Sequence[bytes], now: float) -> list[Report]:
         assert self.life is not None
@@ -95,13 +123,20 @@ class Child:
         if self.life.ready is not None and self.state is ChildState.STARTING:
             self.move(ChildState.READY)
             self.ever_ready, self.facts = True, self.life.ready.facts
+        self.settled = next((one for one in reversed(heard) if isinstance(one, Settled)), self.settled)
         return heard
 
-    def keep(self, lines: Sequence[bytes]) -> list[str]:
-        """Output as text, the last of it kept for the message about a death."""
-        texts = [line.decode(errors="replace").rstrip() for line in lines]
-        self.last_lines.extend(texts)
-        return texts
+    def keep(self, lines: Sequence[bytes]) -> list[LogLine]:
+        """What it logged or printed, the last of it kept for the message about a death."""
+        entries = [read_line(self.name, line, time.time()) for line in lines]
+        for entry in entries:
+            self.last_lines.extend(entry.message.splitlines())
+        return entries
+
+    def excuse_silence(self, now: float) -> None:
+        """Nobody listened until now."""
+        if self.life:
+            self.life.signs = replace(self.life.signs, last_beat=now)
 
     def complaint(self, limits: HealthLimits, now: float) -> str | None:
         """Why it must be killed, if it must."""
@@ -116,19 +151,23 @@ class Child:
         if self.state is ChildState.DRAINING and self.life:
             self.life.signal(signal.SIGTERM)
 
-    def kill(self) -> None:
+    def kill(self, complaint: str | None = None) -> None:
+        """At once; `complaint` is why, in words that follow its name, where it did something wrong."""
         if self.state is ChildState.READY:
             self.move(ChildState.STALE)
         if self.state is not ChildState.KILLED:
             self.move(ChildState.KILLED)
         if self.life:
+            self.life.complaint = self.life.complaint or complaint
             self.life.signal(signal.SIGKILL)
 
-    def bury(self, now: float) -> Death:
+    def bury(self, now: float, oom: OomWatch) -> Death:
         """Once its life has ended and its pipes were read."""
         assert self.life is not None
-        death = Death(now, self.life.reap(), self.life.failure)
-        self.life.close()
+        life, code = self.life, self.life.reap()
+        starved = code == -signal.SIGKILL and self.state is not ChildState.KILLED and oom.explains(now)
+        death = Death(now, code, life.failure, life.complaint, starved, last_words(list(self.last_lines)))
+        life.close()
         self.life = None
         self.move(ChildState.EXITED)
         self.deaths.append(death)
@@ -146,7 +185,7 @@ class Child:
         return self.state is ChildState.BACKOFF and now >= self.due
 
 
-def child_command() -> tuple[str, ...]:
+def child_command(name: str = "child") -> tuple[str, ...]:
     """How this installation starts a child: by app.py in a checkout, else by the installed module."""
     app = Path(__file__).resolve().parent.parent / "app.py"
-    return (sys.executable, str(app), "child") if app.exists() else (sys.executable, "-m", "pontil.launcher", "child")
+    return (sys.executable, str(app), name) if app.exists() else (sys.executable, "-m", "pontil.launcher", name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The states of a child process and the one table of moves between them."""
+"""The states of a child process and the one table of moves between them; and what one that is well is for."""
 
 from enum import Enum
 
@@ -18,6 +18,15 @@ class ChildState(Enum):
     def alive(self) -> bool:
         """Whether a process exists (KILLED is: signalled, not yet gone)."""
         return self not in (ChildState.EXITED, ChildState.BACKOFF, ChildState.GIVEN_UP)
+
+
+class Duty(Enum):
+    """Whether a worker that is well takes requests: an operator's wish, and no state of the process. A drained one has
+    none left."""
+
+    WORKING = "working"
+    DRAINING = "draining"
+    DRAINED = "drained"
 
 
 TRANSITIONS: dict[ChildState, frozenset[ChildState]] = {

@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: the group, and how it ends. Each command only reads its options and calls who does the work."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Literal
 
 import click
 
+from pontil.launcher.change_commands import drain, reload, restart, role, scale, undrain
+from pontil.launcher.config_command import config
+from pontil.launcher.doctor_command import doctor
+from pontil.launcher.keys_commands import keys
 from pontil.launcher.launch_command import launch
-from pontil.launcher.server_commands import chat, status
+from pontil.launcher.server_commands import chat
+from pontil.launcher.status_command import status
+from pontil.launcher.units_command import units
 from pontil.launcher.usage_commands import audit, usage
 from pontil.launcher.version import VERSION
 
@@ -42,7 +49,19 @@ def child(name: str, parent: int, config_fd: int, report_fd: int, commands_fd: i
     return run_child(Inheritance(parent, config_fd, report_fd, commands_fd))
 
 
-for command in (launch, chat, status, usage, audit):
+@cli.command(hidden=True)
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--parent", type=int, required=True)
+def examine(folder: Path, parent: int) -> None:
+    """Tell the doctor what only a process that loads torch can know: one JSON line for each part."""
+    from pontil.launcher.roles import examine_machine
+
+    for part in examine_machine(parent, folder):
+        click.echo(json.dumps(part))
+
+
+CHANGES = (drain, undrain, restart, scale, role, reload)
+for command in (launch, config, doctor, chat, status, *CHANGES, usage, audit, keys, units):
     cli.add_command(command)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices: what the machine has, what a list such as `0,cuda:1,cpu:0-3,cpu*2` asks for, and who gets what.
+"""Devices: what the machine has, what a list such as `0,cuda:1,2+3,cpu:0-3,cpu*2` asks for, and who gets what.
 
 A core with spinning threads of two processes is ruinously slow, so a core (or a GPU) belongs to one worker unless
 `--share-devices` says otherwise. A GPU worker's cores only feed its GPU: they are a preference, never a claim.
@@ -8,33 +8,43 @@ A core with spinning threads of two processes is ruinously slow, so a core (or a
 import math
 import os
 import re
-import shutil
-import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pontil.launcher.errors import OptionError
+from pontil.launcher.gpus import find_gpus
 
 MAX_WORKERS = 1024
-FORMS = "0, cuda:0, cpu, cpu:0-3 or cpu*2"
+MEMBERSHIP, CGROUP_MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+FORMS = "0, cuda:0, 0+1, cpu, cpu:0-3 or cpu*2"
+# Between the devices of one worker, in a list, in a plan and wherever a plan is shown.
+JOIN = "+"
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceItem:
-    """What one worker was asked to run on: a GPU, the named cores, or (neither given) a share of the free cores."""
+    """What one worker was asked to run on: GPUs (one for each of its ranks), the named cores, or (neither given) a
+    share of the free cores."""
 
-    gpu: int | None = None
+    gpus: tuple[int, ...] = ()
     cores: tuple[int, ...] | None = None
 
     @property
     def plain(self) -> bool:
-        return self.gpu is None and self.cores is None
+        return not self.gpus and self.cores is None
+
+    def __str__(self) -> str:
+        """As a list has it."""
+        if self.gpus:
+            return JOIN.join(map(str, self.gpus))
+        return "cpu" if self.cores is None else f"cpu:{spell(self.cores)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where one worker runs: a torch device and the cores its threads are pinned to."""
+    """Where one worker runs: a torch device, or several joined by `+`, one for each rank; and the cores its threads are
+    pinned to."""
 
     device: str
     cores: tuple[int, ...]
@@ -42,11 +52,13 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Cores this process may run on, how many of them its control group pays for, and GPUs numbered from 0."""
+    """Cores this process may run on, how many of them its control group pays for, and GPUs numbered from 0, with the
+    free memory of each in bytes (None: unknown)."""
 
     cores: tuple[int, ...]
     quota: int
     gpus: int
+    gpu_memory: tuple[int | None, ...] = ()
 
     @property
     def affordable(self) -> tuple[int, ...]:
@@ -64,15 +76,20 @@ def parse_list(text: str) -> tuple[DeviceItem, ...]:
 
 
 def parse_item(text: str) -> tuple[DeviceItem, ...]:
-    if "+" in text:
-        raise ValueError("may give each worker one device only (tensor parallelism comes later)")
-    if gpu := re.fullmatch(r"(?:cuda:)?(\d{1,4})", text, re.ASCII):
-        return (DeviceItem(gpu=int(gpu[1])),)
+    if re.fullmatch(r"(?:cuda:)?\d{1,4}(?:\+(?:cuda:)?\d{1,4})*", text, re.ASCII):
+        return (DeviceItem(gpus=distinct(int(gpu.removeprefix("cuda:")) for gpu in text.split(JOIN))),)
     if plain := re.fullmatch(r"cpu(?:\*(\d{1,4}))?", text, re.ASCII):
         return (DeviceItem(),) * at_least_one(int(plain[1] or 1))
     if pinned := re.fullmatch(r"cpu:(\d{1,5})(?:-(\d{1,5}))?", text, re.ASCII):
         return (DeviceItem(cores=core_range(int(pinned[1]), int(pinned[2] or pinned[1]))),)
     raise ValueError(f"must be a comma list of items like {FORMS}")
+
+
+def distinct(gpus: Iterable[int]) -> tuple[int, ...]:
+    found = tuple(gpus)
+    if (twice := repeated(found)) is not None:
+        raise ValueError(f"may name GPU {twice} once in an item")
+    return found
 
 
 def at_least_one(count: int) -> int:
@@ -92,21 +109,22 @@ def assign(items: Sequence[DeviceItem], machine: Machine, *, share: bool) -> tup
     check_gpus(items, machine, share)
     check_cores(items, machine, share)
     named = {core for item in items for core in item.cores or ()}
-    free = [core for core in machine.affordable if core not in named]
+    left = [core for core in machine.cores if core not in named]
+    free = left[: max(0, machine.quota - len(named))]
     plain = iter(split_cores(free, sum(item.plain for item in items), machine, share))
     taken = named if not any(item.plain for item in items) else set(machine.cores)
-    feeders = iter(feeding_cores(sum(item.gpu is not None for item in items), taken, machine))
+    feeders = iter(feeding_cores(sum(bool(item.gpus) for item in items), taken, machine))
     return tuple(seat(item, plain, feeders) for item in items)
 
 
 def seat(item: DeviceItem, plain: Iterator[tuple[int, ...]], feeders: Iterator[tuple[int, ...]]) -> Seat:
-    if item.gpu is not None:
-        return Seat(f"cuda:{item.gpu}", next(feeders))
+    if item.gpus:
+        return Seat(JOIN.join(f"cuda:{gpu}" for gpu in item.gpus), next(feeders))
     return Seat("cpu", next(plain) if item.cores is None else item.cores)
 
 
 def check_gpus(items: Iterable[DeviceItem], machine: Machine, share: bool) -> None:
-    wanted = [item.gpu for item in items if item.gpu is not None]
+    wanted = [gpu for item in items for gpu in item.gpus]
     for gpu in wanted:
         if gpu >= machine.gpus:
             found = f"it has {spell(range(machine.gpus))}" if machine.gpus else "nvidia-smi shows none: use cpu"
@@ -122,9 +140,16 @@ def check_cores(items: Iterable[DeviceItem], machine: Machine, share: bool) -> N
     for core in wanted:
         if core not in machine.cores:
             raise OptionError(f"Core {core} cannot be used here: this process may run on {spell(machine.cores)}.")
-    if (twice := repeated(wanted)) is not None and not share:
+    if share:
+        return
+    if (twice := repeated(wanted)) is not None:
         raise OptionError(
             f"Core {twice} is planned for two workers: give each its own cores, or allow it with --share-devices."
+        )
+    if len(wanted) > machine.quota:
+        raise OptionError(
+            f"{len(wanted)} cores are planned and the control group of this process pays for {machine.quota}: name "
+            "fewer, raise its CPU limit, or let workers wait for each other with --share-devices."
         )
 
 
@@ -169,9 +194,10 @@ def spell(numbers: Iterable[int]) -> str:
 def find_machine(visible_gpus: str | None) -> Machine:
     """This machine as this process may use it; `visible_gpus` is CUDA_VISIBLE_DEVICES, which renumbers GPUs."""
     cores = tuple(sorted(os.sched_getaffinity(0)))
-    quota = cpu_quota(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
+    quota = cpu_quota(MEMBERSHIP, CGROUP_MOUNT)
     affordable = len(cores) if quota is None else max(1, min(len(cores), math.floor(quota)))
-    return Machine(cores, affordable, count_gpus(visible_gpus))
+    gpus = find_gpus(visible_gpus)
+    return Machine(cores, affordable, len(gpus), gpus)
 
 
 def cpu_quota(membership: Path, mount: Path) -> float | None:
@@ -199,18 +225,3 @@ def quota_of(folder: Path) -> float | None:
         except OSError:
             return None
     return int(quota) / int(period) if quota.strip().isdigit() else None
-
-
-def count_gpus(visible: str | None) -> int:
-    """GPUs that torch will see. No driver tool, a broken driver or a slow one all count as none."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return 0
-    try:
-        asked = subprocess.run(
-            [tool, "--query-gpu=index", "--format=csv,noheader"], capture_output=True, text=True, timeout=20
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    found = len(asked.stdout.split()) if asked.returncode == 0 else 0
-    return found if visible is None else min(found, len([name for name in visible.split(",") if name.strip()]))

@@ -11,6 +11,8 @@ class HealthLimits:
     """The longest each silence may last, in seconds."""
 
     start: float = 600.0
+    # Loading holds Python's lock for long at a time, and heartbeats need it.
+    start_silence: float = 60.0
     silence: float = 3.0
     stuck_step: float = 30.0
     closed_pipe: float = 1.0
@@ -39,9 +41,18 @@ def judge(state: ChildState, signs: Signs, limits: HealthLimits, now: float) -> 
         return None
     if signs.closed_at is not None and now - signs.closed_at > limits.closed_pipe:
         return "closed its report pipe but did not exit"
-    if state is ChildState.STARTING and now - signs.started_at > limits.start:
-        return f"was not ready after {limits.start:.0f} s (--start-timeout)"
+    if state is ChildState.STARTING:
+        return judge_start(signs, limits, now)
     return judge_ready(signs, limits, now) if state is ChildState.READY else None
+
+
+def judge_start(signs: Signs, limits: HealthLimits, now: float) -> str | None:
+    silence = now - signs.last_beat
+    if now - signs.started_at > limits.start:
+        return f"was not ready after {limits.start:.0f} s (--start-timeout)"
+    if silence > limits.start_silence:
+        return f"sent no heartbeat for {silence:.0f} s while it started"
+    return None
 
 
 def judge_ready(signs: Signs, limits: HealthLimits, now: float) -> str | None:

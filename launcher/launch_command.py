@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `launch`: its flags, its plan, and the supervisor that carries it out."""
 
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,21 @@ import click
 from pontil.launcher.child import child_command
 from pontil.launcher.console import Console
 from pontil.launcher.devices import find_machine
+from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.gpus import TOOL
 from pontil.launcher.health import HealthLimits
+from pontil.launcher.key_file import read_key_file
+from pontil.launcher.log_files import LogFiles
+from pontil.launcher.notify import Notifier
 from pontil.launcher.options import LaunchOptions, flag_name, read_options, read_surroundings
 from pontil.launcher.ports import usable_port
+from pontil.launcher.readers import WILDCARDS
+from pontil.launcher.reload import Reloader
 from pontil.launcher.restart import RestartPolicy
 from pontil.launcher.run_directory import RunDirectory
 from pontil.launcher.supervisor import Orders, Supervisor
 from pontil.launcher.surroundings import Surroundings
-from pontil.launcher.topology import Topology, plan
+from pontil.launcher.topology import Topology, check_startable, plan
 
 
 class LaunchCommand(click.Command):
@@ -52,9 +61,17 @@ def click_option(declared: Field[Any]) -> Callable[..., Any]:
     return click.option(f"--{flag_name(declared)}", metavar=metadata["metavar"], help=metadata["help"] + shown)
 
 
+config_flag = click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="TOML file with the names above. Variables like PONTIL_MAX_NUM_SEQS win over it, and flags over both.",
+)
+
+
 @click.command(cls=LaunchCommand, short_help="Start the proxy and its workers, watch them, and stop them again.")
 @launch_flags
-@click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="TOML file with the names above.")
+@config_flag
 @click.option("--dry-run", is_flag=True, help="Print the plan and start nothing.")
 def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
     """Start the proxy and its workers here, watch them, and stop them again.
@@ -62,23 +79,48 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
     \b
       launch                               a prefill and a decode worker on what this machine has
       launch --role mixed                  one worker that does both
-      launch --prefill 0 --decode 1,2      three single-GPU workers
+      launch --prefill 0,1 --decode 2,3    four single-GPU workers
       launch --prefill cpu:0-3 --decode cpu:4-7
 
     Ctrl-C ends at once; SIGTERM first lets requests in flight finish.
     """
     surroundings = read_surroundings()
-    options = read_options(given, config)
+    read = partial(read_options, given, config or surroundings.config_file, surroundings.variables)
+    options = read()
+    secret = read_key_file(Path(options.keys)) if options.keys else None
     directory = RunDirectory(surroundings.run_base)
     machine = find_machine(surroundings.visible_gpus)
     topology = plan(options, machine, directory.path, surroundings.cache_directory)
     if dry_run:
         show_plan(topology)
         return 0
+    check_startable(topology)
     chosen = choose_ports(options)
-    topology = plan(chosen, machine, directory.path, surroundings.cache_directory)
-    directory.create()
-    return Supervisor(orders_of(chosen, topology, surroundings), Console(sys.stderr), directory).run()
+    topology = plan(chosen, machine, directory.path, surroundings.cache_directory).with_keys(secret)
+    orders = replace(
+        orders_of(chosen, topology, surroundings), machine=machine, shares_devices=chosen.share_devices,
+        reloader=Reloader(chosen, read),
+    )  # fmt: skip
+    return supervise(chosen, orders, directory, Notifier(surroundings.variables))
+
+
+def supervise(options: LaunchOptions, orders: Orders, directory: RunDirectory, notifier: Notifier) -> int:
+    """Until the end, which is logged too. Raises LaunchError."""
+    files = None if options.log_dir is None else LogFiles(Path(options.log_dir), options.log_size, options.log_files)
+    if files is not None:
+        files.open()
+    console = Console(sys.stderr, options.log_format, files)
+    try:
+        directory.create()
+        return Supervisor(orders, console, directory, notifier).run()
+    except LaunchError as error:
+        console.failed(error.message)
+        if options.log_format == "json":
+            return error.exit_code
+        raise
+    finally:
+        if files is not None:
+            files.close()
 
 
 def choose_ports(options: LaunchOptions) -> LaunchOptions:
@@ -87,6 +129,8 @@ def choose_ports(options: LaunchOptions) -> LaunchOptions:
         return options
     if options.control and options.control.startswith("tcp://"):
         host, _, port = options.control.removeprefix("tcp://").rpartition(":")
+        if int(port) == options.port and options.host in (host.strip("[]"), *WILDCARDS):
+            raise OptionError(f"--control and --port are both {port}: choose another port for one of them.")
         usable_port("--control", host.strip("[]"), int(port))
     return replace(options, port=usable_port("--port", options.host, options.port))
 
@@ -96,7 +140,17 @@ def orders_of(options: LaunchOptions, topology: Topology, surroundings: Surround
         options.restart_attempts, options.restart_window, options.restart_delay, options.restart_max_delay
     )
     limits = HealthLimits(start=options.start_timeout)
-    return Orders(topology, child_command(), surroundings.for_child, policy, limits, options.drain_timeout)
+    gpus = any(child.device.startswith("cuda") for child in topology.children)
+    return Orders(
+        topology,
+        child_command(),
+        surroundings.for_child,
+        policy,
+        limits,
+        options.drain_timeout,
+        options.self_test,
+        shutil.which(TOOL) if gpus else None,
+    )
 
 
 def show_plan(topology: Topology) -> None:

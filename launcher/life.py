@@ -12,11 +12,12 @@ from typing import Any
 
 from pontil.launcher.health import Signs
 from pontil.launcher.line_pipe import LinePipe
-from pontil.launcher.reports import Failed, Heartbeat, Ready, Report, decode
+from pontil.launcher.reports import Failed, Heartbeat, Progress, Ready, Report, Tested, decode
 from pontil.launcher.topology import ChildPlan
 
 # What one pipe takes without a reader; a configuration is far smaller.
 PIPE_BYTES = 65536
+STDERR = 2
 
 
 class Life:
@@ -32,7 +33,7 @@ class Life:
         (reports, report_end), (output, output_end), (command_end, commands) = os.pipe(), os.pipe(), os.pipe()
         given = [config, report_end, *([command_end] if plan.takes_commands else [])]
         flags = [f"--{name}-fd={fd}" for name, fd in zip(("config", "report", "commands"), given, strict=False)]
-        written = None if plan.keeps_terminal else output_end
+        written = None if plan.keeps_terminal and os.isatty(STDERR) else output_end
         try:
             self.process = subprocess.Popen(
                 [*command, plan.name, f"--parent={os.getpid()}", *flags],
@@ -51,7 +52,15 @@ class Life:
         self.outbox = b""
         self.signs = Signs(started_at=now, last_beat=now)
         self.ready: Ready | None = None
+        self.start_seconds: float | None = None
         self.failure: str | None = None
+        # What it last said that it was doing, and what the supervisor kills it for.
+        self.progress: str | None = None
+        self.complaint: str | None = None
+        # Of a proxy: how many self-tests it was asked for, whether the last is wanted, and its answer.
+        self.tests = 0
+        self.testing = False
+        self.tested: Tested | None = None
         # The topology rows this process was last sent, so that it gets each change once.
         self.told: list[dict[str, Any]] | None = None
 
@@ -61,10 +70,15 @@ class Life:
         for report in heard:
             if isinstance(report, Heartbeat):
                 self.signs = replace(self.signs, last_beat=now, step_age=report.age, working=report.working)
+            elif isinstance(report, Progress):
+                self.progress = report.text
+            elif isinstance(report, Tested) and self.testing and report.number == self.tests:
+                self.tested = report
             elif isinstance(report, Failed):
                 self.failure = report.reason
             elif isinstance(report, Ready):
                 self.ready = report
+                self.start_seconds = self.start_seconds or now - self.signs.started_at
                 self.signs = replace(self.signs, last_beat=now)
         if self.reports.closed and self.signs.closed_at is None:
             self.signs = replace(self.signs, closed_at=now)

@@ -1,30 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """The options of a launch, each declared once, and the one place that reads the environment.
 
-A field's type, default, help and reader make both the flag and the key of the configuration file: flags win over the
-file, the file over the defaults.
+A field's type, default, help and reader make the flag, the key of the configuration file and the variable of the
+environment (sources.py says which wins).
 """
 
-import difflib
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from pontil.launcher.devices import DeviceItem
-from pontil.launcher.errors import OptionError
 from pontil.launcher.readers import Reader, choice, devices, endpoint, seconds, size, switch, text, whole
+from pontil.launcher.sources import Setting, settle
 from pontil.launcher.surroundings import Surroundings
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Role = Literal["all", "proxy", "prefill", "decode", "mixed"]
 LOOPBACK = ("localhost", "::1")
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 def flag(section: str, default: Any, meaning: str, read: Reader, metavar: str = "") -> Any:
@@ -61,7 +56,7 @@ class LaunchOptions:
         "|".join(ROLES),
     )  # fmt: skip
     prefill: tuple[DeviceItem, ...] | None = flag(
-        PROCESSES, None, "Prefill workers, one per item: 0 or cuda:0, cpu, cpu:0-3, cpu*2; none for none.",
+        PROCESSES, None, "Prefill workers, one per item: 0 or cuda:0, 0+1, cpu, cpu:0-3, cpu*2; none for none.",
         devices, "LIST",
     )  # fmt: skip
     decode: tuple[DeviceItem, ...] | None = flag(PROCESSES, None, "Decode workers, in the same way.", devices, "LIST")
@@ -78,11 +73,18 @@ class LaunchOptions:
     join: str | None = flag(
         NETWORK, None, "Start workers only, for the proxy whose --control this is.", endpoint, "ENDPOINT"
     )
+    keys: str | None = flag(
+        NETWORK, None, "Key file, the same on every host, that protects what crosses a network.", text, "FILE"
+    )
     insecure: bool = flag(
         NETWORK, False, "Let control and KV cross a network without keys; only on one you trust.", switch
     )
     disagg: str = flag(
-        ENGINE, "always", "Whether prefill and decode are split.", choice("always", "never"), "always|never"
+        ENGINE,
+        "auto",
+        "Whether prefill and decode are split; auto: not while prefill workers have too much to do.",
+        choice("auto", "always", "never"),
+        "auto|always|never",
     )
     max_num_seqs: int = flag(ENGINE, 64, "Sequences a worker runs at once.", whole(1, 65536), "COUNT")
     max_num_batched_tokens: int = flag(ENGINE, 256, "Tokens a worker computes in one step.", whole(1), "TOKENS")
@@ -111,6 +113,15 @@ class LaunchOptions:
         "auto|torch|SET",
     )  # fmt: skip
     log_level: str = flag(SUPERVISION, "info", "Least severity that is logged.", choice(*LEVELS), "|".join(LEVELS))
+    log_format: Literal["text", "json"] = flag(
+        SUPERVISION, "text", "Log lines for people or for programs.", choice("text", "json"), "text|json"
+    )
+    log_dir: str | None = flag(SUPERVISION, None, "Keep a log file of each process here too.", text, "FOLDER")
+    log_size: int = flag(SUPERVISION, 16 << 20, "Size at which a log file is put aside.", size, "SIZE")
+    log_files: int = flag(SUPERVISION, 5, "Log files put aside that are kept of each process.", whole(0, 1000), "COUNT")
+    self_test: bool = flag(
+        SUPERVISION, True, "Send one request through every pair of workers before serving is announced.", switch
+    )
     start_timeout: float = flag(SUPERVISION, 600.0, "Longest time to ready of a process.", seconds, "SECONDS")
     usage_log: str | None = flag(
         SUPERVISION, None, "Keep the usage of every request in this SQLite file; `pontil usage` reads it.", text, "FILE"
@@ -137,41 +148,18 @@ def flag_name(declared: Field[Any]) -> str:
     return declared.name.replace("_", "-")
 
 
-def read_options(given: Mapping[str, Any], config: Path | None = None) -> LaunchOptions:
-    """The options from flags (by field name, absent ones None) over a configuration file. Raises OptionError."""
-    declared = {flag_name(each): each for each in fields(LaunchOptions)}
-    values: dict[str, Any] = {}
-    if config is not None:
-        for key, value in load_config(config).items():
-            if key not in declared:
-                raise OptionError(f"{config.name} has an unknown key {key!r}{nearest(key, declared)}")
-            values[declared[key].name] = checked(declared[key], value, f"{key} in {config.name}")
-    for name, each in declared.items():
-        if given.get(each.name) is not None:
-            values[each.name] = checked(each, given[each.name], f"--{name}")
-    return LaunchOptions(**values)
+def read_settings(
+    given: Mapping[str, Any], config: Path | None = None, variables: Mapping[str, str] = NOTHING
+) -> list[Setting]:
+    """Every option with where its value comes from: flags (`given`, by field name, absent ones None), the environment's
+    `variables`, the configuration file. Raises OptionError."""
+    return settle({flag_name(each): each for each in fields(LaunchOptions)}, given, config, variables)
 
 
-def load_config(path: Path) -> dict[str, Any]:
-    try:
-        values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-        return values
-    except OSError as error:
-        raise OptionError(f"The configuration file {path} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise OptionError(f"The configuration file {path} is not valid TOML: {error}.") from error
-
-
-def nearest(key: str, known: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(key.replace("_", "-"), known, n=1, cutoff=0.5)
-    return f": did you mean {close[0]!r}?" if close else "; `launch --help` lists the known ones."
-
-
-def checked(declared: Field[Any], value: Any, name: str) -> Any:
-    try:
-        return declared.metadata["read"](value)
-    except ValueError as error:
-        raise OptionError(f"{name} {error}, not {value!r}.") from error
+def read_options(
+    given: Mapping[str, Any], config: Path | None = None, variables: Mapping[str, str] = NOTHING
+) -> LaunchOptions:
+    return LaunchOptions(**{each.field: each.value for each in read_settings(given, config, variables)})
 
 
 def read_surroundings() -> Surroundings:

@@ -63,6 +63,8 @@ def size(value: Any) -> int:
 
 
 def switch(value: Any) -> bool:
+    """Also from the texts that the environment can give."""
+    value = {"true": True, "1": True, "false": False, "0": False}.get(value, value) if isinstance(value, str) else value
     if not isinstance(value, bool):
         raise ValueError("must be true or false")
     return value

@@ -4,9 +4,10 @@
 import os
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from pontil.launcher.reports import Failed, Heartbeat, Progress, Ready, Report, encode
+from pontil.launcher.reports import Failed, Heartbeat, Progress, Ready, Report, Settled, Tested, encode
 
 BEAT = 0.5
 EXIT_ORPHANED = 71
@@ -40,8 +41,14 @@ class PipeReporter:
     def ready(self, **facts: Any) -> None:
         self.send(Ready(facts))
 
+    def tested(self, number: int, routes: Sequence[dict[str, Any]]) -> None:
+        self.send(Tested(number, list(routes)))
+
     def failed(self, reason: str) -> None:
         self.send(Failed(reason))
+
+    def settled(self, order: int, drained: bool) -> None:
+        self.send(Settled(order, drained))
 
     def stepped(self, number: int, working: bool) -> None:
         self.last_step = (number, time.monotonic(), working)

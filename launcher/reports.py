@@ -30,14 +30,37 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class Tested:
+    """From the proxy, the answer to the command `self_test` of that number: of each way that a request can go `route`,
+    and as far as they are known `bytes` of KV pulled, `seconds` of copying them, and `error`."""
+
+    number: int
+    routes: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The child cannot do what it was asked to, for this reason (one sentence), and exits."""
 
     reason: str
 
 
-Report = Progress | Ready | Heartbeat | Failed
-KINDS: dict[str, type[Report]] = {"progress": Progress, "heartbeat": Heartbeat, "failed": Failed}
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A worker obeys the order of this number, and its proxy knows; `drained`: it has nothing and gets nothing."""
+
+    order: int
+    drained: bool
+
+
+Report = Progress | Ready | Heartbeat | Tested | Failed | Settled
+KINDS: dict[str, type[Report]] = {
+    "progress": Progress,
+    "heartbeat": Heartbeat,
+    "tested": Tested,
+    "failed": Failed,
+    "settled": Settled,
+}
 
 
 def encode(report: Report) -> bytes:

@@ -6,20 +6,23 @@ what another needs.
 """
 
 import ctypes
+import faulthandler
 import json
 import logging
 import os
 import signal
 import sqlite3
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from pontil.launcher.death import EXIT_GPU_FAULT, gpu_fault
 from pontil.launcher.errors import LaunchError, RefusedError
+from pontil.launcher.log_line import PipeFormatter, TextFormatter
 from pontil.launcher.reporter import EXIT_ORPHANED, PipeReporter
 from pontil.launcher.topology import WORKER_ROLES
 from pontil.runtime.errors import IncompatiblePeer, PontilError
@@ -45,6 +48,7 @@ class Inheritance:
 
 def run_child(inherited: Inheritance, bodies: "Mapping[str, Body] | None" = None) -> int:
     """Be the process that the configuration pipe describes. The exit code."""
+    faulthandler.enable()
     die_with_parent(inherited.parent)
     keep_from_grandchildren(inherited)
     with os.fdopen(inherited.config) as pipe:
@@ -59,7 +63,7 @@ def run_child(inherited: Inheritance, bodies: "Mapping[str, Body] | None" = None
 
 def run_role(told: dict[str, Any], reporter: Reporter, commands: int | None, bodies: Mapping[str, Body]) -> int:
     config = told["config"]
-    start_logging(config.get("log_level", "info"))
+    start_logging(config.get("log_level", "info"), config.get("name", told["role"]))
     try:
         if told["role"] in WORKER_ROLES:
             os.sched_setaffinity(0, told["cores"])
@@ -67,10 +71,10 @@ def run_role(told: dict[str, Any], reporter: Reporter, commands: int | None, bod
     except PontilError as error:
         reporter.failed(str(error))
         return RefusedError.exit_code if isinstance(error, IncompatiblePeer) else EXIT_FAILED
-    except Exception:
+    except Exception as error:
         # The outermost frame of every child: a fault of ours is logged whole and told by the exit code.
         logging.getLogger("pontil").exception("%s ended by a fault of its own", config.get("name", told["role"]))
-        return EXIT_BROKEN
+        return EXIT_GPU_FAULT if gpu_fault(str(error).splitlines()) else EXIT_BROKEN
     return 0
 
 
@@ -100,18 +104,21 @@ def keep_from_grandchildren(inherited: Inheritance) -> None:
             os.set_inheritable(descriptor, False)
 
 
-def start_logging(level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+def start_logging(level: str, process: str) -> None:
+    """Whole records for the supervisor's pipe; text for a process that has the terminal to itself."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(TextFormatter(process) if sys.stderr.isatty() else PipeFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) -> None:
-    """Find the model, fetching it at need, and report where it is."""
+    """Find the model, fetching it at need, see that it fits the memory, and report where it is."""
     die_with_group()
     from pontil.runtime.loaders.builtin import resolve_model
+    from pontil.runtime.worker.footprint import Demand, check_memory
 
     path = resolve_model(config["model"], Path(config["cache_dir"]))
+    check_memory(path, Demand(**config["demand"]))
     reporter.ready(path=str(path.resolve()))
 
 
@@ -119,7 +126,7 @@ def work(config: dict[str, Any], reporter: Reporter, commands: int | None) -> No
     from pontil.runtime.config import worker_config
     from pontil.runtime.worker.worker import run_worker
 
-    run_worker(worker_config(config), reporter)
+    run_worker(worker_config(config), reporter, commands)
 
 
 def serve(config: dict[str, Any], reporter: Reporter, commands: int | None) -> None:
@@ -152,6 +159,14 @@ def audit_usage(path: Path, live: Mapping[str, Any] | None) -> list[tuple[bool, 
             return [(one.equal, one.text) for one in audit(database, live)]
     except (PontilError, sqlite3.Error) as error:
         raise LaunchError(f"{error}.") from None
+
+
+def examine_machine(parent: int, cache: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What only a process that loads torch can know of this machine, part by part. It ends with its parent."""
+    die_with_parent(parent)
+    from pontil.runtime.worker.examination import examine
+
+    yield from examine(cache)
 
 
 BODIES: Mapping[str, Body] = {"prepare": prepare, "proxy": serve, **dict.fromkeys(WORKER_ROLES, work)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that speak to a running server: `chat` and `status`."""
+"""The command that speaks to a running server: `chat`."""
 
 import click
 
@@ -22,15 +22,3 @@ def chat(question: str | None, url: str, model: str | None, max_tokens: int, tem
     else:
         conversation.say(question, lambda piece: click.echo(piece, nl=False))
         click.echo()
-
-
-@click.command()
-@click.option("--url", default=SERVER, show_default=True, help="Address of the server.")
-def status(url: str) -> None:
-    """Show the processes of a running server."""
-    from pontil.launcher.chat import fetch
-
-    for row in fetch(url, "/admin/topology")["processes"]:
-        load = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in row.get("load", {}).items())
-        told = row.get("reason", load)
-        click.echo(f"{row['name']:<12} {row['state'].lower():<9} {row['device']:<8} pid {row['pid'] or '-':<8} {told}")

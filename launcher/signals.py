@@ -46,5 +46,14 @@ class SignalPipe:
             return []
 
 
+def has_terminal() -> bool:
+    """Whether there is a terminal to this process, which a hang-up takes away."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
 def noted(number: int, frame: FrameType | None) -> None:
     """The wakeup descriptor has it already; without a handler there would be no wakeup."""

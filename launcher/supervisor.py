@@ -8,20 +8,33 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pontil.launcher.child import Child, Death
-from pontil.launcher.child_state import ChildState
+from pontil.launcher.change_desk import ChangeDesk, Ground
+from pontil.launcher.changes import Limits
+from pontil.launcher.child import Child
+from pontil.launcher.child_state import ChildState, Duty
 from pontil.launcher.console import Console
+from pontil.launcher.control_socket import NAME, ControlSocket
+from pontil.launcher.devices import Machine
 from pontil.launcher.errors import LaunchError
 from pontil.launcher.health import HealthLimits
 from pontil.launcher.line_pipe import LinePipe
+from pontil.launcher.notify import Notifier, Phase
+from pontil.launcher.oom import OomWatch, kill_counter
+from pontil.launcher.overview import example, overview
+from pontil.launcher.recovery import Recovery
+from pontil.launcher.reload import Reloader
 from pontil.launcher.reports import Progress, Ready, Report
 from pontil.launcher.restart import RestartPolicy
 from pontil.launcher.run_directory import RunDirectory
-from pontil.launcher.signals import SignalPipe
+from pontil.launcher.self_test import SelfTest
+from pontil.launcher.signals import SignalPipe, has_terminal
+from pontil.launcher.table import Table
 from pontil.launcher.topology import ChildPlan, Topology
 
 # How long a stopped child may go unnoticed when nothing else happens.
 PATIENCE = 0.5
+# After so long without a look at the children their silence proves nothing: nobody listened.
+ABSENCE = 1.5
 # What the proxy gets beyond its drain timeout to say goodbye.
 DRAIN_MARGIN = 2.0
 # From SIGTERM to SIGKILL, and from SIGKILL to giving up on a process that the kernel holds.
@@ -31,7 +44,9 @@ KILL_GRACE = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What a supervisor is told. `command` starts a child; `environment` makes a child's from its thread count."""
+    """What a supervisor is told. `command` starts a child; `environment` makes a child's from its thread count;
+    `gpu_tool` tells of memory on GPUs, where there are any. On `machine` more workers may come; `shares_devices` says
+    whether several may use one device."""
 
     topology: Topology
     command: Sequence[str]
@@ -39,28 +54,45 @@ class Orders:
     policy: RestartPolicy = RestartPolicy()
     limits: HealthLimits = HealthLimits()
     drain_timeout: float = 30.0
+    self_test: bool = False
+    gpu_tool: str | None = None
+    machine: Machine | None = None
+    shares_devices: bool = False
+    reloader: Reloader | None = None
 
 
 class Supervisor:
     """Everything happens on the main thread, woken by the children's pipes and by signals."""
 
-    def __init__(self, orders: Orders, console: Console, directory: RunDirectory) -> None:
+    def __init__(
+        self, orders: Orders, console: Console, directory: RunDirectory, notifier: Notifier | None = None
+    ) -> None:
         self.orders = orders
         self.console = console
         self.directory = directory
+        self.notifier = notifier or Notifier({})
         self.clock = time.monotonic
         self.selector = selectors.DefaultSelector()
+        self.oom = OomWatch(kill_counter())
+        self.table = Table(orders.gpu_tool)
+        self.recovery = Recovery(orders.policy, console)
         self.children: list[Child] = []
         self.asked: list[int] = []
         self.failure: LaunchError | None = None
-        self.announced = False
-        self.began = self.clock()
+        self.self_test = SelfTest(orders.self_test)
+        self.announced = self.monitors = False
+        self.began = self.looked = self.clock()
+        self.had_terminal = has_terminal()
+        limits = Limits(orders.drain_timeout, orders.limits.start)
+        self.desk = ChangeDesk(self, Ground(orders.topology, orders.machine, orders.shares_devices, limits))
+        self.control = ControlSocket(directory.path / NAME, self.selector, self.desk.take)
 
     def run(self) -> int:
         """Serve until told to end. The exit code; raises LaunchError when the launch failed by itself."""
         try:
             with SignalPipe() as signals:
                 self.selector.register(signals, selectors.EVENT_READ, lambda: self.obey(signals.take()))
+                self.control.open()
                 self.start(self.prepare())
                 self.monitor()
                 self.drain()
@@ -80,6 +112,13 @@ class Supervisor:
         return self.asked == [signal.SIGTERM] and self.failure is None
 
     @property
+    def phase(self) -> Phase:
+        """As a service manager sees it."""
+        if not self.serving:
+            return Phase.STOPPING
+        return Phase.SERVING if self.announced else Phase.STARTING
+
+    @property
     def exit_code(self) -> int:
         return 0 if self.draining else 128 + self.asked[-1]
 
@@ -89,7 +128,7 @@ class Supervisor:
 
     @property
     def proxies(self) -> list[Child]:
-        return [child for child in self.children if child.plan.takes_commands]
+        return [child for child in self.children if child.plan.is_proxy]
 
     # The verbs of run().
 
@@ -116,9 +155,12 @@ class Supervisor:
                 self.spawn(child)
 
     def monitor(self) -> None:
+        self.monitors = True
         while self.serving:
             self.pump()
             self.reconcile(self.clock())
+        self.monitors = False
+        self.desk.close()
 
     def drain(self) -> None:
         """The proxy admits nothing more and ends when its requests have; without one here, the workers are asked."""
@@ -130,7 +172,7 @@ class Supervisor:
         for child in leaders:
             self.ask_to_drain(child)
         deadline = self.clock() + self.orders.drain_timeout + DRAIN_MARGIN
-        while self.draining and any(child.alive for child in leaders) and self.clock() < deadline:
+        while self.draining and any(map(has_work, leaders)) and self.clock() < deadline:
             self.pump()
 
     def terminate(self) -> None:
@@ -146,8 +188,11 @@ class Supervisor:
     def cleanup(self) -> None:
         for child in self.living:
             child.kill()
+        self.table.close()
+        self.control.close()
         self.selector.close()
         self.directory.remove()
+        self.notifier.close()
 
     # What they are made of.
 
@@ -172,26 +217,51 @@ class Supervisor:
         for key, _ in self.selector.select(self.patience()):
             key.data()
         now = self.clock()
+        self.excuse_silence(now)
         for child in self.living:
             if child.life and child.life.has_ended():
                 self.bury(child, now)
             elif complaint := child.complaint(self.orders.limits, now):
                 self.console.line(f"{child.name} {complaint}: killing it")
-                child.kill()
-        self.tell_proxies()
+                child.kill(complaint)
+        self.oom.look(now)
+        self.tell_proxies(self.table.rows(self.children, now))
+        self.control.flush()
+        self.notifier.tick(self.phase, now)
+
+    def excuse_silence(self, now: float) -> None:
+        if now - self.looked > ABSENCE:
+            for child in self.living:
+                child.excuse_silence(now)
+        self.looked = now
 
     def patience(self) -> float:
         waits = [child.due - self.clock() for child in self.children if child.state is ChildState.BACKOFF]
         return max(0.0, min([PATIENCE, *waits])) if self.serving else PATIENCE
 
     def obey(self, signals: Sequence[int]) -> None:
-        """SIGCHLD only wakes."""
-        self.asked += [number for number in signals if number != signal.SIGCHLD]
+        """SIGCHLD only wakes, and SIGHUP reloads, unless it tells of a terminal that is gone."""
+        for number in signals:
+            if number == signal.SIGHUP and has_terminal() == self.had_terminal:
+                self.reload()
+            elif number != signal.SIGCHLD:
+                self.asked.append(number)
+
+    def reload(self) -> Sequence[str]:
+        """In words, what became of it."""
+        reloader = self.orders.reloader if self.monitors else None
+        self.notifier.reloading()
+        said = reloader.reload(self.children) if reloader else ["Nothing was reloaded: the launch is still starting."]
+        for text in said:
+            self.console.line(f"reload: {text}")
+        self.notifier.reloaded()
+        return said
 
     def hear(self, child: Child, pipe: LinePipe) -> None:
         lines = pipe.read()
         if pipe.closed:
             self.selector.unregister(pipe)
+            self.console.settle(child.name)
         was_ready = child.state is ChildState.READY
         for report in child.hear(lines, self.clock()):
             self.show(child, report, was_ready)
@@ -202,14 +272,15 @@ class Supervisor:
         elif isinstance(report, Ready) and child.life and child.plan.role != "prepare" and not was_ready:
             took = self.clock() - child.life.signs.started_at
             facts = "".join(f", {name.replace('_', ' ')} {value}" for name, value in report.facts.items())
+            self.console.settle(child.name)
             self.console.child_line(child.name, f"ready after {took:.1f} s{facts}")
 
     def echo(self, child: Child, pipe: LinePipe) -> None:
         lines = pipe.read()
         if pipe.closed:
             self.selector.unregister(pipe)
-        for text in child.keep(lines):
-            self.console.child_line(child.name, text)
+        for entry in child.keep(lines):
+            self.console.entry(entry)
 
     def bury(self, child: Child, now: float) -> None:
         """What a dead child had still written counts: it may say why it died."""
@@ -219,65 +290,61 @@ class Supervisor:
             if not pipe.closed:
                 self.selector.unregister(pipe)
         child.hear(life.reports.read_rest(), now)
-        for text in child.keep(life.output.read_rest()):
-            self.console.child_line(child.name, text)
-        child.bury(now)
+        for entry in child.keep(life.output.read_rest()):
+            self.console.entry(entry)
+        child.bury(now, self.oom)
 
     def reconcile(self, now: float) -> None:
-        """Towards what was planned: the dead wait and start again, and the whole is announced when it is whole."""
+        """Towards what is planned: the dead wait and start again, and the whole is announced when it is whole."""
         for child in self.children:
-            if child.state is ChildState.EXITED:
-                self.answer_death(child, child.deaths[-1], now)
+            if child.state is ChildState.EXITED and not child.dismissed:
+                self.failure = self.failure or self.recovery.answer(child, self.children, self.announced, now)
+        self.desk.advance(now)
+        self.control.flush()
+        for child in self.children:
             if child.is_due(now) and self.serving:
                 self.spawn(child)
-        if not self.announced and all(child.state is ChildState.READY for child in self.children):
-            self.announce(now)
+        self.open(now)
 
-    def answer_death(self, child: Child, death: Death, now: float) -> None:
-        if death.failure is not None and not child.ever_ready and not self.announced:
-            self.failure = death.error(f"{child.name} could not start: {death.failure}")
+    def open(self, now: float) -> None:
+        """From everybody ready, by way of the self-test, to the announcement."""
+        whole = all(child.state is ChildState.READY for child in self.children)
+        if self.announced or whole:
+            self.self_test.ask(self.proxies, now)
+        else:
+            self.self_test.forget(self.proxies)
+        if self.announced or not whole:
             return
-        delay = None if death.refused else self.orders.policy.delay([each.at for each in child.deaths], now)
-        child.wait_or_give_up(delay, now)
-        if delay is not None:
-            self.console.line(f"{child.name} {death.describe()}; starting it again in {delay:.1f} s")
-            return
-        self.console.line(f"{child.name} {death.describe()} and is given up; its last lines were:")
-        for text in child.last_lines:
-            self.console.child_line(child.name, text)
-        self.check_anything_serves(child)
+        results = self.self_test.results(self.proxies)
+        if complaint := self.self_test.complaint(results, now, self.orders.limits.start):
+            self.failure = LaunchError(complaint)
+        elif results is not None:
+            self.announce(now, results)
 
-    def check_anything_serves(self, lost: Child) -> None:
-        """One child's end never ends another, but a launch that can serve nobody ends."""
-        workers = [child for child in self.children if child not in self.proxies]
-        if lost in self.proxies:
-            self.failure = LaunchError("The proxy keeps dying: nobody can be served (see its last lines above).")
-        elif all(child.state is ChildState.GIVEN_UP for child in workers):
-            error = lost.deaths[-1].error
-            self.failure = error("Every worker is given up: nobody can be served (see the last lines above).")
-
-    def announce(self, now: float) -> None:
+    def announce(self, now: float, results: Sequence[dict[str, Any]]) -> None:
         self.announced = True
+        self.console.settle()
         topology = self.orders.topology
-        for child in self.children:
-            self.console.line(f"  {child.plan.describe()}  pid {child.row['pid']}")
+        for line in overview(self.children, results):
+            self.console.line(line)
         where = f"ready on {topology.url}" if topology.url else f"ready, joined {topology.control}"
         self.console.line(f"{where} after {now - self.began:.1f} s")
+        if topology.url and self.console.terminal:
+            self.console.line(example(topology.url, topology.served))
 
     def ask_to_drain(self, child: Child) -> None:
-        if child.life and child.plan.takes_commands:
+        if child.life and child.plan.is_proxy:
             child.move(ChildState.DRAINING)
             child.life.send({"kind": "drain", "timeout": self.orders.drain_timeout})
         else:
-            child.stop()
+            child.assign(child.plan.role, self.orders.drain_timeout)
 
-    def tell_proxies(self) -> None:
+    def tell_proxies(self, rows: list[dict[str, Any]]) -> None:
         """Each living proxy gets each new table once; one that does not read gets the newest when it does."""
-        rows: list[dict[str, Any]] = [child.row for child in self.children]
-        for child in self.proxies:
+        for child in self.living:
             if child.life:
                 child.life.flush()
-                if child.life.told != rows and not child.life.outbox:
+                if child.plan.is_proxy and child.life.told != rows and not child.life.outbox:
                     child.life.told = rows
                     child.life.send({"kind": "table", "rows": rows})
 
@@ -285,3 +352,8 @@ class Supervisor:
         deadline = self.clock() + grace
         while self.living and patient() and self.clock() < deadline:
             self.pump()
+
+
+def has_work(child: Child) -> bool:
+    """Whether one that was asked to drain has not: a proxy ends then, a worker says so."""
+    return child.alive and child.duty is not Duty.DRAINED

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plan: which processes a launch runs, where, and with which configuration. Nothing here acts."""
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pontil.launcher.devices import DeviceItem, Machine, Seat, assign, spell
+from pontil.launcher.devices import JOIN, DeviceItem, Machine, Seat, assign, spell
 from pontil.launcher.errors import OptionError
 from pontil.launcher.options import LOOPBACK, LaunchOptions
 from pontil.launcher.ports import address_towards
@@ -20,17 +21,27 @@ WORKER_ROLES = ("prefill", "decode", "mixed")
 
 @dataclass(frozen=True, slots=True)
 class ChildPlan:
-    """One process. `config` holds the fields of runtime.config's WorkerConfig or ProxyConfig as JSON values."""
+    """One process. `config` holds the fields of runtime.config's WorkerConfig or ProxyConfig as JSON values. There may
+    be keys among them: it is never shown whole."""
 
     name: str
     role: str
     device: str
     cores: tuple[int, ...]
-    config: dict[str, Any]
+    config: dict[str, Any] = field(repr=False)
+
+    @property
+    def is_proxy(self) -> bool:
+        return self.role == "proxy"
+
+    @property
+    def ranks(self) -> int:
+        """Processes that will share the model's tensors, one for each device."""
+        return len(self.device.split(JOIN))
 
     @property
     def takes_commands(self) -> bool:
-        return self.role == "proxy"
+        return self.role != "prepare"
 
     @property
     def keeps_terminal(self) -> bool:
@@ -42,23 +53,33 @@ class ChildPlan:
         """How many threads a math library may start; None leaves it to the library."""
         return len(self.cores) if self.role in WORKER_ROLES else None
 
+    def with_keys(self, secret: str | None) -> "ChildPlan":
+        return replace(self, config={**self.config, "keys": secret})
+
     def describe(self) -> str:
-        return f"{self.name:<12} {self.device:<8} cores {spell(self.cores)}"
+        ranks = f"  {self.ranks} ranks" if self.ranks > 1 else ""
+        return f"{self.name:<12} {self.device:<8} cores {spell(self.cores)}{ranks}"
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Every process of one launch: `prepare` runs first, alone, and finds the model; then the children start."""
+    """Every process of one launch: `prepare` runs first, alone, and finds the model; then the children start. `served`
+    is what clients call the model."""
 
     prepare: ChildPlan
     children: tuple[ChildPlan, ...]
     control: str
     url: str | None
+    served: str = ""
 
     def with_model(self, path: str) -> "Topology":
         """The same plan with the model's name replaced by where it was found."""
         found = tuple(replace(child, config={**child.config, "model": path}) for child in self.children)
         return replace(self, children=found)
+
+    def with_keys(self, secret: str | None) -> "Topology":
+        """The same plan with the keys that protect its network, if it has any. Who looks for the model needs none."""
+        return replace(self, children=tuple(child.with_keys(secret) for child in self.children))
 
 
 def plan(options: LaunchOptions, machine: Machine, run: Path, cache: Path) -> Topology:
@@ -71,10 +92,39 @@ def plan(options: LaunchOptions, machine: Machine, run: Path, cache: Path) -> To
     proxies = [] if options.join else [plan_proxy(options, machine, control)]
     check_endpoints([control, *(worker.config["peer_endpoint"] for worker in workers)])
     children = tuple(replace(child, config={**child.config, "cache_dir": str(cache)}) for child in proxies + workers)
-    search = {"model": options.model, "cache_dir": str(cache), "log_level": options.log_level}
+    search = {
+        "model": options.model,
+        "cache_dir": str(cache),
+        "log_level": options.log_level,
+        "demand": plan_demand(options, workers, machine),
+    }
     prepare = ChildPlan("prepare", "prepare", "cpu", machine.cores, search)
     url = None if options.join else f"http://{url_host(options.host)}:{options.port}"
-    return Topology(prepare, children, control, url)
+    return Topology(prepare, children, control, url, served_name(options))
+
+
+def plan_demand(options: LaunchOptions, workers: Sequence[ChildPlan], machine: Machine) -> dict[str, Any]:
+    """What the child that finds the model compares with the memory there is."""
+    return {
+        "dtype": options.dtype,
+        "quantization": options.quantization,
+        "max_model_len": options.max_model_len,
+        "kv_cache_memory": options.kv_cache_memory,
+        "block_size": options.block_size,
+        "workers": Counter(worker.device for worker in workers),
+        "gpu_memory": {f"cuda:{gpu}": free for gpu, free in enumerate(machine.gpu_memory) if free is not None},
+    }
+
+
+def check_startable(topology: Topology) -> None:
+    """Raises OptionError for what can be planned and not be started yet."""
+    for child in topology.children:
+        if child.ranks > 1:
+            apart = child.device.replace(JOIN, ",")
+            raise OptionError(
+                f"{child.name} is planned over {child.device}, and tensor parallelism comes later: "
+                f"give each worker one device (--{child.role} {apart} are {child.ranks} workers)."
+            )
 
 
 def check_lists(options: LaunchOptions) -> None:
@@ -98,10 +148,12 @@ def check_join(options: LaunchOptions) -> None:
 def check_exposure(options: LaunchOptions, control: str) -> None:
     """Nothing crosses a network unprotected unless that was asked for."""
     host = host_of(control)
-    if host is not None and not is_loopback(host) and not options.insecure:
+    if options.keys and options.insecure:
+        raise OptionError("--keys protects what --insecure leaves open: give one of the two.")
+    if host is not None and not is_loopback(host) and not options.keys and not options.insecure:
         raise OptionError(
-            f"{control} crosses a network, and there are no keys yet to protect it: "
-            "give --insecure if everyone on that network may read and send requests, or stay on loopback."
+            f"{control} crosses a network: give --keys FILE, the same on every host (`pontil keys new` makes it), or "
+            "--insecure if everyone on that network may read and send requests."
         )
 
 
@@ -135,15 +187,15 @@ def wanted_items(options: LaunchOptions, machine: Machine) -> dict[str, tuple[De
 
 def default_item(role: str, taken: Sequence[DeviceItem], machine: Machine, share: bool) -> DeviceItem:
     """A free GPU where there are GPUs, unless the rest of the launch runs on the CPU; else free cores."""
-    if not machine.gpus or (taken and all(item.gpu is None for item in taken)):
+    if not machine.gpus or (taken and not any(item.gpus for item in taken)):
         return DeviceItem()
-    free = [gpu for gpu in range(machine.gpus) if gpu not in {item.gpu for item in taken}]
+    free = [gpu for gpu in range(machine.gpus) if gpu not in {one for item in taken for one in item.gpus}]
     if not free and not share:
         raise OptionError(
             f"No GPU is left for a {role} worker (this machine has {machine.gpus}): use --role mixed (one worker for "
             f"both phases), --share-devices, or --{role} cpu."
         )
-    return DeviceItem(gpu=free[0] if free else 0)
+    return DeviceItem(gpus=(free[0] if free else 0,))
 
 
 def plan_worker(options: LaunchOptions, name: str, seat: Seat, run: Path, control: str) -> ChildPlan:
@@ -195,6 +247,7 @@ def plan_proxy(options: LaunchOptions, machine: Machine, control: str) -> ChildP
         "usage_log": options.usage_log and str(Path(options.usage_log).absolute()),
         "max_attempts": options.max_attempts,
         "failover_timeout": options.failover_timeout,
+        "awaits_self_test": options.self_test,
         "log_level": options.log_level,
     }
     return ChildPlan("proxy", "proxy", "cpu", machine.cores, config)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The frozen configuration of each kind of process. The launcher builds it once, before the first fork."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -12,7 +12,7 @@ WorkerRole = Literal["prefill", "decode", "mixed"]
 class WorkerConfig:
     """One worker process. Memory is in bytes, endpoints are zmq addresses. `transfer_host` is the address of this
     machine under which peers reach its KV blocks over TCP. In `cache_dir` is kept what is slow to derive; None keeps
-    nothing."""
+    nothing. `keys` is the system's secret (runtime/wire/keys.py), where it has one."""
 
     name: str
     role: WorkerRole
@@ -37,6 +37,7 @@ class WorkerConfig:
     transfer_host: str = "127.0.0.1"
     log_level: str = "info"
     cache_dir: str | None = None
+    keys: str | None = field(default=None, repr=False)
 
     @property
     def model_path(self) -> Path:
@@ -49,8 +50,9 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ProxyConfig:
-    """The proxy process. Times are in seconds. `cache_dir` as in WorkerConfig. Usage is kept in the file `usage_log`,
-    where one is named."""
+    """The proxy process. Times are in seconds. `cache_dir` and `keys` as in WorkerConfig. Usage is kept in the file
+    `usage_log`, where one is named. With `awaits_self_test` it is not ready before a request went through every pair of
+    workers."""
 
     host: str
     port: int
@@ -58,15 +60,17 @@ class ProxyConfig:
     served_model_name: str
     control: str
     version: str
-    disagg: Literal["always", "never"] = "always"
+    disagg: Literal["auto", "always", "never"] = "auto"
     usage_log: str | None = None
     first_byte_timeout: float = 60.0
     worker_ttl: float = 15.0
     failover_timeout: float = 120.0
     max_attempts: int = 3
     max_body_bytes: int = 32 << 20
+    awaits_self_test: bool = False
     log_level: str = "info"
     cache_dir: str | None = None
+    keys: str | None = field(default=None, repr=False)
 
     @property
     def model_path(self) -> Path:

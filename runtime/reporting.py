@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a worker or the proxy tells the process that started it how it is doing."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 
@@ -17,8 +18,16 @@ class Reporter(Protocol):
     def ready(self, **facts: Any) -> None:
         """This process can serve. Facts are JSON values worth showing, like device="cpu", blocks=512. Call once."""
 
+    def tested(self, number: int, routes: Sequence[dict[str, Any]]) -> None:
+        """What came of self-test `number`, of each way that a request can go: `route`, and as far as they are known
+        `bytes`, `seconds` and `error`."""
+
     def failed(self, reason: str) -> None:
         """This process cannot serve, for this reason (one sentence), and is about to exit."""
+
+    def settled(self, order: int, drained: bool) -> None:
+        """The supervisor's order of this number is obeyed, and the proxy knows. `drained`: nothing is left here, and
+        nothing new comes."""
 
     def stepped(self, number: int, working: bool) -> None:
         """Step `number` was made, or is about to be; `working` says that work waits. Cheap: call it at each step,

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long streams pause when a process is killed (SIGKILL), and how soon it is back.
+"""How long streams pause when a process is killed (SIGKILL) or restarted, and how soon it is back.
 
     python scripts/bench_failover.py --url http://127.0.0.1:8000 --kill decode:0 --streams 8 --rounds 5
 
 In each round the streams start together; once each has --after tokens the process is killed, by the pid that
 /admin/topology tells. A gap is the time between two events of one stream; the round's figure is the longest of all
 streams around and after the kill. `back_s` is the time from the kill until the topology shows the process READY under
-another pid. When the proxy is killed its streams end: `back_s` is then the time until one more completion was answered.
-A stream that ends with an error, or not with [DONE], is a failure.
+another pid, `start_s` how much of that the new process took to start, loading the model included. When the proxy is
+killed its streams end: `back_s` is then the time until one more completion was answered. A stream that ends with an
+error, or not with [DONE], is a failure. With --restart the worker is not killed but restarted by the command, with a
+drain timeout of 0: its streams are moved.
 Needs nothing but Python's standard library, on the host of the server.
 """
 
@@ -17,12 +19,15 @@ import json
 import os
 import signal
 import statistics
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+APP = Path(__file__).resolve().parent.parent / "app.py"
 PATIENCE = 120.0
 LOOK = 0.05
 
@@ -104,9 +109,12 @@ def round_of(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:
     for stream in streams:
         stream.start()
     wait(lambda: all(len(stream.times) >= arguments.after or not stream.is_alive() for stream in streams))
-    victim = server.row(arguments.kill)["pid"]
-    os.kill(victim, signal.SIGKILL)
-    killed = time.perf_counter()
+    victim, killed = server.row(arguments.kill)["pid"], time.perf_counter()
+    if arguments.restart:
+        words = ["restart", arguments.kill, "--drain-timeout", "0", "--port", str(server.port)]
+        subprocess.run([sys.executable, str(APP), *words], check=True, capture_output=True)
+    else:
+        os.kill(victim, signal.SIGKILL)
     is_proxy = arguments.kill == "proxy"
 
     def is_back() -> bool:
@@ -114,6 +122,8 @@ def round_of(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:
         return row.get("state") == "READY" and row["pid"] != victim and (not is_proxy or server.answers())
 
     shown: dict[str, Any] = {"back_s": round(wait(is_back) - killed, 3)}
+    if (start := server.row(arguments.kill).get("start_seconds")) is not None:
+        shown["start_s"] = start
     for stream in streams:
         stream.join()
     if not is_proxy:
@@ -127,6 +137,7 @@ def main() -> int:
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--kill", default="decode:0", help="name of a process, as /admin/topology shows it")
+    parser.add_argument("--restart", action="store_true", help="restart it by the command, and kill nothing")
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--after", type=int, default=16, help="tokens of every stream before the kill")

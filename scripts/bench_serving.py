@@ -1,12 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure a running OpenAI-compatible server over HTTP: random prompts of token ids, greedy, streamed.
+"""Measure a running OpenAI-compatible server over HTTP: prompts of random token ids, greedy, streamed.
 
     python scripts/bench_serving.py --url http://127.0.0.1:8000 --model smollm2-135m-instruct --concurrency 1 8
+    python scripts/bench_serving.py --lengths sharegpt_lengths.csv --request-rate 2 --requests 100
 
-TTFT is from sending the request to the first event with a token in it. TPOT is the time from the first to
-the last token divided by the tokens after the first. Output rate is all tokens over the wall time of the run. Tokens
-are what the server's usage says. A request that fails counts as a failure and in no other figure. One warm-up request
-comes first. Needs nothing but Python's standard library; it shares the machine with the server it measures.
+Closed loop: --concurrency streams, each of which sends its next request when its last has ended. Open loop:
+--request-rate requests a second at random (exponential) distances, whatever is still running. One warm-up request comes
+first. Answers have exactly the length asked for (ignore_eos). Needs nothing but Python's standard library; shares
+the machine with the server it measures.
+
+Definitions, printed to standard error beside the figures:
+
+  TTFT      from sending the request to the first event with a token in it
+  TPOT      of one request: from its first token to its last, divided by the tokens after the first
+  ITL       from one event of a stream to its next
+  E2E       from sending the request to its last token
+  tokens    what the server's usage says
+  output rate  all answers' tokens over the wall time of the run
+  failure   a request that ended otherwise than with its usage; it counts in no other figure
 """
 
 import argparse
@@ -17,140 +28,200 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
+
+from bench_load import Question, fixed, recorded
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One request. Times in seconds."""
+    """One request. Times in seconds; `sent` from the beginning of the run."""
 
+    sent: float
     ttft: float
     tpot: float
-    total: float
+    e2e: float
+    prompt_tokens: int
     tokens: int
-    longest_gap: float
+    gaps: tuple[float, ...]
 
 
-def ask(url: str, model: str, prompt: list[int], tokens: int) -> Timing:
+def ask(url: str, model: str, question: Question, began: float) -> Timing:
     """One streamed completion. Raises OSError, ValueError or HTTPException when it fails."""
     place = urlsplit(url)
-    connection = http.client.HTTPConnection(place.hostname or "127.0.0.1", place.port or 80, timeout=300)
+    connection = http.client.HTTPConnection(place.hostname or "127.0.0.1", place.port or 80, timeout=600)
     body = {
         "model": model,
-        "prompt": prompt,
-        "max_tokens": tokens,
+        "prompt": question.prompt,
+        "max_tokens": question.tokens,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    begun = time.perf_counter()
+    sent = time.perf_counter()
     connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
     response = connection.getresponse()
     if response.status != 200:
         raise ValueError(f"HTTP {response.status}: {response.read()[:300].decode(errors='replace')}")
-    arrivals, used = [], 0
-    for line in response:
+    arrivals, usage = read_stream(response)
+    connection.close()
+    if not arrivals or usage.get("completion_tokens", 0) < 1:
+        raise ValueError("the stream ended without tokens or usage")
+    gaps = tuple(later - earlier for earlier, later in zip(arrivals, arrivals[1:], strict=False))
+    tokens = usage["completion_tokens"]
+    tpot = (arrivals[-1] - arrivals[0]) / max(1, tokens - 1)
+    prompt_tokens = usage["prompt_tokens"]
+    return Timing(sent - began, arrivals[0] - sent, tpot, arrivals[-1] - sent, prompt_tokens, tokens, gaps)
+
+
+def read_stream(lines: http.client.HTTPResponse) -> tuple[list[float], dict[str, int]]:
+    """When each event with choices came, and the usage. Raises ValueError for an error event."""
+    arrivals: list[float] = []
+    usage: dict[str, int] = {}
+    for line in lines:
         if line.startswith(b"data: {"):
             event = json.loads(line[6:])
             if "error" in event:
                 raise ValueError(event["error"]["message"])
             if event["choices"]:
                 arrivals.append(time.perf_counter())
-            if event.get("usage"):
-                used = event["usage"]["completion_tokens"]
-    connection.close()
-    if not arrivals or used < 1:
-        raise ValueError("the answer had no tokens")
-    gaps = [later - earlier for earlier, later in zip(arrivals, arrivals[1:], strict=False)]
-    spread = (arrivals[-1] - arrivals[0]) / max(1, used - 1)
-    return Timing(arrivals[0] - begun, spread, arrivals[-1] - begun, used, max(gaps, default=0.0))
+            usage = event.get("usage") or usage
+    return arrivals, usage
 
 
 class Run:
-    """`count` requests, `concurrency` at a time."""
+    """`count` requests to one server, and what became of them."""
 
-    def __init__(self, arguments: argparse.Namespace, concurrency: int) -> None:
-        self.arguments, self.concurrency = arguments, concurrency
-        self.left = list(range(arguments.requests_per_stream * concurrency))
+    def __init__(self, url: str, model: str, questions: Iterator[Question], count: int) -> None:
+        self.url, self.model, self.questions, self.left = url, model, questions, count
         self.timings: list[Timing] = []
         self.failures: list[str] = []
         self.lock = threading.Lock()
+        self.began = time.perf_counter()
 
-    def prompt(self, number: int) -> list[int]:
-        source = random.Random(self.arguments.seed * 100_003 + self.concurrency * 1009 + number)
-        return [source.randrange(100, self.arguments.vocabulary) for _ in range(self.arguments.prompt_tokens)]
+    def next(self) -> Question | None:
+        with self.lock:
+            if not self.left:
+                return None
+            self.left -= 1
+            return next(self.questions)
 
-    def stream(self) -> None:
-        while True:
-            with self.lock:
-                if not self.left:
-                    return
-                number = self.left.pop()
-            self.one(number)
-
-    def one(self, number: int) -> None:
-        arguments = self.arguments
+    def one(self, question: Question) -> None:
         try:
-            timing = ask(arguments.url, arguments.model, self.prompt(number), arguments.output_tokens)
-        except (OSError, ValueError, http.client.HTTPException) as error:
+            timing = ask(self.url, self.model, question, self.began)
+        except (OSError, ValueError, KeyError, http.client.HTTPException) as error:
             with self.lock:
-                self.failures.append(str(error))
+                self.failures.append(str(error) or type(error).__name__)
         else:
             with self.lock:
                 self.timings.append(timing)
 
-    def measure(self) -> dict[str, object]:
-        begun = time.perf_counter()
-        threads = [threading.Thread(target=self.stream) for _ in range(self.concurrency)]
-        for thread in threads:
-            thread.start()
+    def stream(self) -> None:
+        while (question := self.next()) is not None:
+            self.one(question)
+
+    def closed_loop(self, concurrency: int) -> dict[str, Any]:
+        self.began = time.perf_counter()
+        join([threading.Thread(target=self.stream) for _ in range(concurrency)])
+        return {"concurrency": concurrency} | self.summary(time.perf_counter() - self.began)
+
+    def open_loop(self, rate: float, seed: int) -> dict[str, Any]:
+        """Requests at the moments of a Poisson process of `rate` a second."""
+        source, bell = random.Random(seed), threading.Event()
+        threads = []
+        self.began = due = time.perf_counter()
+        while (question := self.next()) is not None:
+            bell.wait(max(0.0, due - time.perf_counter()))
+            threads.append(threading.Thread(target=self.one, args=(question,)))
+            threads[-1].start()
+            due += source.expovariate(rate)
         for thread in threads:
             thread.join()
-        return self.summary(time.perf_counter() - begun)
+        return {"request_rate": rate} | self.summary(time.perf_counter() - self.began)
 
-    def summary(self, wall: float) -> dict[str, object]:
+    def summary(self, wall: float) -> dict[str, Any]:
         done = self.timings
-        figures: dict[str, object] = {
-            "concurrency": self.concurrency,
-            "requests": len(done),
-            "failures": len(self.failures),
+        figures: dict[str, Any] = {"requests": len(done), "failures": len(self.failures)}
+        if not done:
+            return figures
+        figures |= spread("ttft_ms", [one.ttft for one in done])
+        figures |= spread("tpot_ms", [one.tpot for one in done])
+        figures |= spread("itl_ms", [gap for one in done for gap in one.gaps] or [0.0])
+        figures |= spread("e2e_ms", [one.e2e for one in done])
+        longest = statistics.median(max(one.gaps, default=0.0) for one in done)
+        return figures | {
+            "longest_gap_ms_median": round(longest * 1000, 1),
+            "prompt_tokens": sum(one.prompt_tokens for one in done),
+            "output_tokens": sum(one.tokens for one in done),
+            "output_tokens_per_second": round(sum(one.tokens for one in done) / wall, 1),
+            "wall_s": round(wall, 2),
         }
-        if done:
-            figures |= {
-                "ttft_ms_median": round(statistics.median(one.ttft for one in done) * 1000, 1),
-                "tpot_ms_median": round(statistics.median(one.tpot for one in done) * 1000, 1),
-                "longest_gap_ms_median": round(statistics.median(one.longest_gap for one in done) * 1000, 1),
-                "output_tokens_per_second": round(sum(one.tokens for one in done) / wall, 1),
-            }
-        return figures
+
+
+def join(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Median and 99th percentile (nearest rank) of times in seconds, shown in milliseconds."""
+    ordered = sorted(values)
+    late = ordered[-(-len(ordered) * 99 // 100) - 1]
+    return {f"{name}_median": round(statistics.median(ordered) * 1000, 1), f"{name}_p99": round(late * 1000, 1)}
+
+
+def questions_of(arguments: argparse.Namespace, seed: int) -> Iterator[Question]:
+    if arguments.lengths:
+        return recorded(arguments.lengths, arguments.longest, arguments.vocabulary, seed)
+    return fixed(arguments.prompt_tokens, arguments.output_tokens, arguments.vocabulary, seed)
+
+
+def measure(arguments: argparse.Namespace, concurrency: int) -> Run:
+    """One run after its warm-up, its figures printed and its raw lines kept. Another run asks other questions."""
+    seed = arguments.seed * 100_003 + concurrency
+    join([threading.Thread(target=Run(arguments.url, arguments.model, questions_of(arguments, -1 - seed), 1).stream)])
+    count = arguments.requests or arguments.requests_per_stream * concurrency
+    run = Run(arguments.url, arguments.model, questions_of(arguments, seed), count)
+    rate = arguments.request_rate
+    figures = run.closed_loop(concurrency) if rate is None else run.open_loop(rate, seed)
+    print(json.dumps(figures), flush=True)
+    for reason in run.failures[:3]:
+        print(f"failed: {reason}", file=sys.stderr)
+    if arguments.raw:
+        load = {name: figures[name] for name in ("concurrency", "request_rate") if name in figures}
+        with arguments.raw.open("a") as file:
+            file.writelines(json.dumps(asdict(one) | load) + "\n" for one in run.timings)
+            file.writelines(json.dumps({"failure": reason} | load) + "\n" for reason in run.failures)
+    return run
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--requests-per-stream", type=int, default=4, help="requests each concurrent stream makes")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8], help="closed loop: streams at once")
+    parser.add_argument("--request-rate", type=float, help="open loop: requests a second")
+    parser.add_argument("--requests", type=int, help="requests of one run (default: --requests-per-stream each)")
+    parser.add_argument("--requests-per-stream", type=int, default=4)
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--output-tokens", type=int, default=64)
+    parser.add_argument("--lengths", type=Path, help="CSV of recorded turns, instead of the two above")
+    parser.add_argument("--longest", type=int, default=2048, help="longest recorded turn to ask, prompt and answer")
     parser.add_argument("--vocabulary", type=int, default=40_000, help="random token ids lie below this")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--raw", help="append every request's figures to this file, one JSON object a line")
+    parser.add_argument("--raw", type=Path, help="append each request's figures to this file, one JSON object a line")
     arguments = parser.parse_args()
-    failed = 0
-    for concurrency in arguments.concurrency:
-        Run(arguments, 1).one(-1)
-        run = Run(arguments, concurrency)
-        print(json.dumps(run.measure()), flush=True)
-        failed += len(run.failures)
-        for reason in run.failures[:3]:
-            print(f"failed: {reason}", file=sys.stderr)
-        if arguments.raw:
-            with open(arguments.raw, "a") as file:
-                file.writelines(json.dumps(asdict(one) | {"concurrency": concurrency}) + "\n" for one in run.timings)
-    return 1 if failed else 0
+    print((__doc__ or "").partition("figures:\n\n")[2], file=sys.stderr)
+    loads = arguments.concurrency if arguments.request_rate is None else [1]
+    failures = [reason for concurrency in loads for reason in measure(arguments, concurrency).failures]
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ process owns the blocks; one pull names all of them, as neighbours or shuffled, 
 object: the rate of the fastest round and the median of the rounds, in 10^9 bytes a second, after one round to warm up;
 the ways take turns within a round, so that other work on the machine hits all of them. `copy` is numpy copying the same
 blocks from memory to memory in this process, in one thread, as shm does, without a digest; `shm / copy` compares the
-fastest.
+fastest. `sealed` is tcp with keys.
 
 `overlap`: giver and taker with a prompt of 2,000 tokens in five chunks, over shared memory that is slowed to 50 MB/s.
 Computing a chunk is a pause, at --prefill-rate tokens a second. `exposed` is what is left of the transfer after the
@@ -38,13 +38,17 @@ from pontil.runtime.cache.layout import KVLayout  # noqa: E402
 from pontil.runtime.cache.storage import KVStorage  # noqa: E402
 from pontil.runtime.transfer.connector import Connector, Done, Pair, runs  # noqa: E402
 from pontil.runtime.transfer.giver import Giver, Prefilled  # noqa: E402
+from pontil.runtime.transfer.guard import Guard  # noqa: E402
 from pontil.runtime.transfer.over_auto import OverAuto  # noqa: E402
 from pontil.runtime.transfer.over_shm import Job, OverShm  # noqa: E402
 from pontil.runtime.transfer.over_tcp import OverTcp  # noqa: E402
+from pontil.runtime.transfer.passes import Pass  # noqa: E402
 from pontil.runtime.transfer.taker import Take, Taker  # noqa: E402
 
 LAYOUT = KVLayout(16, 30, 3, 64, "bfloat16")
 TIMEOUT = 60.0
+SEED = b"s" * 32
+PASS = Pass("bench.0", 0, "ab" * 32)
 
 
 def open_storage(blocks: int) -> KVStorage:
@@ -55,10 +59,14 @@ def open_storage(blocks: int) -> KVStorage:
 
 def own(blocks: int) -> None:
     """The other process: tell how our blocks can be read, and wait for the end of the input."""
-    connector = OverAuto(open_storage(blocks), lambda: None)
-    print(json.dumps(connector.register()), flush=True)
+    storage, guard = open_storage(blocks), Guard(SEED)
+    guard.passes.open(PASS, 0)
+    guard.passes.allow(PASS.transfer_id, range(1, blocks + 1))
+    connectors = OverAuto(storage, lambda: None), OverTcp(storage, lambda: None, guard=guard)
+    print(json.dumps([one.register() for one in connectors]), flush=True)
     sys.stdin.read()
-    connector.close()
+    for one in connectors:
+        one.close()
 
 
 def pairs_of(blocks: int, shuffled: bool) -> list[Pair]:
@@ -86,14 +94,19 @@ def rates(ways: dict[str, Callable[[], None]], size: int, rounds: int) -> dict[s
 class Puller:
     """Pulls from the other process and waits for the end."""
 
-    def __init__(self, storage: KVStorage, kind: type[OverShm] | type[OverTcp], descriptor: dict[str, object]) -> None:
+    def __init__(
+        self,
+        storage: KVStorage,
+        kind: Callable[[KVStorage, Callable[[], None]], Connector],
+        descriptor: dict[str, object],
+    ) -> None:
         self.bell = threading.Event()
-        self.connector: Connector = kind(storage, self.bell.set)
+        self.connector = kind(storage, self.bell.set)
         self.connector.attach("peer", descriptor)
 
     def pull(self, pairs: list[Pair]) -> None:
         self.bell.clear()
-        self.connector.pull("peer", pairs, 0)
+        self.connector.pull("peer", pairs, 0, PASS)
         if not self.bell.wait(TIMEOUT):
             raise SystemExit("a pull did not end")
         (done,) = self.connector.poll()
@@ -101,10 +114,13 @@ class Puller:
             raise SystemExit(done.error)
 
 
-def measure(descriptor: dict[str, object], blocks: int, rounds: int) -> dict[str, Any]:
+def measure(
+    descriptor: dict[str, object], sealed_descriptor: dict[str, object], blocks: int, rounds: int
+) -> dict[str, Any]:
     ours, source = open_storage(blocks), open_storage(blocks)
     read, written = source.shared.numpy(), ours.shared.numpy()
     shm, tcp = Puller(ours, OverShm, descriptor), Puller(ours, OverTcp, descriptor)
+    sealed = Puller(ours, partial(OverTcp, guard=Guard(SEED)), sealed_descriptor)
     results: dict[str, Any] = {}
     for order, shuffled in (("neighbours", False), ("shuffled", True)):
         pairs = pairs_of(blocks, shuffled)
@@ -117,11 +133,12 @@ def measure(descriptor: dict[str, object], blocks: int, rounds: int) -> dict[str
             "copy": copy,
             "shm": partial(shm.pull, pairs),
             "tcp": partial(tcp.pull, pairs),
+            "sealed": partial(sealed.pull, pairs),
         }
         results[order] = rates(ways, blocks * LAYOUT.block_bytes, rounds)
         results[order]["shm / copy"] = round(results[order]["shm"]["best"] / results[order]["copy"]["best"], 2)
-    shm.connector.close()
-    tcp.connector.close()
+    for one in (shm, tcp, sealed):
+        one.connector.close()
     return results
 
 
@@ -213,7 +230,8 @@ def main() -> None:
     owner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert owner.stdin is not None and owner.stdout is not None
     with owner, owner.stdin:
-        results = measure(json.loads(owner.stdout.readline()), args.blocks, args.rounds)
+        plain, sealed = json.loads(owner.stdout.readline())
+        results = measure(plain, sealed, args.blocks, args.rounds)
     size = args.blocks * LAYOUT.block_bytes
     results["overlap"] = overlap(2000, 5, args.prefill_rate)
     print(json.dumps({"blocks": args.blocks, "bytes": size, "unit": "GB/s", **results}, indent=1))

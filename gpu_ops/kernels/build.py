@@ -16,12 +16,22 @@ from pontil.gpu_ops.kernels.instruction_sets import InstructionSet
 
 SOURCES = Path(__file__).resolve().parent.parent / "csrc"
 MAIN = "kernels.cpp"
+PARTIAL = "partial-"
 COMPILERS = ("g++", "c++", "clang++")
 # Contraction would round differently from one copy of an expression to the next.
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared", "-pthread", "-Wno-psabi")
 COMPILE_TIMEOUT = 120.0
 LOCK_TIMEOUT = 300.0
 LOCK_POLL = 0.05
+
+# Runs a command in a group of its own, which ends with the process that asked for it: a compiler starts others.
+ATTENDED = """
+import ctypes, os, signal, subprocess, sys
+signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+sys.exit(subprocess.call(sys.argv[2:]) if os.getppid() == int(sys.argv[1]) else 1)
+"""
 
 TRIAL = """
 import ctypes, sys
@@ -60,12 +70,19 @@ def build(target: InstructionSet, cache: Path, report: Callable[[str], None]) ->
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with only_one(cache / "lock"):
+            remove_unfinished(cache)
             if not library.is_file():
                 report(f"compiling kernels for {target.name}, once")
                 compile_to(library, command)
     except OSError as error:
         raise KernelError(f"{cache} cannot be written to ({error.strerror or error})") from error
     return library
+
+
+def remove_unfinished(cache: Path) -> None:
+    """What killed processes were compiling. Whoever holds the lock is the only one that compiles."""
+    for partial in cache.glob(f"{PARTIAL}*"):
+        partial.unlink(missing_ok=True)
 
 
 def find_compiler() -> str:
@@ -84,11 +101,12 @@ def version_of(compiler: str) -> str:
 
 def compile_to(library: Path, command: list[str]) -> None:
     """The library gets its name when it is whole, whatever happens meanwhile."""
-    partial = library.with_name(f"partial-{os.getpid()}")
+    partial = library.with_name(f"{PARTIAL}{os.getpid()}")
     try:
         done = subprocess.run(
-            [*command, str(SOURCES / MAIN), "-o", str(partial)], capture_output=True, text=True, timeout=COMPILE_TIMEOUT
-        )
+            [sys.executable, "-S", "-c", ATTENDED, str(os.getpid()), *command, str(SOURCES / MAIN), "-o", str(partial)],
+            capture_output=True, text=True, timeout=COMPILE_TIMEOUT, start_new_session=True,
+        )  # fmt: skip
         if done.returncode:
             first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[-200:])
             raise KernelError(f"{command[0]} refused them ({first.strip()})", is_about_one_set=True)

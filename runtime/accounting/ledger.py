@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from pontil.runtime.accounting.book import Book, Folded, stated_count
 from pontil.runtime.accounting.counts import DECODE, PREFILL, Usage
 
-# Why an id that was generated was not delivered; "late" ones belong to no open request and are booked by worker only.
-AFTER_END, BEYOND_BUDGET, BROKEN, REPEATED, LATE = "after_end", "beyond_budget", "broken", "repeated", "late"
-DISCARDS = (AFTER_END, BEYOND_BUDGET, BROKEN, REPEATED, LATE)
+# Why an id that was generated was not delivered.
+AFTER_END, BEYOND_BUDGET, BROKEN, REPEATED = "after_end", "beyond_budget", "broken", "repeated"
+# Those belong to no request that anybody sees, and are booked by worker only.
+LATE, SELF_TEST = "late", "self_test"
+DISCARDS = (AFTER_END, BEYOND_BUDGET, BROKEN, REPEATED, LATE, SELF_TEST)
 # How many closed requests are remembered, so that frames that come late are booked right.
 REMEMBERED = 1024
 # How many workers that are gone keep a book of their own, so that what still comes from them is booked.
@@ -70,6 +72,15 @@ class Share:
         self.book.booked += 1
         self.book.unheard += 1
         return 1
+
+    def set_aside(self) -> int:
+        """Nobody asked for what was made: it is booked with the worker only. How many ids that were."""
+        computed = self.computed or 0
+        self.book.booked -= self.booked
+        self.book.late += self.booked
+        self.book.prompts.booked -= computed
+        self.book.prompts.late += computed
+        return self.booked
 
     @property
     def generated(self) -> int:
@@ -167,8 +178,8 @@ class Totals:
 
     @property
     def settled_otherwise(self) -> int:
-        """Ids of closed requests that were discarded; late ones belong to none."""
-        return sum(count for reason, count in self.discarded.items() if reason != LATE)
+        """Ids of closed requests that were discarded."""
+        return sum(count for reason, count in self.discarded.items() if reason not in (LATE, SELF_TEST))
 
     def add(self, entry: Entry, billed: Usage) -> None:
         self.requests += 1
@@ -200,9 +211,19 @@ class Ledger:
 
     def close(self, request: str, billed: Usage) -> Entry:
         """Raises KeyError for a request that is not open: closing twice is a bug of ours."""
-        entry = self.closed[request] = self.entries.pop(request)
+        entry = self.shut(request)
         entry.billed = billed
         self.totals.add(entry, billed)
+        return entry
+
+    def set_aside(self, request: str) -> None:
+        """In place of `close`, for a self-test: it is in no sum over requests, and nobody is billed. The books of its
+        workers keep what they made. Raises KeyError as `close` does."""
+        self.totals.discarded[SELF_TEST] += sum(share.set_aside() for share in self.shut(request).shares.values())
+
+    def shut(self, request: str) -> Entry:
+        """It is open no more; what still comes of it is booked by what is remembered."""
+        entry = self.closed[request] = self.entries.pop(request)
         while len(self.closed) > REMEMBERED:
             del self.closed[next(iter(self.closed))]
         return entry

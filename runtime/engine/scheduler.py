@@ -20,7 +20,8 @@ by_order = attrgetter("order")
 
 
 class Scheduler:
-    """Running sequences first, oldest first; then whoever waits and fits. All lists are in the order of arrival.
+    """Running sequences first, oldest first; then whoever waits and fits. All lists are in the order of priority, then
+    of arrival; below, older means earlier in this order.
 
     Admission reserves blocks for what is known of a sequence; generated tokens take blocks as they come. When there is
     none left, the newest running sequence is preempted: it loses its blocks and waits to be computed again, so that the
@@ -69,7 +70,7 @@ class Scheduler:
     def add(self, sequence: Sequence, known: list[Known] | None = None) -> list[Sequence]:
         """It waits to be computed from its first token on; where its choices are continued, each by itself."""
         self.arrive(sequence)
-        self.waiting.append(sequence)
+        insort(self.waiting, sequence, key=by_order)
         return [sequence] if known is None else self.receive(sequence, known)
 
     def arrive(self, sequence: Sequence) -> None:

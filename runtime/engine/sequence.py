@@ -104,6 +104,7 @@ class Sequence:
     given: Mapping[int, int] = field(default_factory=dict)
     forked: bool = False
     draws: bool = True
+    priority: int = 0
     arrival: int = 0
     admissions: int = 0
     output: list[int] = field(default_factory=list)
@@ -156,9 +157,9 @@ class Sequence:
         return self.own_guide
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Who came first."""
-        return self.arrival, self.choice
+    def order(self) -> tuple[int, int, int]:
+        """Whose turn it is: the lowest priority's, then who came first."""
+        return self.priority, self.arrival, self.choice
 
     @property
     def is_stem(self) -> bool:
@@ -205,6 +206,7 @@ class Sequence:
             choice=choice,
             wanted=self.wanted,
             forked=True,
+            priority=self.priority,
             arrival=self.arrival,
             admissions=self.admissions,
             computed=self.computed,

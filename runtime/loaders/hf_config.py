@@ -48,6 +48,7 @@ OWN_FIXED: dict[str, dict[str, Any]] = {
     },
 }
 """What this version computes; a config that says anything else would be run wrongly."""
+WAYS_OUT = {"quantization_config": ", so give it the model's own weights, or a GGUF file of it"}
 
 
 def read_hf_config(directory: Path) -> ModelConfig:
@@ -146,7 +147,10 @@ def experts(data: dict[str, Any]) -> ExpertConfig:
 def refuse_unsupported(data: dict[str, Any], fixed: dict[str, Any]) -> None:
     for key, only in fixed.items():
         if data.get(key) not in (None, only):
-            raise ModelError(f"the model has {key} = {short(data[key])}: this version runs {only!r} only")
+            known = "models without it" if only is None else f"{only!r} only"
+            raise ModelError(
+                f"the model has {key} = {short(data[key])}: this version runs {known}{WAYS_OUT.get(key, '')}"
+            )
 
 
 def dtype(data: dict[str, Any]) -> str:

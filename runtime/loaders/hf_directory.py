@@ -21,14 +21,17 @@ from pontil.runtime.loaders.layout import Shape, check_shapes, tensor_shapes
 from pontil.runtime.models.config import ModelConfig
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+READABLE = ("F32", "F16", "BF16")
+"""How numbers may be stored. Others need scales, which stand elsewhere in each of their formats."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The file a tensor lies in, its name there, and which part of that it is, if it is not the whole."""
+    """The file a tensor lies in, its name and its type there, and which part of that it is, if it is not the whole."""
 
     path: Path
     stored_name: str
+    kind: str
     part: Part | None = None
 
     def read(self, file: Any) -> torch.Tensor:
@@ -56,12 +59,14 @@ class HfCheckpoint:
         shapes: dict[str, Shape] = {}
         found: dict[str, Place] = {}
         for path in files:
-            for name, shape in stored_shapes(path).items():
+            for name, (shape, kind) in stored_tensors(path).items():
                 parts = parts_of(name, shape, config.experts.count) if config.experts else []
                 shapes |= {part.name: part.shape for part in parts} or {name: shape}
-                found |= {part.name: Place(path, name, part) for part in parts} or {name: Place(path, name)}
+                found |= {part.name: Place(path, name, kind, part) for part in parts} or {name: Place(path, name, kind)}
         check_shapes(config, shapes, directory)
-        return cls(config, fingerprint(config, files), {name: found[name] for name in tensor_shapes(config)})
+        places = {name: found[name] for name in tensor_shapes(config)}
+        check_kinds(places, directory)
+        return cls(config, fingerprint(config, files), places)
 
     def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         for path in dict.fromkeys(place.path for place in self.places.values()):
@@ -71,10 +76,22 @@ class HfCheckpoint:
                         yield name, place.read(file)
 
 
-def stored_shapes(path: Path) -> dict[str, Shape]:
+def stored_tensors(path: Path) -> dict[str, tuple[Shape, str]]:
+    """Shape and type of each."""
     with opened(path) as file:
         names = file.keys()
-        return {name: tuple(file.get_slice(name).get_shape()) for name in names}
+        slices = {name: file.get_slice(name) for name in names}
+        return {name: (tuple(one.get_shape()), one.get_dtype()) for name, one in slices.items()}
+
+
+def check_kinds(places: dict[str, Place], source: object) -> None:
+    """Raises ModelError for a tensor whose numbers cannot be taken as they are."""
+    for name, place in places.items():
+        if place.kind not in READABLE:
+            raise ModelError(
+                f"{source} stores the tensor {name} as {place.kind}: this version reads {', '.join(READABLE)} there, "
+                "and quantized weights from GGUF files"
+            )
 
 
 def shards(directory: Path) -> list[Path]:

@@ -83,7 +83,10 @@ def check_shapes(config: ModelConfig, found: dict[str, Shape], source: object) -
         raise ModelError(f"{source} {' and '.join(faults)}: fetch the model again, or another version of it")
     wrong = [f"{name} {list(found[name])}, not {list(shape)}" for name, shape in wanted.items() if found[name] != shape]
     if wrong:
-        raise ModelError(f"{source} holds tensors whose shapes contradict its configuration: {'; '.join(wrong)}")
+        raise ModelError(
+            f"{source} holds tensors whose shapes contradict its configuration: {'; '.join(wrong)}: "
+            "fetch the model again, or another version of it"
+        )
 
 
 def ignorable(config: ModelConfig) -> set[str]:

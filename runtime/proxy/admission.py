@@ -17,10 +17,23 @@ def context_length(workers: Sequence[Load]) -> int | None:
     return min((worker.context for worker in workers), default=None)
 
 
+def most_choices(workers: Sequence[Load]) -> int:
+    """How many choices are let in at once."""
+    return REQUESTS_PER_SEAT * sum(worker.seats for worker in workers)
+
+
+def check_together(workers: Sequence[Load], wanted: int) -> None:
+    """Raises RequestError for a request of several prompts that asks for more choices than are ever let in at once:
+    to try again would not help."""
+    if workers and wanted > most_choices(workers):
+        says = f"the prompts ask for {wanted} choices together, but {most_choices(workers)} are all that can be taken"
+        raise RequestError(f"{says}: send fewer prompts at once, or ask for a smaller n", param="prompt")
+
+
 def check_capacity(workers: Sequence[Load], in_flight: int, wanted: int = 1) -> None:
     """`in_flight` choices are being served and `wanted` more asked for. Raises Unavailable at once rather than queueing
     without bound, and RequestError for more choices than any worker has seats for."""
-    limit = REQUESTS_PER_SEAT * sum(worker.seats for worker in workers)
+    limit = most_choices(workers)
     seats = min((worker.seats for worker in workers), default=wanted)
     if wanted > seats:
         raise RequestError(

@@ -38,10 +38,10 @@ class Answer:
         """Append new ids; the text that can be shown now. With a `reason` they are the last, and nothing is held. The
         text of the first `min_tokens` ids is no part of a stop string."""
         shown = ids[:-1] if reason == "stop" and stop_match is None and self.hides(ids) else ids
-        early = max(0, self.params.min_tokens - len(self.ids))
+        early = self.params.min_tokens - len(self.ids)
         self.ids += ids
-        begun = self.detokenizer.add(list(shown[:early]))
-        text = self.detokenizer.add(list(shown[early:]))
+        begun, rest = (self.detokenizer.add(shown[:early]), shown[early:]) if early > 0 else ("", shown)
+        text = self.detokenizer.add(rest)
         if reason is not None:
             text += self.detokenizer.finish()
         if self.stops is None:

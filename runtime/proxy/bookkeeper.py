@@ -44,7 +44,7 @@ class Bookkeeper:
 
     def close(self, request: Request, billed: Usage, finish: str) -> None:
         self.ledger.close(request.id, billed)
-        LOG.info("%s", summary(request, billed, finish, self.clock()))
+        LOG.info("%s", summary(request, billed, finish, self.clock()), extra={"request": request.id})
         if self.log is not None:
             self.open.pop(request.id, None)
             self.seen.pop(request.id, None)

@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends requests to workers, and again when an attempt breaks. Only here do attempts begin (C15)."""
 
+import logging
+import secrets
 from collections.abc import Callable
 
+from pontil.runtime.accounting.counts import DECODE
 from pontil.runtime.config import ProxyConfig
-from pontil.runtime.proxy.metrics import UNREACHABLE, Metrics
-from pontil.runtime.proxy.policy import Route, plan
+from pontil.runtime.proxy.metrics import MOVED, UNREACHABLE, Metrics
+from pontil.runtime.proxy.policy import Route, Team, plan
 from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.wire.messages import Message
+
+LOG = logging.getLogger("pontil.proxy")
+# Of a transfer's secret.
+SECRET_BYTES = 32
 
 
 class Dispatcher:
@@ -31,22 +38,29 @@ class Dispatcher:
         self.clock, self.send, self.give_up = clock, send, give_up
         self.stranded: dict[str, Request] = {}
 
-    def route(self, request: Request | None = None) -> Route | None:
-        """Where a new request, or the next attempt at this one, would go."""
-        return plan(self.registry.snapshot(), self.config.disagg, request.broken if request else frozenset())
+    def route(self, request: Request | None = None, prompt_tokens: int = 0) -> Route | None:
+        """Where a new request of so many prompt tokens, or the next attempt at this one, would go."""
+        broken = request.broken if request else frozenset[Team]()
+        return plan(self.registry.snapshot(), self.config.disagg, broken, prompt_tokens)
 
     def launch(self, request: Request) -> None:
         """Tell the workers of the attempt that has begun."""
         self.seat(request, 1)
-        if not all(self.send(message) for message in request.submits(self.incarnation)):
+        secret = None if self.config.keys is None else secrets.token_hex(SECRET_BYTES)
+        if not all(self.send(message) for message in request.submits(self.incarnation, secret)):
             self.again(request, "a worker cannot be reached", UNREACHABLE)
 
     def again(self, request: Request, reason: str, cause: str) -> None:
-        """The attempt broke. What is left of it is told to stop first, so that its blocks are free for the next."""
+        """The attempt broke. What is left of it is told to stop first, so that its blocks are free for the next. That a
+        worker drains is no fault, and counts as none."""
+        LOG.info("attempt %d broke: %s", request.attempt + 1, reason, extra={"request": request.id})
         self.withdraw(request)
-        request.broke(self.clock())
-        if request.attempt + 1 >= self.config.max_attempts:
-            self.give_up(request, f"{reason}: attempt {request.attempt + 1} of {self.config.max_attempts}, try again")
+        request.broke(self.clock(), moved=cause == MOVED)
+        if request.trial:
+            self.give_up(request, reason)
+            return
+        if request.faults >= self.config.max_attempts:
+            self.give_up(request, f"{reason}: attempt {request.faults} of {self.config.max_attempts}, try again")
             return
         self.metrics.failovers.labels(cause).inc()
         self.stranded[request.id] = request
@@ -74,9 +88,22 @@ class Dispatcher:
             self.send(message)
 
     def seat(self, request: Request, change: int) -> None:
+        """The request takes (1) or leaves (-1) a place at each of its workers, and its prompt at the one to read it."""
         for incarnation in request.phases:
             if worker := self.registry.workers.get(incarnation):
                 worker.in_flight += change
+        if change > 0:
+            request.reader = next(name for name, phase in request.phases.items() if phase != DECODE)
+            if worker := self.registry.workers.get(request.reader):
+                worker.unread += len(request.prompt)
+        else:
+            self.was_read(request)
+
+    def was_read(self, request: Request) -> None:
+        """Its prompt is computed, or nobody computes it any more."""
+        reader, request.reader = request.reader, None
+        if reader is not None and (worker := self.registry.workers.get(reader)):
+            worker.unread -= len(request.prompt)
 
     def overdue(self, request: Request, now: float) -> str | None:
         """What a request has waited for too long (C14)."""

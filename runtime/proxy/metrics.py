@@ -8,11 +8,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.accounting.usage_log import UsageLog
+from pontil.runtime.proxy.request import Request
 
 HANDOFFS = "handoffs_"
-# Why an attempt broke: its worker died or went silent, said that it failed, sent what does not fit together, or could
-# not be reached.
-CAUSES = DIED, SILENT, FAILED, BROKEN, UNREACHABLE = "died", "silent", "failed", "broken", "unreachable"
+# Why an attempt broke: its worker died or went silent, said that it failed, sent what does not fit together, could
+# not be reached, or drains and gave the request back.
+CAUSES = DIED, SILENT, FAILED, BROKEN, UNREACHABLE, MOVED = (
+    "died", "silent", "failed", "broken", "unreachable", "moved",
+)  # fmt: skip
 RESULTS = ("complete", "failed", "expired", "cancelled")
 FIRST_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 NEXT_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
@@ -110,6 +113,26 @@ class Metrics:
                 plain[name].inc(difference)
             elif name.startswith(HANDOFFS) and name.removeprefix(HANDOFFS) in RESULTS:
                 self.handoffs.labels(name.removeprefix(HANDOFFS)).inc(difference)
+
+    def add_tokens(self, count: int, seconds: float, first: bool) -> None:
+        """So many of one answer, so long after what was before them: its arrival, or its last tokens."""
+        if first:
+            self.first_token.observe(seconds)
+        else:
+            self.next_token.observe(seconds / count)
+
+    def add_request(self, request: Request, label: str) -> None:
+        """It has ended, which `label` says in a word."""
+        account = request.account
+        self.running.dec()
+        self.requests.labels(label).inc()
+        if request.queued is not None and request.first_token is not None:
+            self.add_queue(request.queued, request.first_token - request.arrived)
+        self.clamped.inc(account.clamped)
+        if request.complete:
+            self.disputed.inc(account.disputed)
+        if request.complete or request.begun:
+            self.add_usage(request.billed)
 
     def add_queue(self, queued: float, first_token: float) -> None:
         """Of a request that ended: both in seconds from its arrival (B10)."""

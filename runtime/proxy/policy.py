@@ -10,7 +10,8 @@ from pontil.runtime.accounting.counts import DECODE, PREFILL, WHOLE
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One worker at one moment. `context` is the longest sequence it can hold, in tokens."""
+    """One worker at one moment. `context` is the longest sequence it can hold, in tokens; `unread` are the tokens
+    of prompts it was given whose first token has not come, `step_tokens` those it computes in one step at most."""
 
     incarnation: str
     name: str
@@ -20,6 +21,8 @@ class Load:
     free_blocks: int
     seats: int
     context: int
+    unread: int = 0
+    step_tokens: int = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,10 @@ class Whole:
     def phases(self) -> dict[str, str]:
         """What each worker, by incarnation, does for the request."""
         return {self.worker.incarnation: WHOLE}
+
+    @property
+    def workers(self) -> tuple[Load, ...]:
+        return (self.worker,)
 
     @property
     def name(self) -> str:
@@ -50,41 +57,73 @@ class Pair:
         return {self.prefill.incarnation: PREFILL, self.decode.incarnation: DECODE}
 
     @property
+    def workers(self) -> tuple[Load, ...]:
+        return (self.prefill, self.decode)
+
+    @property
     def name(self) -> str:
         return f"{self.prefill.name}>{self.decode.name}"
 
 
 Route = Pair | Whole
-
+Disagg = Literal["auto", "always", "never"]
 
 # The incarnations that serve a request together.
 Team = tuple[str, ...]
 
 
+# A prompt takes this much longer where others decode: its chunks are smaller there, and share their steps.
+INTERLEAVED = 2
+
+
 def plan(
-    workers: Sequence[Load], disagg: Literal["always", "never"], broken: Collection[Team] = frozenset()
+    workers: Sequence[Load], disagg: Disagg, broken: Collection[Team] = frozenset(), prompt_tokens: int = 0
 ) -> Route | None:
     """Where a request goes. Every worker can do everything, so one of any role is enough; None when there is none.
 
-    Teams that are `broken` failed this request: another pair is tried, then a decode worker alone, then any worker.
+    "auto" splits a request unless a decode worker would have its prompt computed sooner than the prefill workers, that
+    have more to do than they can: prefill and decode workers then share what waits. Teams that are `broken` failed this
+    request: another pair is tried, then a decode worker alone, then any worker.
     """
     if not workers:
         return None
     prefill = [worker for worker in workers if worker.role == "prefill"]
     decode = [worker for worker in workers if worker.role == "decode"]
-    if disagg == "always" and prefill and decode:
+    if disagg != "never" and prefill and decode:
         pair = best_pair(prefill, decode, broken)
         if pair is not None:
-            return pair
+            relief = None if disagg == "always" or broken else relieving(pair.prefill, decode, prompt_tokens)
+            return pair if relief is None else Whole(relief)
     whole = [Whole(worker) for worker in by_load(workers)]
     if broken:
         whole.sort(key=lambda route: (tuple(route.phases) in broken, route.worker.role == "prefill"))
     return whole[0]
 
 
+def every_route(workers: Sequence[Load], disagg: Disagg) -> list[Route]:
+    """Each pair that may serve a request, and each worker alone that is in none."""
+    prefill = [worker for worker in workers if worker.role == "prefill"]
+    decode = [worker for worker in workers if worker.role == "decode"]
+    pairs = [Pair(first, second) for first in prefill for second in decode] if disagg != "never" else []
+    paired = {worker.incarnation for pair in pairs for worker in pair.workers}
+    return [*pairs, *(Whole(worker) for worker in workers if worker.incarnation not in paired)]
+
+
 def best_pair(prefill: Sequence[Load], decode: Sequence[Load], broken: Collection[Team]) -> Pair | None:
-    pairs = (Pair(first, second) for first in by_load(prefill) for second in by_load(decode))
+    pairs = (Pair(first, second) for first in by_backlog(prefill) for second in by_load(decode))
     return next((pair for pair in pairs if tuple(pair.phases) not in broken), None)
+
+
+def relieving(prefill: Load, decode: Sequence[Load], prompt_tokens: int) -> Load | None:
+    """The decode worker that would compute the prompt at least a step sooner than this prefill worker."""
+    worker = by_backlog(decode)[0]
+    alone = INTERLEAVED * (worker.unread + prompt_tokens)
+    return worker if alone + worker.step_tokens < prefill.unread + prompt_tokens else None
+
+
+def by_backlog(workers: Sequence[Load]) -> list[Load]:
+    """Fewest prompt tokens to compute first."""
+    return sorted(by_load(workers), key=lambda worker: worker.unread)
 
 
 def by_load(workers: Sequence[Load]) -> list[Load]:

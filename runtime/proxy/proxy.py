@@ -10,30 +10,37 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pontil.runtime.config import ProxyConfig
-from pontil.runtime.errors import PontilError, RequestError, Unavailable
-from pontil.runtime.proxy.admission import check_capacity, context_length
+from pontil.runtime.errors import MalformedFrame, PontilError, RequestError, Unavailable
+from pontil.runtime.proxy.admission import check_capacity, check_together, context_length
 from pontil.runtime.proxy.answer import BrokenAnswer
 from pontil.runtime.proxy.bookkeeper import CHECKPOINT, Bookkeeper
 from pontil.runtime.proxy.dispatch import Dispatcher
 from pontil.runtime.proxy.mailbox import Finished
-from pontil.runtime.proxy.metrics import BROKEN, DIED, FAILED, SILENT, Metrics
+from pontil.runtime.proxy.metrics import BROKEN, DIED, FAILED, MOVED, SILENT, Metrics
+from pontil.runtime.proxy.policy import Route, every_route
 from pontil.runtime.proxy.registry import Registry, Worker
 from pontil.runtime.proxy.request import Request
+from pontil.runtime.proxy.self_test import SelfTest
 from pontil.runtime.proxy.stream import Stream
+from pontil.runtime.proxy.system_fingerprint import system_fingerprint
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.text.tokenizer import Tokenizer
+from pontil.runtime.wire.keys import Keys
 from pontil.runtime.wire.messages import (
+    Duty,
     Failed,
     Goodbye,
     Heartbeat,
     Hello,
     Message,
     Refused,
+    Step,
     StillHere,
     Tokens,
     Welcome,
 )
 from pontil.runtime.wire.sockets import ControlServer, open_context
+from pontil.runtime.wire.step import parted
 
 TICK = 0.25
 # A tick this late says that this process was stopped or overloaded: what workers sent meanwhile is still unread.
@@ -63,19 +70,24 @@ class Proxy:
         )  # fmt: skip
         self.books = Bookkeeper(config, self.incarnation, clock)
         self.ledger = self.books.ledger
+        self.self_test = SelfTest(config.awaits_self_test, tokenizer, self.every_route, self.try_out)
         self.requests: dict[str, Request] = {}
         self.draining = False
-        self.context = open_context()
+        self.context = open_context(None if config.keys is None else Keys.of(config.keys))
         self.server: ControlServer | None = None
         self.tasks: list[asyncio.Task[None]] = []
         self.malformed_seen = 0
         self.ticks = 0
         self.last_tick = clock()
+        # When the supervisor last told its table, which it does every second; None where there is no supervisor.
+        self.table_at: float | None = None
         self.handlers: dict[type[Message], Callable[[Any], None]] = {
             Hello: self.on_hello,
             Heartbeat: self.on_heartbeat,
             Goodbye: self.on_goodbye,
+            Duty: self.on_duty,
             Tokens: self.on_tokens,
+            Step: self.on_step,
             Failed: self.on_failed,
         }
 
@@ -89,7 +101,8 @@ class Proxy:
         assert self.server is not None, "bind first"
         self.server.listen(self.on_messages)
         loop = asyncio.get_running_loop()
-        self.tasks = [loop.create_task(self.tick_forever(on_tick)), loop.create_task(self.checkpoint_forever())]
+        forever = (self.tick_forever(on_tick), self.checkpoint_forever(), self.self_test.run())
+        self.tasks = [loop.create_task(one) for one in forever]
 
     async def tick_forever(self, on_tick: Callable[[int], None] | None) -> None:
         while True:
@@ -129,9 +142,15 @@ class Proxy:
         self.context.term()
 
     def submit(
-        self, prompt: list[int], params: SamplingParams, name: str | None = None, cache_salt: str = ""
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        name: str | None = None,
+        cache_salt: str = "",
+        priority: int = 0,
     ) -> Stream:
-        """Send a request on its way. `name` goes into its id, to be found in the workers' logs.
+        """Send a request on its way. `name` goes into its id, to be found in the workers' logs. Of those that wait in a
+        worker's queue, the lowest `priority` is first.
 
         Raises Unavailable at once when nothing can serve it now.
         """
@@ -139,19 +158,37 @@ class Proxy:
             raise Unavailable("the server is shutting down: try again in a moment")
         workers = self.registry.snapshot()
         check_capacity(workers, self.choices_in_flight, params.n)
-        route = self.dispatcher.route()
+        route = self.dispatcher.route(prompt_tokens=len(prompt))
         if route is None:
             raise Unavailable("no worker is ready yet: try again in a moment")
-        unique = secrets.token_hex(8)
-        request_id = f"{name}-{unique}" if name else unique
-        request = Request.start(
-            request_id, prompt, params, route, self.tokenizer, self.clock(), cache_salt, self.ledger
-        )
-        self.requests[request.id] = request
+        request = self.begin(name, prompt, params, route, cache_salt, priority)
         self.metrics.running.inc()
         self.books.admit(request)
         self.dispatcher.launch(request)
         return Stream(request, self.cancel)
+
+    def begin(
+        self, name: str | None, prompt: list[int], params: SamplingParams, route: Route, salt: str, priority: int = 0
+    ) -> Request:
+        request_id = f"{name or ''}-{secrets.token_hex(8)}".removeprefix("-")
+        request = self.requests[request_id] = Request.start(
+            request_id, prompt, params, route, self.tokenizer, self.clock(), salt, self.ledger, priority
+        )
+        return request
+
+    def try_out(self, route: Route, prompt: list[int], params: SamplingParams, cache_salt: str) -> Stream:
+        """As a client's request goes, but by this route or not at all, and in nobody's account."""
+        request = self.begin("self-test", prompt, params, route, cache_salt)
+        request.trial = True
+        self.dispatcher.launch(request)
+        return Stream(request, self.cancel)
+
+    def every_route(self) -> list[Route]:
+        return every_route(self.registry.snapshot(), self.config.disagg)
+
+    def check_together(self, choices: int) -> None:
+        """For a request of several prompts, before each of them is submitted. Raises RequestError."""
+        check_together(self.registry.snapshot(), choices)
 
     @property
     def choices_in_flight(self) -> int:
@@ -163,9 +200,10 @@ class Proxy:
 
     @property
     def ready(self) -> bool:
-        """Whether a request can be served now (D21): one worker is enough, but it must be there to be spoken to."""
+        """Whether a request can be served now (D21): one worker is enough, but it must be there to be spoken to, and at
+        the start requests must have been served."""
         there = (self.send(StillHere(self.incarnation, load.incarnation)) for load in self.registry.snapshot())
-        return not self.draining and any(there)
+        return not self.draining and self.self_test.passed and any(there)
 
     @property
     def context_length(self) -> int:
@@ -174,6 +212,13 @@ class Proxy:
         if length is None:
             raise Unavailable("no worker is ready yet: try again in a moment")
         return length
+
+    @property
+    def system_fingerprint(self) -> str | None:
+        """What a seed's tokens depend on besides the request: model, dtype, kernels and version. None while no worker
+        has said."""
+        hello = self.registry.speaker
+        return None if hello is None else system_fingerprint(hello, self.config.version)
 
     def topology(self) -> list[dict[str, Any]]:
         """Each process: name, role, pid, state, device, and its load where it is a worker."""
@@ -184,8 +229,14 @@ class Proxy:
             shown.insert(0, own)
         return shown
 
+    @property
+    def table_age(self) -> float | None:
+        """For how many seconds the supervisor has told nothing."""
+        return None if self.table_at is None else self.clock() - self.table_at
+
     def take_table(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """The supervisor's table: workers that it shows as dead are gone at once."""
+        self.table_at = self.clock()
         self.lose(self.registry.show(rows), DIED, "died")
         self.dispatcher.resume()
 
@@ -207,8 +258,9 @@ class Proxy:
         if reason is None:
             LOG.info("%s (pid %d) registered", message.name, message.pid)
             self.ledger.registered(message.sender, message.name)
-            self.send(Welcome(self.incarnation, message.sender))
+            self.send(Welcome(self.incarnation, message.sender, True, message.role, message.draining))
             self.dispatcher.resume()
+            self.self_test.ring()
         else:
             LOG.warning("refused a worker: %s", reason)
             self.send(Refused(self.incarnation, message.sender, reason))
@@ -223,6 +275,23 @@ class Proxy:
 
     def on_goodbye(self, message: Goodbye) -> None:
         self.registry.goodbye(message.sender)
+
+    def on_duty(self, message: Duty) -> None:
+        if self.registry.duty(message):
+            name = self.registry.workers[message.sender].hello.name
+            LOG.info("%s %s", name, "drains" if message.draining else f"works as {message.role}")
+            self.send(Welcome(self.incarnation, message.sender, True, message.role, message.draining))
+            self.dispatcher.resume()
+            self.self_test.ring()
+
+    def on_step(self, step: Step) -> None:
+        try:
+            frames = parted(step)
+        except MalformedFrame:
+            self.metrics.dropped.labels("malformed").inc()
+            return
+        for frame in frames:
+            self.on_tokens(frame)
 
     def on_tokens(self, frame: Tokens) -> None:
         request = self.requests.get(frame.request_id)
@@ -246,14 +315,15 @@ class Proxy:
             new = request.accept(frame, now)
         except BrokenAnswer as error:
             self.metrics.dropped.labels("broken").inc()
-            LOG.error("request %s: %s", request.id, error)
+            LOG.error("request %s: %s", request.id, error, extra={"request": request.id})
             self.dispatcher.again(request, str(error), BROKEN)
             return
+        if new and request.reader is not None:
+            self.dispatcher.was_read(request)
         if new and not begun:
             request.first_token = now
-            self.metrics.first_token.observe(now - request.arrived)
-        elif new:
-            self.metrics.next_token.observe((now - before) / new)
+        if new and not request.trial:
+            self.metrics.add_tokens(new, now - (before if begun else request.arrived), first=not begun)
         if isinstance(request.mailbox.end, Finished):
             self.finish(request, frame.sender)
 
@@ -265,7 +335,8 @@ class Proxy:
             if 400 <= message.status < 500:
                 self.fail(request, RequestError(message.reason, status=message.status))
             else:
-                self.dispatcher.again(request, message.reason, FAILED)
+                moved = message.moved and self.registry.is_leaving(message.sender)
+                self.dispatcher.again(request, message.reason, MOVED if moved else FAILED)
 
     def tick(self) -> None:
         """Everything that happens because time has passed, unless that time was not the workers' fault."""
@@ -319,20 +390,11 @@ class Proxy:
         self.close_account(request, label)
 
     def close_account(self, request: Request, label: str) -> None:
-        self.metrics.running.dec()
-        account = request.account
-        complete = isinstance(request.mailbox.end, Finished)
-        finish = ",".join(request.reasons[choice] for choice in sorted(request.reasons)) if complete else label
-        self.books.close(request, account.usage if complete else account.running_usage, finish)
-        self.metrics.requests.labels(label).inc()
-        if request.queued is not None and request.first_token is not None:
-            self.metrics.add_queue(request.queued, request.first_token - request.arrived)
-        self.metrics.clamped.inc(account.clamped)
-        if complete:
-            self.metrics.disputed.inc(account.disputed)
-            self.metrics.add_usage(account.usage)
-        elif request.begun:
-            self.metrics.add_usage(account.running_usage)
+        if request.trial:
+            self.ledger.set_aside(request.id)
+            return
+        self.books.close(request, request.billed, request.finish or label)
+        self.metrics.add_request(request, label)
 
     def send(self, message: Message) -> bool:
         return self.server is not None and self.server.send(message)

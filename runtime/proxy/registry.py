@@ -2,12 +2,12 @@
 """The workers there are: registered by Hello, kept by Heartbeat, gone by Goodbye, silence or the supervisor's table."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pontil.runtime.proxy.policy import Load
 from pontil.runtime.wire.compatibility import foreign, objection
-from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello
+from pontil.runtime.wire.messages import SCHEMA, Duty, Heartbeat, Hello
 
 DEAD_STATES = ("EXITED", "KILLED", "BACKOFF", "GIVEN_UP")
 # How many workers that are gone are remembered, so that one that comes back does not count its work twice.
@@ -18,17 +18,22 @@ REFUSED = 32
 
 @dataclass(slots=True)
 class Worker:
-    """One registered process. `counters` are the last that it reported, `confirmed` that the table has shown it."""
+    """One registered process. `counters` are the last that it reported, `confirmed` that the table has shown it; of
+    `unread` prompt tokens it has yet to give the first token."""
 
     hello: Hello
     last_heard: float
     counters: dict[str, int] = field(default_factory=dict)
     in_flight: int = 0
+    unread: int = 0
     running: int = 0
     waiting: int = 0
     free_blocks: int = 0
     leaving: bool = False
     confirmed: bool = False
+
+    def turn_to(self, role: str, draining: bool) -> None:
+        self.hello, self.leaving = replace(self.hello, role=role), draining
 
     @property
     def context(self) -> int:
@@ -39,7 +44,7 @@ class Worker:
         hello = self.hello
         return Load(
             hello.sender, hello.name, hello.role, hello.peer_endpoint, self.in_flight, self.free_blocks,
-            hello.max_num_seqs, self.context,
+            hello.max_num_seqs, self.context, self.unread, hello.max_num_batched_tokens,
         )  # fmt: skip
 
     @property
@@ -54,7 +59,10 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One process as the supervisor's table has it, or one that was refused, with the `reason`."""
+    """One process as the supervisor's table has it, or one that was refused, with the `reason`.
+
+    `about` is what else the table says: it is shown, and nothing here depends on it.
+    """
 
     name: str
     role: str
@@ -62,11 +70,13 @@ class Row:
     state: str
     device: str
     reason: str | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Row":
         state = str(values["state"]).upper().replace(" ", "_")
-        return cls(values["name"], values["role"], values["pid"], state, values["device"])
+        about = {name: value for name, value in values.items() if name not in cls.__slots__}
+        return cls(values["name"], values["role"], values["pid"], state, values["device"], values.get("reason"), about)
 
     @property
     def dead(self) -> bool:
@@ -85,25 +95,26 @@ class Registry:
         self.refused: dict[str, Row] = {}
 
     def hello(self, message: Hello, now: float) -> str | None:
-        """Register; the reason when refused. A second Hello of the same process changes nothing but its age."""
+        """Register; the reason when refused. A second Hello of one process changes nothing but its age and duty."""
         known = self.workers.get(message.sender)
         if known is not None:
-            known.last_heard, known.leaving = now, False
+            known.last_heard = now
+            known.turn_to(message.role, message.draining)
             return None
         if reason := self.objection(message):
             self.refuse(message, reason)
             return reason
         self.refused.pop(message.name, None)
         counters = self.remembered.pop(message.sender, {})
-        worker = Worker(message, now, counters, free_blocks=message.num_blocks)
+        worker = Worker(message, now, counters, free_blocks=message.num_blocks, leaving=message.draining)
         worker.confirmed = any(row.name == message.name and row.pid == message.pid for row in self.rows)
         self.workers[message.sender] = worker
         return None
 
     def objection(self, message: Hello) -> str | None:
         """Why it cannot be one of us: those who are here are alike, so that one of them speaks for all."""
-        first = next(iter(self.workers.values()), None)
-        return foreign(message, "the proxy", SCHEMA) or (objection(message, first.hello) if first else None)
+        first = self.speaker
+        return foreign(message, "the proxy", SCHEMA) or (objection(message, first) if first else None)
 
     def refuse(self, message: Hello, reason: str) -> None:
         self.refused.pop(message.name, None)
@@ -133,6 +144,17 @@ class Registry:
         """It takes no new requests; those that it has may end."""
         if incarnation in self.workers:
             self.workers[incarnation].leaving = True
+
+    def duty(self, message: Duty) -> bool:
+        """It is for something else from now on; False for a worker that is not registered."""
+        worker = self.workers.get(message.sender)
+        if worker is not None:
+            worker.turn_to(message.role, message.draining)
+        return worker is not None
+
+    def is_leaving(self, incarnation: str) -> bool:
+        """Whether it is here and takes no new requests."""
+        return incarnation in self.workers and self.workers[incarnation].leaving
 
     def expire(self, now: float) -> list[Worker]:
         """Remove and return the workers that were silent for the time to live."""
@@ -169,6 +191,16 @@ class Registry:
             del self.remembered[next(iter(self.remembered))]
         return gone
 
+    @property
+    def speaker(self) -> Hello | None:
+        """What one of them said of itself: all are alike."""
+        return next((worker.hello for worker in self.workers.values()), None)
+
+    @property
+    def dtype(self) -> str | None:
+        """What the model computes in, where a worker has said."""
+        return None if self.speaker is None else self.speaker.dtype
+
     def snapshot(self) -> tuple[Load, ...]:
         """The workers that take requests."""
         return tuple(worker.load for worker in self.workers.values() if not worker.leaving)
@@ -185,7 +217,11 @@ class Registry:
         return shown + [self.shown(row) for row in self.refused.values()]
 
     def shown(self, row: Row) -> dict[str, Any]:
-        described: dict[str, Any] = {name: value for name, value in asdict(row).items() if name != "reason" or value}
+        """The row flattened: `about` beside the rest, the reason where there is one."""
+        described = asdict(row)
+        described |= described.pop("about")
+        if row.reason is None:
+            del described["reason"]
         for worker in self.workers.values():
             if worker.hello.name == row.name and worker.hello.pid == row.pid:
                 described["load"] = worker.shown_load

@@ -24,6 +24,21 @@ from pontil.runtime.text.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Cancel, Logprobs, Submit, Tokens
 
 MAX_TOKEN_ID = 1 << 31
+# How often workers that drain may move a request before that, too, counts as a fault.
+MOST_MOVES = 64
+LONGEST_REASON = 300
+# How often workers that drain may move a request before that, too, counts as a fault.
+MOST_MOVES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What a decode worker says of how the prompt's KV came to it: bytes, seconds of copying where they can be true,
+    and why nothing came."""
+
+    bytes: int = 0
+    seconds: float | None = None
+    error: str | None = None
 
 
 @dataclass(slots=True)
@@ -32,10 +47,12 @@ class Request:
     long the request waited in its worker's queue, where that is known. The usage log has all of a request that ended
     once its `receipt` is done. `heard` holds which phase has spoken of which choice, `reasons` how each choice ended.
     Of the `drafted` tokens that workers guessed `accepted` were right. Prompts with another `cache_salt` share no
-    cached prefix.
+    cached prefix; a lower `priority` is admitted first. A `trial` is the proxy's own: nobody's answer, and nobody's to
+    pay.
 
     One attempt after the other serves a request. Between two, nobody does: `phases` is empty. `broken` are the teams
-    that failed it.
+    that failed it; `moves` counts attempts that ended because a worker drains. `reader` is the worker that has yet to
+    compute the prompt. A request has `begun` once any token of its answer has come.
     """
 
     id: str
@@ -49,18 +66,24 @@ class Request:
     last_frame: float
     waits_since: float
     attempt: int = -1
+    moves: int = 0
     phases: dict[str, str] = field(default_factory=dict)
     broken: set[Team] = field(default_factory=set)
     heard: set[tuple[str, int]] = field(default_factory=set)
     reasons: dict[int, str] = field(default_factory=dict)
     prompt_logprobs: Logprobs = field(default_factory=list)
     cache_salt: str = ""
+    priority: int = 0
     mailbox: Mailbox = field(default_factory=Mailbox)
+    reader: str | None = None
+    begun: bool = False
     first_token: float | None = None
     queued: float | None = None
     drafted: int = 0
     accepted: int = 0
     receipt: "Future[None] | None" = None
+    trial: bool = False
+    pulled: Pulled = Pulled()
 
     @classmethod
     def start(
@@ -73,6 +96,7 @@ class Request:
         now: float,
         cache_salt: str = "",
         ledger: Ledger | None = None,
+        priority: int = 0,
     ) -> "Request":
         """Opens the request's entry in the ledger, where there is one; whoever ends the request closes it."""
         account = Account(len(prompt), params.max_tokens, params.n)
@@ -81,8 +105,9 @@ class Request:
         mailbox = Mailbox(held=params.prompt_logprobs is not None)
         entry = (Ledger() if ledger is None else ledger).open(name, len(prompt), params.n)
         request = cls(
-            name, prompt, params, route, account, entry, answers, now, now, now, cache_salt=cache_salt, mailbox=mailbox
-        )
+            name, prompt, params, route, account, entry, answers, now, now, now, cache_salt=cache_salt,
+            priority=priority, mailbox=mailbox,
+        )  # fmt: skip
         request.begin(route, now)
         return request
 
@@ -94,20 +119,37 @@ class Request:
         self.account.open(self.attempt, tuple(self.phases.values()), self.reasons)
         self.entry.begin(self.attempt, self.phases, [len(answer.ids) for answer in self.answers])
 
-    def broke(self, now: float) -> None:
+    def broke(self, now: float, *, moved: bool = False) -> None:
         """The attempt gives nothing more."""
         self.account.died(self.attempt)
-        self.broken.add(tuple(self.phases))
+        if moved:
+            self.moves += 1
+        else:
+            self.broken.add(tuple(self.phases))
         self.phases, self.waits_since = {}, now
 
     @property
-    def begun(self) -> bool:
-        """Whether any token has come."""
-        return any(answer.ids for answer in self.answers)
+    def faults(self) -> int:
+        """Attempts that broke, between two attempts."""
+        return self.attempt + 1 - min(self.moves, MOST_MOVES)
 
     @property
     def usage(self) -> Usage:
         return self.account.running_usage
+
+    @property
+    def complete(self) -> bool:
+        """Whether every choice came to its end."""
+        return isinstance(self.mailbox.end, Finished)
+
+    @property
+    def billed(self) -> Usage:
+        return self.account.usage if self.complete else self.account.running_usage
+
+    @property
+    def finish(self) -> str | None:
+        """How the choices of a complete answer ended."""
+        return ",".join(self.reasons[choice] for choice in sorted(self.reasons)) if self.complete else None
 
     def expects(self, sender: str, attempt: int) -> bool:
         return attempt == self.attempt and sender in self.phases
@@ -142,6 +184,8 @@ class Request:
         self.last_frame = self.waits_since = now
         if self.queued is None and frame.queue_seconds is not None:
             self.queued = self.credible(frame.queue_seconds, now)
+        if frame.pulled_bytes is not None:
+            self.hear_pull(frame, now)
         ended = choice in self.reasons
         accepted = 0 if ended else len(new)
         cached = frame.cached_tokens if frame.first_cached_tokens is None else frame.first_cached_tokens
@@ -156,22 +200,30 @@ class Request:
         if frame.prompt_logprobs:
             self.prompt_logprobs = frame.prompt_logprobs
             self.mailbox.release()
+        self.begun = self.begun or bool(delivered)
         if delivered or text:
             self.mailbox.put(text, delivered, choice, self.logprobs_of(frame, len(new), len(delivered)))
         if reason is not None:
             self.end_choice(choice, phase, reason)
         return len(delivered)
 
+    def hear_pull(self, frame: Tokens, now: float) -> None:
+        seconds = None if frame.pulled_seconds is None else self.credible(frame.pulled_seconds, now)
+        error = None if frame.pull_error is None else frame.pull_error[:LONGEST_REASON]
+        self.pulled = Pulled(stated_count(frame.pulled_bytes) or 0, seconds, error)
+
     def credible(self, seconds: float, now: float) -> float | None:
-        """A time spent in a queue, unless it cannot be one: it was part of this request's time."""
+        """How long a part of this request took, unless it cannot have taken so long."""
         return float(seconds) if 0.0 <= seconds <= now - self.arrived else None
 
     def book(self, frame: Tokens) -> int:
         """How many ids became generated by this frame."""
         if frame.prompt_tokens is not None and self.entry.prompt_stated is None:
             self.entry.prompt_stated = stated_count(frame.prompt_tokens)
-        self.hear_drafts(frame)
-        self.entry.hear_prompt(self.attempt, frame.sender, frame.cached_tokens, frame.computed_tokens)
+        if frame.draft_tokens is not None:
+            self.hear_drafts(frame)
+        if frame.computed_tokens is not None:
+            self.entry.hear_prompt(self.attempt, frame.sender, frame.cached_tokens, frame.computed_tokens)
         return self.entry.hear(
             self.attempt, frame.sender, frame.choice, frame.index, len(frame.ids), frame.generated_tokens
         )
@@ -184,8 +236,8 @@ class Request:
 
     def logprobs_of(self, frame: Tokens, new: int, delivered: int) -> Logprobs:
         """Those of the ids that were delivered: the frame's last `new` ones, cut at the budget."""
-        known = frame.logprobs or []
-        return known[len(known) - new :][:delivered]
+        known = frame.logprobs
+        return known[len(known) - new :][:delivered] if known else []
 
     def end_choice(self, choice: int, phase: str, reason: str) -> None:
         self.reasons[choice] = reason
@@ -207,11 +259,13 @@ class Request:
             frame.prompt_logprobs, self.prompt, params.prompt_logprobs is not None
         )
 
-    def submits(self, sender: str) -> list[Submit]:
-        """What starts the attempt: one message for each worker, decode's first, as it has to make room."""
+    def submits(self, sender: str, transfer_secret: str | None = None) -> list[Submit]:
+        """What starts the attempt: one message for each worker, decode's first, as it has to make room. The secret is
+        for a transfer between the two."""
         common: dict[str, Any] = {
             "sender": sender, "request_id": self.id, "attempt": self.attempt, "prompt": self.prompt,
             "sampling": self.params.to_wire(), "cache_salt": self.cache_salt,
+            "priority": self.priority,
         }  # fmt: skip
         if self.attempt > 0:
             common["delivered"] = [answer.ids for answer in self.answers]
@@ -221,7 +275,7 @@ class Request:
         if not isinstance(self.route, Pair):
             return [Submit(receiver=self.route.worker.incarnation, **common)]
         prefill, decode = self.route.prefill, self.route.decode
-        common["transfer_id"] = f"{self.id}.{self.attempt}"
+        common |= {"transfer_id": f"{self.id}.{self.attempt}", "transfer_secret": transfer_secret}
         return [
             Submit(
                 receiver=decode.incarnation, phase=DECODE, peer=prefill.incarnation,

@@ -22,7 +22,8 @@ class Detokenizer:
 
     def add(self, ids: Iterable[int]) -> str:
         """The text that these tokens complete. Constant work per token."""
-        return self.decoder.decode(b"".join(self.token_bytes(item) for item in ids if item not in self.skipped))
+        token_bytes, skipped = self.token_bytes, self.skipped
+        return self.decoder.decode(b"".join([token_bytes(item) for item in ids if item not in skipped]))
 
     def finish(self) -> str:
         """What an unfinished character leaves: U+FFFD or nothing. Afterwards the next text may begin."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pontil.runtime.cache.storage import EPOCH_SLOTS
+from pontil.runtime.transfer.passes import Pass
 
 # (block in the peer's pool, block in ours)
 Pair = tuple[int, int]
@@ -48,8 +49,9 @@ class Connector(Protocol):
     def lost(self) -> list[str]:
         """Attached peers whose process has ended."""
 
-    def pull(self, peer: str, pairs: Sequence[Pair], slot: int) -> int:
-        """Copy blocks, then read epoch cell `slot`; returns the ticket that `poll` will name."""
+    def pull(self, peer: str, pairs: Sequence[Pair], slot: int, shown: Pass | None = None) -> int:
+        """Copy blocks, then read epoch cell `slot`; returns the ticket that `poll` will name. Across a network that has
+        keys the peer wants to be `shown` the transfer's pass."""
 
     def poll(self) -> list[Done]:
         """Pulls that ended since the last call, in the order they ended."""

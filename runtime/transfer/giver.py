@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 
 from pontil.runtime.cache.storage import EPOCH_SLOTS, KVStorage
+from pontil.runtime.transfer.passes import Pass, Passes
 from pontil.runtime.transfer.states import GIVING, GIVING_ENDS, Giving, GivingAction, GivingEvent, rule
 from pontil.runtime.wire.messages import ChunkReady, Handoff, Logprobs
 
@@ -68,8 +69,12 @@ class GivingHands(Protocol):
 class Giver:
     """Owns the epoch cells. Conservation: free slots + open gifts = EPOCH_SLOTS."""
 
-    def __init__(self, storage: KVStorage, incarnation: str, hands: GivingHands, lease: float = LEASE) -> None:
+    def __init__(
+        self, storage: KVStorage, incarnation: str, hands: GivingHands, lease: float = LEASE,
+        passes: Passes | None = None,
+    ) -> None:  # fmt: skip
         self.storage, self.incarnation, self.lease = storage, incarnation, lease
+        self.passes = passes or Passes()
         self.free_slots = deque(range(EPOCH_SLOTS))
         storage.epochs.copy_(torch.arange(EPOCH_SLOTS))
         self.last_epoch = EPOCH_SLOTS - 1
@@ -84,14 +89,16 @@ class Giver:
             GivingAction.SEND_WITHDRAWN: lambda gift, now: hands.withdraw(gift, False),
         }
 
-    def begin(self, transfer_id: str, peer: str, now: float, have: int = 0) -> Gift | None:
+    def begin(self, transfer_id: str, peer: str, now: float, have: int = 0, secret: str | None = None) -> Gift | None:
         """Start a transfer of all but the first `have` blocks; None when every slot is taken, or one under this id is
-        open."""
+        open. With a `secret` whoever has it may read, across a network, what is announced of it."""
         if not self.free_slots or transfer_id in self.open:
             return None
         slot = self.free_slots.popleft()
         gift = Gift(transfer_id, peer, slot, int(self.storage.epochs[slot]), now + COMPUTE_TOTAL, announced=have)
         self.open[transfer_id] = gift
+        if secret is not None:
+            self.passes.open(Pass(transfer_id, gift.epoch, secret), slot)
         return gift
 
     def announce(self, gift: Gift, blocks: list[int]) -> ChunkReady | None:
@@ -130,6 +137,7 @@ class Giver:
     def take_fresh(self, gift: Gift, blocks: list[int]) -> tuple[int, list[int]]:
         first, fresh = gift.announced, blocks[gift.announced :]
         self.storage.publish(fresh)
+        self.passes.allow(gift.transfer_id, fresh)
         gift.announced += len(fresh)
         return first, fresh
 
@@ -152,6 +160,7 @@ class Giver:
         gift.state, actions = rule(GIVING, gift.state, event)
         if gift.state in GIVING_ENDS:
             del self.open[gift.transfer_id]
+            self.passes.close(gift.transfer_id)
         for action in actions:
             self.acts[action](gift, now)
 

@@ -8,16 +8,20 @@ from typing import Any
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.errors import TransferError
 from pontil.runtime.transfer.connector import Connector, Done, Pair
+from pontil.runtime.transfer.guard import Guard
 from pontil.runtime.transfer.over_shm import OverShm
 from pontil.runtime.transfer.over_tcp import OverTcp
+from pontil.runtime.transfer.passes import Pass
 
 
 class OverAuto:
     """The connector. Offers both ways and chooses one for each peer; both number their pulls from one count."""
 
-    def __init__(self, storage: KVStorage, wake: Callable[[], None], host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, storage: KVStorage, wake: Callable[[], None], host: str = "127.0.0.1", guard: Guard | None = None
+    ) -> None:
         tickets = count(1)
-        self.tcp = OverTcp(storage, wake, host, tickets)
+        self.tcp = OverTcp(storage, wake, host, tickets, guard=guard)
         self.shm = OverShm(storage, wake, tickets)
         self.chosen: dict[str, Connector] = {}
         self.pulls: dict[int, Connector] = {}
@@ -46,9 +50,9 @@ class OverAuto:
     def lost(self) -> list[str]:
         return self.shm.lost() + self.tcp.lost()
 
-    def pull(self, peer: str, pairs: Sequence[Pair], slot: int) -> int:
+    def pull(self, peer: str, pairs: Sequence[Pair], slot: int, shown: Pass | None = None) -> int:
         connector = self.chosen.get(peer, self.shm)
-        ticket = connector.pull(peer, pairs, slot)
+        ticket = connector.pull(peer, pairs, slot, shown)
         self.pulls[ticket] = connector
         return ticket
 

@@ -22,6 +22,7 @@ from pontil.runtime.cache.storage import EPOCH_SLOTS, HEADER_BYTES, IDENTITY_BYT
 from pontil.runtime.errors import TransferError
 from pontil.runtime.transfer.connector import Done, Pair, can_be_read, pieces
 from pontil.runtime.transfer.descriptor import num_blocks, part, secret, whole
+from pontil.runtime.transfer.passes import Pass
 
 JOIN_TIMEOUT = 5.0
 # Copied, then digested: it should still be in a core's own cache.
@@ -119,7 +120,7 @@ class OverShm:
     def lost(self) -> list[str]:
         return [peer for peer, pool in self.peers.items() if pool.ended]
 
-    def pull(self, peer: str, pairs: Sequence[Pair], slot: int) -> int:
+    def pull(self, peer: str, pairs: Sequence[Pair], slot: int, shown: Pass | None = None) -> int:
         ticket = next(self.tickets)
         pool = self.peers.get(peer)
         if pool is None:

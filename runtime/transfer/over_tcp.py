@@ -6,7 +6,6 @@ received into the pool itself. A pull that is cancelled or goes wrong costs the 
 """
 
 import errno
-import ipaddress
 import os
 import queue
 import select
@@ -22,8 +21,11 @@ from typing import Any
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.errors import TransferError
 from pontil.runtime.transfer.connector import STALL, Done, Pair, can_be_read, runs
-from pontil.runtime.transfer.descriptor import num_blocks, part, secret, whole
-from pontil.runtime.transfer.tcp_frames import ANSWER, EPOCH, READ, TOKEN_BYTES, request
+from pontil.runtime.transfer.guard import Guard
+from pontil.runtime.transfer.passes import Pass
+from pontil.runtime.transfer.seal import PUBLIC_BYTES, TAG_BYTES, Agreement, Seals
+from pontil.runtime.transfer.tcp_address import Address
+from pontil.runtime.transfer.tcp_frames import ANSWER, EPOCH, LENGTH, READ, request
 from pontil.runtime.transfer.tcp_server import TcpServer, smooth
 
 CONNECT_TIMEOUT = 5.0
@@ -39,43 +41,29 @@ class Broken(TransferError):
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
-    """Where a peer serves its pool, from its descriptor. Raises TransferError when that says nothing usable."""
-
-    host: str
-    port: int
-    token: bytes
-    num_blocks: int
-
-    @classmethod
-    def read(cls, descriptor: dict[str, Any], block_bytes: int) -> "Address":
-        descriptor = part(descriptor, "tcp")
-        token = secret(descriptor, "token", TOKEN_BYTES)
-        host, port = descriptor.get("host"), whole(descriptor, "port")
-        try:
-            ipaddress.ip_address(host if isinstance(host, str) else "")  # a name could take seconds to look up
-        except ValueError:
-            raise TransferError("the peer's descriptor has no usable 'host'") from None
-        if not 0 < port < 1 << 16:
-            raise TransferError("the peer's descriptor has no usable 'port'")
-        return cls(str(host), port, token, num_blocks(descriptor, block_bytes))
-
-
-@dataclass(frozen=True, slots=True)
 class Job:
-    """A pull: (first block of theirs, of ours, how many), and the cell to read."""
+    """A pull: (first block of theirs, of ours, how many), the cell to read, and the pass to show."""
 
     ticket: int
     runs: list[tuple[int, int, int]]
     slot: int
+    shown: Pass | None = None
 
 
 class PeerStream:
     """The connection to one peer, and the thread that owns it. The engine's thread gives it jobs, cancels them and
     rings the bell; `finish` is called in the stream's thread, once for each job."""
 
-    def __init__(self, address: Address, storage: KVStorage, finish: Callable[[Done], None], stall: float) -> None:
+    def __init__(
+        self,
+        address: Address,
+        storage: KVStorage,
+        finish: Callable[[Done], None],
+        stall: float,
+        seed: bytes | None = None,
+    ) -> None:
         self.address, self.storage, self.block_bytes = address, storage, storage.layout.block_bytes
+        self.seed = seed
         self.target = storage.shared.numpy().reshape(-1).data
         self.finish, self.stall = finish, stall
         self.jobs: deque[Job] = deque()
@@ -87,6 +75,7 @@ class PeerStream:
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # The rest is the stream's thread's own. Without a current job an exchange is a trial.
         self.socket: socket.socket | None = None
+        self.seals: Seals | None = None
         self.current: Job | None = None
         self.deadline = 0.0
         self.may_try = True
@@ -182,20 +171,22 @@ class PeerStream:
         """An exchange, repeated on a new connection when the one that was there has broken."""
         had_one = self.socket is not None
         try:
-            return self.exchange(job.runs, job.slot)
+            return self.exchange(job.runs, job.slot, job.shown)
         except Broken:
             if not had_one:
                 raise
             self.disconnect()
-            return self.exchange(job.runs, job.slot)
+            return self.exchange(job.runs, job.slot, job.shown)
 
-    def exchange(self, wanted: list[tuple[int, int, int]], slot: int) -> tuple[int, list[int]]:
+    def exchange(
+        self, wanted: list[tuple[int, int, int]], slot: int, shown: Pass | None = None
+    ) -> tuple[int, list[int]]:
         """Ask and receive: the cell and digests. Raises TransferError, after which the connection is of no use."""
         self.deadline = time.monotonic() + PULL_TIMEOUT
         self.check(self.deadline)
         if self.socket is None:
             self.connect()
-        self.send(request(self.address.token, slot, [(theirs, length) for theirs, _, length in wanted]))
+        self.send(request(self.address.token, slot, [(theirs, length) for theirs, _, length in wanted], shown))
         status, size = ANSWER.unpack(self.receive(bytearray(ANSWER.size)))
         if status != READ or size != self.block_bytes * sum(length for _, _, length in wanted):
             raise TransferError("the peer did not give the blocks that it announced")
@@ -222,13 +213,29 @@ class PeerStream:
         self.refused = code == errno.ECONNREFUSED
         if code:
             raise TransferError(f"the peer cannot be reached at {self.address.host} ({os.strerror(code)})")
+        if self.seed is not None:
+            self.agree(self.seed)
+
+    def agree(self, seed: bytes) -> None:
+        """On the keys of this connection. Whether the peer has the same seed, its first answer shows."""
+        mine = Agreement()
+        self.send_plain(mine.public)
+        self.seals = mine.as_client(seed, bytes(self.fill(bytearray(PUBLIC_BYTES))))
 
     def disconnect(self) -> None:
         if self.socket is not None:
             self.socket.close()
-            self.socket = None
+            self.socket = self.seals = None
 
     def send(self, data: bytes) -> None:
+        """A request."""
+        if self.seals is None:
+            self.send_plain(data)
+            return
+        sealed = self.seals.sending.close(data)
+        self.send_plain(LENGTH.pack(len(sealed)) + sealed)
+
+    def send_plain(self, data: bytes) -> None:
         assert self.socket is not None
         rest = memoryview(data)
         while rest:
@@ -240,7 +247,14 @@ class PeerStream:
                 raise Broken(f"the connection to the peer broke ({error.strerror})") from None
 
     def receive(self, place: bytearray | memoryview) -> bytearray | memoryview:
-        """Fill `place`."""
+        """Fill `place` with a piece of an answer."""
+        if self.seals is None:
+            return self.fill(place)
+        place[:] = self.seals.receiving.open(self.fill(bytearray(len(place) + TAG_BYTES)))
+        return place
+
+    def fill(self, place: bytearray | memoryview) -> bytearray | memoryview:
+        """With what comes next."""
         assert self.socket is not None
         rest = memoryview(place)
         while rest:
@@ -290,7 +304,8 @@ class PeerStream:
 
 class OverTcp:
     """The connector. `wake` is called, from a stream's thread, whenever `poll` has something new; `tickets` are the
-    numbers of its pulls, by default its own; `host` is the address under which peers reach this machine."""
+    numbers of its pulls, by default its own; `host` is the address under which peers reach this machine. With a `guard`
+    it speaks only to peers with the same keys."""
 
     def __init__(
         self,
@@ -299,9 +314,11 @@ class OverTcp:
         host: str = "127.0.0.1",
         tickets: Iterator[int] | None = None,
         stall: float = STALL,
+        guard: Guard | None = None,
     ) -> None:
         self.storage, self.wake, self.stall, self.tickets = storage, wake, stall, tickets or count(1)
-        self.server = TcpServer(storage, host)
+        self.seed = None if guard is None else guard.seed
+        self.server = TcpServer(storage, host, guard=guard)
         self.streams: dict[str, PeerStream] = {}
         self.ending: list[PeerStream] = []
         self.pulls: dict[int, PeerStream] = {}
@@ -313,7 +330,7 @@ class OverTcp:
     def attach(self, peer: str, descriptor: dict[str, Any]) -> None:
         if peer not in self.streams:
             address = Address.read(descriptor, self.storage.layout.block_bytes)
-            self.streams[peer] = PeerStream(address, self.storage, self.finish, self.stall)
+            self.streams[peer] = PeerStream(address, self.storage, self.finish, self.stall, self.seed)
 
     def detach(self, peer: str) -> None:
         stream = self.streams.pop(peer, None)
@@ -324,7 +341,7 @@ class OverTcp:
     def lost(self) -> list[str]:
         return [peer for peer, stream in self.streams.items() if stream.refused]
 
-    def pull(self, peer: str, pairs: Sequence[Pair], slot: int) -> int:
+    def pull(self, peer: str, pairs: Sequence[Pair], slot: int, shown: Pass | None = None) -> int:
         ticket = next(self.tickets)
         stream = self.streams.get(peer)
         if stream is None:
@@ -333,7 +350,7 @@ class OverTcp:
             self.finish(Done(ticket, "the peer announced blocks that it does not have", None, 0, 0.0))
         else:
             self.pulls[ticket] = stream
-            stream.give(Job(ticket, runs(pairs), slot))
+            stream.give(Job(ticket, runs(pairs), slot, shown if self.seed else None))
         return ticket
 
     def poll(self) -> list[Done]:

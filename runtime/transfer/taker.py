@@ -12,6 +12,7 @@ from typing import Protocol
 
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.transfer.connector import STALL, Connector, Done
+from pontil.runtime.transfer.passes import Pass
 from pontil.runtime.transfer.states import TAKING, TAKING_ENDS, Taking, TakingAction, TakingEvent, rule
 from pontil.runtime.wire.messages import ChunkReady, Handoff
 
@@ -39,6 +40,7 @@ class Take:
     peer: str
     expected: int
     deadline: float
+    secret: str | None = field(default=None, repr=False)
     state: Taking = Taking.RESERVED
     epoch: int = 0
     slot: int = 0
@@ -56,6 +58,11 @@ class Take:
     @property
     def ended(self) -> bool:
         return self.state in TAKING_ENDS
+
+    @property
+    def shown(self) -> Pass | None:
+        """What the peer is shown before it lets its blocks be read across a network that has keys."""
+        return None if self.secret is None else Pass(self.transfer_id, self.epoch, self.secret)
 
 
 class TakingHands(Protocol):
@@ -90,8 +97,11 @@ class Taker:
             TakingAction.STOP_WORKER: hands.stop_worker,
         }
 
-    def begin(self, transfer_id: str, peer: str, expected: int, now: float, have: int = 0) -> Take:
-        take = self.open[transfer_id] = Take(transfer_id, peer, expected, now + TRANSFER_TIMEOUT, announced=have)
+    def begin(
+        self, transfer_id: str, peer: str, expected: int, now: float, have: int = 0, secret: str | None = None
+    ) -> Take:
+        take = Take(transfer_id, peer, expected, now + TRANSFER_TIMEOUT, secret, announced=have)
+        self.open[transfer_id] = take
         return take
 
     def happened(self, take: Take, event: TakingEvent) -> None:
@@ -207,7 +217,7 @@ class Taker:
     def start_pull(self, take: Take) -> None:
         assert take.ready is not None
         if take.ready.pairs:
-            ticket = self.connector.pull(take.peer, take.ready.pairs, take.slot)
+            ticket = self.connector.pull(take.peer, take.ready.pairs, take.slot, take.shown)
             take.pending[ticket] = take.ready
             self.by_ticket[ticket] = take
 

@@ -14,9 +14,24 @@ import time
 from typing import Any
 
 from pontil.runtime.cache.storage import EPOCH_SLOTS, KVStorage
-from pontil.runtime.errors import ModelError
+from pontil.runtime.errors import ModelError, TransferError
 from pontil.runtime.transfer.connector import STALL
-from pontil.runtime.transfer.tcp_frames import ANSWER, EPOCH, MAGIC, READ, REFUSED, REQUEST, RUN, TOKEN_BYTES
+from pontil.runtime.transfer.guard import Guard
+from pontil.runtime.transfer.passes import Passes
+from pontil.runtime.transfer.seal import PUBLIC_BYTES, TAG_BYTES, Agreement, Seals
+from pontil.runtime.transfer.tcp_frames import (
+    ANSWER,
+    EPOCH,
+    LENGTH,
+    MAGIC,
+    MAX_NAME,
+    READ,
+    REFUSED,
+    REQUEST,
+    RUN,
+    STAMP,
+    TOKEN_BYTES,
+)
 
 MAX_GUESTS = 64
 FIRST_REQUEST = 5.0
@@ -39,6 +54,9 @@ class Guest:
         self.socket = peer
         self.deadline: float | None = time.monotonic() + first_request
         self.lock = threading.Lock()
+        self.seals: Seals | None = None
+        # What is left of a sealed request that was opened.
+        self.opened = b""
 
     @property
     def stranger(self) -> bool:
@@ -53,6 +71,14 @@ class Guest:
         with self.lock:
             self.socket.close()
 
+    def agree(self, seed: bytes) -> None:
+        """On the keys of this connection. Whether the guest has the same seed, its first request shows."""
+        assert self.deadline is not None
+        mine = Agreement()
+        theirs = self.read(PUBLIC_BYTES, self.deadline)
+        self.socket.sendall(mine.public)
+        self.seals = mine.as_server(seed, theirs)
+
     def read(self, size: int, deadline: float) -> bytes:
         """Exactly `size` bytes by `deadline`. Raises OSError when they do not come."""
         data = bytearray(size)
@@ -65,22 +91,48 @@ class Guest:
                 raise ConnectionError("the peer closed the connection or is too slow")
         return bytes(data)
 
-    def read_head(self) -> tuple[bytes, float]:
-        """The fixed part of the next request, and the deadline for the rest. Only a guest who is trusted may idle."""
-        deadline = self.deadline
+    def take(self, size: int, deadline: float) -> bytes:
+        """The next `size` bytes of a request. Raises OSError when they do not come, or it has fewer."""
+        if self.seals is None:
+            return self.read(size, deadline)
+        if len(self.opened) < size:
+            raise ConnectionError("the request is too short")
+        taken, self.opened = self.opened[:size], self.opened[size:]
+        return taken
+
+    def put(self, data: bytes | memoryview) -> None:
+        """One piece of an answer."""
+        rest = memoryview(data if self.seals is None else self.seals.sending.close(data))
+        for start in range(0, len(rest), SEND_BYTES):
+            self.socket.sendall(rest[start : start + SEND_BYTES])
+
+    def read_head(self, longest: int) -> tuple[bytes, float]:
+        """The fixed part of the next request, and the deadline for the rest. Only a guest who is trusted may idle. A
+        sealed one is at most `longest` bytes."""
+        deadline, begun = self.deadline, b""
         if deadline is None:
             self.socket.settimeout(None)
-            self.socket.recv(1, socket.MSG_PEEK)
+            begun = self.socket.recv(1)
             deadline = time.monotonic() + WHOLE_REQUEST
-        return self.read(REQUEST.size, deadline), deadline
+        size = REQUEST.size if self.seals is None else LENGTH.size
+        head = begun + self.read(size - len(begun), deadline)
+        if self.seals is not None:
+            length = LENGTH.unpack(head)[0]
+            if length > longest:
+                raise ConnectionError("the request is longer than one can be")
+            self.opened = self.seals.receiving.open(self.read(length, deadline))
+            head = self.take(REQUEST.size, deadline)
+        return head, deadline
 
 
 class TcpServer:
     """Listens on a free port of `host`. Raises ModelError when that is not possible. Bounded: MAX_GUESTS threads and
-    the one that accepts."""
+    the one that accepts. With a `guard`, guests need the system's keys, and for blocks a pass."""
 
-    def __init__(self, storage: KVStorage, host: str, first_request: float = FIRST_REQUEST) -> None:
-        self.storage, self.first_request = storage, first_request
+    def __init__(
+        self, storage: KVStorage, host: str, first_request: float = FIRST_REQUEST, guard: Guard | None = None
+    ) -> None:
+        self.storage, self.first_request, self.guard = storage, first_request, guard
         self.data = storage.shared.numpy().reshape(-1).data
         self.epochs = storage.epochs.numpy()
         self.token = secrets.token_bytes(TOKEN_BYTES)
@@ -151,9 +203,11 @@ class TcpServer:
         """Answer a guest until it leaves, breaks the rules or is too slow."""
         try:
             smooth(guest.socket)
+            if self.guard is not None:
+                guest.agree(self.guard.seed)
             while not self.stopping.is_set() and self.answer(guest):
                 pass
-        except OSError:
+        except (OSError, TransferError):
             return
         finally:
             guest.leave()
@@ -162,20 +216,21 @@ class TcpServer:
 
     def answer(self, guest: Guest) -> bool:
         """One request. False when the connection cannot go on."""
-        head, deadline = guest.read_head()
+        head, deadline = guest.read_head(self.longest)
         magic, token, slot, count = REQUEST.unpack(head)
         if magic != MAGIC or not hmac.compare_digest(token, self.token):
             return False
-        runs: Runs = []
-        if count < self.storage.num_blocks:
-            runs = list(RUN.iter_unpack(guest.read(count * RUN.size, deadline))) if count else []
+        tail = guest.take(count * RUN.size, deadline) if 0 < count < self.storage.num_blocks else b""
+        runs: Runs = list(RUN.iter_unpack(tail))
+        if self.guard is not None and runs and not has_pass(guest, self.guard.passes, head + tail, slot, deadline):
+            return False
         guest.deadline = None
         guest.socket.settimeout(STALL)
         if count != len(runs) or slot >= EPOCH_SLOTS or not self.has(runs):
-            guest.socket.sendall(ANSWER.pack(REFUSED, 0))
+            guest.put(ANSWER.pack(REFUSED, 0))
             return bool(count == len(runs))
-        self.send(guest.socket, runs)
-        guest.socket.sendall(EPOCH.pack(int(self.epochs[slot])))
+        self.send(guest, runs)
+        guest.put(EPOCH.pack(int(self.epochs[slot])))
         return True
 
     def has(self, runs: Runs) -> bool:
@@ -184,13 +239,27 @@ class TcpServer:
         inside = all(0 < first < first + count <= blocks for first, count in runs)
         return inside and sum(count for _, count in runs) < blocks
 
-    def send(self, peer: socket.socket, runs: Runs) -> None:
+    @property
+    def longest(self) -> int:
+        """A sealed request, if it asked for every block by itself."""
+        return REQUEST.size + self.storage.num_blocks * RUN.size + STAMP.size + MAX_NAME + TAG_BYTES
+
+    def send(self, guest: Guest, runs: Runs) -> None:
         """The blocks, straight from the pool. When this returns all of them were copied out of it."""
         size = self.storage.layout.block_bytes
-        peer.sendall(ANSWER.pack(READ, size * sum(count for _, count in runs)))
+        piece = SEND_BYTES if guest.seals is None else size
+        guest.put(ANSWER.pack(READ, size * sum(count for _, count in runs)))
         for first, count in runs:
-            for start in range(first * size, (first + count) * size, SEND_BYTES):
-                peer.sendall(self.data[start : min(start + SEND_BYTES, (first + count) * size)])
+            for start in range(first * size, (first + count) * size, piece):
+                guest.put(self.data[start : min(start + piece, (first + count) * size)])
+
+
+def has_pass(guest: Guest, passes: Passes, request: bytes, slot: int, deadline: float) -> bool:
+    """Whether what follows the request lets the guest read what it asks for."""
+    stamp, epoch, length = STAMP.unpack(guest.take(STAMP.size, deadline))
+    shown = guest.take(length, deadline).decode(errors="replace") if length else ""
+    runs = list(RUN.iter_unpack(request[REQUEST.size :]))
+    return passes.admits(shown, epoch, request, stamp, slot, runs)
 
 
 def listen(host: str) -> socket.socket:

@@ -22,7 +22,7 @@ class Hello:
     """From worker to proxy: I exist, this is what I run and how much of it I can hold.
 
     Workers whose `kernels` differ may round differently, and those whose `grammars` do, the library for them, may mask
-    differently; None: not said.
+    differently; None: not said. A worker that is `draining` gets nothing new.
     `sender`, `schema`, `name` and `pid` keep name and type in every version: one that does not fit is refused by them.
     """
 
@@ -43,15 +43,32 @@ class Hello:
     max_num_batched_tokens: int
     kernels: str | None = None
     dtype: str | None = None
+    draining: bool = False
     grammars: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """From proxy to worker: registered; the sender is the proxy incarnation that now owns your requests."""
+    """From proxy to worker: registered; the sender is the proxy incarnation that now owns your requests. `role` and
+    `draining` are what it knows of you; None: not said. What it sent you before it knew so came before this. Whether it
+    takes `steps` instead of the Tokens of each sequence."""
 
     sender: str
     receiver: str
+    steps: bool = False
+    role: str | None = None
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Duty:
+    """From worker to proxy: prefer me in this role from now on, and send me nothing new where I am `draining`. What I
+    have stays mine. Answered by a Welcome that says the same."""
+
+    sender: str
+    receiver: str
+    role: str
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +119,10 @@ class Submit:
 
     A later attempt continues an answer: `delivered` has, for each choice, the ids that the client was given already.
     They are taken as they are, never drawn again. Only `choices` go on, the others have ended; none named means all.
+    Of requests that wait, those with the lowest `priority` are admitted first, then those that came first.
+
+    Where the system has keys, both halves are told the `transfer_secret` that the proxy minted for this transfer: with
+    it decode shows prefill that it may read the blocks.
     """
 
     sender: str
@@ -117,6 +138,8 @@ class Submit:
     cache_salt: str = ""
     delivered: list[list[int]] = field(default_factory=list)
     choices: list[int] = field(default_factory=list)
+    transfer_secret: str | None = field(default=None, repr=False)
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +164,8 @@ class Tokens:
     tokens were computed for the first time: with the cached ones they are all (A11). All ids were drawn; of
     `draft_tokens` that had been guessed for their places `accepted_draft_tokens` were right (B1). A later attempt also
     says what an earlier one had found cached here, where that is known: it may itself find what that one computed.
+    Where the prompt's KV came from another worker, the same frame says how many bytes were pulled and in how many
+    seconds of copying; `pull_error` is why they did not come, where the prompt was computed here after all.
     """
 
     sender: str
@@ -162,11 +187,26 @@ class Tokens:
     draft_tokens: int | None = None
     accepted_draft_tokens: int | None = None
     first_cached_tokens: int | None = None
+    pulled_bytes: int | None = None
+    pulled_seconds: float | None = None
+    pull_error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """From worker to proxy: those Tokens of one step that say no more than most do. Each of `rows` is of the request at
+    its place in `requests` and holds attempt, choice, index, prompt_tokens and cached_tokens, then the ids."""
+
+    sender: str
+    receiver: str
+    requests: list[str]
+    rows: list[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """From worker to proxy: this attempt ended without an answer. `status` is the HTTP status that describes it."""
+    """From worker to proxy: this attempt ended without an answer. `status` is the HTTP status that describes it.
+    `moved`: nothing is wrong with it, but this worker is leaving; somebody else is to go on."""
 
     sender: str
     receiver: str
@@ -174,6 +214,7 @@ class Failed:
     attempt: int
     reason: str
     status: int = 503
+    moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,9 +346,11 @@ Message = (
     | Heartbeat
     | StillHere
     | Goodbye
+    | Duty
     | Submit
     | Cancel
     | Tokens
+    | Step
     | Failed
     | Greet
     | Greeting
@@ -328,9 +371,11 @@ TAGS: dict[str, type[Message]] = {
     "heartbeat": Heartbeat,
     "still_here": StillHere,
     "goodbye": Goodbye,
+    "duty": Duty,
     "submit": Submit,
     "cancel": Cancel,
     "tokens": Tokens,
+    "step": Step,
     "failed": Failed,
     "greet": Greet,
     "greeting": Greeting,

@@ -15,17 +15,18 @@ decode is counted in `malformed` and dropped, never fatal.
 import asyncio
 import math
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeAlias
 
 import zmq
 
 from pontil.runtime.errors import MalformedFrame, PontilError
 from pontil.runtime.wire.codec import MAX_FRAME_BYTES, decode, encode
+from pontil.runtime.wire.connection import Connection
+from pontil.runtime.wire.context import Context
+from pontil.runtime.wire.keys import Keys, needs_keys
 from pontil.runtime.wire.messages import Message
-
-Context: TypeAlias = zmq.Context[zmq.Socket[bytes]]
 
 # Messages queued for one peer before send says False, and read from one peer ahead of the reader.
 HIGH_WATER_MARK = 8192
@@ -34,9 +35,9 @@ BATCH = 512
 RECONNECT_MS = (50, 500)
 
 
-def open_context() -> Context:
-    """The sockets' common root: one for each process. Thread-safe."""
-    return zmq.Context()
+def open_context(keys: Keys | None = None) -> Context:
+    """The sockets' common root: one for each process. With keys, its tcp endpoints take nobody without them."""
+    return Context(keys)
 
 
 class BaseSocket(ABC):
@@ -101,11 +102,22 @@ class Client(BaseSocket):
         self.zmq_socket.setsockopt(zmq.ROUTING_ID, incarnation.encode())
         self.zmq_socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS[0])
         self.zmq_socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS[1])
+        context.guard_client(self.zmq_socket, endpoint)
+        self.connection = self.watch()
         try:
             self.zmq_socket.connect(endpoint)
         except zmq.ZMQError as error:
             self.close()
             raise PontilError(f"cannot connect to {endpoint}: {error.strerror}; check the address") from None
+
+    def watch(self) -> Connection | None:
+        """Before connecting: whether what becomes of it is of interest. Whoever watches has to look."""
+        return None
+
+    def close(self, linger: float = 0.0) -> None:
+        if self.connection is not None:
+            self.connection.close()
+        super().close(linger)
 
     def send(self, message: Message) -> bool:
         """Queue for the server; False when the queue is full."""
@@ -125,6 +137,7 @@ class Server(BaseSocket):
         self.zmq_socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         # A client that lost its connection comes back under the same routing id before the old one is given up.
         self.zmq_socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        context.guard_server(self.zmq_socket, endpoint)
         try:
             self.zmq_socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -146,7 +159,10 @@ class Server(BaseSocket):
 
 
 class WorkerSocket(Client):
-    """A worker's line to the proxy's control endpoint."""
+    """A worker's line to the proxy's control endpoint. Across a network its `connection` tells how that goes."""
+
+    def watch(self) -> Connection | None:
+        return Connection(self.zmq_socket, time.monotonic()) if needs_keys(self.endpoint) else None
 
 
 class PeerClient(Client):
@@ -207,7 +223,7 @@ class ControlServer(Server):
 
 
 class Poller:
-    """Sleeps until one of the registered sockets can be read or somebody calls `wake`."""
+    """Sleeps until one of the registered sockets or watched descriptors can be read or somebody calls `wake`."""
 
     def __init__(self) -> None:
         self.poller = zmq.Poller()
@@ -219,6 +235,13 @@ class Poller:
 
     def unregister(self, socket: BaseSocket) -> None:
         self.poller.unregister(socket.zmq_socket)
+
+    def watch(self, descriptor: int) -> None:
+        """A descriptor of the caller's own, a pipe say, that can be read; `unwatch` it before it is closed."""
+        self.poller.register(descriptor, zmq.POLLIN)
+
+    def unwatch(self, descriptor: int) -> None:
+        self.poller.unregister(descriptor)
 
     def wake(self) -> None:
         """End the current or the next `wait` at once. Any thread may call this, until `close`."""

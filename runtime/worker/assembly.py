@@ -2,8 +2,8 @@
 """From a configuration to an engine that has run once."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
-import psutil
 import torch
 
 from pontil.gpu_ops.kernels.build import KernelError
@@ -28,6 +28,8 @@ from pontil.runtime.reporting import Reporter
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.text.grammar import GrammarCompiler
 from pontil.runtime.text.tokenizer import Tokenizer, load_tokenizer
+from pontil.runtime.worker.host_memory import host_room
+from pontil.runtime.worker.weights_progress import told
 
 MOST_CPU_KV_BYTES = 4 << 30
 CPU_KV_SHARE = 0.2
@@ -54,13 +56,31 @@ class Machine:
 
 def assemble(config: WorkerConfig, report: Reporter) -> Machine:
     """Load the model onto the worker's device and run it once. Raises ModelError."""
+    try:
+        return put_together(config, report)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ModelError(
+            f"the model does not fit the memory of {config.device}: choose a smaller one or --quantization, or lower "
+            "--kv-cache-memory, or start fewer workers"
+        ) from error
+
+
+def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
+    """torch has a type of its own for GPUs only."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def put_together(config: WorkerConfig, report: Reporter) -> Machine:
     device = open_device(config)
     checkpoint = open_checkpoint(config.model_path)
     model_config = shorten(checkpoint.config, config.max_model_len)
     dtype = choose_dtype(config.dtype, checkpoint)
     kernels = find_kernels(config, model_config, TORCH_DTYPES[dtype], report)
-    report.progress("reading weights")
-    model = build_model(model_config, read_weights(config, checkpoint, device, dtype, kernels))
+    weights = read_weights(config, checkpoint, device, dtype, kernels, report)
+    report.progress("laying out weights")
+    model = build_model(model_config, weights)
     layout = KVLayout(
         config.block_size, model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, dtype
     )
@@ -86,21 +106,27 @@ def assemble(config: WorkerConfig, report: Reporter) -> Machine:
 
 
 def read_weights(
-    config: WorkerConfig, checkpoint: Checkpoint, device: torch.device, dtype: str, kernels: Library | None
+    config: WorkerConfig,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: str,
+    kernels: Library | None,
+    report: Reporter,
 ) -> Weights:
     """Raises ModelError for a quantization that is not possible here."""
     wanted, torch_dtype = config.quantization, TORCH_DTYPES[dtype]
+    telling = partial(told, total=len(checkpoint.places), tell=report.progress)
     if wanted not in ("none", "int8", "gguf"):
         raise ModelError(f"--quantization {wanted} is not known: choose none, int8 or gguf")
     if wanted == "none":
-        return Weights(checkpoint.tensors(torch_dtype), device, torch_dtype, kernels)
+        return Weights(telling(checkpoint.tensors(torch_dtype)), device, torch_dtype, kernels)
     if kernels is None or dtype != "bfloat16":
         raise ModelError(f"--quantization {wanted} needs a CPU's kernels and bfloat16: leave out --kernels and --dtype")
     if wanted == "int8":
-        return Weights(checkpoint.tensors(torch_dtype), device, torch_dtype, kernels, int8=True)
+        return Weights(telling(checkpoint.tensors(torch_dtype)), device, torch_dtype, kernels, int8=True)
     if not isinstance(checkpoint, GgufCheckpoint):
         raise ModelError("--quantization gguf needs a GGUF file: use int8, or leave it out")
-    return Weights(checkpoint.levels(torch_dtype), device, torch_dtype, kernels)
+    return Weights(telling(checkpoint.levels(torch_dtype)), device, torch_dtype, kernels)
 
 
 def find_kernels(config: WorkerConfig, model: ModelConfig, dtype: torch.dtype, report: Reporter) -> Library | None:
@@ -154,7 +180,7 @@ def count_blocks(config: WorkerConfig, layout: KVLayout, device: torch.device) -
     if size is None and device.type == "cuda":
         size = int(torch.cuda.mem_get_info(device)[0] * CUDA_KV_SHARE)
     if size is None:
-        size = min(MOST_CPU_KV_BYTES, int(psutil.virtual_memory().available * CPU_KV_SHARE))
+        size = min(MOST_CPU_KV_BYTES, int(host_room().bytes * CPU_KV_SHARE))
     return size // layout.block_bytes
 
 

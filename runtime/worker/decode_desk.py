@@ -4,8 +4,9 @@
 How a transfer ends is the taker's to decide, by its table; this desk is its hands.
 """
 
+import logging
 import time
-from collections import deque
+from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -30,10 +31,16 @@ from pontil.runtime.wire.messages import (
 )
 from pontil.runtime.wire.sockets import PeerClient
 from pontil.runtime.worker.assembly import Machine
-from pontil.runtime.worker.live import Live
+from pontil.runtime.worker.live import Live, Pulled
 from pontil.runtime.worker.peer_line import HANDSHAKE_TIMEOUT, Line, PeerLine
 
 RENEW_EVERY = 10.0
+logger = logging.getLogger("pontil.worker")
+
+
+def by_priority(live: Live) -> int:
+    """Of equal ones the first to come is first."""
+    return live.submit.priority
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +76,7 @@ class DecodeDesk:
     disconnect: Callable[[PeerClient], None]
     taker: Taker = field(init=False)
     lines: dict[str, PeerLine] = field(default_factory=dict)
-    waiting: deque[Live] = field(default_factory=deque)
+    waiting: list[Live] = field(default_factory=list)
     parked: dict[str, Parked] = field(default_factory=dict)
     draining: dict[str, list[int]] = field(default_factory=dict)
     failed: list[tuple[Live, str]] = field(default_factory=list)
@@ -87,7 +94,7 @@ class DecodeDesk:
         line = self.lines.get(peer)
         if line is None or line.state is Line.FAILED:
             self.greet(peer, endpoint, now)
-        self.waiting.append(live)
+        insort(self.waiting, live, key=by_priority)
         self.admit(now)
 
     def greet(self, peer: str, endpoint: str, now: float) -> None:
@@ -132,7 +139,7 @@ class DecodeDesk:
         transfer_id = str(live.submit.transfer_id)
         expected = self.machine.layout.blocks_for(len(live.sequence.prompt))
         have = live.sequence.computed // self.machine.layout.block_size
-        take = self.taker.begin(transfer_id, line.peer, expected, now, have)
+        take = self.taker.begin(transfer_id, line.peer, expected, now, have, live.submit.transfer_secret)
         self.parked[transfer_id] = Parked(live, take, now + RENEW_EVERY)
         self.tell(line.peer, Begin(self.incarnation, line.peer, transfer_id, live.request_id, live.attempt, have))
 
@@ -198,6 +205,7 @@ class DecodeDesk:
         sequence = live.sequence
         assert handoff is not None
         sequence.cached, sequence.admissions = handoff.cached_tokens, 1
+        live.pulled = Pulled(take.bytes, take.seconds)
         self.machine.engine.promote(sequence, handoff.computed, known_of(handoff, live))
         self.tally.complete += 1
         self.tally.bytes += take.bytes
@@ -206,7 +214,11 @@ class DecodeDesk:
         """A transfer failed. With the Handoff in hand the prompt is computed here, else the proxy is told."""
         live = self.parked.pop(take.transfer_id).live
         self.tally.failed += 1
+        live.pulled = Pulled(0, 0.0, take.error)
         if take.handoff is not None:
+            logger.warning(
+                "the handoff failed (%s): the prompt is computed here", take.error, extra={"request": live.request_id}
+            )
             live.sequence.cached, live.sequence.admissions = take.handoff.cached_tokens, 1
             self.machine.engine.compute_here(live.sequence, known_of(take.handoff, live))
         else:

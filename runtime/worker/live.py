@@ -19,10 +19,20 @@ REMEMBERED = 1024
 FINISH_REASONS: dict[Finish | None, str] = {Finish.STOP: "stop", Finish.LENGTH: "length"}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What came of pulling a prompt's KV: bytes, and the seconds that copying them took; or why it failed."""
+
+    bytes: int | None = None
+    seconds: float | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True, eq=False)
 class Live:
     """One attempt at one request. `proxy` is the incarnation that submitted it and hears of it; `arrived` is in seconds
-    of the scheduler's clock. A text that follows a grammar ends with one of the `ends`."""
+    of the scheduler's clock. `pulled` is known once a transfer to here has ended. A text that follows a grammar ends
+    with one of the `ends`."""
 
     proxy: str
     request_id: str
@@ -31,6 +41,7 @@ class Live:
     submit: Submit
     arrived: float = field(default_factory=time.monotonic)
     first_cached: int | None = None
+    pulled: Pulled = Pulled()
     ends: frozenset[int] = frozenset()
 
     @property
@@ -102,7 +113,7 @@ def make_live(submit: Submit, machine: Machine) -> Live:
     hands_over, delivered = submit.phase == "prefill" and submit.transfer_id is not None, submit.delivered
     sequence = Sequence(
         key_of(submit.request_id, submit.attempt), prompt, params, stops, hands_over, check, submit.cache_salt,
-        wanted=tuple(submit.choices),
+        wanted=tuple(submit.choices), priority=submit.priority,
     )  # fmt: skip
     sequence.choice = sequence.choices[0]
     if hands_over:
@@ -142,6 +153,7 @@ def tokens_frame(incarnation: str, live: Live, output: Output) -> Tokens:
     """What the proxy hears of accepted tokens. A choice's count is stated where its part here ends (A3)."""
     sequence, counted = output.sequence, output.finish is not None
     opens = output.index == sequence.delivered and sequence.choice == (live.submit.choices or [0])[0]
+    pulled = live.pulled if opens else Pulled()
     return Tokens(
         incarnation,
         live.proxy,
@@ -164,4 +176,7 @@ def tokens_frame(incarnation: str, live: Live, output: Output) -> Tokens:
         computed_tokens=sequence.prompt_computed if output.opens else None,
         draft_tokens=output.drafted or None,
         accepted_draft_tokens=output.accepted if output.drafted else None,
+        pulled_bytes=pulled.bytes,
+        pulled_seconds=pulled.seconds,
+        pull_error=pulled.error,
     )

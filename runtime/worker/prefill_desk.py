@@ -14,6 +14,7 @@ from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.sequence import Finish, Sequence
 from pontil.runtime.transfer.connector import Connector
 from pontil.runtime.transfer.giver import COMPUTE_TOTAL, Gift, Giver, Prefilled
+from pontil.runtime.transfer.passes import Passes
 from pontil.runtime.transfer.states import Giving, GivingEvent
 from pontil.runtime.wire.compatibility import foreign, objection
 from pontil.runtime.wire.messages import (
@@ -73,6 +74,7 @@ class PrefillDesk:
     socket: PeerServer
     connector: Connector
     kv_fingerprint: str
+    passes: Passes | None = None
     giver: Giver = field(init=False)
     halves: dict[str, Half] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
@@ -82,7 +84,7 @@ class PrefillDesk:
     expired: int = 0
 
     def __post_init__(self) -> None:
-        self.giver = Giver(self.machine.storage, self.incarnation, self)
+        self.giver = Giver(self.machine.storage, self.incarnation, self, passes=self.passes)
 
     def submitted(self, live: Live, now: float) -> None:
         half = self.half(str(live.submit.transfer_id), now)
@@ -140,7 +142,7 @@ class PrefillDesk:
             self.give_up(live, "the decode worker claims blocks that the prompt does not have")
             return
         now = time.monotonic()
-        gift = self.giver.begin(transfer_id, begin.sender, now, begin.have)
+        gift = self.giver.begin(transfer_id, begin.sender, now, begin.have, live.submit.transfer_secret)
         if gift is None:
             self.refuse(begin, "too many transfers are open")
             self.give_up(live, "the prefill worker has too many transfers open")

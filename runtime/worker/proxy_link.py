@@ -2,11 +2,13 @@
 """A worker's line to the proxy: registration, heartbeat, and an outbox that never drops."""
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from pontil.runtime.errors import IncompatiblePeer
-from pontil.runtime.wire.messages import Goodbye, Heartbeat, Hello, Message, Refused, StillHere, Welcome
+from pontil.runtime.wire.messages import Duty, Goodbye, Heartbeat, Hello, Message, Refused, StillHere, Tokens, Welcome
 from pontil.runtime.wire.sockets import WorkerSocket
+from pontil.runtime.wire.step import joined
 
 BEAT = 0.5
 TTL = 5.0
@@ -27,11 +29,13 @@ class Load:
 
 
 class ProxyLink:
-    """`proxy` is the incarnation we are registered with, or None. Times are given by the caller."""
+    """`proxy` is the incarnation we are registered with, or None; `is_known` while it knows our `hello`, or there is
+    none to know it. Times are given by the caller."""
 
     def __init__(self, socket: WorkerSocket, hello: Hello) -> None:
         self.socket, self.hello = socket, hello
         self.proxy: str | None = None
+        self.is_known, self.takes_steps = True, False
         self.outbox: deque[Message] = deque()
         self.next_send = 0.0
         self.last_heard = self.last_tick = 0.0
@@ -40,6 +44,11 @@ class ProxyLink:
     def congested(self) -> bool:
         """The proxy does not take our messages: stop making more of them (B12)."""
         return bool(self.outbox)
+
+    def send_tokens(self, frames: Sequence[Tokens]) -> None:
+        """What one step gave."""
+        for message in joined(frames) if self.takes_steps else frames:
+            self.send(message)
 
     def send(self, message: Message) -> None:
         if self.outbox or not self.socket.send(message):
@@ -62,7 +71,11 @@ class ProxyLink:
             if self.proxy != message.sender:
                 # The first heartbeat tells what was generated before: the sooner, the less can be lost with a proxy.
                 self.next_send = 0.0
-            self.proxy = message.sender
+            self.proxy, self.takes_steps = message.sender, message.steps
+            # A proxy of an earlier version does not say what it knows.
+            self.is_known = message.role is None or (message.role, message.draining) == (
+                self.hello.role, self.hello.draining,
+            )  # fmt: skip
             return changed
         if isinstance(message, StillHere) and self.proxy not in (None, message.sender):
             return self.forget()
@@ -78,7 +91,18 @@ class ProxyLink:
         if now >= self.next_send:
             self.next_send = now + (HELLO_AGAIN if self.proxy is None else BEAT)
             self.send(self.hello if self.proxy is None else self.heartbeat(load, self.proxy))
+            self.tell_duty()
         return gone
+
+    def turn_to(self, role: str, draining: bool) -> None:
+        """Be this from now on; the proxy is told at once, and again until it answers."""
+        self.hello = replace(self.hello, role=role, draining=draining)
+        self.is_known = self.proxy is None
+        self.tell_duty()
+
+    def tell_duty(self) -> None:
+        if self.proxy is not None and not self.is_known:
+            self.send(Duty(self.hello.sender, self.proxy, self.hello.role, self.hello.draining))
 
     def heartbeat(self, load: Load, proxy: str) -> Heartbeat:
         return Heartbeat(
@@ -87,7 +111,7 @@ class ProxyLink:
 
     def forget(self) -> bool:
         """The proxy we knew is gone: what was meant for it is of no use to another."""
-        self.proxy = None
+        self.proxy, self.is_known = None, True
         self.next_send = 0.0
         self.outbox.clear()
         return True

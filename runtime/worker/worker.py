@@ -2,7 +2,6 @@
 """A worker process: sockets and deadlines around `Engine.step`."""
 
 import logging
-import os
 import secrets
 import signal
 import time
@@ -11,21 +10,25 @@ from types import FrameType
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.sequence import Finish
-from pontil.runtime.errors import ModelError, RequestError
+from pontil.runtime.errors import RequestError
 from pontil.runtime.reporting import Reporter
-from pontil.runtime.text.grammar import LIBRARY
 from pontil.runtime.transfer.connector import Connector
-from pontil.runtime.transfer.over_auto import OverAuto
-from pontil.runtime.transfer.over_shm import OverShm
-from pontil.runtime.transfer.over_tcp import OverTcp
-from pontil.runtime.wire.messages import SCHEMA, Cancel, Failed, Hello, Message, Submit
+from pontil.runtime.transfer.guard import Guard
+from pontil.runtime.wire.keys import Keys
+from pontil.runtime.wire.messages import Cancel, Failed, Message, Submit, Tokens
 from pontil.runtime.wire.sockets import PeerClient, PeerServer, Poller, WorkerSocket, open_context
 from pontil.runtime.worker.assembly import Machine, assemble
+from pontil.runtime.worker.connectors import open_connector
 from pontil.runtime.worker.decode_desk import DecodeDesk
+from pontil.runtime.worker.duty import Duty
 from pontil.runtime.worker.grammar_desk import GrammarDesk
+from pontil.runtime.worker.introduction import introduction
 from pontil.runtime.worker.live import FirstAdmissions, Live, key_of, make_live, tokens_frame
+from pontil.runtime.worker.obstacle import Obstacle
+from pontil.runtime.worker.order_pipe import OrderPipe
 from pontil.runtime.worker.prefill_desk import PrefillDesk
 from pontil.runtime.worker.proxy_link import BEAT, Load, ProxyLink
+from pontil.runtime.worker.statement import Statement
 
 logger = logging.getLogger("pontil.worker")
 
@@ -35,10 +38,11 @@ CONGESTION_PAUSE = STALL_PAUSE = 0.005
 QUIET = 1.0
 
 
-def run_worker(config: WorkerConfig, report: Reporter) -> None:
-    """Load, register, serve until SIGTERM. Raises PontilError for what a user can mend."""
+def run_worker(config: WorkerConfig, report: Reporter, commands: int | None = None) -> None:
+    """Load, register, serve until SIGTERM. Orders come over the pipe `commands`. Raises PontilError for what a user can
+    mend."""
     machine = assemble(config, report)
-    worker = Worker(config, machine, report)
+    worker = Worker(config, machine, report, None if commands is None else OrderPipe(commands))
     signal.signal(signal.SIGTERM, worker.stop)
     signal.signal(signal.SIGINT, worker.stop)
     try:
@@ -50,65 +54,43 @@ def run_worker(config: WorkerConfig, report: Reporter) -> None:
 class Worker:
     """One process that can prefill, decode, or both; its role is only the proxy's preference."""
 
-    def __init__(self, config: WorkerConfig, machine: Machine, report: Reporter) -> None:
-        self.config, self.machine, self.report = config, machine, report
+    def __init__(
+        self, config: WorkerConfig, machine: Machine, report: Reporter, orders: OrderPipe | None = None
+    ) -> None:
+        self.config, self.machine, self.report, self.orders = config, machine, report, orders
         self.incarnation = secrets.token_hex(8)
         self.stopping = False
         self.steps = 0
         self.told_of_work = False
         self.busy_at = 0.0
         self.stale = 0
-        self.generated_before = self.computed_before = self.results_dropped = 0
-        self.dropped = (0, 0)
+        self.statement = Statement(machine.engine)
         self.requests: dict[str, Live] = {}
         self.admissions = FirstAdmissions()
-        self.context = open_context()
+        self.keys = None if config.keys is None else Keys.of(config.keys)
+        self.context = open_context(self.keys)
         self.poller = Poller()
         self.peers_in = PeerServer(self.context, config.peer_endpoint)
         self.control = WorkerSocket(self.context, self.incarnation, config.control)
         self.poller.register(self.peers_in)
         self.poller.register(self.control)
+        self.guard = None if self.keys is None else Guard(self.keys.transfer)
+        if orders is not None:
+            self.poller.watch(orders.descriptor)
         self.connector = self.open_connector()
-        self.link = ProxyLink(self.control, self.hello())
+        self.link = ProxyLink(self.control, introduction(self.incarnation, config, machine, self.peers_in.endpoint))
+        self.obstacle = Obstacle(self.control.connection, config.control)
+        self.duty = Duty(self.link, report)
         kv = machine.layout.fingerprint()
-        self.prefill = PrefillDesk(self.incarnation, machine, self.peers_in, self.connector, kv)
+        passes = None if self.guard is None else self.guard.passes
+        self.prefill = PrefillDesk(self.incarnation, machine, self.peers_in, self.connector, kv, passes)
         self.decode = DecodeDesk(
             self.incarnation, config.name, machine, self.connector, kv, self.connect, self.disconnect
         )
         self.grammars = GrammarDesk(machine.grammars, self.poller.wake)
 
     def open_connector(self) -> Connector:
-        config, storage, wake = self.config, self.machine.storage, self.poller.wake
-        if config.kv_connector == "auto":
-            return OverAuto(storage, wake, config.transfer_host)
-        if config.kv_connector == "shm":
-            return OverShm(storage, wake)
-        if config.kv_connector == "tcp":
-            return OverTcp(storage, wake, config.transfer_host)
-        raise ModelError(f"--kv-connector {config.kv_connector} is not known: this version has auto, shm and tcp")
-
-    def hello(self) -> Hello:
-        config, machine = self.config, self.machine
-        return Hello(
-            self.incarnation,
-            SCHEMA,
-            config.name,
-            config.role,
-            os.getpid(),
-            config.device,
-            config.served_model_name,
-            machine.fingerprint,
-            machine.layout.fingerprint(),
-            self.peers_in.endpoint,
-            machine.layout.block_size,
-            machine.pool.capacity,
-            config.max_num_seqs,
-            machine.config.max_model_len,
-            config.max_num_batched_tokens,
-            kernels=machine.kernels,
-            dtype=machine.layout.dtype,
-            grammars=LIBRARY,
-        )
+        return open_connector(self.config, self.machine.storage, self.poller.wake, self.guard)
 
     def connect(self, endpoint: str) -> PeerClient:
         socket = PeerClient(self.context, self.incarnation, endpoint)
@@ -125,7 +107,9 @@ class Worker:
 
     def run(self) -> None:
         """Serve until stopped. Ready means that the proxy has welcomed this worker, not that it would like to be."""
-        self.report.progress("registering")
+        self.report.progress("registering with the proxy")
+        # What it was told before it could hear, it is from its first word to the proxy on.
+        self.take_orders()
         self.tick(time.monotonic())
         while self.link.proxy is None and not self.stopping:
             self.turn()
@@ -136,12 +120,19 @@ class Worker:
         )
         while not self.stopping:
             self.turn()
+        self.leave()
+
+    def leave(self) -> None:
+        """Whoever is told to go gives back what it has: others need not wait until it is missed."""
         self.link.goodbye()
+        self.give_back("the worker stops")
+        self.link.flush()
 
     def turn(self) -> None:
         """Take messages, keep deadlines, make one step."""
         working = self.machine.engine.has_work
         self.poller.wait(self.patience(working))
+        self.take_orders()
         self.take_messages()
         for live in self.grammars.poll(time.monotonic()):
             self.start(live, time.monotonic())
@@ -152,6 +143,7 @@ class Worker:
         elif self.machine.scheduler.has_spare_work and time.monotonic() - self.busy_at >= QUIET:
             self.machine.engine.keep_answers()
         self.settle()
+        self.keep_duty()
         self.report_idleness()
 
     def patience(self, working: bool) -> float:
@@ -178,40 +170,37 @@ class Worker:
         self.tell_of_work(True)
         outputs = self.machine.engine.step()
         self.steps += 1
+        self.link.send_tokens([frame for output in outputs if (frame := self.frame_of(output)) is not None])
         for output in outputs:
-            self.deliver(output)
+            if output.failure is not None:
+                self.break_off(output.sequence.id, output.failure)
         for output in outputs:
             self.conclude(output)
         self.prefill.announce()
         self.busy_at = time.monotonic()
         self.tell_of_work(self.machine.engine.has_work)
 
-    def deliver(self, output: Output) -> None:
-        """Tell the proxy of accepted tokens, and the prefill desk of choices that are done with there."""
+    def frame_of(self, output: Output) -> Tokens | None:
+        """What the proxy is told of accepted tokens. The prefill desk hears of choices that are done with there."""
         live = self.requests.get(output.sequence.id)
         if live is None:
-            self.drop(output)
-            return
-        self.link.send(tokens_frame(self.incarnation, live, output))
-        if output.failure is not None:
-            self.break_off(live, output.failure)
-        elif output.finish is not None and self.is_handing_over(live):
+            self.statement.drop(output)
+            return None
+        if output.finish not in (None, Finish.ERROR) and self.is_handing_over(live):
             self.prefill.ended(output)
+        return tokens_frame(self.incarnation, live, output)
 
-    def break_off(self, live: Live, reason: str) -> None:
+    def break_off(self, key: str, reason: str) -> None:
         """One of its choices cannot go on, because of what was asked for: the request ends."""
+        live = self.requests.get(key)
+        if live is None:
+            return
         self.fail(live.submit, reason, 400)
         if self.is_handing_over(live):
-            self.forget(live.key)
+            self.forget(key)
             self.prefill.break_off(live)
         else:
             self.cancel(live)
-
-    def drop(self, output: Output) -> None:
-        """A result for nobody who is known here (A2): it is told to nobody, and not counted as if it were."""
-        generated, computed = self.dropped
-        self.results_dropped += 1
-        self.dropped = generated + output.count, computed + (output.sequence.prompt_computed if output.opens else 0)
 
     def is_handing_over(self, live: Live) -> bool:
         return live.submit.transfer_id is not None and live.submit.phase == "prefill"
@@ -228,6 +217,35 @@ class Worker:
         if live is not None:
             self.admissions.remember(live)
         return live
+
+    def take_orders(self) -> None:
+        """Of the supervisor."""
+        if self.orders is None or self.orders.closed:
+            return
+        for order in self.orders.take():
+            if order.get("kind") == "duty":
+                self.duty.take(order["order"], order["role"], order["drain"], time.monotonic())
+            elif order.get("kind") == "log_level":
+                logging.getLogger().setLevel(order["level"].upper())
+        if self.orders.closed:
+            self.poller.unwatch(self.orders.descriptor)
+
+    def keep_duty(self) -> None:
+        if self.duty.is_overdue(time.monotonic()):
+            self.give_back("the worker drains")
+        self.duty.tell(idle=self.is_idle)
+
+    def give_back(self, reason: str) -> None:
+        """Requests that somebody else is to go on with, from the last token that was sent."""
+        for live in list(self.requests.values()):
+            self.fail(live.submit, reason, 503, moved=True)
+            self.cancel(live)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left of any request, blocks that others still pull included."""
+        open_transfers = self.prefill.giver.open or self.decode.taker.open or self.decode.draining
+        return not self.requests and not self.machine.engine.sequences and not open_transfers
 
     def take_messages(self) -> None:
         now = time.monotonic()
@@ -260,18 +278,11 @@ class Worker:
             self.hear_of_registration(message, now)
 
     def hear_of_registration(self, message: Message, now: float) -> None:
-        """A ledger begins with a registration: what was generated before it, was generated for another."""
         known = self.link.proxy
         if self.link.heard(message, now):
             self.orphan()
         if self.link.proxy != known:
-            self.generated_before, self.computed_before = self.engine_counts
-
-    @property
-    def engine_counts(self) -> tuple[int, int]:
-        """Tokens generated, and prompt tokens computed for the first time: what the proxy was told of."""
-        engine, (generated, computed) = self.machine.engine, self.dropped
-        return engine.generated - generated, engine.prompt_computed - computed
+            self.statement.begin()
 
     def submit(self, message: Submit, now: float) -> None:
         try:
@@ -284,6 +295,10 @@ class Worker:
         if live.key in self.requests:
             return
         live = self.requests[live.key] = self.admissions.recall(live)
+        logger.debug(
+            "takes a request's phase %s: %d prompt tokens", message.phase, len(message.prompt),
+            extra={"request": message.request_id},
+        )  # fmt: skip
         if self.grammars.submit(live, now):
             self.start(live, now)
 
@@ -314,6 +329,8 @@ class Worker:
             self.cancel(live)
 
     def tick(self, now: float) -> None:
+        if self.obstacle.look(now) and self.link.proxy is None:
+            self.report.progress(self.obstacle.told)
         self.prefill.tick(now)
         self.decode.tick(now)
         if self.link.tick(self.load(), now):
@@ -334,29 +351,20 @@ class Worker:
             if self.forget(live.key) is not None:
                 self.fail(live.submit, reason, status)
 
-    def fail(self, submit: Submit, reason: str, status: int) -> None:
-        logger.warning("request %s: %s", submit.request_id, reason)
-        self.link.send(Failed(self.incarnation, submit.sender, submit.request_id, submit.attempt, reason, status))
+    def fail(self, submit: Submit, reason: str, status: int, *, moved: bool = False) -> None:
+        level, about = logging.INFO if moved else logging.WARNING, {"request": submit.request_id}
+        logger.log(level, "request %s: %s", submit.request_id, reason, extra=about)
+        address = self.incarnation, submit.sender, submit.request_id, submit.attempt
+        self.link.send(Failed(*address, reason, status, moved))
 
     def load(self) -> Load:
         scheduler, tally = self.machine.scheduler, self.decode.tally
-        generated, computed = self.engine_counts
         counters = {
             "handoffs_complete": tally.complete,
             "handoffs_failed": tally.failed,
             "handoffs_cancelled": tally.cancelled,
             "handoffs_expired": self.prefill.expired,
-            "prefix_cache_queries": scheduler.prefix.queried,
-            "prefix_cache_hits": scheduler.prefix.hit,
-            "preemptions": scheduler.preemptions,
-            "recomputed_tokens": scheduler.recomputed,
-            "draft_tokens": self.machine.engine.drafted,
-            "accepted_draft_tokens": self.machine.engine.accepted,
-            "generated_tokens": generated,
-            "generated_before": self.generated_before,
-            "prompt_tokens_computed": computed,
-            "prompt_tokens_computed_before": self.computed_before,
-            "results_dropped": self.results_dropped,
+            **self.statement.counters(),
             "kv_transfer_bytes": tally.bytes,
             "stale_messages": self.stale,
             "malformed_frames": self.control.malformed + self.peers_in.malformed,

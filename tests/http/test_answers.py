@@ -152,12 +152,31 @@ def test_headers(pair: Site) -> None:  # F6
 
 def test_tokenize_and_back(pair: Site) -> None:  # F1
     answer = pair.ask("POST", "/tokenize", {"model": MODEL, "prompt": "héllo"}).json
-    assert answer == {"tokens": pair.tokenizer.encode("héllo", True), "count": answer["count"], "max_model_len": 512}
-    assert answer["count"] == len(answer["tokens"])
+    ids = pair.tokenizer.encode("héllo", True)
+    assert answer == {"tokens": ids, "count": len(ids), "max_model_len": 512, "token_strs": None}
     assert pair.ask("POST", "/detokenize", {"tokens": answer["tokens"]}).json == {"prompt": "héllo"}
     assert pair.ask("POST", "/tokenize", {"prompt": ""}).json["tokens"] == []
     chat = pair.ask("POST", "/tokenize", {"messages": [{"role": "user", "content": "hi"}]}).json
     assert chat["count"] == pair.chat("hi").json["usage"]["prompt_tokens"]
+
+
+def test_tokenize_as_it_is_asked(pair: Site) -> None:
+    def tokens(**asked: Any) -> Any:
+        return pair.ask("POST", "/tokenize", asked).json
+
+    shown = tokens(prompt="aé", return_token_strs=True, add_special_tokens=False)
+    assert shown["token_strs"] == ["a", "\ufffd", "\ufffd"] and shown["tokens"] == pair.tokenizer.encode("aé", False)
+    messages = [{"role": "assistant", "content": "hi"}]
+    chat, bare = tokens(messages=messages), tokens(messages=messages, add_generation_prompt=False)
+    assert chat["tokens"][: bare["count"]] == bare["tokens"] and chat["count"] > bare["count"]
+    for wrong, param in (
+        ({"prompt": "a", "messages": messages}, "prompt"),
+        ({"prompt": "a", "add_generation_prompt": False}, "add_generation_prompt"),
+        ({"prompt": "a", "tools": []}, "tools"),
+        ({"messages": []}, "messages"),
+        ({"prompt": "a", "max_tokens": 5}, "max_tokens"),
+    ):
+        assert tokens(**wrong)["error"]["param"] == param
 
 
 def test_what_the_server_says_about_itself(pair: Site) -> None:  # F1

@@ -60,6 +60,13 @@ def test_more_choices_than_seats_are_refused(pair: Site) -> None:
     assert answer.status == 400 and answer.json["error"]["param"] == "n"
 
 
+def test_more_choices_than_are_ever_let_in_are_refused(pair: Site) -> None:
+    """Two workers with eight seats each: 64 at once. To try again would not help, so it is no 503."""
+    assert pair.complete(["a"] * 8, n=8, max_tokens=1).status == 200
+    answer = pair.complete(["a"] * 13, n=5, max_tokens=1)
+    assert answer.status == 400 and answer.json["error"]["param"] == "prompt" and pair.proxy.idle
+
+
 @pytest.mark.parametrize(
     ("ask", "fields"), [("complete", {"logprobs": 2}), ("chat", {"logprobs": True, "top_logprobs": 2})]
 )

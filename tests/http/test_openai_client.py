@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The official client against the real app."""
 
+import asyncio
+from collections.abc import Iterator
+
 import openai
 import pytest
 from scripted_site import MODEL, Site
+from scripted_worker import Script, ScriptedWorker
+
+from pontil.runtime.wire.messages import Failed, Message, Submit
 
 TEXT = "Hello 😀 world"
 
@@ -48,3 +54,57 @@ def test_errors_have_their_types(client: openai.OpenAI) -> None:
 def test_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).owned_by == "pontil"
+
+
+def refusing(status: int) -> Script:
+    def script(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
+        yield Failed(worker.incarnation, worker.proxy, submit.request_id, submit.attempt, "no", status)
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, openai.BadRequestError),
+        (401, openai.AuthenticationError),
+        (404, openai.NotFoundError),
+        (413, openai.APIStatusError),
+        (429, openai.RateLimitError),
+        (503, openai.InternalServerError),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_status_has_its_type(bare: Site, status: int, kind: type[Exception], stream: bool) -> None:  # F3
+    bare.worker(script=refusing(status))
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{bare.port}/v1", api_key="unused", max_retries=0)
+    with pytest.raises(kind) as caught:
+        client.completions.create(model=MODEL, prompt="hi", stream=stream)
+    assert isinstance(caught.value, openai.APIStatusError) and caught.value.status_code == status
+
+
+def test_an_error_in_a_stream_is_raised(bare: Site) -> None:  # F4
+    def breaks(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
+        yield worker.tokens(submit, 0, [40])
+        yield from refusing(503)(worker, submit)
+
+    bare.worker(script=breaks)
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{bare.port}/v1", api_key="unused", max_retries=0)
+    chunks = iter(client.completions.create(model=MODEL, prompt="hi", stream=True))
+    assert next(chunks).choices[0].text
+    with pytest.raises(openai.APIError, match="attempt 1 of 1"):
+        list(chunks)
+
+
+def test_async(pair: Site) -> None:
+    async def ask() -> tuple[str, str]:
+        url = f"http://127.0.0.1:{pair.port}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as client:
+            whole = await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hi"}])
+            chunks = await client.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "hi"}], stream=True
+            )
+            pieces = [chunk.choices[0].delta.content or "" async for chunk in chunks]
+            return whole.choices[0].message.content or "", "".join(pieces)
+
+    assert asyncio.run(ask()) == (TEXT, TEXT)

@@ -71,6 +71,7 @@ def test_ready_table_drain(tmp_path: Path, tokenizer_folder: Path) -> None:
         while len(shown := get(address, "/admin/topology")[1]["processes"]) < 2:
             pass
         assert shown[1] == rows[0] | {"state": "GIVEN_UP"}
+        assert 0 <= get(address, "/admin/topology")[1]["age_seconds"] < DEADLINE
         tell(process, {"kind": "drain", "timeout": 5.0})
         assert heard(process, "heavy") == []
         assert process.wait(DEADLINE) == 0

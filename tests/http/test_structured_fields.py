@@ -5,12 +5,14 @@ import json
 import threading
 from typing import Any
 
+import jsonschema
 import pytest
 from scripted_site import Site
 
 from pontil.http import grammar_check
 from pontil.http.fields import Fields
-from pontil.http.structured_fields import MAX_DEPTH, is_deep, read_structure
+from pontil.http.parameter import object_schema, read_all
+from pontil.http.structured_fields import MAX_DEPTH, STRUCTURE, Structure, is_deep, structure_of
 from pontil.runtime.errors import RequestError
 from pontil.runtime.text.grammar import check_grammar
 from pontil.runtime.text.grammar_text import (
@@ -40,6 +42,11 @@ SAME: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
+def read(asked: dict[str, Any]) -> Structure | None:
+    fields = Fields(asked)
+    return structure_of(fields, read_all(fields, STRUCTURE))
+
+
 @pytest.mark.parametrize(("asked", "grammar"), SAME)
 def test_every_form_becomes_its_grammar(pair: Site, asked: dict[str, Any], grammar: str) -> None:  # D13
     for answer in (pair.complete(max_tokens=2, **asked), pair.chat(max_tokens=2, **asked)):
@@ -48,14 +55,38 @@ def test_every_form_becomes_its_grammar(pair: Site, asked: dict[str, Any], gramm
             assert worker.submits.get(timeout=10).sampling["grammar"] == grammar
 
 
+SHAPELESS: list[dict[str, Any]] = [
+    {"response_format": "text"}, {"response_format": {}}, {"response_format": {"type": "json"}},
+    {"response_format": {"type": "json_object", "more": None}}, {"response_format": {"type": "json_schema"}},
+    {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "", "schema": {}}}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": []}}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}, "strict": 1}}},
+    {"structured_outputs": {}}, {"structured_outputs": {"regex": None}}, {"structured_outputs": {"regex": ""}},
+    {"structured_outputs": {"regex": "a", "choice": ["a"]}}, {"structured_outputs": {"choice": []}},
+    {"structured_outputs": {"choice": [""]}}, {"structured_outputs": {"choice": "a"}},
+    {"structured_outputs": {"json": 1}}, {"structured_outputs": {"json_object": False}},
+    {"structured_outputs": {"regex": "a", "structural_tag": "t"}}, {"structured_outputs": {"regex": "a", "more": None}},
+    {"guided_json": {}}, {"guided_decoding_backend": "auto"}, {"structural_tag": "t"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", [*(asked for asked, _ in SAME), *SHAPELESS], ids=str)
+def test_the_schemas_take_what_the_readers_take(asked: dict[str, Any]) -> None:  # F3
+    takes = jsonschema.Draft202012Validator(object_schema(STRUCTURE, 50)).is_valid(asked)
+    assert takes == (asked not in SHAPELESS)
+    if not takes:
+        with pytest.raises(RequestError) as refused:
+            read(asked)
+        assert str(refused.value.param).startswith(next(iter(asked)))
+
+
 @pytest.mark.parametrize(
     "asked", [{}, {"response_format": None}, {"response_format": {"type": "text"}}, {"structured_outputs": None},
               {"guided_json": None}],
 )  # fmt: skip
 def test_an_answer_may_be_free(asked: dict[str, Any]) -> None:
-    fields = Fields(asked)
-    assert read_structure(fields) is None
-    fields.finish()
+    assert read(asked) is None
 
 
 def test_depth_is_counted_in_containers() -> None:
@@ -67,7 +98,7 @@ def test_depth_is_counted_in_containers() -> None:
 
 def test_what_is_absurdly_large_is_refused_before_it_is_compiled() -> None:
     with pytest.raises(RequestError, match="too large") as refused:
-        read_structure(Fields({"structured_outputs": {"json": {"enum": ["a" * 99] * 1500}}}))
+        read({"structured_outputs": {"json": {"enum": ["a" * 99] * 1500}}})
     assert refused.value.param == "structured_outputs.json"
 
 

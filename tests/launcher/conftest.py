@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scripted launches: a supervisor in a process of its own, with children that do as they are told."""
 
+import fcntl
 import json
 import os
 import re
 import select
 import subprocess
 import sys
+import termios
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,12 @@ DEADLINE = 20.0
 
 
 class ScriptedLaunch:
-    def __init__(self, folder: Path, children: dict[str, list[str]], **told: Any) -> None:
+    """`environment` is the launcher's own, by default ours; `terminal` the slave's end of a terminal that it gets."""
+
+    def __init__(
+        self, folder: Path, children: dict[str, list[str]], terminal: int | None = None,
+        environment: Mapping[str, str] | None = None, **told: Any,
+    ) -> None:  # fmt: skip
         self.trace, self.base, self.lines = folder / "trace", folder / "run", list[str]()
         orders = {
             "prepare": ["ready", "end"], "policy": {"first_delay": 0.01}, "limits": {}, "drain_timeout": 10,
@@ -30,8 +37,10 @@ class ScriptedLaunch:
         script = Path(__file__).parent / "scripted_launch.py"
         reading, writing = os.pipe()
         self.process = subprocess.Popen(
-            [sys.executable, str(script), json.dumps(orders)], stdout=writing, stderr=writing
-        )
+            [sys.executable, str(script), json.dumps(orders)], stdout=writing, stderr=writing,
+            env=environment, start_new_session=terminal is not None,
+            preexec_fn=None if terminal is None else lambda: fcntl.ioctl(terminal, termios.TIOCSCTTY, 0),
+        )  # fmt: skip
         os.close(writing)
         self.pipe = LinePipe(reading)
         self.unseen: list[str] = []

@@ -2,6 +2,7 @@
 """A child with the real pipes, heartbeats and parent-death signal, whose role's body is a few scripted lines."""
 
 import argparse
+import ctypes
 import json
 import os
 import signal
@@ -29,8 +30,14 @@ def act(word: str, config: dict[str, Any], reporter: Reporter, commands: int | N
     match word:
         case "ready":
             reporter.ready(path=config["model"])
+        case "show keys":
+            print("keys", config.get("keys"), flush=True)
+        case "progress":
+            reporter.progress("half of the weights")
         case "listen":
-            listen(Path(config["trace"]), commands)
+            listen(Path(config["trace"]), commands, reporter, config["routes"])
+        case "obey":
+            obey(Path(config["trace"] + ".orders"), config, reporter, commands)
         case "die with group":
             die_with_group()
         case "deaf":
@@ -64,17 +71,55 @@ def end(word: str, config: dict[str, Any]) -> None:
             raise ValueError("a bug")
         case "close the pipe":
             os.close(int(next(word for word in sys.argv if "--report-fd" in word).split("=")[1]))
+        case _:
+            end_violently(word)
 
 
-def listen(trace: Path, commands: int | None) -> None:
-    """A proxy: write down each command, end on drain."""
+def end_violently(word: str) -> None:
+    match word:
+        case "segfault":
+            touch_nothing()
+        case "abort":
+            os.abort()
+        case "gpu fault":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nSearch for it in the manual.")
+        case "gpu fault in a destructor":
+            print("terminate called\n  what():  CUDA error: unspecified launch failure", file=sys.stderr, flush=True)
+            os.abort()
+        case "eat memory":
+            eaten = []
+            while True:
+                eaten.append(b"x" * (16 << 20))
+
+
+def touch_nothing() -> None:
+    ctypes.string_at(0)
+
+
+def listen(trace: Path, commands: int | None, reporter: Reporter, routes: "dict[str, Any] | None") -> None:
+    """A proxy: write down each command, answer for a self-test what `routes` has for its number, end on drain."""
     assert commands is not None
     with os.fdopen(commands) as pipe, trace.open("a") as notes:
         for line in pipe:
             notes.write(line)
             notes.flush()
-            if json.loads(line)["kind"] == "drain":
+            command = json.loads(line)
+            if command["kind"] == "drain":
                 sys.exit(0)
+            if command["kind"] == "self_test" and routes and str(command["number"]) in routes:
+                reporter.tested(command["number"], routes[str(command["number"])])
+
+
+def obey(trace: Path, config: dict[str, Any], reporter: Reporter, commands: int | None) -> None:
+    """A worker without requests: write down each order, and be what it says. With "busy" it never drains."""
+    assert commands is not None
+    with os.fdopen(commands) as pipe, trace.open("a") as notes:
+        for line in pipe:
+            order = json.loads(line)
+            notes.write(json.dumps({"name": config["name"], **order}) + "\n")
+            notes.flush()
+            if order["kind"] == "duty" and not (order["drain"] is not None and "busy" in config["script"]):
+                reporter.settled(order["order"], order["drain"] is not None)
 
 
 def main() -> int:

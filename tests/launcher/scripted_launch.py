@@ -2,6 +2,7 @@
 """A real supervisor over scripted children: argv[1] is its orders as JSON."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -9,9 +10,12 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 import app  # noqa: E402, F401
 from pontil.launcher.console import Console  # noqa: E402
+from pontil.launcher.devices import Machine  # noqa: E402
 from pontil.launcher.errors import LaunchError  # noqa: E402
 from pontil.launcher.health import HealthLimits  # noqa: E402
-from pontil.launcher.options import read_surroundings  # noqa: E402
+from pontil.launcher.notify import Notifier  # noqa: E402
+from pontil.launcher.options import LaunchOptions, read_options, read_surroundings  # noqa: E402
+from pontil.launcher.reload import Reloader  # noqa: E402
 from pontil.launcher.restart import RestartPolicy  # noqa: E402
 from pontil.launcher.run_directory import RunDirectory  # noqa: E402
 from pontil.launcher.supervisor import Orders, Supervisor  # noqa: E402
@@ -20,8 +24,23 @@ from pontil.launcher.topology import ChildPlan, Topology  # noqa: E402
 
 def main() -> int:
     told = json.loads(sys.argv[1])
+    if "control group" in told:
+        Path(told["control group"], "cgroup.procs").write_text(str(os.getpid()))
     plans = [
-        ChildPlan(name, name.partition(":")[0], "cpu", (0,), {"script": script, "model": "m", "trace": told["trace"]})
+        ChildPlan(
+            name,
+            name.partition(":")[0],
+            "cpu",
+            (0,),
+            {
+                "script": script,
+                "model": "m",
+                "trace": told["trace"],
+                "routes": told.get("routes"),
+                "name": name,
+                "peer_endpoint": "ipc:///run/x",
+            },
+        )
         for name, script in {"prepare": told["prepare"], **told["children"]}.items()
     ]
     orders = Orders(
@@ -31,10 +50,16 @@ def main() -> int:
         RestartPolicy(**told["policy"]),
         HealthLimits(**told["limits"]),
         told["drain_timeout"],
+        self_test="routes" in told,
+        machine=Machine((0, 1), 2, 0),
+        reloader=Reloader(
+            LaunchOptions(keys=told.get("keys")), lambda: read_options({}, Path(told["trace"] + ".toml"))
+        ),
     )
     directory = RunDirectory(Path(told["base"]))
     directory.create()
-    return Supervisor(orders, Console(sys.stderr), directory).run()
+    notifier = Notifier(read_surroundings().variables)
+    return Supervisor(orders, Console(sys.stderr), directory, notifier).run()
 
 
 if __name__ == "__main__":

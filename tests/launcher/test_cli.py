@@ -2,6 +2,7 @@
 """The command line as a user meets it: real processes, no mocks."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -9,19 +10,12 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from command_line import ROOT, app
 from usage_rows import BALANCED, SHARE
 
 from pontil.launcher.options import LaunchOptions, flag_name
 from pontil.launcher.version import VERSION
 from pontil.runtime.accounting.usage_file import UsageFile
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def app(*words: str, folder: Path = ROOT) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, str(ROOT / "app.py"), *words], capture_output=True, text=True, cwd=folder, timeout=60
-    )
 
 
 def test_help_shows_every_flag_and_hides_what_is_not_for_people() -> None:
@@ -36,13 +30,39 @@ def test_the_version_is_printed() -> None:
     assert app("version").stdout == f"{VERSION}\n"
 
 
-def test_the_command_line_loads_nothing_heavy() -> None:
-    check = (
-        "import app, json, sys; from pontil.launcher import cli; "
-        "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+# What the launcher's process consists of, beside the standard library; and what of that it does without.
+ALLOWED = {"app", "pontil", "click", "psutil"}
+HEAVY = {"http", "urllib", "asyncio", "email", "ctypes", "sqlite3", "multiprocessing"}
+LOADED = """
+import app, json, sys
+from pontil.launcher.cli import cli
+try:
+    cli.main(sys.argv[1:], standalone_mode=False)
+except Exception as error:
+    print(type(error).__name__)
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["launch", "--help"],
+        ["launch", "--dry-run"],
+        ["config"],
+        ["launch", "--port", "0", "--role", "mixed", "--model", "no-such-model"],
+    ],
+)
+def test_the_command_line_loads_nothing_heavy(words: list[str]) -> None:
+    """To its end, a launch included: its process lives as long as the server and starts its children hours later."""
+    blank, done = (
+        subprocess.run([sys.executable, "-c", script, *words], cwd=ROOT, capture_output=True, text=True, timeout=120)
+        for script in ("import json, sys; print(json.dumps(list(sys.modules)))", LOADED)
     )
-    loaded = json.loads(subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True).stdout)
-    assert "click" in loaded and not {"torch", "zmq", "sanic", "numpy", "msgpack", "ctypes"} & set(loaded)
+    loaded = set(json.loads(done.stdout.splitlines()[-1])) - set(json.loads(blank.stdout))
+    assert loaded - sys.stdlib_module_names <= ALLOWED and not loaded & HEAVY, sorted(loaded)
+    assert "click" in loaded
 
 
 def test_a_dry_run_prints_the_plan_and_touches_nothing(tmp_path: Path) -> None:
@@ -51,6 +71,18 @@ def test_a_dry_run_prints_the_plan_and_touches_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stderr == ""
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["proxy", "mixed:0", "model", "control", "clients"]
     assert "http://127.0.0.1:8123" in done.stdout and "some/model" in done.stdout
+
+
+def test_a_worker_over_two_gpus_is_shown_in_the_plan_and_not_started(tmp_path: Path) -> None:
+    """The machine's GPUs are what its driver's tool prints."""
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 0, 80000; echo 1, 80000; echo 2, 80000\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    words = ("launch", "--prefill", "0+1", "--decode", "2")
+    planned = app(*words, "--dry-run", PATH=str(tmp_path))
+    assert planned.returncode == 0 and "prefill:0    cuda:0+cuda:1 cores" in planned.stdout
+    refused = app(*words, PATH=str(tmp_path))
+    assert refused.returncode == 2 and "tensor parallelism comes later" in refused.stderr.splitlines()[-1]
+    assert "There is no cuda:3" in app("launch", "--prefill", "3", PATH=str(tmp_path)).stderr
 
 
 @pytest.mark.parametrize(
@@ -63,6 +95,7 @@ def test_a_dry_run_prints_the_plan_and_touches_nothing(tmp_path: Path) -> None:
         (["launch", "--prefil", "cpu"], 2, "--prefill"),
         (["launch", "--port", "0", "--role", "mixed", "--model", "no-such-model"], 1, "no-such-model"),
         (["lunch"], 2, "launch"),
+        (["launch", "--keys", "/none.keys"], 2, "key file /none.keys cannot be read"),
         (["usage", "/none.db"], 1, "there is no usage log"),
         (["audit", "/none.db"], 1, "there is no usage log"),
         (
@@ -76,6 +109,17 @@ def test_mistakes_end_in_a_sentence_and_an_exit_code(words: list[str], code: int
     done = app(*words)
     assert done.returncode == code and "Traceback" not in done.stderr
     assert said in done.stderr.splitlines()[-1] and done.stderr.splitlines()[-1].startswith("Error: ")
+
+
+def test_output_that_nobody_reads_is_no_traceback(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with (tmp_path / "errors").open("w") as errors:
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "app.py"), "config"], stdout=writing, stderr=errors, timeout=60
+        )
+    os.close(writing)
+    assert (done.returncode, (tmp_path / "errors").read_text()) == (1, "")
 
 
 def test_a_port_in_use_is_noticed_before_anything_starts() -> None:

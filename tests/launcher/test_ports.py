@@ -36,6 +36,21 @@ def test_a_port_left_open_is_chosen_once_for_everybody(tmp_path: Path) -> None: 
         assert all(address.startswith(f"ipc://{tmp_path}/") for address in addresses)
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_one_port_cannot_be_two_things(host: str) -> None:
+    port = usable_port("--port", "127.0.0.1", 0)
+    with pytest.raises(OptionError, match=f"--control and --port are both {port}"):
+        choose_ports(LaunchOptions(host=host, port=port, control=f"tcp://127.0.0.1:{port}"))
+
+
+def test_a_control_port_in_use_is_named() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        with pytest.raises(LaunchError, match=r"in use: .*another --control"):
+            choose_ports(LaunchOptions(port=0, control=f"tcp://127.0.0.1:{server.getsockname()[1]}"))
+
+
 def test_who_joins_listens_on_no_port() -> None:
     joining = LaunchOptions(port=0, role="decode", join="tcp://10.0.0.1:7000")
     assert choose_ports(joining) is joining

@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -48,6 +49,14 @@ def test_a_worker_runs_on_its_own_cores(begin: Begin) -> None:
     life = begin(["ready"], cores=(core,))
     assert Ready({"path": "m"}) in reports(life)
     assert psutil.Process(life.process.pid).cpu_affinity() == [core]
+
+
+def test_a_child_is_told_nothing_on_its_command_line(begin: Begin) -> None:
+    """Every user of the machine can read it."""
+    life = begin(["ready"])
+    assert Ready({"path": "m"}) in reports(life)
+    words = psutil.Process(life.process.pid).cmdline()[len(SCRIPT) :]
+    assert words[0] == "decode:0" and all(re.fullmatch(r"--(parent|[a-z]+-fd)=\d+", word) for word in words[1:])
 
 
 def test_a_worker_leads_a_session_of_its_own(begin: Begin) -> None:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor over real processes whose roles are scripted (scripted_child.py)."""
 
+import re
 import signal
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -29,7 +31,7 @@ def test_nothing_but_descriptors_and_names_stands_in_argv(launched: Launched) ->
     launch = launched(PAIR)
     launch.until("ready on")
     line = launch.children()["decode:0"].cmdline()
-    assert all(word.startswith(("--parent=", "--config-fd=", "--report-fd=")) for word in line[3:])
+    assert all(re.fullmatch(r"--(parent|config-fd|report-fd|commands-fd)=\d+", word) for word in line[3:])
 
 
 def test_a_killed_child_is_started_again_alone(launched: Launched) -> None:
@@ -110,11 +112,28 @@ def test_a_stopped_child_is_killed_and_replaced(launched: Launched) -> None:
     launch.until(r"decode:0 \| ready")
 
 
+def test_children_are_not_blamed_for_what_a_stopped_launcher_did_not_hear(launched: Launched, waiting: Waiting) -> None:
+    """As by Ctrl-Z, or by a terminal that takes nothing for a while."""
+    launch = launched(PAIR, limits={"silence": 1.0})
+    launch.until("ready on")
+    before = {name: child.pid for name, child in launch.children().items()}
+    launch.process.send_signal(signal.SIGSTOP)
+    threading.Event().wait(3)
+    launch.process.send_signal(signal.SIGCONT)
+    told = len(launch.commands())
+    waiting(lambda: len(launch.commands()) > told + 2)
+    assert {name: child.pid for name, child in launch.children().items()} == before
+    launch.process.send_signal(signal.SIGINT)
+    launch.end()
+    assert "killing it" not in launch.console
+
+
 @pytest.mark.parametrize(
     ("script", "limits", "words"),
     [
         (["ready", "work without a step"], {"stuck_step": 0.5}, "made no step"),
-        ([], {"start": 0.5}, "was not ready after"),
+        # The search for the model has to be quicker.
+        ([], {"start": 4.0}, "was not ready after"),
         (["ready", "close the pipe"], {"closed_pipe": 0.1}, "closed its report pipe"),
     ],
 )
@@ -132,9 +151,35 @@ def test_the_proxy_is_told_each_change(launched: Launched, waiting: Waiting) -> 
     launch.children()["decode:0"].kill()
     launch.until(r"decode:0 \| ready")
     waiting(lambda: launch.commands()[-1]["rows"][2]["pid"] == launch.children()["decode:0"].pid)
-    states = [command["rows"][2]["state"] for command in launch.commands()]
-    assert "backoff" in states and states[-1] in ("starting", "ready")
-    assert set(launch.commands()[-1]["rows"][0]) == {"name", "role", "pid", "state", "device"}
+    told = [command["rows"][2] for command in launch.commands()]
+    assert told[-1]["state"] in ("starting", "ready") and "starts_in_seconds" not in told[-1]
+    assert {row.get("starts_in_seconds") for row in told if row["state"] == "backoff"} <= {0, 1}
+    assert "backoff" in {row["state"] for row in told}
+    proxy, _, decode = launch.commands()[-1]["rows"]
+    assert set(proxy) >= {"name", "role", "pid", "state", "device", "uptime_seconds", "start_seconds"}
+    assert "last_death" not in proxy and proxy["restarts"] == 0
+    assert decode["restarts"] == 1 and decode["last_death"]["reason"] == "was killed by SIGKILL"  # G3
+
+
+def test_the_proxy_is_told_what_children_take(launched: Launched, waiting: Waiting) -> None:  # G3
+    launch = launched(PAIR)
+    launch.until("ready on")
+    waiting(launch.commands)
+    waiting(lambda: all("cpu_percent" in row for row in launch.commands()[-1]["rows"]))
+    for row in launch.commands()[-1]["rows"]:
+        assert row["rss_bytes"] > 1 << 20 and "gpu_bytes" not in row
+    launch.children()["decode:0"].suspend()
+    waiting(lambda: launch.commands()[-1]["rows"][2]["restarts"] == 1)
+    killed = next(command["rows"][2] for command in launch.commands() if command["rows"][2].get("reason"))
+    assert killed["state"] in ("killed", "exited", "backoff") and "sent no heartbeat for" in killed["reason"]
+
+
+def test_the_table_tells_what_a_child_is_starting_with(launched: Launched, waiting: Waiting) -> None:  # G3
+    launch = launched({"proxy": ["ready", "listen"], "mixed:0": ["progress"]})
+    launch.until("half of the weights")
+    waiting(launch.commands)
+    waiting(lambda: launch.commands()[-1]["rows"][1].get("reason") == "half of the weights")
+    assert launch.commands()[-1]["rows"][1]["state"] == "starting"
 
 
 def test_a_new_proxy_is_told_where_things_stand(launched: Launched, waiting: Waiting) -> None:
@@ -207,7 +252,7 @@ def test_a_download_ends_with_its_launcher(launched: Launched, all_gone: Gone) -
 
 
 def test_workers_alone_are_asked_themselves(launched: Launched) -> None:
-    launch = launched({"decode:0": ["ready"]}, drain_timeout=1000)
+    launch = launched({"decode:0": ["ready", "obey"]}, drain_timeout=1000)
     launch.until("ready")
     launch.until("after")
     launch.process.terminate()

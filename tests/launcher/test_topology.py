@@ -8,8 +8,9 @@ from pontil.launcher.devices import Machine
 from pontil.launcher.errors import OptionError
 from pontil.launcher.options import read_options
 from pontil.launcher.ports import address_towards
-from pontil.launcher.topology import MAX_IPC_PATH, Topology, plan, url_host
+from pontil.launcher.topology import MAX_IPC_PATH, Topology, check_startable, plan, url_host
 from pontil.runtime.config import proxy_config, worker_config
+from pontil.runtime.worker.footprint import Demand
 
 TWO_CORES = Machine((0, 1), 2, 0)
 JOIN = "ipc:///run/there/control"
@@ -62,6 +63,48 @@ def test_gpus_are_used_where_there_are_any() -> None:
     assert seats(topology(Machine((0, 1), 2, 1), share_devices=True))["decode:0"][0] == "cuda:0"
 
 
+def test_four_workers_on_four_gpus_from_one_line() -> None:
+    made = topology(Machine(tuple(range(8)), 8, 4), prefill="0,1", decode="2,3")
+    check_startable(made)
+    assert seats(made) == {
+        "proxy": ("cpu", tuple(range(8))),
+        "prefill:0": ("cuda:0", (0, 1)),
+        "prefill:1": ("cuda:1", (2, 3)),
+        "decode:0": ("cuda:2", (4, 5)),
+        "decode:1": ("cuda:3", (6, 7)),
+    }
+
+
+def test_a_worker_over_two_gpus_is_planned_and_not_started() -> None:
+    made = topology(Machine(tuple(range(8)), 8, 4), prefill="0+1", decode="2,3")
+    assert seats(made)["prefill:0"][0] == "cuda:0+cuda:1"
+    assert [child.ranks for child in made.children] == [1, 2, 1, 1]
+    assert "2 ranks" in made.children[1].describe()
+    with pytest.raises(OptionError, match=r"tensor parallelism comes later: .*--prefill cuda:0,cuda:1 are 2 workers"):
+        check_startable(made)
+
+
+def test_who_finds_the_model_is_told_what_must_fit_where() -> None:
+    machine = Machine(tuple(range(4)), 4, 2, (5 << 30, None))
+    told = topology(machine, prefill="0,1", decode="cpu*2", max_model_len="7", dtype="bfloat16").prepare.config[
+        "demand"
+    ]
+    assert Demand(**told) == Demand(
+        "bfloat16", "none", 7, None, 16, {"cuda:0": 1, "cuda:1": 1, "cpu": 2}, {"cuda:0": 5 << 30}
+    )
+    assert topology(role="proxy").prepare.config["demand"]["workers"] == {}
+
+
+def test_a_count_splits_the_free_cores() -> None:
+    made = topology(Machine(tuple(range(6)), 6, 0), prefill="cpu:4-5", decode="cpu*2")
+    assert seats(made) | {"proxy": ("", ())} == {
+        "proxy": ("", ()),
+        "prefill:0": ("cpu", (4, 5)),
+        "decode:0": ("cpu", (0, 1)),
+        "decode:1": ("cpu", (2, 3)),
+    }
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -104,11 +147,21 @@ def test_clients_are_told_an_address_they_can_use(host: str, written: str) -> No
 
 
 def test_a_control_endpoint_on_a_network_needs_a_word() -> None:
-    with pytest.raises(OptionError, match="--insecure"):
+    with pytest.raises(OptionError, match="--keys FILE.*--insecure"):
         topology(role="proxy", control="tcp://10.1.2.3:7000")
+    with pytest.raises(OptionError, match="give one of the two"):
+        topology(role="proxy", control="tcp://10.1.2.3:7000", insecure=True, keys="k")
+    assert topology(role="proxy", control="tcp://10.1.2.3:7000", keys="k").control == "tcp://10.1.2.3:7000"
     made = topology(role="all", control="tcp://10.1.2.3:7000", insecure=True)
     places = [(child.config["peer_endpoint"], child.config["transfer_host"]) for child in made.children[1:]]
     assert places == [("tcp://10.1.2.3:0", "10.1.2.3")] * 2
+
+
+def test_keys_reach_every_process_but_who_looks_for_the_model() -> None:
+    secret = "ab" * 32
+    made = topology().with_keys(secret)
+    assert [child.config["keys"] for child in made.children] == [secret] * 3 and "keys" not in made.prepare.config
+    assert secret not in repr(made) and secret not in "".join(child.describe() for child in made.children)
 
 
 def test_who_joins_over_a_network_is_reached_at_its_own_address(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.transfer.connector import Done, Pair
 from pontil.runtime.transfer.over_shm import Job, OverShm
+from pontil.runtime.transfer.passes import Pass
 
 NEVER = 1 << 60
 
@@ -42,7 +43,7 @@ DELAYS = {Mischief.DELAY: 3, Mischief.LATE: 4, Mischief.SCRIBBLE: 4, Mischief.ST
 class AtOnce(OverShm):
     """Copies in the caller's thread, before `pull` returns."""
 
-    def pull(self, peer: str, pairs: Sequence[Pair], slot: int) -> int:
+    def pull(self, peer: str, pairs: Sequence[Pair], slot: int, shown: Pass | None = None) -> int:
         ticket, pool = next(self.tickets), self.peers.get(peer)
         if pool is None:
             self.finish(Done(ticket, "the peer is gone", None, 0, 0.0))
@@ -94,7 +95,7 @@ class HostileConnector:
     def received(self, peer: str) -> int:
         return self.inner.received(peer)
 
-    def pull(self, peer: str, pairs: Sequence[Pair], slot: int) -> int:
+    def pull(self, peer: str, pairs: Sequence[Pair], slot: int, shown: Pass | None = None) -> int:
         kind, ticket = self.choose(), next(self.tickets)
         wait = DELAYS.get(kind, 0)
         late = kind in (Mischief.LATE, Mischief.SCRIBBLE, Mischief.STALL, Mischief.STUCK)

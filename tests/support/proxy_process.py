@@ -20,8 +20,14 @@ class LineReporter:
     def ready(self, **facts: Any) -> None:
         self.say("ready", facts)
 
+    def tested(self, number: int, routes: Any) -> None:
+        self.say("tested", [number, list(routes)])
+
     def failed(self, reason: str) -> None:
         self.say("failed", reason)
+
+    def settled(self, order: int, drained: bool) -> None:
+        pass
 
     def stepped(self, number: int, working: bool) -> None:
         pass

@@ -13,6 +13,7 @@ from typing import Any
 
 from scripted_worker import DEADLINE, ScriptedWorker, eventually
 
+from pontil.http.patient_protocol import PatientProtocol
 from pontil.http.service import build_app
 from pontil.runtime.config import ProxyConfig
 from pontil.runtime.proxy.proxy import Proxy
@@ -70,7 +71,7 @@ class Site:
         app = build_app(self.proxy)
         # Sanic rewrites its own classes for the first app of a process, which later apps do not survive.
         app.config.TOUCHUP = False
-        server: Any = await app.create_server(sock=self.listener, return_asyncio_server=True)
+        server: Any = await app.create_server(sock=self.listener, return_asyncio_server=True, protocol=PatientProtocol)
         await server.startup()
         self.proxy.start()
         self.serving.set()

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -128,12 +128,16 @@ class Reply:
 
 
 @contextmanager
-def launched(folder: Path, *arguments: str, ready: bool = True) -> Iterator[Served]:
-    """`app.py launch` with these arguments on a free port, stopped and reaped at the end."""
+def launched(
+    folder: Path, *arguments: str, ready: bool = True, variables: Mapping[str, str] | None = None
+) -> Iterator[Served]:
+    """`app.py launch` with these arguments on a free port, stopped and reaped at the end; `variables` go into its
+    environment."""
     port, output = free_port(), folder / "output"
     command = [sys.executable, str(ROOT / "app.py"), "launch", "--port", str(port), *arguments]
     with output.open("wb") as file:
-        process = subprocess.Popen(command, cwd=folder, stdout=file, stderr=subprocess.STDOUT, env=os.environ)
+        surroundings = {**os.environ, **(variables or {})}
+        process = subprocess.Popen(command, cwd=folder, stdout=file, stderr=subprocess.STDOUT, env=surroundings)
     served = Served(process, port, output)
     try:
         if ready:

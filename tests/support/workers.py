@@ -12,7 +12,18 @@ from kernels import CACHE
 
 from pontil.runtime.config import WorkerConfig, WorkerRole
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.wire.messages import Cancel, Failed, Heartbeat, Hello, Message, StillHere, Submit, Tokens, Welcome
+from pontil.runtime.wire.messages import (
+    Cancel,
+    Duty,
+    Failed,
+    Heartbeat,
+    Hello,
+    Message,
+    StillHere,
+    Submit,
+    Tokens,
+    Welcome,
+)
 from pontil.runtime.wire.sockets import ControlServer, open_context
 from pontil.runtime.worker.assembly import assemble
 from pontil.runtime.worker.worker import Worker
@@ -26,6 +37,8 @@ class Silent:
     def progress(self, text: str) -> None: ...
     def ready(self, **facts: object) -> None: ...
     def failed(self, reason: str) -> None: ...
+    def settled(self, order: int, drained: bool) -> None: ...
+    def tested(self, number: int, routes: object) -> None: ...
     def stepped(self, number: int, working: bool) -> None: ...
 
 
@@ -106,6 +119,7 @@ class ScriptedProxy:
         self.context = open_context()
         self.server = ControlServer(self.context, f"ipc://{folder}/control")
         self.hellos: dict[str, Hello] = {}
+        self.duties: dict[str, Duty] = {}
         self.answers: dict[str, Answer] = {}
         self.heartbeats: dict[str, Heartbeat] = {}
         self.workers: list[PromptWorker] = []
@@ -119,7 +133,10 @@ class ScriptedProxy:
     def hear(self, message: Message) -> None:
         if isinstance(message, Hello):
             self.hellos[message.name] = message
-            self.server.send(Welcome(self.incarnation, message.sender))
+            self.welcome(message)
+        elif isinstance(message, Duty):
+            self.duties[message.sender] = message
+            self.welcome(message)
         elif isinstance(message, Heartbeat):
             self.heartbeats[message.sender] = message
             self.server.send(StillHere(self.incarnation, message.sender))
@@ -127,6 +144,9 @@ class ScriptedProxy:
             self.answers.setdefault(message.request_id, Answer()).frames.append(message)
         elif isinstance(message, Failed):
             self.answers.setdefault(message.request_id, Answer()).failures.append(message)
+
+    def welcome(self, message: Hello | Duty) -> None:
+        self.server.send(Welcome(self.incarnation, message.sender, role=message.role, draining=message.draining))
 
     def turn_until(self, condition: Callable[[], bool]) -> None:
         """Let every worker and the proxy take turns until the condition holds."""

@@ -4,13 +4,15 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from served import Served, launched, wait_for
+from served import ROOT, Served, launched, wait_for
 
 LONG = {"prompt": "Count: one, two, three,", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
 WORKERS = ("prefill:0", "decode:0")
@@ -49,6 +51,20 @@ def test_topology_tells_every_process(pair: Served) -> None:
     pids = {process.pid for process in pair.tree()}
     assert {row["pid"] for row in rows.values()} <= pids
     assert all(row["device"].startswith(("cpu", "cuda")) for row in rows.values())
+    wait_for(lambda: all("cpu_percent" in row for row in pair.topology().values()), 10, "figures of all processes")
+    rows = pair.topology()
+    assert all(row["rss_bytes"] > 10 << 20 and row["uptime_seconds"] >= 0 for row in rows.values())
+    assert all(row["restarts"] == 0 and row["start_seconds"] > 0 for row in rows.values())
+
+
+def test_status_shows_them(pair: Served) -> None:  # G3
+    rest(pair)
+    command = [sys.executable, str(ROOT / "app.py"), "status", "--url", f"http://127.0.0.1:{pair.port}"]
+    heading, *lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert heading.split()[:6] == ["NAME", "STATE", "DEVICE", "PID", "UPTIME", "RESTARTS"]
+    assert [line.split()[:2] for line in lines] == [[name, "ready"] for name in ("proxy", *WORKERS)]
+    pids = [row["pid"] for row in pair.topology().values()]
+    assert [int(line[: heading.index("PID") + 3].split()[-1]) for line in lines] == pids
 
 
 @pytest.mark.parametrize("name", ["decode:0", "prefill:0"])
@@ -66,6 +82,8 @@ def test_a_worker_that_is_killed_comes_back_and_its_streams_go_on(pair: Served, 
     after = pair.topology()
     others = set(before) - {name}
     assert {other: after[other]["pid"] for other in others} == {other: before[other]["pid"] for other in others}
+    assert after[name]["restarts"] == before[name]["restarts"] + 1  # G3
+    assert after[name]["last_death"]["reason"] == "was killed by SIGKILL" and "reason" not in after[name]
     answer = pair.complete("The capital of France is", max_tokens=5)
     assert answer["choices"][0]["text"].startswith(" Paris")
 

@@ -5,18 +5,30 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgpack
+import psutil
 import pytest
 from served import ROOT, START_TIMEOUT, wait_for
 
+from pontil.launcher.key_file import make_key_file, read_key_file
+
 NET = "10.213.77"
 NAMES = ("proxy", "prefill", "decode")
+CONTROL = f"tcp://{NET}.1:7000"
+# The namespaces share one kernel: left to itself, the connector would find the peer's memory.
+FAR = ("--join", CONTROL, "--kv-connector", "tcp")
+# Which Python has no name for: beyond what others may ask for, so that nothing is lost while we do not look.
+SO_RCVBUFFORCE = 33
+MARK = "a-name-that-nobody-else-may-read"
 
 
 def ip(*words: str) -> None:
@@ -55,18 +67,57 @@ class Hosts:
     def inside(self, name: str, *command: str) -> list[str]:
         return ["ip", "netns", "exec", f"{self.tag}-{name}", *command]
 
-    def launch(self, name: str, log: Path, *arguments: str) -> None:
+    def launch(self, name: str, log: Path, *arguments: str) -> "subprocess.Popen[bytes]":
         command = self.inside(name, sys.executable, str(ROOT / "app.py"), "launch", "--role", name, *arguments)
         with log.open("wb") as file:
             self.running.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT))
+        return self.running[-1]
 
     def fetch(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """An HTTP request made on the proxy's host; None while it does not answer with 200."""
-        command = ["curl", "-sf", f"http://127.0.0.1:8000{path}"]
+        command = ["curl", "-sf", "-H", f"x-request-id: {MARK}", f"http://127.0.0.1:8000{path}"]
         if body is not None:
             command += ["-H", "content-type: application/json", "-d", json.dumps(body)]
         done = subprocess.run(self.inside("proxy", *command), capture_output=True, text=True)
         return done.stdout if done.returncode == 0 else None
+
+    def names(self) -> set[str]:
+        answer = self.fetch("/admin/topology")
+        return {row["name"] for row in json.loads(answer)["processes"]} if answer else set()
+
+
+class Wire:
+    """All that the bridge carries, while the context lasts."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.seen = bytearray()
+        # Of the link layer: every frame of every protocol.
+        self.sockets = [socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) for _ in NAMES]
+        for number, one in enumerate(self.sockets, 1):
+            one.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
+            one.bind((f"{hosts.tag}o{number}", 0))
+            one.settimeout(0.2)
+        self.over = threading.Event()
+        self.threads = [threading.Thread(target=self.listen, args=(one,), daemon=True) for one in self.sockets]
+
+    def listen(self, one: socket.socket) -> None:
+        while not self.over.is_set():
+            try:
+                self.seen += one.recv(1 << 17)
+            except TimeoutError:
+                continue
+
+    def __enter__(self) -> bytearray:
+        for thread in self.threads:
+            thread.start()
+        return self.seen
+
+    def __exit__(self, *what: object) -> None:
+        self.over.set()
+        for thread in self.threads:
+            thread.join(5)
+        for one in self.sockets:
+            one.close()
 
 
 @pytest.fixture
@@ -83,23 +134,60 @@ def hosts() -> Iterator[Hosts]:
     made.remove()
 
 
-def test_roles_on_three_hosts_form_one_system(hosts: Hosts, tmp_path: Path) -> None:  # C12
-    control = f"tcp://{NET}.1:7000"
-    near = ("--control", control, "--insecure")
-    # The namespaces share one kernel: left to itself, the connector would find the peer's memory.
-    far = ("--join", control, "--insecure", "--kv-connector", "tcp")
-    hosts.launch("proxy", tmp_path / "proxy", *near)
-    hosts.launch("prefill", tmp_path / "prefill", *far, "--prefill", "cpu:0")
-    hosts.launch("decode", tmp_path / "decode", *far, "--decode", "cpu:1")
+def answered(hosts: Hosts) -> bytes:
+    """One request through both workers. What of it would be seen by who can read what crosses the network."""
 
-    def names() -> set[str]:
+    def tested() -> list[tuple[str, str]]:
         answer = hosts.fetch("/admin/topology")
-        return {row["name"] for row in json.loads(answer)["processes"]} if answer else set()
+        return [(row["route"], row["state"]) for row in json.loads(answer)["routes"]] if answer else []
 
-    wait_for(lambda: names() >= {"proxy", "prefill:0", "decode:0"}, START_TIMEOUT, "everyone registered")
+    wait_for(lambda: tested() == [("prefill:0>decode:0", "PASSED")], START_TIMEOUT, "a pair that was tested")  # G2
+    metric = 'pontil_handoffs_total{result="complete"}'
+    wait_for(lambda: f"{metric} 1.0" in (hosts.fetch("/metrics") or ""), 10, "the count of the self-test's handoff")
     body = {"model": "smollm2-135m-instruct", "prompt": "The capital of France is", "max_tokens": 5, "temperature": 0}
     answer = json.loads(hosts.fetch("/v1/completions", body))
     assert answer["choices"][0]["text"].startswith(" Paris")
     assert answer["usage"]["completion_tokens"] == 5
-    metric = 'pontil_handoffs_total{result="complete"} 1.0'
-    wait_for(lambda: metric in (hosts.fetch("/metrics") or ""), 10, "the count of the handoff")
+    wait_for(lambda: f"{metric} 2.0" in (hosts.fetch("/metrics") or ""), 10, "the count of the handoff")
+    ids = json.loads(hosts.fetch("/tokenize", {"prompt": body["prompt"]}))["tokens"]
+    packed: bytes = msgpack.packb(ids)
+    return packed
+
+
+def test_roles_on_three_hosts_form_one_system(hosts: Hosts, tmp_path: Path) -> None:  # C12
+    hosts.launch("proxy", tmp_path / "proxy", "--control", CONTROL, "--insecure")
+    hosts.launch("prefill", tmp_path / "prefill", *FAR, "--insecure", "--prefill", "cpu:0")
+    hosts.launch("decode", tmp_path / "decode", *FAR, "--insecure", "--decode", "cpu:1")
+    with Wire(hosts) as seen:
+        prompt = answered(hosts)
+    assert MARK.encode() in seen and prompt in seen, "in the clear, as was said: what follows would see it"
+
+
+def test_with_keys_nobody_else_can_read_or_join(hosts: Hosts, tmp_path: Path) -> None:  # C12
+    for name in ("ours", "theirs"):
+        make_key_file(tmp_path / name)
+    keys = ("--keys", str(tmp_path / "ours"))
+    hosts.launch("proxy", tmp_path / "proxy", "--control", CONTROL, *keys)
+    for wrong in (("--keys", str(tmp_path / "theirs")), ("--insecure",)):
+        stranger = hosts.launch("decode", tmp_path / "stranger", *FAR, *wrong, "--decode", "cpu:1")
+        assert stranger.wait(START_TIMEOUT) == 2
+        said = (tmp_path / "stranger").read_text().splitlines()[-1]
+        assert f"the proxy at {CONTROL} does not accept this worker's keys" in said and "Traceback" not in said
+    assert hosts.names() == {"proxy"}
+    hosts.launch("prefill", tmp_path / "prefill", *FAR, *keys, "--prefill", "cpu:0")
+    hosts.launch("decode", tmp_path / "decode", *FAR, *keys, "--decode", "cpu:1")
+    with Wire(hosts) as seen:
+        prompt = answered(hosts)
+    assert len(seen) > 1000 and MARK.encode() not in seen and prompt not in seen
+    assert b"prefill:0" not in seen and b"smollm2" not in seen
+    check_nobody_tells(read_key_file(tmp_path / "ours"), hosts, tmp_path)
+
+
+def check_nobody_tells(secret: str, hosts: Hosts, logs: Path) -> None:
+    """The secret stands in its file alone: in no log, no command line, no environment and no page."""
+    told = [(logs / name).read_text() for name in NAMES] + [hosts.fetch("/admin/topology"), hosts.fetch("/metrics")]
+    for launcher in hosts.running:
+        if launcher.poll() is None:
+            tree = [psutil.Process(launcher.pid), *psutil.Process(launcher.pid).children(recursive=True)]
+            told += [f"{process.cmdline()} {process.environ()}" for process in tree]
+    assert len(told) > 7 and not [text for text in told if secret in text or secret[:24] in text]

@@ -2,7 +2,11 @@
 """Compiled once, whoever asks; without a compiler torch computes, and that is said once."""
 
 import logging
+import os
+import signal
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,9 +58,35 @@ def test_other_sources_or_flags_are_another_library(tmp_path: Path, monkeypatch:
 
 
 def test_what_the_compiler_refuses_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "partial-1").write_text("of a process that was killed")
     with pytest.raises(KernelError, match="refused") as caught:
         build(InstructionSet("x", frozenset(), ("-mno-such-thing",)), tmp_path, lambda text: None)
     assert caught.value.is_about_one_set and [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_a_compiler_ends_with_the_process_that_asked(tmp_path: Path) -> None:
+    """Even if that is killed: it leaves neither the compiler nor what the compiler had started."""
+    slow = tmp_path / "slow-compiler"
+    slow.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! > {tmp_path}/pids\nsleep 1000\n")
+    slow.chmod(0o755)
+    asking = os.fork()
+    if asking == 0:
+        building.compile_to(tmp_path / "library", [str(slow)])
+        os._exit(0)
+    pids = tmp_path / "pids"
+    eventually(lambda: pids.exists() and pids.read_text().strip() != "")
+    started = Path("/proc") / pids.read_text().strip()
+    assert started.exists()
+    os.kill(asking, signal.SIGKILL)
+    os.waitpid(asking, 0)
+    eventually(lambda: not started.exists() or ") Z " in (started / "stat").read_text())
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    pause, deadline = threading.Event(), time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        pause.wait(0.01)
 
 
 def test_instructions_that_end_a_process_are_found_out_in_another_one(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pontil.runtime.accounting.ledger import (
     LATE,
     REMEMBERED,
     REPEATED,
+    SELF_TEST,
     Entry,
     Ledger,
 )
@@ -89,6 +90,24 @@ def test_a_later_attempt_begins_where_the_first_died() -> None:
     entry.settle(entry.hear(1, "v", 0, 0, 5, 2), 2, REPEATED)
     ledger.close("r", billed(5))
     assert entry.by_worker() == {(0, "w"): (WHOLE, 3, 0), (1, "v"): (WHOLE, 2, 0)} and ledger.imbalance == 0
+
+
+def test_a_self_test_is_in_the_books_of_its_workers_and_nowhere_else() -> None:  # A11
+    ledger = ledger_of("p", "d")
+    entry = opened(ledger, PAIR)
+    entry.hear_prompt(0, "p", 0, 5)
+    entry.settle(entry.hear(0, "d", 0, 0, 2, 1), 2, REPEATED)
+    ledger.set_aside("r")
+    ledger.stray("p", "r", 0, 0, 0, 1)
+    ledger.state("p", {"generated_tokens": 1, "generated_before": 0, "prompt_tokens_computed": 5,
+                       "prompt_tokens_computed_before": 0})  # fmt: skip
+    ledger.state("d", {"generated_tokens": 1, "generated_before": 0})
+    assert ledger.imbalance == 0 and ledger.totals.discarded[SELF_TEST] == 2
+    assert (ledger.totals.requests, ledger.totals.generated, ledger.totals.settled_otherwise) == (0, 0, 0)
+    for book in ledger.books.values():
+        assert (book.booked, book.late, book.prompts.booked) == (0, 1, 0)
+    with pytest.raises(KeyError):
+        ledger.set_aside("r")
 
 
 @pytest.mark.parametrize("stated", [1, 3, 2**40])
@@ -227,6 +246,7 @@ class Making:
     entry: Entry
     pair: bool
     budget: int
+    trial: bool = False
     prefilled: bool = False
     made: int = 0
     accepted: int = 0
@@ -250,12 +270,12 @@ class HonestWorkers(RuleBasedStateMachine):
         self.workers = {name: Honest() for name in ("p", "d", "w")}
         self.requests: dict[str, Making] = {}
 
-    @rule(pair=st.booleans(), budget=st.integers(1, 6))
-    def admit(self, pair: bool, budget: int) -> None:
+    @rule(pair=st.booleans(), budget=st.integers(1, 6), trial=st.booleans())
+    def admit(self, pair: bool, budget: int, trial: bool) -> None:
         name = str(len(self.requests))
         entry = self.ledger.open(name, 5)
         entry.begin(0, PAIR if pair else {"w": WHOLE})
-        self.requests[name] = Making(entry, pair, budget)
+        self.requests[name] = Making(entry, pair, budget, trial)
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -314,7 +334,10 @@ class HonestWorkers(RuleBasedStateMachine):
 
     def end(self, name: str) -> None:
         self.requests[name].over = True
-        self.ledger.close(name, Usage(5, self.requests[name].accepted, 0))
+        if self.requests[name].trial:
+            self.ledger.set_aside(name)
+        else:
+            self.ledger.close(name, Usage(5, self.requests[name].accepted, 0))
 
     @invariant()
     def balances(self) -> None:
@@ -329,6 +352,9 @@ class HonestWorkers(RuleBasedStateMachine):
             assert self.ledger.books[name].heard == worker.generated
             assert self.ledger.books[name].unheard == 0 or name == "p"
         assert self.ledger.imbalance == 0
+        asked = [making for making in self.requests.values() if making.over and not making.trial]
+        assert self.ledger.totals.requests == len(asked)
+        assert self.ledger.totals.delivered == sum(making.accepted for making in asked)
 
 
 TestHonestWorkers = HonestWorkers.TestCase

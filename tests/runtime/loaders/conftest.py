@@ -1,21 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny checkpoint in both formats: the GGUF file is written from the directory as llama.cpp's converter would."""
+"""A tiny checkpoint in both formats."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from tiny_gguf import write_tiny_gguf
 
-from pontil.runtime.loaders.gguf_names import LAYER_NAMES, TOP_NAMES
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.models.config import ModelConfig
 
 WriteGguf = Callable[..., Path]
-GGUF_NAMES = {theirs: ours for ours, theirs in (LAYER_NAMES | TOP_NAMES).items()}
 
 
 @pytest.fixture
@@ -28,62 +24,6 @@ def tiny(tmp_path: Path) -> Path:
 @pytest.fixture
 def write_gguf(tmp_path: Path) -> WriteGguf:
     def write(directory: Path, config: ModelConfig, **changes: Any) -> Path:
-        """`changes`: extra metadata by key with dots as double underscores, `kind` a ggml type, `drop` a tensor."""
-        path = tmp_path / "tiny.gguf"
-        kind = changes.pop("kind", gguf.GGMLQuantizationType.F32)
-        drop = changes.pop("drop", None)
-        writer = gguf.GGUFWriter(path, changes.pop("architecture", "llama"))
-        add_sizes(writer, config, kind)
-        for key, value in changes.items():
-            kinds: dict[type, Callable[[str, Any], None]] = {str: writer.add_string, list: writer.add_array}
-            kinds.get(type(value), writer.add_uint32)(key.replace("__", "."), value)
-        for name, weight in load_file(directory / "model.safetensors").items():
-            if gguf_name(name) != drop:
-                add_tensor(writer, gguf_name(name), interleaved(name, weight, config), kind)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return path
+        return write_tiny_gguf(tmp_path / "tiny.gguf", directory, config, **changes)
 
     return write
-
-
-def add_sizes(writer: gguf.GGUFWriter, config: ModelConfig, kind: gguf.GGMLQuantizationType) -> None:
-    writer.add_block_count(config.num_layers)
-    writer.add_context_length(config.max_model_len)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_heads)
-    writer.add_head_count_kv(config.num_kv_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_rope_freq_base(config.rope_theta)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_file_type(int(kind))
-    writer.add_token_list(["a", "bc", ""])
-    writer.add_token_types([1, 1, 3])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-
-
-def add_tensor(writer: gguf.GGUFWriter, name: str, weight: np.ndarray, kind: gguf.GGMLQuantizationType) -> None:
-    if weight.ndim == 1:
-        writer.add_tensor(name, weight)
-    else:
-        writer.add_tensor(name, gguf.quants.quantize(weight, kind), raw_dtype=kind)
-
-
-def gguf_name(name: str) -> str:
-    if name in GGUF_NAMES:
-        return GGUF_NAMES[name]
-    _, _, layer, rest = name.split(".", 3)
-    return f"blk.{layer}.{GGUF_NAMES[rest.removesuffix('.weight')]}.weight"
-
-
-def interleaved(name: str, weight: np.ndarray, config: ModelConfig) -> np.ndarray:
-    """Row i of a head's first half and row i of its second half become neighbours."""
-    heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(name.split(".")[-2])
-    if heads is None:
-        return weight
-    halves = weight.reshape(heads, 2, config.head_dim // 2, -1)
-    return np.ascontiguousarray(np.stack([halves[:, 0], halves[:, 1]], axis=2).reshape(weight.shape))

@@ -86,6 +86,19 @@ def test_wrong_tensors(tiny: Path) -> None:
     assert len(dict(open_checkpoint(tiny).tensors())) == len(whole)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [(torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3"), (torch.float64, "F64")]
+)
+def test_numbers_that_need_more_than_themselves_are_refused(tiny: Path, dtype: torch.dtype, kind: str) -> None:
+    path, name = tiny / "model.safetensors", "model.layers.0.mlp.up_proj.weight"
+    whole = load_file(path)
+    save_file(whole | {name: whole[name].to(dtype)}, path)
+    with pytest.raises(ModelError, match=rf"stores the tensor {name} as {kind}: this version reads F32, F16, BF16"):
+        open_checkpoint(tiny)
+    save_file(whole | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8, dtype=torch.float64)}, path)
+    assert len(dict(open_checkpoint(tiny).tensors())) == len(whole)
+
+
 def test_every_missing_and_every_left_over_tensor_is_named(tiny: Path) -> None:
     path = tiny / "model.safetensors"
     whole = load_file(path)

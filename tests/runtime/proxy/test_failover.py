@@ -67,6 +67,25 @@ def test_a_stream_goes_on_elsewhere(play: Play, spare: str, count: int) -> None:
     play(scene)
 
 
+@pytest.mark.parametrize("keys", ["01" * 32, None])
+def test_every_transfer_has_a_secret_of_its_own_where_there_are_keys(play: Play, keys: str | None) -> None:
+    async def scene(house: House) -> None:
+        workers = [await house.worker(name) for name in ("prefill:0", "decode:0")]
+        minted: list[str | None] = []
+        for _ in range(2):
+            await collect(house.proxy.submit([5, 6], PARAMS))
+            told = {(await submitted(worker)).transfer_secret for worker in workers}
+            assert len(told) == 1, "both are told the same"
+            minted += told
+        assert (
+            minted == [None, None]
+            if keys is None
+            else len(set(minted)) == 2 and all(len(one or "") == 64 for one in minted)
+        )
+
+    play(scene, keys=keys)
+
+
 def test_what_is_delivered_is_told_to_the_next_and_counted_once(play: Play) -> None:  # A5
     async def scene(house: House) -> None:
         first = await house.worker("mixed:0", script=silent)

@@ -4,8 +4,10 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis.strategies import integers, lists
 
-from pontil.runtime.proxy.policy import Load, Pair, Whole, plan
+from pontil.runtime.proxy.policy import Load, Pair, Whole, every_route, plan
 
 MIXED = Load("m", "mixed:0", "mixed", "e", in_flight=0, free_blocks=10, seats=4, context=100)
 PREFILL = replace(MIXED, incarnation="p", name="prefill:0", role="prefill")
@@ -45,3 +47,50 @@ def test_routes_name_their_workers_and_phases() -> None:
     assert Pair(PREFILL, DECODE).name == "prefill:0>decode:0"
     assert Pair(PREFILL, DECODE).phases == {"p": "prefill", "d": "decode"}
     assert Whole(MIXED).name == "mixed:0" and Whole(MIXED).phases == {"m": "whole"}
+
+
+def test_every_route_is_each_pair_and_whoever_is_in_none() -> None:
+    other = replace(DECODE, incarnation="d2")
+    assert every_route([PREFILL, DECODE, MIXED, other], "auto") == [
+        Pair(PREFILL, DECODE), Pair(PREFILL, other), Whole(MIXED)
+    ]  # fmt: skip
+    assert every_route([PREFILL, DECODE], "never") == [Whole(PREFILL), Whole(DECODE)]
+    assert every_route([DECODE], "always") == [Whole(DECODE)] and every_route([], "always") == []
+
+
+def test_auto_splits_while_the_prefill_worker_keeps_up() -> None:
+    assert plan([PREFILL, DECODE], "auto", prompt_tokens=100_000) == Pair(PREFILL, DECODE)
+    busy = replace(PREFILL, unread=2 * 100 + DECODE.step_tokens - 100)
+    assert plan([busy, DECODE], "auto", prompt_tokens=100) == Pair(busy, DECODE)
+
+
+def test_auto_lets_a_decode_worker_read_what_prefill_workers_cannot() -> None:
+    """The one with the least to read, only when it is sooner by a step, and never when told to split always."""
+    busy = replace(PREFILL, unread=2 * 100 + DECODE.step_tokens - 99)
+    other = replace(DECODE, incarnation="d2", unread=7)
+    assert plan([busy, other, DECODE], "auto", prompt_tokens=100) == Whole(DECODE)
+    assert plan([busy, other, DECODE], "always", prompt_tokens=100) == Pair(busy, other)
+    reading = replace(DECODE, unread=1)
+    assert plan([busy, reading], "auto", prompt_tokens=100) == Pair(busy, reading)
+    idle = replace(PREFILL, incarnation="p2")
+    assert plan([busy, idle, DECODE], "auto", prompt_tokens=100) == Pair(idle, DECODE)
+
+
+@given(counts=lists(integers(1, 3000), min_size=1, max_size=60))
+def test_auto_keeps_both_kinds_of_workers_at_work(counts: list[int]) -> None:
+    """Prompts that come at once: neither kind has much more to read, in time, than the other."""
+    prefill, decode = PREFILL, DECODE
+    for count in counts:
+        if isinstance(plan([prefill, decode], "auto", prompt_tokens=count), Whole):
+            decode = replace(decode, unread=decode.unread + count)
+        else:
+            prefill = replace(prefill, unread=prefill.unread + count)
+    slack = 2 * max(counts) + DECODE.step_tokens
+    assert prefill.unread <= 2 * decode.unread + slack
+    assert 2 * decode.unread <= prefill.unread + max(counts)
+
+
+def test_a_request_that_broke_is_split_again_before_it_is_not() -> None:
+    busy = replace(PREFILL, unread=100_000)
+    assert plan([busy, DECODE], "auto", {("x", "y")}, 10) == Pair(busy, DECODE)
+    assert plan([busy, DECODE], "auto", {("p", "d")}, 10) == Whole(DECODE)

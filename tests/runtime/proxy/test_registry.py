@@ -177,6 +177,17 @@ def test_the_topology_joins_table_and_load() -> None:
     assert (prefill["name"], prefill["pid"], prefill["state"], prefill["role"]) == ("prefill:0", 12, "READY", "prefill")
 
 
+def test_the_topology_shows_whatever_else_the_table_says() -> None:
+    """The supervisor's figures and reasons pass through, also those of a later version."""
+    workers = registry(ONE)
+    about = {"restarts": 2, "rss_bytes": 7, "last_death": {"cause": "crash"}, "to come": [1]}
+    workers.show([row("decode:0", 11) | about, row("prefill:0", None, "given_up") | {"reason": "failed: no model"}])
+    decode, prefill = workers.topology()
+    assert decode.items() >= (row("decode:0", 11, "READY") | about).items() and "reason" not in decode
+    assert prefill == row("prefill:0", None, "GIVEN_UP") | {"reason": "failed: no model"}
+    assert "load" in decode and "load" not in prefill
+
+
 def test_the_context_is_what_the_worker_can_hold() -> None:
     assert registry(ONE).snapshot()[0].context == 160
     assert registry(replace(ONE, num_blocks=1000)).snapshot()[0].context == 512

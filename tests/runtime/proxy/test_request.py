@@ -170,6 +170,12 @@ def test_both_halves_are_told_of_each_other(tokenizer: Tokenizer) -> None:  # C2
     assert SamplingParams.from_wire(whole.sampling).max_tokens == 8
 
 
+def test_only_the_two_of_a_transfer_are_told_its_secret(tokenizer: Tokenizer) -> None:
+    assert [one.transfer_secret for one in request(tokenizer).submits("proxy", "ab")] == ["ab", "ab"]
+    assert [one.transfer_secret for one in request(tokenizer, whole=True).submits("proxy", "ab")] == [None]
+    assert "ab" * 8 not in repr(request(tokenizer).submits("proxy", "ab" * 8))
+
+
 def test_choices_end_one_by_one_and_the_request_with_the_last(tokenizer: Tokenizer) -> None:
     """Choice 0 ends at prefill, 1 and 2 go on; prefill is needed until decode has spoken of those."""
     made = request(tokenizer, n=3, max_tokens=4)

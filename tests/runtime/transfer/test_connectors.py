@@ -20,7 +20,7 @@ from pools import KINDS, LAYOUT, Pool, wait_for, without_memory
 from pontil.runtime.cache.storage import EPOCH_SLOTS
 from pontil.runtime.errors import TransferError
 
-WAYS = ("shm", "tcp", "auto", "far", "hostile")
+WAYS = ("shm", "tcp", "sealed", "auto", "far", "hostile")
 ROOT = Path(__file__).resolve().parents[3]
 
 

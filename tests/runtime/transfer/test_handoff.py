@@ -21,6 +21,7 @@ from pontil.runtime.errors import TransferError
 from pontil.runtime.transfer.connector import STALL, Done, Pair, runs
 from pontil.runtime.transfer.giver import COMPUTE_TOTAL, LEASE, LEASE_TOTAL, Giver, Prefilled
 from pontil.runtime.transfer.over_shm import OverShm
+from pontil.runtime.transfer.passes import Pass
 from pontil.runtime.transfer.states import GIVING_ENDS, Giving, GivingAction, GivingEvent, Taking, TakingEvent
 from pontil.runtime.transfer.taker import DRAIN_TIMEOUT, TRANSFER_TIMEOUT, Take, Taker
 from pontil.runtime.wire.messages import ChunkReady, Handoff
@@ -236,7 +237,7 @@ class StuckConnector(OverShm):
         self.extra: list[Done] = []
         self.release, self.bytes = False, 0
 
-    def pull(self, peer: str, pairs: Sequence[Pair], slot: int) -> int:
+    def pull(self, peer: str, pairs: Sequence[Pair], slot: int, shown: Pass | None = None) -> int:
         self.open.append(len(self.open))
         return self.open[-1]
 

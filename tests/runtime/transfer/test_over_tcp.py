@@ -18,6 +18,7 @@ from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.transfer import over_tcp
 from pontil.runtime.transfer.over_tcp import OverTcp
 from pontil.runtime.transfer.tcp_frames import ANSWER, EPOCH, READ, REFUSED, REQUEST, RUN
+from pontil.runtime.transfer.tcp_server import Guest
 
 STALL = 0.3
 PAIRS = [(block, block) for block in range(1, 40)]
@@ -192,7 +193,7 @@ def test_the_cell_is_read_after_the_data(ours: Pool, good: Pool, monkeypatch: py
     server = good.connector.server
     sends = server.send
 
-    def send_and_let_go(peer: socket.socket, wanted: list[tuple[int, int]]) -> None:
+    def send_and_let_go(peer: Guest, wanted: list[tuple[int, int]]) -> None:
         sends(peer, wanted)
         good.storage.epochs[3] += bool(wanted)
 

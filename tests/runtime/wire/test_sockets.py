@@ -12,11 +12,11 @@ import zmq
 
 from pontil.runtime.errors import PontilError
 from pontil.runtime.wire.codec import encode
+from pontil.runtime.wire.context import Context
 from pontil.runtime.wire.messages import Cancel, Goodbye, Message, Tokens
 from pontil.runtime.wire.sockets import (
     HIGH_WATER_MARK,
     BaseSocket,
-    Context,
     ControlServer,
     PeerClient,
     PeerServer,

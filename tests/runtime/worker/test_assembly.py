@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which kernels and weights a worker computes with, and what it says when these cannot be had."""
 
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import kernels
 import pytest
-from workers import open_worker
+import torch
+from workers import DEFAULTS, Silent, open_worker
 
 from pontil.gpu_ops.kernels import kernel_set
 from pontil.gpu_ops.kernels.build import KernelError
+from pontil.runtime.config import WorkerConfig
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.wire.compatibility import objection
+from pontil.runtime.worker import assembly
+from pontil.runtime.worker.weights_progress import STEP, told
 from pontil.runtime.worker.worker import Worker
 
 
@@ -25,11 +31,11 @@ def opened(model: Path, folder: Path, **settings: Any) -> Worker:
 
 def test_kernels_where_they_fit_and_torch_elsewhere(model: Path, tmp_path: Path) -> None:
     library = kernels.opened()
-    assert opened(model, tmp_path).hello().kernels == library.name
-    assert opened(model, tmp_path, kernels="torch").hello().kernels == "torch"
-    assert opened(model, tmp_path, kernels="generic").hello().kernels != library.name
+    assert opened(model, tmp_path).link.hello.kernels == library.name
+    assert opened(model, tmp_path, kernels="torch").link.hello.kernels == "torch"
+    assert opened(model, tmp_path, kernels="generic").link.hello.kernels != library.name
     write_tiny_llama(tmp_path / "odd", head_dim=8)
-    assert opened(tmp_path / "odd", tmp_path).hello().kernels == "torch"
+    assert opened(tmp_path / "odd", tmp_path).link.hello.kernels == "torch"
     with pytest.raises(ModelError, match="--kernels torch"):
         opened(tmp_path / "odd", tmp_path, kernels="generic")
 
@@ -39,7 +45,7 @@ def test_kernels_that_cannot_be_had(model: Path, tmp_path: Path, monkeypatch: py
         raise KernelError("no C++ compiler is installed")
 
     monkeypatch.setattr(kernel_set, "build", refuse)
-    assert opened(model, tmp_path).hello().kernels == "torch"
+    assert opened(model, tmp_path).link.hello.kernels == "torch"
     with pytest.raises(ModelError, match="--kernels generic is not possible: no C"):
         opened(model, tmp_path, kernels="generic")
     with pytest.raises(ModelError, match="--quantization int8 needs"):
@@ -63,7 +69,52 @@ def test_quantizations_that_cannot_be(model: Path, tmp_path: Path, settings: dic
 
 def test_another_quantization_rounds_differently(model: Path, tmp_path: Path) -> None:
     kernels.opened()
-    plain = opened(model, tmp_path, dtype="bfloat16").hello()
-    other = opened(model, tmp_path, dtype="bfloat16", quantization="int8").hello()
+    plain = opened(model, tmp_path, dtype="bfloat16").link.hello
+    other = opened(model, tmp_path, dtype="bfloat16", quantization="int8").link.hello
     assert other.kernels == f"{plain.kernels} int8"
     assert "--quantization" in str(objection(other, plain))
+
+
+@pytest.mark.parametrize("fails", [lambda *_: torch.empty(1 << 55), lambda *_: bytearray(1 << 55)])
+def test_memory_that_runs_out_is_said(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Callable[..., object]
+) -> None:
+    monkeypatch.setattr(assembly, "build_model", fails)
+    with pytest.raises(ModelError, match="does not fit the memory of cpu: choose a smaller one"):
+        opened(model, tmp_path)
+
+
+def test_another_fault_is_not_taken_for_it(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "build_model", lambda *_: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError, match="size"):
+        opened(model, tmp_path)
+
+
+class Listener(Silent):
+    """Remembers what a person would see."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def progress(self, text: str) -> None:
+        self.heard.append(text)
+
+
+def test_a_start_tells_how_far_it_has_come(model: Path, tmp_path: Path) -> None:  # G2
+    listener = Listener()
+    config = WorkerConfig(
+        "mixed:0", "mixed", "cpu", (0,), str(model), "tiny", f"ipc://{tmp_path}/c", f"ipc://{tmp_path}/p",
+        **DEFAULTS,  # type: ignore[arg-type]
+    )  # fmt: skip
+    assembly.assemble(config, listener)
+    read = [int(text.split()[2]) for text in listener.heard if text.startswith("reading weights")]
+    assert read[-1] == 100 and all(later - earlier >= STEP for earlier, later in pairwise(read[:-1]))
+    assert listener.heard[-2:] == ["laying out weights", "warming up"]
+
+
+def test_parts_of_a_weight_count_once() -> None:
+    heard: list[str] = []
+    names = ["a", "b.numbers", "b.scales", "b.offsets", "c", "d"]
+    tensors = [(name, torch.zeros(1)) for name in names]
+    assert [name for name, _ in told(tensors, 4, heard.append)] == names
+    assert heard == [f"reading weights, {percent} %" for percent in (25, 50, 75, 100)]

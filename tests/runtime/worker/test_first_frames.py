@@ -68,6 +68,19 @@ def test_a_prompt_is_cached_or_computed_and_the_sum_is_the_workers_own(
         assert stated == told(proxy, worker) > 0
 
 
+def test_how_the_kv_came_is_said_by_who_pulled_it(proxy: ScriptedProxy, pair: Pair) -> None:  # G2
+    prefill, decode = pair
+    proxy.submit(decode, "whole", prompt(40), drawn(9, n=2))
+    proxy.submit_pair(prefill, decode, "split", prompt(40), drawn(9, n=2))
+    until_ended(proxy, ("whole", "split"), 2)
+    said = [frame for answer in proxy.answers.values() for frame in answer.frames if frame.pulled_bytes is not None]
+    (frame,) = said
+    assert (frame.request_id, frame.sender, frame.index) == ("split", decode.incarnation, 0)
+    assert frame.pulled_bytes == 3 * decode.machine.layout.block_bytes
+    assert frame.pulled_seconds is not None and frame.pulled_seconds > 0 and frame.pull_error is None
+    everyone_clean(proxy)
+
+
 def test_a_result_for_nobody_who_is_known_is_dropped_and_counted(proxy: ScriptedProxy, pair: Pair) -> None:  # A2
     """As when the request was cancelled in the turn in which the step was made."""
     _, decode = pair

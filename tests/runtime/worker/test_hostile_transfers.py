@@ -56,6 +56,8 @@ def test_an_answer_is_the_same_when_its_last_pull_goes_wrong(
     everyone_clean(proxy)
     tally = decode.decode.tally
     assert (tally.complete, tally.failed) == ((1, 0) if kind in HARMLESS else (0, 1))
+    (opening,) = [frame for frame in split.frames if frame.pulled_bytes is not None]
+    assert (opening.pulled_bytes != 0, opening.pull_error is None) == ((kind in HARMLESS,) * 2)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FINITE if kind not in HARMLESS])

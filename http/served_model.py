@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one model that is served, as clients name it and as it is described to them."""
+
+from typing import Any
+
+from sanic import HTTPResponse, Request
+from sanic.response import json as json_response
+
+from pontil.runtime.errors import RequestError, Unavailable
+from pontil.runtime.proxy.proxy import Proxy
+
+
+class ServedModel:
+    """Its description, and the handlers of what lists it."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self.proxy = proxy
+        self.name = proxy.config.served_model_name
+        self.vocab_size = proxy.tokenizer.vocab_size
+
+    def check(self, name: str | None) -> None:
+        """A request that names no model means the one there is."""
+        if name is not None and name != self.name:
+            raise RequestError(
+                f"there is no model {name!r:.200}: this server has {self.name!r}",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+
+    @property
+    def known_context(self) -> int | None:
+        try:
+            return self.proxy.context_length
+        except Unavailable:
+            return None
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What only workers know is null while there are none."""
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.proxy.started_at,
+            "owned_by": "pontil",
+            "root": self.name,
+            "parent": None,
+            "max_model_len": self.known_context,
+            "vocab_size": self.vocab_size,
+            "dtype": self.proxy.registry.dtype,
+            "system_fingerprint": self.proxy.system_fingerprint,
+        }
+
+    async def models(self, request: Request) -> HTTPResponse:
+        return json_response({"object": "list", "data": [self.described]})
+
+    async def one_model(self, request: Request, name: str) -> HTTPResponse:
+        self.check(name)
+        return json_response(self.described)

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What to say to somebody who asks for a path that is not here."""
+
+from collections.abc import Collection
+
+# How paths begin that OpenAI's API and its relatives have and this server has not, and what to know about each.
+ABSENT: tuple[tuple[str, str], ...] = (
+    ("/v1/responses", "the Responses API is not served: use /v1/chat/completions"),
+    ("/v1/conversations", "conversations are not kept: send all messages to /v1/chat/completions"),
+    ("/v1/assistants", "assistants are not served: use /v1/chat/completions"),
+    ("/v1/threads", "threads are not kept: send all messages to /v1/chat/completions"),
+    ("/v1/messages", "Anthropic's Messages API is not served: use /v1/chat/completions"),
+    ("/v1/embeddings", "embeddings are not served: the model that runs here generates text"),
+    ("/v1/rerank", "ranking is not served: the model that runs here generates text"),
+    ("/v1/score", "scoring is not served: the model that runs here generates text"),
+    ("/v1/moderations", "moderation is not served: the model that runs here generates text"),
+    ("/v1/audio", "audio is not served: the model that runs here generates text"),
+    ("/v1/images", "images are not served: the model that runs here generates text"),
+    ("/v1/videos", "videos are not served: the model that runs here generates text"),
+    ("/v1/realtime", "the Realtime API is not served: use /v1/chat/completions with stream"),
+    ("/v1/batches", "batches are not served: send requests side by side"),
+    ("/v1/files", "files are not kept: put their text into the prompt"),
+    ("/v1/uploads", "files are not kept: put their text into the prompt"),
+    ("/v1/vector_stores", "files are not kept: put their text into the prompt"),
+    ("/v1/fine_tuning", "models are not trained here, only served"),
+    ("/v1/edits", "edits are not served: use /v1/chat/completions"),
+    ("/api", "Ollama's API is not served: use /v1/chat/completions"),
+)
+
+
+def what_to_say(path: str, known: Collection[str]) -> str:
+    """One sentence. `known` are the paths that are here."""
+    for beginning, says in ABSENT:
+        if path == beginning or path.startswith(f"{beginning}/"):
+            return f"there is nothing at {path}: {says}"
+    meant = f"/v1{path.replace('/v1', '')}".rstrip("/")
+    for guess in (path.rstrip("/"), meant, meant.removeprefix("/v1")):
+        if guess in known:
+            return f"there is nothing at {path}: did you mean {guess}?"
+    return f"there is nothing at {path}: see /v1/completions, /v1/chat/completions, /v1/models and /openapi.json"

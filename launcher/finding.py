@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One thing that the doctor looked at: what was found, what it means, and how to mend it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+State = Literal["fine", "warning", "broken"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`fine` needs no words about what it means. A `warning` costs speed or comfort; `broken` stops a launch."""
+
+    subject: str
+    state: State
+    found: str
+    meaning: str = ""
+    mend: str = ""
+
+
+def fine(subject: str, found: str) -> Finding:
+    return Finding(subject, "fine", found)
+
+
+def warning(subject: str, found: str, meaning: str, mend: str) -> Finding:
+    return Finding(subject, "warning", found, meaning, mend)
+
+
+def broken(subject: str, found: str, meaning: str, mend: str) -> Finding:
+    return Finding(subject, "broken", found, meaning, mend)

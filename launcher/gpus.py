@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPUs as the driver's own tool shows them: the launcher never loads what could ask the driver itself."""
+
+import shutil
+import subprocess
+
+TOOL = "nvidia-smi"
+TOOL_TIMEOUT = 20.0
+QUERY = ("--query-gpu=index,memory.free", "--format=csv,noheader,nounits")
+
+
+def find_gpus(visible: str | None) -> tuple[int | None, ...]:
+    """The GPUs that torch will see, in its order, by their free memory in bytes (None: unknown). `visible` is
+    CUDA_VISIBLE_DEVICES, which renumbers them. No tool, a broken driver or a slow one all count as none."""
+    tool = shutil.which(TOOL)
+    if tool is None:
+        return ()
+    try:
+        asked = subprocess.run([tool, *QUERY], capture_output=True, text=True, timeout=TOOL_TIMEOUT)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    found = [free_memory(line) for line in asked.stdout.splitlines() if line.strip()] if asked.returncode == 0 else []
+    if visible is None:
+        return tuple(found)
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    return tuple(found[int(name)] if is_one_of(name, found) else None for name in names[: len(found)])
+
+
+def is_one_of(name: str, found: list[int | None]) -> bool:
+    """Names may be numbers; others, such as UUIDs, are left to torch."""
+    return name.isdecimal() and int(name) < len(found)
+
+
+def free_memory(line: str) -> int | None:
+    """From `index, mebibytes`."""
+    _, _, free = line.partition(",")
+    return int(free) << 20 if free.strip().isdecimal() else None

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands about keys: `keys new`."""
+
+from pathlib import Path
+
+import click
+
+from pontil.launcher.key_file import make_key_file
+
+
+@click.group(short_help="Make the keys that protect a system across hosts.")
+def keys() -> None:
+    """Make the keys that protect a system across hosts."""
+
+
+@keys.command(short_help="Make a key file.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("pontil.keys"), show_default=True,
+    metavar="FILE", help="Where to write it.",
+)  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+def new(out: Path, force: bool) -> None:
+    """Make a key file, for `launch --keys FILE` on each host of a system.
+
+    Copy it to each host over a connection you trust, for instance with scp -p, readable by pontil's user alone.
+    """
+    make_key_file(out, force=force)
+    click.echo(f"{out.absolute()}")

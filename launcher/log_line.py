@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One entry of the log, as a child writes it down, as it crosses the pipe, and as people and programs read it."""
+
+import json
+import logging
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+# What a record that belongs to a request carries: `extra={"request": id}` in the call that logs it.
+REQUEST = "request"
+LAUNCHER = "launcher"
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """`time` is in seconds since 1970. A message may have several lines: a traceback is one entry."""
+
+    time: float
+    level: str
+    process: str
+    message: str
+    logger: str | None = None
+    request: str | None = None
+
+    @property
+    def text(self) -> str:
+        """For people. Every line is headed, so that a search for a process or a request finds all of an entry."""
+        head = f"{stamp(self.time)} {self.level:<7} {self.process} |"
+        if self.request is not None and self.request not in self.message:
+            head += f" [{visible(self.request)}]"
+        return "\n".join(f"{head} {visible(line)}" for line in self.message.splitlines() or [""])
+
+    @property
+    def json(self) -> str:
+        """For programs: one object on one line."""
+        named = {"logger": self.logger, "request": self.request}
+        known = {name: value for name, value in named.items() if value is not None}
+        values = {"time": stamp(self.time), "level": self.level, "process": self.process} | known
+        return json.dumps(values | {"message": self.message}, ensure_ascii=False)
+
+
+def stamp(time: float) -> str:
+    """Universal time, to the millisecond: logs of several hosts and of an invoice can be laid beside each other."""
+    return datetime.fromtimestamp(time, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def visible(text: str) -> str:
+    """What would move a terminal's cursor or change its colours is written out."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one == "\t" else repr(one)[1:-1] for one in text)
+
+
+class PipeFormatter(logging.Formatter):
+    """A child's records as JSON, one a line, for `read_line` in its supervisor."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        said = {"time": record.created, "level": record.levelname.lower(), "logger": record.name}
+        request = getattr(record, REQUEST, None)
+        return json.dumps(said | ({REQUEST: request} if request else {}) | {"message": message_of(record)})
+
+
+class TextFormatter(logging.Formatter):
+    """The same as text, for a child that writes to a terminal itself."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self.process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        request = getattr(record, REQUEST, None)
+        level = record.levelname.lower()
+        return LogLine(record.created, level, self.process, message_of(record), record.name, request).text
+
+
+def message_of(record: logging.LogRecord) -> str:
+    """With the traceback, if there is one."""
+    whole = logging.Formatter("%(message)s").format(record)
+    return whole.rstrip("\n")
+
+
+def read_line(process: str, raw: bytes, now: float) -> LogLine:
+    """A line from a child's pipe. What is no record of ours was printed by a library or a dying interpreter."""
+    text = raw.decode(errors="replace").rstrip()
+    values = parsed(text)
+    if values is None:
+        return LogLine(now, "info", process, text)
+    return LogLine(
+        values["time"], values["level"], process, values["message"], values.get("logger"), values.get(REQUEST)
+    )
+
+
+def parsed(text: str) -> dict[str, Any] | None:
+    if not text.startswith('{"time": '):
+        return None
+    try:
+        values = json.loads(text)
+    except ValueError:
+        return None
+    texts = [values.get("level"), values.get("message"), values.get("logger", ""), values.get(REQUEST, "")]
+    sound = isinstance(values.get("time"), float) and all(isinstance(one, str) for one in texts)
+    return values if sound else None

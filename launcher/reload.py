@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a running launch reads again on SIGHUP: its options, of which only the log level may change."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
+from pathlib import Path
+
+from pontil.launcher.child import Child
+from pontil.launcher.errors import OptionError
+from pontil.launcher.key_change import change_keys
+from pontil.launcher.options import LaunchOptions, flag_name
+
+# Options that a running process can take over.
+CHANGEABLE = ("log_level",)
+
+
+class Reloader:
+    """`running` are the options in force; `read` reads them again from where they came."""
+
+    def __init__(self, running: LaunchOptions, read: Callable[[], LaunchOptions]) -> None:
+        self.running, self.read = running, read
+
+    def reload(self, children: Iterable[Child]) -> list[str]:
+        """Take over what can change, for these children and their next lives; in words, what became of it."""
+        try:
+            wanted = self.read()
+        except OptionError as error:
+            return [f"Nothing was reloaded: {error.message}"]
+        changed = [each.name for each in fields(LaunchOptions) if self.differs(each.name, wanted)]
+        taken = [name for name in changed if name in CHANGEABLE]
+        self.running = replace(self.running, **{name: getattr(wanted, name) for name in taken})
+        if "log_level" in taken:
+            for child in children:
+                child.set_log_level(wanted.log_level)
+        said = [f"{flag_name_of(name)} is now {getattr(wanted, name)}" for name in taken] or ["Nothing has changed."]
+        if self.running.keys:
+            said.append(change_keys(Path(self.running.keys), children))
+        left = [flag_name_of(name) for name in changed if name not in CHANGEABLE]
+        if left:
+            said.append(f"Only a new launch takes over {', '.join(left)}.")
+        return said
+
+    def differs(self, name: str, wanted: LaunchOptions) -> bool:
+        """A port of 0 was chosen once, for good."""
+        before, after = getattr(self.running, name), getattr(wanted, name)
+        return bool(before != after and not (name == "port" and after == 0))
+
+
+def flag_name_of(name: str) -> str:
+    return next(flag_name(each) for each in fields(LaunchOptions) if each.name == name)

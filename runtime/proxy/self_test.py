@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The proxy's own requests: one through every pair of workers, to see tokens come and KV blocks move (G2).
+
+They go the way of a client's request, and are nobody's: no row of the usage log, no metric of requests and no bill has
+them; the ledger books their tokens with the workers only, as discarded by reason `self_test`. Each has a `cache_salt`
+of its own, so that no prompt ever finds their blocks.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import cycle, islice
+from typing import Any
+
+from pontil.runtime.errors import PontilError
+from pontil.runtime.proxy.policy import Pair, Route, Team
+from pontil.runtime.proxy.stream import Stream
+from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.text.tokenizer import Tokenizer
+
+# Some blocks, the last of them unfilled, whatever their usual size; computing them takes a worker a moment.
+PROMPT_TOKENS = 120
+TEXT = "Count the panes of every window in the glassmaker's house, from the cellar to the roof, and write them down. "
+# One token of the prefill worker, one of the decode worker, whatever they are.
+PARAMS = SamplingParams(max_tokens=2, seed=0, temperature=0.0, ignore_eos=True)
+# A route that failed is tried again after so many seconds: it may only have been busy.
+RETRY_SECONDS = 30.0
+LOG = logging.getLogger("pontil.self_test")
+
+Told = Callable[[Sequence[dict[str, Any]]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one route's request showed. For a pair: the bytes of KV that were pulled, and the seconds of copying them
+    where they are known. `error` says what is wrong with it, in a sentence without its end."""
+
+    route: str
+    bytes: int = 0
+    seconds: float | None = None
+    error: str | None = None
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+class SelfTest:
+    """Tests every route when told to `begin`, and from then on each new one when it appears (`ring`), in the background
+    and one after the other. `passed` once a whole round had a route that works; at once where none is `wanted`.
+
+    `routes` says which there are now, `submit` sends a request by one of them.
+    """
+
+    def __init__(
+        self,
+        wanted: bool,
+        tokenizer: Tokenizer,
+        routes: Callable[[], Sequence[Route]],
+        submit: Callable[[Route, list[int], SamplingParams, str], Stream],
+    ) -> None:
+        self.tokenizer, self.routes, self.submit = tokenizer, routes, submit
+        self.passed = not wanted
+        self.begun = False
+        self.results: dict[Team, Result] = {}
+        self.told: list[Told] = []
+        self.progress: Callable[[str], None] = LOG.debug
+        self.bell = asyncio.Event()
+
+    def begin(self, told: Told, progress: Callable[[str], None]) -> None:
+        """Test what is not tested yet; `told` gets the results of all routes, or of those up to one that fails."""
+        self.begun, self.progress = True, progress
+        self.told.append(told)
+        self.bell.set()
+
+    def ring(self) -> None:
+        """There may be new routes."""
+        if self.begun:
+            self.bell.set()
+
+    @property
+    def failing(self) -> bool:
+        return any(result.error for result in self.results.values())
+
+    async def run(self) -> None:
+        while True:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.bell.wait(), RETRY_SECONDS if self.failing else None)
+            self.bell.clear()
+            await self.test_all()
+
+    async def test_all(self) -> None:
+        """One round. Results of routes that are gone are forgotten, and those that failed are due again."""
+        told, self.told = self.told, []
+        routes = {tuple(route.phases): route for route in self.routes()}
+        self.results = {team: one for team, one in self.results.items() if team in routes and one.error is None}
+        due = [team for team in routes if team not in self.results]
+        for number, team in enumerate(due, 1):
+            if told:
+                self.progress(f"self-test {number} of {len(due)}: {routes[team].name}")
+            result = await self.test(routes[team])
+            if team not in {tuple(route.phases) for route in self.routes()}:
+                continue
+            self.note(team, result)
+            if result.error and told:
+                break
+        self.passed = self.passed or any(one.error is None for one in self.results.values())
+        for tell in told:
+            tell([one.shown for one in self.results.values()])
+
+    async def test(self, route: Route) -> Result:
+        room = min(worker.context for worker in route.workers) - PARAMS.max_tokens
+        ids = self.tokenizer.encode(TEXT, False) or [0]
+        prompt = list(islice(cycle(ids), max(1, min(PROMPT_TOKENS, room))))
+        stream = self.submit(route, prompt, PARAMS, secrets.token_hex(8))
+        try:
+            async for _ in stream:
+                pass
+        except PontilError as error:
+            return Result(route.name, error=f"{route.name} does not serve: {error}")
+        finally:
+            stream.cancel()
+        return self.judge(route, stream)
+
+    def judge(self, route: Route, stream: Stream) -> Result:
+        """An answer came. Between two workers that is not enough: decode can compute a prompt that does not come."""
+        pulled = stream.request.pulled
+        if not isinstance(route, Pair):
+            return Result(route.name)
+        if not pulled.bytes:
+            why = f" ({pulled.error})" if pulled.error else ""
+            return Result(route.name, error=f"no KV block moved from {route.prefill.name} to {route.decode.name}{why}")
+        return Result(route.name, pulled.bytes, pulled.seconds)
+
+    def note(self, team: Team, result: Result) -> None:
+        self.results[team] = result
+        if result.error is not None:
+            LOG.warning("self-test: %s", result.error)
+        else:
+            LOG.info("self-test: %s works, %d bytes of KV moved", result.route, result.bytes)
+
+    @property
+    def shown(self) -> list[dict[str, Any]]:
+        """Each route that there is now, with its state."""
+        rows = []
+        for route in self.routes():
+            result = self.results.get(tuple(route.phases))
+            state = "UNTESTED" if result is None else "PASSED" if result.error is None else "FAILED"
+            rows.append({"route": route.name, "state": state} | (result.shown if result else {}))
+        return rows

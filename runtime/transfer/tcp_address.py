@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a peer serves its pool over TCP, as its descriptor says."""
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Any
+
+from pontil.runtime.errors import TransferError
+from pontil.runtime.transfer.descriptor import num_blocks, part, secret, whole
+from pontil.runtime.transfer.tcp_frames import TOKEN_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a peer serves its pool, from its descriptor. Raises TransferError when that says nothing usable."""
+
+    host: str
+    port: int
+    token: bytes
+    num_blocks: int
+
+    @classmethod
+    def read(cls, descriptor: dict[str, Any], block_bytes: int) -> "Address":
+        descriptor = part(descriptor, "tcp")
+        token = secret(descriptor, "token", TOKEN_BYTES)
+        host, port = descriptor.get("host"), whole(descriptor, "port")
+        try:
+            ipaddress.ip_address(host if isinstance(host, str) else "")  # a name could take seconds to look up
+        except ValueError:
+            raise TransferError("the peer's descriptor has no usable 'host'") from None
+        if not 0 < port < 1 << 16:
+            raise TransferError("the peer's descriptor has no usable 'port'")
+        return cls(str(host), port, token, num_blocks(descriptor, block_bytes))

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers what libzmq asks about each client of a server with keys: may it come in? (ZAP, ZeroMQ RFC 27.)"""
+
+import hmac
+import os
+import threading
+from collections.abc import Sequence
+
+import zmq
+
+ADDRESS = "inproc://zeromq.zap.01"
+VERSION = b"1.0"
+JOIN_TIMEOUT = 5.0
+# Version, request id, domain, address, identity, mechanism; then the credentials.
+CREDENTIALS = 6
+
+
+class Doorkeeper:
+    """Lets in the clients that have proven to own the key `public` (32 bytes), and nobody else.
+
+    One for each context, and there before its first server: without a doorkeeper libzmq lets everybody in who knows the
+    server's public key. Its thread owns its socket until `close`.
+    """
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", public: bytes) -> None:
+        self.public = public
+        self.socket = context.socket(zmq.REP)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.bind(ADDRESS)
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.poller = zmq.Poller()
+        self.poller.register(self.socket, zmq.POLLIN)
+        self.poller.register(self.bell, zmq.POLLIN)
+        self.turned_away = 0
+        self.stopping = threading.Event()
+        self.thread = threading.Thread(target=self.answer_until_closed, name="doorkeeper", daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        """Nobody comes in any more. A second call changes nothing."""
+        if self.stopping.is_set():
+            return
+        self.stopping.set()
+        os.eventfd_write(self.bell, 1)
+        self.thread.join(JOIN_TIMEOUT)
+        self.socket.close()
+        os.close(self.bell)
+
+    def answer_until_closed(self) -> None:
+        while not self.stopping.is_set():
+            if any(source is self.socket for source, _ in self.poller.poll()):
+                self.socket.send_multipart(self.answer(self.socket.recv_multipart()))
+
+    def answer(self, question: Sequence[bytes]) -> list[bytes]:
+        """The reply to one question: version, the question's id, status, text, user, metadata."""
+        ours = question[CREDENTIALS - 1 : CREDENTIALS] == [b"CURVE"] and self.knows(question[CREDENTIALS:])
+        self.turned_away += not ours
+        status = [b"200", b"OK"] if ours else [b"400", b"unknown key"]
+        return [VERSION, *question[1:2], *status, b"", b""]
+
+    def knows(self, credentials: Sequence[bytes]) -> bool:
+        return len(credentials) == 1 and hmac.compare_digest(credentials[0], self.public)

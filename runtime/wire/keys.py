@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The keys of one system, all derived from the secret in its key file.
+
+Whoever has the secret belongs to the system, in any role: the keys tell members from strangers, not members apart. Each
+use has a key of its own, derived under its own name (HMAC-SHA256 as in RFC 5869, expanding), so that none tells
+anything of another.
+"""
+
+import hmac
+from dataclasses import dataclass, field
+
+import zmq
+from zmq.utils import z85
+
+SECRET_BYTES = 32
+PURPOSE = b"pontil keys 1 "
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A CURVE pair, as libzmq takes it: Z85 text of 32 bytes each."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+    @property
+    def raw_public(self) -> bytes:
+        """As a peer shows it in a handshake: 32 bytes."""
+        return z85.decode(self.public)
+
+    @classmethod
+    def of(cls, seed: bytes) -> "KeyPair":
+        secret = z85.encode(seed)
+        return cls(zmq.curve_public(secret), secret)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Servers prove themselves with `server`, clients with `client`; `transfer` is the seed of what protects KV
+    blocks."""
+
+    server: KeyPair
+    client: KeyPair
+    transfer: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, secret: str) -> "Keys":
+        """From SECRET_BYTES in hexadecimal, as the launcher passes them on."""
+        root = bytes.fromhex(secret)
+        assert len(root) == SECRET_BYTES, "the launcher has checked it"
+        return cls(KeyPair.of(derived(root, b"server")), KeyPair.of(derived(root, b"client")), derived(root, b"kv"))
+
+
+def derived(root: bytes, purpose: bytes) -> bytes:
+    """32 bytes for one purpose."""
+    return hmac.digest(root, PURPOSE + purpose + b"\x01", "sha256")
+
+
+def needs_keys(endpoint: str) -> bool:
+    """Whether keys, where there are any, guard this endpoint. Socket files are guarded by their folder."""
+    return endpoint.startswith("tcp://")

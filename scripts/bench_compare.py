@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare servers on one machine, one at a time, in interleaved rounds; the ratio of each round, and their median.
+
+    python scripts/bench_compare.py --rounds 5 --concurrency 1 8 32 \\
+        --launch "pair=python app.py launch --port 8123" --url http://127.0.0.1:8123 \\
+        --peer vllm=http://127.0.0.1:9000,smollm2,PID
+
+A peer runs already; its process group (PID leads it) is stopped with SIGSTOP while another server is measured, as idle
+servers may spin. Each --launch is started anew for its turn and ended with SIGINT; it must print "ready on".
+Loads and definitions are those of bench_serving.py: random prompts of 256 ids, 64 tokens out.
+A ratio is ours over the peer's, of figures taken within one round.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from bench_load import Question, fixed
+from bench_serving import Run
+
+FIGURES = ("ttft_ms_median", "tpot_ms_median", "output_tokens_per_second")
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Peer:
+    name: str
+    url: str
+    model: str
+    group: int
+
+    @classmethod
+    def read(cls, text: str) -> "Peer":
+        name, _, rest = text.partition("=")
+        url, model, group = rest.split(",")
+        return cls(name, url, model, int(group))
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        os.killpg(self.group, signal.SIGCONT)
+        try:
+            yield
+        finally:
+            os.killpg(self.group, signal.SIGSTOP)
+
+
+@dataclass(frozen=True)
+class Launch:
+    name: str
+    command: list[str]
+    url: str
+    model: str
+
+    @classmethod
+    def read(cls, text: str, url: str, model: str) -> "Launch":
+        name, _, command = text.partition("=")
+        return cls(name, shlex.split(command), url, model)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        with subprocess.Popen(self.command, stderr=subprocess.PIPE, text=True, bufsize=1) as process:
+            assert process.stderr is not None
+            try:
+                if not any("ready on" in line for line in process.stderr):
+                    raise RuntimeError(f"{self.name} ended before it was ready")
+                # Its log must not fill the pipe.
+                threading.Thread(target=process.stderr.read).start()
+                yield
+            finally:
+                process.send_signal(signal.SIGINT)
+                process.wait(timeout=60)
+
+
+def turn(server: "Peer | Launch", arguments: argparse.Namespace, number: int) -> dict[int, Figures]:
+    """The figures of one server at every concurrency, after a warm-up of two requests."""
+    with server.running():
+        Run(server.url, server.model, questions(arguments, 7, number), 2).closed_loop(2)
+        return {
+            concurrency: Run(
+                server.url,
+                server.model,
+                questions(arguments, concurrency, number),
+                arguments.requests * concurrency + 2,
+            ).closed_loop(concurrency)
+            for concurrency in arguments.concurrency
+        }
+
+
+def questions(arguments: argparse.Namespace, concurrency: int, number: int) -> Iterator[Question]:
+    return fixed(256, 64, arguments.vocabulary, 1000 * number + concurrency)
+
+
+def ratios(rounds: list[dict[str, dict[int, Figures]]], ours: str, peer: str) -> Iterator[Figures]:
+    for concurrency in rounds[0][ours]:
+        for figure in FIGURES:
+            pairs = [(each[ours][concurrency][figure], each[peer][concurrency][figure]) for each in rounds]
+            quotients = [mine / theirs for mine, theirs in pairs]
+            yield {
+                "ours": ours,
+                "peer": peer,
+                "concurrency": concurrency,
+                "figure": figure,
+                "ours_median": statistics.median(mine for mine, _ in pairs),
+                "peer_median": statistics.median(theirs for _, theirs in pairs),
+                "ratio_median": round(statistics.median(quotients), 3),
+                "ratio_range": [round(min(quotients), 3), round(max(quotients), 3)],
+            }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--launch", action="append", required=True, metavar="NAME=COMMAND", help="a server of ours")
+    parser.add_argument("--url", default="http://127.0.0.1:8123", help="where each launch serves")
+    parser.add_argument("--model", default="smollm2-135m-instruct", help="the model each launch serves")
+    parser.add_argument("--peer", action="append", required=True, type=Peer.read, metavar="NAME=URL,MODEL,PID")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=3, help="requests for each concurrent stream, and two more")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--vocabulary", type=int, default=40_000)
+    arguments = parser.parse_args()
+    launches = [Launch.read(text, arguments.url, arguments.model) for text in arguments.launch]
+    rounds = []
+    for number in range(arguments.rounds):
+        rounds.append({server.name: turn(server, arguments, number) for server in [*launches, *arguments.peer]})
+        print(json.dumps(rounds[-1]), file=sys.stderr, flush=True)
+    for launch in launches:
+        for peer in arguments.peer:
+            for line in ratios(rounds, launch.name, peer.name):
+                print(json.dumps(line))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+# Sourced by the sweep_*.sh scripts: launch, measure a point, stop; every point that was measured is kept, so that the same
+# command goes on where it was interrupted. `parse_sweep` reads the options all sweeps have:
+#   --out DIR        where results go (default: sweeps/NAME)
+#   --points LIST    what to measure, in quotes
+#   --requests N     requests of one run (default: the load generator's own)
+#   --lengths FILE   CSV of recorded conversation lengths instead of 256 tokens in, 64 out
+#   --port PORT      where the launches serve (default: 8123)
+#   -- FLAGS         more flags for each launch
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/venv.sh
+
+parse_sweep() {
+    name=$1 points=$2
+    shift 2
+    out= requests= lengths= port=8123 flags=()
+    while [ $# -gt 0 ]; do
+        case $1 in
+            --out) out=${2:?--out needs a folder}; shift ;;
+            --points) points=${2:?--points needs a list}; shift ;;
+            --requests) requests=${2:?--requests needs a number}; shift ;;
+            --lengths) lengths=$(realpath -e "${2:?--lengths needs a file}") || fail "There is no file $2."; shift ;;
+            --port) port=${2:?--port needs a number}; shift ;;
+            -h | --help) sed -n '3,/^[^#]/s/^# \{0,1\}//p' "$0"; sed -n '4,10s/^# *//p' scripts/sweep.sh; exit ;;
+            --) shift; flags=("$@"); break ;;
+            *) fail "There is no option $1: try --help." ;;
+        esac
+        shift
+    done
+    out=${out:-sweeps/$name}
+    python=${PYTHON:-.venv/bin/python}
+    [ -x "$(command -v "$python")" ] || fail "There is no $python: run scripts/quickstart.sh first, or set PYTHON."
+    mkdir -p "$out/points"
+    keep_settings
+}
+
+# A folder holds one sweep: points of another load or another launch would stand beside these as if they were alike.
+keep_settings() {
+    local settings="$name requests=$requests lengths=$lengths flags=${flags[*]-}"
+    if [ -f "$out/settings" ] && [ "$(cat "$out/settings")" != "$settings" ]; then
+        fail "$out holds a sweep with other settings ($(cat "$out/settings")): give another --out, or remove that folder."
+    fi
+    printf '%s\n' "$settings" >"$out/settings"
+}
+
+launcher=
+stop_launch() {
+    [ -n "$launcher" ] || return 0
+    kill -INT "$launcher" 2>/dev/null || true
+    wait "$launcher" || true
+    launcher=
+}
+trap stop_launch EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# start_launch FLAGS: returns once it is ready.
+start_launch() {
+    "$python" app.py launch --port "$port" "$@" ${flags[@]+"${flags[@]}"} >"$out/launch.log" 2>&1 &
+    launcher=$!
+    # tail ends with the launcher, whichever way that goes.
+    tail -n +1 -F --pid="$launcher" "$out/launch.log" 2>/dev/null | grep -qm1 'ready on' || true
+    grep -q 'ready on' "$out/launch.log" || { tail -n 5 "$out/launch.log" >&2; fail "The launch did not become ready: see $out/launch.log."; }
+}
+
+is_measured() { [ -f "$out/points/$1.json" ]; }
+
+# measure POINT FLAGS-OF-THE-LOAD-GENERATOR: its line appears whole or not at all.
+measure() {
+    local point=$1
+    shift
+    echo "measuring $name $point" >&2
+    rm -f "$out/points/$point.raw"
+    "$python" scripts/bench_serving.py --url "http://127.0.0.1:$port" --raw "$out/points/$point.raw" \
+        ${requests:+--requests "$requests"} ${lengths:+--lengths "$lengths"} "$@" >"$out/points/$point.part" 2>"$out/bench.log" ||
+        { cat "$out/bench.log" >&2; fail "Measuring $point failed: run the same command again to go on from here."; }
+    mv "$out/points/$point.part" "$out/points/$point.json"
+}
+
+write_tables() {
+    local point files=()
+    for point in $points; do files+=("$out/points/$point.json"); done
+    "$python" scripts/sweep_table.py "$name" "$out/$name" "${files[@]}"
+    echo "results: $out/$name.csv and $out/$name.md" >&2
+}

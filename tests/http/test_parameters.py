@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters are declared once: parsers, schemas and docs/api.md say the same (F2, F3)."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from api_table import table
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pontil.http.chat_request import CHAT, read_chat
+from pontil.http.completion_request import COMPLETION, read_completion
+from pontil.http.fields import Fields
+from pontil.http.kinds import Flag, Ids, Integer, Neutral, Number, OneOf, Options, Text
+from pontil.http.parameter import Kind, Parameter, object_schema, read_all
+from pontil.runtime.errors import RequestError
+
+ROOT = Path(__file__).resolve().parents[2]
+VOCABULARY = 50
+MESSAGES = [{"role": "user", "content": "hi"}]
+ENDPOINTS: dict[str, tuple[tuple[Parameter, ...], Callable[..., Any], dict[str, Any]]] = {
+    "completions": (COMPLETION, read_completion, {"prompt": "hi"}),
+    "chat": (CHAT, read_chat, {"messages": MESSAGES}),
+}
+BOTH = pytest.mark.parametrize("endpoint", ENDPOINTS)
+# What vLLM and others take and this server does not, by name, besides what is declared as neutral.
+FOREIGN = (
+    "guided_decoding",
+    "logits_processors",
+    "kv_transfer_params",
+    "early_stopping",
+    "mm_processor_kwargs",
+    "Model",
+    "",
+)
+INNER = (Parameter("deep", Integer(0, 3), "a number"), Parameter("needed", Flag(), "a flag", required=True))
+KINDS: list[Kind] = [
+    Flag(), Integer(-2, 7), Integer(1), Number(0.0, 2.0), Number(0.0, 1.0, above=True), Text(), Text(1, 3),
+    OneOf(("auto", "none")), Ids(3), Ids(3, least=1), Neutral((1, False, "auto", [], {"type": "text"})), Neutral(),
+    Options(INNER),
+]  # fmt: skip
+NUMBERS = st.integers(-10, 60) | st.floats(-3, 3).filter(lambda number: not number.is_integer())
+SCALARS = st.none() | st.booleans() | NUMBERS | st.sampled_from(["", "a", "auto", "none", "abcd", "text"])
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["deep", "needed", "type"]), inner),
+    max_leaves=6,
+)
+
+
+def test_the_page_shows_what_is_declared() -> None:  # F2, F3
+    page = (ROOT / "docs" / "api.md").read_text().splitlines()
+    begin = page.index(table()[0])
+    end = page.index("", begin)
+    assert page[begin:end] == table(), "python tests/support/api_table.py prints the table"
+
+
+@given(st.sampled_from(KINDS), JSON)
+def test_a_schema_takes_what_its_reader_takes(kind: Kind, value: Any) -> None:  # F3
+    parameter = Parameter("it", kind, "something")
+    try:
+        read_all(Fields({"it": value}, vocab_size=VOCABULARY), [parameter])
+        taken = True
+    except RequestError as error:
+        assert error.param is not None and error.param.startswith("it")
+        taken = False
+    schema = object_schema([parameter], VOCABULARY)
+    assert taken == jsonschema.Draft202012Validator(schema).is_valid({"it": value})
+
+
+@BOTH
+def test_names_are_unique_and_explained(endpoint: str) -> None:
+    parameters = ENDPOINTS[endpoint][0]
+    assert len({one.name for one in parameters}) == len(parameters)
+    assert all(one.says for one in parameters)
+    jsonschema.Draft202012Validator.check_schema(object_schema(parameters, VOCABULARY))
+
+
+@BOTH
+def test_nulls_and_defaults_ask_for_nothing(endpoint: str) -> None:
+    parameters, read, least = ENDPOINTS[endpoint]
+    read(least | {one.name: None for one in parameters if not one.required}, VOCABULARY)
+    given = {one.name: one.default for one in parameters if one.default not in (None, ())}
+    read(least | given, VOCABULARY)
+
+
+@BOTH
+def test_what_is_not_supported_passes_only_where_it_asks_for_nothing(endpoint: str) -> None:  # F3
+    parameters, read, least = ENDPOINTS[endpoint]
+    neutral = [one for one in parameters if isinstance(one.kind, Neutral)]
+    assert neutral
+    for one in neutral:
+        assert isinstance(one.kind, Neutral)
+        for value in one.kind.allowed:
+            read(least | {one.name: value}, VOCABULARY)
+        with pytest.raises(RequestError) as caught:
+            read(least | {one.name: "something else"}, VOCABULARY)
+        assert caught.value.param == one.name and caught.value.code == "unsupported_parameter"
+
+
+@BOTH
+@pytest.mark.parametrize("name", FOREIGN)
+def test_what_is_not_declared_is_refused_by_name(endpoint: str, name: str) -> None:  # F3
+    _, read, least = ENDPOINTS[endpoint]
+    with pytest.raises(RequestError) as caught:
+        read(least | {name: None}, VOCABULARY)
+    assert caught.value.param == name and caught.value.code == "unknown_parameter"
+
+
+@BOTH
+def test_wrong_types_are_refused_by_name(endpoint: str) -> None:  # F3
+    """No declared parameter takes this, whatever its kind."""
+    parameters, read, least = ENDPOINTS[endpoint]
+    for one in parameters:
+        for value in ([[[1.5]]], {"?": 1}) if one.name not in ("chat_template_kwargs", "logit_bias") else ([[[1.5]]],):
+            with pytest.raises(RequestError) as caught:
+                read(least | {"stream": True} | {one.name: value}, VOCABULARY)
+            assert str(caught.value.param).startswith(one.name), json.dumps({one.name: value})

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fingerprint changes with what a seed's tokens depend on, and with nothing else."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from recorded_frames import LATER
+
+from pontil.runtime.proxy.system_fingerprint import system_fingerprint
+from pontil.runtime.wire.messages import Hello
+
+HELLO = LATER["hello"]
+
+
+@pytest.mark.parametrize("changed", [{"model_fingerprint": "x"}, {"dtype": "x"}, {"kernels": "x"}, {"kernels": None}])
+def test_it_changes(changed: dict[str, Any]) -> None:
+    assert isinstance(HELLO, Hello)
+    assert system_fingerprint(replace(HELLO, **changed), "1") != system_fingerprint(HELLO, "1")
+
+
+def test_it_changes_with_the_version_only() -> None:
+    assert isinstance(HELLO, Hello)
+    other = replace(
+        HELLO, sender="x", name="y", pid=1, device="cuda:1", num_blocks=7, max_num_seqs=1, peer_endpoint="z"
+    )
+    assert system_fingerprint(other, "1") == system_fingerprint(HELLO, "1") != system_fingerprint(HELLO, "2")

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A relay for TCP that keeps all that passes through it, and may spoil some of it."""
+
+import contextlib
+import select
+import socket
+import threading
+from collections.abc import Callable
+
+Spoil = Callable[[bytes, int], bytes]
+
+
+class Relay:
+    """Between whoever connects to `address` and `target`. `spoil` gets what the target sends, with how much came before
+    it, and returns what goes on."""
+
+    def __init__(self, target: tuple[str, int], host: str = "127.0.0.1", spoil: Spoil | None = None) -> None:
+        self.target, self.spoil = target, spoil or (lambda data, before: data)
+        self.sent, self.received = bytearray(), bytearray()
+        self.listener = socket.create_server((host, 0))
+        self.open: list[socket.socket] = []
+        self.threads: list[threading.Thread] = []
+        self.accepting = threading.Thread(target=self.accept, daemon=True)
+        self.accepting.start()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self.listener.getsockname()[:2]
+        return host, port
+
+    @property
+    def seen(self) -> bytes:
+        """Both ways."""
+        return bytes(self.sent + self.received)
+
+    def accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self.listener.accept()
+                try:
+                    far = socket.create_connection(self.target, 5)
+                except OSError:
+                    near.close()
+                    continue
+                self.open += [near, far]
+                self.threads.append(threading.Thread(target=self.carry, args=(near, far), daemon=True))
+                self.threads[-1].start()
+
+    def carry(self, near: socket.socket, far: socket.socket) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while True:
+                for source in select.select([near, far], [], [])[0]:
+                    data = source.recv(1 << 16)
+                    if not data:
+                        near.shutdown(socket.SHUT_RDWR)
+                        far.shutdown(socket.SHUT_RDWR)
+                        return
+                    if source is near:
+                        self.sent += data
+                        far.sendall(data)
+                    else:
+                        going = self.spoil(data, len(self.received))
+                        self.received += data
+                        near.sendall(going)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self.accepting.join(5)
+        for one in self.open:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        for thread in self.threads:
+            thread.join(5)
+        for one in [self.listener, *self.open]:
+            one.close()

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that cannot be served: each ends the launch with one sentence, exit code 1 and no traceback."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from command_line import app
+from safetensors.torch import load_file, save_file
+from tiny_gguf import write_tiny_gguf
+
+from pontil.runtime.loaders.gguf_header import read_header
+from pontil.runtime.loaders.synthetic import write_tiny_llama
+
+Break = Callable[[Path], Path]
+WEIGHTS, NORM = "model.safetensors", "model.norm.weight"
+
+
+def whole(model: Path) -> Path:
+    return model
+
+
+def with_config(**fields: Any) -> Break:
+    def break_it(model: Path) -> Path:
+        path = model / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+        return model
+
+    return break_it
+
+
+def with_tensor(name: str, tensor: torch.Tensor | None) -> Break:
+    """Another tensor of that name, or none."""
+
+    def break_it(model: Path) -> Path:
+        tensors = load_file(model / WEIGHTS) | ({} if tensor is None else {name: tensor})
+        save_file({one: found for one, found in tensors.items() if one != name or tensor is not None}, model / WEIGHTS)
+        return model
+
+    return break_it
+
+
+def cut(name: str, kept: int) -> Break:
+    """A file of the model's that ends early; counted from its end when negative."""
+
+    def break_it(model: Path) -> Path:
+        (model / name).write_bytes((model / name).read_bytes()[:kept])
+        return model
+
+    return break_it
+
+
+def garbled(name: str) -> Break:
+    def break_it(model: Path) -> Path:
+        (model / name).write_bytes(os.urandom(1 << 16))
+        return model
+
+    return break_it
+
+
+def as_gguf(change: Callable[[bytes], bytes] = bytes, **changes: Any) -> Break:
+    """The model as a GGUF file, with other contents."""
+
+    def break_it(model: Path) -> Path:
+        config = write_tiny_llama(model.with_name("source"))
+        path = write_tiny_gguf(model.with_suffix(".gguf"), model.with_name("source"), config, **changes)
+        path.write_bytes(change(path.read_bytes()))
+        return path
+
+    return break_it
+
+
+def with_unknown_type(content: bytes) -> bytes:
+    """The first matrix's type becomes Q2_K: name, 2 dimensions, type."""
+    name = b"token_embd.weight"
+    at = content.index(name) + len(name) + 4 + 2 * 8
+    return content[:at] + int(gguf.GGMLQuantizationType.Q2_K).to_bytes(4, "little") + content[at + 4 :]
+
+
+BROKEN: dict[str, tuple[Break, tuple[str, ...], str]] = {
+    "weights cut off": (cut(WEIGHTS, -1000), (), "model.safetensors is damaged or cut off"),
+    "weights cut in their header": (cut(WEIGHTS, 100), (), "model.safetensors is damaged or cut off"),
+    "empty weights": (cut(WEIGHTS, 0), (), "model.safetensors is damaged or cut off"),
+    "garbled weights": (garbled(WEIGHTS), (), "model.safetensors is damaged or cut off"),
+    "a missing tensor": (with_tensor(NORM, None), (), f"lacks the tensor {NORM}: fetch the model again"),
+    "a tensor of the wrong shape": (with_tensor(NORM, torch.ones(3)), (), f"{NORM} [3], not [64]"),
+    "a tensor of whole numbers": (
+        with_tensor(NORM, torch.ones(64, dtype=torch.int8)), (), f"the tensor {NORM} as I8: this version reads F32",
+    ),
+    "garbled configuration": (garbled("config.json"), (), "config.json is not JSON: fetch the model again"),
+    "an unknown architecture": (with_config(model_type="mamba"), (), "'mamba' is not known: this version runs llama"),
+    "an unsupported quantization": (
+        with_config(quantization_config={"quant_method": "gptq"}), (), "without it, so give it the model's own weights",
+    ),
+    "a garbled tokenizer": (garbled("tokenizer.json"), (), "tokenizer.json"),
+    "a GGUF file cut off": (as_gguf(lambda data: data[:-1000]), (), "is cut off before the end of"),
+    "a GGUF file cut in its header": (as_gguf(lambda data: data[:500]), (), "is not a whole GGUF file"),
+    "an empty GGUF file": (as_gguf(lambda data: b""), (), "is not a whole GGUF file"),
+    "a GGUF file without a tensor": (
+        as_gguf(drop="blk.1.attn_q.weight"), (), "lacks the tensor model.layers.1.self_attn.q_proj.weight",
+    ),
+    "a GGUF file of an unknown type": (as_gguf(with_unknown_type), (), "Q2_K, which cannot be read"),
+    "a quantization that the file has not": (whole, ("--quantization", "gguf"), "needs a GGUF file: use int8"),
+    "a quantization without kernels": (
+        whole, ("--quantization", "int8", "--kernels", "torch"), "--quantization int8 needs a CPU's kernels",
+    ),
+    "memory for less than one sequence": (
+        whole, ("--kv-cache-memory", "4KiB"), "too few for one sequence: raise --kv-cache-memory to",
+    ),
+    "memory for less than the length that was asked for": (
+        whole, ("--kv-cache-memory", "64KiB", "--max-model-len", "500"), "or lower --max-model-len",
+    ),
+    "a longer context than the model's": (whole, ("--max-model-len", "5000"), "is more than the 512 this model"),
+    "weights beyond the memory": (
+        with_config(hidden_size=1 << 20, intermediate_size=1 << 22, num_attention_heads=1 << 16), (),
+        "is too large: a worker with",
+    ),
+    "a KV cache beyond the memory": (whole, ("--kv-cache-memory", "4000TiB"), "or lower --kv-cache-memory"),
+}  # fmt: skip
+
+
+def refused(model: Path, *flags: str) -> str:
+    """The sentence with which a launch of this model ends."""
+    done = app("launch", "--model", str(model), *flags)
+    *before, sentence = done.stderr.splitlines()
+    assert done.returncode == 1 and sentence.startswith("Error: "), done.stderr
+    assert "Traceback" not in done.stderr and not any("starting it again" in line for line in before)
+    return sentence
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_cannot_be_served_ends_in_one_sentence(tmp_path: Path, name: str) -> None:
+    """One worker suffices: it looks for its proxy when it could serve."""
+    breaks, flags, says = BROKEN[name]
+    write_tiny_llama(tmp_path / "tiny", dtype="bfloat16")
+    model = breaks(tmp_path / "tiny")
+    assert says in refused(model, "--role", "mixed", "--join", f"ipc://{tmp_path}/nobody", *flags)
+
+
+@pytest.mark.parametrize("name", ["weights cut off", "a garbled tokenizer", "garbled configuration"])
+def test_a_whole_launch_ends_likewise(tmp_path: Path, name: str) -> None:
+    breaks, flags, says = BROKEN[name]
+    write_tiny_llama(tmp_path / "tiny", dtype="bfloat16")
+    assert says in refused(breaks(tmp_path / "tiny"), "--port", "0", "--role", "mixed", *flags)
+
+
+def test_a_gguf_model_that_is_whole_is_read(tmp_path: Path) -> None:
+    """The table above breaks something that works."""
+    path = as_gguf()(tmp_path / "tiny")
+    assert len(read_header(path).tensors) == 21

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A running system is changed under load, by the commands that an operator types, and no client can tell."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from disturbed import MODEL, OPTIONS, Site, bodies
+from oracle import at_rest
+from served import ROOT, START_TIMEOUT, Served, launched, wait_for
+from streams import Streams
+
+from pontil.runtime.loaders.synthetic import write_tiny_llama
+
+LONG = pytest.mark.long
+# Answers that take longer than a command does to arrive, and than requests then get: so some are moved.
+TOKENS = 160
+SOON = ("--drain-timeout", "0.1")
+
+
+def pontil(served: Served, *words: str) -> "subprocess.CompletedProcess[str]":
+    """The command line, about this launch."""
+    command = [sys.executable, str(ROOT / "app.py"), *words, "--port", str(served.port)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
+
+
+def obeyed(served: Served, *words: str) -> str:
+    done = pontil(served, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+class Load:
+    """Clients that ask without end, one after the other, each the same thing; `answers` are those of each."""
+
+    def __init__(self, served: Served, clients: int) -> None:
+        self.served, self.stopping = served, threading.Event()
+        self.answers: list[list[Any]] = [[] for _ in range(clients)]
+        self.threads = ThreadPoolExecutor(clients)
+        self.ends = [self.threads.submit(self.ask, number) for number in range(clients)]
+
+    def ask(self, number: int) -> None:
+        body = bodies("the same, ", 24)[number]
+        while not self.stopping.is_set():
+            (told,) = Streams(self.served, [body]).finish()
+            self.answers[number].append((told.choices, told.error, told.done))
+
+    def finish(self) -> None:
+        self.stopping.set()
+        for end in self.ends:
+            end.result(300)
+        self.threads.shutdown()
+
+    def check(self) -> None:
+        """Nothing failed, and the same question had the same answer each time."""
+        for told in self.answers:
+            assert len(told) > 2 and all(one == told[0] for one in told)
+            _, error, done = told[0]
+            assert error is None and done
+
+
+def failovers(site: Site, cause: str) -> float:
+    return site.served.metric(f'pontil_failovers_total{{cause="{cause}"}}')
+
+
+def pids(served: Served) -> dict[str, int]:
+    return {name: row["pid"] for name, row in served.topology().items()}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with launched(tmp_path_factory.mktemp("pair"), *OPTIONS, "--share-devices") as served:
+        yield Site(served, TOKENS)
+
+
+def under_way(streams: Streams) -> None:
+    wait_for(lambda: streams.all_have(4), 120, "tokens of every stream")
+
+
+def test_a_rolling_restart_under_load(pair: Site) -> None:
+    """Streams in flight are moved, and clients that keep asking never hear of it."""
+
+    def harm(streams: Streams) -> None:
+        under_way(streams)
+        load = Load(pair.served, 2)
+        said = obeyed(pair.served, "restart", "--all", *SOON)
+        assert said.count("is ready after") == 2
+        load.finish()
+        load.check()
+
+    pair.survives(harm, "prefill:0", "decode:0")
+    assert failovers(pair, "died") == failovers(pair, "failed") == 0
+
+
+def test_a_drained_worker_is_left_by_its_streams_and_comes_back(pair: Site) -> None:
+    def harm(streams: Streams) -> None:
+        under_way(streams)
+        obeyed(pair.served, "drain", "decode:0", *SOON)
+        rows = pair.served.topology()
+        assert rows["decode:0"]["state"] == "DRAINED"
+        assert pair.served.complete("The capital of France is", max_tokens=3)["choices"][0]["text"].startswith(" Paris")
+
+    before, moved = pids(pair.served), failovers(pair, "moved")
+    pair.survives(harm, mended=lambda: obeyed(pair.served, "undrain", "decode:0"))
+    assert pids(pair.served) == before and failovers(pair, "moved") > moved
+
+
+def test_a_role_changes_under_load_and_the_cache_stays(pair: Site) -> None:
+    body = {"model": MODEL, "prompt": [2000 + i for i in range(200)], "max_tokens": 8, "temperature": 0}
+
+    def cached() -> tuple[int, list[int]]:
+        reply = pair.served.request("POST", "/v1/completions", body | {"return_token_ids": True}).json()
+        return reply["usage"]["prompt_tokens_details"]["cached_tokens"], reply["choices"][0]["token_ids"]
+
+    _, ids = cached()
+
+    def harm(streams: Streams) -> None:
+        under_way(streams)
+        obeyed(pair.served, "role", "prefill:0", "decode")
+        assert cached()[1] == ids
+        obeyed(pair.served, "role", "decode:0", "prefill")
+        again = pair.served.request("POST", "/v1/completions", body)
+        assert again.header("x-pontil-route") == "decode:0>prefill:0"
+        assert again.json()["usage"]["prompt_tokens_details"]["cached_tokens"] >= 192
+
+    def back() -> None:
+        obeyed(pair.served, "role", "prefill:0", "prefill")
+        obeyed(pair.served, "role", "decode:0", "decode")
+
+    before = pids(pair.served)
+    pair.survives(harm, mended=back)
+    assert pids(pair.served) == before
+
+
+@LONG
+def test_workers_come_and_go_under_load(pair: Site) -> None:
+    def harm(streams: Streams) -> None:
+        under_way(streams)
+        obeyed(pair.served, "scale", "--decode", "2")
+        assert pair.served.topology()["decode:1"]["state"] == "READY"
+        more = Streams(pair.served, bodies("more, ", TOKENS))
+        under_way(more)
+        obeyed(pair.served, "scale", "--decode", "1", *SOON)
+        assert [told.answer for told in more.finish()] == pair.answers
+
+    pair.survives(harm)
+    assert "decode:1" not in at_rest(pair.served).processes
+
+
+def test_mistakes_are_one_sentence(pair: Site) -> None:
+    for words, code, said in (
+        (("drain", "decode:7"), 2, "this launch has prefill:0, decode:0"),
+        (("restart",), 2, "--all"),
+        (("scale",), 2, "--decode 2"),
+        (("drain", "decode:0", "prefill:0"), 1, "Nobody else would serve"),
+    ):
+        done = pontil(pair.served, *words)
+        assert (done.returncode, "Traceback" in done.stderr) == (code, False) and said in done.stderr
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "app.py"), "drain", "decode:0", "--port", "1"], capture_output=True, text=True
+    )
+    assert done.returncode == 1 and f"http://127.0.0.1:{pair.served.port}" in done.stderr
+
+
+def test_a_group_that_ends_hands_its_streams_to_the_others(tmp_path: Path) -> None:  # G4
+    """Its proxy is another launch's, which learns of it from the workers themselves."""
+    write_tiny_llama(tmp_path / "tiny")
+    alike = ("--model", str(tmp_path / "tiny"), "--kv-cache-memory", "32MiB")
+    door = f"ipc://{tmp_path}/control"
+    asked = [
+        {"model": "tiny", "prompt": [10 + number], "max_tokens": 500, "ignore_eos": True, "seed": number}
+        for number in range(8)
+    ]
+    with launched(tmp_path, "--role", "mixed", "--mixed", "cpu:0", "--control", door, *alike) as served:
+        expected = [told.answer for told in Streams(served, asked).finish()]
+        command = [sys.executable, str(ROOT / "app.py"), "launch", "--role", "decode", "--join", door, *alike]
+        group = subprocess.Popen([*command, "--decode", "cpu:1", "--drain-timeout", "0"], stderr=subprocess.PIPE)
+        try:
+            wait_for(lambda: "decode:0" in pids(served), START_TIMEOUT, "the other group")
+            streams = Streams(served, asked)
+            wait_for(lambda: streams.all_have(2), 60, "tokens of every stream")
+            assert served.topology()["decode:0"]["load"]["in_flight"] > 0
+        finally:
+            group.terminate()
+            group.communicate(timeout=120)
+        assert group.returncode == 0
+        assert [told.answer for told in streams.finish()] == expected
+        assert served.metric('pontil_failovers_total{cause="moved"}') > 0
+        assert served.metric("pontil_ledger_imbalance") == 0
+        assert not served.metric('pontil_failovers_total{cause="silent"}')

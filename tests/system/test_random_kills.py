@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever is killed, whenever: of a launch nothing is left, and what survives serves (G4)."""
+
+import os
+import random
+import shutil
+import signal
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from leftovers import Leftovers
+from served import START_TIMEOUT, Served, launched, wait_for
+
+from pontil.gpu_ops.kernels.build import COMPILERS
+from pontil.runtime.loaders.synthetic import write_tiny_llama
+
+SEEDS = [*range(5), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(5, 30))]
+SHAPES = (("--role", "mixed"), ("--share-devices", "--prefill", "cpu:0", "--decode", "cpu:0"))
+# Killed as often as here, a worker would be given up.
+OPTIONS = ("--kv-cache-memory", "8MiB", "--restart-attempts", "1000", "--restart-delay", "0.1")
+DEATHS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, signal.SIGSTOP)
+ENDS = (
+    (signal.SIGKILL,),
+    (signal.SIGTERM,),
+    (signal.SIGINT,),
+    (signal.SIGTERM, signal.SIGTERM),
+    (signal.SIGTERM, signal.SIGKILL),
+    (signal.SIGSTOP, signal.SIGKILL),
+)
+# A start takes about as long as two of these pauses: half of the kills come before anything is ready.
+LONGEST_PAUSE = 2.5
+AFTER_THE_END = 20.0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    write_tiny_llama(folder)
+    return str(folder)
+
+
+def compiles(process: Path) -> bool:
+    """GCC's driver has started what does the work; clang does it itself."""
+    with suppress(OSError):
+        return (process / "comm").read_text().startswith(("cc1plus", "clang"))
+    return False
+
+
+def strike(served: Served, drawn: random.Random) -> str:
+    """Do something bad to a child, or to all at once, if there are any. In words."""
+    number, one_of_them, all_of_them = drawn.choice(DEATHS), drawn.random(), drawn.random() < 0.2
+    with suppress(psutil.NoSuchProcess):
+        children = psutil.Process(served.process.pid).children()
+        victims = children if all_of_them else children[int(one_of_them * len(children)) :][:1]
+        for victim in victims:
+            victim.send_signal(number)
+        return f"{number.name} to {len(victims)} of {len(children)}"
+    return "nobody to kill"
+
+
+def end(served: Served, signals: tuple[signal.Signals, ...], drawn: random.Random) -> None:
+    pause = threading.Event()
+    for number in signals:
+        with suppress(ProcessLookupError):
+            os.kill(served.process.pid, number)
+        pause.wait(drawn.uniform(0, 0.3))
+    served.process.wait(60)
+
+
+def check_it_serves(served: Served, leftovers: Leftovers) -> None:
+    """And that the oracle sees it. Unless the launch ended: one that is robbed of the process that looks for the model
+    does."""
+    wait_for(lambda: served.process.poll() is not None or served.is_ready(), START_TIMEOUT, "readiness or the end")
+    if served.process.poll() is None:
+        reply = served.request("POST", "/v1/completions", {"model": "tiny", "prompt": "on the", "max_tokens": 3})
+        assert reply.status == 200 and reply.json()["usage"]["completion_tokens"] <= 3
+        leftovers.note()
+        seen = {one.split()[0] for one in leftovers.left(served.port)}
+        assert seen >= {"process", "Port", "socket", "memory"}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_is_left_whatever_is_killed(seed: int, model: str, tmp_path: Path) -> None:  # G4
+    drawn, pause, story = random.Random(seed), threading.Event(), list[str]()
+    leftovers = Leftovers(tmp_path / "run")
+    arguments = (*drawn.choice(SHAPES), *OPTIONS, "--model", model)
+    with launched(tmp_path, *arguments, ready=False, variables=leftovers.variables) as served:
+        for _ in range(drawn.randrange(4)):
+            pause.wait(drawn.uniform(0, LONGEST_PAUSE))
+            story.append(strike(served, drawn))
+        # One that is stopped while it starts is given a minute.
+        if drawn.random() < 0.5 and not any("SIGSTOP" in one for one in story):
+            check_it_serves(served, leftovers)
+        else:
+            pause.wait(drawn.uniform(0, LONGEST_PAUSE))
+        leftovers.note()
+        alive = served.process.poll() is None
+        beside = leftovers.after_the_next_start() if leftovers.base.exists() else []
+        assert not alive or not beside or beside == [str(served.process.pid)], "a live launch keeps its directory"
+        signals = drawn.choice(ENDS)
+        story.append(f"{[number.name for number in signals]} to the launcher")
+        end(served, signals, drawn)
+        assert leftovers.at_last(served.port, AFTER_THE_END) == [], story
+        said = served.output.read_text()
+    assert leftovers.after_the_next_start() == []
+    assert not any(line.startswith("Traceback") for line in said.splitlines()), "the launcher itself never breaks"
+
+
+def test_nothing_is_left_of_a_start_that_fails(model: str, tmp_path: Path) -> None:  # G4
+    """The proxy starts and the worker cannot: its weights are none."""
+    leftovers = Leftovers(tmp_path / "run")
+    (Path(shutil.copytree(model, tmp_path / "broken")) / "model.safetensors").write_bytes(b"no weights")
+    arguments = ("--role", "mixed", *OPTIONS, "--model", str(tmp_path / "broken"))
+    with launched(tmp_path, *arguments, ready=False, variables=leftovers.variables) as served:
+        assert served.process.wait(START_TIMEOUT) == 1
+        assert leftovers.at_last(served.port, AFTER_THE_END) == []
+        assert "mixed:0 could not start" in served.output.read_text()
+    assert {path.name for path in leftovers.base.iterdir()} == {".lock"}, "it has removed its directory itself"
+
+
+def test_a_compiler_goes_with_its_launch(model: str, tmp_path: Path) -> None:  # G4
+    """On the first start of all, the workers have kernels compiled, by processes of their own."""
+    if not any(map(shutil.which, COMPILERS)):
+        pytest.skip("no C++ compiler is installed")
+    leftovers = Leftovers(tmp_path / "run")
+    variables = leftovers.variables | {"PONTIL_CACHE": str(tmp_path / "cache")}
+    with launched(tmp_path, "--role", "mixed", *OPTIONS, "--model", model, ready=False, variables=variables) as served:
+        wait_for(lambda: any(map(compiles, leftovers.marked())), START_TIMEOUT, "a compiler at work")
+        served.process.kill()
+        served.process.wait(60)
+        assert leftovers.at_last(served.port, AFTER_THE_END) == []

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a start shows and proves, with real processes and a tiny model."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from served import ROOT, START_TIMEOUT, Served, launched, wait_for
+
+from pontil.launcher.roles import audit_usage, read_usage
+from pontil.runtime.loaders.synthetic import write_tiny_llama
+from pontil.runtime.proxy.self_test import TEXT
+
+SMALL = ("--kv-cache-memory", "8MiB", "--model")
+HOSTILE = ROOT / "tests" / "support" / "hostile_launch.py"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    folder.mkdir()
+    write_tiny_llama(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, model: str) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
+    with launched(folder, *SMALL, model, "--usage-log", str(folder / "usage.db")) as one:
+        yield one
+
+
+def test_a_start_shows_its_steps_its_processes_and_what_moved(served: Served) -> None:  # G2
+    shown = served.output.read_text()
+    for name in ("prefill:0", "decode:0"):
+        for step in ("reading weights", "warming up", "registering with the proxy", "ready after"):
+            assert re.search(rf"{name} \| {step}", shown), (name, step)
+        assert re.search(rf"^.*  {name} +\S+ +\S+ +[\d,]+ +\d+$", shown, re.MULTILINE)
+    assert re.search(r"proxy \| self-test 1 of 1: prefill:0>decode:0", shown)
+    assert re.search(r"prefill:0>decode:0 +\d+\.\d MB +\d+\.\d\d$", shown, re.MULTILINE)
+    assert shown.index("prefill:0>decode:0 ") < shown.index("ready on http")
+
+
+def test_a_self_test_is_seen_where_it_belongs_and_billed_to_nobody(served: Served) -> None:  # G2, D21
+    (route,) = served.get("/admin/topology")["routes"]
+    assert (route["route"], route["state"]) == ("prefill:0>decode:0", "PASSED")
+    assert route["bytes"] > 0 and route["seconds"] > 0
+    ledger = served.get("/admin/ledger")
+    assert (ledger["requests"], ledger["imbalance"]) == (0, 0) and ledger["discarded_by_reason"]["self_test"] == 2
+    assert "pontil_requests_total{finish_reason" not in served.request("GET", "/metrics").text()
+    usage = served.output.parent / "usage.db"
+    assert read_usage(usage) == []
+    wait_for(lambda: all(equal for equal, _ in audit_usage(usage, ledger)), 60, "the checkpoint after the self-test")
+
+
+def test_no_prompt_finds_the_blocks_of_a_self_test(served: Served) -> None:
+    """The very text that the self-test asked about is computed, and found by the next one only."""
+    free = {row["name"]: row["load"]["free_blocks"] for row in served.topology().values() if row["role"] != "proxy"}
+    assert set(free.values()) == {max(free.values())}, "nothing is held"
+    body = {"model": "tiny", "prompt": 3 * TEXT, "max_tokens": 2}
+    cached = [
+        served.request("POST", "/v1/completions", body).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        for _ in range(2)
+    ]
+    assert cached[0] == 0 < cached[1]
+
+
+def run(*command: str) -> tuple[int, str]:
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=START_TIMEOUT)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_launch_of_which_no_bytes_move_fails(model: str) -> None:  # G2
+    code, shown = run(str(HOSTILE), "launch", "--port", "0", *SMALL, model)
+    assert code == 1 and "ready on" not in shown and "Traceback" not in shown
+    assert re.search(
+        r"^Error: The self-test failed: no KV block moved from prefill:0 to decode:0 "
+        r"\(the blocks that arrived are not the ones that were sent\)\. Mend that, or start with --no-self-test\.$",
+        shown, re.MULTILINE,
+    )  # fmt: skip

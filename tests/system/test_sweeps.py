@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Benchmark sweeps: launch, measure, stop, one table; an interrupted one goes on where it was."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from served import ROOT, START_TIMEOUT, free_port, wait_for
+
+LENGTHS = "conversation,turn,prompt_tokens,output_tokens,shared_prefix_tokens\n0,0,5,3,0\n0,1,9,2,7\n"
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> list[str]:
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text(LENGTHS)
+    return ["--out", str(tmp_path / "sweep"), "--requests", "2", "--lengths", str(lengths), "--port", str(free_port())]
+
+
+def sweep(options: list[str], points: str) -> "subprocess.Popen[str]":
+    command = [str(ROOT / "scripts" / "sweep_concurrency.sh"), *options, "--points", points, "--", "--role", "mixed"]
+    environment = {**os.environ, "PYTHON": sys.executable}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def test_a_sweep_that_was_interrupted_goes_on(options: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    first = sweep(options, "1 2 3")
+    wait_for(lambda: (out / "points" / "1.json").exists() or first.poll() is not None, START_TIMEOUT, "the first point")
+    os.killpg(first.pid, signal.SIGINT)
+    first.communicate(timeout=60)
+    assert first.returncode != 0 and not (out / "concurrency.csv").exists()
+    assert not [one for one in psutil.process_iter() if one.pid != first.pid and is_of(one, first.pid)]
+    kept = (out / "points" / "1.json").read_text()
+    second = sweep(options, "1 2 3")
+    said, _ = second.communicate(timeout=START_TIMEOUT)
+    assert second.returncode == 0, said
+    assert "measuring concurrency 1" not in said and "measuring concurrency 3" in said
+    assert (out / "points" / "1.json").read_text() == kept
+    rows = list(csv.DictReader((out / "concurrency.csv").open()))
+    assert [row["concurrency"] for row in rows] == ["1", "2", "3"]
+    assert all((row["prompt_tokens"], row["output_tokens"], row["failures"]) == ("14", "5", "0") for row in rows)
+    table = (out / "concurrency.md").read_text().splitlines()
+    assert len(table) == 5 and table[0].startswith("| concurrency |")
+    other = sweep([*options, "--requests", "3"], "1")
+    said, _ = other.communicate(timeout=60)
+    assert other.returncode == 1 and "holds a sweep with other settings" in said
+
+
+def is_of(process: psutil.Process, session: int) -> bool:
+    try:
+        return os.getsid(process.pid) == session
+    except OSError:
+        return False
