@@ -138,5 +138,8 @@ PROCESS = closed(
     },
     ("reason", "load"),
 ) | {"additionalProperties": True}
-TOPOLOGY = closed({"processes": many(PROCESS), "age_seconds": NUMBER}, ("age_seconds",))
+ROUTE = closed(
+    {"route": TEXT, "state": TEXT, "bytes": COUNT, "seconds": NUMBER, "error": TEXT}, ("bytes", "seconds", "error")
+)
+TOPOLOGY = closed({"processes": many(PROCESS), "routes": many(ROUTE), "age_seconds": NUMBER}, ("age_seconds",))
 ANY_OBJECT: Schema = {"type": "object"}
