@@ -107,14 +107,16 @@ def ids_schema(vocab_size: int) -> Schema:
 
 @dataclass(frozen=True, slots=True)
 class Neutral:
-    """What it would do is not supported: only these values pass, which ask for nothing."""
+    """What it would do is not supported: only these values pass, which ask for nothing. `others` says what is to be
+    thought of other ones."""
 
     allowed: tuple[Any, ...] = ()
+    others: str = "is not supported yet: leave it out"
 
     def read(self, fields: Fields, name: str) -> Any:
         value = fields.take(name)
         if not any(same(value, allowed) for allowed in self.allowed):
-            raise fields.wrong(name, "is not supported yet: leave it out", "unsupported_parameter")
+            raise fields.wrong(name, self.others, "unsupported_parameter")
         return value
 
     def schema(self, vocab_size: int) -> Schema:

@@ -11,6 +11,7 @@ from sanic import HTTPResponse, Request
 from pontil.http.chat_request import ChatRequest, read_chat
 from pontil.http.completion_request import DEFAULT_TOKENS, CompletionRequest, read_completion
 from pontil.http.generation import reply
+from pontil.http.grammar_check import GrammarCheck
 from pontil.http.prompts import PromptReader
 from pontil.http.reply_shape import ChatShape, CompletionShape, Heading, Shown
 from pontil.http.request_body import read_body
@@ -38,10 +39,12 @@ class Routes:
 
     def __init__(self, proxy: Proxy, model: ServedModel, prompts: PromptReader) -> None:
         self.proxy, self.model, self.prompts = proxy, model, prompts
+        self.grammars = GrammarCheck()
 
     async def completions(self, request: Request) -> HTTPResponse | None:
         wanted = read_completion(read_body(request), self.model.vocab_size)
         self.model.check(wanted.model)
+        await self.grammars.check(wanted.sampling.structure)
         special = wanted.handling.add_special_tokens
         prompts = [
             await self.prompts.text_ids(prompt, special) if isinstance(prompt, str) else list(prompt)
@@ -54,6 +57,7 @@ class Routes:
     async def chat(self, request: Request) -> HTTPResponse | None:
         wanted = read_chat(read_body(request), self.model.vocab_size)
         self.model.check(wanted.model)
+        await self.grammars.check(wanted.sampling.structure)
         prompt = await self.prompts.chat_ids(wanted.prompt, wanted.handling.add_special_tokens)
         admitted = [self.fit(prompt, wanted, None, "messages")]
         shape = ChatShape(self.heading("chatcmpl"), wanted.delivery, self.shown(wanted.sampling))

@@ -9,6 +9,7 @@ from pontil.http.fields import Fields
 from pontil.http.json_body import kind_of
 from pontil.http.kinds import Flag, Integer, Neutral, Number, Shaped, Text
 from pontil.http.parameter import Parameter, Schema
+from pontil.http.structured_fields import STRUCTURE, Structure, structure_of
 from pontil.http.token_fields import TOKENS, TokenFields, token_fields
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.admission import SEED_BITS, mint_seed
@@ -41,6 +42,7 @@ class SamplingFields:
     include_stop_str_in_output: bool
     skip_special_tokens: bool
     ignore_eos: bool
+    structure: Structure | None
 
     def params(self, max_tokens: int) -> SamplingParams:
         """For one prompt. A seed is minted where the client gave none. Raises RequestError when min_tokens is more than
@@ -70,6 +72,7 @@ class SamplingFields:
             include_stop_str_in_output=self.include_stop_str_in_output,
             skip_special_tokens=self.skip_special_tokens,
             ignore_eos=self.ignore_eos,
+            grammar=None if self.structure is None else self.structure.grammar,
         )
 
 
@@ -110,6 +113,7 @@ def sampling_fields(
         include_stop_str_in_output=values["include_stop_str_in_output"],
         skip_special_tokens=values["skip_special_tokens"],
         ignore_eos=values["ignore_eos"],
+        structure=structure_of(fields, values),
     )
 
 
@@ -184,7 +188,7 @@ SAMPLING = (
     Parameter("skip_special_tokens", Flag(), "do not show special tokens", True),
     Parameter("ignore_eos", Flag(), "go on after the model's own end", False),
     Parameter("user", Text(), "taken from clients that send it, and used for nothing"),
-    Parameter("response_format", Neutral(({"type": "text"},)), "structured output"),
+    *STRUCTURE,
     Parameter("length_penalty", Neutral((1,)), "of beam search"),
     Parameter("use_beam_search", Neutral((False,)), "beam search"),
     Parameter("spaces_between_special_tokens", Neutral((True,)), "spaces where special tokens are shown"),

@@ -34,7 +34,8 @@ class SamplingParams:
 
     `seed` is always set: the proxy mints one when the client gave none, so that a replay draws the same tokens.
     `logprobs` None asks for none, k for those of the token itself and of the k most likely ones; `prompt_logprobs` asks
-    the same of every prompt token but the first.
+    the same of every prompt token but the first. `grammar`, as `runtime/text/grammar_text.py` writes them, is what the
+    answer's text has to follow.
     """
 
     max_tokens: int
@@ -58,6 +59,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     bad_token_ids: tuple[int, ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
+    grammar: str | None = None
 
     @property
     def greedy(self) -> bool:
@@ -102,6 +104,7 @@ def check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
 PLAIN: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "int | None": (int, type(None)),
+    "str | None": (str, type(None)),
     "float": (float, int),
     "bool": (bool,),
 }

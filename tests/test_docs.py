@@ -34,7 +34,15 @@ def command_lines(text: str) -> list[list[str]]:
 
 
 def flags(words: list[str]) -> set[str]:
+    """Of the command itself: what follows a `--` is another's."""
+    words = words[: words.index("--")] if "--" in words else words
     return {word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)}
+
+
+def with_sourced(script: str) -> str:
+    """Its text, and that of scripts that it reads."""
+    text = SCRIPTS[script]
+    return "\n".join([text, *(SCRIPTS[one] for one in re.findall(r'^\. "\$\(dirname "\$0"\)/([\w.]+)"', text, re.M))])
 
 
 def parse(command: str, words: list[str]) -> None:
@@ -50,7 +58,8 @@ def test_command_lines_are_understood(path: Path) -> None:  # D9
     for program, *words in command_lines(path.read_text()):
         if program.startswith("scripts/"):
             assert program.removeprefix("scripts/") in SCRIPTS, program
-            assert all(flag in SCRIPTS[program.removeprefix("scripts/")] for flag in flags(words)), (program, words)
+            known = with_sourced(program.removeprefix("scripts/"))
+            assert all(flag in known for flag in flags(words)), (program, words)
         elif words and words[0] in cli.commands:
             try:
                 parse(words[0], words[1:])

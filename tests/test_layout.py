@@ -34,7 +34,7 @@ ARROWS: dict[str, set[str]] = {
     "graph": set(),
 }
 # Third-party packages that only one room may import.
-KEEPERS = {"zmq": "runtime/wire", "msgpack": "runtime/wire", "sanic": "http"}
+KEEPERS = {"zmq": "runtime/wire", "msgpack": "runtime/wire", "sanic": "http", "llguidance": "runtime/text"}
 
 
 def python_files() -> list[Path]:

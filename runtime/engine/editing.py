@@ -4,24 +4,30 @@
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.logit_edits import add_bias, allow_only, forbid, penalize
+from pontil.gpu_ops.logit_edits import add_bias, allow_bits, allow_only, forbid, penalize
+from pontil.runtime.engine.bitmask import NO_MASKS, Bitmask
 from pontil.runtime.engine.sampling_state import SamplingState, edits_logits
 from pontil.runtime.engine.sequence import Sequence
 
 Row = tuple[int, Sequence, SamplingState]
 
 
-def edit(logits: Tensor, sequences: list[Sequence], ahead: list[int] | None = None) -> Tensor:
+def edit(
+    logits: Tensor, sequences: list[Sequence], ahead: list[int] | None = None, bitmask: Bitmask = NO_MASKS
+) -> Tensor:
     """The logits, float32 [rows, vocabulary], as the sequences' parameters change them: penalties, then biases, then
-    masks. Where nothing changes these are the very ones given, which are never written to. `ahead` says how many drafts
-    stand before each row; a sequence with penalties has none."""
+    masks, which for sequences with a grammar stand in the `bitmask`. Where nothing changes these are the very ones
+    given, which are never written to. `ahead` says how many drafts stand before each row; a sequence with penalties has
+    none."""
     rows = [(row, one, state_of(one, logits)) for row, one in enumerate(sequences) if edits_logits(one.params)]
-    if not rows:
+    if not rows and not bitmask.rows:
         return logits
     edited = logits.clone()
     penalize_rows(edited, [one for one in rows if one[2].counts is not None], len(sequences))
     bias_rows(edited, [one for one in rows if len(one[2].bias)])
-    mask_rows(edited, rows, ahead or [0] * len(sequences))
+    mask_rows(edited, [one for one in rows if one[1].guide is None], ahead or [0] * len(sequences))
+    if bitmask.rows:
+        allow_bits(edited, torch.tensor(bitmask.rows, device=logits.device), bitmask.words.to(logits.device))
     return edited
 
 

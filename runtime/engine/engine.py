@@ -16,7 +16,7 @@ class Output:
     """What a step did for one sequence: tokens accepted from `index` on, `count` of them in this step, with their
     logprobs where they were asked for, and how it ended, if it did. All of them were drawn; of `drafted` that had been
     guessed before, `accepted` were right (B1). `opens`: it is the first result of a request whose prompt was computed
-    here."""
+    here. `failure`: the sequence ended with an error, since its grammar lets nothing follow, and why."""
 
     sequence: Sequence
     index: int
@@ -27,6 +27,7 @@ class Output:
     opens: bool = False
     drafted: int = 0
     accepted: int = 0
+    failure: str | None = None
 
 
 class Engine:
@@ -109,20 +110,22 @@ class Engine:
         sequence.roll_back()
         # What was drawn behind the end is no answer: a draft led there, and it counts as rejected.
         count = sampled.count - (before + len(sampled.tokens) - len(sequence.output))
-        accepted = min(count, len(sampled.tokens) - 1)
+        accepted = max(0, min(count, len(sampled.tokens) - 1))
         sequence.generated += count
         self.generated, self.drafted = self.generated + count, self.drafted + sampled.drafted
         self.accepted += accepted
-        if sampled.count == 0:
+        if sampled.count == 0 and sampled.failure is None:
             sequence.delivered = len(sequence.output)
-        if finish is None and sequence.hands_over:
+        if sampled.failure is not None:
+            finish = Finish.ERROR
+        elif finish is None and sequence.hands_over:
             finish = Finish.HANDED_OVER
         if finish is not None:
             self.close(sequence, finish)
         # The first frame after a handoff repeats the tokens that came with it: the sender's own frame may be lost.
-        index = sequence.delivered if first or sampled.count == 0 else before
+        index = sequence.delivered if first or sequence.delivered == len(sequence.output) else before
         ids, logprobs = sequence.output[index:], sequence.logprobs[index - sequence.delivered :]
-        return Output(sequence, index, ids, count, finish, logprobs, opens, sampled.drafted, accepted)
+        return Output(sequence, index, ids, count, finish, logprobs, opens, sampled.drafted, accepted, sampled.failure)
 
     def close(self, sequence: Sequence, finish: Finish) -> None:
         self.scheduler.finish(sequence, finish)
@@ -141,4 +144,4 @@ def as_given(sampled: Sampled) -> Sampled:
     token = sampled.sequence.given.get(sampled.choice)
     if token is None or sampled.sequence.output:
         return sampled
-    return replace(sampled, tokens=[token], count=0, logprobs=[])
+    return replace(sampled, tokens=[token], count=0, logprobs=[], failure=None)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The next token of each row, as its sequence's parameters ask.
 
-The order is: penalties, logit_bias, masks (allowed and bad ids, min_tokens), temperature, min_p, top_k, top_p.
+The order is: penalties, logit_bias, masks (grammar, allowed and bad ids, min_tokens), temperature, min_p, top_k, top_p.
 Logprobs are of the raw logits.
 
 Randomness is counter-based: the number a draw uses is a function of (seed, choice, position) alone, so the same request
@@ -11,6 +11,7 @@ draws the same tokens alone, in a batch, after a handoff and on replay.
 import hashlib
 import struct
 from collections import Counter
+from collections.abc import Container
 from collections.abc import Sequence as Some
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.sampling import Shaping, greedy, sample
+from pontil.runtime.engine.bitmask import bitmask_of
 from pontil.runtime.engine.editing import edit
 from pontil.runtime.engine.logprobs import TokenLogprobs, logprobs_of
 from pontil.runtime.engine.sequence import Sequence
@@ -33,7 +35,8 @@ Run = tuple[Sequence, int]
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """The next tokens of one choice: as many of its `drafted` guesses as were right, and one more. `count` is what
-    their tensor's shape says, and `logprobs` is empty where the request asked for none."""
+    their tensor's shape says, and `logprobs` is empty where the request asked for none. There are no tokens where none
+    may come: `failure` says why."""
 
     sequence: Sequence
     choice: int
@@ -41,6 +44,7 @@ class Sampled:
     count: int
     logprobs: list[TokenLogprobs]
     drafted: int = 0
+    failure: str | None = None
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
@@ -66,10 +70,6 @@ class Draw:
         return self.sequence, self.choice
 
     @property
-    def owner(self) -> Owner:
-        return self.sequence.id, self.choice
-
-    @property
     def number(self) -> float:
         return uniform(self.sequence.params.seed, self.choice, self.sequence.length + self.ahead)
 
@@ -79,41 +79,54 @@ def sample_rows(
 ) -> list[Sampled]:
     """logits float32 [rows, vocabulary]: for each sequence the row of its newest token, which gives one for each of its
     `choices`, in order; then a row for each of its `drafts`, which gives the token that follows."""
+    drafts = drafts or [()] * len(sequences)
     slots = [
         (one, ahead, guess)
-        for one, draft in zip(sequences, drafts or [()] * len(sequences), strict=True)
+        for one, draft in zip(sequences, drafts, strict=True)
         for ahead, guess in enumerate((*draft, None))
     ]
+    bitmask = bitmask_of(sequences, drafts)
     draws = [
         Draw(row, one, choice, ahead, guess) for row, (one, ahead, guess) in enumerate(slots) for choice in one.choices
     ]
-    ordered, drawn = draw_tokens(edit(logits, [one for one, _, _ in slots], [ahead for _, ahead, _ in slots]), draws)
+    edited = edit(logits, [one for one, _, _ in slots], [ahead for _, ahead, _ in slots], bitmask)
+    ordered, drawn = draw_tokens(edited, draws)
     # The one copy of ids to the host: everything that streams and stops needs them as numbers.
     tokens = dict(zip(ordered, drawn.tolist(), strict=True))
-    runs = accepted(draws, tokens)
+    runs = accepted(draws, tokens, bitmask.dead)
     kept = [place for place, draw in enumerate(ordered) if draw.ahead < len(runs[draw.run])]
     if len(kept) < len(ordered):
-        ordered, drawn = [ordered[place] for place in kept], drawn[torch.tensor(kept, device=drawn.device)]
+        ordered, drawn = (
+            [ordered[place] for place in kept],
+            drawn[torch.tensor(kept, dtype=torch.int64, device=drawn.device)],
+        )
     counts = counts_of(ordered, drawn)
     asked = [draw for right in runs.values() for draw in right if draw.sequence.params.logprobs is not None]
     logprobs = logprobs_of_draws(logits, asked, tokens)
     drafted = Counter(draw.run for draw in draws if draw.guess is not None)
+    rows = {draw.run: draw.row for draw in draws if draw.ahead == 0}
     return [
         Sampled(
-            *run, [tokens[draw] for draw in right], counts.of(right[0].owner),
+            *run, [tokens[draw] for draw in right], counts.of(owner_of(run)),
             [logprobs[draw] for draw in right if draw in logprobs], drafted[run],
+            None if right else bitmask.dead[rows[run]],
         )
         for run, right in runs.items()
     ]  # fmt: skip
 
 
-def accepted(draws: list[Draw], tokens: dict[Draw, int]) -> dict[Run, list[Draw]]:
+def owner_of(run: Run) -> Owner:
+    sequence, choice = run
+    return sequence.id, choice
+
+
+def accepted(draws: list[Draw], tokens: dict[Draw, int], dead: Container[int] = ()) -> dict[Run, list[Draw]]:
     """Each run's draws up to the first whose guess was wrong: what was drawn there instead is right, and what stands
-    behind it was computed from a wrong token."""
+    behind it was computed from a wrong token. What was drawn from a row that is dead is nothing."""
     runs: dict[Run, list[Draw]] = {}
     for draw in draws:
         right = runs.setdefault(draw.run, [])
-        if draw.ahead == len(right) and (not right or right[-1].guess == tokens[right[-1]]):
+        if draw.row not in dead and draw.ahead == len(right) and (not right or right[-1].guess == tokens[right[-1]]):
             right.append(draw)
     return runs
 
@@ -131,7 +144,7 @@ def draw_tokens(logits: Tensor, draws: list[Draw]) -> tuple[list[Draw], Tensor]:
 
 def counts_of(draws: list[Draw], tokens: Tensor) -> StepCounts:
     """The draws own one position each of the tokens' first axis, in order; those of one owner stand together (A1)."""
-    owned = [(owner, len(list(some))) for owner, some in groupby(draw.owner for draw in draws)]
+    owned = [(owner, len(list(some))) for owner, some in groupby(owner_of(draw.run) for draw in draws)]
     parts = tokens.split([count for _, count in owned])
     return StepCounts(zip((owner for owner, _ in owned), parts, strict=True))
 

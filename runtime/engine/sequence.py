@@ -11,7 +11,9 @@ from typing import Protocol
 
 from pontil.runtime.cache.prefix import Key
 from pontil.runtime.engine.draft import Lookup
+from pontil.runtime.engine.guide import Guide
 from pontil.runtime.engine.logprobs import TokenLogprobs
+from pontil.runtime.engine.narrowing import Narrowing
 from pontil.runtime.engine.sampling_state import SamplingState, penalized
 from pontil.runtime.sampling_params import SamplingParams
 
@@ -96,6 +98,7 @@ class Sequence:
     hands_over: bool = False
     make_stop_check: Callable[[], StopCheck] | None = None
     salt: str = ""
+    make_guide: Callable[[], Guide] | None = None
     choice: int = 0
     wanted: tuple[int, ...] = ()
     given: Mapping[int, int] = field(default_factory=dict)
@@ -126,6 +129,8 @@ class Sequence:
     # Made from the parameters and the tokens when they are first needed.
     sampling_state: SamplingState | None = None
     lookup: Lookup | None = None
+    own_guide: Guide | None = None
+    narrowing: Narrowing | None = None
     stop_check: StopCheck | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -143,6 +148,13 @@ class Sequence:
     def max_length(self) -> int:
         """The positions whose KV may ever be needed: the last token sampled is never fed back."""
         return len(self.prompt) + (0 if self.hands_over else self.params.max_tokens - 1)
+
+    @property
+    def guide(self) -> Guide | None:
+        """What keeps it to its grammar, where it has one: each choice has its own."""
+        if self.own_guide is None and self.make_guide is not None:
+            self.own_guide = self.make_guide()
+        return self.own_guide
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -189,6 +201,7 @@ class Sequence:
             self.stop_token_ids,
             hands_over=self.hands_over,
             make_stop_check=self.make_stop_check,
+            make_guide=self.make_guide,
             salt=self.salt,
             choice=choice,
             wanted=self.wanted,
@@ -220,10 +233,15 @@ class Sequence:
 
     def draft(self, count: int) -> tuple[int, ...]:
         """At most `count` tokens that may come next, as many as the budget lets be accepted with the one that is drawn
-        anyhow. None where penalties make the logits depend on tokens that are not known yet."""
+        anyhow, and as the grammar allows. None where penalties make the logits depend on tokens that are not known yet.
+        """
         count = min(count, self.params.max_tokens - len(self.output) - 1)
         if count < 1 or not self.output or penalized(self.params):
             return ()
+        guessed, guide = self.guess(count), self.guide
+        return guessed if guide is None or not guessed else guessed[: guide.fitting(self.output, guessed)]
+
+    def guess(self, count: int) -> tuple[int, ...]:
         handed, self.handed_draft = self.handed_draft[:count], ()
         if handed and self.generated == 0:
             return handed

@@ -33,6 +33,7 @@ TRAITS = (
     Trait("model_fingerprint", "model", "the same --model", model_of),
     Trait("dtype", "dtype", "--dtype {}", plain("dtype")),
     Trait("block_size", "block size", "--block-size {}", plain("block_size")),
+    Trait("grammars", "grammars by", "{} installed", plain("grammars")),
     Trait("kernels", "kernels", "the same --kernels and --quantization", plain("kernels")),
 )
 # It follows from the others, so that it is named only where none of them explains it.

@@ -21,7 +21,8 @@ Logprobs = list[list[list[float]]]
 class Hello:
     """From worker to proxy: I exist, this is what I run and how much of it I can hold.
 
-    Workers whose `kernels` differ may round differently; None: not said. A worker that is `draining` gets nothing new.
+    Workers whose `kernels` differ may round differently, and those whose `grammars` do, the library for them, may mask
+    differently; None: not said. A worker that is `draining` gets nothing new.
     `sender`, `schema`, `name` and `pid` keep name and type in every version: one that does not fit is refused by them.
     """
 
@@ -43,6 +44,7 @@ class Hello:
     kernels: str | None = None
     dtype: str | None = None
     draining: bool = False
+    grammars: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from pontil.runtime.models.registry import build_model
 from pontil.runtime.models.weights import Weights
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.text.grammar import GrammarCompiler
 from pontil.runtime.text.tokenizer import Tokenizer, load_tokenizer
 from pontil.runtime.worker.host_memory import host_room
 from pontil.runtime.worker.weights_progress import told
@@ -44,6 +45,7 @@ class Machine:
     config: ModelConfig
     fingerprint: str
     tokenizer: Tokenizer
+    grammars: GrammarCompiler
     layout: KVLayout
     storage: KVStorage
     pool: BlockPool
@@ -97,7 +99,10 @@ def put_together(config: WorkerConfig, report: Reporter) -> Machine:
     named = (kernels.name if kernels else TORCH) if device.type == "cpu" else None
     if config.quantization != "none":
         named = f"{named} {config.quantization}"
-    return Machine(model_config, checkpoint.fingerprint, tokenizer, layout, storage, pool, scheduler, engine, named)
+    grammars = GrammarCompiler(tokenizer, model_config.vocab_size)
+    return Machine(
+        model_config, checkpoint.fingerprint, tokenizer, grammars, layout, storage, pool, scheduler, engine, named
+    )
 
 
 def read_weights(

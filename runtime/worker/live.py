@@ -31,7 +31,8 @@ class Pulled:
 @dataclass(slots=True, eq=False)
 class Live:
     """One attempt at one request. `proxy` is the incarnation that submitted it and hears of it; `arrived` is in seconds
-    of the scheduler's clock. `pulled` is known once a transfer to here has ended."""
+    of the scheduler's clock. `pulled` is known once a transfer to here has ended. A text that follows a grammar ends
+    with one of the `ends`."""
 
     proxy: str
     request_id: str
@@ -41,6 +42,7 @@ class Live:
     arrived: float = field(default_factory=time.monotonic)
     first_cached: int | None = None
     pulled: Pulled = Pulled()
+    ends: frozenset[int] = frozenset()
 
     @property
     def key(self) -> str:
@@ -105,7 +107,7 @@ def make_live(submit: Submit, machine: Machine) -> Live:
             f"{len(prompt)} prompt tokens and {params.max_tokens} more exceed the context of {config.max_model_len}"
         )
     params.check(config.vocab_size)
-    stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(config.eos_token_ids))
+    stops, ends = ends_of(params, machine)
     check = partial(TextStops, machine.tokenizer, params) if params.stop else None
     check_delivered(submit, params, config.vocab_size)
     hands_over, delivered = submit.phase == "prefill" and submit.transfer_id is not None, submit.delivered
@@ -118,7 +120,21 @@ def make_live(submit: Submit, machine: Machine) -> Live:
         sequence.given = {
             choice: delivered[choice][0] for choice in sequence.choices if delivered and delivered[choice]
         }
-    return Live(submit.sender, submit.request_id, submit.attempt, sequence, submit)
+    return Live(submit.sender, submit.request_id, submit.attempt, sequence, submit, ends=ends)
+
+
+def ends_of(params: SamplingParams, machine: Machine) -> tuple[frozenset[int], frozenset[int]]:
+    """The ids that end a sequence, and those of them that are no text, with which a grammar's text may end. Where a
+    grammar is complete an end must come: it is put off by `ignore_eos`, but not ignored. Raises RequestError for a
+    grammar without any end."""
+    asked, own = frozenset(params.stop_token_ids), frozenset(machine.config.eos_token_ids)
+    if params.grammar is None:
+        return asked | (frozenset() if params.ignore_eos else own), frozenset()
+    ends = own | (asked & machine.tokenizer.special_ids)
+    ends = frozenset(token for token in ends if token < machine.config.vocab_size)
+    if not ends:
+        raise RequestError("this model has no end token, so that no answer of it can follow a grammar")
+    return asked | ends, ends
 
 
 def check_delivered(submit: Submit, params: SamplingParams, vocab_size: int) -> None:

@@ -190,6 +190,11 @@ class PrefillDesk:
             self.give_up(job.live, "the decode worker could not be reached for the handoff")
             self.giver.release(job.gift.transfer_id, GivingEvent.DROPPED, now, "unreachable")
 
+    def break_off(self, live: Live) -> None:
+        """It ends here, with an error that the proxy was told of: for the decode worker it is as finished as others."""
+        transfer_id = str(live.submit.transfer_id)
+        self.giver.release(transfer_id, GivingEvent.FINISHED, time.monotonic(), "a choice cannot go on")
+
     def cancel(self, live: Live) -> None:
         """The proxy does not want it any more, in whatever state it is."""
         transfer_id = str(live.submit.transfer_id)

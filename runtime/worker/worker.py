@@ -2,7 +2,6 @@
 """A worker process: sockets and deadlines around `Engine.step`."""
 
 import logging
-import os
 import secrets
 import signal
 import time
@@ -16,17 +15,20 @@ from pontil.runtime.reporting import Reporter
 from pontil.runtime.transfer.connector import Connector
 from pontil.runtime.transfer.guard import Guard
 from pontil.runtime.wire.keys import Keys
-from pontil.runtime.wire.messages import SCHEMA, Cancel, Failed, Hello, Message, Submit, Tokens
+from pontil.runtime.wire.messages import Cancel, Failed, Message, Submit, Tokens
 from pontil.runtime.wire.sockets import PeerClient, PeerServer, Poller, WorkerSocket, open_context
 from pontil.runtime.worker.assembly import Machine, assemble
 from pontil.runtime.worker.connectors import open_connector
 from pontil.runtime.worker.decode_desk import DecodeDesk
 from pontil.runtime.worker.duty import Duty
+from pontil.runtime.worker.grammar_desk import GrammarDesk
+from pontil.runtime.worker.introduction import introduction
 from pontil.runtime.worker.live import FirstAdmissions, Live, key_of, make_live, tokens_frame
 from pontil.runtime.worker.obstacle import Obstacle
 from pontil.runtime.worker.order_pipe import OrderPipe
 from pontil.runtime.worker.prefill_desk import PrefillDesk
 from pontil.runtime.worker.proxy_link import BEAT, Load, ProxyLink
+from pontil.runtime.worker.statement import Statement
 
 logger = logging.getLogger("pontil.worker")
 
@@ -62,8 +64,7 @@ class Worker:
         self.told_of_work = False
         self.busy_at = 0.0
         self.stale = 0
-        self.generated_before = self.computed_before = self.results_dropped = 0
-        self.dropped = (0, 0)
+        self.statement = Statement(machine.engine)
         self.requests: dict[str, Live] = {}
         self.admissions = FirstAdmissions()
         self.keys = None if config.keys is None else Keys.of(config.keys)
@@ -77,7 +78,7 @@ class Worker:
         if orders is not None:
             self.poller.watch(orders.descriptor)
         self.connector = self.open_connector()
-        self.link = ProxyLink(self.control, self.hello())
+        self.link = ProxyLink(self.control, introduction(self.incarnation, config, machine, self.peers_in.endpoint))
         self.obstacle = Obstacle(self.control.connection, config.control)
         self.duty = Duty(self.link, report)
         kv = machine.layout.fingerprint()
@@ -86,31 +87,10 @@ class Worker:
         self.decode = DecodeDesk(
             self.incarnation, config.name, machine, self.connector, kv, self.connect, self.disconnect
         )
+        self.grammars = GrammarDesk(machine.grammars, self.poller.wake)
 
     def open_connector(self) -> Connector:
         return open_connector(self.config, self.machine.storage, self.poller.wake, self.guard)
-
-    def hello(self) -> Hello:
-        config, machine = self.config, self.machine
-        return Hello(
-            self.incarnation,
-            SCHEMA,
-            config.name,
-            config.role,
-            os.getpid(),
-            config.device,
-            config.served_model_name,
-            machine.fingerprint,
-            machine.layout.fingerprint(),
-            self.peers_in.endpoint,
-            machine.layout.block_size,
-            machine.pool.capacity,
-            config.max_num_seqs,
-            machine.config.max_model_len,
-            config.max_num_batched_tokens,
-            kernels=machine.kernels,
-            dtype=machine.layout.dtype,
-        )
 
     def connect(self, endpoint: str) -> PeerClient:
         socket = PeerClient(self.context, self.incarnation, endpoint)
@@ -154,6 +134,8 @@ class Worker:
         self.poller.wait(self.patience(working))
         self.take_orders()
         self.take_messages()
+        for live in self.grammars.poll(time.monotonic()):
+            self.start(live, time.monotonic())
         self.decode.poll(time.monotonic())
         self.tick(time.monotonic())
         if self.machine.engine.has_work and not self.link.congested:
@@ -190,6 +172,9 @@ class Worker:
         self.steps += 1
         self.link.send_tokens([frame for output in outputs if (frame := self.frame_of(output)) is not None])
         for output in outputs:
+            if output.failure is not None:
+                self.break_off(output.sequence.id, output.failure)
+        for output in outputs:
             self.conclude(output)
         self.prefill.announce()
         self.busy_at = time.monotonic()
@@ -199,17 +184,23 @@ class Worker:
         """What the proxy is told of accepted tokens. The prefill desk hears of choices that are done with there."""
         live = self.requests.get(output.sequence.id)
         if live is None:
-            self.drop(output)
+            self.statement.drop(output)
             return None
-        if output.finish is not None and self.is_handing_over(live):
+        if output.finish not in (None, Finish.ERROR) and self.is_handing_over(live):
             self.prefill.ended(output)
         return tokens_frame(self.incarnation, live, output)
 
-    def drop(self, output: Output) -> None:
-        """A result for nobody who is known here (A2): it is told to nobody, and not counted as if it were."""
-        generated, computed = self.dropped
-        self.results_dropped += 1
-        self.dropped = generated + output.count, computed + (output.sequence.prompt_computed if output.opens else 0)
+    def break_off(self, key: str, reason: str) -> None:
+        """One of its choices cannot go on, because of what was asked for: the request ends."""
+        live = self.requests.get(key)
+        if live is None:
+            return
+        self.fail(live.submit, reason, 400)
+        if self.is_handing_over(live):
+            self.forget(key)
+            self.prefill.break_off(live)
+        else:
+            self.cancel(live)
 
     def is_handing_over(self, live: Live) -> bool:
         return live.submit.transfer_id is not None and live.submit.phase == "prefill"
@@ -287,18 +278,11 @@ class Worker:
             self.hear_of_registration(message, now)
 
     def hear_of_registration(self, message: Message, now: float) -> None:
-        """A ledger begins with a registration: what was generated before it, was generated for another."""
         known = self.link.proxy
         if self.link.heard(message, now):
             self.orphan()
         if self.link.proxy != known:
-            self.generated_before, self.computed_before = self.engine_counts
-
-    @property
-    def engine_counts(self) -> tuple[int, int]:
-        """Tokens generated, and prompt tokens computed for the first time: what the proxy was told of."""
-        engine, (generated, computed) = self.machine.engine, self.dropped
-        return engine.generated - generated, engine.prompt_computed - computed
+            self.statement.begin()
 
     def submit(self, message: Submit, now: float) -> None:
         try:
@@ -315,15 +299,22 @@ class Worker:
             "takes a request's phase %s: %d prompt tokens", message.phase, len(message.prompt),
             extra={"request": message.request_id},
         )  # fmt: skip
-        if message.transfer_id is None:
+        if self.grammars.submit(live, now):
+            self.start(live, now)
+
+    def start(self, live: Live, now: float) -> None:
+        """All that the request needs before is here."""
+        if live.submit.transfer_id is None:
             self.machine.engine.add(live.sequence, live.known)
-        elif message.phase == "prefill":
+        elif live.submit.phase == "prefill":
             self.prefill.submitted(live, now)
         else:
             self.decode.submitted(live, now)
 
     def cancel(self, live: Live) -> None:
         self.forget(live.key)
+        if self.grammars.cancel(live):
+            return
         if live.submit.transfer_id is None:
             self.machine.engine.end(live.key, Finish.ABORTED)
         elif live.submit.phase == "prefill":
@@ -355,6 +346,10 @@ class Worker:
                     self.fail(live.submit, reason, 503)
             while desk.over:
                 self.forget(desk.over.pop().key)
+        while self.grammars.failed:
+            live, reason, status = self.grammars.failed.pop()
+            if self.forget(live.key) is not None:
+                self.fail(live.submit, reason, status)
 
     def fail(self, submit: Submit, reason: str, status: int, *, moved: bool = False) -> None:
         level, about = logging.INFO if moved else logging.WARNING, {"request": submit.request_id}
@@ -364,32 +359,22 @@ class Worker:
 
     def load(self) -> Load:
         scheduler, tally = self.machine.scheduler, self.decode.tally
-        generated, computed = self.engine_counts
         counters = {
             "handoffs_complete": tally.complete,
             "handoffs_failed": tally.failed,
             "handoffs_cancelled": tally.cancelled,
             "handoffs_expired": self.prefill.expired,
-            "prefix_cache_queries": scheduler.prefix.queried,
-            "prefix_cache_hits": scheduler.prefix.hit,
-            "preemptions": scheduler.preemptions,
-            "recomputed_tokens": scheduler.recomputed,
-            "draft_tokens": self.machine.engine.drafted,
-            "accepted_draft_tokens": self.machine.engine.accepted,
-            "generated_tokens": generated,
-            "generated_before": self.generated_before,
-            "prompt_tokens_computed": computed,
-            "prompt_tokens_computed_before": self.computed_before,
-            "results_dropped": self.results_dropped,
+            **self.statement.counters(),
             "kv_transfer_bytes": tally.bytes,
             "stale_messages": self.stale,
             "malformed_frames": self.control.malformed + self.peers_in.malformed,
         }
         running = len(scheduler.running) + len(scheduler.parked)
-        waiting = len(scheduler.waiting) + len(self.decode.waiting) + len(self.prefill.halves)
+        waiting = len(scheduler.waiting) + len(self.decode.waiting) + len(self.prefill.halves) + len(self.grammars)
         return Load(running, waiting, self.machine.pool.available, self.steps, counters)
 
     def close(self) -> None:
+        self.grammars.close()
         self.connector.close()
         for line in self.decode.lines.values():
             if line.socket is not None:

@@ -3,8 +3,10 @@
 
 import torch
 import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from pontil.gpu_ops.logit_edits import add_bias, allow_only, forbid, penalize
+from pontil.gpu_ops.logit_edits import add_bias, allow_bits, allow_only, forbid, penalize
 
 ROWS, VOCABULARY = 3, 50
 
@@ -49,3 +51,20 @@ def test_what_is_allowed_keeps_its_logits() -> None:
     assert torch.equal(ours[[0, 2]], logits()[[0, 2]])
     assert ours[1].isfinite().nonzero().squeeze(1).tolist() == [2, 8]
     assert torch.equal(ours[1, [2, 8]], logits()[1, [2, 8]])
+
+
+@settings(deadline=None)
+@given(st.data(), st.integers(1, 100), st.integers(1, 5))
+def test_bits_forbid_what_they_do_not_name(data: st.DataObject, vocabulary: int, rows: int) -> None:
+    """Whatever the vocabulary's size is to a word's, in any order of rows, and with words to spare."""
+    row = data.draw(st.lists(st.integers(0, rows - 1), unique=True, min_size=1))
+    width = -(-vocabulary // 32) + data.draw(st.integers(0, 1))
+    kept = [data.draw(st.sets(st.integers(0, 32 * width - 1))) for _ in row]
+    masks = b"".join(sum(1 << one for one in ids).to_bytes(4 * width, "little") for ids in kept)
+    before = torch.randn(rows, vocabulary)
+    after = before.clone()
+    allow_bits(after, torch.tensor(row), torch.frombuffer(bytearray(masks), dtype=torch.int32).view(len(row), width))
+    for place in range(rows):
+        ids = kept[row.index(place)] if place in row else set(range(vocabulary))
+        expected = [before[place, one].item() if one in ids else -torch.inf for one in range(vocabulary)]
+        assert after[place].tolist() == expected

@@ -13,6 +13,15 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 GOOD = {"model": MODEL, "prompt": "hi"}
 MESSAGES = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 
+
+def format_of(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    return {"items": nested(depth - 1)} if depth else {"type": "null"}
+
+
 # What is wrong with a completion: its fields, and the parameter that the answer names.
 COMPLETION_FIELDS: list[tuple[dict[str, Any], str | None]] = [
     ({"prompt": None}, "prompt"),
@@ -107,7 +116,38 @@ COMPLETION_FIELDS: list[tuple[dict[str, Any], str | None]] = [
     ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
     ({"allowed_token_ids": [5, 6], "bad_token_ids": [6, 5]}, "allowed_token_ids"),
     ({"bad_words": ["a"]}, "bad_words"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "json_objects"}}, "response_format.type"),
+    ({"response_format": {"type": "structural_tag"}}, "response_format.type"),
+    ({"response_format": "json_object"}, "response_format"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, "response_format.json_schema.name"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format.json_schema.schema"),
+    ({"response_format": format_of({"type": "thing"})}, "response_format.json_schema.schema"),
+    ({"response_format": format_of({"$ref": "http://127.0.0.1/a"})}, "response_format.json_schema.schema"),
+    ({"response_format": format_of({"type": "string", "pattern": "(?=a)"})}, "response_format.json_schema.schema"),
+    ({"response_format": format_of({"x-guidance": {"lenient": True}})}, "response_format.json_schema.schema"),
+    ({"response_format": format_of(nested(65))}, "response_format.json_schema.schema"),
+    ({"response_format": {"type": "json_object", "odd": 1}}, "response_format.odd"),
+    ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+    ({"structured_outputs": {}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex"),
+    ({"structured_outputs": {"regex": "(?<=a)b"}}, "structured_outputs.regex"),
+    ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex"),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"choice": ["a", ""]}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"choice": ["a", 5]}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"grammar": "start: missing"}}, "structured_outputs.grammar"),
+    ({"structured_outputs": {"grammar": ""}}, "structured_outputs.grammar"),
+    ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": [1]}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json_object": False}}, "structured_outputs.json_object"),
+    ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
+    ({"guided_json": {"type": "object"}}, "guided_json"),
+    ({"guided_regex": "a"}, "guided_regex"),
+    ({"guided_choice": ["a"]}, "guided_choice"),
+    ({"guided_grammar": "start: a"}, "guided_grammar"),
     ({"temprature": 1}, "temprature"),
 ]
 CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [

@@ -29,7 +29,7 @@ ENDPOINTS: dict[str, tuple[tuple[Parameter, ...], Callable[..., Any], dict[str, 
 BOTH = pytest.mark.parametrize("endpoint", ENDPOINTS)
 # What vLLM and others take and this server does not, by name, besides what is declared as neutral.
 FOREIGN = (
-    "guided_json",
+    "guided_decoding",
     "logits_processors",
     "kv_transfer_params",
     "early_stopping",

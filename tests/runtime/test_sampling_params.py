@@ -13,7 +13,7 @@ from pontil.runtime.sampling_params import ITEMS, PAIRS, PLAIN, SamplingParams
 
 PARAMS = SamplingParams(
     5, 2**63, 0.5, 0.9, 40, ("a", "b"), (0, 7), True, False, True, 3, 0.1, 0.5, -0.5, 1.2, ((3, -1.5), (0, 100.0)), 2,
-    5, 0, (4, 9), (1, 2),
+    5, 0, (4, 9), (1, 2), "start: /a/",
 )  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def test_every_annotation_has_a_check() -> None:
         {"max_tokens": "5"}, {"stop": [1]}, {"seed": True}, {"stop_token_ids": 3}, {"n": None}, {"n": 1.0},
         {"logprobs": False}, {"min_p": None}, {"logit_bias": {}}, {"logit_bias": [3]}, {"logit_bias": [[3]]},
         {"logit_bias": [[3, "a"]]}, {"logit_bias": [[3.0, 1.0]]}, {"logit_bias": [[3, True]]},
-        {"allowed_token_ids": [None]},
+        {"allowed_token_ids": [None]}, {"grammar": 5}, {"grammar": ["a"]},
     ],
 )  # fmt: skip
 def test_a_wrong_type_is_refused(change: dict[str, object]) -> None:

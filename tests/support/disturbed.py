@@ -13,7 +13,7 @@ from streams import Streams
 MODEL = "smollm2-135m-instruct"
 STORY = "The old lighthouse keeper climbed the stairs every night, and every night the sea told him a little more. "
 DRAWN = {"temperature": 0.9, "top_p": 0.95, "ignore_eos": True}
-# Eight streams: greedy and drawn, several choices, everything that changes logits, a stop string.
+# Nine streams: greedy and drawn, several choices, everything that changes logits, a stop string, a grammar.
 ASKED: list[dict[str, Any]] = [
     {"prompt": STORY, "temperature": 0, "ignore_eos": True},
     {"prompt": [1000 + 13 * i for i in range(300)], "temperature": 0, "ignore_eos": True},
@@ -25,6 +25,10 @@ ASKED: list[dict[str, Any]] = [
     {
         "prompt": STORY, "seed": 3, "n": 2, "logprobs": 2, "presence_penalty": 0.5, "frequency_penalty": 0.3,
         "repetition_penalty": 1.1, "logit_bias": {"504": 2.5}, "min_tokens": 20, **DRAWN,
+    },
+    {
+        "prompt": STORY, "seed": 21, "n": 2, "temperature": 0.9,
+        "structured_outputs": {"json": {"type": "array", "items": {"type": "string"}, "minItems": 40}},
     },
 ]  # fmt: skip
 TOKENS = 48

@@ -223,7 +223,7 @@ RECORDED = {
 
 # What came later, by message.
 ADDED: dict[str, dict[str, Any]] = {
-    "hello": {"dtype": "float32", "kernels": "avx2-0a1b2c3d", "draining": True},
+    "hello": {"dtype": "float32", "kernels": "avx2-0a1b2c3d", "draining": True, "grammars": "llguidance 1.9.1"},
     "welcome": {"steps": True, "role": "prefill", "draining": True},
     "failed": {"moved": True},
     "greet": {"dtype": "float32", "block_size": 16},
@@ -248,12 +248,13 @@ ADDED: dict[str, dict[str, Any]] = {
 LATER: dict[str, Message] = {tag: replace(MESSAGES[tag], **added) for tag, added in ADDED.items()}
 RECORDED_LATER = {
     "hello": (
-        "de0013a174a568656c6c6fa673656e646572a26434a6736368656d6101a46e616d65a86465636f64653a30a4726f6c65a664"
+        "de0014a174a568656c6c6fa673656e646572a26434a6736368656d6101a46e616d65a86465636f64653a30a4726f6c65a664"
         "65636f6465a3706964cd1267a6646576696365a3637075a56d6f64656ca474696e79b16d6f64656c5f66696e676572707269"
         "6e74a26d66ae6b765f66696e6765727072696e74a26b66ad706565725f656e64706f696e74ac6970633a2f2f2f72756e2f64"
         "aa626c6f636b5f73697a6510aa6e756d5f626c6f636b7340ac6d61785f6e756d5f7365717308ad6d61785f6d6f64656c5f6c"
         "656ecd0200b66d61785f6e756d5f626174636865645f746f6b656e73cd0100a76b65726e656c73ad617678322d3061316232"
-        "633364a56474797065a7666c6f61743332a8647261696e696e67c3"
+        "633364a56474797065a7666c6f61743332a8647261696e696e67c3a86772616d6d617273b06c6c67756964616e636520312e"
+        "392e31"
     ),
     "welcome": (
         "86a174a777656c636f6d65a673656e646572a27078a87265636569766572a26434a57374657073c3a4726f6c65a770726566"

@@ -16,6 +16,11 @@ CHAT = [
     {"role": "user", "content": "Name three colours."},
 ]
 
+PERSON = {
+    "type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"], "additionalProperties": False,
+}  # fmt: skip
+
 # name -> (prompt, further options). Token-id prompts sit exactly around block boundaries.
 PROMPTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "one token": ([504], {"max_tokens": 24}),
@@ -31,6 +36,10 @@ PROMPTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "stop string": (STORY, {"max_tokens": 60, "stop": [" the", ". "]}),
     "chat": (CHAT, {"max_tokens": 48}),
     "three choices": (STORY, {"max_tokens": 30, "n": 3, "temperature": 0.9, "seed": 7}),
+    "structured": (STORY, {
+        "max_tokens": 60, "temperature": 0.9, "seed": 4, "n": 2, "logprobs": 0, "structured_outputs": {"json": PERSON},
+    }),
+    "one of a few": (STORY, {"max_tokens": 9, "structured_outputs": {"choice": ["storm", "sea", "stairs"]}}),
     "everything": (STORY, {
         "max_tokens": 40, "temperature": 0.8, "top_p": 0.9, "top_k": 40, "min_p": 0.02, "presence_penalty": 0.5,
         "frequency_penalty": 0.3, "repetition_penalty": 1.1, "logit_bias": {"504": 2.5}, "bad_token_ids": [284],

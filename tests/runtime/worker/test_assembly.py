@@ -31,11 +31,11 @@ def opened(model: Path, folder: Path, **settings: Any) -> Worker:
 
 def test_kernels_where_they_fit_and_torch_elsewhere(model: Path, tmp_path: Path) -> None:
     library = kernels.opened()
-    assert opened(model, tmp_path).hello().kernels == library.name
-    assert opened(model, tmp_path, kernels="torch").hello().kernels == "torch"
-    assert opened(model, tmp_path, kernels="generic").hello().kernels != library.name
+    assert opened(model, tmp_path).link.hello.kernels == library.name
+    assert opened(model, tmp_path, kernels="torch").link.hello.kernels == "torch"
+    assert opened(model, tmp_path, kernels="generic").link.hello.kernels != library.name
     write_tiny_llama(tmp_path / "odd", head_dim=8)
-    assert opened(tmp_path / "odd", tmp_path).hello().kernels == "torch"
+    assert opened(tmp_path / "odd", tmp_path).link.hello.kernels == "torch"
     with pytest.raises(ModelError, match="--kernels torch"):
         opened(tmp_path / "odd", tmp_path, kernels="generic")
 
@@ -45,7 +45,7 @@ def test_kernels_that_cannot_be_had(model: Path, tmp_path: Path, monkeypatch: py
         raise KernelError("no C++ compiler is installed")
 
     monkeypatch.setattr(kernel_set, "build", refuse)
-    assert opened(model, tmp_path).hello().kernels == "torch"
+    assert opened(model, tmp_path).link.hello.kernels == "torch"
     with pytest.raises(ModelError, match="--kernels generic is not possible: no C"):
         opened(model, tmp_path, kernels="generic")
     with pytest.raises(ModelError, match="--quantization int8 needs"):
@@ -69,8 +69,8 @@ def test_quantizations_that_cannot_be(model: Path, tmp_path: Path, settings: dic
 
 def test_another_quantization_rounds_differently(model: Path, tmp_path: Path) -> None:
     kernels.opened()
-    plain = opened(model, tmp_path, dtype="bfloat16").hello()
-    other = opened(model, tmp_path, dtype="bfloat16", quantization="int8").hello()
+    plain = opened(model, tmp_path, dtype="bfloat16").link.hello
+    other = opened(model, tmp_path, dtype="bfloat16", quantization="int8").link.hello
     assert other.kernels == f"{plain.kernels} int8"
     assert "--quantization" in str(objection(other, plain))
 

@@ -15,6 +15,7 @@ from pontil.http.completion_request import read_completion
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.sampling_params import RANGES, SamplingParams
+from pontil.runtime.text.grammar_text import grammar_of_choices
 from pontil.runtime.wire.codec import decode, encode
 from pontil.runtime.wire.messages import Submit
 from pontil.runtime.worker.assembly import Machine, assemble
@@ -49,6 +50,8 @@ OPTIONS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any]]] = {
     "prompt_logprobs": (st.integers(0, int(RANGES["prompt_logprobs"][1])), int),
     "bad_token_ids": (IDS, tuple),
     "allowed_token_ids": (OTHERS, tuple),
+    "grammar": (st.lists(st.text(min_size=1), min_size=1, unique=True).map(lambda some: {"choice": some}),
+                lambda asked: grammar_of_choices(asked["choice"])),
 }  # fmt: skip
 
 
@@ -80,14 +83,20 @@ def test_what_a_client_says_is_what_the_engine_has(machine: Machine, data: st.Da
     expected = {field.name: getattr(defaults, field.name) for field in fields(SamplingParams)}
     expected |= {name: OPTIONS[name][1](value) for name, value in asked.items()}
     vocabulary = machine.config.vocab_size
-    whole = read_completion({"prompt": "x"} | asked, vocabulary).sampling
-    chat = read_chat({"messages": [{"role": "user", "content": "x"}]} | in_a_chat(asked), vocabulary).sampling
+    said = in_json(asked)
+    whole = read_completion({"prompt": "x"} | said, vocabulary).sampling
+    chat = read_chat({"messages": [{"role": "user", "content": "x"}]} | in_a_chat(said), vocabulary).sampling
     for read in (whole, chat):
         params = arrived(read.params(read.max_tokens or 40), machine)
         there = {name: getattr(params, name) for name in OPTIONS}
         if "seed" not in asked:
             assert 0 <= there.pop("seed") <= SEED
         assert there == {name: expected[name] for name in there}
+
+
+def in_json(asked: dict[str, Any]) -> dict[str, Any]:
+    """Grammars have no field of their own."""
+    return {"structured_outputs" if name == "grammar" else name: value for name, value in asked.items()}
 
 
 def in_a_chat(asked: dict[str, Any]) -> dict[str, Any]:

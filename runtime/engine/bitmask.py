@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What grammars, together with other parameters, leave of the vocabulary for the rows of a batch.
+
+Where they contradict each other, the grammar, `allowed_token_ids` and `bad_token_ids` hold; `min_tokens` and
+`ignore_eos` put off an end only as long as something else may come. A row in which nothing may come is dead: no token
+is drawn from it, and its choice ends with an error.
+"""
+
+from collections.abc import Sequence as Some
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pontil.runtime.engine.narrowing import Narrowing, narrows
+from pontil.runtime.engine.sequence import Sequence
+
+CONTRADICTION = "the grammar allows no token that allowed_token_ids and bad_token_ids leave: change one of them"
+
+
+@dataclass(frozen=True, slots=True)
+class Bitmask:
+    """Masks of whole rows, in the host's memory: `words` int32 [rows that have one, words] as `allow_bits` takes them.
+    `dead` says why nothing may come, by row."""
+
+    rows: list[int]
+    words: Tensor
+    dead: dict[int, str]
+
+
+NO_MASKS = Bitmask([], torch.empty(0, 0, dtype=torch.int32), {})
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One mask's row, whose it is, and how many tokens stand before the one that it is about."""
+
+    row: int
+    sequence: Sequence
+    generated: int
+
+
+def bitmask_of(sequences: Some[Sequence], drafts: Some[tuple[int, ...]]) -> Bitmask:
+    """For rows as they are drawn from: of each sequence one for its newest token, then one for each draft."""
+    places: list[Place] = []
+    masks: list[bytes] = []
+    row = 0
+    for one, draft in zip(sequences, drafts, strict=True):
+        if one.guide is not None:
+            masks += one.guide.masks(one.output, draft)
+            places += [Place(row + ahead, one, len(one.output) + ahead) for ahead in range(1 + len(draft))]
+        row += 1 + len(draft)
+    if not masks:
+        return NO_MASKS
+    words = torch.frombuffer(bytearray(b"".join(masks)), dtype=torch.int32).view(len(masks), -1)
+    for place, mask in zip(places, words, strict=True):
+        narrow(mask, place)
+    alive = words.any(-1)
+    # Whatever is drawn from a dead row is thrown away, but it must be drawn from something.
+    words[~alive] = -1
+    dead = {
+        place.row: failure_of(place.sequence) for place, some in zip(places, alive.tolist(), strict=True) if not some
+    }
+    return Bitmask([place.row for place in places], words, dead)
+
+
+def narrow(mask: Tensor, place: Place) -> None:
+    one = place.sequence
+    if not narrows(one.params):
+        return
+    if one.narrowing is None:
+        assert one.guide is not None
+        one.narrowing = Narrowing(one.params, one.stop_token_ids, one.guide.ends, len(mask))
+    one.narrowing.apply(mask, place.generated)
+
+
+def failure_of(sequence: Sequence) -> str:
+    assert sequence.guide is not None
+    return sequence.guide.failure or CONTRADICTION

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The grammars of a worker: compiled in a thread, so that no step waits, and kept while there is room.
+
+A request waits here for its grammar before it goes to the engine or to a transfer's desk.
+"""
+
+import queue
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from pontil.runtime.errors import RequestError
+from pontil.runtime.text.grammar import Grammar, GrammarCompiler
+from pontil.runtime.worker.live import Live
+
+MOST_KEPT = 64
+COMPILE_TIMEOUT = 10.0
+JOIN_TIMEOUT = 5.0
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A request without its grammar yet."""
+
+    live: Live
+    deadline: float
+
+
+class GrammarDesk:
+    """`submit` a request; `poll` gives those that may start, in the order in which their grammars came. Those that
+    cannot be served are put into `failed` with the reason and an HTTP status; the worker tells the proxy. `wake` is
+    called, from another thread, when there is something to poll."""
+
+    def __init__(self, compiler: GrammarCompiler, wake: Callable[[], None]) -> None:
+        self.compiler, self.wake = compiler, wake
+        self.kept: OrderedDict[str, Grammar] = OrderedDict()
+        self.waiting: dict[str, list[Waiting]] = {}
+        self.failed: list[tuple[Live, str, int]] = []
+        self.wanted: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self.made: queue.SimpleQueue[tuple[str, Grammar | str]] = queue.SimpleQueue()
+        self.stopping = threading.Event()
+        self.thread: threading.Thread | None = None
+
+    def submit(self, live: Live, now: float) -> bool:
+        """Whether the request may start at once."""
+        text = live.sequence.params.grammar
+        if text is None:
+            return True
+        grammar = self.kept.get(text)
+        if grammar is not None:
+            self.kept.move_to_end(text)
+            give(live, grammar)
+            return True
+        if text not in self.waiting:
+            self.compile(text)
+        self.waiting.setdefault(text, []).append(Waiting(live, now + COMPILE_TIMEOUT))
+        return False
+
+    def __len__(self) -> int:
+        """How many requests wait."""
+        return sum(map(len, self.waiting.values()))
+
+    def compile(self, text: str) -> None:
+        if self.thread is None:
+            self.thread = threading.Thread(target=self.compile_until_closed, name="grammars", daemon=True)
+            self.thread.start()
+        self.wanted.put(text)
+
+    def compile_until_closed(self) -> None:
+        while (text := self.wanted.get()) is not None and not self.stopping.is_set():
+            try:
+                self.made.put((text, self.compiler.compile(text)))
+            except RequestError as error:
+                self.made.put((text, str(error)))
+            self.wake()
+
+    def cancel(self, live: Live) -> bool:
+        """Whether the request was waiting here."""
+        for some in self.waiting.values():
+            for one in some:
+                if one.live is live:
+                    some.remove(one)
+                    return True
+        return False
+
+    def poll(self, now: float) -> list[Live]:
+        """The requests whose grammars have come. Those that waited too long are given up; a grammar that comes late is
+        kept all the same."""
+        ready: list[Live] = []
+        while not self.made.empty():
+            text, made = self.made.get()
+            lives = [one.live for one in self.waiting.pop(text)]
+            if isinstance(made, str):
+                self.failed += [(live, made, 400) for live in lives]
+            else:
+                self.keep(text, made)
+                for live in lives:
+                    give(live, made)
+                ready += lives
+        for some in self.waiting.values():
+            for one in [one for one in some if now >= one.deadline]:
+                some.remove(one)
+                self.failed.append((one.live, f"the grammar was not compiled within {COMPILE_TIMEOUT:.0f} s", 503))
+        return ready
+
+    def keep(self, text: str, grammar: Grammar) -> None:
+        self.kept[text] = grammar
+        if len(self.kept) > MOST_KEPT:
+            self.kept.popitem(last=False)
+
+    def close(self) -> None:
+        self.stopping.set()
+        self.wanted.put(None)
+        if self.thread is not None:
+            self.thread.join(JOIN_TIMEOUT)
+
+
+def give(live: Live, grammar: Grammar) -> None:
+    live.sequence.make_guide = partial(grammar.guide, live.ends)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Structured output of real workers and a real model: the documented example, every form, and hundreds of answers."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+from served import ROOT, Served, launched
+
+NAME = "smollm2-135m-instruct"
+TEXT = {"type": "string", "maxLength": 24}
+BOUNDED = {
+    "type": "object",
+    "properties": {
+        "name": TEXT, "mood": {"enum": ["good", "bad", "so so"]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": TEXT, "maxItems": 3},
+        "home": {"type": "object", "properties": {"city": TEXT}, "required": ["city"], "additionalProperties": False},
+    },
+    "required": ["name", "mood", "age", "tags", "home"],
+    "additionalProperties": False,
+}  # fmt: skip
+SHORT_RUNS, LONG_RUNS = 12, 200
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with launched(tmp_path_factory.mktemp("structured")) as running:
+        yield running
+
+
+@pytest.fixture
+def client(served: Served) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{served.port}/v1", api_key="none", max_retries=0, timeout=300)
+
+
+def test_the_documented_example_runs(served: Served, tmp_path: Any) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "structured.md").read_text(), re.DOTALL)
+    assert "127.0.0.1:8000" in example
+    script = tmp_path / "example.py"
+    script.write_text(example.replace("127.0.0.1:8000", f"127.0.0.1:{served.port}"))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "'country': 'France'" in done.stdout
+
+
+def ask(client: openai.OpenAI, seed: int, **more: Any) -> tuple[str, str]:
+    answer = client.chat.completions.create(
+        model=NAME, messages=[{"role": "user", "content": f"Describe person {seed} in JSON."}], seed=seed,
+        **({"max_tokens": 200} | more),
+    )  # fmt: skip
+    (choice,) = answer.choices
+    return str(choice.message.content), choice.finish_reason
+
+
+def bounded_runs(client: openai.OpenAI, runs: int) -> None:
+    """Every answer that ends by itself parses and validates; so does every beginning, as far as it goes."""
+    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": BOUNDED, "strict": True}}
+    with ThreadPoolExecutor(8) as pool:
+        told = list(pool.map(lambda seed: ask(client, seed, response_format=wanted), range(runs)))
+    for text, reason in told:
+        assert reason in ("stop", "length")
+        if reason == "stop":
+            jsonschema.validate(json.loads(text), BOUNDED)
+    ended = sum(reason == "stop" for _, reason in told)
+    assert ended > runs * 0.8, f"{ended} of {runs}"
+
+
+def test_a_few_answers_follow_a_schema(client: openai.OpenAI) -> None:
+    bounded_runs(client, SHORT_RUNS)
+
+
+@pytest.mark.long
+def test_two_hundred_answers_follow_a_schema(client: openai.OpenAI) -> None:
+    bounded_runs(client, LONG_RUNS)
+
+
+@pytest.mark.parametrize(
+    ("structure", "form"),
+    [
+        ({"choice": ["good", "bad"]}, "good|bad"),
+        ({"regex": "[A-Z][a-z]{2,8} [0-9]{2}"}, "[A-Z][a-z]{2,8} [0-9]{2}"),
+        ({"grammar": 'start: "<" /[a-z]+/ ">"'}, "<[a-z]+>"),
+        ({"grammar": 'root ::= "no" "!"+'}, "no!+"),
+    ],
+)
+def test_every_form_by_the_official_client(client: openai.OpenAI, structure: dict[str, Any], form: str) -> None:
+    for seed in range(3):
+        text, reason = ask(client, seed, extra_body={"structured_outputs": structure}, max_tokens=40)
+        assert reason == "length" or re.fullmatch(form, text), text
+
+
+def test_a_stream_is_the_whole_answer_in_pieces(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": NAME, "messages": [{"role": "user", "content": "Name a city in JSON."}], "seed": 5, "n": 2,
+        "max_tokens": 80, "response_format": {"type": "json_object"}, "logprobs": True,
+    }  # fmt: skip
+    whole = client.chat.completions.create(**asked)
+    texts = ["", ""]
+    for chunk in client.chat.completions.create(stream=True, **asked):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == [choice.message.content for choice in whole.choices] and all(text.startswith("{") for text in texts)
+
+
+def test_mistakes_are_the_clients_own_errors(client: openai.OpenAI) -> None:
+    bad = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "thing"}}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, 1, response_format=bad)
+    assert caught.value.param == "response_format.json_schema.schema"
+    with pytest.raises(openai.BadRequestError, match="structured_outputs.json"):
+        ask(client, 1, extra_body={"guided_json": {"type": "object"}})
+    with pytest.raises(openai.BadRequestError, match="bad_token_ids"):
+        ask(client, 1, extra_body={"structured_outputs": {"choice": ["a"]}, "allowed_token_ids": [0]})
