@@ -133,7 +133,21 @@ def refused(model: Path, *flags: str) -> str:
     return sentence
 
 
-@pytest.mark.parametrize("name", BROKEN)
+# One of each kind of fault at every run; each of the others is a whole start more.
+OFTEN = (
+    "weights cut off",
+    "a missing tensor",
+    "a tensor of the wrong shape",
+    "an unsupported quantization",
+    "a GGUF file cut off",
+    "memory for less than one sequence",
+    "weights beyond the memory",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.long]) for name in BROKEN]
+)
 def test_what_cannot_be_served_ends_in_one_sentence(tmp_path: Path, name: str) -> None:
     """One worker suffices: it looks for its proxy when it could serve."""
     breaks, flags, says = BROKEN[name]
@@ -142,7 +156,9 @@ def test_what_cannot_be_served_ends_in_one_sentence(tmp_path: Path, name: str) -
     assert says in refused(model, "--role", "mixed", "--join", f"ipc://{tmp_path}/nobody", *flags)
 
 
-@pytest.mark.parametrize("name", ["weights cut off", "a garbled tokenizer", "garbled configuration"])
+@pytest.mark.parametrize(
+    "name", ["weights cut off", pytest.param("a garbled tokenizer", marks=pytest.mark.long), "garbled configuration"]
+)
 def test_a_whole_launch_ends_likewise(tmp_path: Path, name: str) -> None:
     breaks, flags, says = BROKEN[name]
     write_tiny_llama(tmp_path / "tiny", dtype="bfloat16")
