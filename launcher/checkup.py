@@ -26,8 +26,8 @@ from pontil.launcher.topology import Topology, check_startable, plan, url_host
 
 # What the processes of a launch import, as setup.cfg declares it.
 PACKAGES = (
-    "click", "cryptography", "gguf", "jinja2", "msgpack", "numpy", "prometheus_client", "psutil", "safetensors",
-    "sanic", "tokenizers", "torch", "zmq",
+    "click", "cryptography", "gguf", "jinja2", "llguidance", "msgpack", "numpy", "prometheus_client", "psutil",
+    "safetensors", "sanic", "tokenizers", "torch", "zmq",
 )  # fmt: skip
 # Compiling kernels for the first time included.
 EXAMINATION_TIMEOUT = 300.0

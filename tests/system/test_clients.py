@@ -111,7 +111,10 @@ def said() -> dict[str, Any]:
     return {}
 
 
-@pytest.fixture(scope="module", params=SYSTEMS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.long] if name == "one worker" else []) for name in SYSTEMS],
+)
 def system(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     with launched(tmp_path_factory.mktemp("system"), "--model", str(folder), *SYSTEMS[request.param]) as served:
 
