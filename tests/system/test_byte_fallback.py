@@ -108,7 +108,13 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         assert served.metric("pontil_counts_disputed_total") == served.metric("pontil_counts_clamped_total") == 0
 
 
-of_gemma = pytest.mark.parametrize("site", [(GEMMA, "mixed"), (GEMMA, "pair")], ids="-".join, indirect=True)
+# Two starts of the larger model take a minute.
+of_gemma = pytest.mark.parametrize(
+    "site",
+    [pytest.param((GEMMA, topology), marks=pytest.mark.long) for topology in ("mixed", "pair")],
+    ids="-".join,
+    indirect=True,
+)
 of_smollm2 = pytest.mark.parametrize(
     "site",
     [pytest.param((SMOLLM2, "mixed"), marks=pytest.mark.long), (SMOLLM2, "pair")],
