@@ -17,14 +17,6 @@ SMALL = ("--kv-cache-memory", "8MiB")
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    folder.mkdir()
-    write_tiny_llama(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"ipc://{tmp_path_factory.mktemp('door')}/control"
 

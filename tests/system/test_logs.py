@@ -14,18 +14,8 @@ from typing import Any
 import pytest
 from served import ROOT, START_TIMEOUT, Served, launched, wait_for
 
-from pontil.runtime.loaders.synthetic import write_tiny_llama
-
 SECRET, PROMPT = "sk-very-secret-9876", "the glazier whispered quietly"
 NAMES = ("launcher", "proxy", "prefill-0", "decode-0")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    folder.mkdir()
-    write_tiny_llama(folder)
-    return str(folder)
 
 
 @pytest.fixture(scope="module")

@@ -10,19 +10,10 @@ import pytest
 from served import ROOT, START_TIMEOUT, Served, launched, wait_for
 
 from pontil.launcher.roles import audit_usage, read_usage
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.proxy.self_test import TEXT
 
 SMALL = ("--kv-cache-memory", "8MiB", "--model")
 HOSTILE = ROOT / "tests" / "support" / "hostile_launch.py"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    folder.mkdir()
-    write_tiny_llama(folder)
-    return str(folder)
 
 
 @pytest.fixture(scope="module")
