@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from pontil.runtime.accounting.counts import Usage
+from pontil.runtime.errors import PontilError
 from pontil.runtime.proxy.mailbox import Event, Finished
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.wire.messages import Logprobs
@@ -19,6 +20,19 @@ class Stream:
     def __init__(self, request: Request, cancel: Callable[[Request], None]) -> None:
         self.request = request
         self.cancel_request = cancel
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call this, which must not raise, whenever there is something to `poll`; nobody may `take` then."""
+        self.request.mailbox.listener = listener
+
+    def poll(self) -> Event | None:
+        """The next event if it is there. Raises what `take` raises."""
+        return self.request.mailbox.poll()
+
+    @property
+    def end(self) -> Finished | PontilError | None:
+        """What ended it, which may be still to be taken."""
+        return self.request.mailbox.end
 
     async def take(self, patience: float | None = None) -> Event | None:
         """The next event; None when nothing came for `patience` seconds.
