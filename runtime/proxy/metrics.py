@@ -9,6 +9,7 @@ from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.accounting.usage_log import UsageLog
 from pontil.runtime.proxy.request import Request
+from pontil.runtime.proxy.tally import Tally
 
 HANDOFFS = "handoffs_"
 # Why an attempt broke: its worker died or went silent, said that it failed, sent what does not fit together, could
@@ -53,10 +54,9 @@ class Metrics:
             "pontil_request_prefill_time_seconds", "From arrival to the first token, less the time in a worker's queue",
             buckets=FIRST_TOKEN_SECONDS, registry=registry,
         )  # fmt: skip
-        self.next_token = Histogram(
-            "pontil_inter_token_latency_seconds", "Between tokens of one answer", buckets=NEXT_TOKEN_SECONDS,
-            registry=registry,
-        )  # fmt: skip
+        self.next_token = Tally(
+            "pontil_inter_token_latency_seconds", "Between tokens of one answer", NEXT_TOKEN_SECONDS, registry
+        )
         self.running = Gauge("pontil_requests_running", "Requests in flight", registry=registry)
         self.requests = Counter("pontil_requests", "Requests that ended", ["finish_reason"], registry=registry)
         self.dropped = Counter(
