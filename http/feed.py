@@ -39,17 +39,16 @@ class Feed:
     def take(self) -> list[Said]:
         """What was said since."""
         taken: list[Said] = []
-        try:
-            for source in self.open.copy():
-                first, stream = source
-                while (said := stream.poll()) is not None:
-                    if isinstance(said, Finished):
-                        self.usage += said.usage
-                        self.open.remove(source)
-                        break
-                    taken.append((first + said.choice, said))
-        except PontilError as error:
-            self.error = error
+        for source in self.open.copy():
+            first, stream = source
+            taken += [(first + said.choice, said) for said in stream.drain()]
+            end = stream.end
+            if isinstance(end, Finished):
+                self.usage += end.usage
+                self.open.remove(source)
+            elif end is not None:
+                self.error = end
+                break
         return taken
 
     async def all(self) -> list[Said]:

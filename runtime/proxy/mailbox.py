@@ -46,7 +46,7 @@ class Mailbox:
 
     What the reader has not taken yet is kept as one Delta for each choice, so a slow reader holds at most one answer,
     and nobody waits for it. After `close` what is left is still delivered, then the end. Nothing is delivered while it
-    is `held`. The `listener` is called in the turn of whoever brings something, and may `poll`; it must not raise.
+    is `held`. The `listener` is called in the turn of whoever brings something, and may `drain`; it must not raise.
     """
 
     def __init__(self, held: bool = False) -> None:
@@ -86,6 +86,17 @@ class Mailbox:
     def ring(self) -> None:
         if not self.held:
             self.listener()
+
+    def drain(self) -> list[Delta | Ended]:
+        """All that there is but the end, which has come to its turn where there is one. Nobody who drains may `take`."""
+        if self.held:
+            return []
+        said: list[Delta | Ended] = list(self.deltas.values())
+        self.deltas.clear()
+        if self.ended:
+            said += [Ended(choice, reason) for choice, reason in self.ended.items()]
+            self.ended.clear()
+        return said
 
     def poll(self) -> Event | None:
         """What there is, or None. Raises the error that ended the request."""

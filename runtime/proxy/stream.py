@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError
-from pontil.runtime.proxy.mailbox import Event, Finished
+from pontil.runtime.proxy.mailbox import Delta, Ended, Event, Finished
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.wire.messages import Logprobs
 
@@ -22,16 +22,15 @@ class Stream:
         self.cancel_request = cancel
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call this, which must not raise, whenever there is something to `poll`; nobody may `take` then."""
+        """Call this, which must not raise, whenever there is something to `drain`; nobody may `take` then."""
         self.request.mailbox.listener = listener
 
-    def poll(self) -> Event | None:
-        """The next event if it is there. Raises what `take` raises."""
-        return self.request.mailbox.poll()
+    def drain(self) -> list[Delta | Ended]:
+        """All that was said and not taken yet, but for the `end`, which comes after it."""
+        return self.request.mailbox.drain()
 
     @property
     def end(self) -> Finished | PontilError | None:
-        """What ended it, which may be still to be taken."""
         return self.request.mailbox.end
 
     async def take(self, patience: float | None = None) -> Event | None:
