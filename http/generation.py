@@ -53,11 +53,10 @@ async def reply_streaming(writer: EventWriter, streams: Sequence[Stream], shape:
         if not writer.begun:
             raise
         await settle(streams)
-        await writer.send(event(error_of(error)))
+        await writer.send(event(error_of(error)), last=True)
     else:
         await settle(streams)
-        await writer.send((shape.usage_chunk(feed.usage) if shape.delivery.include_usage else b"") + DONE)
-    await writer.end()
+        await writer.send((shape.usage_chunk(feed.usage) if shape.delivery.include_usage else b"") + DONE, last=True)
 
 
 async def settle(streams: Sequence[Stream]) -> None:

@@ -20,15 +20,18 @@ class PatientProtocol(HttpProtocol):
     def connection_made(self, transport: Any) -> None:
         # Whether the reader has taken what was sent, but for what the buffer may hold.
         self.has_room = True
-        super().connection_made(transport)
+        untyped: Any = super()
+        untyped.connection_made(transport)
 
     def pause_writing(self) -> None:
         self.has_room = False
-        super().pause_writing()
+        untyped: Any = super()
+        untyped.pause_writing()
 
     def resume_writing(self) -> None:
         self.has_room = True
-        super().resume_writing()
+        untyped: Any = super()
+        untyped.resume_writing()
 
     def data_received(self, data: bytes) -> None:
         if not self.is_receiving:

@@ -7,7 +7,7 @@ A chunk is the same bytes around one piece of text for every token of a stream, 
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
@@ -89,7 +89,7 @@ class ReplyShape(ABC):
 
     def __init__(self, heading: Heading, delivery: Delivery, shown: Shown) -> None:
         self.delivery, self.shown = delivery, shown
-        self.base = asdict(heading)
+        self.base = {name: getattr(heading, name) for name in Heading.__slots__}
         head = {"object": self.chunk_object} | self.base
         self.before = b"data: " + json.dumps(head, separators=(",", ":")).encode()[:-1] + b',"choices":['
         # A stream that asked for usage has the field in every chunk, null but where it is known.

@@ -43,19 +43,16 @@ class EventWriter:
         self.wrote_at = time.monotonic()
         self.protocol.write_piece(data, self.wrote_at)
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes, last: bool = False) -> None:
         """A reader that leaves the buffer full for too long is cut off, which looks as if it had left by itself."""
         if not self.begun:
             self.response = await self.request.respond(content_type=CONTENT_TYPE, headers=self.headers)
         self.wrote_at = time.monotonic()
         if self.protocol.has_room:
-            await self.response.send(data)
+            await self.response.send(data, end_stream=last)
             return
         try:
-            await asyncio.wait_for(self.response.send(data), READER_PATIENCE)
+            await asyncio.wait_for(self.response.send(data, end_stream=last), READER_PATIENCE)
         except asyncio.TimeoutError:
             self.protocol.transport.abort()
             raise asyncio.CancelledError from None
-
-    async def end(self) -> None:
-        await self.response.eof()

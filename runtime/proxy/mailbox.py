@@ -88,7 +88,7 @@ class Mailbox:
             self.listener()
 
     def drain(self) -> list[Delta | Ended]:
-        """All that there is but the end, which has come to its turn where there is one. Nobody who drains may `take`."""
+        """All that there is but the end, whose turn has come where there is one. Nobody who drains may `take`."""
         if self.held:
             return []
         said: list[Delta | Ended] = list(self.deltas.values())
