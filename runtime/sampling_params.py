@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, cast
 
 from pontil.runtime.errors import MalformedFrame, RequestError
@@ -66,7 +66,8 @@ class SamplingParams:
         return self.temperature == 0.0
 
     def to_wire(self) -> dict[str, Any]:
-        return asdict(self)
+        """Every field is a plain value, so that dataclasses.asdict, which copies deeply, would copy nothing."""
+        return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def from_wire(cls, data: dict[str, Any]) -> SamplingParams:
