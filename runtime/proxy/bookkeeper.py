@@ -18,6 +18,8 @@ from pontil.runtime.proxy.request import Request
 
 # How often what runs is written down, in seconds (A12).
 CHECKPOINT = 0.1
+# The same where nothing is written down, and only old books are folded.
+FOLDING = 2.0
 # Until there are keys.
 NO_KEY = "-"
 LOG = logging.getLogger("pontil.requests")
@@ -50,6 +52,11 @@ class Bookkeeper:
             self.seen.pop(request.id, None)
             row = self.request_row(request, CLOSED, billed, finish)
             request.receipt = self.log.post([row, *share_rows(request), self.proxy_row(OPEN)], wanted=True)
+
+    @property
+    def pause(self) -> float:
+        """Seconds from one checkpoint to the next."""
+        return FOLDING if self.log is None else CHECKPOINT
 
     def checkpoint(self) -> None:
         """What has changed of the requests that run, and what the workers have stated."""

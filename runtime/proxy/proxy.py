@@ -13,7 +13,7 @@ from pontil.runtime.config import ProxyConfig
 from pontil.runtime.errors import MalformedFrame, PontilError, RequestError, Unavailable
 from pontil.runtime.proxy.admission import check_capacity, check_together, context_length
 from pontil.runtime.proxy.answer import BrokenAnswer
-from pontil.runtime.proxy.bookkeeper import CHECKPOINT, Bookkeeper
+from pontil.runtime.proxy.bookkeeper import Bookkeeper
 from pontil.runtime.proxy.dispatch import Dispatcher
 from pontil.runtime.proxy.mailbox import Finished
 from pontil.runtime.proxy.metrics import BROKEN, DIED, FAILED, MOVED, SILENT, Metrics
@@ -114,7 +114,7 @@ class Proxy:
     async def checkpoint_forever(self) -> None:
         while True:
             self.books.checkpoint()
-            await asyncio.sleep(CHECKPOINT)
+            await asyncio.sleep(self.books.pause)
 
     def drain(self) -> None:
         """Let nothing more in; what runs goes on."""
