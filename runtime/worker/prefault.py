@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """KV memory that is mapped before it is needed.
 
-A page of the pool costs a fault when it is first written: one microsecond or so where the machine has the page at hand, and
-twenty in a virtual machine whose host must find it first. A prompt of 256 tokens in a small model writes 1,440 pages. So an
-idle worker has them mapped ahead of use; but not all of a large pool, as memory that is never needed should stay others'.
+A page of the pool costs a fault when it is first written: a microsecond or so where the machine has the page at hand,
+and twenty in a virtual machine whose host must find it first. A prompt of 256 tokens of a small model is 1,440 pages.
+So an idle worker has them mapped ahead of use; but not all of a large pool: memory that is never needed stays others'.
 """
 
 from collections.abc import Callable
