@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,6 @@ LONG = {"prompt": "Count: one, two, three,", "max_tokens": 900, "ignore_eos": Tr
 WORKERS = ("prefill:0", "decode:0")
 SHORT = {"max_tokens": 16, "ignore_eos": True, "temperature": 0}
 MODEL = {"model": "smollm2-135m-instruct"}
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with launched(tmp_path_factory.mktemp("faults")) as served:
-        yield served
 
 
 def rest(served: Served) -> None:
@@ -181,10 +174,10 @@ def test_an_idle_tree_sleeps(pair: Served) -> None:
 
 
 @pytest.mark.parametrize(("kept", "missing"), [("prefill:0", "--decode"), ("decode:0", "--prefill")])
-def test_one_kind_of_worker_serves_whole_requests(tmp_path: Path, kept: str, missing: str) -> None:  # C12
-    with launched(tmp_path, missing, "none") as served:
+def test_one_kind_of_worker_serves_whole_requests(tmp_path: Path, model: str, kept: str, missing: str) -> None:  # C12
+    with launched(tmp_path, "--model", model, missing, "none") as served:
         assert set(served.topology()) == {"proxy", kept}
-        reply = served.request("POST", "/v1/completions", MODEL | {"prompt": "The capital of France is"} | SHORT)
+        reply = served.request("POST", "/v1/completions", {"model": Path(model).name, "prompt": [5, 6, 7]} | SHORT)
         assert reply.header("x-pontil-route") == kept
         assert reply.json()["usage"]["completion_tokens"] == 16
 
@@ -197,9 +190,9 @@ def traces(pids: set[int], port: int) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda one: one.name)
-def test_nothing_is_left_of_a_launch(tmp_path: Path, number: signal.Signals) -> None:  # G4
+def test_nothing_is_left_of_a_launch(tmp_path: Path, model: str, number: signal.Signals) -> None:  # G4
     segments = set(os.listdir("/dev/shm"))
-    with launched(tmp_path, "--role", "mixed") as served:
+    with launched(tmp_path, "--role", "mixed", "--model", model) as served:
         pids = {process.pid for process in served.tree()}
         assert len(pids) == 3
         served.process.send_signal(number)
