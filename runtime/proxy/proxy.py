@@ -19,7 +19,7 @@ from pontil.runtime.proxy.mailbox import Finished
 from pontil.runtime.proxy.metrics import BROKEN, DIED, FAILED, MOVED, SILENT, Metrics
 from pontil.runtime.proxy.policy import Route, every_route
 from pontil.runtime.proxy.registry import Registry, Worker
-from pontil.runtime.proxy.request import Request
+from pontil.runtime.proxy.request import NO_KEY, Request
 from pontil.runtime.proxy.self_test import SelfTest
 from pontil.runtime.proxy.stream import Stream
 from pontil.runtime.proxy.system_fingerprint import system_fingerprint
@@ -142,15 +142,11 @@ class Proxy:
         self.context.term()
 
     def submit(
-        self,
-        prompt: list[int],
-        params: SamplingParams,
-        name: str | None = None,
-        cache_salt: str = "",
-        priority: int = 0,
-    ) -> Stream:
+        self, prompt: list[int], params: SamplingParams, name: str | None = None, cache_salt: str = "",
+        priority: int = 0, caller: str = NO_KEY,
+    ) -> Stream:  # fmt: skip
         """Send a request on its way. `name` goes into its id, to be found in the workers' logs. Of those that wait in a
-        worker's queue, the lowest `priority` is first.
+        worker's queue, the lowest `priority` is first. `caller` is whose key asked for it.
 
         Raises Unavailable at once when nothing can serve it now.
         """
@@ -162,6 +158,7 @@ class Proxy:
         if route is None:
             raise Unavailable("no worker is ready yet: try again in a moment")
         request = self.begin(name, prompt, params, route, cache_salt, priority)
+        request.caller = caller
         self.metrics.running.inc()
         self.books.admit(request)
         self.dispatcher.launch(request)
