@@ -72,6 +72,8 @@ class Proxy:
         self.ledger = self.books.ledger
         self.self_test = SelfTest(config.awaits_self_test, tokenizer, self.every_route, self.try_out)
         self.requests: dict[str, Request] = {}
+        about = {"version": config.version, "model_name": config.served_model_name}
+        self.metrics.watch(self.requests, self.registry, about)
         self.draining = False
         self.context = open_context(None if config.keys is None else Keys.of(config.keys))
         self.server: ControlServer | None = None
@@ -159,7 +161,6 @@ class Proxy:
             raise Unavailable("no worker is ready yet: try again in a moment")
         request = self.begin(name, prompt, params, route, cache_salt, priority)
         request.caller = caller
-        self.metrics.running.inc()
         self.books.admit(request)
         self.dispatcher.launch(request)
         return Stream(request, self.cancel)
@@ -320,7 +321,7 @@ class Proxy:
         if new and not begun:
             request.first_token = now
         if new and not request.trial:
-            self.metrics.add_tokens(new, now - (before if begun else request.arrived), first=not begun)
+            self.metrics.add_tokens(request, new, now - (before if begun else request.arrived), first=not begun)
         if isinstance(request.mailbox.end, Finished):
             self.finish(request, frame.sender)
 
