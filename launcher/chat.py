@@ -61,7 +61,7 @@ class Chat:
             connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
             response = connection.getresponse()
             if response.status != 200:
-                raise LaunchError(reason(response.read()))
+                raise LaunchError(reason(response.read(), response.status))
             for line in response:
                 if line.startswith(b"data: {"):
                     event = json.loads(line[6:])
@@ -95,7 +95,7 @@ def fetch(url: str, path: str, timeout: float = TIMEOUT, key: Mapping[str, str] 
         response = connection.getresponse()
         data = response.read()
         if response.status != 200:
-            raise LaunchError(reason(data))
+            raise LaunchError(reason(data, response.status))
         return json.loads(data)
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise LaunchError(f"the server at {url} did not answer ({error}): is `launch` running?") from None
@@ -103,10 +103,11 @@ def fetch(url: str, path: str, timeout: float = TIMEOUT, key: Mapping[str, str] 
         connection.close()
 
 
-def reason(data: bytes) -> str:
-    """The sentence in an OpenAI error object."""
+def reason(data: bytes, status: int) -> str:
+    """The sentence in an OpenAI error object, and what to do here where a key is missing."""
+    advice = "; give its file with --key" if status in (401, 403) else ""
     try:
-        return str(json.loads(data)["error"]["message"])
+        return str(json.loads(data)["error"]["message"]) + advice
     except (ValueError, KeyError, TypeError):
         return f"the server answered with something else than JSON: {data[:80]!r}"
 

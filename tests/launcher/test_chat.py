@@ -27,6 +27,9 @@ class Handler(BaseHTTPRequestHandler):
         question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.asked.append(question | {"key": self.headers["authorization"]})
         said = question["messages"][-1]["content"]
+        if said == "who":
+            self.reply(401, json.dumps({"error": {"message": "an API key is needed"}}))
+            return
         if said == "refuse":
             self.reply(503, json.dumps({"error": {"message": "no worker is ready"}}))
             return
@@ -92,7 +95,14 @@ def test_a_key_is_shown_and_never_told(url: str, asked: list[dict[str, Any]], tm
     assert "hunter2" not in wrong.stderr
 
 
-@pytest.mark.parametrize(("question", "said"), [("refuse", "no worker is ready"), ("die", "the worker died")])
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ("refuse", "no worker is ready"),
+        ("die", "the worker died"),
+        ("who", "an API key is needed; give its file with --key"),
+    ],
+)
 def test_an_error_is_a_sentence_and_an_exit_code(url: str, question: str, said: str) -> None:
     done = app("chat", "--url", url, question)
     assert done.returncode == 1 and done.stderr.splitlines()[-1] == f"Error: {said}"
