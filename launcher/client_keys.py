@@ -7,6 +7,7 @@ between keys.
 
 import hashlib
 import re
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from pontil.launcher.topology import is_loopback
 LINE = re.compile(r"(?:([A-Za-z0-9][A-Za-z0-9._-]{0,63})=)?([A-Za-z0-9._~+/-]{16,512}=*)", re.ASCII)
 # Their digests go to the proxy in one piece.
 MOST_KEYS = 256
+KEY_BYTES = 32
 MOST_BYTES = 1 << 18
 ADMIN = "admin"
 REMEDY = "write one key on each line, or NAME=KEY, of at least 16 letters and digits."
@@ -100,6 +102,16 @@ def called(named: Iterable[tuple[str | None, str]]) -> tuple[tuple[str, str], ..
     if len(callers) > MOST_KEYS:
         raise OptionError(f"There are {len(callers)} API keys, and {MOST_KEYS} is the most.")
     return tuple((name, digested) for digested, name in callers.items())
+
+
+def new_line(name: str | None) -> str:
+    """A key that nobody has. Raises OptionError for a name that cannot be one."""
+    key = secrets.token_urlsafe(KEY_BYTES)
+    line = key if name is None else f"{name}={key}"
+    found = LINE.fullmatch(line)
+    if found is None or found[1] != name or name == ADMIN:
+        raise OptionError(f"{name!r} is no name for a client: give up to 64 letters, digits, dots or dashes.")
+    return line
 
 
 def digest(key: str) -> str:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pontil.launcher.child import Child
-from pontil.launcher.client_keys import LINE, MOST_KEYS, ClientKeys, change_client_keys, read_client_keys
+from pontil.launcher.client_keys import LINE, MOST_KEYS, ClientKeys, change_client_keys, new_line, read_client_keys
 from pontil.launcher.errors import OptionError
 from pontil.launcher.options import LaunchOptions
 from pontil.launcher.surroundings import Surroundings
@@ -117,6 +117,15 @@ def test_a_line_has_one_meaning(line: str) -> None:
     assert len(found[2]) >= 16 and not found[2].startswith("=")
 
 
+def test_a_new_key_is_a_line_of_a_file(tmp_path: Path) -> None:
+    lines = [new_line("alice"), new_line("a.b-C_9"), new_line(None), new_line("alice")]
+    keys = read(tmp_path / "keys", "\n".join(lines))
+    assert [name for name, _ in keys.callers] == ["alice", "a.b-C_9", "key-3", "alice"]
+    for name in ("admin", "", "two words", "-x", "ä", "#a", "a" * 65, "a\nb"):
+        with pytest.raises(OptionError, match="is no name for a client"):
+            new_line(name)
+
+
 class Told:
     """A life that remembers what it was told."""
 
@@ -160,5 +169,7 @@ def test_the_command_line_shows_files_and_never_keys(tmp_path: Path) -> None:  #
     assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1 and "--api-keys FILE" in refused.stderr
     everything = "".join(one.stdout + one.stderr for one in (shown, plan, wrong, refused))
     assert not [key for key in (ALICE, BOB, ADMIN) if key in everything]
+    made = app("keys", "api", "alice")
+    assert made.returncode == 0 and LINE.fullmatch(made.stdout.rstrip("\n"))
     joined = app("launch", "--role", "decode", "--join", "ipc:///x", "--api-keys", path)
     assert joined.returncode == 2 and "--join starts none" in joined.stderr
