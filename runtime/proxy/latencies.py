@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long requests took, and how large they were: histograms under vLLM's names.
 
-A token costs one observation. Everything else is observed once a request, with its id as the exemplar.
+A token costs one observation, of `next_token`. Everything else is observed once a request, with its id as the exemplar.
 """
 
 from collections.abc import Sequence
@@ -61,13 +61,6 @@ class Latencies:
         self.generation_tokens = histogram(
             "request_generation_tokens", "Tokens of one complete answer, over all choices", TOKENS
         )
-
-    def add_tokens(self, request: Request, count: int, seconds: float, first: bool) -> None:
-        """So many of one answer, so long after what was before them: its arrival, or its last tokens."""
-        if first:
-            self.first_token.observe(seconds, exemplar_of(request))
-        else:
-            self.next_token.observe(seconds / count)
 
     def add_request(self, request: Request) -> None:
         """One that has ended. Of its parts those are observed that are known (B10)."""

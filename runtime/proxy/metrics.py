@@ -8,7 +8,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 
 from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.accounting.usage_log import UsageLog
-from pontil.runtime.proxy.latencies import Latencies
+from pontil.runtime.proxy.latencies import Latencies, exemplar_of
 from pontil.runtime.proxy.live_series import LiveSeries
 from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.proxy.request import Request
@@ -107,10 +107,14 @@ class Metrics:
             elif name.startswith(HANDOFFS) and name.removeprefix(HANDOFFS) in RESULTS:
                 self.handoffs.labels(name.removeprefix(HANDOFFS)).inc(difference)
 
-    def add_tokens(self, request: Request, count: int, seconds: float, first: bool) -> None:
-        """So many were delivered, so long after what was before them: its arrival, or its last tokens."""
+    def add_tokens(self, count: int, seconds: float, first: bool, of: Request | None = None) -> None:
+        """So many were delivered, so long after what was before them: its arrival, or its last tokens. The time to the
+        first is shown with whose it is."""
         self.delivered += count
-        self.latencies.add_tokens(request, count, seconds, first)
+        if first:
+            self.latencies.first_token.observe(seconds, None if of is None else exemplar_of(of))
+        else:
+            self.latencies.next_token.observe(seconds / count)
 
     def add_request(self, request: Request, label: str) -> None:
         """It has ended, which `label` says in a word."""

@@ -321,7 +321,7 @@ class Proxy:
         if new and not begun:
             request.first_token = now
         if new and not request.trial:
-            self.metrics.add_tokens(request, new, now - (before if begun else request.arrived), first=not begun)
+            self.metrics.add_tokens(new, now - (before if begun else request.arrived), not begun, request)
         if isinstance(request.mailbox.end, Finished):
             self.finish(request, frame.sender)
 
