@@ -27,6 +27,8 @@ MAX_TOKEN_ID = 1 << 31
 # How often workers that drain may move a request before that, too, counts as a fault.
 MOST_MOVES = 64
 LONGEST_REASON = 300
+# How often workers that drain may move a request before that, too, counts as a fault.
+MOST_MOVES = 64
 # Whose key asked for a request, where none is needed.
 NO_KEY = "-"
 
