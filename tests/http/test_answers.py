@@ -200,7 +200,7 @@ def test_what_the_server_says_about_itself(pair: Site) -> None:  # F1
         "generation_tokens_total",
         "time_to_first_token_seconds_count",
         "inter_token_latency_seconds_count",
-        "requests_running",
+        "num_requests_running",
     ):
         assert f"\npontil_{name}" in metrics.body.decode()
 
