@@ -52,7 +52,7 @@ class Routes:
         ]
         admitted = [self.fit(prompt, wanted, DEFAULT_TOKENS, "prompt") for prompt in prompts]
         shape = CompletionShape(self.heading("cmpl"), wanted.delivery, self.shown(wanted.sampling, wanted.echo))
-        return await reply(request, self.submit(admitted, request.ctx.request_id), shape)
+        return await reply(request, self.submit(admitted, request), shape)
 
     async def chat(self, request: Request) -> HTTPResponse | None:
         wanted = read_chat(read_body(request), self.model.vocab_size)
@@ -61,7 +61,7 @@ class Routes:
         prompt = await self.prompts.chat_ids(wanted.prompt, wanted.handling.add_special_tokens)
         admitted = [self.fit(prompt, wanted, None, "messages")]
         shape = ChatShape(self.heading("chatcmpl"), wanted.delivery, self.shown(wanted.sampling))
-        return await reply(request, self.submit(admitted, request.ctx.request_id), shape)
+        return await reply(request, self.submit(admitted, request), shape)
 
     def heading(self, kind: str) -> Heading:
         name, fingerprint = f"{kind}-{secrets.token_hex(12)}", self.proxy.system_fingerprint
@@ -81,13 +81,14 @@ class Routes:
         budget = token_budget(len(prompt), sampling.max_tokens, default, context, names)
         return Admitted(prompt, sampling.params(budget), handling.cache_salt, handling.priority)
 
-    def submit(self, admitted: Sequence[Admitted], name: str) -> list[Stream]:
+    def submit(self, admitted: Sequence[Admitted], request: Request) -> list[Stream]:
         """All of them or none."""
+        name, caller = request.ctx.request_id, request.ctx.caller
         self.proxy.check_together(sum(one.params.n for one in admitted))
         streams: list[Stream] = []
         try:
             for one in admitted:
-                streams.append(self.proxy.submit(one.prompt, one.params, name, one.cache_salt, one.priority))
+                streams.append(self.proxy.submit(one.prompt, one.params, name, one.cache_salt, one.priority, caller))
         except PontilError:
             for stream in streams:
                 stream.cancel()
