@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import Any
 
 from llguidance import regex_to_lark
@@ -38,6 +39,23 @@ class Tagged:
     begin: str
     schema: Mapping[str, Any]
     end: str = ""
+
+
+class Thought(Enum):
+    """Reasoning before an answer: none, such as the model begins itself, or such as the prompt has begun."""
+
+    NONE = auto()
+    POSSIBLE = auto()
+    BEGUN = auto()
+
+
+TEXT = "TEXT: /(?s:.*)/\n"
+LEADS: Mapping[Thought, str] = {
+    Thought.NONE: "",
+    Thought.POSSIBLE: '("<think>" thought GAP)? ',
+    Thought.BEGUN: "thought GAP ",
+}
+THOUGHT_RULES = f'thought[lazy]: TEXT "</think>"\nGAP: /[ \\n]{{0,4}}/\n{TEXT}'
 
 
 def grammar_of_schema(schema: Mapping[str, Any]) -> str:
@@ -77,22 +95,38 @@ def read_gbnf(rules: str) -> str:
     return converted
 
 
-def grammar_of_calls(calls: Sequence[Tagged], trigger: str | None = None) -> str:
-    """Without a trigger: exactly one of the calls, from the answer's first character to its last. With one: any text,
-    and any number of calls in it, each of which begins with the trigger; the trigger never stands for itself."""
-    begins = [call.begin if trigger is None else call.begin.removeprefix(trigger) for call in calls]
+def grammar_of_calls(calls: Sequence[Tagged], between: str | None = None, thought: Thought = Thought.NONE) -> str:
+    """Nothing but a call, or several with `between` between two, where that is given; reasoning before it as said."""
+    several = "call" if between is None else f"call ({quoted(between)} call)*"
+    lead = "" if thought is Thought.NONE else THOUGHT_RULES
+    return f"{HEAD}start: {LEADS[thought]}{several}\n{lead}{call_rules(calls)}"
+
+
+def grammar_of_calls_in_text(calls: Sequence[Tagged], trigger: str, several: bool) -> str:
+    """Any text, and calls in it, each of which begins with the trigger; the trigger never stands for itself. At most
+    one call unless `several`."""
+    cut = [replace(call, begin=call.begin.removeprefix(trigger)) for call in calls]
+    start = "(begun call)* text" if several else "(begun call)? tail"
+    inside = re.escape(trigger).replace("/", r"\/")
+    tail = "" if several else f"tail: TAIL\nTAIL: TEXT & ~/(?s:.*){inside}(?s:.*)/\n"
+    return f"{HEAD}start: {start}\nbegun[lazy]: TEXT {quoted(trigger)}\ntext: TEXT\n{tail}{TEXT}{call_rules(cut)}"
+
+
+def grammar_of_calls_or_text(calls: Sequence[Tagged], between: str | None) -> str:
+    """Calls as in `grammar_of_calls`, or any text that does not look like one: its first character is no brace."""
+    several = "call" if between is None else f"call ({quoted(between)} call)*"
+    free = r"FREE: /(?s:([ \t\r\n]*[^ \t\r\n{].*)?)/"
+    return f"{HEAD}start: FREE | {several}\n{free}\n{call_rules(calls)}"
+
+
+def call_rules(calls: Sequence[Tagged]) -> str:
+    """The rule `call`: any of these."""
     parts = [
-        " ".join(part for part in (quoted(begin), json_part(call.schema), quoted(call.end)) if part != quoted(""))
-        for begin, call in zip(begins, calls, strict=True)
+        " ".join(part for part in (quoted(call.begin), json_part(call.schema), quoted(call.end)) if part != quoted(""))
+        for call in calls
     ]
-    rules = "\n".join(f"call_{number}: {part}" for number, part in enumerate(parts))
-    names = " | ".join(f"call_{number}" for number in range(len(parts)))
-    if trigger is None:
-        return f"{HEAD}start: {names}\n{rules}\n"
-    return (
-        f"{HEAD}start: (begun ({names}))* rest\nbegun[lazy]: TEXT {quoted(trigger)}\nrest: TEXT\n"
-        f"TEXT: /(?s:.*)/\n{rules}\n"
-    )
+    rules = "".join(f"call_{number}: {part}\n" for number, part in enumerate(parts))
+    return f"call: {' | '.join(f'call_{number}' for number in range(len(parts)))}\n{rules}"
 
 
 def json_part(schema: Mapping[str, Any]) -> str:

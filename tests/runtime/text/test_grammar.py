@@ -4,6 +4,7 @@
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -17,7 +18,10 @@ from pontil.runtime.loaders.synthetic import END_ID
 from pontil.runtime.text.grammar import MAX_GRAMMAR_CHARACTERS, Grammar, GrammarCompiler, check_grammar
 from pontil.runtime.text.grammar_text import (
     Tagged,
+    Thought,
     grammar_of_calls,
+    grammar_of_calls_in_text,
+    grammar_of_calls_or_text,
     grammar_of_choices,
     grammar_of_regex,
     grammar_of_rules,
@@ -173,12 +177,44 @@ def test_calls_alone(compiler: GrammarCompiler) -> None:
         assert not accepts(compiler, grammar, text), text
 
 
-def test_calls_in_a_text(compiler: GrammarCompiler) -> None:
-    grammar = compiler.compile(grammar_of_calls(CALLS, trigger="<tool>"))
-    for text in ("", "well < then", ADD, f"I add.\n{ADD} and {NOOP}", f"{NOOP}{ADD}done"):
+def test_several_calls(compiler: GrammarCompiler) -> None:
+    grammar = compiler.compile(grammar_of_calls(CALLS, between=";\n"))
+    for text in (ADD, f"{ADD};\n{NOOP};\n{ADD}"):
         assert accepts(compiler, grammar, text), text
-    for text in ("a <tool> is", ADD.replace("add", "mul"), f"I add. {ADD[:-2]}"):
+    for text in ("", ADD + NOOP, f"{ADD};\n", f"<think>hm</think>{ADD}"):
         assert not accepts(compiler, grammar, text), text
+
+
+def test_reasoning_before_calls(compiler: GrammarCompiler) -> None:
+    begun = compiler.compile(grammar_of_calls(CALLS, thought=Thought.BEGUN))
+    possible = compiler.compile(grammar_of_calls(CALLS, thought=Thought.POSSIBLE))
+    thought = f"I may write <tool> here.\n</think>\n\n{ADD}"
+    assert accepts(compiler, begun, thought) and not accepts(compiler, begun, ADD)
+    assert accepts(compiler, possible, f"<think>\n{thought}") and accepts(compiler, possible, ADD)
+    for text in (thought, f"<think>{ADD}", f"<think>hm</think>so{ADD}", "<think>hm</think>"):
+        assert not accepts(compiler, possible, text), text
+
+
+def test_calls_in_a_text(compiler: GrammarCompiler) -> None:
+    several = compiler.compile(grammar_of_calls_in_text(CALLS, "<tool>", several=True))
+    one = compiler.compile(grammar_of_calls_in_text(CALLS, "<tool>", several=False))
+    for text in ("", "well < then", ADD, f"I add.\n{ADD} and more </tool>"):
+        assert accepts(compiler, several, text) and accepts(compiler, one, text), text
+    for text in (f"I add.\n{ADD} and {NOOP}", f"{NOOP}{ADD}done"):
+        assert accepts(compiler, several, text) and not accepts(compiler, one, text), text
+    for text in ("a <tool> is", ADD.replace("add", "mul"), f"I add. {ADD[:-2]}"):
+        assert not accepts(compiler, several, text) and not accepts(compiler, one, text), text
+
+
+def test_calls_or_a_text(compiler: GrammarCompiler) -> None:
+    bare = [replace(call, begin=call.begin.removeprefix("<tool>"), end="}") for call in CALLS]
+    add, noop = (call.removeprefix("<tool>").removesuffix("</tool>") for call in (ADD, NOOP))
+    several, one = (compiler.compile(grammar_of_calls_or_text(bare, between)) for between in ("; ", None))
+    for text in ("", "well", f"  I say {add}", add, noop):
+        assert accepts(compiler, several, text) and accepts(compiler, one, text), text
+    assert accepts(compiler, several, f"{add}; {noop}") and not accepts(compiler, one, f"{add}; {noop}")
+    for text in ('{"a": 1}', " {", add[:-1], f"{add} well"):
+        assert not accepts(compiler, several, text) and not accepts(compiler, one, text), text
 
 
 BAD: list[tuple[Any, Any]] = [

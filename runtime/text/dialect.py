@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a model writes what is more than text: its calls of tools, and its reasoning."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from pontil.runtime.text.answer_reader import AnswerReader
+from pontil.runtime.text.call_format import FORMATS, HERMES, LLAMA3_JSON, CallFormat
+from pontil.runtime.text.reasoning_parser import THINK, THOUGHT, ReasoningParser
+from pontil.runtime.text.tokenizer import Tokenizer
+from pontil.runtime.text.tool_call_parser import PARSERS
+
+AUTO = "auto"
+CALL_PARSERS = (AUTO, *FORMATS, "none")
+REASONING_PARSERS = (AUTO, "think", "none")
+# Other formats between the same markers.
+NOT_HERMES = ("<function=", "<arg_key>")
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """`calls` None: calls are not read, and stay text. `named` tells that somebody chose the format, so that it may be
+    taught to a model whose template knows no tools. `thought_id` is the token that ends reasoning, where one does."""
+
+    calls: CallFormat | None = None
+    thinks: bool = False
+    named: bool = False
+    thought_id: int | None = None
+
+    def reader(self, names: Collection[str], opened: bool) -> AnswerReader | None:
+        """For an answer that may call these functions, if any, and begins within reasoning where the prompt has
+        `opened` it. None: it is all text."""
+        calls = PARSERS[self.calls](names) if names and self.calls is not None else None
+        if calls is None and not self.thinks:
+            return None
+        return AnswerReader(ReasoningParser(opened) if self.thinks else None, calls, self.thought_id)
+
+
+def dialect_of(tokenizer: Tokenizer, calls: str = AUTO, reasoning: str = AUTO) -> Dialect:
+    """Of the model with this tokenizer, by the names of CALL_PARSERS and REASONING_PARSERS."""
+    sources = "\n".join(filter(None, (tokenizer.tool_template, tokenizer.chat_template)))
+    thought = tokenizer.token_id(THOUGHT)
+    both = thought is not None and tokenizer.token_id(THINK) is not None
+    return Dialect(
+        calls=calls_in(sources) if calls == AUTO else FORMATS.get(calls),
+        thinks=reasoning == "think" or (reasoning == AUTO and (THOUGHT in sources or both)),
+        named=calls in FORMATS,
+        thought_id=thought,
+    )
+
+
+def calls_in(template: str) -> CallFormat | None:
+    """The format that a chat template writes calls in, as far as it is known here."""
+    if HERMES.opening in template and not any(other in template for other in NOT_HERMES):
+        return HERMES
+    if "<|start_header_id|>" in template and f'"{LLAMA3_JSON.arguments}"' in template:
+        return LLAMA3_JSON
+    return None
