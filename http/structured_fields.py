@@ -154,13 +154,19 @@ def written(fields: Fields, name: str, value: Any, write: Callable[[Any], str]) 
     """The grammar of a value that is not absurd."""
     if is_deep(value):
         raise fields.wrong(name, f"is nested more than {MAX_DEPTH} deep")
+    return grammar_for(f"{fields.path}{name}", lambda: write(value))
+
+
+def grammar_for(param: str, write: Callable[[], str]) -> Structure:
+    """What this parameter asks for. Raises RequestError, which names it."""
     try:
-        grammar = write(value)
+        grammar = write()
     except RequestError as error:
-        raise fields.wrong(name, f"cannot be used: {error}") from None
+        raise RequestError(f"{param} cannot be used: {error}", param=param) from None
     if len(grammar) > MAX_GRAMMAR_CHARACTERS:
-        raise fields.wrong(name, f"is too large: at most {MAX_GRAMMAR_CHARACTERS} characters are possible")
-    return Structure(grammar, f"{fields.path}{name}")
+        says = f"{param} is too large: at most {MAX_GRAMMAR_CHARACTERS} characters are possible"
+        raise RequestError(says, param=param)
+    return Structure(grammar, param)
 
 
 def is_deep(value: Any) -> bool:

@@ -248,6 +248,8 @@ def plan_proxy(options: LaunchOptions, machine: Machine, control: str) -> ChildP
         "max_attempts": options.max_attempts,
         "failover_timeout": options.failover_timeout,
         "awaits_self_test": options.self_test,
+        "tool_call_parser": options.tool_call_parser,
+        "reasoning_parser": options.reasoning_parser,
         "log_level": options.log_level,
     }
     return ChildPlan("proxy", "proxy", "cpu", machine.cores, config)

@@ -29,13 +29,19 @@ class Dialect:
     named: bool = False
     thought_id: int | None = None
 
-    def reader(self, names: Collection[str], opened: bool) -> AnswerReader | None:
-        """For an answer that may call these functions, if any, and begins within reasoning where the prompt has
-        `opened` it. None: it is all text."""
+    def reads(self, names: Collection[str]) -> bool:
+        """Whether an answer that may call these functions, if any, may be more than text."""
+        return self.thinks or bool(names and self.calls)
+
+    def reader(self, names: Collection[str], opened: bool) -> AnswerReader:
+        """For such an answer, which begins within reasoning where the prompt has `opened` it."""
+        thinking = ReasoningParser(opened) if self.thinks else None
         calls = PARSERS[self.calls](names) if names and self.calls is not None else None
-        if calls is None and not self.thinks:
-            return None
-        return AnswerReader(ReasoningParser(opened) if self.thinks else None, calls, self.thought_id)
+        return AnswerReader(thinking, calls, self.thought_id)
+
+    def __str__(self) -> str:
+        calls = "as text" if self.calls is None else f"in the format {self.calls.name}"
+        return f"calls of tools are read {calls}, reasoning is {'told apart' if self.thinks else 'not looked for'}"
 
 
 def dialect_of(tokenizer: Tokenizer, calls: str = AUTO, reasoning: str = AUTO) -> Dialect:

@@ -58,14 +58,14 @@ def test_markers_are_part_of_the_text(tmp_path: Path, special: bool) -> None:
     assert ids[0] == tokenizer.token_id("<think>") and tokenizer.decode(ids) == f"<think>hm</think>{CALL}"
 
 
-def test_a_reader_for_nothing_is_none() -> None:
-    assert Dialect().reader(["f"], False) is Dialect(HERMES).reader([], False) is None
-    assert Dialect(HERMES).reader(["f"], False) is not None is not Dialect(thinks=True).reader([], True)
+def test_what_is_all_text_needs_no_reader() -> None:
+    assert not Dialect().reads(["f"]) and not Dialect(HERMES).reads([])
+    assert Dialect(HERMES).reads(["f"]) and Dialect(thinks=True).reads([])
+    assert "hermes" in str(Dialect(HERMES)) and "told apart" in str(Dialect(thinks=True))
 
 
 def test_calls_are_read_behind_reasoning_only() -> None:
     reader = Dialect(HERMES, True).reader(["f"], False)
-    assert reader is not None
     assert reader.feed(f"<think>maybe {CALL}</think>\n") == [Reasoning(f"maybe {CALL}")]
     assert reader.reason("stop") == "stop"
     assert reader.feed(f"So:\n{CALL}") == [Content("So:"), Call(0, "f"), Arguments(0, "{}")]
@@ -74,7 +74,7 @@ def test_calls_are_read_behind_reasoning_only() -> None:
 
 def test_what_was_held_back_comes_at_the_end() -> None:
     reader = Dialect(HERMES, True).reader(["f"], False)
-    assert reader is not None and reader.feed(" \n<thi") == [] and reader.finish() == [Content(" \n<thi")]
+    assert reader.feed(" \n<thi") == [] and reader.finish() == [Content(" \n<thi")]
 
 
 # The token 9 ends reasoning; the text comes as one piece.
@@ -91,11 +91,10 @@ def test_what_was_held_back_comes_at_the_end() -> None:
 )
 def test_tokens_of_reasoning(opened: bool, text: str, ids: list[int], count: int | None) -> None:
     reader = Dialect(thinks=True, thought_id=9).reader([], opened)
-    assert reader is not None
     reader.feed(text)
     for size in range(len(ids)):
         assert reader.reasoning_tokens(ids[:size]) == min(size, 99 if count is None else count)
     reader.finish()
     assert reader.reasoning_tokens(ids) == count
     blind = Dialect(thinks=True).reader([], opened)
-    assert blind is not None and blind.feed(text) and blind.reasoning_tokens(ids) == (0 if count == 0 else None)
+    assert blind.feed(text) and blind.reasoning_tokens(ids) == (0 if count == 0 else None)
