@@ -3,7 +3,7 @@
 
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from pontil.http.delivery_fields import Delivery
@@ -37,25 +37,25 @@ class ReadChatShape(ChatShape):
         return super().opening(index, stream)
 
     def chunk(self, index: int, delta: Delta, usage: Usage | None) -> bytes:
-        parts: list[dict[str, Any]] = [delta_of(part) for part in self.reader(index).feed(delta.text)]
-        if not parts and (self.delivery.token_ids or delta.logprobs):
-            parts = [{}]
-        if not parts:
+        parts = self.reader(index).feed(delta.text)
+        logprobs = json.dumps(self.logprobs(index, delta.logprobs)).encode() if self.shown.logprobs else b"null"
+        if not parts and not self.delivery.token_ids and not delta.logprobs:
             return b""
-        shown = self.logprobs(index, delta.logprobs) if self.shown.logprobs else None
-        first = self.part(index, parts[0], usage, delta.ids, shown)
-        return first + b"".join(self.part(index, part, usage) for part in parts[1:])
+        first = self.part(index, parts[0] if parts else None, logprobs)
+        rest = [self.framed(self.part(index, part), (), usage) for part in parts[1:]]
+        return self.framed(first, delta.ids, usage) + b"".join(rest)
 
     def last_chunk(self, index: int, reason: str, usage: Usage | None) -> bytes:
         reader = self.reader(index)
-        held = b"".join(self.part(index, delta_of(part), usage) for part in reader.finish())
-        return held + super().last_chunk(index, reader.reason(reason), usage)
+        held = [self.framed(self.part(index, part), (), usage) for part in reader.finish()]
+        return b"".join(held) + super().last_chunk(index, reader.reason(reason), usage)
 
-    def part(
-        self, index: int, delta: dict[str, Any], usage: Usage | None, ids: Sequence[int] = (), logprobs: Any = None
-    ) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
-        return self.framed(json.dumps(choice, separators=(",", ":")).encode()[:-1], ids, usage)
+    def part(self, index: int, part: Part | None, logprobs: bytes = b"null") -> bytes:
+        """A choice of a chunk without its closing brace."""
+        if isinstance(part, Content):
+            return self.delta(index, json.dumps(part.text).encode(), b"null", logprobs)
+        delta = b"{}" if part is None else json.dumps(delta_of(part), separators=(",", ":")).encode()
+        return b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null' % (index, delta, logprobs)
 
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:
         self.stream = choice.stream
@@ -73,9 +73,7 @@ class ReadChatShape(ChatShape):
         return None if None in counts else sum(count or 0 for count in counts)
 
 
-def delta_of(part: Part) -> dict[str, Any]:
-    if isinstance(part, Content):
-        return {"content": part.text}
+def delta_of(part: Reasoning | Call | Arguments) -> dict[str, Any]:
     if isinstance(part, Reasoning):
         return {"reasoning_content": part.text}
     if isinstance(part, Call):

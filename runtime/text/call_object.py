@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 from enum import Enum, auto
 
-from pontil.runtime.text.json_scanner import SPACE, JsonScanner, Step
+from pontil.runtime.text.json_scanner import SPACE, JsonScanner, Place, Step
 
 NAME = "name"
 # Both families' word for them: models mix them up.
@@ -16,6 +17,7 @@ ARGUMENTS = ("arguments", "parameters")
 OTHERS = ("type", "id")
 # Of a name or a key as it is written; the longest name of a tool is far shorter.
 MAX_WORD = 1024
+PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 
 
 class State(Enum):
@@ -64,6 +66,16 @@ class CallObject:
         elif self.state is State.POSSIBLE and self.name is not None and self.unread:
             self.state = State.BEGUN
         return self.state
+
+    def take_plain(self, text: str, position: int) -> int:
+        """Take what only makes a string of the arguments longer; where it ends. As many calls of `take` do the same."""
+        if self.scanner.place is not Place.STRING or not self.in_arguments:
+            return position
+        plain = PLAIN.match(text, position)
+        if plain is None:
+            return position
+        self.unread.append(plain[0])
+        return plain.end()
 
     @property
     def in_arguments(self) -> bool:

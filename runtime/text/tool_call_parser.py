@@ -70,10 +70,12 @@ class ToolCallParser(ABC):
 
     def read(self, text: str, parts: list[Part]) -> str:
         """The object of what may be a call."""
-        for position, character in enumerate(text):
-            before, state = self.call.state, self.call.take(character)
+        position = 0
+        while (position := self.call.take_plain(text, position)) < len(text):
+            before, state = self.call.state, self.call.take(text[position])
             if state is State.WRONG:
                 return self.refuse(before, text, position, parts)
+            position += 1
             if state is State.BEGUN and before is State.POSSIBLE:
                 self.held = ""
                 parts.append(Call(self.begun, str(self.call.name)))
@@ -82,7 +84,7 @@ class ToolCallParser(ABC):
                 self.show_arguments(parts)
                 self.ended += 1
                 self.step = self.pass_over
-                return text[position + 1 :]
+                return text[position:]
         if self.call.state is State.POSSIBLE:
             self.held += text
         else:

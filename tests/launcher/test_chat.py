@@ -31,6 +31,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         events: list[dict[str, Any]] = [
             {"choices": [{"delta": {"role": "assistant"}}]},
+            *({"choices": [{"delta": {"reasoning_content": piece}}]} for piece in ("well ", "now") if said == "think"),
             *({"choices": [{"delta": {"content": piece}}]} for piece in ("you said ", said)),
             {"error": {"message": "the worker died"}}
             if said == "die"
@@ -75,6 +76,7 @@ def test_a_conversation_keeps_its_turns(url: str, asked: list[dict[str, Any]]) -
 
 def test_one_question_has_one_answer(url: str) -> None:
     assert app("chat", "--url", url, "hello").stdout == "you said hello\n"
+    assert app("chat", "--url", url, "think").stdout == "well now\n\nyou said think\n"
 
 
 @pytest.mark.parametrize(("question", "said"), [("refuse", "no worker is ready"), ("die", "the worker died")])
