@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tests of whole systems share."""
 
+from collections.abc import Iterator
+
 import pytest
+from served import Served, launched
 
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 
@@ -12,3 +15,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder.mkdir()
     write_tiny_llama(folder)
     return str(folder)
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """What a launch without options starts, one prefill and one decode worker of the real model; a format of calls is
+    named besides. Files share it, as a start takes both cores for seconds; whoever kills parts of it leaves it whole."""
+    with launched(tmp_path_factory.mktemp("pair"), "--tool-call-parser", "hermes") as served:
+        yield served

@@ -4,21 +4,19 @@
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
-from served import ROOT, Served, launched
+from served import ROOT, Served
 
 NAME = "smollm2-135m-instruct"
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with launched(tmp_path_factory.mktemp("readme")) as running:
-        yield running
+@pytest.fixture
+def served(pair: Served) -> Served:
+    return pair
 
 
 @pytest.fixture

@@ -105,13 +105,6 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
         return found
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory, mixed: dict[str, Any]) -> Any:
-    """After `mixed` is over: two workers need both cores."""
-    with launched(tmp_path_factory.mktemp("pair")) as served:
-        yield served
-
-
 def test_the_answers_are_those_of_one_worker(pair: Served, mixed: dict[str, dict[str, Any]]) -> None:
     found = answers(pair)
     for name in PROMPTS:

@@ -5,14 +5,13 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jsonschema
 import openai
 import pytest
-from served import ROOT, Served, launched
+from served import ROOT, Served
 
 NAME = "smollm2-135m-instruct"
 TEXT = {"type": "string", "maxLength": 24}
@@ -30,10 +29,9 @@ BOUNDED = {
 SHORT_RUNS, LONG_RUNS = 12, 200
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with launched(tmp_path_factory.mktemp("structured"), "--tool-call-parser", "hermes") as running:
-        yield running
+@pytest.fixture
+def served(pair: Served) -> Served:
+    return pair
 
 
 @pytest.fixture
