@@ -25,6 +25,7 @@ from pontil.runtime.proxy.admission import token_budget
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.stream import Stream
 from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.text.grammar_text import behind_thought
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +63,28 @@ class Routes:
         self.model.check(wanted.model)
         await self.grammars.check(wanted.sampling.structure)
         prompt = await self.prompts.chat(wanted.prompt, wanted.handling.add_special_tokens)
-        wanted = await self.with_calls(wanted, prompt.thinking)
+        wanted = await self.with_structure(wanted, prompt.thinking)
         admitted = [self.fit(prompt.ids, wanted, None, "messages")]
         shape = self.chat_shape(wanted, prompt.thinking)
         return await reply(request, self.submit(admitted, request.ctx.request_id), shape)
 
-    async def with_calls(self, wanted: ChatRequest, thinking: bool) -> ChatRequest:
-        """With the structure that its tools ask for."""
-        structure = structure_of_calls(wanted.prompt.tools, self.prompts.dialect, thinking)
+    async def with_structure(self, wanted: ChatRequest, thinking: bool) -> ChatRequest:
+        """With the structure that its tools ask for, or room for reasoning before its own."""
+        dialect, structure = self.prompts.dialect, wanted.sampling.structure
         if structure is None:
-            return wanted
-        await self.grammars.check(structure)
+            structure = structure_of_calls(wanted.prompt.tools, dialect, thinking)
+            await self.grammars.check(structure)
+        elif structure.written:
+            structure = replace(structure, grammar=behind_thought(structure.grammar, dialect.thought(thinking)))
         return replace(wanted, sampling=replace(wanted.sampling, structure=structure))
 
     def chat_shape(self, wanted: ChatRequest, thinking: bool) -> ChatShape:
-        """A structure that no tool asked for leaves no room for reasoning."""
+        """Rules that a client wrote leave no room for reasoning."""
         tools, structure = wanted.prompt.tools.names, wanted.sampling.structure
-        thinking = thinking and (structure is None or bool(tools))
         made = (self.heading("chatcmpl"), wanted.delivery, self.shown(wanted.sampling))
         if not self.prompts.dialect.reads(tools):
             return ChatShape(*made)
+        thinking = thinking and (structure is None or structure.written)
         return ReadChatShape(*made, partial(self.prompts.dialect.reader, tools, thinking))
 
     def heading(self, kind: str) -> Heading:

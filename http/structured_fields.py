@@ -4,7 +4,7 @@ vLLM does. Either becomes one grammar. Pure."""
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pontil.http.fields import Fields
@@ -42,10 +42,12 @@ OLD_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """The grammar that the answer has to follow, and the parameter that asked for it."""
+    """The grammar that the answer has to follow, and the parameter that asked for it. It is `written` by us or by the
+    client, whose own rules are kept as they are."""
 
     grammar: str
     param: str
+    written: bool = True
 
 
 def structure_of(fields: Fields, values: Mapping[str, Any]) -> Structure | None:
@@ -122,7 +124,8 @@ def read_regex(wanted: Fields) -> Structure:
 
 
 def read_grammar(wanted: Fields) -> Structure:
-    return written(wanted, "grammar", read_text(wanted, "grammar"), grammar_of_rules)
+    structure = written(wanted, "grammar", read_text(wanted, "grammar"), grammar_of_rules)
+    return replace(structure, written=False)
 
 
 def read_choice(wanted: Fields) -> Structure:

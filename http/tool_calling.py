@@ -29,7 +29,7 @@ def structure_of_calls(wanted: ToolFields, dialect: Dialect, thinking: bool) -> 
         refuse_promises(wanted)
         return None
     if wanted.choice.mode == "required":
-        return grammar_for("tools", lambda: required(wanted, form, thought_of(dialect, thinking)))
+        return grammar_for("tools", lambda: required(wanted, form, dialect.thought(thinking)))
     if wanted.parallel and not any(tool.strict for tool in wanted.tools):
         return None
     return grammar_for("tools", lambda: possible(wanted, form))
@@ -47,12 +47,6 @@ def refuse_promises(wanted: ToolFields) -> None:
     if strict is not None:
         param = f"tools[{strict}].function.strict"
         raise RequestError(f"{param} {reason}", param=param)
-
-
-def thought_of(dialect: Dialect, thinking: bool) -> Thought:
-    if not dialect.thinks:
-        return Thought.NONE
-    return Thought.BEGUN if thinking else Thought.POSSIBLE
 
 
 def required(wanted: ToolFields, form: CallFormat, thought: Thought) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pontil.runtime.text.answer_reader import AnswerReader
 from pontil.runtime.text.call_format import FORMATS, HERMES, LLAMA3_JSON, CallFormat
+from pontil.runtime.text.grammar_text import Thought
 from pontil.runtime.text.reasoning_parser import THINK, THOUGHT, ReasoningParser
 from pontil.runtime.text.tokenizer import Tokenizer
 from pontil.runtime.text.tool_call_parser import PARSERS
@@ -38,6 +39,10 @@ class Dialect:
         thinking = ReasoningParser(opened) if self.thinks else None
         calls = PARSERS[self.calls](names) if names and self.calls is not None else None
         return AnswerReader(thinking, calls, self.thought_id)
+
+    def thought(self, opened: bool) -> Thought:
+        """What stands before a structured answer."""
+        return (Thought.BEGUN if opened else Thought.POSSIBLE) if self.thinks else Thought.NONE
 
     def __str__(self) -> str:
         calls = "as text" if self.calls is None else f"in the format {self.calls.name}"

@@ -80,6 +80,15 @@ def grammar_of_rules(rules: str) -> str:
     return f"{HEAD}{read_gbnf(rules) if gbnf else rules}\n"
 
 
+def behind_thought(grammar: str, thought: Thought) -> str:
+    """One of the forms above, but for rules that somebody wrote, with reasoning before it."""
+    begin = f"{HEAD}start: "
+    assert grammar.startswith(begin)
+    if thought is Thought.NONE:
+        return grammar
+    return f"{begin}{LEADS[thought]}value\nvalue: {grammar.removeprefix(begin)}{THOUGHT_RULES}"
+
+
 def read_gbnf(rules: str) -> str:
     """The same in Lark's notation."""
     if len(rules) > MAX_GBNF_CHARACTERS:

@@ -169,10 +169,39 @@ def test_reasoning_that_the_prompt_has_opened(sites: Sites) -> None:
     assert (one["reasoning"], one["content"], one["reason"]) == ("hm", "It rains.", "stop")
     ((one,), _) = both(sites.saying("opening", "hm"), tools=openai.NOT_GIVEN)
     assert (one["reasoning"], one["content"]) == ("hm", None)
-    structured = {"tools": openai.NOT_GIVEN, "response_format": {"type": "json_object"}}
-    ((one,), usage) = both(sites.saying("opening", '{"a": 1}'), **structured)
-    assert (one["reasoning"], one["content"]) == (None, '{"a": 1}'), "a structure leaves no room for reasoning"
+
+
+def test_reasoning_before_a_structure(sites: Sites) -> None:
+    """There is room for it, unless the client wrote the rules."""
+    more = {"tools": openai.NOT_GIVEN, "response_format": {"type": "json_object"}}
+    served = sites.saying("opening", 'hm</think>{"a": 1}')
+    ((one,), _) = both(served, **more)
+    assert (one["reasoning"], one["content"]) == ("hm", '{"a": 1}')
+    more = {"tools": openai.NOT_GIVEN, "extra_body": {"structured_outputs": {"grammar": 'start: "{}"'}}}
+    ((one,), usage) = both(sites.saying("opening", "{}"), **more)
+    assert (one["reasoning"], one["content"]) == (None, "{}")
     assert usage.completion_tokens_details.reasoning_tokens == 0
+
+
+@pytest.mark.parametrize(("begun", "reasoning"), [("<think>so", " hm"), ("<think>so</think>", None), ("so", None)])
+def test_a_message_to_be_continued_may_have_begun_it(sites: Sites, begun: str, reasoning: str | None) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": begun}]
+    more = {"continue_final_message": True, "add_generation_prompt": False}
+    answer = sites.saying("opening", " hm").ask("POST", "/v1/chat/completions", {"messages": messages} | more)
+    (choice,) = answer.json["choices"]
+    found = choice["message"].get("reasoning_content"), choice["message"]["content"]
+    assert found == ((reasoning.strip(), None) if reasoning else (None, " hm"))
+
+
+def test_the_official_helper_puts_a_stream_together(sites: Sites) -> None:
+    """It parses the arguments of strict tools, which it asks for."""
+    strict = {"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}
+    messages: list[Any] = [{"role": "user", "content": "hi"}]
+    made = client(sites.saying("qwen", f"{THOUGHT}I look.\n{CALLS}"))
+    with made.chat.completions.stream(model=MODEL, messages=messages, tools=[strict]) as stream:  # type: ignore[list-item]
+        message = stream.get_final_completion().choices[0].message
+    assert [call.function.parsed_arguments for call in message.tool_calls or ()] == [{"city": "Rome"}, {"city": "Øslo"}]
+    assert message.content == "I look."
 
 
 def test_reasoning_that_cannot_be_counted_is_not(sites: Sites) -> None:

@@ -19,6 +19,7 @@ from pontil.runtime.text.grammar import MAX_GRAMMAR_CHARACTERS, Grammar, Grammar
 from pontil.runtime.text.grammar_text import (
     Tagged,
     Thought,
+    behind_thought,
     grammar_of_calls,
     grammar_of_calls_in_text,
     grammar_of_calls_or_text,
@@ -192,6 +193,24 @@ def test_reasoning_before_calls(compiler: GrammarCompiler) -> None:
     assert accepts(compiler, begun, thought) and not accepts(compiler, begun, ADD)
     assert accepts(compiler, possible, f"<think>\n{thought}") and accepts(compiler, possible, ADD)
     for text in (thought, f"<think>{ADD}", f"<think>hm</think>so{ADD}", "<think>hm</think>"):
+        assert not accepts(compiler, possible, text), text
+
+
+@pytest.mark.parametrize(
+    ("form", "fits", "odd"),
+    [
+        (grammar_of_schema(NUMBER), '{"x": 5}', "{}"),
+        (grammar_of_choices(["yes", "no"]), "no", "yesno"),
+        (grammar_of_regex("a+b"), "aab", "a"),
+    ],
+)
+def test_reasoning_before_any_form(compiler: GrammarCompiler, form: str, fits: str, odd: str) -> None:
+    assert behind_thought(form, Thought.NONE) == form
+    begun = compiler.compile(behind_thought(form, Thought.BEGUN))
+    possible = compiler.compile(behind_thought(form, Thought.POSSIBLE))
+    assert accepts(compiler, begun, f"hm\n</think>\n\n{fits}") and not accepts(compiler, begun, fits)
+    assert accepts(compiler, possible, f"<think>hm</think>{fits}") and accepts(compiler, possible, fits)
+    for text in (odd, f"hm</think>{fits}", f"<think>hm</think>{odd}", f"<think>{fits}"):
         assert not accepts(compiler, possible, text), text
 
 
