@@ -12,7 +12,6 @@ from pontil.http.kinds import Flag, Integer, Neutral, Text
 from pontil.http.parameter import Parameter, read_all
 from pontil.http.prompt_fields import PROMPT, PromptFields, prompt_fields, special_tokens
 from pontil.http.sampling_fields import SAMPLING, LogprobFields, SamplingFields, sampling_fields
-from pontil.runtime.errors import RequestError
 from pontil.runtime.sampling_params import RANGES
 
 
@@ -32,23 +31,13 @@ def read_chat(data: Mapping[str, Any], vocab_size: int) -> ChatRequest:
     fields = Fields(data, vocab_size=vocab_size)
     values = read_all(fields, CHAT)
     limits = ("max_completion_tokens", "max_tokens")
-    wanted = ChatRequest(
+    return ChatRequest(
         model=values["model"],
         prompt=chat_prompt(fields, values),
         sampling=sampling_fields(fields, values, limits, logprobs_of(fields, values)),
         delivery=delivery_fields(fields, values),
         handling=prompt_fields(fields, values),
     )
-    check_structure(wanted)
-    return wanted
-
-
-def check_structure(wanted: ChatRequest) -> None:
-    """A structure rules out calls, and a call the structure."""
-    structure = wanted.sampling.structure
-    if structure is not None and wanted.prompt.tools.tools:
-        says = f'{structure.param} leaves no room for calls of tools: set tool_choice to "none", or leave one out'
-        raise RequestError(says, param=structure.param)
 
 
 def logprobs_of(fields: Fields, values: Mapping[str, Any]) -> LogprobFields:

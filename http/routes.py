@@ -19,13 +19,12 @@ from pontil.http.reply_shape import ChatShape, CompletionShape, Heading, Shown
 from pontil.http.request_body import read_body
 from pontil.http.sampling_fields import SamplingFields
 from pontil.http.served_model import ServedModel
-from pontil.http.tool_calling import structure_of_calls
+from pontil.http.tool_calling import structure_of
 from pontil.runtime.errors import PontilError
 from pontil.runtime.proxy.admission import token_budget
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.stream import Stream
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.text.grammar_text import behind_thought
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +68,11 @@ class Routes:
         return await reply(request, self.submit(admitted, request.ctx.request_id), shape)
 
     async def with_structure(self, wanted: ChatRequest, thinking: bool) -> ChatRequest:
-        """With the structure that its tools ask for, or room for reasoning before its own."""
-        dialect, structure = self.prompts.dialect, wanted.sampling.structure
-        if structure is None:
-            structure = structure_of_calls(wanted.prompt.tools, dialect, thinking)
+        """With what its tools ask for, and room for reasoning."""
+        tools, own = wanted.prompt.tools, wanted.sampling.structure
+        structure = structure_of(tools, own, self.prompts.dialect, thinking)
+        if tools.tools:
             await self.grammars.check(structure)
-        elif structure.written:
-            structure = replace(structure, grammar=behind_thought(structure.grammar, dialect.thought(thinking)))
         return replace(wanted, sampling=replace(wanted.sampling, structure=structure))
 
     def chat_shape(self, wanted: ChatRequest, thinking: bool) -> ChatShape:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request about tools asks of the answer's structure, in the model's own format of calls. Pure."""
+"""What a chat asks of its answer's structure: by its tools, in the model's own format of calls, and by itself. Pure."""
 
+from dataclasses import replace
 from typing import Any
 
 from pontil.http.structured_fields import Structure, grammar_for
@@ -12,27 +13,41 @@ from pontil.runtime.text.grammar_text import (
     ANY_OBJECT,
     Tagged,
     Thought,
+    behind_thought,
     grammar_of_calls,
     grammar_of_calls_in_text,
+    grammar_of_calls_or_form,
     grammar_of_calls_or_text,
 )
 
 NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def structure_of_calls(wanted: ToolFields, dialect: Dialect, thinking: bool) -> Structure | None:
-    """None: the answer is free. `thinking` as in ReadPrompt. Raises RequestError for what cannot be kept."""
+def structure_of(wanted: ToolFields, own: Structure | None, dialect: Dialect, thinking: bool) -> Structure | None:
+    """Of an answer that may call tools and has its `own` structure, where it has. None: it is free. `thinking` as in
+    ReadPrompt. Raises RequestError for what cannot be kept."""
+    thought, form = dialect.thought(thinking), dialect.calls
     if not wanted.tools:
-        return None
-    form = dialect.calls
+        return own if own is None or not own.written else replace(own, grammar=behind_thought(own.grammar, thought))
+    if own is not None:
+        return beside(wanted, own, form, thought)
     if form is None:
         refuse_promises(wanted)
         return None
     if wanted.choice.mode == "required":
-        return grammar_for("tools", lambda: required(wanted, form, dialect.thought(thinking)))
+        return grammar_for("tools", lambda: required(wanted, form, thought))
     if wanted.parallel and not any(tool.strict for tool in wanted.tools):
         return None
     return grammar_for("tools", lambda: possible(wanted, form))
+
+
+def beside(wanted: ToolFields, own: Structure, form: CallFormat | None, thought: Thought) -> Structure:
+    """Either calls or what was asked for besides."""
+    if form is None or wanted.choice.mode == "required" or not own.written:
+        says = f'{own.param} leaves no room for calls of tools: set tool_choice to "none", or leave one out'
+        raise RequestError(says, param=own.param)
+    calls, between = tagged_all(wanted, form), form.between if wanted.parallel else None
+    return grammar_for("tools", lambda: grammar_of_calls_or_form(calls, between, own.grammar, thought))
 
 
 def refuse_promises(wanted: ToolFields) -> None:
@@ -58,10 +73,14 @@ def required(wanted: ToolFields, form: CallFormat, thought: Thought) -> str:
 
 def possible(wanted: ToolFields, form: CallFormat) -> str:
     """Text and calls as the model likes; the schemas of strict tools are obeyed."""
-    calls = [tagged(tool, form, tool.strict) for tool in wanted.tools]
+    calls = tagged_all(wanted, form)
     if form.opening:
         return grammar_of_calls_in_text(calls, form.opening, wanted.parallel)
     return grammar_of_calls_or_text(calls, form.between if wanted.parallel else None)
+
+
+def tagged_all(wanted: ToolFields, form: CallFormat) -> list[Tagged]:
+    return [tagged(tool, form, tool.strict) for tool in wanted.tools]
 
 
 def tagged(tool: Tool, form: CallFormat, strict: bool) -> Tagged:

@@ -22,6 +22,7 @@ from pontil.runtime.errors import RequestError
 # Which token spells a text is the model's choice, also where only one text may come: masks are then a function of the
 # text so far, whatever its tokens were.
 HEAD = '%llguidance {"no_forcing": true}\n'
+START = f"{HEAD}start: "
 # Between two parts of a JSON value: nothing, a space, or a line end and an indent. Without an end to it a small model
 # may write spaces for ever.
 WHITESPACE = r"\x20|\n[\x20\t]{0,32}"
@@ -60,17 +61,17 @@ THOUGHT_RULES = f'thought[lazy]: TEXT "</think>"\nGAP: /[ \\n]{{0,4}}/\n{TEXT}'
 
 def grammar_of_schema(schema: Mapping[str, Any]) -> str:
     """A JSON value that follows a JSON schema. Raises RequestError for a schema that sets the library's options."""
-    return f"{HEAD}start: {json_part(schema)}\n"
+    return f"{START}{json_part(schema)}\n"
 
 
 def grammar_of_choices(choices: Sequence[str]) -> str:
     """One of these texts, none of which is empty."""
-    return f"{HEAD}start: {' | '.join(map(quoted, choices))}\n"
+    return f"{START}{' | '.join(map(quoted, choices))}\n"
 
 
 def grammar_of_regex(pattern: str) -> str:
     """A text that the whole of a regular expression matches: Rust's notation, which has no look-around."""
-    return f"{HEAD}start: /{regex_to_lark(pattern)}/\n"
+    return f"{START}/{regex_to_lark(pattern)}/\n"
 
 
 def grammar_of_rules(rules: str) -> str:
@@ -81,12 +82,11 @@ def grammar_of_rules(rules: str) -> str:
 
 
 def behind_thought(grammar: str, thought: Thought) -> str:
-    """One of the forms above, but for rules that somebody wrote, with reasoning before it."""
-    begin = f"{HEAD}start: "
-    assert grammar.startswith(begin)
+    """One of the grammars here, but for rules that somebody wrote, with reasoning before it."""
+    assert grammar.startswith(START)
     if thought is Thought.NONE:
         return grammar
-    return f"{begin}{LEADS[thought]}value\nvalue: {grammar.removeprefix(begin)}{THOUGHT_RULES}"
+    return f"{START}{LEADS[thought]}value\nvalue: {grammar.removeprefix(START)}{THOUGHT_RULES}"
 
 
 def read_gbnf(rules: str) -> str:
@@ -107,8 +107,13 @@ def read_gbnf(rules: str) -> str:
 def grammar_of_calls(calls: Sequence[Tagged], between: str | None = None, thought: Thought = Thought.NONE) -> str:
     """Nothing but a call, or several with `between` between two, where that is given; reasoning before it as said."""
     several = "call" if between is None else f"call ({quoted(between)} call)*"
-    lead = "" if thought is Thought.NONE else THOUGHT_RULES
-    return f"{HEAD}start: {LEADS[thought]}{several}\n{lead}{call_rules(calls)}"
+    return behind_thought(f"{START}{several}\n{call_rules(calls)}", thought)
+
+
+def grammar_of_calls_or_form(calls: Sequence[Tagged], between: str | None, form: str, thought: Thought) -> str:
+    """As `grammar_of_calls`, or instead of them what another grammar says, as in `behind_thought`."""
+    several = "call" if between is None else f"call ({quoted(between)} call)*"
+    return behind_thought(f"{START}{several} | form\nform: {form.removeprefix(START)}{call_rules(calls)}", thought)
 
 
 def grammar_of_calls_in_text(calls: Sequence[Tagged], trigger: str, several: bool) -> str:
@@ -118,14 +123,14 @@ def grammar_of_calls_in_text(calls: Sequence[Tagged], trigger: str, several: boo
     start = "(begun call)* text" if several else "(begun call)? tail"
     inside = re.escape(trigger).replace("/", r"\/")
     tail = "" if several else f"tail: TAIL\nTAIL: TEXT & ~/(?s:.*){inside}(?s:.*)/\n"
-    return f"{HEAD}start: {start}\nbegun[lazy]: TEXT {quoted(trigger)}\ntext: TEXT\n{tail}{TEXT}{call_rules(cut)}"
+    return f"{START}{start}\nbegun[lazy]: TEXT {quoted(trigger)}\ntext: TEXT\n{tail}{TEXT}{call_rules(cut)}"
 
 
 def grammar_of_calls_or_text(calls: Sequence[Tagged], between: str | None) -> str:
     """Calls as in `grammar_of_calls`, or any text that does not look like one: its first character is no brace."""
     several = "call" if between is None else f"call ({quoted(between)} call)*"
     free = r"FREE: /(?s:([ \t\r\n]*[^ \t\r\n{].*)?)/"
-    return f"{HEAD}start: FREE | {several}\n{free}\n{call_rules(calls)}"
+    return f"{START}FREE | {several}\n{free}\n{call_rules(calls)}"
 
 
 def call_rules(calls: Sequence[Tagged]) -> str:

@@ -279,7 +279,7 @@ def test_answers_are_as_the_document_says(sites: Sites) -> None:
             {"tools": [{"function": {"name": "a", "parameters": {"type": "array"}}}]},
             "tools[0].function.parameters.type",
         ),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "tool_choice": "required"}, "response_format"),
         ({"tool_choice": "required", "tools": [{"function": {"name": "a", "parameters": {"$ref": "#/no"}}}]}, "tools"),
     ],
 )

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a request says about tools: the reader takes what the schema takes, and a grammar says what was asked for."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -10,12 +12,13 @@ from pontil.http.chat_prompt import CHAT_PROMPT, chat_prompt
 from pontil.http.fields import Fields
 from pontil.http.parameter import object_schema, read_all
 from pontil.http.structured_fields import Structure
-from pontil.http.tool_calling import structure_of_calls
+from pontil.http.tool_calling import structure_of
 from pontil.http.tool_fields import TOOLS, Choice, ToolFields, tool_fields
 from pontil.runtime.errors import RequestError
 from pontil.runtime.text.call_format import HERMES, LLAMA3_JSON
 from pontil.runtime.text.dialect import Dialect
 from pontil.runtime.text.grammar import GrammarCompiler, check_grammar
+from pontil.runtime.text.grammar_text import grammar_of_schema
 from pontil.runtime.text.tokenizer import Tokenizer
 
 SCHEMA = {"properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
@@ -123,27 +126,63 @@ CASES: list[tuple[Dialect, bool, dict[str, Any], list[str], list[str]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("dialect", "thinking", "asked", "fit", "unfit"), CASES)
-def test_a_grammar_says_what_was_asked_for(
-    compiler: GrammarCompiler, dialect: Dialect, thinking: bool, asked: dict[str, Any], fit: list[str], unfit: list[str]
-) -> None:
-    structure = structure_of_calls(read(asked), dialect, thinking)
-    assert isinstance(structure, Structure) and structure.param == "tools"
-    check_grammar(structure.grammar)
+def acceptor(compiler: GrammarCompiler, grammar: str) -> Callable[[str], bool]:
+    """Tells whether a text may be said by this grammar and then end."""
     end = compiler.tokenizer.eos_ids[0]
-    guide = compiler.compile(structure.grammar).guide(frozenset({end}))
+    guide = compiler.compile(grammar).guide(frozenset({end}))
 
     def accepts(text: str) -> bool:
         ids = compiler.tokenizer.encode(text, False)
         return guide.fitting([], ids) == len(ids) and bool(guide.masks(ids)[0][end // 8] >> end % 8 & 1)
 
+    return accepts
+
+
+@pytest.mark.parametrize(("dialect", "thinking", "asked", "fit", "unfit"), CASES)
+def test_a_grammar_says_what_was_asked_for(
+    compiler: GrammarCompiler, dialect: Dialect, thinking: bool, asked: dict[str, Any], fit: list[str], unfit: list[str]
+) -> None:
+    structure = structure_of(read(asked), None, dialect, thinking)
+    assert isinstance(structure, Structure) and structure.param == "tools"
+    check_grammar(structure.grammar)
+    accepts = acceptor(compiler, structure.grammar)
     assert [text for text in fit if not accepts(text)] == [] == [text for text in unfit if accepts(text)]
+
+
+def test_a_structure_beside_calls(compiler: GrammarCompiler) -> None:
+    """The answer is one or the other; rules that a client wrote, and calls that have to be, leave no room for it."""
+    own = Structure(grammar_of_schema({"type": "object", "additionalProperties": False}), "response_format")
+    tools = {"tools": [STRICT, NOOP]}
+    for dialect, fit, unfit in (
+        (
+            Dialect(HERMES),
+            ["{}", HERMES_ADD, f"{HERMES_ADD}\n{HERMES_NOOP}"],
+            ["well", HERMES_ODD, f"{{}}{HERMES_ADD}"],
+        ),
+        (
+            Dialect(HERMES, thinks=True),
+            ["{}", "<think>hm</think>{}", f"<think>hm</think>{HERMES_ADD}"],
+            ["hm</think>{}"],
+        ),
+        (Dialect(LLAMA3_JSON), ["{}", LLAMA_ADD], ['{"a": 1}', "well"]),
+    ):
+        structure = structure_of(read(tools), own, dialect, False)
+        assert structure is not None
+        accepts = acceptor(compiler, structure.grammar)
+        assert [text for text in fit if not accepts(text)] == [] == [text for text in unfit if accepts(text)]
+    for asked, kept, dialect in (
+        (tools | {"tool_choice": "required"}, own, Dialect(HERMES)), (tools, own, Dialect()),
+        (tools, replace(own, written=False), Dialect(HERMES)),
+    ):  # fmt: skip
+        with pytest.raises(RequestError, match="leaves no room") as refused:
+            structure_of(read(asked), kept, dialect, False)
+        assert refused.value.param == "response_format"
 
 
 def test_an_answer_may_be_free() -> None:
     for asked in ({}, {"tools": [ADD, NOOP]}, REQUIRED | {"tool_choice": "none"}):
-        assert structure_of_calls(read(asked), Dialect(HERMES), False) is None
-    assert structure_of_calls(read({"tools": [ADD]}), Dialect(), False) is None
+        assert structure_of(read(asked), None, Dialect(HERMES), False) is None
+    assert structure_of(read({"tools": [ADD]}), None, Dialect(), False) is None
 
 
 @pytest.mark.parametrize(
@@ -156,7 +195,7 @@ def test_an_answer_may_be_free() -> None:
 )
 def test_nothing_is_promised_where_calls_are_not_read(asked: dict[str, Any], param: str) -> None:  # F3
     with pytest.raises(RequestError, match="--tool-call-parser hermes") as refused:
-        structure_of_calls(read(asked), Dialect(), False)
+        structure_of(read(asked), None, Dialect(), False)
     assert refused.value.param == param
 
 
@@ -165,7 +204,7 @@ def test_schemas_that_cannot_be_used_name_the_tools() -> None:
     for schema in schemas:
         asked = {"tools": [{"function": {"name": "a", "parameters": schema}}], "tool_choice": "required"}
         with pytest.raises(RequestError) as refused:
-            structure_of_calls(read(asked), Dialect(HERMES), False)
+            structure_of(read(asked), None, Dialect(HERMES), False)
         assert refused.value.param == "tools"
 
 
