@@ -38,7 +38,7 @@ def structure_of(wanted: ToolFields, own: Structure | None, dialect: Dialect, th
         return grammar_for("tools", lambda: required(wanted, form, thought))
     if wanted.parallel and not any(tool.strict for tool in wanted.tools):
         return None
-    return grammar_for("tools", lambda: possible(wanted, form))
+    return grammar_for("tools", lambda: possible(wanted, form, thought))
 
 
 def beside(wanted: ToolFields, own: Structure, form: CallFormat | None, thought: Thought) -> Structure:
@@ -71,12 +71,12 @@ def required(wanted: ToolFields, form: CallFormat, thought: Thought) -> str:
     return grammar_of_calls(calls, form.between if wanted.parallel and name is None else None, thought)
 
 
-def possible(wanted: ToolFields, form: CallFormat) -> str:
+def possible(wanted: ToolFields, form: CallFormat, thought: Thought) -> str:
     """Text and calls as the model likes; the schemas of strict tools are obeyed."""
     calls = tagged_all(wanted, form)
     if form.opening:
-        return grammar_of_calls_in_text(calls, form.opening, wanted.parallel)
-    return grammar_of_calls_or_text(calls, form.between if wanted.parallel else None)
+        return grammar_of_calls_in_text(calls, form.opening, wanted.parallel, thought)
+    return grammar_of_calls_or_text(calls, form.between if wanted.parallel else None, thought)
 
 
 def tagged_all(wanted: ToolFields, form: CallFormat) -> list[Tagged]:

@@ -56,6 +56,12 @@ LEADS: Mapping[Thought, str] = {
     Thought.POSSIBLE: '("<think>" thought GAP)? ',
     Thought.BEGUN: "thought GAP ",
 }
+# Text that reasoning may stand before is not to be taken for it.
+UNTHOUGHT: Mapping[Thought, str] = {
+    Thought.NONE: "",
+    Thought.POSSIBLE: r" & ~/(?s:[ \t\r\n]*<think>.*)/",
+    Thought.BEGUN: "",
+}
 THOUGHT_RULES = f'thought[lazy]: TEXT "</think>"\nGAP: /[ \\n]{{0,4}}/\n{TEXT}'
 
 
@@ -116,21 +122,22 @@ def grammar_of_calls_or_form(calls: Sequence[Tagged], between: str | None, form:
     return behind_thought(f"{START}{several} | form\nform: {form.removeprefix(START)}{call_rules(calls)}", thought)
 
 
-def grammar_of_calls_in_text(calls: Sequence[Tagged], trigger: str, several: bool) -> str:
+def grammar_of_calls_in_text(calls: Sequence[Tagged], trigger: str, several: bool, thought: Thought) -> str:
     """Any text, and calls in it, each of which begins with the trigger; the trigger never stands for itself. At most
-    one call unless `several`."""
+    one call unless `several`. Behind reasoning, in which anything may stand."""
     cut = [replace(call, begin=call.begin.removeprefix(trigger)) for call in calls]
-    start = "(begun call)* text" if several else "(begun call)? tail"
+    begin = "(begun call)* text" if several else "(begun call)? tail"
     inside = re.escape(trigger).replace("/", r"\/")
-    tail = "" if several else f"tail: TAIL\nTAIL: TEXT & ~/(?s:.*){inside}(?s:.*)/\n"
-    return f"{START}{start}\nbegun[lazy]: TEXT {quoted(trigger)}\ntext: TEXT\n{tail}{TEXT}{call_rules(cut)}"
+    tail = "" if several else f"tail: TAIL\nTAIL: FREE & ~/(?s:.*){inside}(?s:.*)/\n"
+    free = f"begun[lazy]: FREE {quoted(trigger)}\ntext: FREE\nFREE: /(?s:.*)/{UNTHOUGHT[thought]}\n"
+    return behind_thought(f"{START}{begin}\n{free}{tail}{call_rules(cut)}", thought)
 
 
-def grammar_of_calls_or_text(calls: Sequence[Tagged], between: str | None) -> str:
+def grammar_of_calls_or_text(calls: Sequence[Tagged], between: str | None, thought: Thought) -> str:
     """Calls as in `grammar_of_calls`, or any text that does not look like one: its first character is no brace."""
     several = "call" if between is None else f"call ({quoted(between)} call)*"
-    free = r"FREE: /(?s:([ \t\r\n]*[^ \t\r\n{].*)?)/"
-    return f"{START}FREE | {several}\n{free}\n{call_rules(calls)}"
+    free = rf"FREE: /(?s:([ \t\r\n]*[^ \t\r\n{{].*)?)/{UNTHOUGHT[thought]}"
+    return behind_thought(f"{START}FREE | {several}\n{free}\n{call_rules(calls)}", thought)
 
 
 def call_rules(calls: Sequence[Tagged]) -> str:

@@ -215,8 +215,8 @@ def test_reasoning_before_any_form(compiler: GrammarCompiler, form: str, fits: s
 
 
 def test_calls_in_a_text(compiler: GrammarCompiler) -> None:
-    several = compiler.compile(grammar_of_calls_in_text(CALLS, "<tool>", several=True))
-    one = compiler.compile(grammar_of_calls_in_text(CALLS, "<tool>", several=False))
+    several = compiler.compile(grammar_of_calls_in_text(CALLS, "<tool>", True, Thought.NONE))
+    one = compiler.compile(grammar_of_calls_in_text(CALLS, "<tool>", False, Thought.NONE))
     for text in ("", "well < then", ADD, f"I add.\n{ADD} and more </tool>"):
         assert accepts(compiler, several, text) and accepts(compiler, one, text), text
     for text in (f"I add.\n{ADD} and {NOOP}", f"{NOOP}{ADD}done"):
@@ -228,12 +228,28 @@ def test_calls_in_a_text(compiler: GrammarCompiler) -> None:
 def test_calls_or_a_text(compiler: GrammarCompiler) -> None:
     bare = [replace(call, begin=call.begin.removeprefix("<tool>"), end="}") for call in CALLS]
     add, noop = (call.removeprefix("<tool>").removesuffix("</tool>") for call in (ADD, NOOP))
-    several, one = (compiler.compile(grammar_of_calls_or_text(bare, between)) for between in ("; ", None))
+    several, one = (compiler.compile(grammar_of_calls_or_text(bare, between, Thought.NONE)) for between in ("; ", None))
     for text in ("", "well", f"  I say {add}", add, noop):
         assert accepts(compiler, several, text) and accepts(compiler, one, text), text
     assert accepts(compiler, several, f"{add}; {noop}") and not accepts(compiler, one, f"{add}; {noop}")
     for text in ('{"a": 1}', " {", add[:-1], f"{add} well"):
         assert not accepts(compiler, several, text) and not accepts(compiler, one, text), text
+
+
+@pytest.mark.parametrize("thought", [Thought.POSSIBLE, Thought.BEGUN])
+def test_calls_in_a_text_behind_reasoning(compiler: GrammarCompiler, thought: Thought) -> None:
+    """What was thought is no call, whatever stands in it; what is said behind it is kept."""
+    bare = [replace(call, begin=call.begin.removeprefix("<tool>"), end="}") for call in CALLS]
+    add = ADD.removeprefix("<tool>").removesuffix("</tool>")
+    begin = "<think>" if thought is Thought.POSSIBLE else ""
+    before = f"{begin}\nI write <tool> or {add}?\n</think>\n\n"
+    marked = compiler.compile(grammar_of_calls_in_text(CALLS, "<tool>", False, thought))
+    unmarked = compiler.compile(grammar_of_calls_or_text(bare, None, thought))
+    for grammar, call in ((marked, ADD), (unmarked, add)):
+        for text in (before, f"{before}well", f"{before}{call}", *(["well", call] if begin else [])):
+            assert accepts(compiler, grammar, text), text
+        for text in (f"{before}{call.replace('5', '[]')}", f"{before}{call[:-1]}", f"{begin} hm"):
+            assert not accepts(compiler, grammar, text), text
 
 
 BAD: list[tuple[Any, Any]] = [
