@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every route there is."""
 
+import logging
+
 from pontil.http import reply_schema as reply
 from pontil.http.chat_request import CHAT
 from pontil.http.completion_request import COMPLETION
@@ -12,6 +14,9 @@ from pontil.http.served_model import ServedModel
 from pontil.http.status_routes import METRICS_TYPE, StatusRoutes
 from pontil.http.token_routes import DETOKENIZE, TOKENIZE, TOKENIZE_CHAT, TokenRoutes
 from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.text.dialect import dialect_of
+
+LOG = logging.getLogger("pontil.http")
 
 # What is wrong with a body, beyond what its parameters are: see docs/api.md.
 BODY = (400, 404, 408, 413, 415)
@@ -19,7 +24,9 @@ GENERATION = (*BODY, 503)
 
 
 def endpoints(proxy: Proxy) -> tuple[Endpoint, ...]:
-    model, prompts = ServedModel(proxy), PromptReader(proxy.tokenizer)
+    dialect = dialect_of(proxy.tokenizer, proxy.config.tool_call_parser, proxy.config.reasoning_parser)
+    LOG.info("%s", dialect)
+    model, prompts = ServedModel(proxy), PromptReader(proxy.tokenizer, dialect)
     routes, tokens, status = Routes(proxy, model, prompts), TokenRoutes(model, prompts), StatusRoutes(proxy)
     listed = (
         Endpoint("POST", "/v1/completions", routes.completions, "Continue texts.", reply.COMPLETION,

@@ -28,16 +28,18 @@ class Chat:
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def say(self, text: str, show: Callable[[str], None]) -> dict[str, Any]:
-        """Send one turn and show the answer piece by piece; returns the usage. A turn that fails is taken back."""
+        """Send one turn and show the answer piece by piece, what was thought before it too; returns the usage. A turn
+        that fails is taken back."""
         self.messages.append({"role": "user", "content": text})
-        answer = ""
+        answer, thinking = "", False
         usage: dict[str, Any] = {}
         try:
             for event in self.events():
                 for choice in event["choices"]:
+                    thought = choice["delta"].get("reasoning_content") or ""
                     piece = choice["delta"].get("content") or ""
-                    answer += piece
-                    show(piece)
+                    show(thought + ("\n\n" if thinking and piece else "") + piece)
+                    answer, thinking = answer + piece, bool(thought) or (thinking and not piece)
                 usage = event.get("usage") or usage
         except BaseException:
             # Ctrl-C too: the turn is taken back, and whatever it was goes on up.

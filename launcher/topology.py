@@ -261,6 +261,8 @@ def plan_proxy(options: LaunchOptions, machine: Machine, control: str) -> ChildP
         "awaits_self_test": options.self_test,
         "callers": [],
         "admin": None,
+        "tool_call_parser": options.tool_call_parser,
+        "reasoning_parser": options.reasoning_parser,
         "log_level": options.log_level,
     }
     return ChildPlan("proxy", "proxy", "cpu", machine.cores, config)

@@ -53,7 +53,7 @@ class ProxyConfig:
     """The proxy process. Times are in seconds. `cache_dir` and `keys` as in WorkerConfig. Usage is kept in the file
     `usage_log`, where one is named. With `awaits_self_test` it is not ready before a request went through every pair of
     workers. `callers` are names of clients with the SHA-256 of their key in hexadecimal, `admin` that of the admin key:
-    with none, nobody needs a key."""
+    with none, nobody needs a key. The parsers are named as in runtime/text/dialect.py."""
 
     host: str
     port: int
@@ -69,6 +69,8 @@ class ProxyConfig:
     max_attempts: int = 3
     max_body_bytes: int = 32 << 20
     awaits_self_test: bool = False
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     log_level: str = "info"
     cache_dir: str | None = None
     keys: str | None = field(default=None, repr=False)

@@ -35,6 +35,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         events: list[dict[str, Any]] = [
             {"choices": [{"delta": {"role": "assistant"}}]},
+            *({"choices": [{"delta": {"reasoning_content": piece}}]} for piece in ("well ", "now") if said == "think"),
             *({"choices": [{"delta": {"content": piece}}]} for piece in ("you said ", said)),
             {"error": {"message": "the worker died"}}
             if said == "die"
@@ -79,6 +80,7 @@ def test_a_conversation_keeps_its_turns(url: str, asked: list[dict[str, Any]]) -
 
 def test_one_question_has_one_answer(url: str) -> None:
     assert app("chat", "--url", url, "hello").stdout == "you said hello\n"
+    assert app("chat", "--url", url, "think").stdout == "well now\n\nyou said think\n"
 
 
 def test_a_key_is_shown_and_never_told(url: str, asked: list[dict[str, Any]], tmp_path: Path) -> None:  # F5

@@ -30,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """What a launch without options starts: one prefill and one decode worker of the real model. Files share it, as a
-    start takes both cores for seconds; whoever kills parts of it leaves it whole."""
-    with launched(tmp_path_factory.mktemp("pair")) as served:
+    """What a launch without options starts, one prefill and one decode worker of the real model; a format of calls is
+    named besides. Files share it, as a start takes both cores for seconds; who kills parts of it leaves it whole."""
+    with launched(tmp_path_factory.mktemp("pair"), "--tool-call-parser", "hermes") as served:
         yield served
