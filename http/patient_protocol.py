@@ -15,7 +15,20 @@ class PatientProtocol(HttpProtocol):
     """In place of Sanic's own, whose clock begins anew with every byte, and which takes a body that does not come for
     an answer that is not ready."""
 
-    __slots__ = ("begun",)
+    __slots__ = ("begun", "has_room")
+
+    def connection_made(self, transport: Any) -> None:
+        # Whether the reader has taken what was sent, but for what the buffer may hold.
+        self.has_room = True
+        super().connection_made(transport)
+
+    def pause_writing(self) -> None:
+        self.has_room = False
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self.has_room = True
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         if not self.is_receiving:
@@ -24,6 +37,14 @@ class PatientProtocol(HttpProtocol):
             self.give_up()
             return
         super().data_received(data)
+
+    def write_piece(self, data: bytes, now: float) -> None:
+        """A piece of a body of unknown length, where its head was sent, without waiting; `now` is by time.monotonic. To
+        a client that has left nothing is sent: its task hears of that by itself."""
+        transport: Any = self.transport
+        if not transport.is_closing():
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            self._time = now
 
     def check_timeouts(self) -> None:
         if self.http is not None:

@@ -8,6 +8,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from pontil.http.delivery_fields import Delivery
@@ -95,6 +96,9 @@ class ReplyShape(ABC):
         # A stream that asked for usage has the field in every chunk, null but where it is known.
         self.tail = b',"usage":null}\n\n' if delivery.include_usage else b"}\n\n"
         self.after = b"]" + self.tail
+        # Where a chunk shows nothing but text, all of it but the text stays the same for a choice.
+        self.is_bare = not (shown.logprobs or delivery.token_ids or delivery.continuous_usage)
+        self.around: dict[int, tuple[bytes, bytes]] = {}
 
     @abstractmethod
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:
@@ -117,8 +121,17 @@ class ReplyShape(ABC):
         """Those of the next tokens of a choice."""
 
     def chunk(self, index: int, delta: Delta, usage: Usage | None) -> bytes:
+        if self.is_bare:
+            before, after = self.around.get(index) or self.set_around(index)
+            return b"%b%b%b" % (before, encode_basestring_ascii(delta.text).encode(), after)
         logprobs = json.dumps(self.logprobs(index, delta.logprobs)).encode() if self.shown.logprobs else b"null"
         return self.framed(self.delta(index, json.dumps(delta.text).encode(), b"null", logprobs), delta.ids, usage)
+
+    def set_around(self, index: int) -> tuple[bytes, bytes]:
+        # No JSON holds a zero byte.
+        before, _, after = self.framed(self.delta(index, b"\0", b"null"), (), None).partition(b"\0")
+        self.around[index] = before, after
+        return before, after
 
     def last_chunk(self, index: int, reason: str, usage: Usage | None) -> bytes:
         return self.framed(self.last_delta(index, json.dumps(reason).encode()), (), usage)

@@ -2,6 +2,7 @@
 """The proxy process: the sanic app over the router, and its life from bind to drain."""
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -174,6 +175,9 @@ def run_proxy(config: ProxyConfig, reporter: Reporter, commands_fd: int) -> None
     proxy = Proxy(config, load_tokenizer(config.model_path, config.cache_path))
     listener = listen(config.host, config.port)
     proxy.bind()
+    # What is here by now stays: the collector need not look at a vocabulary again and again.
+    gc.collect()
+    gc.freeze()
     Service(proxy, build_app(proxy), listener, reporter).run(commands_fd)
 
 

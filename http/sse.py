@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+import time
 from typing import Any
 
 from sanic import Request
@@ -24,24 +25,36 @@ class EventWriter:
     def __init__(self, request: Request, headers: dict[str, str]) -> None:
         self.request = request
         self.headers = {"cache-control": "no-cache", "x-accel-buffering": "no"} | headers
+        self.protocol: Any = request.protocol
         self.response: Any = None
+        self.wrote_at = time.monotonic()
 
     @property
     def begun(self) -> bool:
         return self.response is not None
 
+    @property
+    def keeps_up(self) -> bool:
+        """Whether the reader has begun to read and there is room in the buffer: what `write` needs."""
+        return self.response is not None and self.protocol.has_room
+
+    def write(self, data: bytes) -> None:
+        """Send without waiting, while the reader keeps up."""
+        self.wrote_at = time.monotonic()
+        self.protocol.write_piece(data, self.wrote_at)
+
     async def send(self, data: bytes) -> None:
         """A reader that leaves the buffer full for too long is cut off, which looks as if it had left by itself."""
         if not self.begun:
             self.response = await self.request.respond(content_type=CONTENT_TYPE, headers=self.headers)
-        transport: Any = self.request.transport
-        if not transport.get_write_buffer_size():
+        self.wrote_at = time.monotonic()
+        if self.protocol.has_room:
             await self.response.send(data)
             return
         try:
             await asyncio.wait_for(self.response.send(data), READER_PATIENCE)
         except asyncio.TimeoutError:
-            transport.abort()
+            self.protocol.transport.abort()
             raise asyncio.CancelledError from None
 
     async def end(self) -> None:

@@ -55,6 +55,13 @@ class Share:
             new -= known
         return new
 
+    def go_on(self, count: int) -> None:
+        """What `Entry.hear` comes to for the `count` ids from `reached` on, all its own, where none was vouched for."""
+        self.reached += count
+        self.booked += count
+        self.book.heard += count
+        self.book.booked += count
+
     def hear_prompt(self, cached: int | None, computed: int) -> None:
         """How the worker came by the prompt's KV. It is said once."""
         self.book.prompts.heard += computed

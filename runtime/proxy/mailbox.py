@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one request has to say to its reader: tokens of its choices as they come, then exactly one end."""
 
-import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError
+from pontil.runtime.proxy.bell import Bell
 from pontil.runtime.wire.messages import Logprobs
 
 
@@ -45,7 +46,7 @@ class Mailbox:
 
     What the reader has not taken yet is kept as one Delta for each choice, so a slow reader holds at most one answer,
     and nobody waits for it. After `close` what is left is still delivered, then the end. Nothing is delivered while it
-    is `held`.
+    is `held`. The `listener` is called in the turn of whoever brings something, and may `drain`; it must not raise.
     """
 
     def __init__(self, held: bool = False) -> None:
@@ -53,7 +54,8 @@ class Mailbox:
         self.deltas: dict[int, Delta] = {}
         self.ended: dict[int, str] = {}
         self.end: Finished | PontilError | None = None
-        self.waiter: asyncio.Future[None] | None = None
+        self.bell = Bell()
+        self.listener: Callable[[], None] = self.bell.ring
 
     def put(self, text: str, ids: list[int], choice: int = 0, logprobs: Logprobs | None = None) -> None:
         delta = self.deltas.get(choice)
@@ -82,37 +84,39 @@ class Mailbox:
             self.ring()
 
     def ring(self) -> None:
-        if not self.held and self.waiter is not None:
-            wake(self.waiter)
+        if not self.held:
+            self.listener()
 
-    async def take(self, patience: float | None = None) -> Event | None:
-        """What there is; None when nothing came for `patience` seconds. Raises the error that ended the request."""
-        if self.held or (not self.deltas and not self.ended and self.end is None):
-            await self.wait(patience)
+    def drain(self) -> list[Delta | Ended]:
+        """All that there is but the end, which has come to its turn then, if it has come. Who drains may not `take`."""
+        if self.held:
+            return []
+        said: list[Delta | Ended] = list(self.deltas.values())
+        self.deltas.clear()
+        if self.ended:
+            said += [Ended(choice, reason) for choice, reason in self.ended.items()]
+            self.ended.clear()
+        return said
+
+    def poll(self) -> Event | None:
+        """What there is, or None. Raises the error that ended the request."""
         if self.held:
             return None
-        complete = next((choice for choice in self.ended if choice not in self.deltas), None)
-        if complete is not None:
-            return Ended(complete, self.ended.pop(complete))
+        if self.ended:
+            complete = next((choice for choice in self.ended if choice not in self.deltas), None)
+            if complete is not None:
+                return Ended(complete, self.ended.pop(complete))
         if self.deltas:
             return self.deltas.pop(next(iter(self.deltas)))
         if isinstance(self.end, PontilError):
             raise self.end
         return self.end
 
-    async def wait(self, patience: float | None) -> None:
-        """A timer costs less than asyncio.wait_for, which starts a task for every token."""
-        loop = asyncio.get_running_loop()
-        self.waiter = loop.create_future()
-        timer = None if patience is None else loop.call_later(patience, wake, self.waiter)
-        try:
-            await self.waiter
-        finally:
-            self.waiter = None
-            if timer is not None:
-                timer.cancel()
-
-
-def wake(waiter: "asyncio.Future[None]") -> None:
-    if not waiter.done():
-        waiter.set_result(None)
+    async def take(self, patience: float | None = None) -> Event | None:
+        """The same, once there is something; None when nothing came for `patience` seconds. Only where nobody else
+        listens."""
+        said = self.poll()
+        if said is None:
+            await self.bell.wait(patience)
+            said = self.poll()
+        return said

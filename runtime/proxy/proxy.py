@@ -20,6 +20,7 @@ from pontil.runtime.proxy.metrics import BROKEN, DIED, FAILED, MOVED, SILENT, Me
 from pontil.runtime.proxy.policy import Route, every_route
 from pontil.runtime.proxy.registry import Registry, Worker
 from pontil.runtime.proxy.request import NO_KEY, Request
+from pontil.runtime.proxy.rows import take_rows
 from pontil.runtime.proxy.self_test import SelfTest
 from pontil.runtime.proxy.stream import Stream
 from pontil.runtime.proxy.system_fingerprint import system_fingerprint
@@ -40,7 +41,6 @@ from pontil.runtime.wire.messages import (
     Welcome,
 )
 from pontil.runtime.wire.sockets import ControlServer, open_context
-from pontil.runtime.wire.step import parted
 
 TICK = 0.25
 # A tick this late says that this process was stopped or overloaded: what workers sent meanwhile is still unread.
@@ -284,7 +284,7 @@ class Proxy:
 
     def on_step(self, step: Step) -> None:
         try:
-            frames = parted(step)
+            frames = take_rows(step, self.requests, self.clock(), self.metrics)
         except MalformedFrame:
             self.metrics.dropped.labels("malformed").inc()
             return

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One request's progress in the proxy, driven by frames and never by text (A7)."""
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,16 +17,15 @@ from pontil.runtime.accounting.ledger import (
     Ledger,
 )
 from pontil.runtime.proxy.answer import Answer, BrokenAnswer
+from pontil.runtime.proxy.lane import MAX_TOKEN_ID, Lane
 from pontil.runtime.proxy.logprob_check import fit_the_ids, fit_the_prompt
 from pontil.runtime.proxy.mailbox import Finished, Mailbox
 from pontil.runtime.proxy.policy import Pair, Route, Team
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.text.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Cancel, Logprobs, Submit, Tokens
+from pontil.runtime.wire.step import HEAD
 
-MAX_TOKEN_ID = 1 << 31
-# How often workers that drain may move a request before that, too, counts as a fault.
-MOST_MOVES = 64
 LONGEST_REASON = 300
 # How often workers that drain may move a request before that, too, counts as a fault.
 MOST_MOVES = 64
@@ -54,7 +54,8 @@ class Request:
 
     One attempt after the other serves a request. Between two, nobody does: `phases` is empty. `broken` are the teams
     that failed it; `moves` counts attempts that ended because a worker drains. `reader` is the worker that has yet to
-    compute the prompt. A request has `begun` once any token of its answer has come.
+    compute the prompt. A request has `begun` once any token of its answer has come. `lanes` are those of the attempt's
+    workers and the choices that go on, as far as they are open.
     """
 
     id: str
@@ -87,6 +88,7 @@ class Request:
     receipt: "Future[None] | None" = None
     trial: bool = False
     pulled: Pulled = Pulled()
+    lanes: dict[tuple[str, int], Lane] = field(default_factory=dict)
 
     @classmethod
     def start(
@@ -119,6 +121,7 @@ class Request:
         self.attempt += 1
         self.route, self.phases, self.waits_since = route, route.phases, now
         self.heard.clear()
+        self.lanes.clear()
         self.account.open(self.attempt, tuple(self.phases.values()), self.reasons)
         self.entry.begin(self.attempt, self.phases, [len(answer.ids) for answer in self.answers])
 
@@ -130,6 +133,7 @@ class Request:
         else:
             self.broken.add(tuple(self.phases))
         self.phases, self.waits_since = {}, now
+        self.lanes.clear()
 
     @property
     def faults(self) -> int:
@@ -208,7 +212,29 @@ class Request:
             self.mailbox.put(text, delivered, choice, self.logprobs_of(frame, len(new), len(delivered)))
         if reason is not None:
             self.end_choice(choice, phase, reason)
+        elif delivered and (frame.sender, choice) not in self.lanes:
+            self.open_lane(frame.sender, phase, choice)
         return len(delivered)
+
+    def follow(self, sender: str, row: Sequence[int], now: float) -> bool:
+        """Take a row of a Step if it is ordinary, as `accept` would; whether it was."""
+        choice = row[1]
+        lane = self.lanes.get((sender, choice))
+        if lane is None or not lane.is_ordinary(row):
+            return False
+        self.last_frame = self.waits_since = now
+        ids = list(row[HEAD:])
+        self.entry.delivered += len(ids)
+        self.mailbox.put(lane.take(ids), ids, choice)
+        return True
+
+    def open_lane(self, sender: str, phase: str, choice: int) -> None:
+        """Where the worker has said what `accept` looks for in every frame and finds in the first."""
+        said = self.entry.prompt_stated is not None and phase in self.account.cached_by[self.attempt]
+        if said and self.params.logprobs is None and self.params.prompt_logprobs is None:
+            share = self.entry.shares[self.attempt, sender, choice]
+            count = self.account.choices[choice].attempts[self.attempt]
+            self.lanes[sender, choice] = Lane(self.attempt, self.answers[choice], share, count)
 
     def hear_pull(self, frame: Tokens, now: float) -> None:
         seconds = None if frame.pulled_seconds is None else self.credible(frame.pulled_seconds, now)
@@ -244,6 +270,7 @@ class Request:
 
     def end_choice(self, choice: int, phase: str, reason: str) -> None:
         self.reasons[choice] = reason
+        self.lanes = {key: lane for key, lane in self.lanes.items() if key[1] != choice}
         self.account.ended_by(self.attempt, phase, choice)
         self.mailbox.end_choice(choice, reason)
         if len(self.reasons) == self.params.n:

@@ -5,7 +5,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from pontil.runtime.accounting.counts import Usage
-from pontil.runtime.proxy.mailbox import Event, Finished
+from pontil.runtime.errors import PontilError
+from pontil.runtime.proxy.mailbox import Delta, Ended, Event, Finished
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.wire.messages import Logprobs
 
@@ -19,6 +20,18 @@ class Stream:
     def __init__(self, request: Request, cancel: Callable[[Request], None]) -> None:
         self.request = request
         self.cancel_request = cancel
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call this, which must not raise, whenever there is something to `drain`; nobody may `take` then."""
+        self.request.mailbox.listener = listener
+
+    def drain(self) -> list[Delta | Ended]:
+        """All that was said and not taken yet, but for the `end`, which comes after it."""
+        return self.request.mailbox.drain()
+
+    @property
+    def end(self) -> Finished | PontilError | None:
+        return self.request.mailbox.end
 
     async def take(self, patience: float | None = None) -> Event | None:
         """The next event; None when nothing came for `patience` seconds.

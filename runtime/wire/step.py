@@ -51,14 +51,21 @@ def row_of(frame: Tokens) -> list[int]:
     return [frame.attempt, frame.choice, frame.index, prompt, cached, *frame.ids]
 
 
-def parted(step: Step) -> list[Tokens]:
-    """What was joined. Raises MalformedFrame for rows that cannot have been."""
+def rows_of(step: Step) -> Iterator[tuple[str, list[int]]]:
+    """Each row with its request. Raises MalformedFrame for rows that cannot have been joined."""
     if len(step.rows) != len(step.requests) or any(len(row) <= HEAD for row in step.rows):
         raise MalformedFrame("a step whose rows are not those of its requests")
-    return [
-        Tokens(
-            step.sender, step.receiver, request, row[0], row[2], row[HEAD:], row[1], prompt_tokens=row[3],
-            cached_tokens=row[4],
-        )
-        for request, row in zip(step.requests, step.rows, strict=True)
-    ]  # fmt: skip
+    return zip(step.requests, step.rows, strict=True)
+
+
+def frame_of(step: Step, request: str, row: list[int]) -> Tokens:
+    """What a row was made of."""
+    return Tokens(
+        step.sender, step.receiver, request, row[0], row[2], row[HEAD:], row[1], prompt_tokens=row[3],
+        cached_tokens=row[4],
+    )  # fmt: skip
+
+
+def parted(step: Step) -> list[Tokens]:
+    """What was joined. Raises MalformedFrame as `rows_of` does."""
+    return [frame_of(step, request, row) for request, row in rows_of(step)]

@@ -13,6 +13,7 @@ HERE = Path(__file__).parent
 SHARING = ("test_faults", "test_readme", "test_same_answers", "test_structured")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run side by side (`--dist loadgroup`), a file stays together, and so do those that share a system."""
     for item in items:
