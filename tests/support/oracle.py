@@ -46,6 +46,19 @@ def at_rest(served: Served) -> Rest:
     return Rest({name: process(row["pid"]) for name, row in rows.items()}, free)
 
 
+def settled(served: Served) -> Rest:
+    """At rest with all blocks free that will be: a heartbeat that tells of no work may still tell of blocks that a peer
+    has just read, of the launch's own test say. Looked at again and again over two heartbeats."""
+    seen: list[Rest] = []
+
+    def steady() -> bool:
+        seen.append(at_rest(served))
+        return len(seen) > 40 and len({str(rest.free_blocks) for rest in seen[-40:]}) == 1
+
+    wait_for(steady, 120, "free blocks that stay the same")
+    return seen[-1]
+
+
 def process(pid: int) -> Process:
     seen = psutil.Process(pid)
     mapped = sum("memfd:" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
