@@ -6,7 +6,7 @@ import logging
 from pontil.http import reply_schema as reply
 from pontil.http.chat_request import CHAT
 from pontil.http.completion_request import COMPLETION
-from pontil.http.endpoint import Endpoint
+from pontil.http.endpoint import Door, Endpoint
 from pontil.http.openapi import OpenApiRoute
 from pontil.http.prompts import PromptReader
 from pontil.http.routes import Routes
@@ -39,12 +39,14 @@ def endpoints(proxy: Proxy) -> tuple[Endpoint, ...]:
                  DETOKENIZE, errors=BODY),
         Endpoint("GET", "/v1/models", model.models, "The model that is served.", reply.MODELS),
         Endpoint("GET", "/v1/models/{name}", model.one_model, "The same, by its name.", reply.MODEL, errors=(404,)),
-        Endpoint("GET", "/health", status.health, "Whether the server is alive.", reply.STATUS),
-        Endpoint("GET", "/ready", status.ready, "Whether a request can be served now.", reply.STATUS, errors=(503,)),
+        Endpoint("GET", "/health", status.health, "Whether the server is alive.", reply.STATUS, door=Door.OPEN),
+        Endpoint("GET", "/ready", status.ready, "Whether a request can be served now.", reply.STATUS, errors=(503,),
+                 door=Door.OPEN),
         Endpoint("GET", "/metrics", status.metrics, "Metrics for Prometheus.", reply.TEXT, content_type=METRICS_TYPE),
         Endpoint("GET", "/version", status.version, "The version of this program.", reply.VERSION),
-        Endpoint("GET", "/admin/topology", status.topology, "The processes and their states.", reply.TOPOLOGY),
-        Endpoint("GET", "/admin/ledger", status.ledger, "The sums of the ledger.", reply.ANY_OBJECT),
+        Endpoint("GET", "/admin/topology", status.topology, "The processes and their states.", reply.TOPOLOGY,
+                 door=Door.ADMIN),
+        Endpoint("GET", "/admin/ledger", status.ledger, "The sums of the ledger.", reply.ANY_OBJECT, door=Door.ADMIN),
     )  # fmt: skip
-    described = OpenApiRoute(listed, proxy.config.version, model.vocab_size)
+    described = OpenApiRoute(listed, proxy.config.version, model.vocab_size, bool(proxy.config.callers))
     return (*listed, described.own)

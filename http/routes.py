@@ -55,7 +55,7 @@ class Routes:
         ]
         admitted = [self.fit(prompt, wanted, DEFAULT_TOKENS, "prompt") for prompt in prompts]
         shape = CompletionShape(self.heading("cmpl"), wanted.delivery, self.shown(wanted.sampling, wanted.echo))
-        return await reply(request, self.submit(admitted, request.ctx.request_id), shape)
+        return await reply(request, self.submit(admitted, request), shape)
 
     async def chat(self, request: Request) -> HTTPResponse | None:
         wanted = read_chat(read_body(request), self.model.vocab_size)
@@ -65,7 +65,7 @@ class Routes:
         wanted = await self.with_structure(wanted, prompt.thinking)
         admitted = [self.fit(prompt.ids, wanted, None, "messages")]
         shape = self.chat_shape(wanted, prompt.thinking)
-        return await reply(request, self.submit(admitted, request.ctx.request_id), shape)
+        return await reply(request, self.submit(admitted, request), shape)
 
     async def with_structure(self, wanted: ChatRequest, thinking: bool) -> ChatRequest:
         """With what its tools ask for, and room for reasoning."""
@@ -102,13 +102,14 @@ class Routes:
         budget = token_budget(len(prompt), sampling.max_tokens, default, context, names)
         return Admitted(prompt, sampling.params(budget), handling.cache_salt, handling.priority)
 
-    def submit(self, admitted: Sequence[Admitted], name: str) -> list[Stream]:
+    def submit(self, admitted: Sequence[Admitted], request: Request) -> list[Stream]:
         """All of them or none."""
+        name, caller = request.ctx.request_id, request.ctx.caller
         self.proxy.check_together(sum(one.params.n for one in admitted))
         streams: list[Stream] = []
         try:
             for one in admitted:
-                streams.append(self.proxy.submit(one.prompt, one.params, name, one.cache_salt, one.priority))
+                streams.append(self.proxy.submit(one.prompt, one.params, name, one.cache_salt, one.priority, caller))
         except PontilError:
             for stream in streams:
                 stream.cancel()

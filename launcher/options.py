@@ -83,6 +83,12 @@ class LaunchOptions:
     join: str | None = flag(
         NETWORK, None, "Start workers only, for the proxy whose --control this is.", endpoint, "ENDPOINT"
     )
+    api_keys: str | None = flag(
+        NETWORK, None, "File of the keys that clients must show, each on a line, KEY or NAME=KEY.", text, "FILE"
+    )
+    admin_key: str | None = flag(
+        NETWORK, None, "File of the key that opens /admin/ from other machines too.", text, "FILE"
+    )
     keys: str | None = flag(
         NETWORK, None, "Key file, the same on every host, that protects what crosses a network.", text, "FILE"
     )

@@ -38,7 +38,7 @@ def busy(row: dict[str, Any]) -> bool:
 def at_rest(served: Served) -> Rest:
     """Wait until everyone is up and nothing runs, and look."""
     wait_for(served.is_ready, 60, "readiness")
-    wait_for(lambda: served.metric("pontil_requests_running") == 0, 60, "an idle server")
+    wait_for(lambda: served.metric("pontil_num_requests_running") == 0, 60, "an idle server")
     wait_for(lambda: all(row["state"] == "READY" for row in served.topology().values()), 60, "everyone ready")
     wait_for(lambda: not any(map(busy, served.topology().values())), 60, "heartbeats that tell of idle workers")
     rows = served.topology()

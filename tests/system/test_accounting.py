@@ -89,7 +89,7 @@ def test_every_request_has_one_row_whenever_the_proxy_is_killed(tmp_path: Path, 
             reader.stopping.set()
         for reader in readers:
             reader.join(60)
-        wait_for(lambda: served.metric("pontil_requests_running") == 0, 30, "an idle server")
+        wait_for(lambda: served.metric("pontil_num_requests_running") == 0, 30, "an idle server")
         assert served.metric("pontil_ledger_imbalance") == 0
         live = run("audit", str(path), "--url", f"http://127.0.0.1:{served.port}")
         assert live.returncode == 0, live.stdout

@@ -22,7 +22,7 @@ MODEL = {"model": "smollm2-135m-instruct"}
 def rest(served: Served) -> None:
     """Everything is up and no request runs."""
     wait_for(served.is_ready, 60, "readiness")
-    wait_for(lambda: served.metric("pontil_requests_running") == 0, 10, "an idle server")
+    wait_for(lambda: served.metric("pontil_num_requests_running") == 0, 10, "an idle server")
     wait_for(lambda: all(row["state"] == "READY" for row in served.topology().values()), 60, "everyone ready")
     wait_for(lambda: not any(map(busy, served.topology().values())), 10, "heartbeats that tell of idle workers")
 
@@ -110,7 +110,7 @@ def test_a_client_that_leaves_frees_both_sides(pair: Served) -> None:
         next(reply.events())
         reply.connection.close()
         reply.response.close()
-    wait_for(lambda: pair.metric("pontil_requests_running") == 0, 5, "the end of abandoned work")
+    wait_for(lambda: pair.metric("pontil_num_requests_running") == 0, 5, "the end of abandoned work")
 
 
 BAD: list[tuple[str, Any, int]] = [
