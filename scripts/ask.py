@@ -76,10 +76,10 @@ def main() -> None:
     started = time.monotonic()
     body = {"model": model, "messages": [{"role": "user", "content": question}], "max_tokens": 64, "temperature": 0}
     reply, route = ask(address, "POST", "/v1/chat/completions", body)
-    usage = reply["usage"]
+    usage, message = reply["usage"], reply["choices"][0]["message"]
     print(f"""
 Question:   {question}
-Answer:     {reply["choices"][0]["message"]["content"]}
+Answer:     {message["content"] or message.get("reasoning_content")}
 Usage:      {usage["prompt_tokens"]} prompt + {usage["completion_tokens"]} completion tokens
 Served by:  {route}
 Took:       {time.monotonic() - started:.2f} s

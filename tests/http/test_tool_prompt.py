@@ -61,7 +61,8 @@ def test_calls_and_their_results_are_written_out(taught: Site) -> None:
     text = prompt(taught, USER, ASSISTANT | {"content": "I look."}, *RESULTS, USER)
     results = "<tool_response>\n7°\n</tool_response>\n<tool_response>\n8°\n</tool_response>"
     assert f"assistant\nI look.\n{call}\n{call}<|im_end|>\n<|im_start|>user\n{results}<|im_end|>\n" in text
-    assert f"assistant\n{call}\n{call}<|im_end|>" in prompt(taught, USER, ASSISTANT)
+    last = f"assistant\n{call}\n{call}<|im_end|>\n<|im_start|>user\n{results}<|im_end|>\n<|im_start|>assistant\n"
+    assert prompt(taught, USER, ASSISTANT, *RESULTS).endswith(last)
 
 
 def test_and_the_answers_calls_are_read(taught: Site) -> None:
