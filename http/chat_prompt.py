@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from pontil.http.fields import Fields
-from pontil.http.json_body import kind_of, refuse_constant
-from pontil.http.kinds import Flag, OneOf, Shaped
+from pontil.http.json_body import refuse_constant
+from pontil.http.kinds import Flag, Shaped
 from pontil.http.message_schema import (
     MAX_TOOLS,
     ROLES,
     documents_schema,
     messages_schema,
-    tools_schema,
     variables_schema,
 )
 from pontil.http.parameter import Parameter
-from pontil.runtime.errors import RequestError
+from pontil.http.tool_fields import TOOLS, ToolFields, read_function, tool_fields
 
 NEUTRAL_MESSAGE: dict[str, tuple[Any, ...]] = {
     "function_call": (), "refusal": ("",), "audio": (), "annotations": ([],),
@@ -37,11 +36,16 @@ class ChatPrompt:
     arguments are objects."""
 
     messages: tuple[Message, ...]
-    tools: tuple[dict[str, Any], ...]
+    tools: ToolFields
     documents: tuple[dict[str, Any], ...]
     variables: Mapping[str, Any]
     add_generation_prompt: bool
     continue_final_message: bool
+
+    @property
+    def about_tools(self) -> bool:
+        """Whether a template has to know tools."""
+        return bool(self.tools.shown) or any("tool_calls" in message for message in self.messages)
 
 
 def chat_prompt(fields: Fields, values: Mapping[str, Any]) -> ChatPrompt:
@@ -54,7 +58,7 @@ def chat_prompt(fields: Fields, values: Mapping[str, Any]) -> ChatPrompt:
         raise fields.wrong("continue_final_message", "contradicts add_generation_prompt: set one of them")
     if continued and "content" not in messages[-1]:
         raise fields.wrong("continue_final_message", "needs a last message with content")
-    tools = values["tools"] if values["tool_choice"] != "none" else ()
+    tools = tool_fields(fields, values)
     return ChatPrompt(messages, tools, values["documents"], values["chat_template_kwargs"], prompted, continued)
 
 
@@ -64,14 +68,7 @@ def read_messages(fields: Fields, name: str) -> tuple[Message, ...]:
         raise fields.typed(name, value, "a list of messages")
     if not value:
         raise fields.wrong(name, "is empty: give at least one")
-    return tuple(read_message(inner(item, f"{name}[{index}].")) for index, item in enumerate(value))
-
-
-def inner(item: Any, path: str) -> Fields:
-    """The fields of an object in a list."""
-    if not isinstance(item, dict):
-        raise RequestError(f"{path[:-1]} must be an object, not {kind_of(item)}", param=path[:-1])
-    return Fields(item, path)
+    return tuple(read_message(fields.item(item, f"{name}[{index}]")) for index, item in enumerate(value))
 
 
 def read_message(fields: Fields) -> Message:
@@ -79,7 +76,7 @@ def read_message(fields: Fields) -> Message:
     if role not in ROLES:
         raise fields.wrong("role", f"must be one of {', '.join(ROLES)}")
     message: Message = {"role": role}
-    calls = [read_tool_call(call) for call in objects(fields, "tool_calls")]
+    calls = [read_tool_call(call) for call in fields.objects("tool_calls", MAX_TOOLS)]
     if calls and role != "assistant":
         raise fields.wrong("tool_calls", "is for messages of the assistant: leave it out")
     if not calls or fields.data.get("content") is not None:
@@ -103,20 +100,20 @@ def read_content(fields: Fields) -> str:
         return value
     if not isinstance(value, list):
         raise fields.typed("content", value, "a string or a list of text parts")
-    return "".join(read_part(inner(item, f"{fields.path}content[{index}].")) for index, item in enumerate(value))
+    return "".join(read_part(fields.item(item, f"content[{index}]")) for index, item in enumerate(value))
 
 
 def read_part(fields: Fields) -> str:
     if fields.take("type") != "text":
         raise fields.wrong("type", 'must be "text": nothing else is supported', "unsupported_parameter")
-    text = required_text(fields, "text")
+    text = fields.required_text("text")
     fields.finish()
     return text
 
 
 def read_tool_call(fields: Fields) -> dict[str, Any]:
     identity, called = fields.text("id"), read_function(fields)
-    function = {"name": required_text(called, "name"), "arguments": arguments(called)}
+    function = {"name": called.required_text("name"), "arguments": arguments(called)}
     called.finish()
     fields.neutral({"index": tuple(range(MAX_TOOLS))})
     fields.finish()
@@ -137,30 +134,8 @@ def arguments(fields: Fields) -> dict[str, Any]:
     return value or {}
 
 
-def read_tools(fields: Fields, name: str) -> tuple[dict[str, Any], ...]:
-    """As they were sent: a template writes them out."""
-    for tool in objects(fields, name):
-        function = read_function(tool)
-        required_text(function, "name")
-        function.text("description")
-        function.object("parameters")
-        function.boolean("strict", False)
-        function.finish()
-        tool.finish()
-    return tuple(fields.take(name))
-
-
-def read_function(fields: Fields) -> Fields:
-    if fields.text("type") not in (None, "function"):
-        raise fields.wrong("type", 'must be "function": nothing else is supported', "unsupported_parameter")
-    function = fields.object("function")
-    if function is None:
-        raise fields.wrong("function", "is missing")
-    return function
-
-
 def read_documents(fields: Fields, name: str) -> tuple[dict[str, Any], ...]:
-    return tuple(dict(document.data) for document in objects(fields, name))
+    return tuple(dict(document.data) for document in fields.objects(name, MAX_TOOLS))
 
 
 def read_variables(fields: Fields, name: str) -> Mapping[str, Any]:
@@ -172,28 +147,9 @@ def read_variables(fields: Fields, name: str) -> Mapping[str, Any]:
     return given.data
 
 
-def objects(fields: Fields, name: str) -> list[Fields]:
-    value = fields.take(name)
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise fields.typed(name, value, "a list of objects")
-    if len(value) > MAX_TOOLS:
-        raise fields.wrong(name, f"may hold at most {MAX_TOOLS} items")
-    return [inner(item, f"{fields.path}{name}[{index}].") for index, item in enumerate(value)]
-
-
-def required_text(fields: Fields, name: str) -> str:
-    text = fields.text(name)
-    if text is None:
-        raise fields.wrong(name, "is missing")
-    return text
-
-
 CHAT_PROMPT = (
     Parameter("messages", Shaped(read_messages, messages_schema), "at least one message", required=True),
-    Parameter("tools", Shaped(read_tools, tools_schema), "functions that the template shows to the model", ()),
-    Parameter("tool_choice", OneOf(("auto", "none")), "none: tools are not shown"),
+    *TOOLS,
     Parameter("documents", Shaped(read_documents, documents_schema), "for templates that know documents", ()),
     Parameter("chat_template_kwargs", Shaped(read_variables, variables_schema), "more variables of the template", {}),
     Parameter("add_generation_prompt", Flag(), "end the prompt where the assistant begins; absent: unless the next"),

@@ -59,7 +59,6 @@ CHAT = (
     *DELIVERY,
     special_tokens(False),
     *PROMPT,
-    Parameter("parallel_tool_calls", Neutral((True, False)), "whether calls may be parallel; nothing forces any"),
     Parameter("echo", Neutral((False,)), "show the prompt: for completions"),
     Parameter("functions", Neutral(([],)), "the older name of tools"),
     Parameter("function_call", Neutral(("none", "auto")), "the older name of tool_choice"),

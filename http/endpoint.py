@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from sanic import HTTPResponse
@@ -10,6 +11,14 @@ from sanic import HTTPResponse
 from pontil.http.parameter import Parameter, Schema
 
 Handler = Callable[..., Coroutine[Any, Any, HTTPResponse | None]]
+
+
+class Door(Enum):
+    """Whom a route is for, where the server has keys: everybody, whoever has a key, or who runs the server."""
+
+    OPEN = "open"
+    KEY = "key"
+    ADMIN = "admin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +35,7 @@ class Endpoint:
     events: Schema | None = None
     errors: tuple[int, ...] = ()
     content_type: str = "application/json"
+    door: Door = Door.KEY
 
     @property
     def route(self) -> str:

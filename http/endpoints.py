@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every route there is."""
 
+import logging
+
 from pontil.http import reply_schema as reply
 from pontil.http.chat_request import CHAT
 from pontil.http.completion_request import COMPLETION
-from pontil.http.endpoint import Endpoint
+from pontil.http.endpoint import Door, Endpoint
 from pontil.http.openapi import OpenApiRoute
 from pontil.http.prompts import PromptReader
 from pontil.http.routes import Routes
@@ -12,6 +14,9 @@ from pontil.http.served_model import ServedModel
 from pontil.http.status_routes import METRICS_TYPE, StatusRoutes
 from pontil.http.token_routes import DETOKENIZE, TOKENIZE, TOKENIZE_CHAT, TokenRoutes
 from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.text.dialect import dialect_of
+
+LOG = logging.getLogger("pontil.http")
 
 # What is wrong with a body, beyond what its parameters are: see docs/api.md.
 BODY = (400, 404, 408, 413, 415)
@@ -19,7 +24,9 @@ GENERATION = (*BODY, 503)
 
 
 def endpoints(proxy: Proxy) -> tuple[Endpoint, ...]:
-    model, prompts = ServedModel(proxy), PromptReader(proxy.tokenizer)
+    dialect = dialect_of(proxy.tokenizer, proxy.config.tool_call_parser, proxy.config.reasoning_parser)
+    LOG.info("%s", dialect)
+    model, prompts = ServedModel(proxy), PromptReader(proxy.tokenizer, dialect)
     routes, tokens, status = Routes(proxy, model, prompts), TokenRoutes(model, prompts), StatusRoutes(proxy)
     listed = (
         Endpoint("POST", "/v1/completions", routes.completions, "Continue texts.", reply.COMPLETION,
@@ -32,12 +39,14 @@ def endpoints(proxy: Proxy) -> tuple[Endpoint, ...]:
                  DETOKENIZE, errors=BODY),
         Endpoint("GET", "/v1/models", model.models, "The model that is served.", reply.MODELS),
         Endpoint("GET", "/v1/models/{name}", model.one_model, "The same, by its name.", reply.MODEL, errors=(404,)),
-        Endpoint("GET", "/health", status.health, "Whether the server is alive.", reply.STATUS),
-        Endpoint("GET", "/ready", status.ready, "Whether a request can be served now.", reply.STATUS, errors=(503,)),
+        Endpoint("GET", "/health", status.health, "Whether the server is alive.", reply.STATUS, door=Door.OPEN),
+        Endpoint("GET", "/ready", status.ready, "Whether a request can be served now.", reply.STATUS, errors=(503,),
+                 door=Door.OPEN),
         Endpoint("GET", "/metrics", status.metrics, "Metrics for Prometheus.", reply.TEXT, content_type=METRICS_TYPE),
         Endpoint("GET", "/version", status.version, "The version of this program.", reply.VERSION),
-        Endpoint("GET", "/admin/topology", status.topology, "The processes and their states.", reply.TOPOLOGY),
-        Endpoint("GET", "/admin/ledger", status.ledger, "The sums of the ledger.", reply.ANY_OBJECT),
+        Endpoint("GET", "/admin/topology", status.topology, "The processes and their states.", reply.TOPOLOGY,
+                 door=Door.ADMIN),
+        Endpoint("GET", "/admin/ledger", status.ledger, "The sums of the ledger.", reply.ANY_OBJECT, door=Door.ADMIN),
     )  # fmt: skip
-    described = OpenApiRoute(listed, proxy.config.version, model.vocab_size)
+    described = OpenApiRoute(listed, proxy.config.version, model.vocab_size, bool(proxy.config.callers))
     return (*listed, described.own)

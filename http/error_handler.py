@@ -9,6 +9,7 @@ from sanic.exceptions import MethodNotAllowed, NotFound, PayloadTooLarge, Reques
 from sanic.handlers import ErrorHandler
 from sanic.response import json as json_response
 
+from pontil.http.access import AccessDenied
 from pontil.http.error_object import error_object, error_of, status_of
 from pontil.http.patient_protocol import RECEIVE_SECONDS
 from pontil.http.unknown_path import what_to_say
@@ -29,6 +30,7 @@ class OpenAIErrors(ErrorHandler):
         if isinstance(exception, PontilError):
             status = status_of(exception)
             headers = {} if isinstance(exception, RequestError) else RETRY_AFTER
+            headers = exception.headers if isinstance(exception, AccessDenied) else headers
             return json_response(error_of(exception), status, headers=headers)
         if isinstance(exception, SanicException):
             status = 431 if is_head_too_large(exception) else exception.status_code or 500

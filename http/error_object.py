@@ -5,7 +5,7 @@ from typing import Any
 
 from pontil.runtime.errors import PontilError, RequestError
 
-KINDS = {401: "authentication_error", 429: "rate_limit_error"}
+KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
 def error_object(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:

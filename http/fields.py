@@ -43,6 +43,12 @@ class Fields:
             raise self.typed(name, value, "a string")
         return value
 
+    def required_text(self, name: str) -> str:
+        text = self.text(name)
+        if text is None:
+            raise self.wrong(name, "is missing")
+        return text
+
     def integer(self, name: str, low: int, high: int | None = None) -> int | None:
         value = self.take(name)
         if value is None:
@@ -89,6 +95,23 @@ class Fields:
             return None
         if not isinstance(value, dict):
             raise self.typed(name, value, "an object")
+        return Fields(value, f"{self.path}{name}.", self.vocab_size)
+
+    def objects(self, name: str, most: int) -> "list[Fields]":
+        """A list of at most `most` objects."""
+        value = self.take(name)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise self.typed(name, value, "a list of objects")
+        if len(value) > most:
+            raise self.wrong(name, f"may hold at most {most} items")
+        return [self.item(one, f"{name}[{index}]") for index, one in enumerate(value)]
+
+    def item(self, value: Any, name: str) -> "Fields":
+        """The fields of an object in a list."""
+        if not isinstance(value, dict):
+            raise self.wrong(name, f"must be an object, not {kind_of(value)}")
         return Fields(value, f"{self.path}{name}.", self.vocab_size)
 
     def neutral(self, known: Mapping[str, tuple[Any, ...]]) -> None:

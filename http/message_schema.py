@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What messages, tools and what else a chat template is given look like, as JSON Schema."""
+"""What messages and what else a chat template is given look like, as JSON Schema."""
 
 from pontil.http.parameter import Schema
 
@@ -46,33 +46,10 @@ MESSAGE: Schema = {
     "required": ["role"],
     "additionalProperties": False,
 }
-TOOL: Schema = {
-    "type": "object",
-    "properties": {
-        "type": {"enum": ["function", None]},
-        "function": {
-            "type": "object",
-            "properties": {
-                "name": {"type": "string"},
-                "description": TEXT,
-                "parameters": {"type": ["object", "null"]},
-                "strict": {"type": ["boolean", "null"]},
-            },
-            "required": ["name"],
-            "additionalProperties": False,
-        },
-    },
-    "required": ["function"],
-    "additionalProperties": False,
-}
 
 
 def messages_schema(vocab_size: int) -> Schema:
     return {"title": "messages", "type": "array", "items": MESSAGE, "minItems": 1}
-
-
-def tools_schema(vocab_size: int) -> Schema:
-    return {"title": f"tools, at most {MAX_TOOLS}", "type": "array", "items": TOOL, "maxItems": MAX_TOOLS}
 
 
 def documents_schema(vocab_size: int) -> Schema:

@@ -9,34 +9,53 @@ from typing import Any
 from sanic import HTTPResponse, Request
 from sanic.response import raw
 
-from pontil.http.endpoint import Endpoint
+from pontil.http.endpoint import Door, Endpoint
 from pontil.http.parameter import Schema, object_schema
 from pontil.http.reply_schema import ANY_OBJECT, ERROR
 
+SCHEMES = {
+    "key": {"type": "http", "scheme": "bearer", "description": "An API key of this server."},
+    "admin": {"type": "http", "scheme": "bearer", "description": "The admin key, which opens every route."},
+}
 ABOUT = "An OpenAI-compatible server with prefill and decode on separate process groups."
 
 
 class OpenApiRoute:
-    """The document about `endpoints` and itself, made once."""
+    """The document about `endpoints` and itself, made once. `guarded`: most of them need a key."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], version: str, vocab_size: int) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint], version: str, vocab_size: int, guarded: bool) -> None:
         self.own = Endpoint("GET", "/openapi.json", self.openapi, "This document.", ANY_OBJECT)
-        self.body = json.dumps(document((*endpoints, self.own), version, vocab_size)).encode()
+        self.body = json.dumps(document((*endpoints, self.own), version, vocab_size, guarded)).encode()
 
     async def openapi(self, request: Request) -> HTTPResponse:
         return raw(self.body, content_type="application/json")
 
 
-def document(endpoints: Sequence[Endpoint], version: str, vocab_size: int) -> dict[str, Any]:
+def document(endpoints: Sequence[Endpoint], version: str, vocab_size: int, guarded: bool) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = operation(endpoint, vocab_size)
+        described = operation(endpoint, vocab_size) | security(endpoint.door, guarded)
+        described["responses"] |= responses_of(refusals(endpoint.door, guarded))
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = described
     return {
         "openapi": "3.2.0",
         "info": {"title": "pontil", "version": version, "description": ABOUT},
         "paths": paths,
-        "components": {"schemas": {"Error": ERROR}},
+        "components": {"schemas": {"Error": ERROR}, "securitySchemes": SCHEMES},
     }
+
+
+def security(door: Door, guarded: bool) -> dict[str, Any]:
+    """Who needs which key; an empty one stands for none, which is enough for /admin/ on the server's own machine."""
+    if door is Door.ADMIN:
+        return {"security": [{}, {"admin": []}]}
+    return {"security": [{"key": []}, {"admin": []}] if door is Door.KEY and guarded else []}
+
+
+def refusals(door: Door, guarded: bool) -> tuple[int, ...]:
+    if door is Door.ADMIN:
+        return 401, 403, 429
+    return (401, 429) if door is Door.KEY and guarded else ()
 
 
 def operation(endpoint: Endpoint, vocab_size: int) -> dict[str, Any]:
@@ -58,10 +77,12 @@ def responses(endpoint: Endpoint) -> dict[str, Any]:
     if endpoint.events is not None:
         content["text/event-stream"] = {"itemSchema": event_schema(endpoint.events)}
     described: dict[str, Any] = {"200": {"description": "Success.", "content": content}}
+    return described | responses_of(endpoint.errors)
+
+
+def responses_of(errors: Sequence[int]) -> dict[str, Any]:
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    for status in endpoint.errors:
-        described[str(status)] = {"description": f"{HTTPStatus(status).phrase}.", "content": error}
-    return described
+    return {str(status): {"description": f"{HTTPStatus(status).phrase}.", "content": error} for status in errors}
 
 
 def event_schema(chunk: Schema) -> Schema:

@@ -36,6 +36,7 @@ def constant(value: Any) -> Schema:
 
 IDS = many(COUNT)
 REASON: Schema = {"enum": ["stop", "length"]}
+CHAT_REASON: Schema = {"enum": ["stop", "length", "tool_calls"]}
 ERROR = closed(
     {"error": closed({"message": TEXT, "type": TEXT, "param": nullable(TEXT), "code": nullable(TEXT)})}
 )  # fmt: skip
@@ -46,7 +47,7 @@ USAGE = closed({
     "prompt_tokens_details": closed({"cached_tokens": COUNT}),
     "completion_tokens_details": closed(dict.fromkeys(
         ("reasoning_tokens", "audio_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens"), COUNT
-    )),
+    ), ("reasoning_tokens",)),
 })  # fmt: skip
 PROMPT_LOGPROBS = many(nullable({
     "type": "object",
@@ -85,12 +86,26 @@ COMPLETION_CHUNK = closed(
     head("text_completion") | {"choices": many(choice(COMPLETION_SHOWN, nullable(REASON))), "usage": nullable(USAGE)},
     ("usage",),
 )
-MESSAGE = closed({"role": constant("assistant"), "content": TEXT})
-DELTA = closed({"role": constant("assistant"), "content": TEXT}, ("role", "content"))
+CALL = {"id": TEXT, "type": constant("function"), "function": closed({"name": TEXT, "arguments": TEXT})}
+# The first piece of a call has all of it, the others more of its arguments.
+CALL_PIECE = {"anyOf": [
+    closed({"index": COUNT} | CALL), closed({"index": COUNT, "function": closed({"arguments": TEXT})})
+]}  # fmt: skip
+MESSAGE = closed(
+    {
+        "role": constant("assistant"),
+        "content": nullable(TEXT),
+        "reasoning_content": TEXT,
+        "tool_calls": many(closed(CALL)),
+    },
+    ("reasoning_content", "tool_calls"),
+)
+PIECES = {"content": TEXT, "reasoning_content": TEXT, "tool_calls": many(CALL_PIECE)}
+DELTA = closed({"role": constant("assistant")} | PIECES, ("role", *PIECES))
 CHAT = closed(
     head("chat.completion")
     | {
-        "choices": many(choice({"message": MESSAGE, "logprobs": CHAT_LOGPROBS}, REASON)),
+        "choices": many(choice({"message": MESSAGE, "logprobs": CHAT_LOGPROBS}, CHAT_REASON)),
         "usage": USAGE,
         "prompt_token_ids": IDS,
     },
@@ -99,7 +114,7 @@ CHAT = closed(
 CHAT_CHUNK = closed(
     head("chat.completion.chunk")
     | {
-        "choices": many(choice({"delta": DELTA, "logprobs": CHAT_LOGPROBS}, nullable(REASON))),
+        "choices": many(choice({"delta": DELTA, "logprobs": CHAT_LOGPROBS}, nullable(CHAT_REASON))),
         "usage": nullable(USAGE),
         "prompt_token_ids": IDS,
     },

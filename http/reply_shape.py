@@ -36,23 +36,24 @@ class Choice:
         self.logprobs += delta.logprobs
 
 
-# None of a completion's tokens is audio, or hidden from the answer as reasoning. Predictions are what a client sends,
-# which is not possible yet: drafts of our own are not, and rejected predictions would be read as billed.
+# None of a completion's tokens is audio. Predictions are what a client sends, which is not possible yet: drafts of our
+# own are not, and rejected predictions would be read as billed.
 COMPLETION_DETAILS = {
-    "reasoning_tokens": 0,
     "audio_tokens": 0,
     "accepted_prediction_tokens": 0,
     "rejected_prediction_tokens": 0,
 }
 
 
-def usage_object(usage: Usage) -> dict[str, Any]:
+def usage_object(usage: Usage, reasoning_tokens: int | None = 0) -> dict[str, Any]:
+    """Without the tokens of reasoning where they could not be counted."""
+    reasoning = {} if reasoning_tokens is None else {"reasoning_tokens": reasoning_tokens}
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": COMPLETION_DETAILS,
+        "completion_tokens_details": reasoning | COMPLETION_DETAILS,
     }
 
 
@@ -139,11 +140,18 @@ class ReplyShape(ABC):
         shown = b',"token_ids":%b}' % json.dumps(list(ids)).encode() if self.delivery.token_ids else b"}"
         if usage is None or not self.delivery.continuous_usage:
             return self.before + choice + shown + self.after
-        return self.before + choice + shown + b'],"usage":' + json.dumps(usage_object(usage)).encode() + b"}\n\n"
+        return self.before + choice + shown + b'],"usage":' + json.dumps(self.usage(usage)).encode() + b"}\n\n"
+
+    def usage(self, usage: Usage) -> dict[str, Any]:
+        return usage_object(usage, self.reasoning_tokens())
+
+    def reasoning_tokens(self) -> int | None:
+        """How many of the tokens so far were no part of the text; None where that is not known."""
+        return 0
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """The last before [DONE], for streams that asked (A10)."""
-        return self.before + b'],"usage":' + json.dumps(usage_object(usage)).encode() + b"}\n\n"
+        return self.before + b'],"usage":' + json.dumps(self.usage(usage)).encode() + b"}\n\n"
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
         made = [self.choice(index, choice) for index, choice in enumerate(choices)]
@@ -153,7 +161,7 @@ class ReplyShape(ABC):
             if self.shown.prompt_logprobs:
                 known = [entries or None for entries in choice.stream.prompt_logprobs]
                 shown["prompt_logprobs"] = prompt_logprobs(known, self.shown.tokenizer)
-        head = {"object": self.whole_object} | self.base | {"choices": made, "usage": usage_object(usage)}
+        head = {"object": self.whole_object} | self.base | {"choices": made, "usage": self.usage(usage)}
         if self.delivery.token_ids:
             self.show_prompt_ids(head, choices)
         return head

@@ -4,7 +4,8 @@
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from sanic import HTTPResponse, Request
 
@@ -13,10 +14,12 @@ from pontil.http.completion_request import DEFAULT_TOKENS, CompletionRequest, re
 from pontil.http.generation import reply
 from pontil.http.grammar_check import GrammarCheck
 from pontil.http.prompts import PromptReader
+from pontil.http.read_chat_shape import ReadChatShape
 from pontil.http.reply_shape import ChatShape, CompletionShape, Heading, Shown
 from pontil.http.request_body import read_body
 from pontil.http.sampling_fields import SamplingFields
 from pontil.http.served_model import ServedModel
+from pontil.http.tool_calling import structure_of
 from pontil.runtime.errors import PontilError
 from pontil.runtime.proxy.admission import token_budget
 from pontil.runtime.proxy.proxy import Proxy
@@ -52,16 +55,34 @@ class Routes:
         ]
         admitted = [self.fit(prompt, wanted, DEFAULT_TOKENS, "prompt") for prompt in prompts]
         shape = CompletionShape(self.heading("cmpl"), wanted.delivery, self.shown(wanted.sampling, wanted.echo))
-        return await reply(request, self.submit(admitted, request.ctx.request_id), shape)
+        return await reply(request, self.submit(admitted, request), shape)
 
     async def chat(self, request: Request) -> HTTPResponse | None:
         wanted = read_chat(read_body(request), self.model.vocab_size)
         self.model.check(wanted.model)
         await self.grammars.check(wanted.sampling.structure)
-        prompt = await self.prompts.chat_ids(wanted.prompt, wanted.handling.add_special_tokens)
-        admitted = [self.fit(prompt, wanted, None, "messages")]
-        shape = ChatShape(self.heading("chatcmpl"), wanted.delivery, self.shown(wanted.sampling))
-        return await reply(request, self.submit(admitted, request.ctx.request_id), shape)
+        prompt = await self.prompts.chat(wanted.prompt, wanted.handling.add_special_tokens)
+        wanted = await self.with_structure(wanted, prompt.thinking)
+        admitted = [self.fit(prompt.ids, wanted, None, "messages")]
+        shape = self.chat_shape(wanted, prompt.thinking)
+        return await reply(request, self.submit(admitted, request), shape)
+
+    async def with_structure(self, wanted: ChatRequest, thinking: bool) -> ChatRequest:
+        """With what its tools ask for, and room for reasoning."""
+        tools, own = wanted.prompt.tools, wanted.sampling.structure
+        structure = structure_of(tools, own, self.prompts.dialect, thinking)
+        if tools.tools:
+            await self.grammars.check(structure)
+        return replace(wanted, sampling=replace(wanted.sampling, structure=structure))
+
+    def chat_shape(self, wanted: ChatRequest, thinking: bool) -> ChatShape:
+        """Rules that a client wrote leave no room for reasoning."""
+        tools, structure = wanted.prompt.tools.names, wanted.sampling.structure
+        made = (self.heading("chatcmpl"), wanted.delivery, self.shown(wanted.sampling))
+        if not self.prompts.dialect.reads(tools):
+            return ChatShape(*made)
+        thinking = thinking and (structure is None or structure.written)
+        return ReadChatShape(*made, partial(self.prompts.dialect.reader, tools, thinking))
 
     def heading(self, kind: str) -> Heading:
         name, fingerprint = f"{kind}-{secrets.token_hex(12)}", self.proxy.system_fingerprint
@@ -81,13 +102,14 @@ class Routes:
         budget = token_budget(len(prompt), sampling.max_tokens, default, context, names)
         return Admitted(prompt, sampling.params(budget), handling.cache_salt, handling.priority)
 
-    def submit(self, admitted: Sequence[Admitted], name: str) -> list[Stream]:
+    def submit(self, admitted: Sequence[Admitted], request: Request) -> list[Stream]:
         """All of them or none."""
+        name, caller = request.ctx.request_id, request.ctx.caller
         self.proxy.check_together(sum(one.params.n for one in admitted))
         streams: list[Stream] = []
         try:
             for one in admitted:
-                streams.append(self.proxy.submit(one.prompt, one.params, name, one.cache_salt, one.priority))
+                streams.append(self.proxy.submit(one.prompt, one.params, name, one.cache_salt, one.priority, caller))
         except PontilError:
             for stream in streams:
                 stream.cancel()

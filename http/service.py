@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import socket
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,8 +15,11 @@ from sanic.config import Config
 from sanic.exceptions import PayloadTooLarge
 from sanic.response import BaseHTTPResponse
 
+from pontil.http.access import Access
+from pontil.http.endpoint import Endpoint
 from pontil.http.endpoints import endpoints
 from pontil.http.error_handler import MAX_HEAD_BYTES, OpenAIErrors
+from pontil.http.keyring import Keyring
 from pontil.http.patient_protocol import RECEIVE_SECONDS, PatientProtocol
 from pontil.http.request_id import CURRENT, HEADER, WithRequestId, request_id
 from pontil.runtime.config import ProxyConfig
@@ -57,16 +61,29 @@ def build_app(proxy: Proxy) -> Sanic[Any, Any]:
             "GRACEFUL_SHUTDOWN_TIMEOUT": GRACE_SECONDS,
         }
     )
-    for endpoint in endpoints(proxy):
+    served = endpoints(proxy)
+    for endpoint in served:
         app.add_route(endpoint.handler, endpoint.route, methods=endpoint.methods)
-    add_middleware(app, proxy.config.max_body_bytes)
+    app.ctx.access = access_to(proxy.config, served)
+    add_middleware(app, app.ctx.access, proxy.config.max_body_bytes)
     return app
 
 
-def add_middleware(app: Sanic[Any, Any], max_body_bytes: int) -> None:
+def access_to(config: ProxyConfig, served: Sequence[Endpoint]) -> Access:
+    doors = {endpoint.route.removeprefix("/"): endpoint.door for endpoint in served}
+    return Access(Keyring.of(config.callers, config.admin), doors)
+
+
+def add_middleware(app: Sanic[Any, Any], access: Access, max_body_bytes: int) -> None:
+    async def check(request: Request, **known: Any) -> None:
+        """Nobody else's body is read."""
+        access.admit(request)
+
     async def admit(request: Request) -> None:
+        """Also for what is no route, with which nothing above deals."""
         request.ctx.request_id = request_id(request.headers.getone(HEADER, None))
         CURRENT.set(request.ctx.request_id)
+        access.admit(request)
         if len(request.body) > max_body_bytes:
             raise PayloadTooLarge
 
@@ -74,6 +91,7 @@ def add_middleware(app: Sanic[Any, Any], max_body_bytes: int) -> None:
         # A request that broke before the first middleware has no name yet.
         response.headers[HEADER] = getattr(request.ctx, "request_id", None) or request_id(None)
 
+    app.add_signal(check, "http.routing.after")
     app.register_middleware(admit, "request")
     app.register_middleware(name, "response")
 
@@ -126,6 +144,8 @@ class Service:
             self.proxy.take_table(command["rows"])
         elif command.get("kind") == "log_level":
             logging.getLogger().setLevel(command["level"].upper())
+        elif command.get("kind") == "client_keys":
+            self.app.ctx.access.keyring = Keyring.of(command["callers"], command["admin"])
         elif command.get("kind") == "self_test":
             told = partial(self.reporter.tested, int(command["number"]))
             self.proxy.self_test.begin(told, self.reporter.progress)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the server says about itself."""
 
+import re
 from typing import Any
 
 from sanic import HTTPResponse, Request
@@ -11,6 +12,8 @@ from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy.proxy import Proxy
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text"
+OPENMETRICS_TYPE = f"{OPENMETRICS}; version=1.0.0; charset=utf-8"
 
 
 class StatusRoutes:
@@ -33,6 +36,9 @@ class StatusRoutes:
         raise Unavailable("no worker is ready yet" if waits else "the self-test has not passed yet")
 
     async def metrics(self, request: Request) -> HTTPResponse:
+        """In the format with exemplars for who asks for it."""
+        if takes_openmetrics(",".join(request.headers.getall("accept", []))):
+            return raw(self.proxy.metrics.render_openmetrics(), content_type=OPENMETRICS_TYPE)
         return raw(self.proxy.metrics.render(), content_type=METRICS_TYPE)
 
     async def ledger(self, request: Request) -> HTTPResponse:
@@ -48,3 +54,12 @@ class StatusRoutes:
         if (age := self.proxy.table_age) is not None:
             shown["age_seconds"] = round(age, 1)
         return json_response(shown)
+
+
+def takes_openmetrics(accept: str) -> bool:
+    """Whether an Accept header names it, unless it says that it is not acceptable."""
+    for one in accept.split(","):
+        kind, *parameters = (part.strip().lower() for part in one.split(";"))
+        if kind == OPENMETRICS:
+            return not any(re.fullmatch(r"q=0(\.0*)?", part) for part in parameters)
+    return False

@@ -4,7 +4,7 @@ vLLM does. Either becomes one grammar. Pure."""
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pontil.http.fields import Fields
@@ -42,10 +42,12 @@ OLD_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """The grammar that the answer has to follow, and the parameter that asked for it."""
+    """The grammar that the answer has to follow, and the parameter that asked for it. It is `written` by us or by the
+    client, whose own rules are kept as they are."""
 
     grammar: str
     param: str
+    written: bool = True
 
 
 def structure_of(fields: Fields, values: Mapping[str, Any]) -> Structure | None:
@@ -122,7 +124,8 @@ def read_regex(wanted: Fields) -> Structure:
 
 
 def read_grammar(wanted: Fields) -> Structure:
-    return written(wanted, "grammar", read_text(wanted, "grammar"), grammar_of_rules)
+    structure = written(wanted, "grammar", read_text(wanted, "grammar"), grammar_of_rules)
+    return replace(structure, written=False)
 
 
 def read_choice(wanted: Fields) -> Structure:
@@ -154,13 +157,19 @@ def written(fields: Fields, name: str, value: Any, write: Callable[[Any], str]) 
     """The grammar of a value that is not absurd."""
     if is_deep(value):
         raise fields.wrong(name, f"is nested more than {MAX_DEPTH} deep")
+    return grammar_for(f"{fields.path}{name}", lambda: write(value))
+
+
+def grammar_for(param: str, write: Callable[[], str]) -> Structure:
+    """What this parameter asks for. Raises RequestError, which names it."""
     try:
-        grammar = write(value)
+        grammar = write()
     except RequestError as error:
-        raise fields.wrong(name, f"cannot be used: {error}") from None
+        raise RequestError(f"{param} cannot be used: {error}", param=param) from None
     if len(grammar) > MAX_GRAMMAR_CHARACTERS:
-        raise fields.wrong(name, f"is too large: at most {MAX_GRAMMAR_CHARACTERS} characters are possible")
-    return Structure(grammar, f"{fields.path}{name}")
+        says = f"{param} is too large: at most {MAX_GRAMMAR_CHARACTERS} characters are possible"
+        raise RequestError(says, param=param)
+    return Structure(grammar, param)
 
 
 def is_deep(value: Any) -> bool:

@@ -57,7 +57,8 @@ class TokenRoutes:
     async def chat_ids(self, fields: Fields, values: Mapping[str, Any]) -> list[int]:
         if values["prompt"] is not None:
             raise fields.wrong("prompt", "and messages are both there: give one of them")
-        return await self.prompts.chat_ids(chat_prompt(fields, values), bool(values["add_special_tokens"]))
+        read = await self.prompts.chat(chat_prompt(fields, values), bool(values["add_special_tokens"]))
+        return read.ids
 
     def shown(self, token: int) -> str:
         return self.prompts.tokenizer.token_bytes(token).decode("utf-8", "replace")

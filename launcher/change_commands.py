@@ -124,6 +124,6 @@ def role(name: str, wanted: str) -> dict[str, Any]:
 @changes_a_launch
 def reload() -> dict[str, Any]:
     """Read the options again from where they came: flags, configuration file. The log level changes at once, in every
-    process; what only a new launch can change is named.
+    process, and so do API keys and the admin key; what only a new launch can change is named.
     """
     return {"command": "reload"}

@@ -4,37 +4,42 @@
 import http.client
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
 from pontil.launcher.errors import LaunchError
 
 TIMEOUT = 300.0
+NO_KEY: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(slots=True)
 class Chat:
-    """One conversation. `messages` grows by the user's and the model's turns."""
+    """One conversation. `messages` grows by the user's and the model's turns; `key` is the header that shows one."""
 
     url: str
     model: str
     max_tokens: int
     temperature: float
+    key: dict[str, str] = field(default_factory=dict, repr=False)
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def say(self, text: str, show: Callable[[str], None]) -> dict[str, Any]:
-        """Send one turn and show the answer piece by piece; returns the usage. A turn that fails is taken back."""
+        """Send one turn and show the answer piece by piece, what was thought before it too; returns the usage. A turn
+        that fails is taken back."""
         self.messages.append({"role": "user", "content": text})
-        answer = ""
+        answer, thinking = "", False
         usage: dict[str, Any] = {}
         try:
             for event in self.events():
                 for choice in event["choices"]:
+                    thought = choice["delta"].get("reasoning_content") or ""
                     piece = choice["delta"].get("content") or ""
-                    answer += piece
-                    show(piece)
+                    show(thought + ("\n\n" if thinking and piece else "") + piece)
+                    answer, thinking = answer + piece, bool(thought) or (thinking and not piece)
                 usage = event.get("usage") or usage
         except BaseException:
             # Ctrl-C too: the turn is taken back, and whatever it was goes on up.
@@ -54,10 +59,11 @@ class Chat:
             "stream_options": {"include_usage": True},
         }
         try:
-            connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+            headers = {"content-type": "application/json", **self.key}
+            connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
             response = connection.getresponse()
             if response.status != 200:
-                raise LaunchError(reason(response.read()))
+                raise LaunchError(reason(response.read(), response.status))
             for line in response:
                 if line.startswith(b"data: {"):
                     event = json.loads(line[6:])
@@ -83,15 +89,15 @@ def connect(url: str, timeout: float = TIMEOUT) -> http.client.HTTPConnection:
     return kind(host, port, timeout=timeout)
 
 
-def fetch(url: str, path: str, timeout: float = TIMEOUT) -> Any:
+def fetch(url: str, path: str, timeout: float = TIMEOUT, key: Mapping[str, str] = NO_KEY) -> Any:
     """The JSON that a server answers a GET with. Raises LaunchError."""
     connection = connect(url, timeout)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers=dict(key))
         response = connection.getresponse()
         data = response.read()
         if response.status != 200:
-            raise LaunchError(reason(data))
+            raise LaunchError(reason(data, response.status))
         return json.loads(data)
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise LaunchError(f"the server at {url} did not answer ({error}): is `launch` running?") from None
@@ -99,16 +105,17 @@ def fetch(url: str, path: str, timeout: float = TIMEOUT) -> Any:
         connection.close()
 
 
-def reason(data: bytes) -> str:
-    """The sentence in an OpenAI error object."""
+def reason(data: bytes, status: int) -> str:
+    """The sentence in an OpenAI error object, and what to do here where a key is missing."""
+    advice = "; give its file with --key" if status in (401, 403) else ""
     try:
-        return str(json.loads(data)["error"]["message"])
+        return str(json.loads(data)["error"]["message"]) + advice
     except (ValueError, KeyError, TypeError):
         return f"the server answered with something else than JSON: {data[:80]!r}"
 
 
-def first_model(url: str) -> str:
-    models = fetch(url, "/v1/models").get("data") or []
+def first_model(url: str, key: Mapping[str, str] = NO_KEY) -> str:
+    models = fetch(url, "/v1/models", key=key).get("data") or []
     if not models:
         raise LaunchError(f"the server at {url} serves no model yet: try again in a moment")
     return str(models[0]["id"])

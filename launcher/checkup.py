@@ -16,6 +16,7 @@ from typing import Any
 
 from pontil.launcher import diagnosis
 from pontil.launcher.child import child_command
+from pontil.launcher.client_keys import read_client_keys
 from pontil.launcher.devices import CGROUP_MOUNT, MEMBERSHIP, Machine, cpu_quota, find_machine, spell
 from pontil.launcher.errors import LaunchError, OptionError
 from pontil.launcher.finding import Finding, broken, fine, warning
@@ -55,6 +56,7 @@ def planned(options: LaunchOptions, machine: Machine, surroundings: Surroundings
     try:
         topology = plan(options, machine, surroundings.run_base / str(os.getpid()), surroundings.cache_directory)
         check_startable(topology)
+        read_client_keys(options, surroundings.variables)
     except OptionError as error:
         return error
     return topology

@@ -4,16 +4,17 @@
 import os
 import re
 import secrets
-import stat
 from contextlib import suppress
 from pathlib import Path
 
 from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.private_file import PrivateFile
 
 SECRET_BYTES = 32
 FORMAT = "pontil-keys-1"
 # Far more than a key file is.
 MOST_BYTES = 4096
+REMEDY = "`pontil keys new` makes one, for all hosts."
 HEADING = """\
 # The keys of one pontil system, the same on each of its hosts. Whoever can read them can read and send every request.
 """
@@ -46,34 +47,12 @@ def make_key_file(path: Path, *, force: bool = False) -> None:
 
 def read_key_file(path: Path) -> str:
     """Its secret, in hexadecimal. Raises OptionError when there is none, or not for us alone."""
-    try:
-        # Opening a pipe must not wait for its writer.
-        opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with os.fdopen(opened, "rb") as file:
-            check_privacy(path, os.fstat(opened))
-            text = file.read(MOST_BYTES)
-    except OSError as error:
-        raise OptionError(
-            f"The key file {path} cannot be read ({error.strerror}): `pontil keys new` makes one, for all hosts."
-        ) from None
-    return secret_in(path, text)
-
-
-def check_privacy(path: Path, about: os.stat_result) -> None:
-    """The owner's alone. What root has handed to a group (or, with an access list, to us) is root's to answer for."""
-    if not stat.S_ISREG(about.st_mode):
-        raise OptionError(f"The key file {path} is no regular file: `pontil keys new` makes one, for all hosts.")
-    handed = about.st_uid == 0 and os.geteuid() != 0
-    if about.st_mode & (0o027 if handed else 0o077):
-        raise OptionError(
-            f"The key file {path} is open to other users of this machine: run chmod 600 on it, and make new keys if "
-            "somebody may have read it."
-        )
+    return secret_in(path, PrivateFile(path, "key file", REMEDY, MOST_BYTES).read())
 
 
 def secret_in(path: Path, text: bytes) -> str:
     lines = [line for line in text.decode(errors="replace").splitlines() if line.strip() and line[0] != "#"]
     found = re.fullmatch(rf"{FORMAT} ([0-9a-f]{{{2 * SECRET_BYTES}}})", lines[0].strip(), re.ASCII) if lines else None
     if found is None or len(lines) > 1 or len(text) == MOST_BYTES:
-        raise OptionError(f"{path} is not a key file of this version: `pontil keys new` makes one, for all hosts.")
+        raise OptionError(f"{path} is not a key file of this version: {REMEDY}")
     return found[1]

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands about keys: `keys new`."""
+"""The commands about keys: `keys new` and `keys api`."""
 
 from pathlib import Path
 
 import click
 
+from pontil.launcher.client_keys import new_line
 from pontil.launcher.key_file import make_key_file
 
 
-@click.group(short_help="Make the keys that protect a system across hosts.")
+@click.group(short_help="Make keys: of a system's hosts, and of its clients.")
 def keys() -> None:
-    """Make the keys that protect a system across hosts."""
+    """Make keys: those that protect a system across hosts, and those that clients show."""
 
 
 @keys.command(short_help="Make a key file.")
@@ -26,3 +27,10 @@ def new(out: Path, force: bool) -> None:
     """
     make_key_file(out, force=force)
     click.echo(f"{out.absolute()}")
+
+
+@keys.command(short_help="Make an API key.")
+@click.argument("name", required=False)
+def api(name: str | None) -> None:
+    """Print a new API key, as a line for the file of `launch --api-keys FILE`. NAME is what logs call its client."""
+    click.echo(new_line(name))

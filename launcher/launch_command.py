@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from pontil.launcher.child import child_command
+from pontil.launcher.client_keys import read_client_keys
 from pontil.launcher.console import Console
 from pontil.launcher.devices import find_machine
 from pontil.launcher.errors import LaunchError, OptionError
@@ -88,6 +89,7 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
     read = partial(read_options, given, config or surroundings.config_file, surroundings.variables)
     options = read()
     secret = read_key_file(Path(options.keys)) if options.keys else None
+    clients = read_client_keys(options, surroundings.variables)
     directory = RunDirectory(surroundings.run_base)
     machine = find_machine(surroundings.visible_gpus)
     topology = plan(options, machine, directory.path, surroundings.cache_directory)
@@ -97,9 +99,10 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
     check_startable(topology)
     chosen = choose_ports(options)
     topology = plan(chosen, machine, directory.path, surroundings.cache_directory).with_keys(secret)
+    topology = topology.with_clients(clients.config)
     orders = replace(
         orders_of(chosen, topology, surroundings), machine=machine, shares_devices=chosen.share_devices,
-        reloader=Reloader(chosen, read),
+        reloader=Reloader(chosen, read, surroundings.variables),
     )  # fmt: skip
     return supervise(chosen, orders, directory, Notifier(surroundings.variables))
 

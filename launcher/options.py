@@ -34,6 +34,8 @@ ROLES = ("all", "proxy", "prefill", "decode", "mixed")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KERNELS = ("auto", "torch", "amx", "avx512bf16", "avx512", "avx2", "generic")
 QUANTIZATIONS = ("none", "int8", "gguf")
+CALL_PARSERS = ("auto", "hermes", "llama3_json", "none")
+REASONING_PARSERS = ("auto", "think", "none")
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -50,6 +52,14 @@ class LaunchOptions:
     quantization: str = flag(
         MODEL, "none", "Weights below 16 bits on a CPU: int8, or as the GGUF file has them.", choice(*QUANTIZATIONS),
         "|".join(QUANTIZATIONS),
+    )  # fmt: skip
+    tool_call_parser: str = flag(
+        MODEL, "auto", "How calls of tools are written in answers; auto: as the chat template writes them.",
+        choice(*CALL_PARSERS), "|".join(CALL_PARSERS),
+    )  # fmt: skip
+    reasoning_parser: str = flag(
+        MODEL, "auto", "Whether <think> … </think> is told apart; auto: where template or vocabulary have it.",
+        choice(*REASONING_PARSERS), "|".join(REASONING_PARSERS),
     )  # fmt: skip
     role: Role = flag(
         PROCESSES, "all", "Which processes run here; mixed is one worker for both phases.", choice(*ROLES),
@@ -72,6 +82,12 @@ class LaunchOptions:
     )  # fmt: skip
     join: str | None = flag(
         NETWORK, None, "Start workers only, for the proxy whose --control this is.", endpoint, "ENDPOINT"
+    )
+    api_keys: str | None = flag(
+        NETWORK, None, "File of the keys that clients must show, each on a line, KEY or NAME=KEY.", text, "FILE"
+    )
+    admin_key: str | None = flag(
+        NETWORK, None, "File of the key that opens /admin/ from other machines too.", text, "FILE"
     )
     keys: str | None = flag(
         NETWORK, None, "Key file, the same on every host, that protects what crosses a network.", text, "FILE"

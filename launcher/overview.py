@@ -50,10 +50,11 @@ def aligned(cell: str, width: int, number: bool) -> str:
     return cell.rjust(width) if number else cell.ljust(width)
 
 
-def example(url: str, model: str) -> str:
+def example(url: str, model: str, asks_for_keys: bool = False) -> str:
     """A command to try, for somebody at a terminal."""
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}]})
-    return f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{shell_quoted(body)}'"
+    key = ' -H "authorization: Bearer $KEY"' if asks_for_keys else ""
+    return f"curl {url}/v1/chat/completions{key} -H 'content-type: application/json' -d '{shell_quoted(body)}'"
 
 
 def shell_quoted(text: str) -> str:

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command that speaks to a running server: `chat`."""
 
+from pathlib import Path
+
 import click
+
+from pontil.launcher.options import read_surroundings
+from pontil.launcher.own_key import CLIENT, bearer, key_flag
 
 SERVER = "http://127.0.0.1:8000"
 
@@ -12,11 +17,15 @@ SERVER = "http://127.0.0.1:8000"
 @click.option("--model", metavar="NAME", help="The model to talk to (default: the first that is served).")
 @click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True, help="Longest answer.")
 @click.option("--temperature", type=click.FloatRange(0, 2), default=0.7, show_default=True, help="0 is greedy.")
-def chat(question: str | None, url: str, model: str | None, max_tokens: int, temperature: float) -> None:
+@key_flag(CLIENT)
+def chat(
+    question: str | None, url: str, model: str | None, max_tokens: int, temperature: float, key: Path | None
+) -> None:
     """Talk to a running server from the terminal, or put one QUESTION to it."""
     from pontil.launcher.chat import Chat, converse, first_model
 
-    conversation = Chat(url.rstrip("/"), model or first_model(url), max_tokens, temperature)
+    shown = bearer(key, CLIENT, read_surroundings().variables)
+    conversation = Chat(url.rstrip("/"), model or first_model(url, shown), max_tokens, temperature, shown)
     if question is None:
         converse(conversation)
     else:

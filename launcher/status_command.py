@@ -5,13 +5,16 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TextIO
 
 import click
 
 from pontil.launcher.errors import LaunchError
+from pontil.launcher.options import read_surroundings
+from pontil.launcher.own_key import ADMIN, bearer, key_flag
 from pontil.launcher.server_commands import SERVER
 from pontil.launcher.status_table import cut, duration, plain, table
 
@@ -28,20 +31,22 @@ Answer = dict[str, Any]
 @click.option("--url", default=SERVER, show_default=True, help="Address of the server.")
 @click.option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with --watch one line each time.")
-def status(url: str, watch: bool, as_json: bool) -> None:
+@key_flag(ADMIN)
+def status(url: str, watch: bool, as_json: bool, key: Path | None) -> None:
     """Show the processes of a running server: state, load, what they take, and why one is not ready."""
+    shown = bearer(key, ADMIN, read_surroundings().variables)
     if watch:
-        watch_until_told(lambda: ask(url), JsonLines(sys.stdout) if as_json else Screen(sys.stdout))
+        watch_until_told(lambda: ask(url, shown), JsonLines(sys.stdout) if as_json else Screen(sys.stdout))
     else:
-        answer = ask(url)
+        answer = ask(url, shown)
         click.echo(json.dumps(answer, indent=2) if as_json else "\n".join(lines_of(answer)))
 
 
-def ask(url: str) -> Answer:
-    """What /admin/topology says. Raises LaunchError."""
+def ask(url: str, key: Mapping[str, str]) -> Answer:
+    """What /admin/topology says to who shows this key. Raises LaunchError."""
     from pontil.launcher.chat import fetch
 
-    answer = fetch(url, "/admin/topology", TIMEOUT)
+    answer = fetch(url, "/admin/topology", TIMEOUT, key)
     if not isinstance(answer, dict) or not isinstance(answer.get("processes"), list):
         raise LaunchError(f"the server at {url} is no pontil: name the one that `launch` printed with --url")
     return answer

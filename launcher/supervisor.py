@@ -330,7 +330,7 @@ class Supervisor:
         where = f"ready on {topology.url}" if topology.url else f"ready, joined {topology.control}"
         self.console.line(f"{where} after {now - self.began:.1f} s")
         if topology.url and self.console.terminal:
-            self.console.line(example(topology.url, topology.served))
+            self.console.line(example(topology.url, topology.served, topology.asks_for_keys))
 
     def ask_to_drain(self, child: Child) -> None:
         if child.life and child.plan.is_proxy:

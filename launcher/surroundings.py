@@ -3,14 +3,16 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pontil.launcher.notify import OURS
 
 PREFIX = "PONTIL_"
+# Keys themselves, where the options of these names have files: they stay in this process, and no message shows them.
+CLIENT_VARIABLE, ADMIN_VARIABLE = SECRETS = ("PONTIL_API_KEYS", "PONTIL_ADMIN_KEY")
 # Variables with that prefix that stand for no option of a launch.
-OWN_VARIABLES = ("PONTIL_CACHE", "PONTIL_CONFIG")
+OWN_VARIABLES = ("PONTIL_CACHE", "PONTIL_CONFIG", *SECRETS)
 # glibc returns large pieces to the system at once and takes page faults to get them again: at a context of 1,600 tokens
 # that was a third of a step. 32 MiB is the most it takes for the first.
 MEMORY_IS_KEPT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(512 << 20)}
@@ -22,7 +24,7 @@ GPUS_ARE_NUMBERED_ALIKE = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 class Surroundings:
     """The environment variables, read once, and the places they decide."""
 
-    variables: Mapping[str, str]
+    variables: Mapping[str, str] = field(repr=False)
     user: int
 
     @property
@@ -55,5 +57,5 @@ class Surroundings:
         and for whoever computes with them, that memory given back is kept for the next step."""
         computing = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         kept = {} if threads is None else {**MEMORY_IS_KEPT, **GPUS_ARE_NUMBERED_ALIKE}
-        inherited = {name: value for name, value in self.variables.items() if name not in OURS}
+        inherited = {name: value for name, value in self.variables.items() if name not in (*OURS, *SECRETS)}
         return {**kept, **inherited, **computing, "PYTHONUNBUFFERED": "1"}

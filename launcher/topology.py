@@ -2,7 +2,7 @@
 """The plan: which processes a launch runs, where, and with which configuration. Nothing here acts."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,15 @@ class Topology:
         """The same plan with the keys that protect its network, if it has any. Who looks for the model needs none."""
         return replace(self, children=tuple(child.with_keys(secret) for child in self.children))
 
+    def with_clients(self, keys: Mapping[str, Any]) -> "Topology":
+        """The same plan with the digests of the keys that clients have to show, for the proxy alone to know."""
+        children = (replace(one, config={**one.config, **keys}) if one.is_proxy else one for one in self.children)
+        return replace(self, children=tuple(children))
+
+    @property
+    def asks_for_keys(self) -> bool:
+        return any(child.config.get("callers") for child in self.children)
+
 
 def plan(options: LaunchOptions, machine: Machine, run: Path, cache: Path) -> Topology:
     """The whole topology. Raises OptionError for a combination that cannot be."""
@@ -141,6 +150,8 @@ def check_join(options: LaunchOptions) -> None:
         raise OptionError(f"--role {options.role} starts workers only: name the proxy's --control with --join.")
     if options.join and options.usage_log:
         raise OptionError("--usage-log is kept by the proxy, and --join starts none: give it where the proxy starts.")
+    if options.join and (options.api_keys or options.admin_key):
+        raise OptionError("--api-keys and --admin-key are the proxy's, and --join starts none: give them where it is.")
     if options.join and options.control:
         raise OptionError("--control is the endpoint of a proxy started here and --join of one elsewhere: give one.")
 
@@ -248,6 +259,10 @@ def plan_proxy(options: LaunchOptions, machine: Machine, control: str) -> ChildP
         "max_attempts": options.max_attempts,
         "failover_timeout": options.failover_timeout,
         "awaits_self_test": options.self_test,
+        "callers": [],
+        "admin": None,
+        "tool_call_parser": options.tool_call_parser,
+        "reasoning_parser": options.reasoning_parser,
         "log_level": options.log_level,
     }
     return ChildPlan("proxy", "proxy", "cpu", machine.cores, config)

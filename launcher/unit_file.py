@@ -7,14 +7,15 @@ seldom as the supervisor would a child, over as many of its own windows.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from pontil.launcher.errors import OptionError
 from pontil.launcher.options import LaunchOptions
 from pontil.launcher.supervisor import DRAIN_MARGIN, KILL_GRACE, TERM_GRACE
 
-CREDENTIAL = "keys"
+# Options that name files with secrets: systemd hands those over, so that they need no reader but root.
+CREDENTIALS = ("keys", "api_keys", "admin_key")
 WATCHDOG = 30
 RESTART_PAUSE = 5
 # Beyond what the supervisor needs at most to end everything itself.
@@ -89,12 +90,13 @@ WantedBy=multi-user.target
 @dataclass(frozen=True, slots=True)
 class UnitFile:
     """One launch as a service. `program` starts pontil; `words` follow its `launch`, with paths that are absolute and
-    without --keys, whose file is `keys`. `user` is an account that exists, None one that systemd makes for it."""
+    without the files of `credentials`, which are by the flag's name. `user` is an account that exists, None one that
+    systemd makes for it."""
 
     program: Sequence[str]
     options: LaunchOptions
     words: Sequence[str]
-    keys: str | None = None
+    credentials: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None
 
     @property
@@ -119,8 +121,8 @@ class UnitFile:
         quoted = [quote(word) for word in words]
         if self.is_template:
             quoted += [f"--{self.kind}", "%i"]
-        if self.keys is not None:
-            quoted += ["--keys", f"%d/{CREDENTIAL}"]
+        for name in self.credentials:
+            quoted += [f"--{name}", f"%d/{name}"]
         return " ".join(quoted)
 
     @property
@@ -146,7 +148,7 @@ class UnitFile:
             stop=self.stop_timeout,
             pause=RESTART_PAUSE,
             user=f"User={self.user}" if self.user else "DynamicUser=yes\nUser=pontil",
-            credential="" if self.keys is None else f"LoadCredential={CREDENTIAL}:{escape(self.keys)}\n",
+            credential="".join(f"LoadCredential={name}:{escape(path)}\n" for name, path in self.credentials.items()),
             hardening=HARDENING.format(capability="CAP_NET_BIND_SERVICE" if 0 < options.port < 1024 else ""),
             writable=f"ReadWritePaths={quote(folder_of(log))}\n"
             if (log := options.usage_log or "").startswith("/")

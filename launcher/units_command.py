@@ -10,17 +10,18 @@ from typing import Any
 
 import click
 
+from pontil.launcher.client_keys import read_client_keys
 from pontil.launcher.devices import DeviceItem
 from pontil.launcher.errors import LaunchError, OptionError
 from pontil.launcher.key_file import read_key_file
 from pontil.launcher.launch_command import launch
 from pontil.launcher.options import LaunchOptions, flag_name, read_options
 from pontil.launcher.topology import check_exposure, check_join, check_lists
-from pontil.launcher.unit_file import UnitFile
+from pontil.launcher.unit_file import CREDENTIALS, UnitFile
 
 # What systemd takes as the name of a template's instance.
 INSTANCE = re.compile(r"[A-Za-z0-9:_.-]+", re.ASCII)
-PATHS = ("usage_log", "keys")
+PATHS = ("usage_log", *CREDENTIALS)
 
 
 @click.command(short_help="Write systemd unit files for a launch.", context_settings={"ignore_unknown_options": True})
@@ -37,8 +38,8 @@ def units(install_dir: Path, user: str | None, program: str | None, words: tuple
     \b
       units --install-dir /etc/systemd/system -- --role mixed --port 8080
 
-    Of workers that join a proxy (--join) it is a template, started once for each device. Paths are made absolute; keys
-    are handed over as a credential, so that their file needs no reader but root.
+    Of workers that join a proxy (--join) it is a template, started once for each device. Paths are made absolute; files
+    of keys are handed over as credentials, so that they need no reader but root.
     """
     unit = unit_of([program] if program else own_program(), words, user)
     instances = instances_of(unit)
@@ -62,14 +63,16 @@ def unit_of(program: list[str], words: tuple[str, ...], user: str | None) -> Uni
         raise OptionError("--dry-run starts nothing: leave it out of a unit.")
     given |= {name: os.path.abspath(given[name]) for name in PATHS if given[name] is not None}
     options = read_options(given, config)
-    options = replace(options, keys=options.keys and os.path.abspath(options.keys))
+    credentials = {name: os.path.abspath(path) for name in CREDENTIALS if (path := getattr(options, name)) is not None}
+    options = replace(options, **credentials)
     check_lists(options)
     check_join(options)
     check_exposure(options, options.join or options.control or "ipc:///run")
     if options.keys:
         read_key_file(Path(options.keys))
-    unit = UnitFile(program, options, (), options.keys, user)
-    left_out = {"keys", unit.kind} if unit.is_template else {"keys"}
+    read_client_keys(options, {})
+    unit = UnitFile(program, options, (), {name.replace("_", "-"): path for name, path in credentials.items()}, user)
+    left_out = {*CREDENTIALS, *([unit.kind] if unit.is_template else [])}
     told = [word for each in fields(LaunchOptions) if each.name not in left_out for word in spelled(each, given)]
     return replace(unit, words=[*(["--config", str(config.absolute())] if config else []), *told])
 

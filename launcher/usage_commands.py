@@ -9,6 +9,9 @@ from typing import Any
 
 import click
 
+from pontil.launcher.options import read_surroundings
+from pontil.launcher.own_key import ADMIN, bearer, key_flag
+
 AUDIT_ATTEMPTS, AUDIT_PAUSE = 5, 0.3
 
 
@@ -43,16 +46,18 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 @click.command(short_help="Prove that workers, ledger and usage log have equal counts.")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--url", help="A running server, whose ledger is compared too.")
-def audit(file: Path, url: str | None) -> int:
+@key_flag(ADMIN)
+def audit(file: Path, url: str | None, key: Path | None) -> int:
     """Compare what the workers counted, what the ledger booked and what the usage log FILE has: exit code 1 when they
     differ."""
     from pontil.launcher.chat import fetch
     from pontil.launcher.roles import audit_usage
 
+    shown = bearer(key, ADMIN, read_surroundings().variables)
     # A running server goes on between its answer and the file's: a difference counts when it stays. There is nothing to
     # wait on: the ledger is asked again. A file alone does not change.
     for _ in range(AUDIT_ATTEMPTS if url else 1):
-        findings = audit_usage(file, fetch(url, "/admin/ledger") if url else None)
+        findings = audit_usage(file, fetch(url, "/admin/ledger", key=shown) if url else None)
         if all(equal for equal, _ in findings):
             break
         time.sleep(AUDIT_PAUSE)

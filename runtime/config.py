@@ -52,7 +52,8 @@ class WorkerConfig:
 class ProxyConfig:
     """The proxy process. Times are in seconds. `cache_dir` and `keys` as in WorkerConfig. Usage is kept in the file
     `usage_log`, where one is named. With `awaits_self_test` it is not ready before a request went through every pair of
-    workers."""
+    workers. `callers` are names of clients with the SHA-256 of their key in hexadecimal, `admin` that of the admin key:
+    with none, nobody needs a key. The parsers are named as in runtime/text/dialect.py."""
 
     host: str
     port: int
@@ -68,9 +69,13 @@ class ProxyConfig:
     max_attempts: int = 3
     max_body_bytes: int = 32 << 20
     awaits_self_test: bool = False
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     log_level: str = "info"
     cache_dir: str | None = None
     keys: str | None = field(default=None, repr=False)
+    callers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    admin: str | None = field(default=None, repr=False)
 
     @property
     def model_path(self) -> Path:
@@ -87,4 +92,5 @@ def worker_config(values: dict[str, Any]) -> WorkerConfig:
 
 
 def proxy_config(values: dict[str, Any]) -> ProxyConfig:
-    return ProxyConfig(**values)
+    callers = tuple((name, digest) for name, digest in values.get("callers", ()))
+    return ProxyConfig(**{**values, "callers": callers})

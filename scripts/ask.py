@@ -3,7 +3,8 @@
 
     python scripts/ask.py URL PID QUESTION
 
-PID is the launcher's: when it ends before the server is ready, so does the waiting. Standard library only.
+PID is the launcher's: when it ends before the server is ready, so does the waiting. The first key in PONTIL_API_KEYS is
+shown to the server. Standard library only.
 """
 
 import http.client
@@ -12,6 +13,8 @@ import sys
 import time
 from typing import Any
 from urllib.parse import urlsplit
+
+from own_key import key_headers
 
 POLL = 0.2
 TIMEOUT = 120.0
@@ -56,7 +59,8 @@ def wait_until_ready(address: str, pid: int) -> None:
 def ask(address: str, method: str, path: str, body: Any = None) -> tuple[dict[str, Any], str]:
     """The reply and the way it took through the workers."""
     connection = http.client.HTTPConnection(address, timeout=TIMEOUT)
-    connection.request(method, path, json.dumps(body) if body else None, {"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json", **key_headers()}
+    connection.request(method, path, json.dumps(body) if body else None, headers)
     response = connection.getresponse()
     reply = json.loads(response.read())
     if response.status != 200:
@@ -72,14 +76,14 @@ def main() -> None:
     started = time.monotonic()
     body = {"model": model, "messages": [{"role": "user", "content": question}], "max_tokens": 64, "temperature": 0}
     reply, route = ask(address, "POST", "/v1/chat/completions", body)
-    usage = reply["usage"]
+    usage, message = reply["usage"], reply["choices"][0]["message"]
     print(f"""
 Question:   {question}
-Answer:     {reply["choices"][0]["message"]["content"]}
+Answer:     {message["content"] or message.get("reasoning_content")}
 Usage:      {usage["prompt_tokens"]} prompt + {usage["completion_tokens"]} completion tokens
 Served by:  {route}
 Took:       {time.monotonic() - started:.2f} s
-Clients:    base_url {url}/v1, model {model}, any API key
+Clients:    base_url {url}/v1, model {model}, {"a key of PONTIL_API_KEYS" if key_headers() else "any API key"}
 """)
 
 

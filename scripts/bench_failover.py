@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from own_key import key_headers
+
 APP = Path(__file__).resolve().parent.parent / "app.py"
 PATIENCE = 120.0
 LOOK = 0.05
@@ -40,9 +42,8 @@ class Server:
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> http.client.HTTPResponse:
         """Raises OSError when the server cannot be reached."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE)
-        connection.request(
-            method, path, None if body is None else json.dumps(body), {"content-type": "application/json"}
-        )
+        headers = {"content-type": "application/json", **key_headers()}
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
         return connection.getresponse()
 
     def complete(self, **options: Any) -> http.client.HTTPResponse:

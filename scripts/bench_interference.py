@@ -21,12 +21,15 @@ import time
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+from own_key import key_headers
+
 
 def events(url: str, body: dict[str, object]) -> Iterator[float]:
     """The moments at which the events of one streamed completion came. Raises OSError or ValueError when it fails."""
     place = urlsplit(url)
     connection = http.client.HTTPConnection(place.hostname or "127.0.0.1", place.port or 80, timeout=300)
-    connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+    headers = {"content-type": "application/json", **key_headers()}
+    connection.request("POST", "/v1/completions", json.dumps(body), headers)
     response = connection.getresponse()
     if response.status != 200:
         raise ValueError(f"HTTP {response.status}: {response.read()[:300].decode(errors='replace')}")

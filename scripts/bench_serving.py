@@ -35,6 +35,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bench_load import Question, fixed, recorded
+from own_key import key_headers
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ def ask(url: str, model: str, question: Question, began: float) -> Timing:
         "stream_options": {"include_usage": True},
     }
     sent = time.perf_counter()
-    connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+    headers = {"content-type": "application/json", **key_headers()}
+    connection.request("POST", "/v1/completions", json.dumps(body), headers)
     response = connection.getresponse()
     if response.status != 200:
         raise ValueError(f"HTTP {response.status}: {response.read()[:300].decode(errors='replace')}")

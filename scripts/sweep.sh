@@ -47,7 +47,8 @@ keep_settings() {
 launcher=
 stop_launch() {
     [ -n "$launcher" ] || return 0
-    kill -INT "$launcher" 2>/dev/null || true
+    # A shell's background processes ignore SIGINT until they say otherwise, which one that has just started has not.
+    kill -TERM "$launcher" 2>/dev/null || true
     wait "$launcher" || true
     launcher=
 }
@@ -57,6 +58,8 @@ trap 'exit 143' TERM
 
 # start_launch FLAGS: returns once it is ready.
 start_launch() {
+    # Emptied here and now: what an earlier launch said must not be read as this one's.
+    : >"$out/launch.log"
     "$python" app.py launch --port "$port" "$@" ${flags[@]+"${flags[@]}"} >"$out/launch.log" 2>&1 &
     launcher=$!
     # tail ends with the launcher, whichever way that goes.

@@ -11,7 +11,7 @@ marks=(-m "not long")
 rest=()
 while [ $# -gt 0 ]; do
     case $1 in
-        --long) marks=() ;;
+        --long) marks=(); export PONTIL_LONG_TESTS=1 ;;
         --venv) venv=${2:?--venv needs a folder}; shift ;;
         -h | --help) sed -n '3,4s/^# *//p' "$0"; exit ;;
         *) rest+=("$1") ;;
@@ -37,5 +37,5 @@ status=0
 OMP_NUM_THREADS=1 "$PYTHON" -m pytest "${marks[@]}" -n "$(nproc)" --dist worksteal \
     --ignore tests/system --ignore tests/launcher --ignore tests/scripts || status=$?
 "$PYTHON" -m pytest "${marks[@]}" -n "$(nproc)" --dist loadfile tests/launcher tests/scripts || status=$?
-"$PYTHON" -m pytest "${marks[@]}" tests/system || status=$?
+"$PYTHON" -m pytest "${marks[@]}" -n 2 --dist loadgroup tests/system || status=$?
 exit $status

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights laid out for the kernels, which csrc/kernels.h describes."""
 
-import mmap
-
 import torch
 from torch import Tensor
 
+from pontil.gpu_ops.kernels.arena import Arena
 from pontil.gpu_ops.kernels.levels import Levels, packed_numbers, packed_scales, stacked
 from pontil.gpu_ops.kernels.structures import KINDS, MatrixFields
 
 PANEL, GROUP = 16, 32
 # The number of words of an output is a multiple of this.
 WORDS = 16
-HUGE_PAGE = 2 << 20
+ARENA = Arena()
 
 
 class Matrix:
@@ -57,7 +56,7 @@ def in_groups(words: Tensor) -> Tensor:
     outputs, count = words.shape
     whole = torch.nn.functional.pad(words, (0, 0, 0, -outputs % GROUP)) if outputs % GROUP else words
     grouped = whole.view(-1, 2, PANEL, count).permute(0, 3, 1, 2)
-    return room(grouped.shape).copy_(grouped)
+    return ARENA.take(grouped.shape).copy_(grouped)
 
 
 def alternate(gate: Tensor | Levels, up: Tensor | Levels) -> Tensor | Levels:
@@ -81,15 +80,3 @@ def stack(*parts: Tensor | Levels) -> Tensor | Levels:
 
 def padded(values: Tensor, unit: int) -> Tensor:
     return torch.nn.functional.pad(values, (0, -len(values) % unit))
-
-
-def room(shape: torch.Size) -> Tensor:
-    """int32 memory on huge pages where the system has them: weights are read from end to end in every step."""
-    size = 4 * shape.numel()
-    # One huge page more, so that the weights can start at the beginning of one.
-    memory = mmap.mmap(-1, size + HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    whole = torch.frombuffer(memory, dtype=torch.int32)
-    if size >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    start = -whole.data_ptr() % HUGE_PAGE // 4 if size >= HUGE_PAGE else 0
-    return whole[start : start + shape.numel()].view(shape)

@@ -22,7 +22,7 @@ class BlockPool:
     """Hands out block numbers 1 … num_blocks - 1. Not thread-safe: the engine's thread owns it.
 
     What was released last goes out first, and what is free before what is idle: memory that was never needed is never
-    touched.
+    touched. Blocks are first handed out in the order of their numbers; `highest` is the last one that ever was.
     """
 
     def __init__(self, num_blocks: int, index: PrefixIndex | None = None) -> None:
@@ -34,6 +34,7 @@ class BlockPool:
         self.idle: OrderedDict[int, None] = OrderedDict()
         self.owners: dict[int, int] = {}
         self.credits = 0
+        self.highest = 0
 
     @property
     def capacity(self) -> int:
@@ -71,7 +72,9 @@ class BlockPool:
 
     def pick(self) -> int:
         if self.free_list:
-            return self.free_list.pop()
+            block = self.free_list.pop()
+            self.highest = max(self.highest, block)
+            return block
         block, _ = self.idle.popitem(last=False)
         self.index.forget(block)
         return block

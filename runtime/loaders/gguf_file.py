@@ -19,7 +19,7 @@ from pontil.runtime.loaders.ggml_types import GGML_TYPES, type_name
 from pontil.runtime.loaders.gguf_config import gguf_config
 from pontil.runtime.loaders.gguf_header import GgufTensor, read_header
 from pontil.runtime.loaders.gguf_names import canonical_name, expert_names
-from pontil.runtime.loaders.layout import check_shapes
+from pontil.runtime.loaders.layout import check_shapes, tensor_shapes
 from pontil.runtime.models.config import ModelConfig
 
 CHUNK_ELEMENTS = 1 << 18
@@ -33,7 +33,8 @@ INTERLEAVED = ("llama",)
 
 @dataclass(frozen=True, slots=True)
 class GgufCheckpoint:
-    """`places` is keyed by Hugging Face's names. Vectors stay float32: rounding saves nothing there."""
+    """`places` is keyed by Hugging Face's names, in the order in which a model takes them. Vectors stay float32:
+    rounding saves nothing there."""
 
     config: ModelConfig
     fingerprint: str
@@ -48,8 +49,9 @@ class GgufCheckpoint:
         for name, tensor in header.tensors.items():
             if tensor.offset + byte_size(name, tensor) > size:
                 raise ModelError(f"{path} is cut off before the end of {name}: fetch it again")
-        places = dict(pair for name, tensor in header.tensors.items() for pair in named(name, tensor, config))
-        check_shapes(config, {name: tensor.shape for name, tensor in places.items()}, path)
+        found = dict(pair for name, tensor in header.tensors.items() for pair in named(name, tensor, config))
+        check_shapes(config, {name: tensor.shape for name, tensor in found.items()}, path)
+        places = {name: found[name] for name in tensor_shapes(config) if name in found} | found
         return cls(config, fingerprint(config, [path]), path, places)
 
     def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:

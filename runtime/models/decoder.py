@@ -59,9 +59,9 @@ class Decoder(ABC):
         name, shape = "model.embed_tokens.weight", (self.config.vocab_size, self.config.hidden_size)
         if not self.config.tie_word_embeddings:
             name = "lm_head.weight"
-        else:
-            weights.left.pop("lm_head.weight", None)
         weight: Tensor | Levels | None = weights.levels(name, *shape)
+        if self.config.tie_word_embeddings:
+            weights.left.pop("lm_head.weight", None)
         if weight is None:
             dtype = torch.float32 if self.kernels is None else self.dtype
             dense = self.embedding if self.config.tie_word_embeddings else weights.take(name, *shape, dtype=dtype)

@@ -17,6 +17,9 @@ from pontil.runtime.errors import ModelError
 class Weights:
     """A model takes what it needs; `finish` then says what nobody took. Tensors are moved to `device` and `dtype`.
 
+    They are read when they are taken. Those that come before one that is taken wait in `left`: few, where they come in
+    the order in which the model takes them, so that the model is never in memory twice.
+
     With `kernels`, products are laid out for these; the model they are for must fit them. `int8` rounds their weights
     to signed bytes.
     """
@@ -29,7 +32,8 @@ class Weights:
         kernels: Library | None = None,
         int8: bool = False,
     ) -> None:
-        self.left = dict(tensors)
+        self.source = iter(tensors)
+        self.left: dict[str, Tensor] = {}
         self.device = device
         self.dtype = dtype
         self.kernels = kernels
@@ -38,6 +42,7 @@ class Weights:
 
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """The tensor of that name. A missing one is noted and stands in as zeros, so that `finish` names them all."""
+        self.read_on(name)
         tensor = self.left.pop(name, None)
         if tensor is None:
             self.missing.append(name)
@@ -68,9 +73,11 @@ class Weights:
 
     def levels(self, name: str, outputs: int, inputs: int) -> Levels | None:
         """What the checkpoint has as levels: numbers, scales and offsets beside each other."""
-        if f"{name}.numbers" not in self.left:
+        parts = [f"{name}.{part}" for part in ("numbers", "scales", "offsets")]
+        self.read_on(name, parts[-1])
+        if parts[-1] not in self.left:
             return None
-        found = Levels(*(self.left.pop(f"{name}.{part}") for part in ("numbers", "scales", "offsets")))
+        found = Levels(*(self.left.pop(part) for part in parts))
         if found.shape != (outputs, inputs):
             raise wrong_shape(name, found.shape, (outputs, inputs))
         return found
@@ -84,8 +91,14 @@ class Weights:
         assert isinstance(weight, Tensor)
         return Linear(weight, bias)
 
+    def read_on(self, *names: str) -> None:
+        """Until one of these is here, or to the end."""
+        while not any(name in self.left for name in names) and (found := next(self.source, None)) is not None:
+            self.left[found[0]] = found[1]
+
     def finish(self) -> None:
         """Raises ModelError when a tensor was missing or is left over."""
+        self.read_on()
         if self.missing:
             missing = ", ".join(self.missing)
             raise ModelError(f"the checkpoint lacks {missing}: it is incomplete or of another architecture")

@@ -20,8 +20,6 @@ from pontil.runtime.proxy.request import Request
 CHECKPOINT = 0.1
 # The same where nothing is written down, and only old books are folded.
 FOLDING = 2.0
-# Until there are keys.
-NO_KEY = "-"
 LOG = logging.getLogger("pontil.requests")
 
 
@@ -90,7 +88,7 @@ class Bookkeeper:
         discarded = sum(entry.discarded.values())
         first = request.first_token
         return RequestRow(
-            request.id, self.incarnation, request.id.rpartition("-")[0], NO_KEY, self.config.served_model_name,
+            request.id, self.incarnation, request.id.rpartition("-")[0], request.caller, self.config.served_model_name,
             request.route.name, state, finish, request.params.n, request.attempt + 1, billed.prompt_tokens,
             billed.cached_tokens, billed.completion_tokens, entry.generated, entry.delivered, discarded,
             time.time() - (now - request.arrived), request.queued, None if first is None else first - request.arrived,
@@ -120,7 +118,8 @@ def summary(request: Request, billed: Usage, finish: str, now: float) -> str:
     times = {"queue": request.queued, "first_token": first, "scheduled_first_token": scheduled}
     shown = [f"{name}={'-' if time is None else f'{time:.3f}'}" for name, time in times.items()]
     return (
-        f"request {request.id} finish={finish} route={request.route.name} attempts={request.attempt + 1} "
+        f"request {request.id} key={request.caller} finish={finish} route={request.route.name} "
+        f"attempts={request.attempt + 1} "
         f"prompt={billed.prompt_tokens} cached={billed.cached_tokens} completion={billed.completion_tokens} "
         f"drafts={request.accepted}/{request.drafted} {' '.join(shown)} total={now - request.arrived:.3f}"
     )

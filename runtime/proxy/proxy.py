@@ -19,7 +19,7 @@ from pontil.runtime.proxy.mailbox import Finished
 from pontil.runtime.proxy.metrics import BROKEN, DIED, FAILED, MOVED, SILENT, Metrics
 from pontil.runtime.proxy.policy import Route, every_route
 from pontil.runtime.proxy.registry import Registry, Worker
-from pontil.runtime.proxy.request import Request
+from pontil.runtime.proxy.request import NO_KEY, Request
 from pontil.runtime.proxy.rows import take_rows
 from pontil.runtime.proxy.self_test import SelfTest
 from pontil.runtime.proxy.stream import Stream
@@ -72,6 +72,8 @@ class Proxy:
         self.ledger = self.books.ledger
         self.self_test = SelfTest(config.awaits_self_test, tokenizer, self.every_route, self.try_out)
         self.requests: dict[str, Request] = {}
+        about = {"version": config.version, "model_name": config.served_model_name}
+        self.metrics.watch(self.requests, self.registry, about)
         self.draining = False
         self.context = open_context(None if config.keys is None else Keys.of(config.keys))
         self.server: ControlServer | None = None
@@ -142,15 +144,11 @@ class Proxy:
         self.context.term()
 
     def submit(
-        self,
-        prompt: list[int],
-        params: SamplingParams,
-        name: str | None = None,
-        cache_salt: str = "",
-        priority: int = 0,
-    ) -> Stream:
+        self, prompt: list[int], params: SamplingParams, name: str | None = None, cache_salt: str = "",
+        priority: int = 0, caller: str = NO_KEY,
+    ) -> Stream:  # fmt: skip
         """Send a request on its way. `name` goes into its id, to be found in the workers' logs. Of those that wait in a
-        worker's queue, the lowest `priority` is first.
+        worker's queue, the lowest `priority` is first. `caller` is whose key asked for it.
 
         Raises Unavailable at once when nothing can serve it now.
         """
@@ -162,7 +160,7 @@ class Proxy:
         if route is None:
             raise Unavailable("no worker is ready yet: try again in a moment")
         request = self.begin(name, prompt, params, route, cache_salt, priority)
-        self.metrics.running.inc()
+        request.caller = caller
         self.books.admit(request)
         self.dispatcher.launch(request)
         return Stream(request, self.cancel)
@@ -323,7 +321,7 @@ class Proxy:
         if new and not begun:
             request.first_token = now
         if new and not request.trial:
-            self.metrics.add_tokens(new, now - (before if begun else request.arrived), first=not begun)
+            self.metrics.add_tokens(new, now - (before if begun else request.arrived), not begun, request)
         if isinstance(request.mailbox.end, Finished):
             self.finish(request, frame.sender)
 

@@ -29,6 +29,8 @@ from pontil.runtime.wire.step import HEAD
 LONGEST_REASON = 300
 # How often workers that drain may move a request before that, too, counts as a fault.
 MOST_MOVES = 64
+# Whose key asked for a request, where none is needed.
+NO_KEY = "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,8 @@ class Request:
     long the request waited in its worker's queue, where that is known. The usage log has all of a request that ended
     once its `receipt` is done. `heard` holds which phase has spoken of which choice, `reasons` how each choice ended.
     Of the `drafted` tokens that workers guessed `accepted` were right. Prompts with another `cache_salt` share no
-    cached prefix; a lower `priority` is admitted first. A `trial` is the proxy's own: nobody's answer, and nobody's to
-    pay.
+    cached prefix; a lower `priority` is admitted first. `caller` names whose key asked for it. A `trial` is the proxy's
+    own: nobody's answer, and nobody's to pay.
 
     One attempt after the other serves a request. Between two, nobody does: `phases` is empty. `broken` are the teams
     that failed it; `moves` counts attempts that ended because a worker drains. `reader` is the worker that has yet to
@@ -75,6 +77,7 @@ class Request:
     prompt_logprobs: Logprobs = field(default_factory=list)
     cache_salt: str = ""
     priority: int = 0
+    caller: str = NO_KEY
     mailbox: Mailbox = field(default_factory=Mailbox)
     reader: str | None = None
     begun: bool = False

@@ -67,6 +67,11 @@ class Stream:
         return self.request.prompt
 
     @property
+    def ids(self) -> list[list[int]]:
+        """Those of each choice that were delivered so far."""
+        return [answer.ids for answer in self.request.answers]
+
+    @property
     def prompt_logprobs(self) -> Logprobs:
         """One item for each prompt token, from the first event of choice 0 on, where they were asked for."""
         return self.request.prompt_logprobs

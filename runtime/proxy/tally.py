@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 
 class Tally(Collector):
-    """Shows what prometheus_client's Histogram shows, without labels. It takes no lock: only one thread may observe."""
+    """Shows what a Histogram of prometheus_client shows, without labels; observing takes no lock: one thread only."""
 
     def __init__(self, name: str, says: str, buckets: Sequence[float], registry: CollectorRegistry) -> None:
         self.name, self.says = name, says

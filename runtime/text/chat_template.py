@@ -55,15 +55,22 @@ class ChatTemplate:
         self.source = source
         self.tokens = dict(tokens)
         self.template = None
+        self.variables: frozenset[str] = frozenset()
         self.failure = "the model has no chat template: use /v1/completions"
         if source is not None:
             try:
                 self.template = environment().from_string(source)
+                self.variables = frozenset(name.name for name in environment().parse(source).find_all(nodes.Name))
             except (TemplateError, RecursionError) as error:
                 self.failure = f"the model's chat template cannot be used{place(error)} ({error}): use /v1/completions"
 
     def mentions(self, word: str) -> bool:
         return self.source is not None and word in self.source
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether it does anything with tools. One that cannot be used says so itself."""
+        return self.template is None or "tools" in self.variables
 
     def render(
         self,

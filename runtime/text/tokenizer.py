@@ -55,6 +55,10 @@ class Tokenizer:
         """The raw bytes of one token, maybe a part of a character; none for an id beyond the vocabulary."""
         return self.bytes_by_id[token_id] if 0 <= token_id < self.vocab_size else b""
 
+    def token_id(self, text: str) -> int | None:
+        """The token that is exactly this text, where there is one."""
+        return self.backend.token_to_id(text)
+
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Bytes that are no UTF-8 become U+FFFD."""
         skipped = self.special_ids if skip_special_tokens else frozenset()

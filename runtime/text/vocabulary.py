@@ -13,6 +13,9 @@ import tokenizers
 from pontil.runtime.errors import ModelError
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+# Some files call these special. They are part of what an answer says: readers of answers must see them, and grammars
+# must be able to ask for them.
+MARKERS = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
 BYTE_TOKEN_LENGTH = len("<0x00>")
 TokenBytes = Callable[[str], bytes]
 
@@ -48,7 +51,8 @@ def bytes_of_all(backend: tokenizers.Tokenizer) -> tuple[bytes, ...]:
 
 
 def special_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
-    return frozenset(number for number, token in backend.get_added_tokens_decoder().items() if token.special)
+    added = backend.get_added_tokens_decoder().items()
+    return frozenset(number for number, token in added if token.special and token.content not in MARKERS)
 
 
 def ids_of(backend: tokenizers.Tokenizer, tokens: Iterable[str | None]) -> tuple[int, ...]:

@@ -79,7 +79,6 @@ def put_together(config: WorkerConfig, report: Reporter) -> Machine:
     dtype = choose_dtype(config.dtype, checkpoint)
     kernels = find_kernels(config, model_config, TORCH_DTYPES[dtype], report)
     weights = read_weights(config, checkpoint, device, dtype, kernels, report)
-    report.progress("laying out weights")
     model = build_model(model_config, weights)
     layout = KVLayout(
         config.block_size, model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, dtype

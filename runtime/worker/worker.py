@@ -26,6 +26,7 @@ from pontil.runtime.worker.introduction import introduction
 from pontil.runtime.worker.live import FirstAdmissions, Live, key_of, make_live, tokens_frame
 from pontil.runtime.worker.obstacle import Obstacle
 from pontil.runtime.worker.order_pipe import OrderPipe
+from pontil.runtime.worker.prefault import Prefault
 from pontil.runtime.worker.prefill_desk import PrefillDesk
 from pontil.runtime.worker.proxy_link import BEAT, Load, ProxyLink
 from pontil.runtime.worker.statement import Statement
@@ -65,6 +66,7 @@ class Worker:
         self.busy_at = 0.0
         self.stale = 0
         self.statement = Statement(machine.engine)
+        self.prefault = Prefault(machine.storage, machine.pool)
         self.requests: dict[str, Live] = {}
         self.admissions = FirstAdmissions()
         self.keys = None if config.keys is None else Keys.of(config.keys)
@@ -140,6 +142,8 @@ class Worker:
         self.tick(time.monotonic())
         if self.machine.engine.has_work and not self.link.congested:
             self.step()
+        elif self.prefault.is_due:
+            self.prefault.advance()
         elif self.machine.scheduler.has_spare_work and time.monotonic() - self.busy_at >= QUIET:
             self.machine.engine.keep_answers()
         self.settle()
@@ -152,6 +156,8 @@ class Worker:
             return CONGESTION_PAUSE
         if working:
             return STALL_PAUSE if self.machine.scheduler.stalled else 0.0
+        if self.prefault.is_due:
+            return 0.0
         if self.machine.scheduler.has_spare_work:
             return min(BEAT, max(0.0, self.busy_at + QUIET - time.monotonic()))
         return BEAT

@@ -200,7 +200,7 @@ def test_what_the_server_says_about_itself(pair: Site) -> None:  # F1
         "generation_tokens_total",
         "time_to_first_token_seconds_count",
         "inter_token_latency_seconds_count",
-        "requests_running",
+        "num_requests_running",
     ):
         assert f"\npontil_{name}" in metrics.body.decode()
 
@@ -210,7 +210,7 @@ def test_metrics_count_what_was_billed(bare: Site) -> None:
     usages = [bare.complete(max_tokens=count).json["usage"] for count in (1, 5)]
     assert bare.value("pontil_prompt_tokens_total") == sum(usage["prompt_tokens"] for usage in usages)
     assert bare.value("pontil_generation_tokens_total") == 6
-    assert bare.value("pontil_requests_total", finish_reason="length") == 2
+    assert bare.value("pontil_request_success_total", finished_reason="length") == 2
     assert bare.value("pontil_counts_disputed_total") == bare.value("pontil_counts_clamped_total") == 0
 
 

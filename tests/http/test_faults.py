@@ -111,7 +111,7 @@ def test_a_client_that_leaves_a_stream_is_noticed(bare: Site) -> None:  # F7
     hang_up(response)
     worker.cancels.get(timeout=DEADLINE)
     assert time.monotonic() - left < DEADLINE and bare.proxy.idle
-    eventually(lambda: bare.value("pontil_requests_total", finish_reason="cancelled") == 1)
+    eventually(lambda: bare.value("pontil_request_success_total", finished_reason="abort") == 1)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -134,7 +134,7 @@ def test_a_slow_reader_slows_only_itself(bare: Site) -> None:  # F7
     worker = bare.worker(script=endless, max_model_len=1 << 20, num_blocks=1 << 16)
     slow = opened(bare, max_tokens=20_000, ignore_eos=True, return_token_ids=True)
     assert bare.complete(max_tokens=50).status == 200
-    eventually(lambda: bare.value("pontil_requests_total", finish_reason="length") == 2)
+    eventually(lambda: bare.value("pontil_request_success_total", finished_reason="length") == 2)
     assert not worker.active, "the worker never waited for the reader"
     events = [line for line in slow.read().decode().split("\n\n") if line.startswith("data: {")]
     ids = [number for event in events for choice in json.loads(event[6:])["choices"] for number in choice["token_ids"]]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The proxy as a process: ready, told the table, drained, or not able to start."""
 
+import hashlib
 import http.client
 import json
 import signal
@@ -53,9 +54,9 @@ def tell(process: subprocess.Popen[str], command: dict[str, Any]) -> None:
     process.stdin.flush()
 
 
-def get(address: str, path: str) -> tuple[int, Any]:
+def get(address: str, path: str, key: str | None = None) -> tuple[int, Any]:
     connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=DEADLINE)
-    connection.request("GET", path)
+    connection.request("GET", path, headers={"authorization": f"Bearer {key}"} if key else {})
     response = connection.getresponse()
     answer = response.status, json.loads(response.read())
     connection.close()
@@ -77,6 +78,27 @@ def test_ready_table_drain(tmp_path: Path, tokenizer_folder: Path) -> None:
         assert process.wait(DEADLINE) == 0
         assert process.stderr is not None
         assert process.stderr.read() == "", "a good run says nothing"
+
+
+def test_keys_are_asked_for_and_change_while_it_serves(tmp_path: Path, tokenizer_folder: Path) -> None:  # F5
+    """As sanic runs by itself, and not as the other tests run it."""
+    old, new = ("sk-old-0123456789", "sk-new-0123456789")
+    digests = {key: hashlib.sha256(key.encode()).hexdigest() for key in (old, new)}
+    with proxy(tmp_path, tokenizer_folder, callers=[["alice", digests[old]]]) as process:
+        address = heard(process, "ready")["url"]
+        assert get(address, "/health")[0] == 200 and get(address, "/admin/topology")[0] == 200
+        for path in ("/v1/models", "/metrics", "/nothing"):
+            assert get(address, path)[0] == 401
+        assert [get(address, "/v1/models", key)[0] for key in (old, new)] == [200, 401]
+        tell(process, {"kind": "client_keys", "callers": [["bob", digests[new]]], "admin": None})
+        while get(address, "/v1/models", new)[0] != 200:
+            pass
+        assert get(address, "/v1/models", old)[0] == 401
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE) == 0 and process.stderr is not None
+        said = process.stderr.read()
+        assert said == "", "who is refused is no fault of ours"
+        assert not [secret for secret in (old, new, *digests.values()) if secret in said]
 
 
 @pytest.mark.parametrize("how", ["end of the supervisor", "SIGTERM"])

@@ -2,6 +2,7 @@
 """`chat` and `status` against a server that answers as the proxy does and keeps what it was asked."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -24,13 +25,17 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append(question)
+        self.asked.append(question | {"key": self.headers["authorization"]})
         said = question["messages"][-1]["content"]
+        if said == "who":
+            self.reply(401, json.dumps({"error": {"message": "an API key is needed"}}))
+            return
         if said == "refuse":
             self.reply(503, json.dumps({"error": {"message": "no worker is ready"}}))
             return
         events: list[dict[str, Any]] = [
             {"choices": [{"delta": {"role": "assistant"}}]},
+            *({"choices": [{"delta": {"reasoning_content": piece}}]} for piece in ("well ", "now") if said == "think"),
             *({"choices": [{"delta": {"content": piece}}]} for piece in ("you said ", said)),
             {"error": {"message": "the worker died"}}
             if said == "die"
@@ -60,9 +65,9 @@ def url(asked: list[dict[str, Any]]) -> Iterator[str]:
         server.shutdown()
 
 
-def app(*words: str, typed: str = "") -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, str(ROOT / "app.py"), *words]
-    return subprocess.run(command, input=typed, capture_output=True, text=True, timeout=60)
+def app(*words: str, typed: str = "", **variables: str) -> "subprocess.CompletedProcess[str]":
+    command, around = [sys.executable, str(ROOT / "app.py"), *words], {**os.environ, **variables}
+    return subprocess.run(command, input=typed, capture_output=True, text=True, timeout=60, env=around)
 
 
 def test_a_conversation_keeps_its_turns(url: str, asked: list[dict[str, Any]]) -> None:
@@ -75,9 +80,31 @@ def test_a_conversation_keeps_its_turns(url: str, asked: list[dict[str, Any]]) -
 
 def test_one_question_has_one_answer(url: str) -> None:
     assert app("chat", "--url", url, "hello").stdout == "you said hello\n"
+    assert app("chat", "--url", url, "think").stdout == "well now\n\nyou said think\n"
 
 
-@pytest.mark.parametrize(("question", "said"), [("refuse", "no worker is ready"), ("die", "the worker died")])
+def test_a_key_is_shown_and_never_told(url: str, asked: list[dict[str, Any]], tmp_path: Path) -> None:  # F5
+    (tmp_path / "keys").write_text("# mine\nme=sk-of-the-file-0123456\nsk-another-0123456789\n")
+    (tmp_path / "keys").chmod(0o600)
+    given = {"PONTIL_API_KEYS": "you=sk-of-the-environment,sk-another-0123456789"}
+    assert app("chat", "--url", url, "hello").returncode == 0
+    assert app("chat", "--url", url, "hello", **given).returncode == 0
+    assert app("chat", "--url", url, "--key", str(tmp_path / "keys"), "hello", **given).returncode == 0
+    shown = [None, "Bearer sk-of-the-environment", "Bearer sk-of-the-file-0123456"]
+    assert [one["key"] for one in asked] == shown
+    wrong = app("chat", "--url", url, "hello", PONTIL_API_KEYS="hunter2")
+    assert wrong.returncode == 2 and "Key 1 of PONTIL_API_KEYS is no key" in wrong.stderr
+    assert "hunter2" not in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ("refuse", "no worker is ready"),
+        ("die", "the worker died"),
+        ("who", "an API key is needed; give its file with --key"),
+    ],
+)
 def test_an_error_is_a_sentence_and_an_exit_code(url: str, question: str, said: str) -> None:
     done = app("chat", "--url", url, question)
     assert done.returncode == 1 and done.stderr.splitlines()[-1] == f"Error: {said}"

@@ -18,10 +18,13 @@ import pytest
 from command_line import ROOT, app
 
 from pontil.launcher import checkup
-from pontil.launcher.checkup import cache_finding, run_examination, run_finding, serves
+from pontil.launcher.checkup import cache_finding, plan_finding, run_examination, run_finding, serves
+from pontil.launcher.devices import Machine
 from pontil.launcher.doctor_command import lines, summary
+from pontil.launcher.errors import OptionError
 from pontil.launcher.finding import broken, fine
 from pontil.launcher.options import LaunchOptions, read_surroundings
+from pontil.launcher.surroundings import Surroundings
 
 SUBJECTS = [
     "python", "cores", "plan", "port", "open files", "model cache", "run directory", "kv over shm", "kv over tcp",
@@ -52,6 +55,20 @@ def test_a_machine_that_can_serve() -> None:
         assert float(found[f"kv over {kind}"]["found"].removesuffix(" GB/s")) > 0
     assert "mixed:0 on cpu" in found["plan"]["found"] or "mixed:0 on cuda" in found["plan"]["found"]
     assert all(one["state"] == "fine" or (one["meaning"] and one["mend"]) for one in found.values())
+
+
+def test_keys_that_a_launch_would_refuse_are_broken(tmp_path: Path) -> None:  # F5
+    (tmp_path / "keys").write_text("sk-0123456789abcdef")
+    (tmp_path / "keys").chmod(0o644)
+    machine, surroundings = Machine((0, 1), 2, 0), Surroundings({}, 0)
+    assert not isinstance(checkup.planned(LaunchOptions(), machine, surroundings), OptionError)
+    for options, said in (
+        (LaunchOptions(host="0.0.0.0"), "--api-keys"),
+        (LaunchOptions(api_keys=str(tmp_path / "keys")), "chmod 600"),
+    ):
+        refused = checkup.planned(options, machine, surroundings)
+        assert isinstance(refused, OptionError) and said in refused.message
+        assert plan_finding(refused).state == "broken"
 
 
 def test_what_a_launch_would_refuse_is_broken(taken: int) -> None:

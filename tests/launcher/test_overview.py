@@ -38,3 +38,4 @@ def test_the_example_is_one_command_with_a_body() -> None:
     words = shlex.split(example("http://127.0.0.1:8000", "o'model"))
     assert words[:2] == ["curl", "http://127.0.0.1:8000/v1/chat/completions"]
     assert json.loads(words[-1])["model"] == "o'model"
+    assert '-H "authorization: Bearer $KEY"' in example("http://127.0.0.1:8000", "m", asks_for_keys=True)

@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 
+from pontil.launcher import options
 from pontil.launcher.devices import Machine
 from pontil.launcher.errors import OptionError
 from pontil.launcher.options import read_options
 from pontil.launcher.ports import address_towards
 from pontil.launcher.topology import MAX_IPC_PATH, Topology, check_startable, plan, url_host
 from pontil.runtime.config import proxy_config, worker_config
+from pontil.runtime.text import dialect
 from pontil.runtime.worker.footprint import Demand
 
 TWO_CORES = Machine((0, 1), 2, 0)
@@ -132,6 +134,13 @@ def test_configurations_are_what_the_processes_take() -> None:
     assert {worker.control for worker in taken} == {proxy_config(proxy.config).control, made.control}
     assert {child.config["model"] for child in made.children} == {"/cache/x.gguf"}
     assert len({worker.peer_endpoint for worker in taken}) == 2
+
+
+def test_the_names_of_parsers_are_those_of_the_parsers() -> None:
+    assert (options.CALL_PARSERS, options.REASONING_PARSERS) == (dialect.CALL_PARSERS, dialect.REASONING_PARSERS)
+    for calls, reasoning in zip(options.CALL_PARSERS, (*options.REASONING_PARSERS, "auto"), strict=True):
+        taken = proxy_config(topology(tool_call_parser=calls, reasoning_parser=reasoning).children[0].config)
+        assert (taken.tool_call_parser, taken.reasoning_parser) == (calls, reasoning)
 
 
 @pytest.mark.parametrize(("model", "name"), [("a-b", "a-b"), ("/m/tiny", "tiny"), ("m/x.Q4.gguf", "x.Q4"), ("/", "/")])

@@ -103,6 +103,18 @@ def test_keys_are_a_credential(tmp_path: Path) -> None:
         written("--keys", str(tmp_path / "none"))
 
 
+def test_every_file_of_keys_is_a_credential(tmp_path: Path) -> None:  # F5
+    for name in ("api", "admin"):
+        (tmp_path / name).write_text(f"sk-{name}-0123456789")
+        (tmp_path / name).chmod(0o600)
+    words = ("--host", "0.0.0.0", "--api-keys", str(tmp_path / "api"), "--admin-key", str(tmp_path / "admin"))
+    text = unit_of([sys.executable], words, None).text()
+    for flag, name in (("api-keys", "api"), ("admin-key", "admin")):
+        assert f"\nLoadCredential={flag}:{tmp_path}/{name}\n" in text and f"--{flag} %d/{flag}" in text
+    with pytest.raises(OptionError, match="--host 0.0.0.0 can be reached"):
+        written("--host", "0.0.0.0")
+
+
 @pytest.mark.parametrize(
     ("word", "quoted"),
     [("a", "a"), ("a b", '"a b"'), ("", '""'), ("50%", "50%%"), ("$HOME", "$$HOME"), ('"', '"\\""'), ("\\", '"\\\\"'),

@@ -41,7 +41,8 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(503, {"error": {"message": "no worker is ready"}})
         else:
             assert question["model"] == "small"
-            self.reply(200, ANSWER)
+            thought = {"choices": [{"message": {"content": None, "reasoning_content": "Hm,"}}]}
+            self.reply(200, ANSWER | (thought if question["messages"][0]["content"] == "Who?" else {}))
 
     def reply(self, status: int, body: object) -> None:
         content = json.dumps(body).encode()
@@ -73,6 +74,10 @@ def test_the_answer_its_usage_and_its_way_are_printed(url: str) -> None:
     assert done.returncode == 0
     for said in ("Paris.", "7 prompt + 3 completion", "prefill:0,decode:0", f"{url}/v1", "model small"):
         assert said in done.stdout
+
+
+def test_a_model_that_is_still_reasoning_is_heard(url: str) -> None:
+    assert "Answer:     Hm,\n" in ask(url, os.getpid(), "Who?").stdout
 
 
 def test_a_refusal_is_shown_in_one_sentence(url: str) -> None:

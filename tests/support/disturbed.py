@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from oracle import Rest, at_rest, check
+from oracle import Rest, at_rest, check, settled
 from served import Served
 from streams import Streams
 
@@ -48,7 +48,7 @@ class Site:
     def __init__(self, served: Served, tokens: int = TOKENS) -> None:
         self.served, self.tokens = served, tokens
         self.rounds = 0
-        self.before: Rest = at_rest(served)
+        self.before: Rest = settled(served)
         told = Streams(served, bodies("undisturbed", tokens)).finish()
         assert all(one.done and one.error is None for one in told)
         self.answers = [one.answer for one in told]

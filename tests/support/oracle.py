@@ -38,12 +38,25 @@ def busy(row: dict[str, Any]) -> bool:
 def at_rest(served: Served) -> Rest:
     """Wait until everyone is up and nothing runs, and look."""
     wait_for(served.is_ready, 60, "readiness")
-    wait_for(lambda: served.metric("pontil_requests_running") == 0, 60, "an idle server")
+    wait_for(lambda: served.metric("pontil_num_requests_running") == 0, 60, "an idle server")
     wait_for(lambda: all(row["state"] == "READY" for row in served.topology().values()), 60, "everyone ready")
     wait_for(lambda: not any(map(busy, served.topology().values())), 60, "heartbeats that tell of idle workers")
     rows = served.topology()
     free = {name: row["load"]["free_blocks"] for name, row in rows.items() if row["role"] in WORKERS}
     return Rest({name: process(row["pid"]) for name, row in rows.items()}, free)
+
+
+def settled(served: Served) -> Rest:
+    """At rest with all blocks free that will be: a heartbeat that tells of no work may still tell of blocks that a peer
+    has just read, of the launch's own test say. Looked at again and again over two heartbeats."""
+    seen: list[Rest] = []
+
+    def steady() -> bool:
+        seen.append(at_rest(served))
+        return len(seen) > 40 and len({str(rest.free_blocks) for rest in seen[-40:]}) == 1
+
+    wait_for(steady, 120, "free blocks that stay the same")
+    return seen[-1]
 
 
 def process(pid: int) -> Process:

@@ -62,6 +62,7 @@ class ScriptedWorker:
         self.proxy = ""
         self.counters: dict[str, int] = {}
         self.generated = 0
+        self.free_blocks = 64
         self.phases: dict[str, str] = {}
         self.control = control
         self.hello_fields: dict[str, object] = {
@@ -118,7 +119,7 @@ class ScriptedWorker:
     def beat(self, socket: WorkerSocket) -> None:
         if self.proxy:
             counters = {"generated_tokens": self.generated, "generated_before": 0} | self.counters
-            beat = Heartbeat(self.incarnation, self.proxy, len(self.active), 0, 64, 0, counters)
+            beat = Heartbeat(self.incarnation, self.proxy, len(self.active), 0, self.free_blocks, 0, counters)
             socket.send(beat)
         elif self.refused is None:
             fields = {"sender": self.incarnation, "name": self.name, "role": self.role} | self.hello_fields

@@ -132,11 +132,11 @@ def launched(
     folder: Path, *arguments: str, ready: bool = True, variables: Mapping[str, str] | None = None
 ) -> Iterator[Served]:
     """`app.py launch` with these arguments on a free port, stopped and reaped at the end; `variables` go into its
-    environment."""
+    environment. Its workers have little KV memory unless they are given more: it is mapped ahead of use."""
     port, output = free_port(), folder / "output"
     command = [sys.executable, str(ROOT / "app.py"), "launch", "--port", str(port), *arguments]
     with output.open("wb") as file:
-        surroundings = {**os.environ, **(variables or {})}
+        surroundings = {"PONTIL_KV_CACHE_MEMORY": "128MiB", **os.environ, **(variables or {})}
         process = subprocess.Popen(command, cwd=folder, stdout=file, stderr=subprocess.STDOUT, env=surroundings)
     served = Served(process, port, output)
     try:

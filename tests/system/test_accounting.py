@@ -67,10 +67,11 @@ def run(*words: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.long)])
-def test_every_request_has_one_row_whenever_the_proxy_is_killed(tmp_path: Path, rounds: int) -> None:  # A12
+def test_every_request_has_one_row_whenever_the_proxy_is_killed(tmp_path: Path, model: str, rounds: int) -> None:  # A12
     path, pause, chance = tmp_path / "usage.db", threading.Event(), random.Random(rounds)
     restarts = ("--restart-attempts", "100", "--restart-delay", "0.1")
-    with launched(tmp_path, "--usage-log", str(path), *restarts) as served:
+    tiny = ("--model", model, "--served-model-name", "smollm2-135m-instruct")
+    with launched(tmp_path, *tiny, "--usage-log", str(path), *restarts) as served:
         readers = [Reader(served, number) for number in range(READERS)]
         for reader in readers:
             reader.start()
@@ -88,7 +89,7 @@ def test_every_request_has_one_row_whenever_the_proxy_is_killed(tmp_path: Path, 
             reader.stopping.set()
         for reader in readers:
             reader.join(60)
-        wait_for(lambda: served.metric("pontil_requests_running") == 0, 30, "an idle server")
+        wait_for(lambda: served.metric("pontil_num_requests_running") == 0, 30, "an idle server")
         assert served.metric("pontil_ledger_imbalance") == 0
         live = run("audit", str(path), "--url", f"http://127.0.0.1:{served.port}")
         assert live.returncode == 0, live.stdout

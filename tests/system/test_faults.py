@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,10 @@ SHORT = {"max_tokens": 16, "ignore_eos": True, "temperature": 0}
 MODEL = {"model": "smollm2-135m-instruct"}
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with launched(tmp_path_factory.mktemp("faults")) as served:
-        yield served
-
-
 def rest(served: Served) -> None:
     """Everything is up and no request runs."""
     wait_for(served.is_ready, 60, "readiness")
-    wait_for(lambda: served.metric("pontil_requests_running") == 0, 10, "an idle server")
+    wait_for(lambda: served.metric("pontil_num_requests_running") == 0, 10, "an idle server")
     wait_for(lambda: all(row["state"] == "READY" for row in served.topology().values()), 60, "everyone ready")
     wait_for(lambda: not any(map(busy, served.topology().values())), 10, "heartbeats that tell of idle workers")
 
@@ -117,7 +110,7 @@ def test_a_client_that_leaves_frees_both_sides(pair: Served) -> None:
         next(reply.events())
         reply.connection.close()
         reply.response.close()
-    wait_for(lambda: pair.metric("pontil_requests_running") == 0, 5, "the end of abandoned work")
+    wait_for(lambda: pair.metric("pontil_num_requests_running") == 0, 5, "the end of abandoned work")
 
 
 BAD: list[tuple[str, Any, int]] = [
@@ -167,25 +160,24 @@ def test_nonsense_is_explained_and_the_server_goes_on(pair: Served) -> None:
 
 
 def test_an_idle_tree_sleeps(pair: Served) -> None:
+    """Each process takes less than 2 % of a core. CPU time, not the clock: others on the machine do not count."""
     rest(pair)
 
-    def spent() -> float:
-        return sum(sum(process.cpu_times()[:2]) for process in pair.tree())
-
-    def sleeps(seconds: int) -> bool:
-        before = spent()
+    def shares(seconds: int) -> dict[int, float]:
+        before = {process.pid: sum(process.cpu_times()[:2]) for process in pair.tree()}
         psutil.cpu_percent(interval=seconds)
-        return (spent() - before) / seconds < 0.02
+        return {one.pid: (sum(one.cpu_times()[:2]) - before[one.pid]) / seconds for one in pair.tree()}
 
-    wait_for(lambda: sleeps(1), 60, "the end of what is done at leisure")
-    assert sleeps(5)
+    wait_for(lambda: max(shares(1).values()) < 0.02, 60, "the end of what is done at leisure")
+    found = shares(5)
+    assert max(found.values()) < 0.02, found
 
 
 @pytest.mark.parametrize(("kept", "missing"), [("prefill:0", "--decode"), ("decode:0", "--prefill")])
-def test_one_kind_of_worker_serves_whole_requests(tmp_path: Path, kept: str, missing: str) -> None:  # C12
-    with launched(tmp_path, missing, "none") as served:
+def test_one_kind_of_worker_serves_whole_requests(tmp_path: Path, model: str, kept: str, missing: str) -> None:  # C12
+    with launched(tmp_path, "--model", model, missing, "none") as served:
         assert set(served.topology()) == {"proxy", kept}
-        reply = served.request("POST", "/v1/completions", MODEL | {"prompt": "The capital of France is"} | SHORT)
+        reply = served.request("POST", "/v1/completions", {"model": Path(model).name, "prompt": [5, 6, 7]} | SHORT)
         assert reply.header("x-pontil-route") == kept
         assert reply.json()["usage"]["completion_tokens"] == 16
 
@@ -198,9 +190,9 @@ def traces(pids: set[int], port: int) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda one: one.name)
-def test_nothing_is_left_of_a_launch(tmp_path: Path, number: signal.Signals) -> None:  # G4
+def test_nothing_is_left_of_a_launch(tmp_path: Path, model: str, number: signal.Signals) -> None:  # G4
     segments = set(os.listdir("/dev/shm"))
-    with launched(tmp_path, "--role", "mixed") as served:
+    with launched(tmp_path, "--role", "mixed", "--model", model) as served:
         pids = {process.pid for process in served.tree()}
         assert len(pids) == 3
         served.process.send_signal(number)

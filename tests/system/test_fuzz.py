@@ -27,6 +27,9 @@ CHECKS = [
     negative_data_rejection,
 ]  # fmt: skip
 HANG_SECONDS = 60
+# One that knows tools, and all that is read in answers.
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}{{ tools and 'tools' }}"
+READ = ("--tool-call-parser", "hermes", "--reasoning-parser", "think")
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 
 
@@ -34,7 +37,8 @@ MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("models") / "tiny"
     write_tiny_llama(folder, max_model_len=128)
-    options = ("--model", str(folder), "--role", "mixed", "--kv-cache-memory", "16MiB")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    options = ("--model", str(folder), "--role", "mixed", "--kv-cache-memory", "16MiB", *READ)
     with launched(tmp_path_factory.mktemp("fuzz"), *options) as running:
         yield running
 

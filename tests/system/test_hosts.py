@@ -70,7 +70,8 @@ class Hosts:
     def launch(self, name: str, log: Path, *arguments: str) -> "subprocess.Popen[bytes]":
         command = self.inside(name, sys.executable, str(ROOT / "app.py"), "launch", "--role", name, *arguments)
         with log.open("wb") as file:
-            self.running.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT))
+            surroundings = {**os.environ, "PONTIL_KV_CACHE_MEMORY": "128MiB"}
+            self.running.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=surroundings))
         return self.running[-1]
 
     def fetch(self, path: str, body: dict[str, Any] | None = None) -> Any:
@@ -163,13 +164,13 @@ def test_roles_on_three_hosts_form_one_system(hosts: Hosts, tmp_path: Path) -> N
     assert MARK.encode() in seen and prompt in seen, "in the clear, as was said: what follows would see it"
 
 
-def test_with_keys_nobody_else_can_read_or_join(hosts: Hosts, tmp_path: Path) -> None:  # C12
+def test_with_keys_nobody_else_can_read_or_join(hosts: Hosts, tmp_path: Path, model: str) -> None:  # C12
     for name in ("ours", "theirs"):
         make_key_file(tmp_path / name)
     keys = ("--keys", str(tmp_path / "ours"))
     hosts.launch("proxy", tmp_path / "proxy", "--control", CONTROL, *keys)
     for wrong in (("--keys", str(tmp_path / "theirs")), ("--insecure",)):
-        stranger = hosts.launch("decode", tmp_path / "stranger", *FAR, *wrong, "--decode", "cpu:1")
+        stranger = hosts.launch("decode", tmp_path / "stranger", *FAR, *wrong, "--model", model, "--decode", "cpu:1")
         assert stranger.wait(START_TIMEOUT) == 2
         said = (tmp_path / "stranger").read_text().splitlines()[-1]
         assert f"the proxy at {CONTROL} does not accept this worker's keys" in said and "Traceback" not in said

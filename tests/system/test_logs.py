@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One stream and a file for each process, with real processes: a request is found by its id in all of them."""
 
+import hashlib
 import json
 import os
 import signal
@@ -14,15 +15,19 @@ from typing import Any
 import pytest
 from served import ROOT, START_TIMEOUT, Served, launched, wait_for
 
-SECRET, PROMPT = "sk-very-secret-9876", "the glazier whispered quietly"
+SECRET, ADMIN, PROMPT = "sk-very-secret-9876", "sk-more-secret-5432", "the glazier whispered quietly"
+KEY = {"authorization": f"Bearer {SECRET}"}
 NAMES = ("launcher", "proxy", "prefill-0", "decode-0")
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, model: str) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
+    (folder / "keys").write_text(f"alice={SECRET}\n")
+    (folder / "keys").chmod(0o600)
     flags = ("--log-dir", str(folder / "logs"), "--log-format", "json", "--log-level", "debug")
-    with launched(folder, "--model", model, "--kv-cache-memory", "8MiB", *flags) as one:
+    keys, around = ("--api-keys", str(folder / "keys")), {"PONTIL_ADMIN_KEY": ADMIN}
+    with launched(folder, "--model", model, "--kv-cache-memory", "8MiB", *flags, *keys, variables=around) as one:
         yield one
 
 
@@ -36,7 +41,7 @@ def logs(served: Served) -> dict[str, list[dict[str, Any]]]:
 
 def test_a_request_is_found_by_its_id_in_every_process(served: Served) -> None:  # F6
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 4, "ignore_eos": True}
-    headers = {"x-request-id": "mine", "authorization": f"Bearer {SECRET}"}
+    headers = {"x-request-id": "mine", **KEY}
     assert served.request("POST", "/v1/completions", body, headers).json()["usage"]["completion_tokens"] == 4
 
     def found() -> set[str]:
@@ -51,11 +56,45 @@ def test_a_request_is_found_by_its_id_in_every_process(served: Served) -> None: 
 
 
 def test_no_secret_and_no_prompt_is_in_any_log(served: Served) -> None:
-    served.request("POST", "/v1/completions", {"model": "tiny", "prompt": PROMPT, "max_tokens": "x"},
-                   {"authorization": f"Bearer {SECRET}"}).json()  # fmt: skip
+    served.request("POST", "/v1/completions", {"model": "tiny", "prompt": PROMPT, "max_tokens": "x"}, KEY).json()
+    served.request("GET", "/admin/ledger", headers={"authorization": f"Bearer {ADMIN}", "via": "1.1 front"}).json()
+    served.request("GET", "/v1/models", headers={"authorization": f"Bearer {SECRET}x"}).json()
+    served.request("GET", f"/v1/models?key={SECRET}").json()
     texts = [path.read_text() for path in (served.output.parent / "logs").glob("*.log")] + [served.output.read_text()]
     assert len(texts) == 1 + len(NAMES)
-    assert not [text for text in texts if SECRET in text or PROMPT in text]
+    assert not [text for text in texts for secret in (SECRET, ADMIN, *digests(), PROMPT) if secret in text]
+
+
+def digests() -> list[str]:
+    return [hashlib.sha256(key.encode()).hexdigest() for key in (SECRET, ADMIN)]
+
+
+def test_no_secret_is_in_lists_of_processes_or_metrics(served: Served) -> None:  # F5
+    """The launcher's own environment alone holds what it was given there."""
+    launcher, *children = served.tree()
+    assert len(children) == 3
+    lines = [Path(f"/proc/{one.pid}/cmdline").read_bytes() for one in (launcher, *children)]
+    places = [*lines, *(Path(f"/proc/{one.pid}/environ").read_bytes() for one in children)]
+    shown = [
+        served.request("GET", path, headers=KEY).text() for path in ("/metrics", "/admin/topology", "/admin/ledger")
+    ]
+    places += [text.encode() for text in shown]
+    assert b"--api-keys" in lines[0] and len(places) == 10
+    assert not [place for place in places for secret in (SECRET, ADMIN, *digests()) if secret.encode() in place]
+
+
+def test_new_keys_are_taken_over_while_it_serves(served: Served) -> None:  # F5
+    """And what asks on the server's own machine needs none."""
+    status = [sys.executable, str(ROOT / "app.py"), "status", "--url", f"http://127.0.0.1:{served.port}"]
+    assert "decode:0" in subprocess.run(status, capture_output=True, text=True, check=True).stdout
+    assert served.request("GET", "/v1/models").status == 401
+    keys = served.output.parent / "keys"
+    keys.write_text(f"alice={SECRET}\nbob=sk-of-bob-0123456789\n")
+    served.process.send_signal(signal.SIGHUP)
+    new = {"authorization": "Bearer sk-of-bob-0123456789"}
+    wait_for(lambda: served.request("GET", "/v1/models", headers=new).status == 200, 60, "new keys")
+    assert served.request("GET", "/v1/models", headers=KEY).status == 200
+    wait_for(lambda: "API keys in use now: 2" in served.output.read_text(), 60, "a word about them")
 
 
 def test_every_line_says_when_how_grave_and_who(served: Served) -> None:

@@ -40,7 +40,8 @@ def test_a_self_test_is_seen_where_it_belongs_and_billed_to_nobody(served: Serve
     assert route["bytes"] > 0 and route["seconds"] > 0
     ledger = served.get("/admin/ledger")
     assert (ledger["requests"], ledger["imbalance"]) == (0, 0) and ledger["discarded_by_reason"]["self_test"] == 2
-    assert "pontil_requests_total{finish_reason" not in served.request("GET", "/metrics").text()
+    ended = [line for line in served.request("GET", "/metrics").text().splitlines() if "request_success_total{" in line]
+    assert len(ended) == 4 and all(line.endswith(" 0.0") for line in ended)
     usage = served.output.parent / "usage.db"
     assert read_usage(usage) == []
     wait_for(lambda: all(equal for equal, _ in audit_usage(usage, ledger)), 60, "the checkpoint after the self-test")

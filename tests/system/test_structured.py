@@ -5,14 +5,13 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jsonschema
 import openai
 import pytest
-from served import ROOT, Served, launched
+from served import ROOT, Served
 
 NAME = "smollm2-135m-instruct"
 TEXT = {"type": "string", "maxLength": 24}
@@ -30,10 +29,9 @@ BOUNDED = {
 SHORT_RUNS, LONG_RUNS = 12, 200
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with launched(tmp_path_factory.mktemp("structured")) as running:
-        yield running
+@pytest.fixture
+def served(pair: Served) -> Served:
+    return pair
 
 
 @pytest.fixture
@@ -41,14 +39,15 @@ def client(served: Served) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"http://127.0.0.1:{served.port}/v1", api_key="none", max_retries=0, timeout=300)
 
 
-def test_the_documented_example_runs(served: Served, tmp_path: Any) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "structured.md").read_text(), re.DOTALL)
+@pytest.mark.parametrize(("page", "printed"), [("structured", "'country': 'France'"), ("tools", "get_time {'city': ")])
+def test_the_documented_example_runs(served: Served, tmp_path: Any, page: str, printed: str) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
     assert "127.0.0.1:8000" in example
     script = tmp_path / "example.py"
     script.write_text(example.replace("127.0.0.1:8000", f"127.0.0.1:{served.port}"))
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "'country': 'France'" in done.stdout
+    assert printed in done.stdout
 
 
 def ask(client: openai.OpenAI, seed: int, **more: Any) -> tuple[str, str]:
@@ -108,6 +107,46 @@ def test_a_stream_is_the_whole_answer_in_pieces(client: openai.OpenAI) -> None:
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
     assert texts == [choice.message.content for choice in whole.choices] and all(text.startswith("{") for text in texts)
+
+
+CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
+PERSON: dict[str, Any] = {"type": "function", "function": {"name": "save_person", "parameters": BOUNDED}}
+TIME: dict[str, Any] = {"type": "function", "function": {"name": "get_time", "parameters": CITY}}
+PARAMETERS = {"save_person": BOUNDED, "get_time": CITY}
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "get_time"}}], ids=["required", "named"]
+)
+def test_calls_that_are_asked_for_are_made(client: openai.OpenAI, choice: Any) -> None:
+    """By a model whose template knows no tools; whole and streamed are the same calls."""
+    for seed in range(3):
+        asked: dict[str, Any] = {
+            "model": NAME, "messages": [{"role": "user", "content": "What time is it in Paris?"}], "seed": seed,
+            "tools": [PERSON, TIME], "tool_choice": choice, "max_tokens": 300, "parallel_tool_calls": False,
+        }  # fmt: skip
+        (whole,) = client.chat.completions.create(**asked).choices
+        assert whole.finish_reason == "tool_calls" and whole.message.content is None
+        (call,) = whole.message.tool_calls
+        assert choice == "required" or call.function.name == "get_time"
+        jsonschema.validate(json.loads(call.function.arguments), PARAMETERS[call.function.name])
+        name, arguments, reasons = "", "", []
+        for chunk in client.chat.completions.create(stream=True, **asked):
+            for piece in chunk.choices[0].delta.tool_calls or ():
+                name += piece.function.name or ""
+                arguments += piece.function.arguments
+            reasons.append(chunk.choices[0].finish_reason)
+        assert (name, arguments, reasons[-1]) == (call.function.name, call.function.arguments, "tool_calls")
+
+
+def test_a_conversation_goes_on_behind_a_call(client: openai.OpenAI) -> None:
+    messages: list[Any] = [{"role": "user", "content": "What time is it in Rome?"}]
+    asked: dict[str, Any] = {"model": NAME, "tools": [TIME], "temperature": 0, "max_tokens": 60}
+    choice: Any = {"type": "function", "function": {"name": "get_time"}}
+    message = client.chat.completions.create(messages=messages, tool_choice=choice, **asked).choices[0].message
+    messages += [message, {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "10:30"}]
+    answer = client.chat.completions.create(messages=messages, tool_choice="none", **asked)
+    assert answer.choices[0].message.content and not answer.choices[0].message.tool_calls
 
 
 def test_mistakes_are_the_clients_own_errors(client: openai.OpenAI) -> None:

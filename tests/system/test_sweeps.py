@@ -34,6 +34,7 @@ def test_a_sweep_that_was_interrupted_goes_on(options: list[str], tmp_path: Path
     out = tmp_path / "sweep"
     first = sweep(options, "1 2 3")
     wait_for(lambda: (out / "points" / "1.json").exists() or first.poll() is not None, START_TIMEOUT, "the first point")
+    assert first.poll() is None, first.communicate()[0]
     os.killpg(first.pid, signal.SIGINT)
     first.communicate(timeout=60)
     assert first.returncode != 0 and not (out / "concurrency.csv").exists()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import Rig, build, check_free, drain, name_of, reference, rig, sequence
@@ -199,7 +200,7 @@ def some_requests(draw: st.DrawFn) -> list[dict[str, Any]]:
     return draw(st.lists(kinds, min_size=1, max_size=5))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(10, 50), deadline=None)
 @given(some_requests(), st.integers(1, 16), st.integers(9, 40))
 def test_whatever_is_asked_drafts_change_nothing(
     model: Model, asked: list[dict[str, Any]], drafts: int, blocks: int

@@ -2,6 +2,7 @@
 """Who waits is admitted by priority, then by arrival; who is last in that order gives way; and no token changes."""
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis.strategies import integers, lists
 from tiny import build, check_free, drain, reference, rig, sequence
@@ -47,7 +48,7 @@ def test_the_last_in_order_gives_way_though_it_came_first(model: Model) -> None:
     check_free(tight)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(6, 20))
 @given(priorities=lists(integers(-2, 2), min_size=5, max_size=5))
 def test_no_token_depends_on_it(model: Model, priorities: list[int]) -> None:
     def some() -> list[Sequence]:

@@ -37,7 +37,7 @@ def lost(house: House, worker: ScriptedWorker) -> None:
 
 def balanced(house: House) -> None:
     assert house.proxy.idle and house.proxy.ledger.imbalance == 0
-    assert house.value("pontil_requests_running") == 0 and house.value("pontil_counts_disputed_total") == 0
+    assert house.value("pontil_num_requests_running") == 0 and house.value("pontil_counts_disputed_total") == 0
     assert all(worker.in_flight == 0 for worker in house.proxy.registry.workers.values())
 
 

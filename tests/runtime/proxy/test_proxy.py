@@ -36,7 +36,7 @@ def test_the_same_answer_from_a_pair_and_from_one(play: Callable[..., None]) -> 
         count = len(house.tokenizer.encode(TEXT, False)) + 1
         assert alone[2] == Finished("stop", Usage(2, count, 0), "mixed:0")
         assert pair[2] == Finished("stop", Usage(2, count, 0), "prefill:0>decode:0")
-        assert house.proxy.idle and house.value("pontil_requests_total", finish_reason="stop") == 2
+        assert house.proxy.idle and house.value("pontil_request_success_total", finished_reason="stop") == 2
         assert house.value("pontil_generation_tokens_total") == 2 * count
         assert house.value("pontil_counts_disputed_total") == 0
         assert house.value("pontil_time_to_first_token_seconds_count") == 2
@@ -97,8 +97,8 @@ def test_cancel_reaches_every_worker_of_the_request(play: Callable[..., None]) -
         for worker in workers:
             cancel = await asyncio.to_thread(worker.cancels.get, timeout=DEADLINE)
             assert cancel.request_id.startswith("mine-")
-        assert house.proxy.idle and house.value("pontil_requests_running") == 0
-        assert house.value("pontil_requests_total", finish_reason="cancelled") == 1
+        assert house.proxy.idle and house.value("pontil_num_requests_running") == 0
+        assert house.value("pontil_request_success_total", finished_reason="abort") == 1
 
     play(scene)
 
@@ -224,7 +224,7 @@ def test_heartbeats_feed_the_metrics_by_difference(play: Callable[..., None]) ->
             worker.counters = counters
             worker.say(Heartbeat(worker.incarnation, worker.proxy, 0, 0, 9, 1, counters))
         await until(lambda: house.value("pontil_kv_transfer_bytes_total") == 250)
-        series = ("prefix_cache_queries", "prefix_cache_hits", "preemptions")
+        series = ("prefix_cache_queries", "prefix_cache_hits", "num_preemptions")
         assert [house.value(f"pontil_{name}_total") for name in series] == [9, 4, 2]
         assert house.value("pontil_handoffs_total", result="complete") == 2
         text = house.proxy.metrics.render().decode()

@@ -67,7 +67,7 @@ def test_a_pair_that_moves_blocks_passes_and_nobody_sees_or_pays_it(
         ledger = house.proxy.ledger
         assert (ledger.imbalance, ledger.totals.requests, ledger.totals.generated) == (0, 0, 0)
         assert ledger.totals.discarded[SELF_TEST] == 2 and house.proxy.idle
-        assert house.value("pontil_generation_tokens_total") == house.value("pontil_requests_running") == 0
+        assert house.value("pontil_generation_tokens_total") == house.value("pontil_num_requests_running") == 0
         assert house.value("pontil_time_to_first_token_seconds_count") == 0
         assert house.value("pontil_inter_token_latency_seconds_count") == 0
         assert 'finish_reason="' not in house.proxy.metrics.render().decode()

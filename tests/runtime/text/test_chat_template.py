@@ -174,3 +174,14 @@ def test_messages_are_not_changed() -> None:
     messages = [dict(message) for message in CHAT]
     ChatTemplate(HEADERS, {"bos_token": "<s>"}).render(messages)
     assert messages == CHAT
+
+
+@pytest.mark.parametrize(("style", "known"), [("Llama 3", True), ("Qwen 3", True), ("Hermes", True), ("Gemma", False)])
+def test_a_template_knows_tools_or_does_not(style: str, known: bool) -> None:
+    assert ChatTemplate(STYLES[style]).knows_tools is known
+
+
+def test_to_speak_of_tools_is_not_to_know_them() -> None:
+    assert not ChatTemplate("You have no tools. {{ messages[0].content }}{# tools #}").knows_tools
+    assert ChatTemplate("{% if not tools is defined %}{% set tools = none %}{% endif %}").knows_tools
+    assert ChatTemplate(None).knows_tools and ChatTemplate("{% broken").knows_tools, "it says by itself what is wrong"

@@ -20,6 +20,7 @@ def reference(gemma_path: Path) -> Any:
     return AutoTokenizer.from_pretrained(gemma_path.parent, gguf_file=gemma_path.name)
 
 
+@pytest.mark.long  # transformers takes half a minute to read the vocabulary
 def test_mixed_text_agrees_with_transformers(gemma: Tokenizer, reference: Any) -> None:
     lines = mixed_lines(2000)
     assert len(set(lines)) > 1800

@@ -191,10 +191,11 @@ def test_a_next_attempt_states_what_the_first_found_cached(proxy: ScriptedProxy,
 
     def send(name: str, **more: Any) -> None:
         if way == "pair":
-            proxy.submit_pair(*pair, name, prompt(200), drawn(8), salt="s", **more)
+            proxy.submit_pair(*pair, name, prompt(400), drawn(8), salt="s", **more)
         else:
-            proxy.submit(decode, name, prompt(200), drawn(8), salt="s", **more)
+            proxy.submit(decode, name, prompt(400), drawn(8), salt="s", **more)
 
+    # Four steps are left then: the cancelling arrives before the last.
     send("r")
     proxy.turn_until(lambda: any(one.computed >= 128 for one in worker.machine.scheduler.running))
     for one in pair:
@@ -205,5 +206,5 @@ def test_a_next_attempt_states_what_the_first_found_cached(proxy: ScriptedProxy,
     (answer,) = proxy.finish("r")
     assert {told_cached(frame) for frame in answer.frames} == {0}
     send("other")
-    assert {frame.cached_tokens for frame in proxy.finish("other")[0].frames} == {199}
+    assert {frame.cached_tokens for frame in proxy.finish("other")[0].frames} == {399}
     everyone_clean(proxy)

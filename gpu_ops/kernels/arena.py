@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory for packed weights: one piece after the other, on huge pages where the system has them.
+
+Weights are read from end to end in every step, in the order in which they were packed. Most are smaller than a huge
+page, so they share.
+"""
+
+import mmap
+
+import torch
+from torch import Tensor
+
+HUGE_PAGE = 2 << 20
+CHUNK = 16 * HUGE_PAGE
+CACHE_LINE = 64
+
+
+class Arena:
+    """Hands out memory that is never given back by itself: a chunk goes when nothing of it is used any more."""
+
+    def __init__(self) -> None:
+        self.chunk = torch.empty(0, dtype=torch.uint8)
+        self.used = 0
+
+    def take(self, shape: torch.Size) -> Tensor:
+        """int32 of this shape, all zeros, at the beginning of a cache line."""
+        size = 4 * shape.numel()
+        if size > len(self.chunk) - self.used:
+            if size > CHUNK // 2:
+                return fresh(size).view(torch.int32).view(shape)
+            self.chunk, self.used = fresh(CHUNK), 0
+        taken = self.chunk[self.used : self.used + size]
+        self.used += size + -size % CACHE_LINE
+        return taken.view(torch.int32).view(shape)
+
+
+def fresh(size: int) -> Tensor:
+    """uint8 [size] at the beginning of a huge page. What is not touched takes no memory."""
+    memory = mmap.mmap(-1, size + HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    start = -whole.data_ptr() % HUGE_PAGE
+    return whole[start : start + size]

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KV memory that is mapped before it is needed.
+
+A page of the pool costs a fault when it is first written: a microsecond or so where the machine has the page at hand,
+and twenty in a virtual machine whose host must find it first. A prompt of 256 tokens of a small model is 1,440 pages.
+So an idle worker has them mapped ahead of use; but not all of a large pool: memory that is never needed stays others'.
+"""
+
+from collections.abc import Callable
+
+from pontil.runtime.cache.pool import BlockPool
+from pontil.runtime.cache.storage import HEADER_BYTES, KVStorage
+from pontil.runtime.worker.host_memory import host_room
+
+# Of Linux 5.14; Python has no name for it. It writes nothing: what is there stays.
+MADV_POPULATE_WRITE = 23
+AHEAD_BYTES = 1 << 30
+# At most about a millisecond of work, so that a message never waits for long.
+CHUNK_BYTES = 256 << 10
+# So often it is asked how much memory the machine has left, and so much of that is nobody's to map ahead.
+LOOK_BYTES = 32 << 20
+SPARED_BYTES = 2 << 30
+
+
+def bytes_left() -> int:
+    return host_room().bytes
+
+
+class Prefault:
+    """Maps the blocks that the pool has never handed out, in the order in which it will, `ahead` bytes of them, while
+    the machine has enough memory `left`.
+
+    Not thread-safe: the engine's thread owns it.
+    """
+
+    def __init__(
+        self, storage: KVStorage, pool: BlockPool, ahead: int = AHEAD_BYTES, left: Callable[[], int] = bytes_left
+    ) -> None:
+        self.storage, self.pool, self.ahead, self.left = storage, pool, ahead, left
+        self.mapped = 0
+        self.possible = True
+
+    @property
+    def goal(self) -> int:
+        """Up to which byte of the memory pages should be mapped."""
+        used = HEADER_BYTES + (self.pool.highest + 1) * self.storage.layout.block_bytes
+        return min(self.storage.size, used + self.ahead)
+
+    @property
+    def is_due(self) -> bool:
+        return self.possible and self.mapped < self.goal
+
+    def advance(self) -> None:
+        """Map the next few pages. Where that cannot be done they are mapped when they are used, as ever."""
+        if self.mapped % LOOK_BYTES == 0 and self.left() < SPARED_BYTES:
+            self.possible = False
+            return
+        try:
+            self.storage.map.madvise(
+                MADV_POPULATE_WRITE, self.mapped, min(CHUNK_BYTES, self.storage.size - self.mapped)
+            )
+        except OSError:
+            self.possible = False
+            return
+        self.mapped += CHUNK_BYTES

@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How hard tests that search at random try: `scripts/test.sh --long` asks for more."""
+
+import os
+
+LONG = "PONTIL_LONG_TESTS"
+
+
+def examples(few: int, many: int) -> int:
+    return many if os.environ.get(LONG) else few
