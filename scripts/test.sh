@@ -31,11 +31,11 @@ scripts/lint.sh
 if [ ${#rest[@]} -gt 0 ]; then
     exec "$PYTHON" -m pytest "${marks[@]}" "${rest[@]}"
 fi
-# Tests within one process share the cores, and so do those of the launcher, whose processes compute little; those that
-# start whole systems want all of them.
+# Tests within one process share the cores, file by file so do those that start processes; of whole systems two run at a
+# time, which wait for their own cores as much as they compute.
 status=0
 OMP_NUM_THREADS=1 "$PYTHON" -m pytest "${marks[@]}" -n "$(nproc)" --dist worksteal \
     --ignore tests/system --ignore tests/launcher --ignore tests/scripts || status=$?
 "$PYTHON" -m pytest "${marks[@]}" -n "$(nproc)" --dist loadfile tests/launcher tests/scripts || status=$?
-"$PYTHON" -m pytest "${marks[@]}" -n 2 --dist loadgroup tests/system || status=$?
+"$PYTHON" -m pytest "${marks[@]}" -n 2 --dist loadfile tests/system || status=$?
 exit $status

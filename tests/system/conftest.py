@@ -2,23 +2,11 @@
 """What tests of whole systems share."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from served import Served, launched
 
 from pontil.runtime.loaders.synthetic import write_tiny_llama
-
-HERE = Path(__file__).parent
-SHARING = ("test_faults", "test_readme", "test_same_answers", "test_structured")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run side by side (`--dist loadgroup`), a file stays together, and so do those that share a system."""
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("pair" if item.path.stem in SHARING else item.path.stem))
 
 
 @pytest.fixture(scope="module")
