@@ -28,6 +28,8 @@ CONTROL = f"tcp://{NET}.1:7000"
 FAR = ("--join", CONTROL, "--kv-connector", "tcp")
 # Which Python has no name for: beyond what others may ask for, so that nothing is lost while we do not look.
 SO_RCVBUFFORCE = 33
+# ETH_P_ALL
+EVERY_PROTOCOL = 3
 MARK = "a-name-that-nobody-else-may-read"
 
 
@@ -92,11 +94,11 @@ class Wire:
 
     def __init__(self, hosts: Hosts) -> None:
         self.seen = bytearray()
-        # Of the link layer: every frame of every protocol.
-        self.sockets = [socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) for _ in NAMES]
+        # Of the link layer. Until it is bound one with a protocol would hear what goes on elsewhere on this machine.
+        self.sockets = [socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) for _ in NAMES]
         for number, one in enumerate(self.sockets, 1):
             one.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
-            one.bind((f"{hosts.tag}o{number}", 0))
+            one.bind((f"{hosts.tag}o{number}", EVERY_PROTOCOL))
             one.settimeout(0.2)
         self.over = threading.Event()
         self.threads = [threading.Thread(target=self.listen, args=(one,), daemon=True) for one in self.sockets]

@@ -98,7 +98,7 @@ def crowd(served: Served, stream: bool, salt: str) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    with launched(tmp_path_factory.mktemp("mixed"), "--role", "mixed") as served:
+    with launched(tmp_path_factory.mktemp("mixed"), "--role", "mixed", "--mixed", "cpu:0") as served:
         found = answers(served)
         assert served.metric("pontil_kv_transfer_bytes_total") == 0
         return found
