@@ -31,11 +31,10 @@ scripts/lint.sh
 if [ ${#rest[@]} -gt 0 ]; then
     exec "$PYTHON" -m pytest "${marks[@]}" "${rest[@]}"
 fi
-# Tests within one process share the cores, file by file so do those that start processes; of whole systems two run at a
-# time, which wait for their own cores as much as they compute.
+# Tests within one process share the cores. Those that start processes wait for these as much as they compute, so that
+# three files at a time keep the cores busy; a file stays together, as its tests share what they started.
 status=0
 OMP_NUM_THREADS=1 "$PYTHON" -m pytest "${marks[@]}" -n "$(nproc)" --dist worksteal \
     --ignore tests/system --ignore tests/launcher --ignore tests/scripts || status=$?
-"$PYTHON" -m pytest "${marks[@]}" -n "$(nproc)" --dist loadfile tests/launcher tests/scripts || status=$?
-"$PYTHON" -m pytest "${marks[@]}" -n 2 --dist loadfile tests/system || status=$?
+"$PYTHON" -m pytest "${marks[@]}" -n 3 --dist loadfile tests/system tests/launcher tests/scripts || status=$?
 exit $status
