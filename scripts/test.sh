@@ -11,7 +11,7 @@ marks=(-m "not long")
 rest=()
 while [ $# -gt 0 ]; do
     case $1 in
-        --long) marks=(); export PONTIL_LONG_TESTS=1 ;;
+        --long) marks=(); export LONG_TESTS=1 ;;
         --venv) venv=${2:?--venv needs a folder}; shift ;;
         -h | --help) sed -n '3,4s/^# *//p' "$0"; exit ;;
         *) rest+=("$1") ;;

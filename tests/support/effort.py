@@ -3,7 +3,7 @@
 
 import os
 
-LONG = "PONTIL_LONG_TESTS"
+LONG = "LONG_TESTS"
 
 
 def examples(few: int, many: int) -> int:
