@@ -72,7 +72,7 @@ def open_engine(path: Path, way: str) -> Engine:
     weights = Weights(tensors, torch.device("cpu"), torch_dtype, library, quantization == "int8")
     config = checkpoint.config
     model = build_model(config, weights)
-    layout = KVLayout(16, config.num_layers, config.num_kv_heads, config.head_dim, dtype)
+    layout = KVLayout(16, config.num_layers, config.num_kv_heads, config.head_dim, dtype, library is not None)
     storage = KVStorage(layout, BLOCKS, torch.device("cpu"))
     return Engine(Runner(model, storage), Scheduler(BlockPool(BLOCKS), layout, 8, WINDOW, prefix_caching=False))
 

@@ -76,7 +76,7 @@ def open_engine(arguments: argparse.Namespace, library: Library | None) -> Engin
     )
     int8 = library is not None and arguments.quantization == "int8"
     model = build_model(config, Weights(tensors, torch.device("cpu"), dtype, library, int8))
-    layout = KVLayout(16, config.num_layers, config.num_kv_heads, config.head_dim, arguments.dtype)
+    layout = KVLayout(16, config.num_layers, config.num_kv_heads, config.head_dim, arguments.dtype, library is not None)
     longest = max(arguments.context + arguments.rounds, arguments.prompt) + 16
     seats = max(*arguments.rows, MANY)
     blocks = seats * layout.blocks_for(longest) + 1

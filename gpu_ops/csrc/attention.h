@@ -5,11 +5,12 @@
 // adds exact zeros.
 #pragma once
 #include "linear.h"
+#include "pool.h"
 
 enum { STRIP = 64 };
 // Queries computed together: heads of a group times positions.
 enum { QUERIES = 48 };
-enum { PANELS = STRIP / LANES };
+enum { PANELS = STRIP / LANES, PIECES = STRIP / PIECE };
 #if defined(__AVX512F__)
 enum { SCORE_ROWS = 6, VALUE_ROWS = 6 };
 #else
@@ -19,130 +20,105 @@ enum { SCORE_ROWS = 2, VALUE_ROWS = 2 };
 constexpr float NOTHING = -1e30f;
 constexpr float LOG2_E = 1.4426950408889634f;
 
-// Where a layer's keys and values are, from one head on.
-template <class T>
-struct Keys {
-    typedef typename T::Cell Cell;
-    Keys(const Tile& tile, int layer, int head)
-        : pool(static_cast<Cell*>(tile.pool)), dim(tile.head_dim), shift(__builtin_ctz(tile.block_size)),
-          head_size(size_t(tile.block_size) * dim), to_value(head_size * tile.kv_heads),
-          block_size(2 * to_value * tile.layers), place(2 * to_value * layer + head_size * head) {}
-
-    // The key of a position; its value is `to_value` further on, the same of the next head `head_size`.
-    Cell* at(const int32_t* blocks, int position) const {
-        size_t slot = position & ((1 << shift) - 1);
-        return pool + block_size * blocks[position >> shift] + place + slot * dim;
-    }
-
-    Cell* pool;
-    size_t dim;
-    int shift;
-    size_t head_size, to_value, block_size, place;
-};
-
-// Steps of a transposition: of each quarter the first (second) two words, or pairs of words, of a and b in turn; and of
-// both the first (second) two quarters, or every second one.
-INLINE Words low_words(Words a, Words b) {
-    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
-}
-INLINE Words high_words(Words a, Words b) {
-    return __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
-}
-INLINE Words low_pairs(Words a, Words b) {
-    return __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
-}
-INLINE Words high_pairs(Words a, Words b) {
-    return __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-}
-INLINE Words low_halves(Words a, Words b) {
-    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
-}
-INLINE Words high_halves(Words a, Words b) {
-    return __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-}
-INLINE Words even_quarters(Words a, Words b) {
-    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
-}
-INLINE Words odd_quarters(Words a, Words b) {
-    return __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-}
-
-// 16 rows of `words` words to [word][16], with a stride of STRIP words: keys as packed weights are.
-INLINE void transpose(const uint32_t* const* rows, int words, uint32_t* to) {
-    int word = 0;
-    for (; word + LANES <= words; word += LANES) {
-        Words x[LANES], y[LANES];
+// scores [R][STRIP] of R queries with panels of 16 keys, [word][16] each. FETCH: `ahead` is read next.
+template <class T, int R, bool FETCH>
+static void scores_of(const uint32_t* queries, int words, const uint32_t* const* panels, const uint32_t* const* ahead,
+                      float* scores) {
+    enum { Q = PANELS * NATIVES };
+    Native total[R][Q];
 #pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) x[i] = load_words(rows[i] + word);
-#pragma GCC unroll 8
-        for (int i = 0; i < LANES; i += 2) y[i] = low_words(x[i], x[i + 1]), y[i + 1] = high_words(x[i], x[i + 1]);
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 16
+        for (int q = 0; q < Q; q++) total[r][q] = Native{};
+    for (int word = 0; word < words; word++) {
+        NativeWords keys[Q];
+#pragma GCC unroll 16
+        for (int q = 0; q < Q; q++)
+            memcpy(keys + q, panels[q / NATIVES] + word * LANES + q % NATIVES * NATIVE_LANES, NATIVE_BYTES);
+        if (FETCH)
 #pragma GCC unroll 4
-        for (int i = 0; i < LANES; i += 4)
-#pragma GCC unroll 2
-            for (int j = 0; j < 2; j++) {
-                x[i + 2 * j] = low_pairs(y[i + j], y[i + j + 2]);
-                x[i + 2 * j + 1] = high_pairs(y[i + j], y[i + j + 2]);
-            }
-        // Quarter p of x[4 q + c] holds the word 4 p + c of rows 4 q to 4 q + 3.
-#pragma GCC unroll 4
-        for (int c = 0; c < 4; c++) {
-            Words low_rows = low_halves(x[c], x[4 + c]), low_rest = low_halves(x[8 + c], x[12 + c]);
-            Words high_rows = high_halves(x[c], x[4 + c]), high_rest = high_halves(x[8 + c], x[12 + c]);
-            uint32_t* out = to + size_t(word + c) * STRIP;
-            store_words(out, even_quarters(low_rows, low_rest));
-            store_words(out + 4 * STRIP, odd_quarters(low_rows, low_rest));
-            store_words(out + 8 * STRIP, even_quarters(high_rows, high_rest));
-            store_words(out + 12 * STRIP, odd_quarters(high_rows, high_rest));
+            for (int p = 0; p < PANELS; p++) __builtin_prefetch(ahead[p] + word * LANES, 0, 3);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) {
+            NativeWords one = NativeWords{} + int32_t(queries[r * words + word]);
+#pragma GCC unroll 16
+            for (int q = 0; q < Q; q++) total[r][q] = T::dot(total[r][q], keys[q], one);
         }
     }
-    for (; word < words; word++)
-        for (int i = 0; i < LANES; i++) to[size_t(word) * STRIP + i] = rows[i][word];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 16
+        for (int q = 0; q < Q; q++) memcpy(scores + r * STRIP + q * NATIVE_LANES, &total[r][q], NATIVE_BYTES);
 }
 
-// sums [R][stride], N vectors of each from `column` on: times the row's correction, then the weighted values added.
-template <class T, int R, int N>
-static void add_values(const float* weights, const typename T::Cell* const* values, int count, int column,
-                       size_t stride, const float* correction, float* sums) {
+// The values of a strip: of each piece [position / PER_WORD][dim] words; `count` positions are there.
+struct Values {
+    const uint32_t* const* pieces;
+    const uint32_t* const* ahead;
+    size_t dim;
+    int count;
+};
+
+// sums [R][dim], N vectors of each from `column` on: times the row's correction, then the weighted values added.
+// weights [R][STRIP] cells.
+template <class T, int R, int N, bool FETCH>
+static void add_values(const uint32_t* weights, const Values& values, int column, const float* correction,
+                       float* sums) {
+    enum { STEPS = PIECE / T::PER_WORD, STRIDE = STRIP / T::PER_WORD };
     Floats x[R][N];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-        for (int n = 0; n < N; n++) x[r][n] = load(sums + r * stride + column + n * LANES) * splat(correction[r]);
-    for (int key = 0; key < count; key++) {
-        const typename T::Cell* row = values[key] + column;
-        Floats v[N];
+        for (int n = 0; n < N; n++) x[r][n] = load(sums + r * values.dim + column + n * LANES) * splat(correction[r]);
+    auto add = [&](int step, uint32_t there) {
+        const size_t at = step % STEPS * values.dim + column;
+        const uint32_t *from = values.pieces[step / STEPS] + at, *next = values.ahead[step / STEPS] + at;
+        Words v[N];
 #pragma GCC unroll 4
-        for (int n = 0; n < N; n++) v[n] = T::load_cells(row + n * LANES);
+        for (int n = 0; n < N; n++) {
+            v[n] = load_words(from + n * LANES);
+            if (FETCH) __builtin_prefetch(next + n * LANES, 0, 3);
+            if (T::PER_WORD > 1 && there != ~0u) v[n] &= splat(there);
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            Floats weight = splat(weights[r * STRIP + key]);
+            Words weight = splat(weights[r * STRIDE + step]);
 #pragma GCC unroll 4
-            for (int n = 0; n < N; n++) x[r][n] = multiply_add(weight, v[n], x[r][n]);
+            for (int n = 0; n < N; n++) x[r][n] = T::dot(x[r][n], v[n], weight);
         }
-    }
+    };
+    const int whole = values.count / T::PER_WORD;
+    for (int step = 0; step < whole; step++) add(step, ~0u);
+    // Nobody has written the position that shares the last one's words: what is there may be no number.
+    if (values.count % T::PER_WORD) add(whole, 0xffff);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-        for (int n = 0; n < N; n++) store(sums + r * stride + column + n * LANES, x[r][n]);
+        for (int n = 0; n < N; n++) store(sums + r * values.dim + column + n * LANES, x[r][n]);
 }
 
-template <class T>
-using AddValues = void (*)(const float*, const typename T::Cell* const*, int, int, size_t, const float*, float*);
-
-template <class T, int N, int R = VALUE_ROWS>
-static AddValues<T> add_values_of(int rows) {
+// For some rows, at most R.
+template <class T, bool FETCH, int R = SCORE_ROWS>
+static auto scores_of_rows(int rows) {
     if constexpr (R == 1)
-        return add_values<T, 1, N>;
+        return scores_of<T, 1, FETCH>;
     else
-        return rows == R ? add_values<T, R, N> : add_values_of<T, N, R - 1>(rows);
+        return rows == R ? scores_of<T, R, FETCH> : scores_of_rows<T, FETCH, R - 1>(rows);
 }
-template <class T>
-static AddValues<T> add_values_of(int rows, int vectors) {
+template <class T, int N, bool FETCH, int R = VALUE_ROWS>
+static auto add_values_of(int rows) {
+    if constexpr (R == 1)
+        return add_values<T, 1, N, FETCH>;
+    else
+        return rows == R ? add_values<T, R, N, FETCH> : add_values_of<T, N, FETCH, R - 1>(rows);
+}
+template <class T, bool FETCH>
+static auto add_values_of_rows(int rows, int vectors) {
     switch (vectors) {
-        case 1: return add_values_of<T, 1>(rows);
-        case 2: return add_values_of<T, 2>(rows);
-        case 3: return add_values_of<T, 3>(rows);
-        default: return add_values_of<T, 4>(rows);
+        case 1: return add_values_of<T, 1, FETCH>(rows);
+        case 2: return add_values_of<T, 2, FETCH>(rows);
+        case 3: return add_values_of<T, 3, FETCH>(rows);
+        default: return add_values_of<T, 4, FETCH>(rows);
     }
 }
 
@@ -151,9 +127,10 @@ static AddValues<T> add_values_of(int rows, int vectors) {
 template <class T>
 struct QueryTile {
     typedef typename T::Cell Cell;
-    // What is known of a head's queries after some strips.
+    // What is known of a head's queries after some strips. A total is the sum of its lanes.
     struct Head {
-        float highest[QUERIES], total[QUERIES];
+        alignas(64) float total[QUERIES][LANES];
+        float highest[QUERIES];
     };
 
     Keys<T> keys;
@@ -162,10 +139,11 @@ struct QueryTile {
     float scale;
 
     int dim, words;                          // of a head
-    uint32_t* panels;                        // [words][PANELS][16]
-    const Cell* here[STRIP];                 // the keys of this strip
-    const Cell* next[STRIP];                 // those that will be read after them; null where there are none
+    uint32_t* panels;                        // [PANELS][words][16]
+    const uint32_t* here[PIECES];            // the pieces of this strip
+    const uint32_t* next[PIECES];            // those that will be read after them
     alignas(64) float scores[QUERIES][STRIP];
+    alignas(64) Cell weights[QUERIES][STRIP];
     float correction[QUERIES];
     Head* known;                             // [heads]
     float* sums;                             // [heads][queries][dim]
@@ -179,7 +157,10 @@ struct QueryTile {
     // the pool has them: short runs of memory arrive slowly.
     void attend(const uint32_t* query, const QueryTile* then) {
         for (int head = 0; head < heads; head++)
-            for (int q = 0; q < queries(); q++) known[head].highest[q] = NOTHING, known[head].total[q] = 0;
+            for (int q = 0; q < queries(); q++) {
+                known[head].highest[q] = NOTHING;
+                store(known[head].total[q], Floats{});
+            }
         memset(sums, 0, sizeof(float) * heads * queries() * dim);
         locate(here, first_strip(), 0);
         for (int strip = first_strip(); strip <= last(); strip += STRIP) {
@@ -187,11 +168,11 @@ struct QueryTile {
             for (int head = 0; head < heads; head++) {
                 if (head + 1 < heads)
                     locate(next, strip, head + 1);
-                else if (strip + STRIP <= last() || !then)
+                else if (strip + STRIP <= last())
                     locate(next, strip + STRIP, 0);
-                else
+                else if (then)
                     then->locate(next, then->first_strip(), 0);
-                score(query + size_t(head) * queries() * words, count);
+                score(query + size_t(head) * queries() * words);
                 for (int q = 0; q < queries(); q++) weigh(known[head], q, strip);
                 add(sums + size_t(head) * queries() * dim, count);
                 memcpy(here, next, sizeof here);
@@ -199,75 +180,72 @@ struct QueryTile {
         }
     }
 
-    void locate(const Cell** rows, int first, int head) const {
-        for (int i = 0; i < STRIP; i++)
-            rows[i] = first + i <= last() ? keys.at(blocks, first + i) + head * keys.head_size : nullptr;
+    // Pieces that are not there are the first one: what becomes of them is not looked at.
+    void locate(const uint32_t** pieces, int first, int head) const {
+        for (int i = 0; i < PIECES; i++) {
+            int position = first + i * PIECE;
+            pieces[i] = keys.at(blocks, position <= last() ? position : first) + head * keys.head_size;
+        }
     }
 
-    void score(const uint32_t* query, int count) {
-        for (int first = 0; first < count; first += LANES) {
-            const uint32_t* rows[LANES];
-            for (int i = 0; i < LANES; i++) {
-                int key = first + i < count ? first + i : count - 1;
-                rows[i] = reinterpret_cast<const uint32_t*>(here[key]);
-                if (next[first + i]) fetch(next[first + i]);
-            }
-            transpose(rows, words, panels + first);
+    void score(const uint32_t* query) {
+        const uint32_t *all[PANELS], *ahead[PANELS];
+        for (int p = 0; p < PANELS; p++) {
+            all[p] = keys.unit == LANES ? here[2 * p] : join(p);
+            ahead[p] = next[2 * p];
         }
         for (int q = 0; q < queries(); q += SCORE_ROWS) {
             int some = queries() - q < SCORE_ROWS ? queries() - q : int(SCORE_ROWS);
-            product_of<T, PANELS, 0, SCORE_ROWS>(some)(query + size_t(q) * words, words, panels, words, nullptr,
-                                                       scores[q]);
+            (q ? scores_of_rows<T, false>(some) : scores_of_rows<T, true>(some))(query + size_t(q) * words, words, all,
+                                                                                 ahead, scores[q]);
         }
     }
-    // What is read next is on its way while this is computed.
-    void fetch(const Cell* cells) const {
-        for (size_t byte = 0; byte < dim * sizeof(Cell); byte += 64)
-            __builtin_prefetch(reinterpret_cast<const char*>(cells) + byte, 0, 3);
+    // One panel of two units of 8 keys.
+    const uint32_t* join(int panel) const {
+        uint32_t* to = panels + size_t(panel) * words * LANES;
+        for (int half = 0; half < 2; half++)
+            for (int word = 0; word < words; word++)
+                memcpy(to + word * LANES + half * PIECE, here[2 * panel + half] + word * PIECE, PIECE * sizeof *to);
+        return to;
     }
 
-    // Scores to weights, in place.
+    // Scores to weights.
     void weigh(Head& head, int q, int strip) {
         int position = start + q / group;
         int low = first_seen(position) - strip, high = position - strip;  // seen: low to high
-        Floats best = splat(head.highest[q]), x[STRIP / LANES];
-        bool seen[STRIP / LANES];
-        for (int n = 0; n < STRIP / LANES; n++) {
-            seen[n] = n * LANES <= high && n * LANES + LANES > low;
-            if (!seen[n]) continue;
+        const Floats before = splat(head.highest[q]);
+        Floats best = before, x[PANELS];
+        for (int n = 0; n < PANELS; n++) {
             Words lane = Words{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + n * LANES;
             x[n] = load(scores[q] + n * LANES) * splat(scale * LOG2_E);
             x[n] = ((lane >= low) & (lane <= high)) ? x[n] : splat(NOTHING);
             best = max(best, x[n]);
         }
-        float top = highest(best);
+        const float highest_now = highest(best);
+        const Floats top = splat(highest_now);
         Floats share{};
-        for (int n = 0; n < STRIP / LANES; n++) {
-            Floats weight{};
-            if (seen[n]) {
-                weight = x[n] > splat(NOTHING) ? exp2(x[n] - splat(top)) : Floats{};
-                share += weight;
-            }
-            store(scores[q] + n * LANES, weight);
+        for (int n = 0; n < PANELS; n++) {
+            Floats weight = x[n] > splat(NOTHING) ? exp2(x[n] - top) : Floats{};
+            share += weight;
+            T::store_cells(weights[q] + n * LANES, weight);
         }
-        Floats change = exp2(splat(head.highest[q] - top));
-        correction[q] = head.highest[q] > NOTHING ? change[0] : 0.0f;
-        head.total[q] = head.total[q] * correction[q] + sum(share);
-        head.highest[q] = top;
+        Floats change = before > splat(NOTHING) ? exp2(before - top) : Floats{};
+        correction[q] = change[0];
+        store(head.total[q], load(head.total[q]) * change + share);
+        head.highest[q] = highest_now;
     }
 
     void add(float* to, int count) {
-        const Cell* values[STRIP];
-        for (int key = 0; key < count; key++) {
-            values[key] = here[key] + keys.to_value;
-            if (next[key]) fetch(next[key] + keys.to_value);
-        }
+        const uint32_t *pieces[PIECES], *ahead[PIECES];
+        for (int i = 0; i < PIECES; i++) pieces[i] = here[i] + keys.to_value, ahead[i] = next[i] + keys.to_value;
+        const Values values{pieces, ahead, size_t(dim), count};
         for (int column = 0; column < dim; column += 4 * LANES) {
             int vectors = dim - column < 4 * LANES ? (dim - column) / LANES : 4;
             for (int q = 0; q < queries(); q += VALUE_ROWS) {
                 int some = queries() - q < VALUE_ROWS ? queries() - q : int(VALUE_ROWS);
-                add_values_of<T>(some, vectors)(scores[q], values, count, column, dim, correction + q,
-                                                to + size_t(q) * dim);
+                auto add = q ? add_values_of_rows<T, false>(some, vectors) : add_values_of_rows<T, true>(some, vectors);
+                add(reinterpret_cast<const uint32_t*>(weights[q]), values, column, correction + q,
+                    to + size_t(q) * dim);
             }
         }
     }
@@ -277,7 +255,7 @@ struct QueryTile {
         const float* from = sums;
         for (int head = 0; head < heads; head++)
             for (int q = 0; q < queries(); q++, from += dim) {
-                Floats inverse = splat(1.0f / known[head].total[q]);
+                Floats inverse = splat(1.0f / sum(load(known[head].total[q])));
                 Cell* to = result + (q / group) * stride + (head * group + q % group) * dim;
                 for (int i = 0; i < dim; i += LANES) T::store_cells(to + i, load(from + i) * inverse);
             }

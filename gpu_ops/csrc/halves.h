@@ -55,14 +55,8 @@ static void place_heads(const AttentionHalf& half, const Tile& tile, const Span&
             for (int i = 0; i < dim; i += LANES) T::store_cells(queries + head * dim + i, load(x + i));
     }
     for (int head = 0; head < half.kv_heads; head++) {
-        Keys<T> keys{tile, half.layer, head};
         const float* k = qkv + (half.heads + head) * dim;
-        const float* v = k + half.kv_heads * dim;
-        typename T::Cell *to_k = keys.at(span.blocks, position), *to_v = to_k + keys.to_value;
-        for (int i = 0; i < dim; i += LANES) {
-            T::store_cells(to_k + i, load(k + i));
-            T::store_cells(to_v + i, load(v + i));
-        }
+        Keys<T>(tile, half.layer, head).store(span.blocks, position, k, k + half.kv_heads * dim);
     }
 }
 

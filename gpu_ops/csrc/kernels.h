@@ -5,7 +5,7 @@
 
 extern "C" {
 
-enum { PONTIL_ABI = 2 };
+enum { PONTIL_ABI = 3 };
 // Types of numbers in a matrix, the first two also in activations and in the KV pool. The others are levels: of 4 bits,
 // of 7 bits in a byte, and signed bytes.
 enum Kind : int32_t { FLOAT32 = 0, BFLOAT16 = 1, NIBBLES = 2, BYTES = 3, SIGNED_BYTES = 4 };
@@ -32,8 +32,8 @@ struct Span {
     int32_t row, start, count, unused;
 };
 
-// Rows that go through the model together, and the KV pool [block][layer][k|v][kv_head][slot][head_dim] they read and
-// write.
+// Rows that go through the model together, and the KV pool [block][layer][k|v][kv_head] that they read and write; how a
+// head's slots lie there is said in pool.h.
 struct Tile {
     void* pool;
     const Span* spans;

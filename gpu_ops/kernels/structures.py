@@ -5,7 +5,7 @@ import ctypes
 
 import torch
 
-ABI = 2
+ABI = 3
 FLOAT32, BFLOAT16, NIBBLES, BYTES, SIGNED_BYTES = range(5)
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 SILU, GELU_TANH = 0, 1

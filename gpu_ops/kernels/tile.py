@@ -21,7 +21,8 @@ class TileSpan:
 
 
 class KernelTile:
-    """The spans' rows one after the other, over a pool [block][layer][k|v][kv_head][slot][head_dim].
+    """The spans' rows one after the other, over a pool [block, layer, k|v, kv_head, slot, head_dim], of
+    which the kernels pack each head's slots: see slots.py.
 
     Before anything is attended in a layer, the keys and values of all rows are stored; a query sees those up to its own
     position. So the rows of one sequence may be cut into spans and tiles in any way, prompts and answers alike.

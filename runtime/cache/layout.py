@@ -14,13 +14,17 @@ BLOCK_SIZES = (8, 16, 32, 64)
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Block-major: `[block][layer][k|v][kv_head][slot][head_dim]`, one block being one contiguous run of bytes."""
+    """Block-major: `[block][layer][k|v][kv_head][slot][head_dim]`, one block being one contiguous run of bytes.
+
+    `packed`: the slots of a head are interleaved as the CPU's kernels read them (gpu_ops/kernels/slots.py).
+    """
 
     block_size: int
     num_layers: int
     num_kv_heads: int
     head_dim: int
     dtype: str
+    packed: bool = False
 
     def __post_init__(self) -> None:
         if self.block_size not in BLOCK_SIZES:

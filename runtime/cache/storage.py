@@ -17,6 +17,7 @@ from collections.abc import Iterable
 import torch
 
 from pontil.gpu_ops.digest import block_digests, digest_weights
+from pontil.gpu_ops.kernels.slots import clear_packed
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.errors import ModelError
 
@@ -73,7 +74,10 @@ class KVStorage:
 
     def clear_tail(self, block: int, filled: int) -> None:
         """Zero the slots of a block from `filled` on: what an earlier owner left there is nobody's business."""
-        self.tensor[block, :, :, :, filled:] = 0
+        if self.layout.packed:
+            clear_packed(self.tensor[block], filled)
+        else:
+            self.tensor[block, :, :, :, filled:] = 0
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks, (from, to) each. All are read before any is written."""

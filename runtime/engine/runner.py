@@ -35,6 +35,7 @@ class Runner:
     """Owns the model and the KV memory it writes."""
 
     def __init__(self, model: Model, storage: KVStorage) -> None:
+        assert storage.layout.packed == (model.kernels is not None), "the blocks are another's"
         self.model, self.storage = model, storage
         self.device = model.device
         self.block_size = storage.layout.block_size

@@ -37,7 +37,10 @@ TRAITS = (
     Trait("kernels", "kernels", "the same --kernels and --quantization", plain("kernels")),
 )
 # It follows from the others, so that it is named only where none of them explains it.
-LAYOUT = Trait("kv_fingerprint", "KV layout", "the same version of pontil", plain("kv_fingerprint"))
+LAYOUT = Trait(
+    "kv_fingerprint", "KV layout", "the same version of pontil (beside a GPU with --kernels torch)",
+    plain("kv_fingerprint"),
+)  # fmt: skip
 
 
 def objection(theirs: Introduction, ours: Introduction) -> str | None:

@@ -81,8 +81,9 @@ def put_together(config: WorkerConfig, report: Reporter) -> Machine:
     weights = read_weights(config, checkpoint, device, dtype, kernels, report)
     model = build_model(model_config, weights)
     layout = KVLayout(
-        config.block_size, model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, dtype
-    )
+        config.block_size, model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, dtype,
+        packed=kernels is not None,
+    )  # fmt: skip
     num_blocks = count_blocks(config, layout, device)
     model_config = fit(model_config, config, layout, num_blocks)
     storage = KVStorage(layout, num_blocks, device)

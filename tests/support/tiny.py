@@ -61,7 +61,9 @@ def rig(
     drafts: int = 0,
 ) -> Rig:  # fmt: skip
     shape, dtype = model.config, "float32" if model.dtype == torch.float32 else "bfloat16"
-    layout = KVLayout(block_size, shape.num_layers, shape.num_kv_heads, shape.head_dim, dtype)
+    layout = KVLayout(
+        block_size, shape.num_layers, shape.num_kv_heads, shape.head_dim, dtype, model.kernels is not None
+    )
     storage = KVStorage(layout, blocks, model.device)
     pool = BlockPool(blocks)
     scheduler = Scheduler(pool, layout, seats, budget, caching, speculative_tokens=drafts)

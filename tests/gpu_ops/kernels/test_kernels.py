@@ -19,6 +19,7 @@ from pontil.gpu_ops.kernels.kernel_set import load
 from pontil.gpu_ops.kernels.library import Library
 from pontil.gpu_ops.kernels.matrix import Matrix, alternate
 from pontil.gpu_ops.kernels.reference import attention_half, mlp_half
+from pontil.gpu_ops.kernels.slots import clear_packed, unpacked
 from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
 from pontil.gpu_ops.rotary import rotary_frequencies, rotary_table
 
@@ -112,7 +113,9 @@ class Case:
         count = -(-self.length // self.block_size)
         blocks = (torch.randperm(count + 3, generator=torch.Generator().manual_seed(8)) + 1)[:count].tolist()
         pool = torch.full(
-            (count + 4, LAYERS, 2, self.shape.kv_heads, self.block_size, self.shape.head_dim), 7.0, dtype=self.dtype
+            (count + 4, LAYERS, 2, self.shape.kv_heads, self.block_size, self.shape.head_dim),
+            torch.nan,
+            dtype=self.dtype,
         )
         attended, made, start = self.x, self.x, 0
         for part in attended.split(list(cuts)):
@@ -197,6 +200,26 @@ def test_sequences_in_one_tile_know_nothing_of_each_other(library: Library) -> N
         half(part, KernelTile(pool, [span]))
         assert torch.equal(part, once)
     assert torch.equal(pool, own_pool)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", [8, 16, 64])
+def test_unused_slots_can_be_zeroed_and_nothing_is_lost(library: Library, block_size: int, dtype: torch.dtype) -> None:
+    case = Case(dtype, HeadShape(4, 2, 32), 32, 32, 40, None, block_size, (40,), False, False, False, False)
+    qkv, _, out = case.qkv
+    half = AttentionHalf(library, Matrix(qkv), Matrix(out), case.norms, case.angles, case.shape, 0, 0.2, None)
+    blocks = list(range(-(-40 // block_size)))
+    pool = torch.full((len(blocks), 1, 2, 2, block_size, 32), torch.nan, dtype=dtype)
+    x = case.x
+    for start, end in ((0, 21), (21, 22), (22, 40)):
+        half(x[start:end], KernelTile(pool, [TileSpan(start, end - start, blocks)]))
+        last, filled = divmod(end, block_size)
+        if filled:
+            clear_packed(pool[last], filled)
+            assert bool(torch.isfinite(pool[last]).all()) and not unpacked(pool[last])[:, :, :, filled:].any()
+    whole = case.x
+    half(whole, KernelTile(torch.zeros_like(pool), [TileSpan(0, 40, blocks)]))
+    assert torch.equal(x, whole)
 
 
 def test_extreme_scores_stay_numbers(library: Library) -> None:

@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 
+from pontil.gpu_ops.kernels.slots import unpacked
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import HEADER_BYTES, KVStorage
 from pontil.runtime.errors import ModelError
@@ -46,6 +47,7 @@ def test_an_impossible_block_size_is_named() -> None:
 def test_the_fingerprint_tells_layouts_apart() -> None:
     assert LAYOUT.fingerprint() == KVLayout(8, 2, 3, 4, "bfloat16").fingerprint()
     assert LAYOUT.fingerprint() != KVLayout(16, 2, 3, 4, "bfloat16").fingerprint()
+    assert LAYOUT.fingerprint() != KVLayout(8, 2, 3, 4, "bfloat16", packed=True).fingerprint()
 
 
 def test_copies_read_everything_before_they_write() -> None:
@@ -55,3 +57,15 @@ def test_copies_read_everything_before_they_write() -> None:
         storage.tensor[block] = block
     storage.copy([(1, 2), (2, 3), (3, 1)])
     assert [int(storage.tensor[block].unique()) for block in range(5)] == [0, 3, 1, 2, 4]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("block_size", [8, 16, 64])
+def test_clear_tail_zeroes_as_many_slots_where_they_are_packed(block_size: int, dtype: str) -> None:
+    storage = KVStorage(KVLayout(block_size, 2, 3, 8, dtype, packed=True), 3, torch.device("cpu"))
+    for filled in (1, 5, block_size - 1):
+        storage.tensor[:] = 1
+        storage.clear_tail(2, filled)
+        block = unpacked(storage.tensor[2])
+        assert bool((block[:, :, :, :filled] == 1).all()) and not block[:, :, :, filled:].any()
+        assert bool((storage.tensor[1] == 1).all())

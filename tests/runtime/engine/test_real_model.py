@@ -46,7 +46,7 @@ def runner(request: pytest.FixtureRequest, path: Path) -> Runner:
     tensors = checkpoint.levels() if request.param == "gguf" else checkpoint.tensors()
     weights = Weights(tensors, torch.device("cpu"), torch.bfloat16, library, int8=request.param == "int8")
     model = build_model(config, weights)
-    layout = KVLayout(16, config.num_layers, config.num_kv_heads, config.head_dim, "bfloat16")
+    layout = KVLayout(16, config.num_layers, config.num_kv_heads, config.head_dim, "bfloat16", library is not None)
     return Runner(model, KVStorage(layout, 2500, torch.device("cpu")))
 
 

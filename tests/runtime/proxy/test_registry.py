@@ -63,7 +63,8 @@ def names(workers: Any) -> list[str]:
         ),
         (
             {"kv_fingerprint": "other"},
-            "has KV layout other but decode:0 has layout: start it with the same version of pontil",
+            "has KV layout other but decode:0 has layout: start it with the same version of pontil (beside a GPU with "
+            "--kernels torch)",
         ),
     ],
 )
