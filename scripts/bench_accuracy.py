@@ -91,7 +91,7 @@ def logits_of(engine: Engine, ids: list[int]) -> Tensor:
     scheduler.memory.grow(one, len(ids))
     batch = Batch((Span(one, 0, len(ids)),))
     tiles = batch.tiles() if runner.model.kernels is None else batch.mixed_tiles()
-    found = [runner.project(runner.forward(tile)[: tile.rows]) for tile in tiles]
+    found = [runner.project(runner.forward(tile, [*range(tile.rows)])) for tile in tiles]
     scheduler.memory.give_back(one)
     scheduler.running.remove(one)
     return torch.cat(found)

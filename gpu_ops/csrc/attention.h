@@ -133,6 +133,12 @@ struct QueryTile {
         float highest[QUERIES];
     };
 
+    // The large arrays are left as they are.
+    QueryTile(const Keys<T>& keys, const AttentionHalf& half, const Span& span, int offset, int positions, int heads)
+        : keys(keys), blocks(span.blocks), start(span.start + offset), positions(positions), heads(heads),
+          group(half.heads / half.kv_heads), window(half.window), scale(half.scale), dim(half.head_dim),
+          words(dim / T::PER_WORD) {}
+
     Keys<T> keys;
     const int32_t* blocks;
     int start, positions, heads, group, window;

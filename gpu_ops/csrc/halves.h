@@ -58,6 +58,8 @@ static void place_heads(const AttentionHalf& half, const Tile& tile, const Span&
         const float* k = qkv + (half.heads + head) * dim;
         Keys<T>(tile, half.layer, head).store(span.blocks, position, k, k + half.kv_heads * dim);
     }
+    if (offset + tile.block_size < span.count)
+        Keys<T>(tile, half.layer, 0).expect(span.blocks, position + tile.block_size);
 }
 
 // What is attended at once: some neighbouring positions of a span, and some heads of keys.
@@ -84,9 +86,8 @@ static std::vector<Piece> cut(const Tile& tile, int positions, int threads) {
 
 template <class T>
 static void set_up(QueryTile<T>& one, const AttentionHalf& half, const Tile& tile, const Piece& piece) {
-    new (&one) QueryTile<T>{Keys<T>(tile, half.layer, piece.head), piece.span->blocks,
-                            piece.span->start + piece.offset, piece.count, piece.heads, half.heads / half.kv_heads,
-                            half.window, half.scale, half.head_dim, half.head_dim / T::PER_WORD};
+    new (&one) QueryTile<T>(Keys<T>(tile, half.layer, piece.head), half, *piece.span, piece.offset, piece.count,
+                            piece.heads);
 }
 
 template <class T>
@@ -129,6 +130,7 @@ static void attention_half(Context& context, const AttentionHalf& half, const Ti
                 memset(cells + size, 0, half.out.words * 4 - size * sizeof(Cell));
             }
     });
+    if (!half.heads) return;
     const int group = half.heads / half.kv_heads;
     const std::vector<Piece> pieces = cut(tile, group < QUERIES ? QUERIES / group : 1, context.crew.size);
     context.crew.share(int(pieces.size()), [&](int first, int end, int thread) {

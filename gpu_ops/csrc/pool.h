@@ -41,18 +41,25 @@ struct Keys {
         }
     }
 
-    // One cell in each of 16 words. The others are not touched: they may be another thread's.
+    // One cell in each of 16 words, where the other one is the neighbouring position's.
     static void store_in_words(uint32_t* words, Floats x, int place) {
-        alignas(64) Cell cells[LANES];
-        T::store_cells(cells, x);
-#if defined(__AVX512BW__)
-        if (T::PER_WORD == 2) {
-            __m512i wide = _mm512_cvtepu16_epi32(_mm256_load_si256(reinterpret_cast<const __m256i*>(cells)));
-            wide = _mm512_sll_epi32(wide, _mm_cvtsi32_si128(16 * place));
-            return _mm512_mask_storeu_epi16(words, place ? 0xaaaaaaaa : 0x55555555, wide);
+        if constexpr (T::PER_WORD == 1) {
+            T::store_cells(reinterpret_cast<Cell*>(words), x);
+        } else {
+            Halves cells;
+            T::store_cells(reinterpret_cast<Cell*>(&cells), x);
+            const Words wide = __builtin_convertvector(cells, Words) << (16 * place);
+            const Words others = load_words(words) & splat(place ? 0x0000ffffu : 0xffff0000u);
+            store_words(words, wide | others);
         }
-#endif
-        for (size_t c = 0; c < LANES; c++) reinterpret_cast<Cell*>(words + c)[place] = cells[c];
+    }
+
+    // A share of the memory that a later position is the first to write, on its way here.
+    void expect(const int32_t* blocks, int position) const {
+        const size_t slots = size_t(1) << shift, slot = position % slots, size = 2 * to_value * sizeof(uint32_t);
+        const char* block = reinterpret_cast<const char*>(at(blocks, position - slot));
+        for (size_t byte = size / slots * slot; byte < size / slots * (slot + 1); byte += 64)
+            __builtin_prefetch(block + byte, 1, 3);
     }
 
     uint32_t* pool;

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.kernels.library import Library
-from pontil.gpu_ops.kernels.matrix import PANEL, Matrix
+from pontil.gpu_ops.kernels.matrix import GROUP, PANEL, Matrix
 from pontil.gpu_ops.kernels.structures import GELU_TANH, KINDS, SILU, AttentionFields, MlpFields
 from pontil.gpu_ops.kernels.tile import KernelTile
 
@@ -64,9 +64,22 @@ class AttentionHalf:
             qkv.fields, out.fields, *pointers, norms.epsilon, scale, *sizes, layer, window or 0
         )
 
+        self.storing = None if sizes[1] * sizes[3] % GROUP else self.without_heads(qkv)
+
+    def without_heads(self, qkv: Matrix) -> AttentionFields:
+        fields = AttentionFields.from_buffer_copy(self.fields)
+        fields.qkv, fields.heads = qkv.from_output(fields.heads * fields.head_dim), 0
+        return fields
+
     def __call__(self, hidden: Tensor, tile: KernelTile) -> None:
         """hidden float32 [rows, hidden_size], in place."""
         self.library.attention_half(self.fields, tile.fields, hidden)
+
+    def store(self, hidden: Tensor, tile: KernelTile) -> bool:
+        """Only store the keys and values of these rows. False: nothing is done, as queries and keys share a panel."""
+        if self.storing is not None:
+            self.library.attention_half(self.storing, tile.fields, hidden)
+        return self.storing is not None
 
 
 class MlpHalf:

@@ -37,6 +37,15 @@ class Matrix:
         pointers = (None if one is None else one.data_ptr() for one in (self.data, self.scales, self.bias))
         self.fields = MatrixFields(*pointers, kind, self.outputs, self.inputs, words, scale_words, unit)
 
+    def from_output(self, first: int) -> MatrixFields:
+        """The same without the outputs before `first`, a multiple of 32."""
+        pointers = (
+            None if one is None else one[start:].data_ptr()
+            for one, start in ((self.data, first // GROUP), (self.scales, first // GROUP), (self.bias, first))
+        )
+        one = self.fields
+        return MatrixFields(*pointers, one.kind, one.outputs - first, one.inputs, one.words, one.scale_words, one.unit)
+
 
 def pack(weight: Tensor) -> Tensor:
     """int32 [groups, words, 2, 16] from [outputs, inputs]."""

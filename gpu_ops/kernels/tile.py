@@ -30,7 +30,7 @@ class KernelTile:
 
     def __init__(self, pool: Tensor, spans: Sequence[TileSpan]) -> None:
         _, layers, _, kv_heads, block_size, head_dim = pool.shape
-        self.rows = 0
+        self.pool, self.spans, self.rows = pool, spans, 0
         self.tables: list[array[int]] = []
         fields = (SpanFields * len(spans))()
         for place, span in zip(fields, spans, strict=True):
@@ -43,3 +43,10 @@ class KernelTile:
         self.fields = TileFields(
             pool.data_ptr(), fields, len(spans), self.rows, kind, layers, kv_heads, block_size, head_dim, 0
         )
+
+    def only(self, rows: Sequence[int]) -> "KernelTile":
+        """Some of the rows, in order, as a tile."""
+        places = ((span, offset) for span in self.spans for offset in range(span.count))
+        chosen = set(rows)
+        kept = [(span, offset) for row, (span, offset) in enumerate(places) if row in chosen]
+        return KernelTile(self.pool, [TileSpan(span.start + offset, 1, span.blocks) for span, offset in kept])

@@ -23,6 +23,7 @@ from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.batch import Batch, Span, Tile
 from pontil.runtime.engine.logprobs import logprobs_of
 from pontil.runtime.engine.sampler import Sampled, sample_rows
+from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.models.model import Model
 
 logger = logging.getLogger("pontil.engine")
@@ -66,21 +67,22 @@ class Runner:
         return [sampled for tile in tiles for sampled in self.run_tile(tile)]
 
     def run_tile(self, tile: Tile) -> list[Sampled]:
-        hidden = self.forward(tile)
-        self.record_prompt_logprobs(tile, hidden)
         drawing = [(end, span) for end, span in zip(ends_of(tile), tile.spans, strict=True) if span.samples]
-        rows = [row for end, span in drawing for row in range(end - len(span.drafts), end + 1)]
-        sequences, drafts = [span.sequence for _, span in drawing], [span.drafts for _, span in drawing]
-        return sample_rows(self.project(hidden[rows]), sequences, drafts) if rows else []
-
-    def record_prompt_logprobs(self, tile: Tile, hidden: Tensor) -> None:
-        """Give the sequences that asked the logprobs of the prompt tokens that follow the tile's positions. Logits of
-        at most HEAD_ROWS positions exist at a time."""
-        wanted = [
+        drawn = [row for end, span in drawing for row in range(end - len(span.drafts), end + 1)]
+        recorded = [
             (end - span.count + position - span.start, span.sequence, position)
             for end, span in zip(ends_of(tile), tile.spans, strict=True)
             for position in unrecorded(span)
         ]
+        rows = sorted({*drawn, *(row for row, _, _ in recorded)})
+        hidden, places = self.forward(tile, rows), {row: place for place, row in enumerate(rows)}
+        self.record_prompt_logprobs([(places[row], one, position) for row, one, position in recorded], hidden)
+        sequences, drafts = [span.sequence for _, span in drawing], [span.drafts for _, span in drawing]
+        return sample_rows(self.project(hidden[[places[row] for row in drawn]]), sequences, drafts) if drawn else []
+
+    def record_prompt_logprobs(self, wanted: list[tuple[int, Sequence, int]], hidden: Tensor) -> None:
+        """Give the sequences that asked the logprobs of prompt tokens. `wanted`: the row of `hidden` whose logits give
+        them, and the token's position. Logits of at most HEAD_ROWS positions exist at a time."""
         for start in range(0, len(wanted), HEAD_ROWS):
             rows, sequences, positions = zip(*wanted[start : start + HEAD_ROWS], strict=True)
             token = self.tensor([one.prompt[position] for one, position in zip(sequences, positions, strict=True)])
@@ -90,16 +92,18 @@ class Runner:
             for sequence, logprobs in zip(sequences, found, strict=True):
                 sequence.prompt_logprobs.append(logprobs)
 
-    def forward(self, tile: Tile) -> Tensor:
-        """Final hidden states, float32 [padded rows, hidden_size]; padding rows come last and mean nothing."""
+    def forward(self, tile: Tile, rows: list[int]) -> Tensor:
+        """Final hidden states of these of the tile's rows, float32 [len(rows), hidden_size]."""
         ids = [span.token(p) for span in tile.spans for p in range(span.start, span.start + span.count)]
         if self.model.kernels is not None:
             spans = [TileSpan(span.start, span.count, span.sequence.blocks) for span in tile.spans]
-            return self.model.forward_fused(self.tensor(ids), KernelTile(self.storage.tensor, spans))
+            return self.model.forward_fused(self.tensor(ids), KernelTile(self.storage.tensor, spans), rows)
         positions = [p for span in tile.spans for p in range(span.start, span.start + span.count)]
         padding = self.padded(tile) - len(ids)
         attend = self.attention(tile, positions)
-        return self.model.forward(self.tensor(ids + [0] * padding), self.tensor(positions + [0] * padding), attend)
+        # Padding rows come last and mean nothing.
+        whole = self.model.forward(self.tensor(ids + [0] * padding), self.tensor(positions + [0] * padding), attend)
+        return whole[rows]
 
     def padded(self, tile: Tile) -> int:
         if tile.generated:

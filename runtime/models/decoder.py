@@ -5,6 +5,7 @@ The residual stream and the logits are float32 whatever the weights are.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -88,11 +89,12 @@ class Decoder(ABC):
             hidden = block(hidden, angles, attend)
         return self.norm(hidden)
 
-    def forward_fused(self, token_ids: Tensor, tile: KernelTile) -> Tensor:
+    def forward_fused(self, token_ids: Tensor, tile: KernelTile, rows: Sequence[int]) -> Tensor:
         hidden = self.embed(token_ids)
-        for block in self.fused:
+        *most, last = self.fused
+        for block in most:
             hidden = block(hidden, tile)
-        return self.norm(hidden)
+        return self.norm(last.only(hidden, tile, rows))
 
     def logits(self, hidden: Tensor) -> Tensor:
         parts = [part(hidden) for part in self.head]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A layer as the CPU's kernels compute it, made of the parts of a Block."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -42,6 +44,18 @@ class FusedBlock:
     def __call__(self, hidden: Tensor, tile: KernelTile) -> Tensor:
         """hidden float32 [rows, hidden_size]."""
         self.attention(hidden, tile)
+        return self.feed(hidden)
+
+    def only(self, hidden: Tensor, tile: KernelTile, rows: Sequence[int]) -> Tensor:
+        """What these rows become, in order. The others only leave their keys and values behind."""
+        if len(rows) == tile.rows:
+            return self(hidden, tile)
+        if not self.attention.store(hidden, tile):
+            return self(hidden, tile)[rows]
+        some = hidden[rows]
+        return self(some, tile.only(rows)) if rows else some
+
+    def feed(self, hidden: Tensor) -> Tensor:
         if self.mlp is None:
             return self.block.feed(hidden)
         self.mlp(hidden, hidden)

@@ -45,8 +45,9 @@ class Model(Protocol):
     def forward(self, token_ids: Tensor, positions: Tensor, attend: PagedAttention) -> Tensor:
         """token_ids and positions int64 [rows]; returns the normed hidden states, float32 [rows, hidden_size]."""
 
-    def forward_fused(self, token_ids: Tensor, tile: KernelTile) -> Tensor:
-        """token_ids int64 [rows]; returns what `forward` does."""
+    def forward_fused(self, token_ids: Tensor, tile: KernelTile, rows: Sequence[int]) -> Tensor:
+        """token_ids int64 [tile.rows]; returns what `forward` does of the given rows, in rising order: nobody looks at
+        what the last layer makes of the others."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [rows, hidden_size] to float32 [rows, vocab_size]."""

@@ -202,6 +202,29 @@ def test_sequences_in_one_tile_know_nothing_of_each_other(library: Library) -> N
     assert torch.equal(pool, own_pool)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_nobody_looks_at_leave_the_same_keys_and_values(
+    library: Library, dtype: torch.dtype, bias: bool
+) -> None:
+    case = Case(dtype, HeadShape(6, 2, 48), 64, 32, 40, 9, 16, (40,), False, True, bias, False)
+    qkv, out_bias, out = case.qkv
+    half = AttentionHalf(library, Matrix(qkv, out_bias), Matrix(out), case.norms, case.angles, case.shape, 1, 0.2, 9)
+    pools = torch.zeros(2, 8, LAYERS, 2, 2, 16, 48, dtype=dtype)
+    spans = [TileSpan(3, 20, [2, 1]), TileSpan(17, 4, [5, 4])]
+    x, rows = case.x[:24], [0, 19, 22]
+    whole = x.clone()
+    half(whole, KernelTile(pools[0], spans))
+    tile, some = KernelTile(pools[1], spans), x[rows]
+    assert half.store(x, tile)
+    half(some, tile.only(rows))
+    assert torch.equal(some, whole[rows]) and torch.equal(*pools)
+    narrow = Case(dtype, HeadShape(1, 1, 16), 64, 32, 4, None, 16, (4,), False, False, False, False)
+    qkv, _, out = narrow.qkv
+    half = AttentionHalf(library, Matrix(qkv), Matrix(out), narrow.norms, narrow.angles, narrow.shape, 0, 1.0, None)
+    assert not half.store(narrow.x, KernelTile(torch.zeros(2, 1, 2, 1, 16, 16, dtype=dtype), [TileSpan(0, 4, [1])]))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [8, 16, 64])
 def test_unused_slots_can_be_zeroed_and_nothing_is_lost(library: Library, block_size: int, dtype: torch.dtype) -> None:

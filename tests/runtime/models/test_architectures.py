@@ -49,7 +49,7 @@ def logits_in_cuts(model: Model, cuts: list[int]) -> torch.Tensor:
     for count in cuts:
         ours.scheduler.memory.grow(one, start + count)
         for tile in Batch((Span(one, start, count),)).tiles():
-            rows.append(ours.runner.project(ours.runner.forward(tile)[: tile.rows]))
+            rows.append(ours.runner.project(ours.runner.forward(tile, [*range(tile.rows)])))
         start += count
     return torch.cat(rows)
 
