@@ -112,11 +112,8 @@ class Mailbox:
             raise self.end
         return self.end
 
-    async def take(self, patience: float | None = None) -> Event | None:
-        """The same, once there is something; None when nothing came for `patience` seconds. Only where nobody else
-        listens."""
-        said = self.poll()
-        if said is None:
-            await self.bell.wait(patience)
-            said = self.poll()
+    async def take(self) -> Event:
+        """The same, once there is something. Only where nobody else listens."""
+        while (said := self.poll()) is None:
+            await self.bell.wait()
         return said

@@ -33,19 +33,15 @@ class Stream:
     def end(self) -> Finished | PontilError | None:
         return self.request.mailbox.end
 
-    async def take(self, patience: float | None = None) -> Event | None:
-        """The next event; None when nothing came for `patience` seconds.
-
-        Raises RequestError or Unavailable where the request could not be served (to its end).
-        """
-        return await self.request.mailbox.take(patience)
+    async def take(self) -> Event:
+        """The next event. Raises RequestError or Unavailable where the request could not be served (to its end)."""
+        return await self.request.mailbox.take()
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         """Every event, Finished last."""
         while True:
             event = await self.take()
-            if event is not None:
-                yield event
+            yield event
             if isinstance(event, Finished):
                 return
 

@@ -38,12 +38,15 @@ def test_the_reader_is_woken_by_what_comes() -> None:
     asyncio.run(read())
 
 
-def test_patience_ends_with_none_and_loses_nothing() -> None:
+def test_a_ring_for_nothing_is_no_event_and_a_reader_that_gives_up_loses_nothing() -> None:
     async def read() -> None:
         box = Mailbox()
-        assert await box.take(patience=0.001) is None
+        assert box.poll() is None
+        asyncio.get_running_loop().call_soon(box.ring)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(box.take(), 0.001)
         box.put("a", [1])
-        assert await box.take(patience=10) == Delta("a", [1])
+        assert await box.take() == Delta("a", [1])
 
     asyncio.run(read())
 
@@ -71,9 +74,9 @@ def test_what_is_held_comes_with_its_release_or_with_the_end() -> None:
     async def read() -> None:
         box = Mailbox(held=True)
         box.put("a", [1])
-        assert await box.take(patience=0.001) is None
+        assert box.poll() is None
         asyncio.get_running_loop().call_soon(box.release)
-        assert await box.take(patience=10) == Delta("a", [1])
+        assert await box.take() == Delta("a", [1])
         box = Mailbox(held=True)
         box.put("a", [1])
         box.close(END)
