@@ -7,7 +7,8 @@
 
 A peer runs already; its process group (PID leads it) is stopped with SIGSTOP while another server is measured, as idle
 servers may spin. Each --launch is started anew for its turn and ended with SIGINT; it must print "ready on".
-Loads and definitions are those of bench_serving.py: random prompts of 256 ids, 64 tokens out.
+Loads and definitions are those of bench_serving.py: random prompts of 256 ids, 64 tokens out, others in each round. One
+that has seen these prompts may find them in its cache, so a second run begins with another --first.
 A ratio is ours over the peer's, of figures taken within one round.
 """
 
@@ -20,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -82,9 +84,10 @@ class Launch:
 
 
 def turn(server: "Peer | Launch", arguments: argparse.Namespace, number: int) -> dict[int, Figures]:
-    """The figures of one server at every concurrency, after a warm-up of two requests."""
+    """The figures of one server at every concurrency, after a warm-up of two requests and a pause."""
     with server.running():
         Run(server.url, server.model, questions(arguments, 7, number), 2).closed_loop(2)
+        time.sleep(arguments.settle)
         return {
             concurrency: Run(
                 server.url,
@@ -126,11 +129,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=3, help="requests for each concurrent stream, and two more")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--first", type=int, default=0, help="number of the first round; peers may keep what they saw")
+    parser.add_argument("--settle", type=float, default=0, help="seconds of rest for each server before its figures")
     parser.add_argument("--vocabulary", type=int, default=40_000)
     arguments = parser.parse_args()
     launches = [Launch.read(text, arguments.url, arguments.model) for text in arguments.launch]
     rounds = []
-    for number in range(arguments.rounds):
+    for number in range(arguments.first, arguments.first + arguments.rounds):
         rounds.append({server.name: turn(server, arguments, number) for server in [*launches, *arguments.peer]})
         print(json.dumps(rounds[-1]), file=sys.stderr, flush=True)
     for launch in launches:
