@@ -41,8 +41,8 @@ struct Tile {
 };
 
 // hidden += after(out(attention(heads(qkv(before(hidden)))))). Norm weights are float32; null where there is none.
-// Cosines and sines are [positions, head_dim / 2]. `window` 0: every position is seen. Without heads, only keys and values
-// are computed and stored, and hidden stays as it is.
+// Cosines and sines are [positions, head_dim / 2]. `window` 0: every position is seen. Without heads, only keys and
+// values are computed and stored, and hidden stays as it is.
 struct AttentionHalf {
     Matrix qkv, out;
     const float *before, *after, *query_norm, *key_norm, *cosines, *sines;

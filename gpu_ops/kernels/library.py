@@ -36,11 +36,12 @@ class Library:
 
     def mlp_half(self, fields: MlpFields, x: Tensor, result: Tensor) -> None:
         """Add what an MLP makes of x to the result, both float32 [rows, hidden_size]; they may be the same."""
-        self.library.pontil_mlp_half(self.context, byref(fields), len(x), x.data_ptr(), result.data_ptr())
+        self.library.pontil_mlp_half(self.context, byref(fields), x.shape[0], x.data_ptr(), result.data_ptr())
 
     def linear(self, matrix: Matrix, x: Tensor) -> Tensor:
         """x float32 [rows, inputs], rounded to the weights' type first, to float32 [rows, outputs]."""
         x = x.contiguous()
-        result = torch.empty(len(x), matrix.outputs + -matrix.outputs % GROUP)
-        self.library.pontil_linear(self.context, byref(matrix.fields), len(x), x.data_ptr(), result.data_ptr())
+        rows = x.shape[0]
+        result = torch.empty(rows, matrix.outputs + -matrix.outputs % GROUP)
+        self.library.pontil_linear(self.context, byref(matrix.fields), rows, x.data_ptr(), result.data_ptr())
         return result[:, : matrix.outputs]

@@ -78,7 +78,8 @@ class Runner:
         hidden, places = self.forward(tile, rows), {row: place for place, row in enumerate(rows)}
         self.record_prompt_logprobs([(places[row], one, position) for row, one, position in recorded], hidden)
         sequences, drafts = [span.sequence for _, span in drawing], [span.drafts for _, span in drawing]
-        return sample_rows(self.project(hidden[[places[row] for row in drawn]]), sequences, drafts) if drawn else []
+        picked = hidden if drawn == rows else hidden[[places[row] for row in drawn]]
+        return sample_rows(self.project(picked), sequences, drafts) if drawn else []
 
     def record_prompt_logprobs(self, wanted: list[tuple[int, Sequence, int]], hidden: Tensor) -> None:
         """Give the sequences that asked the logprobs of prompt tokens. `wanted`: the row of `hidden` whose logits give
