@@ -20,8 +20,8 @@ enum { SCORE_ROWS = 2, VALUE_ROWS = 2 };
 constexpr float NOTHING = -1e30f;
 constexpr float LOG2_E = 1.4426950408889634f;
 
-// scores [R][STRIP] of R queries with panels of 16 keys, [word][16] each. FETCH: `ahead` is read next.
-template <class T, int R, bool FETCH>
+// scores [R][STRIP] of R queries with panels of 16 keys, [word][16] each. `ahead` is read next.
+template <class T, int R>
 static void scores_of(const uint32_t* queries, int words, const uint32_t* const* panels, const uint32_t* const* ahead,
                       float* scores) {
     enum { Q = PANELS * NATIVES };
@@ -35,9 +35,8 @@ static void scores_of(const uint32_t* queries, int words, const uint32_t* const*
 #pragma GCC unroll 16
         for (int q = 0; q < Q; q++)
             memcpy(keys + q, panels[q / NATIVES] + word * LANES + q % NATIVES * NATIVE_LANES, NATIVE_BYTES);
-        if (FETCH)
 #pragma GCC unroll 4
-            for (int p = 0; p < PANELS; p++) __builtin_prefetch(ahead[p] + word * LANES, 0, 3);
+        for (int p = 0; p < PANELS; p++) __builtin_prefetch(ahead[p] + word * LANES, 0, 3);
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
             NativeWords one = NativeWords{} + int32_t(queries[r * words + word]);
@@ -61,7 +60,7 @@ struct Values {
 
 // sums [R][dim], N vectors of each from `column` on: times the row's correction, then the weighted values added.
 // weights [R][STRIP] cells.
-template <class T, int R, int N, bool FETCH>
+template <class T, int R, int N>
 static void add_values(const uint32_t* weights, const Values& values, int column, const float* correction,
                        float* sums) {
     enum { STEPS = PIECE / T::PER_WORD, STRIDE = STRIP / T::PER_WORD };
@@ -77,7 +76,7 @@ static void add_values(const uint32_t* weights, const Values& values, int column
 #pragma GCC unroll 4
         for (int n = 0; n < N; n++) {
             v[n] = load_words(from + n * LANES);
-            if (FETCH) __builtin_prefetch(next + n * LANES, 0, 3);
+            __builtin_prefetch(next + n * LANES, 0, 3);
             if (T::PER_WORD > 1 && there != ~0u) v[n] &= splat(there);
         }
 #pragma GCC unroll 8
@@ -98,27 +97,27 @@ static void add_values(const uint32_t* weights, const Values& values, int column
 }
 
 // For some rows, at most R.
-template <class T, bool FETCH, int R = SCORE_ROWS>
+template <class T, int R = SCORE_ROWS>
 static auto scores_of_rows(int rows) {
     if constexpr (R == 1)
-        return scores_of<T, 1, FETCH>;
+        return scores_of<T, 1>;
     else
-        return rows == R ? scores_of<T, R, FETCH> : scores_of_rows<T, FETCH, R - 1>(rows);
+        return rows == R ? scores_of<T, R> : scores_of_rows<T, R - 1>(rows);
 }
-template <class T, int N, bool FETCH, int R = VALUE_ROWS>
+template <class T, int N, int R = VALUE_ROWS>
 static auto add_values_of(int rows) {
     if constexpr (R == 1)
-        return add_values<T, 1, N, FETCH>;
+        return add_values<T, 1, N>;
     else
-        return rows == R ? add_values<T, R, N, FETCH> : add_values_of<T, N, FETCH, R - 1>(rows);
+        return rows == R ? add_values<T, R, N> : add_values_of<T, N, R - 1>(rows);
 }
-template <class T, bool FETCH>
+template <class T>
 static auto add_values_of_rows(int rows, int vectors) {
     switch (vectors) {
-        case 1: return add_values_of<T, 1, FETCH>(rows);
-        case 2: return add_values_of<T, 2, FETCH>(rows);
-        case 3: return add_values_of<T, 3, FETCH>(rows);
-        default: return add_values_of<T, 4, FETCH>(rows);
+        case 1: return add_values_of<T, 1>(rows);
+        case 2: return add_values_of<T, 2>(rows);
+        case 3: return add_values_of<T, 3>(rows);
+        default: return add_values_of<T, 4>(rows);
     }
 }
 
@@ -202,8 +201,7 @@ struct QueryTile {
         }
         for (int q = 0; q < queries(); q += SCORE_ROWS) {
             int some = queries() - q < SCORE_ROWS ? queries() - q : int(SCORE_ROWS);
-            (q ? scores_of_rows<T, false>(some) : scores_of_rows<T, true>(some))(query + size_t(q) * words, words, all,
-                                                                                 ahead, scores[q]);
+            scores_of_rows<T>(some)(query + size_t(q) * words, words, all, ahead, scores[q]);
         }
     }
     // One panel of two units of 8 keys.
@@ -249,9 +247,8 @@ struct QueryTile {
             int vectors = dim - column < 4 * LANES ? (dim - column) / LANES : 4;
             for (int q = 0; q < queries(); q += VALUE_ROWS) {
                 int some = queries() - q < VALUE_ROWS ? queries() - q : int(VALUE_ROWS);
-                auto add = q ? add_values_of_rows<T, false>(some, vectors) : add_values_of_rows<T, true>(some, vectors);
-                add(reinterpret_cast<const uint32_t*>(weights[q]), values, column, correction + q,
-                    to + size_t(q) * dim);
+                add_values_of_rows<T>(some, vectors)(reinterpret_cast<const uint32_t*>(weights[q]), values, column,
+                                                     correction + q, to + size_t(q) * dim);
             }
         }
     }

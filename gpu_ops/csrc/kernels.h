@@ -27,6 +27,7 @@ struct Matrix {
 };
 
 // Positions [start, start + count) of one sequence, in rows [row, row + count) of a tile; `blocks` is its block table.
+// One thread stores a span: neighbours, which share words, are never in two spans of a tile.
 struct Span {
     const int32_t* blocks;
     int32_t row, start, count, unused;

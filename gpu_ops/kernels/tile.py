@@ -3,7 +3,7 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -21,11 +21,12 @@ class TileSpan:
 
 
 class KernelTile:
-    """The spans' rows one after the other, over a pool [block, layer, k|v, kv_head, slot, head_dim], of
-    which the kernels pack each head's slots: see slots.py.
+    """The spans' rows one after the other, over a pool [block, layer, k|v, kv_head, slot, head_dim], in which the slots
+    of a head are packed: see slots.py.
 
     Before anything is attended in a layer, the keys and values of all rows are stored; a query sees those up to its own
-    position. So the rows of one sequence may be cut into spans and tiles in any way, prompts and answers alike.
+    position. So the rows of one sequence may be cut into tiles in any way, prompts and answers alike. Within a tile,
+    neighbouring positions of a sequence are in one span: two of them share words, and one thread stores a span.
     """
 
     def __init__(self, pool: Tensor, spans: Sequence[TileSpan]) -> None:
@@ -45,8 +46,15 @@ class KernelTile:
         )
 
     def only(self, rows: Sequence[int]) -> "KernelTile":
-        """Some of the rows, in order, as a tile."""
-        places = ((span, offset) for span in self.spans for offset in range(span.count))
-        chosen = set(rows)
-        kept = [(span, offset) for row, (span, offset) in enumerate(places) if row in chosen]
-        return KernelTile(self.pool, [TileSpan(span.start + offset, 1, span.blocks) for span, offset in kept])
+        """Some of the rows, in rising order, as a tile."""
+        chosen, first = set(rows), 0
+        kept: list[TileSpan] = []
+        for span in self.spans:
+            inside = [offset for offset in range(span.count) if first + offset in chosen]
+            for offset in inside:
+                if offset - 1 in inside:
+                    kept[-1] = replace(kept[-1], count=kept[-1].count + 1)
+                else:
+                    kept.append(TileSpan(span.start + offset, 1, span.blocks))
+            first += span.count
+        return KernelTile(self.pool, kept)

@@ -212,10 +212,11 @@ def test_rows_that_nobody_looks_at_leave_the_same_keys_and_values(
     half = AttentionHalf(library, Matrix(qkv, out_bias), Matrix(out), case.norms, case.angles, case.shape, 1, 0.2, 9)
     pools = torch.zeros(2, 8, LAYERS, 2, 2, 16, 48, dtype=dtype)
     spans = [TileSpan(3, 20, [2, 1]), TileSpan(17, 4, [5, 4])]
-    x, rows = case.x[:24], [0, 19, 22]
+    x, rows = case.x[:24], [0, 18, 19, 20, 22]
     whole = x.clone()
     half(whole, KernelTile(pools[0], spans))
     tile, some = KernelTile(pools[1], spans), x[rows]
+    assert [(one.start, one.count) for one in tile.only(rows).spans] == [(3, 1), (21, 2), (17, 1), (19, 1)]
     assert half.store(x, tile)
     half(some, tile.only(rows))
     assert torch.equal(some, whole[rows]) and torch.equal(*pools)
