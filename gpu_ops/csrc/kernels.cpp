@@ -33,6 +33,13 @@ void pontil_mlp_half(Context* context, const MlpHalf* half, int32_t rows, const 
         mlp_half<BFloat16>(*context, *half, rows, x, result);
 }
 
+void pontil_layers(Context* context, const Layer* layers, int32_t count, const Tile* tile, float* hidden) {
+    for (const Layer* layer = layers; layer < layers + count; layer++) {
+        pontil_attention_half(context, &layer->attention, tile, hidden);
+        pontil_mlp_half(context, &layer->mlp, tile->rows, hidden, hidden);
+    }
+}
+
 void pontil_linear(Context* context, const Matrix* matrix, int32_t rows, const float* x, float* result) {
     if (matrix->kind == FLOAT32)
         linear<Float32>(*context, *matrix, rows, x, result);

@@ -5,7 +5,7 @@
 
 extern "C" {
 
-enum { PONTIL_ABI = 3 };
+enum { PONTIL_ABI = 4 };
 // Types of numbers in a matrix, the first two also in activations and in the KV pool. The others are levels: of 4 bits,
 // of 7 bits in a byte, and signed bytes.
 enum Kind : int32_t { FLOAT32 = 0, BFLOAT16 = 1, NIBBLES = 2, BYTES = 3, SIGNED_BYTES = 4 };
@@ -59,6 +59,11 @@ struct MlpHalf {
     int32_t hidden, inner, activation;
 };
 
+struct Layer {
+    AttentionHalf attention;
+    MlpHalf mlp;
+};
+
 struct Context;  // threads and scratch memory; one call at a time
 int32_t pontil_abi();
 // Null when the system does not let this process use these instructions.
@@ -68,6 +73,8 @@ void pontil_close(Context*);
 void pontil_attention_half(Context*, const AttentionHalf*, const Tile*, float* hidden);
 // What the MLP makes of x float32 [rows, hidden] is added to result, which may be x.
 void pontil_mlp_half(Context*, const MlpHalf*, int32_t rows, const float* x, float* result);
+// Both halves of one layer after the other.
+void pontil_layers(Context*, const Layer*, int32_t count, const Tile*, float* hidden);
 // x float32 [rows, inputs]; result float32 [rows, outputs padded].
 void pontil_linear(Context*, const Matrix*, int32_t rows, const float* x, float* result);
 }

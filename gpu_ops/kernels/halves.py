@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The halves of a layer as the kernels compute them: each reads the residual stream and adds to it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from pontil.gpu_ops.kernels.library import Library
 from pontil.gpu_ops.kernels.matrix import GROUP, PANEL, Matrix
-from pontil.gpu_ops.kernels.structures import GELU_TANH, KINDS, SILU, AttentionFields, MlpFields
+from pontil.gpu_ops.kernels.structures import GELU_TANH, KINDS, SILU, AttentionFields, LayerFields, MlpFields
 from pontil.gpu_ops.kernels.tile import KernelTile
 
 # The most query heads of one key/value head.
@@ -96,6 +97,19 @@ class MlpHalf:
     def __call__(self, x: Tensor, result: Tensor) -> None:
         """Both float32 [rows, hidden_size]; they may be the same."""
         self.library.mlp_half(self.fields, x, result)
+
+
+class Layers:
+    """Some layers in one call: between its own Python does nothing."""
+
+    def __init__(self, library: Library, halves: Sequence[tuple[AttentionHalf, MlpHalf]]) -> None:
+        self.library, self.held = library, tuple(halves)
+        pairs = [LayerFields(attention.fields, mlp.fields) for attention, mlp in halves]
+        self.fields = (LayerFields * len(pairs))(*pairs)
+
+    def __call__(self, hidden: Tensor, tile: KernelTile) -> None:
+        """hidden float32 [rows, hidden_size], in place."""
+        self.library.layers(self.fields, tile.fields, hidden)
 
 
 def address(values: Tensor | None) -> int | None:

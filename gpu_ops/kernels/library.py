@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pontil.gpu_ops.kernels.build import KernelError
 from pontil.gpu_ops.kernels.matrix import GROUP, Matrix
-from pontil.gpu_ops.kernels.structures import ABI, AttentionFields, MlpFields, TileFields, signatures
+from pontil.gpu_ops.kernels.structures import ABI, AttentionFields, LayerFields, MlpFields, TileFields, signatures
 
 
 class Library:
@@ -37,6 +37,10 @@ class Library:
     def mlp_half(self, fields: MlpFields, x: Tensor, result: Tensor) -> None:
         """Add what an MLP makes of x to the result, both float32 [rows, hidden_size]; they may be the same."""
         self.library.pontil_mlp_half(self.context, byref(fields), x.shape[0], x.data_ptr(), result.data_ptr())
+
+    def layers(self, fields: "ctypes.Array[LayerFields]", tile: TileFields, hidden: Tensor) -> None:
+        """Both halves of one layer after the other, in place in hidden, float32 [rows, hidden_size]."""
+        self.library.pontil_layers(self.context, byref(fields), len(fields), byref(tile), hidden.data_ptr())
 
     def linear(self, matrix: Matrix, x: Tensor) -> Tensor:
         """x float32 [rows, inputs], rounded to the weights' type first, to float32 [rows, outputs]."""

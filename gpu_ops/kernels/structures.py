@@ -5,7 +5,7 @@ import ctypes
 
 import torch
 
-ABI = 3
+ABI = 4
 FLOAT32, BFLOAT16, NIBBLES, BYTES, SIGNED_BYTES = range(5)
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 SILU, GELU_TANH = 0, 1
@@ -62,6 +62,10 @@ class MlpFields(ctypes.Structure):
     ]
 
 
+class LayerFields(ctypes.Structure):
+    _fields_ = [("attention", AttentionFields), ("mlp", MlpFields)]
+
+
 def signatures(library: ctypes.CDLL) -> None:
     """Tell ctypes how the functions are called."""
     for name, result, arguments in (
@@ -70,6 +74,7 @@ def signatures(library: ctypes.CDLL) -> None:
         ("pontil_close", None, [address]),
         ("pontil_attention_half", None, [address, address, address, address]),
         ("pontil_mlp_half", None, [address, address, integer, address, address]),
+        ("pontil_layers", None, [address, address, integer, address, address]),
         ("pontil_linear", None, [address, address, integer, address, address]),
     ):
         function = getattr(library, name)

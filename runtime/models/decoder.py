@@ -17,7 +17,7 @@ from pontil.gpu_ops.kernels.linear import Product
 from pontil.gpu_ops.kernels.tile import KernelTile
 from pontil.runtime.models.blocks import Block
 from pontil.runtime.models.config import ModelConfig
-from pontil.runtime.models.fused_block import FusedBlock
+from pontil.runtime.models.fused_block import FusedBlock, FusedStack
 from pontil.runtime.models.norm import Norm
 from pontil.runtime.models.rotary import global_rotary, local_rotary
 from pontil.runtime.models.weights import Weights
@@ -42,6 +42,8 @@ class Decoder(ABC):
         self.local_rotary = self.global_rotary if theta is None else local_rotary(config, theta, weights)
         weights.finish()
         self.fused = [] if self.kernels is None else [self.fuse(block, self.kernels) for block in self.blocks]
+        # Of the last layer, not every row is looked at.
+        self.stack = None if self.kernels is None else FusedStack(self.fused[:-1], self.kernels)
 
     @abstractmethod
     def block(self, index: int, weights: Weights) -> Block:
@@ -90,11 +92,9 @@ class Decoder(ABC):
         return self.norm(hidden)
 
     def forward_fused(self, token_ids: Tensor, tile: KernelTile, rows: Sequence[int]) -> Tensor:
-        hidden = self.embed(token_ids)
-        *most, last = self.fused
-        for block in most:
-            hidden = block(hidden, tile)
-        return self.norm(last.only(hidden, tile, rows))
+        assert self.stack is not None
+        hidden = self.stack(self.embed(token_ids), tile)
+        return self.norm(self.fused[-1].only(hidden, tile, rows))
 
     def logits(self, hidden: Tensor) -> Tensor:
         parts = [part(hidden) for part in self.head]

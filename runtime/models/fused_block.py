@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.activation import gelu_and_mul
-from pontil.gpu_ops.kernels.halves import AttentionHalf, HeadShape, MlpHalf, Norms, can_compute
+from pontil.gpu_ops.kernels.halves import AttentionHalf, HeadShape, Layers, MlpHalf, Norms, can_compute
 from pontil.gpu_ops.kernels.library import Library
 from pontil.gpu_ops.kernels.linear import matrix_of
 from pontil.gpu_ops.kernels.tile import KernelTile
@@ -59,6 +59,24 @@ class FusedBlock:
         if self.mlp is None:
             return self.block.feed(hidden)
         self.mlp(hidden, hidden)
+        return hidden
+
+
+class FusedStack:
+    """Blocks one after the other; those that are nothing but two halves in one call."""
+
+    def __init__(self, blocks: Sequence[FusedBlock], library: Library) -> None:
+        self.blocks = blocks
+        halves = [(block.attention, block.mlp) for block in blocks if block.mlp is not None]
+        self.layers = Layers(library, halves) if len(halves) == len(blocks) else None
+
+    def __call__(self, hidden: Tensor, tile: KernelTile) -> Tensor:
+        """hidden float32 [rows, hidden_size]; it may be changed."""
+        if self.layers is not None:
+            self.layers(hidden, tile)
+            return hidden
+        for block in self.blocks:
+            hidden = block(hidden, tile)
         return hidden
 
 
