@@ -60,7 +60,7 @@ class Reader:
 
     async def send(self, data: bytes, last: bool = False) -> None:
         self.begun = True
-        if not self.has_room:
+        while not self.has_room:
             await self.room.wait()
         self.write(data)
 
