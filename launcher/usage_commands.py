@@ -56,11 +56,12 @@ def audit(file: Path, url: str | None, key: Path | None) -> int:
     shown = bearer(key, ADMIN, read_surroundings().variables)
     # A running server goes on between its answer and the file's: a difference counts when it stays. There is nothing to
     # wait on: the ledger is asked again. A file alone does not change.
-    for _ in range(AUDIT_ATTEMPTS if url else 1):
+    for attempt in range(AUDIT_ATTEMPTS if url else 1):
+        if attempt:
+            time.sleep(AUDIT_PAUSE)
         findings = audit_usage(file, fetch(url, "/admin/ledger", key=shown) if url else None)
         if all(equal for equal, _ in findings):
             break
-        time.sleep(AUDIT_PAUSE)
     for equal, text in findings:
         click.echo(f"{'equal ' if equal else 'DIFFER'}  {text}")
     return 0 if all(equal for equal, _ in findings) else 1

@@ -3,7 +3,7 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -51,10 +51,8 @@ class KernelTile:
         kept: list[TileSpan] = []
         for span in self.spans:
             inside = [offset for offset in range(span.count) if first + offset in chosen]
-            for offset in inside:
-                if offset - 1 in inside:
-                    kept[-1] = replace(kept[-1], count=kept[-1].count + 1)
-                else:
-                    kept.append(TileSpan(span.start + offset, 1, span.blocks))
+            begins = [offset for offset in inside if first + offset - 1 not in chosen or not offset]
+            ends = [offset + 1 for offset in inside if first + offset + 1 not in chosen or offset + 1 == span.count]
+            kept += [TileSpan(span.start + one, end - one, span.blocks) for one, end in zip(begins, ends, strict=True)]
             first += span.count
         return KernelTile(self.pool, kept)
