@@ -73,6 +73,9 @@ class LaunchOptions:
     mixed: tuple[DeviceItem, ...] | None = flag(
         PROCESSES, None, "Workers for both phases, in the same way; with --role mixed.", devices, "LIST"
     )
+    lend_cores: bool = flag(
+        PROCESSES, True, "Let a worker compute on the cores of another one that has nothing to do.", switch
+    )
     share_devices: bool = flag(PROCESSES, False, "Allow two workers on one core or GPU.", switch)
     host: str = flag(NETWORK, "127.0.0.1", "Address clients connect to.", text, "ADDRESS")
     port: int = flag(NETWORK, 8000, "Port clients connect to; 0 takes a free one.", whole(0, 65535), "PORT")

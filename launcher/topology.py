@@ -216,6 +216,7 @@ def plan_worker(options: LaunchOptions, name: str, seat: Seat, run: Path, contro
         "role": role,
         "device": seat.device,
         "cores": list(seat.cores),
+        "core_board": core_board(options, seat, run),
         "model": options.model,
         "served_model_name": served_name(options),
         "control": control,
@@ -235,6 +236,12 @@ def plan_worker(options: LaunchOptions, name: str, seat: Seat, run: Path, contro
         "log_level": options.log_level,
     }
     return ChildPlan(name, role, seat.device, seat.cores, config)
+
+
+def core_board(options: LaunchOptions, seat: Seat, run: Path) -> str | None:
+    """The file in which workers lend each other cores. A core can be lent only where it is one worker's."""
+    lent = options.lend_cores and not options.share_devices and seat.device == "cpu"
+    return str(run / "cores") if lent else None
 
 
 def meeting_point(options: LaunchOptions, name: str, run: Path, control: str) -> dict[str, str]:

@@ -12,7 +12,8 @@ WorkerRole = Literal["prefill", "decode", "mixed"]
 class WorkerConfig:
     """One worker process. Memory is in bytes, endpoints are zmq addresses. `transfer_host` is the address of this
     machine under which peers reach its KV blocks over TCP. In `cache_dir` is kept what is slow to derive; None keeps
-    nothing. `keys` is the system's secret (runtime/wire/keys.py), where it has one."""
+    nothing. `core_board` is the file in which the workers of a launch lend each other cores, if they do. `keys` is the
+    system's secret (runtime/wire/keys.py), where it has one."""
 
     name: str
     role: WorkerRole
@@ -37,6 +38,7 @@ class WorkerConfig:
     transfer_host: str = "127.0.0.1"
     log_level: str = "info"
     cache_dir: str | None = None
+    core_board: str | None = None
     keys: str | None = field(default=None, repr=False)
 
     @property

@@ -8,16 +8,19 @@ CPU time, which does not count what others on the machine take of the core; for 
 `step` of so many rows: one Engine.step in which each of so many sequences computes one token at a context of --context
 tokens, greedy, each with blocks of its own; sampling included. `prefill`: one Engine.step that computes a prompt of
 --prompt tokens and its first token. `python`: a step of 64 rows less the time inside the kernels' calls, so all that
-Python and torch do (only with our kernels). With --profile the functions that take the most of that follow.
+Python and torch do (only with our kernels). With --profile the functions that take the most of that follow. With --lent
+the kernels borrow that core, as a worker does whose neighbour waits; run it on another one, by taskset.
 """
 
 import argparse
 import cProfile
 import json
+import os
 import pstats
 import random
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch  # noqa: E402
 
 import app  # noqa: E402, F401
+from pontil.gpu_ops.kernels.board import CoreBoard  # noqa: E402
 from pontil.gpu_ops.kernels.kernel_set import open_kernels  # noqa: E402
 from pontil.gpu_ops.kernels.library import Library  # noqa: E402
 from pontil.runtime.cache.layout import KVLayout  # noqa: E402
@@ -126,9 +130,18 @@ def milliseconds(seconds: list[float]) -> list[float]:
     return [round(1000 * one, 2) for one in (min(seconds), statistics.median(seconds))]
 
 
+def borrow(library: Library, core: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cores"
+        CoreBoard(path, [core]).lend()
+        library.borrow(CoreBoard(path, sorted(os.sched_getaffinity(0))))
+
+
 def measure(arguments: argparse.Namespace, kernels: str) -> dict[str, Any]:
     torch.set_num_threads(arguments.threads if kernels == "torch" else 1)
     library = open_kernels(kernels, arguments.threads, CACHE, lambda text: print(text, file=sys.stderr))
+    if library is not None and arguments.lent is not None:
+        borrow(library, arguments.lent)
     start = time.perf_counter()
     engine = open_engine(arguments, library)
     result: dict[str, Any] = {"kernels": library.name if library else "torch"}
@@ -160,6 +173,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--lent", type=int, metavar="CORE")
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()

@@ -31,6 +31,11 @@ class Scratch {
 
 struct Context {
     explicit Context(int threads) : crew(threads), own(threads) {}
+    // At most as many cores as there are threads are borrowed: see board.h.
+    void borrow(const Board& board) {
+        crew.use(board);
+        own.resize(crew.most());
+    }
     Crew crew;
     Scratch inputs, input_sums, wide, queries, attended, narrow;
     struct Own {

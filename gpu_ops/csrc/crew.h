@@ -1,78 +1,186 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threads of one worker. They wait for work by spinning for some microseconds, then asleep.
+// The threads of one worker, and its guests: threads on cores that other workers lend for a while. They wait for work by
+// spinning for some microseconds, then asleep.
 #pragma once
+#include <pthread.h>
+#include <sched.h>
+
 #include <atomic>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
+
+#include "board.h"
 
 class Crew {
   public:
-    explicit Crew(int threads) : size(threads) {
-        for (int number = 1; number < threads; number++) hands.emplace_back([this, number] { serve(number); });
-    }
+    explicit Crew(int threads) : own(threads) { employ(threads - 1); }
     ~Crew() {
-        announce(nullptr, nullptr, 0);
-        for (auto& hand : hands) hand.join();
+        for (auto& hand : hands) tell(*hand, LEAVING);
+        for (auto& hand : hands) hand->thread.join();
     }
 
-    const int size;
+    // From now on cores that are lent on this board are borrowed, at most as many as there are threads.
+    void use(const Board& lenders) {
+        board = lenders, usable.assign(lenders.cores, true);
+        employ(own);
+    }
+    int most() const { return int(hands.size()) + 1; }
+    // Threads that work now.
+    int size() const { return own + borrowed; }
 
-    // Calls f(first, end, thread) for shares of [0, count), each thread one share, and returns when all are done.
+    // Cores are borrowed for one piece of work, and looked at between its shares: an owner who takes his back has to
+    // bear a guest for the rest of a share at most.
+    class Loan {
+      public:
+        explicit Loan(Crew& crew) : crew(crew) { crew.borrow(); }
+        ~Loan() { crew.give_back(); }
+
+      private:
+        Crew& crew;
+    };
+
+    // Calls f(first, end, thread) for parts of [0, count), no thread at two of them at once, and returns when all are
+    // done. Each thread begins with a run of its own, then helps the others with theirs: who comes late, because his
+    // core is another's at the moment, is not waited for, but for the part that he is at.
     template <class F>
     void share(int count, F&& f) {
-        if (size == 1 || count == 1) return f(0, count, 0);
-        auto call = [](void* f, int first, int end, int thread) {
+        if (borrowed) dismiss();
+        team = count < size() ? count : size();
+        if (team <= 1) return f(0, count, 0);
+        call = [](void* f, int first, int end, int thread) {
             (*static_cast<std::remove_reference_t<F>*>(f))(first, end, thread);
         };
-        announce(call, &f, count);
+        with = &f, unit = count / (team * PARTS) + 1;
+        for (int number = 0; number < team; number++) {
+            runs[number].next.store(int(int64_t(count) * number / team), std::memory_order_relaxed);
+            runs[number].end = int(int64_t(count) * (number + 1) / team);
+        }
+        for (int number = 1; number < team; number++) offer(*hands[number - 1], number);
         work(0);
-        while (busy.load(std::memory_order_acquire)) pause();
+        for (int number = 1; number < team; number++) finish(*hands[number - 1]);
     }
 
   private:
     typedef void (*Call)(void*, int, int, int);
-    enum { SPINS = 4000 };
+    enum { SPINS = 4000, PARTS = 8, NOWHERE = -1 };
+    enum State { RESTING, OFFERED, TAKEN, LEAVING };
+
+    // `number`, `core` and `pinned` are the caller's; the hand reads its number once it has taken an offer.
+    struct alignas(64) Hand {
+        std::atomic<int> state{RESTING};
+        std::atomic<bool> asleep{false};
+        int number = 0, core = NOWHERE, pinned = NOWHERE;
+        std::mutex mutex;
+        std::condition_variable wake;
+        std::thread thread;
+    };
+    struct alignas(64) Run {
+        std::atomic<int> next{0};
+        int end = 0;
+    };
 
     static void pause() {
 #if defined(__x86_64__)
         __builtin_ia32_pause();
 #endif
     }
-    void announce(Call call, void* with, int items) {
-        this->call = call, this->with = with, this->items = items;
-        busy.store(size - 1, std::memory_order_relaxed);
-        {
-            std::lock_guard<std::mutex> lock(mutex);
-            turn.fetch_add(1, std::memory_order_release);
+    void employ(int count) {
+        for (int i = 0; i < count; i++) {
+            hands.push_back(std::make_unique<Hand>());
+            hands.back()->thread = std::thread([this, hand = hands.back().get()] { serve(*hand); });
         }
-        wake.notify_all();
+        runs = std::vector<Run>(most());
+    }
+    // Either the hand sees the state before it sleeps, or it is seen asleep here: both orders are total.
+    static void tell(Hand& hand, State state) {
+        hand.state.store(state);
+        if (!hand.asleep.exchange(false)) return;
+        { std::lock_guard<std::mutex> lock(hand.mutex); }
+        hand.wake.notify_one();
+    }
+    void offer(Hand& hand, int number) {
+        hand.number = number;
+        tell(hand, OFFERED);
+    }
+    // An offer that was not taken is withdrawn: others have done its run.
+    static void finish(Hand& hand) {
+        int offered = OFFERED;
+        if (hand.state.compare_exchange_strong(offered, RESTING)) return;
+        while (hand.state.load(std::memory_order_acquire) == TAKEN) pause();
     }
     void work(int thread) {
-        int first = int(int64_t(items) * thread / size), end = int(int64_t(items) * (thread + 1) / size);
-        if (first < end) call(with, first, end, thread);
-    }
-    void serve(int thread) {
-        for (unsigned seen = 0;;) {
-            for (int spins = 0; turn.load(std::memory_order_acquire) == seen && spins < SPINS; spins++) pause();
-            if (turn.load(std::memory_order_acquire) == seen) {
-                std::unique_lock<std::mutex> lock(mutex);
-                wake.wait(lock, [&] { return turn.load(std::memory_order_acquire) != seen; });
-            }
-            seen++;
-            if (!call) return;
-            work(thread);
-            busy.fetch_sub(1, std::memory_order_release);
+        for (int i = 0; i < team; i++) {
+            Run& run = runs[(thread + i) % team];
+            for (int first; (first = run.next.fetch_add(unit, std::memory_order_relaxed)) < run.end;)
+                call(with, first, first + unit < run.end ? first + unit : run.end, thread);
         }
     }
+    void serve(Hand& hand) {
+        for (;;) {
+            for (int spins = 0; hand.state.load(std::memory_order_relaxed) == RESTING && spins < SPINS; spins++)
+                pause();
+            int offered = OFFERED;
+            if (hand.state.compare_exchange_strong(offered, TAKEN)) {
+                work(hand.number);
+                hand.state.store(RESTING, std::memory_order_release);
+            } else if (offered == LEAVING) {
+                return;
+            } else {
+                sleep(hand);
+            }
+        }
+    }
+    static void sleep(Hand& hand) {
+        std::unique_lock<std::mutex> lock(hand.mutex);
+        hand.asleep.store(true);
+        if (hand.state.load() == RESTING) hand.wake.wait(lock, [&] { return !hand.asleep.load(); });
+        hand.asleep.store(false);
+    }
 
-    std::vector<std::thread> hands;
-    std::atomic<unsigned> turn{0};
-    std::atomic<int> busy{0};
-    std::mutex mutex;
-    std::condition_variable wake;
+    // Guests that have a core are hands[own - 1 ...], as many as are borrowed.
+    std::unique_ptr<Hand>& guest(int number) { return hands[own - 1 + number]; }
+    void borrow() {
+        for (int core = 0; core < board.cores && size() < most(); core++)
+            if (usable[core] && board.borrow(core) && !seat(core)) board.give_back(core);
+    }
+    // The guest who was on this core the last time, if he is free, or any.
+    bool seat(int core) {
+        for (int number = borrowed; number < most() - own; number++)
+            if (guest(number)->pinned == core) std::swap(guest(number), guest(borrowed));
+        Hand& hand = *guest(borrowed);
+        if (hand.pinned != core && !pin(hand, core)) return usable[core] = false;
+        hand.core = hand.pinned = core;
+        borrowed++;
+        return true;
+    }
+    static bool pin(Hand& hand, int core) {
+        cpu_set_t cores;
+        CPU_ZERO(&cores);
+        if (core >= CPU_SETSIZE) return false;
+        CPU_SET(core, &cores);
+        return pthread_setaffinity_np(hand.thread.native_handle(), sizeof cores, &cores) == 0;
+    }
+    // Those whose cores are wanted back.
+    void dismiss() {
+        for (int number = borrowed - 1; number >= 0; number--)
+            if (!board.holds(guest(number)->core)) std::swap(guest(number), guest(--borrowed));
+    }
+    void give_back() {
+        while (borrowed) board.give_back(guest(--borrowed)->core);
+    }
+
+    const int own;
+    std::vector<std::unique_ptr<Hand>> hands;  // all threads but the caller's
+    Board board{nullptr, 0, 0};
+    std::vector<bool> usable;  // cores that the system lets this process run on
+    int borrowed = 0;
+    // Of this share.
+    std::vector<Run> runs;
     Call call = nullptr;
     void* with = nullptr;
-    int items = 0;
+    int unit = 1, team = 1;
 };

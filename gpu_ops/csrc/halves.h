@@ -132,7 +132,7 @@ static void attention_half(Context& context, const AttentionHalf& half, const Ti
     });
     if (!half.heads) return;
     const int group = half.heads / half.kv_heads;
-    const std::vector<Piece> pieces = cut(tile, group < QUERIES ? QUERIES / group : 1, context.crew.size);
+    const std::vector<Piece> pieces = cut(tile, group < QUERIES ? QUERIES / group : 1, context.crew.size());
     context.crew.share(int(pieces.size()), [&](int first, int end, int thread) {
         Context::Own& own = context.own[thread];
         QueryTile<T>* tiles = own.tiles.template take<QueryTile<T>>(2);

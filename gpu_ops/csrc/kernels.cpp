@@ -18,8 +18,12 @@ Context* pontil_open(int32_t threads) {
     return new Context(threads);
 }
 void pontil_close(Context* context) { delete context; }
+void pontil_borrow(Context* context, uint32_t* cells, int32_t cores, uint32_t mark) {
+    context->borrow({cells, cores, mark});
+}
 
 void pontil_attention_half(Context* context, const AttentionHalf* half, const Tile* tile, float* hidden) {
+    Crew::Loan loan(context->crew);
     if (tile->kind == BFLOAT16)
         attention_half<BFloat16>(*context, *half, *tile, hidden);
     else
@@ -27,6 +31,7 @@ void pontil_attention_half(Context* context, const AttentionHalf* half, const Ti
 }
 
 void pontil_mlp_half(Context* context, const MlpHalf* half, int32_t rows, const float* x, float* result) {
+    Crew::Loan loan(context->crew);
     if (half->gate_up.kind == FLOAT32)
         mlp_half<Float32>(*context, *half, rows, x, result);
     else
@@ -41,6 +46,7 @@ void pontil_layers(Context* context, const Layer* layers, int32_t count, const T
 }
 
 void pontil_linear(Context* context, const Matrix* matrix, int32_t rows, const float* x, float* result) {
+    Crew::Loan loan(context->crew);
     if (matrix->kind == FLOAT32)
         linear<Float32>(*context, *matrix, rows, x, result);
     else

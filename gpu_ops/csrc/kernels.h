@@ -5,7 +5,7 @@
 
 extern "C" {
 
-enum { PONTIL_ABI = 4 };
+enum { PONTIL_ABI = 5 };
 // Types of numbers in a matrix, the first two also in activations and in the KV pool. The others are levels: of 4 bits,
 // of 7 bits in a byte, and signed bytes.
 enum Kind : int32_t { FLOAT32 = 0, BFLOAT16 = 1, NIBBLES = 2, BYTES = 3, SIGNED_BYTES = 4 };
@@ -69,6 +69,9 @@ int32_t pontil_abi();
 // Null when the system does not let this process use these instructions.
 Context* pontil_open(int32_t threads);
 void pontil_close(Context*);
+// Lets it compute on cores that other workers lend too. `cells` is the board of csrc/board.h, with 16 for each core;
+// `mark` is above 1, and nobody else's. Results stay the same. The board is kept.
+void pontil_borrow(Context*, uint32_t* cells, int32_t cores, uint32_t mark);
 // hidden float32 [rows, hidden], changed in place.
 void pontil_attention_half(Context*, const AttentionHalf*, const Tile*, float* hidden);
 // What the MLP makes of x float32 [rows, hidden] is added to result, which may be x.

@@ -7,6 +7,7 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
+from pontil.gpu_ops.kernels.board import CORES, CoreBoard
 from pontil.gpu_ops.kernels.build import KernelError
 from pontil.gpu_ops.kernels.matrix import GROUP, Matrix
 from pontil.gpu_ops.kernels.structures import ABI, AttentionFields, LayerFields, MlpFields, TileFields, signatures
@@ -22,6 +23,8 @@ class Library:
         signatures(library)
         assert library.pontil_abi() == ABI
         self.library, self.name, self.threads = library, name, threads
+        # Mapped as long as the threads live.
+        self.board: CoreBoard | None = None
         self.context = library.pontil_open(threads)
         if self.context is None:
             raise KernelError("this system does not let this process use its instructions", is_about_one_set=True)
@@ -29,6 +32,11 @@ class Library:
     def close(self) -> None:
         """End the threads. Nothing may be called after this."""
         self.library.pontil_close(self.context)
+
+    def borrow(self, board: CoreBoard) -> None:
+        """From now on compute on cores that others lend too, at most as many as there are threads."""
+        self.library.pontil_borrow(self.context, board.address, CORES, board.mark)
+        self.board = board
 
     def attention_half(self, fields: AttentionFields, tile: TileFields, hidden: Tensor) -> None:
         """Add a layer's attention to hidden, float32 [rows, hidden_size], and write the rows' keys and values."""

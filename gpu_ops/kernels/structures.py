@@ -5,7 +5,7 @@ import ctypes
 
 import torch
 
-ABI = 4
+ABI = 5
 FLOAT32, BFLOAT16, NIBBLES, BYTES, SIGNED_BYTES = range(5)
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 SILU, GELU_TANH = 0, 1
@@ -72,6 +72,7 @@ def signatures(library: ctypes.CDLL) -> None:
         ("pontil_abi", integer, []),
         ("pontil_open", address, [integer]),
         ("pontil_close", None, [address]),
+        ("pontil_borrow", None, [address, address, integer, ctypes.c_uint32]),
         ("pontil_attention_half", None, [address, address, address, address]),
         ("pontil_mlp_half", None, [address, address, integer, address, address]),
         ("pontil_layers", None, [address, address, integer, address, address]),

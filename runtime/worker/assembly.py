@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a configuration to an engine that has run once."""
 
+import logging
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
+from pontil.gpu_ops.kernels.board import CoreBoard
 from pontil.gpu_ops.kernels.build import KernelError
 from pontil.gpu_ops.kernels.kernel_set import AUTO, TORCH, open_kernels
 from pontil.gpu_ops.kernels.library import Library
@@ -31,6 +34,8 @@ from pontil.runtime.text.tokenizer import Tokenizer, load_tokenizer
 from pontil.runtime.worker.host_memory import host_room
 from pontil.runtime.worker.weights_progress import told
 
+logger = logging.getLogger("pontil.worker")
+
 MOST_CPU_KV_BYTES = 4 << 30
 CPU_KV_SHARE = 0.2
 CUDA_KV_SHARE = 0.85
@@ -40,7 +45,7 @@ CPU_INTERLEAVED_TOKENS = 64
 @dataclass(frozen=True, slots=True)
 class Machine:
     """Everything a worker computes with. `config` is the model's, with the context length this worker can hold.
-    `kernels` names what computes on a CPU: other kernels may round differently."""
+    `kernels` names what computes on a CPU: other kernels may round differently. On `board` its cores are lent."""
 
     config: ModelConfig
     fingerprint: str
@@ -52,6 +57,7 @@ class Machine:
     scheduler: Scheduler
     engine: Engine
     kernels: str | None
+    board: CoreBoard | None
 
 
 def assemble(config: WorkerConfig, report: Reporter) -> Machine:
@@ -73,11 +79,13 @@ def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
 
 
 def put_together(config: WorkerConfig, report: Reporter) -> Machine:
-    device = open_device(config)
+    device, board = open_device(config), open_board(config)
     checkpoint = open_checkpoint(config.model_path)
     model_config = shorten(checkpoint.config, config.max_model_len)
     dtype = choose_dtype(config.dtype, checkpoint)
     kernels = find_kernels(config, model_config, TORCH_DTYPES[dtype], report)
+    if kernels is not None and board is not None:
+        kernels.borrow(board)
     weights = read_weights(config, checkpoint, device, dtype, kernels, report)
     model = build_model(model_config, weights)
     layout = KVLayout(
@@ -101,8 +109,9 @@ def put_together(config: WorkerConfig, report: Reporter) -> Machine:
         named = f"{named} {config.quantization}"
     grammars = GrammarCompiler(tokenizer, model_config.vocab_size)
     return Machine(
-        model_config, checkpoint.fingerprint, tokenizer, grammars, layout, storage, pool, scheduler, engine, named
-    )
+        model_config, checkpoint.fingerprint, tokenizer, grammars, layout, storage, pool, scheduler, engine, named,
+        board,
+    )  # fmt: skip
 
 
 def read_weights(
@@ -141,6 +150,17 @@ def find_kernels(config: WorkerConfig, model: ModelConfig, dtype: torch.dtype, r
     if kernels is not None:
         torch.set_num_threads(1)
     return kernels
+
+
+def open_board(config: WorkerConfig) -> CoreBoard | None:
+    """Where this worker's cores are lent and others' borrowed. Without it everything works, on its own cores."""
+    if config.core_board is None or config.device != "cpu":
+        return None
+    try:
+        return CoreBoard(Path(config.core_board), config.cores)
+    except (OSError, ValueError) as error:
+        logger.warning("no cores are lent or borrowed: %s", error)
+        return None
 
 
 def interleaved(config: WorkerConfig) -> int | None:

@@ -23,6 +23,7 @@ from pontil.runtime.worker.decode_desk import DecodeDesk
 from pontil.runtime.worker.duty import Duty
 from pontil.runtime.worker.grammar_desk import GrammarDesk
 from pontil.runtime.worker.introduction import introduction
+from pontil.runtime.worker.leisure import Leisure
 from pontil.runtime.worker.live import FirstAdmissions, Live, key_of, make_live, tokens_frame
 from pontil.runtime.worker.obstacle import Obstacle
 from pontil.runtime.worker.order_pipe import OrderPipe
@@ -35,8 +36,6 @@ logger = logging.getLogger("pontil.worker")
 
 # How soon a full line to the proxy is tried again, and a step when every block was promised to somebody else.
 CONGESTION_PAUSE = STALL_PAUSE = 0.005
-# A worker that had nothing to do for so long has leisure: the next request is not on its way yet.
-QUIET = 1.0
 
 
 def run_worker(config: WorkerConfig, report: Reporter, commands: int | None = None) -> None:
@@ -63,10 +62,9 @@ class Worker:
         self.stopping = False
         self.steps = 0
         self.told_of_work = False
-        self.busy_at = 0.0
         self.stale = 0
         self.statement = Statement(machine.engine)
-        self.prefault = Prefault(machine.storage, machine.pool)
+        self.leisure = Leisure(machine.engine, Prefault(machine.storage, machine.pool), machine.board)
         self.requests: dict[str, Live] = {}
         self.admissions = FirstAdmissions()
         self.keys = None if config.keys is None else Keys.of(config.keys)
@@ -133,6 +131,8 @@ class Worker:
     def turn(self) -> None:
         """Take messages, keep deadlines, make one step."""
         working = self.machine.engine.has_work
+        if not working:
+            self.leisure.begin()
         self.poller.wait(self.patience(working))
         self.take_orders()
         self.take_messages()
@@ -142,10 +142,8 @@ class Worker:
         self.tick(time.monotonic())
         if self.machine.engine.has_work and not self.link.congested:
             self.step()
-        elif self.prefault.is_due:
-            self.prefault.advance()
-        elif self.machine.scheduler.has_spare_work and time.monotonic() - self.busy_at >= QUIET:
-            self.machine.engine.keep_answers()
+        else:
+            self.leisure.spend(time.monotonic())
         self.settle()
         self.keep_duty()
         self.report_idleness()
@@ -156,11 +154,7 @@ class Worker:
             return CONGESTION_PAUSE
         if working:
             return STALL_PAUSE if self.machine.scheduler.stalled else 0.0
-        if self.prefault.is_due:
-            return 0.0
-        if self.machine.scheduler.has_spare_work:
-            return min(BEAT, max(0.0, self.busy_at + QUIET - time.monotonic()))
-        return BEAT
+        return self.leisure.patience(time.monotonic(), BEAT)
 
     def report_idleness(self) -> None:
         """A step told that work waits. That may end without another step: all of it cancelled, or held up because the
@@ -173,6 +167,7 @@ class Worker:
         self.report.stepped(self.steps, working)
 
     def step(self) -> None:
+        self.leisure.end()
         self.tell_of_work(True)
         outputs = self.machine.engine.step()
         self.steps += 1
@@ -183,7 +178,7 @@ class Worker:
         for output in outputs:
             self.conclude(output)
         self.prefill.announce()
-        self.busy_at = time.monotonic()
+        self.leisure.busy_at = time.monotonic()
         self.tell_of_work(self.machine.engine.has_work)
 
     def frame_of(self, output: Output) -> Tokens | None:

@@ -36,6 +36,17 @@ def test_every_process_keeps_what_it_derives_in_the_same_cache() -> None:
     assert {child.config["cache_dir"] for child in topology().children} == {"/cache"}
 
 
+def test_cores_are_lent_where_each_is_one_workers() -> None:
+    def boards(**flags: Any) -> list[str | None]:
+        made = topology(Machine((0, 1), 2, 1), **flags)
+        return [child.config["core_board"] for child in made.children if not child.is_proxy]
+
+    assert boards(prefill="cpu", decode="cpu") == ["/run/pontil/7/cores"] * 2
+    assert boards(prefill="cpu", decode="cuda:0") == ["/run/pontil/7/cores", None]
+    assert boards(prefill="cpu", decode="cpu", lend_cores=False) == [None, None]
+    assert boards(prefill="cpu:0", decode="cpu:0", share_devices=True) == [None, None]
+
+
 @pytest.mark.parametrize(
     ("flags", "names"),
     [

@@ -5,10 +5,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
+import psutil
 import pytest
 from served import ROOT, START_TIMEOUT, Served, launched, wait_for
 
+from pontil.gpu_ops.kernels.board import IDLE
 from pontil.launcher.roles import audit_usage, read_usage
 from pontil.runtime.proxy.self_test import TEXT
 
@@ -45,6 +48,18 @@ def test_a_self_test_is_seen_where_it_belongs_and_billed_to_nobody(served: Serve
     usage = served.output.parent / "usage.db"
     assert read_usage(usage) == []
     wait_for(lambda: all(equal for equal, _ in audit_usage(usage, ledger)), 60, "the checkpoint after the self-test")
+
+
+def test_workers_without_work_lend_each_other_their_cores(served: Served) -> None:
+    workers = [psutil.Process(row["pid"]) for row in served.topology().values() if row["role"] != "proxy"]
+    boards = {one.path for worker in workers for one in worker.memory_maps() if one.path.endswith("/cores")}
+    (board,) = map(Path, boards)
+    cores = {core for worker in workers for core in worker.cpu_affinity() or ()}
+
+    def states() -> list[int]:
+        return [int.from_bytes(board.read_bytes()[64 * core :][:4], sys.byteorder) for core in cores]
+
+    wait_for(lambda: states() == [IDLE] * len(cores), 60, "lending every core")
 
 
 def test_no_prompt_finds_the_blocks_of_a_self_test(served: Served) -> None:

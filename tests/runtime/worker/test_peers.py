@@ -146,13 +146,13 @@ def late_halves(worker: PromptWorker) -> float:
 
 def test_each_half_of_a_request_waits_for_the_other_until_a_deadline(proxy: ScriptedProxy, pair: Pair) -> None:  # C14
     prefill, decode = pair
-    before = prefill.busy_at
+    before = prefill.leisure.busy_at
     proxy.workers.remove(decode)
     proxy.submit_pair(prefill, decode, "r", prompt(40), drawn(4))
     proxy.turn_until(lambda: bool(prefill.prefill.halves))
     deadline = late_halves(prefill)
     prefill.prefill.tick(deadline - 0.01)
-    assert prefill.prefill.halves and prefill.busy_at == before
+    assert prefill.prefill.halves and prefill.leisure.busy_at == before
     prefill.prefill.tick(deadline)
     (answer,) = proxy.finish("r")
     assert f"within {PAIRING_TIMEOUT:.0f} s" in answer.failures[0].reason
