@@ -19,7 +19,11 @@ class Crew {
   public:
     explicit Crew(int threads) : own(threads) { employ(threads - 1); }
     ~Crew() {
-        for (auto& hand : hands) tell(*hand, LEAVING);
+        for (auto& hand : hands) {
+            hand->state.store(LEAVING);
+            std::atomic_thread_fence(std::memory_order_seq_cst);
+            rouse(*hand);
+        }
         for (auto& hand : hands) hand->thread.join();
     }
 
@@ -44,8 +48,8 @@ class Crew {
     };
 
     // Calls f(first, end, thread) for parts of [0, count), no thread at two of them at once, and returns when all are
-    // done. Each thread begins with a run of its own, then helps the others with theirs: who comes late, because his
-    // core is another's at the moment, is not waited for, but for the part that he is at.
+    // done. Each thread begins with a run of its own, then helps others with theirs, the caller all of them: who comes
+    // late, because his core is another's at the moment, is not waited for, but for the part that he is at.
     template <class F>
     void share(int count, F&& f) {
         if (borrowed) dismiss();
@@ -59,14 +63,14 @@ class Crew {
             runs[number].next.store(int(int64_t(count) * number / team), std::memory_order_relaxed);
             runs[number].end = int(int64_t(count) * (number + 1) / team);
         }
-        for (int number = 1; number < team; number++) offer(*hands[number - 1], number);
-        work(0);
+        offer();
+        work(0, team);
         for (int number = 1; number < team; number++) finish(*hands[number - 1]);
     }
 
   private:
     typedef void (*Call)(void*, int, int, int);
-    enum { SPINS = 4000, PARTS = 8, NOWHERE = -1 };
+    enum { SPINS = 4000, PARTS = 8, HELPED = 3, NOWHERE = -1 };
     enum State { RESTING, OFFERED, TAKEN, LEAVING };
 
     // `number`, `core` and `pinned` are the caller's; the hand reads its number once it has taken an offer.
@@ -95,28 +99,35 @@ class Crew {
         }
         runs = std::vector<Run>(most());
     }
-    // Either the hand sees the state before it sleeps, or it is seen asleep here: both orders are total.
-    static void tell(Hand& hand, State state) {
-        hand.state.store(state);
-        if (!hand.asleep.exchange(false)) return;
+    void offer() {
+        for (int number = 1; number < team; number++) {
+            hands[number - 1]->number = number;
+            hands[number - 1]->state.store(OFFERED, std::memory_order_release);
+        }
+        std::atomic_thread_fence(std::memory_order_seq_cst);
+        for (int number = 1; number < team; number++) rouse(*hands[number - 1]);
+    }
+    // After a change of the hand's state and a fence: either it sees the change before it sleeps, or is seen asleep.
+    static void rouse(Hand& hand) {
+        if (!hand.asleep.load(std::memory_order_relaxed) || !hand.asleep.exchange(false)) return;
         { std::lock_guard<std::mutex> lock(hand.mutex); }
         hand.wake.notify_one();
     }
-    void offer(Hand& hand, int number) {
-        hand.number = number;
-        tell(hand, OFFERED);
-    }
     // An offer that was not taken is withdrawn: others have done its run.
     static void finish(Hand& hand) {
-        int offered = OFFERED;
-        if (hand.state.compare_exchange_strong(offered, RESTING)) return;
-        while (hand.state.load(std::memory_order_acquire) == TAKEN) pause();
+        int state = hand.state.load(std::memory_order_acquire);
+        if (state == RESTING || (state == OFFERED && hand.state.compare_exchange_strong(state, RESTING))) return;
+        while (hand.state.load(std::memory_order_acquire) != RESTING) pause();
     }
-    void work(int thread) {
-        for (int i = 0; i < team; i++) {
+    // Of the runs from his own on, so many.
+    void work(int thread, int count) {
+        for (int i = 0; i < count; i++) {
             Run& run = runs[(thread + i) % team];
-            for (int first; (first = run.next.fetch_add(unit, std::memory_order_relaxed)) < run.end;)
+            while (run.next.load(std::memory_order_relaxed) < run.end) {
+                const int first = run.next.fetch_add(unit, std::memory_order_relaxed);
+                if (first >= run.end) break;
                 call(with, first, first + unit < run.end ? first + unit : run.end, thread);
+            }
         }
     }
     void serve(Hand& hand) {
@@ -125,7 +136,7 @@ class Crew {
                 pause();
             int offered = OFFERED;
             if (hand.state.compare_exchange_strong(offered, TAKEN)) {
-                work(hand.number);
+                work(hand.number, team < 1 + HELPED ? team : 1 + HELPED);
                 hand.state.store(RESTING, std::memory_order_release);
             } else if (offered == LEAVING) {
                 return;
@@ -137,6 +148,7 @@ class Crew {
     static void sleep(Hand& hand) {
         std::unique_lock<std::mutex> lock(hand.mutex);
         hand.asleep.store(true);
+        std::atomic_thread_fence(std::memory_order_seq_cst);
         if (hand.state.load() == RESTING) hand.wake.wait(lock, [&] { return !hand.asleep.load(); });
         hand.asleep.store(false);
     }
