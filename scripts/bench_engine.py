@@ -57,7 +57,7 @@ class Stopwatch:
 
     def __init__(self, library: Library | None, now: Callable[[], float]) -> None:
         self.seconds, self.now = 0.0, now
-        for name in ("layers", "attention_half", "mlp_half", "linear") if library else ():
+        for name in ("layers", "attention_half", "mlp_half", "multiply") if library else ():
             setattr(library, name, self.timed(getattr(library, name)))
 
     def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threads of one worker, and its guests: threads on cores that other workers lend for a while. They wait for work by
-// spinning for some microseconds, then asleep.
+// The threads of one worker, and its guests: threads on cores that other workers lend for a while. They wait for work
+// by spinning for some microseconds, then asleep.
 #pragma once
 #include <pthread.h>
 #include <sched.h>

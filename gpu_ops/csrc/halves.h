@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The two halves of a layer, from residual stream to residual stream.
 #pragma once
+#include <algorithm>
+
 #include "attention.h"
 #include "rows.h"
 
@@ -164,12 +166,31 @@ static void mlp_half(Context& context, const MlpHalf& half, int rows, const floa
     add_product<T>(context, half.down, inner, rows, half.after, half.epsilon, result);
 }
 
+// The highest of a group's outputs that are there.
+INLINE float highest_of_group(const Matrix& matrix, int output, const float* sums) {
+    if (output + GROUP <= matrix.outputs) return highest(max(load(sums), load(sums + LANES)));
+    float best = sums[0];
+    for (int i = 1; i < matrix.outputs - output; i++) best = sums[i] > best ? sums[i] : best;
+    return best;
+}
+
 template <class T>
-static void linear(Context& context, const Matrix& matrix, int rows, const float* x, float* result) {
-    const size_t stride = padded(matrix.outputs, GROUP);
-    const uint32_t* cells = take_rows<T>(context, x, rows, matrix.inputs, nullptr, 0, matrix.words);
+static void linear(Context& context, const Matrix& matrix, int rows, const float* x, const float* norm, float epsilon,
+                   float* result, int64_t* best) {
+    const size_t stride = padded(matrix.outputs, GROUP), groups = stride / GROUP;
+    const uint32_t* cells = take_rows<T>(context, x, rows, matrix.inputs, norm, epsilon, matrix.words);
+    float* tops = best ? context.narrow.take<float>(rows * groups) : nullptr;
     multiply<T>(context, matrix, cells, rows, [&](int row, int output, float* sums) {
         add_bias(matrix, output, sums);
         memcpy(result + row * stride + output, sums, GROUP * sizeof(float));
+        if (tops) tops[row * groups + output / GROUP] = highest_of_group(matrix, output, sums);
     });
+    if (!best) return;
+    // The first of the highest groups has the first of the highest outputs.
+    for (int row = 0; row < rows; row++) {
+        const float* top = std::max_element(tops + row * groups, tops + (row + 1) * groups);
+        size_t output = (top - (tops + row * groups)) * GROUP;
+        while (output + 1 < size_t(matrix.outputs) && result[row * stride + output] != *top) output++;
+        best[row] = int64_t(output);
+    }
 }

@@ -45,11 +45,12 @@ void pontil_layers(Context* context, const Layer* layers, int32_t count, const T
     }
 }
 
-void pontil_linear(Context* context, const Matrix* matrix, int32_t rows, const float* x, float* result) {
+void pontil_linear(Context* context, const Matrix* matrix, int32_t rows, const float* x, const float* norm,
+                   float epsilon, float* result, int64_t* highest) {
     Crew::Loan loan(context->crew);
     if (matrix->kind == FLOAT32)
-        linear<Float32>(*context, *matrix, rows, x, result);
+        linear<Float32>(*context, *matrix, rows, x, norm, epsilon, result, highest);
     else
-        linear<BFloat16>(*context, *matrix, rows, x, result);
+        linear<BFloat16>(*context, *matrix, rows, x, norm, epsilon, result, highest);
 }
 }

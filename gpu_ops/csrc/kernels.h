@@ -5,7 +5,7 @@
 
 extern "C" {
 
-enum { PONTIL_ABI = 5 };
+enum { PONTIL_ABI = 6 };
 // Types of numbers in a matrix, the first two also in activations and in the KV pool. The others are levels: of 4 bits,
 // of 7 bits in a byte, and signed bytes.
 enum Kind : int32_t { FLOAT32 = 0, BFLOAT16 = 1, NIBBLES = 2, BYTES = 3, SIGNED_BYTES = 4 };
@@ -78,6 +78,8 @@ void pontil_attention_half(Context*, const AttentionHalf*, const Tile*, float* h
 void pontil_mlp_half(Context*, const MlpHalf*, int32_t rows, const float* x, float* result);
 // Both halves of one layer after the other.
 void pontil_layers(Context*, const Layer*, int32_t count, const Tile*, float* hidden);
-// x float32 [rows, inputs]; result float32 [rows, outputs padded].
-void pontil_linear(Context*, const Matrix*, int32_t rows, const float* x, float* result);
+// x float32 [rows, inputs], normed first where there are weights of a norm; result float32 [rows, outputs padded].
+// Where `highest` [rows] is not null, it gets the number of each row's highest output, of equal ones the first.
+void pontil_linear(Context*, const Matrix*, int32_t rows, const float* x, const float* norm, float epsilon,
+                   float* result, int64_t* highest);
 }

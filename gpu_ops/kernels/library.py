@@ -52,8 +52,18 @@ class Library:
 
     def linear(self, matrix: Matrix, x: Tensor) -> Tensor:
         """x float32 [rows, inputs], rounded to the weights' type first, to float32 [rows, outputs]."""
+        return self.multiply(matrix, x, (None, 0.0), None)
+
+    def head(self, matrix: Matrix, x: Tensor, norm: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+        """The same of rows that are normed first, with the weights float32 [inputs]; and of each row the number of its
+        highest output, of equal ones the first, int64 [rows]."""
+        highest = torch.empty(x.shape[0], dtype=torch.int64)
+        return self.multiply(matrix, x, (norm.data_ptr(), epsilon), highest.data_ptr()), highest
+
+    def multiply(self, matrix: Matrix, x: Tensor, norm: tuple[int | None, float], highest: int | None) -> Tensor:
         x = x.contiguous()
-        rows = x.shape[0]
-        result = torch.empty(rows, matrix.outputs + -matrix.outputs % GROUP)
-        self.library.pontil_linear(self.context, byref(matrix.fields), rows, x.data_ptr(), result.data_ptr())
+        result = torch.empty(x.shape[0], matrix.outputs + -matrix.outputs % GROUP)
+        self.library.pontil_linear(
+            self.context, byref(matrix.fields), x.shape[0], x.data_ptr(), *norm, result.data_ptr(), highest
+        )
         return result[:, : matrix.outputs]

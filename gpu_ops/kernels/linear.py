@@ -19,6 +19,18 @@ class PackedLinear:
         return self.library.linear(self.matrix, x.float()).to(x.dtype)
 
 
+class Head:
+    """The last norm and the vocabulary's projection: `y = (x / rms(x) * weight) W^T`, and where each row is highest."""
+
+    def __init__(self, library: Library, matrix: Matrix, norm: Tensor, epsilon: float) -> None:
+        """norm float32 [inputs], a multiple of 16."""
+        self.library, self.matrix, self.norm, self.epsilon = library, matrix, norm.contiguous(), epsilon
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x float32 [rows, inputs], to float32 [rows, outputs] and int64 [rows]."""
+        return self.library.head(self.matrix, x, self.norm, self.epsilon)
+
+
 Product = Linear | PackedLinear
 
 

@@ -5,7 +5,7 @@ import ctypes
 
 import torch
 
-ABI = 5
+ABI = 6
 FLOAT32, BFLOAT16, NIBBLES, BYTES, SIGNED_BYTES = range(5)
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 SILU, GELU_TANH = 0, 1
@@ -76,7 +76,7 @@ def signatures(library: ctypes.CDLL) -> None:
         ("pontil_attention_half", None, [address, address, address, address]),
         ("pontil_mlp_half", None, [address, address, integer, address, address]),
         ("pontil_layers", None, [address, address, integer, address, address]),
-        ("pontil_linear", None, [address, address, integer, address, address]),
+        ("pontil_linear", None, [address, address, integer, address, address, number, address, address]),
     ):
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

@@ -79,7 +79,10 @@ class Runner:
         self.record_prompt_logprobs([(places[row], one, position) for row, one, position in recorded], hidden)
         sequences, drafts = [span.sequence for _, span in drawing], [span.drafts for _, span in drawing]
         picked = hidden if drawn == rows else hidden[[places[row] for row in drawn]]
-        return sample_rows(self.project(picked), sequences, drafts) if drawn else []
+        if not drawn:
+            return []
+        logits, highest = self.ranked(picked)
+        return sample_rows(logits, sequences, drafts, highest)
 
     def record_prompt_logprobs(self, wanted: list[tuple[int, Sequence, int]], hidden: Tensor) -> None:
         """Give the sequences that asked the logprobs of prompt tokens. `wanted`: the row of `hidden` whose logits give
@@ -123,6 +126,12 @@ class Runner:
             padding = self.classes.pad_head(len(part)) - len(part)
             parts.append(self.model.logits(torch.nn.functional.pad(part, (0, 0, 0, padding)))[: len(part)])
         return torch.cat(parts)
+
+    def ranked(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Logits of the given rows, and the id of each row's highest one where the model tells it."""
+        if self.model.kernels is not None:
+            return self.model.ranked_logits(hidden)
+        return self.project(hidden), None
 
     def attention(self, tile: Tile, positions: list[int]) -> PagedAttention:
         owners = [span.sequence.blocks for span in tile.spans for _ in range(span.count)]

@@ -54,7 +54,7 @@ def uniform(seed: int, choice: int, position: int) -> float:
     return (bits >> 11) * 2.0**-53
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Draw:
     """One choice's next token, to be taken from a row of logits, if the drafts before it, `ahead` in number, are right;
     `guess` is the draft of this very token, where there is one."""
@@ -75,10 +75,14 @@ class Draw:
 
 
 def sample_rows(
-    logits: Tensor, sequences: list[Sequence], drafts: Some[tuple[int, ...]] | None = None
+    logits: Tensor,
+    sequences: list[Sequence],
+    drafts: Some[tuple[int, ...]] | None = None,
+    highest: Tensor | None = None,
 ) -> list[Sampled]:
     """logits float32 [rows, vocabulary]: for each sequence the row of its newest token, which gives one for each of its
-    `choices`, in order; then a row for each of its `drafts`, which gives the token that follows."""
+    `choices`, in order; then a row for each of its `drafts`, which gives the token that follows. `highest` is what
+    `greedy` finds in them, where that is known."""
     drafts = drafts or [()] * len(sequences)
     slots = [
         (one, ahead, guess)
@@ -90,7 +94,7 @@ def sample_rows(
         Draw(row, one, choice, ahead, guess) for row, (one, ahead, guess) in enumerate(slots) for choice in one.choices
     ]
     edited = edit(logits, [one for one, _, _ in slots], [ahead for _, ahead, _ in slots], bitmask)
-    ordered, drawn = draw_tokens(edited, draws)
+    ordered, drawn = draw_tokens(edited, draws, highest if edited is logits else None)
     # The one copy of ids to the host: everything that streams and stops needs them as numbers.
     tokens = dict(zip(ordered, drawn.tolist(), strict=True))
     runs = accepted(draws, tokens, bitmask.dead)
@@ -131,15 +135,16 @@ def accepted(draws: list[Draw], tokens: dict[Draw, int], dead: Container[int] = 
     return runs
 
 
-def draw_tokens(logits: Tensor, draws: list[Draw]) -> tuple[list[Draw], Tensor]:
+def draw_tokens(logits: Tensor, draws: list[Draw], highest: Tensor | None = None) -> tuple[list[Draw], Tensor]:
     """The draws in the order in which they were made, and their tokens int64 [draws], on the device."""
     certain = [draw for draw in draws if draw.sequence.params.greedy]
     random = [draw for draw in draws if not draw.sequence.params.greedy]
     if not random:
-        return certain, pick_highest(logits, certain)
+        return certain, pick_highest(logits, certain, highest)
     if not certain:
         return random, pick_at_random(logits, random)
-    return certain + random, torch.cat((pick_highest(logits, certain), pick_at_random(logits, random)))
+    picked = pick_highest(logits, certain, highest), pick_at_random(logits, random)
+    return certain + random, torch.cat(picked)
 
 
 def counts_of(draws: list[Draw], tokens: Tensor) -> StepCounts:
@@ -149,7 +154,9 @@ def counts_of(draws: list[Draw], tokens: Tensor) -> StepCounts:
     return StepCounts(zip((owner for owner, _ in owned), parts, strict=True))
 
 
-def pick_highest(logits: Tensor, draws: list[Draw]) -> Tensor:
+def pick_highest(logits: Tensor, draws: list[Draw], highest: Tensor | None) -> Tensor:
+    if highest is not None:
+        return highest[torch.tensor([draw.row for draw in draws], device=logits.device)]
     some, row = rows_of(logits, draws)
     return greedy(some)[row]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from pontil.gpu_ops.attention import PagedAttention
 from pontil.gpu_ops.kernels.levels import Levels
 from pontil.gpu_ops.kernels.library import Library
-from pontil.gpu_ops.kernels.linear import Product
+from pontil.gpu_ops.kernels.linear import Head, Product, matrix_of
 from pontil.gpu_ops.kernels.tile import KernelTile
 from pontil.runtime.models.blocks import Block
 from pontil.runtime.models.config import ModelConfig
@@ -44,6 +44,7 @@ class Decoder(ABC):
         self.fused = [] if self.kernels is None else [self.fuse(block, self.kernels) for block in self.blocks]
         # Of the last layer, not every row is looked at.
         self.stack = None if self.kernels is None else FusedStack(self.fused[:-1], self.kernels)
+        self.fused_head = None if self.kernels is None else self.fuse_head(self.kernels)
 
     @abstractmethod
     def block(self, index: int, weights: Weights) -> Block:
@@ -77,6 +78,10 @@ class Decoder(ABC):
     def linears(self) -> list[Product]:
         return [linear for block in self.blocks for linear in block.linears]
 
+    def fuse_head(self, library: Library) -> Head:
+        (head,) = self.head
+        return Head(library, matrix_of(head), self.norm.weight, self.norm.eps)
+
     def embed(self, token_ids: Tensor) -> Tensor:
         """float32 [rows, hidden_size]."""
         return self.embedding[token_ids].float()
@@ -94,8 +99,14 @@ class Decoder(ABC):
     def forward_fused(self, token_ids: Tensor, tile: KernelTile, rows: Sequence[int]) -> Tensor:
         assert self.stack is not None
         hidden = self.stack(self.embed(token_ids), tile)
-        return self.norm(self.fused[-1].only(hidden, tile, rows))
+        return self.fused[-1].only(hidden, tile, rows)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        if self.fused_head is not None:
+            return self.fused_head(hidden)[0]
         parts = [part(hidden) for part in self.head]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def ranked_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.fused_head is not None
+        return self.fused_head(hidden)

@@ -46,8 +46,13 @@ class Model(Protocol):
         """token_ids and positions int64 [rows]; returns the normed hidden states, float32 [rows, hidden_size]."""
 
     def forward_fused(self, token_ids: Tensor, tile: KernelTile, rows: Sequence[int]) -> Tensor:
-        """token_ids int64 [tile.rows]; returns what `forward` does of the given rows, in rising order: nobody looks at
-        what the last layer makes of the others."""
+        """token_ids int64 [tile.rows]; returns the last layer's hidden states, not normed yet, of the given rows, in
+        rising order: nobody looks at what that layer makes of the others. float32 [len(rows), hidden_size]."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [rows, hidden_size] to float32 [rows, vocab_size]."""
+        """What `forward`, or `forward_fused`, made of some rows, float32 [rows, hidden_size], to float32 [rows,
+        vocab_size]."""
+
+    def ranked_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Of a model with `kernels`: the logits, and the id of each row's highest one, of equal ones the lowest id,
+        int64 [rows]."""

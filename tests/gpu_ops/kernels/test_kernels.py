@@ -21,7 +21,9 @@ from pontil.gpu_ops.kernels.matrix import Matrix, alternate
 from pontil.gpu_ops.kernels.reference import attention_half, mlp_half
 from pontil.gpu_ops.kernels.slots import clear_packed, unpacked
 from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
+from pontil.gpu_ops.norm import rms_norm
 from pontil.gpu_ops.rotary import rotary_frequencies, rotary_table
+from pontil.gpu_ops.sampling import greedy
 
 DTYPES = (torch.float32, torch.bfloat16)
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
@@ -182,6 +184,28 @@ def test_linear_in_any_company(library: Library, dtype: torch.dtype) -> None:
     for rows in (*range(1, 40), 119, 120, 121, 250):
         assert torch.equal(library.linear(matrix, x[:rows]), whole[:rows])
         assert torch.equal(library.linear(matrix, x[-rows:]), whole[-rows:])
+
+
+@pytest.mark.parametrize("outputs", [64, 77, 33])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_head_norms_and_finds_the_highest(library: Library, dtype: torch.dtype, outputs: int) -> None:
+    """As the greedy choice of the reference does, of equal ones the first; what pads the outputs is none."""
+    generator = torch.Generator().manual_seed(outputs)
+    weight, norm = torch.randn(outputs, 96, generator=generator).to(dtype), torch.rand(96, generator=generator) + 0.5
+    weight[-1] = weight[outputs // 2] = weight[outputs // 3]
+    x = torch.randn(70, 96, generator=generator)
+    x[0], x[1] = 3 * weight[outputs // 3].float() / norm, 0
+    # Every logit of this row is below zero.
+    weight[:, 5], x[2] = 1, 0
+    x[2, 5] = -1
+    matrix = Matrix(weight)
+    logits, highest = library.head(matrix, x, norm, 1e-6)
+    expected = rms_norm(x, norm, 1e-6, dtype).double() @ weight.double().T
+    torch.testing.assert_close(logits.double(), expected, atol=0.2 if dtype == torch.bfloat16 else 1e-4, rtol=1e-2)
+    assert torch.equal(highest, greedy(logits)) and highest[0] == outputs // 3 and logits[2].max() < 0
+    for rows in (1, 2, 13, 40):
+        some, top = library.head(matrix, x[:rows], norm, 1e-6)
+        assert torch.equal(some, logits[:rows]) and torch.equal(top, highest[:rows])
 
 
 def test_sequences_in_one_tile_know_nothing_of_each_other(library: Library) -> None:

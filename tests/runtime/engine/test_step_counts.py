@@ -112,8 +112,8 @@ def test_a_step_copies_its_ids_once(ours: Rig, monkeypatch: pytest.MonkeyPatch) 
 
     draw = sampler.draw_tokens
 
-    def watched(logits: Tensor, draws: list[Draw]) -> tuple[list[Draw], Tensor]:
-        ordered, tokens = draw(logits, draws)
+    def watched(*given: Any) -> tuple[list[Draw], Tensor]:
+        ordered, tokens = draw(*given)
         return ordered, tokens.as_subclass(Watched)
 
     monkeypatch.setattr(sampler, "draw_tokens", watched)
