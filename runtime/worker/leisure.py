@@ -52,4 +52,6 @@ class Leisure:
         if self.prefault.is_due:
             self.prefault.advance()
         elif self.engine.scheduler.has_spare_work and now - self.busy_at >= QUIET:
+            # A step like any other, which nobody should begin to share the core with; the next turn lends it again.
+            self.end()
             self.engine.keep_answers()

@@ -375,6 +375,7 @@ class Worker:
         return Load(running, waiting, self.machine.pool.available, self.steps, counters)
 
     def close(self) -> None:
+        self.leisure.begin()
         self.grammars.close()
         self.connector.close()
         for line in self.decode.lines.values():

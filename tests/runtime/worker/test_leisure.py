@@ -68,8 +68,9 @@ def test_what_is_due_is_done_when_it_is(board: CoreBoard, has_board: bool) -> No
     chores.is_due, leisure.busy_at = False, 10.0 - QUIET + 0.2
     assert leisure.patience(10.0, MOST) == pytest.approx(0.2)
     leisure.spend(10.0)
+    assert chores.done == ["mapped"] and board.is_lent is has_board
     leisure.spend(10.3)
-    assert chores.done == ["mapped", "kept"]
+    assert chores.done == ["mapped", "kept"] and not board.is_lent
     chores.has_spare_work = False
     assert leisure.patience(10.4, MOST) == MOST
     leisure.spend(10.4)
