@@ -34,6 +34,8 @@ class CoreBoard:
             os.close(file)
         self.cells = (ctypes.c_uint32 * (SIZE // 4)).from_buffer(self.map)
         self.own = [core * STRIDE for core in cores]
+        # What is looked at before each half of a layer: not a thousand cells where the machine has two cores.
+        self.cores = min(CORES, max(os.sysconf("SC_NPROCESSORS_CONF"), max(cores) + 1))
         # Nobody else has this worker's first core.
         self.mark = IDLE + 1 + min(cores)
         self.is_lent = True

@@ -7,7 +7,7 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.kernels.board import CORES, CoreBoard
+from pontil.gpu_ops.kernels.board import CoreBoard
 from pontil.gpu_ops.kernels.build import KernelError
 from pontil.gpu_ops.kernels.matrix import GROUP, Matrix
 from pontil.gpu_ops.kernels.structures import ABI, AttentionFields, LayerFields, MlpFields, TileFields, signatures
@@ -35,7 +35,7 @@ class Library:
 
     def borrow(self, board: CoreBoard) -> None:
         """From now on compute on cores that others lend too, at most as many as there are threads."""
-        self.library.pontil_borrow(self.context, board.address, CORES, board.mark)
+        self.library.pontil_borrow(self.context, board.address, board.cores, board.mark)
         self.board = board
 
     def attention_half(self, fields: AttentionFields, tile: TileFields, hidden: Tensor) -> None:

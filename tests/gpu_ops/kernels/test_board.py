@@ -70,6 +70,12 @@ def test_marks_tell_workers_apart(path: Path) -> None:
     assert len({*marks, WORKING, IDLE}) == 6
 
 
+def test_only_cores_of_the_machine_are_looked_at(path: Path) -> None:
+    machine = os.sysconf("SC_NPROCESSORS_CONF")
+    assert CoreBoard(path, [0]).cores == min(machine, CORES)
+    assert CoreBoard(path, [CORES - 1]).cores == CORES
+
+
 def test_the_board_is_its_users_alone(path: Path) -> None:
     CoreBoard(path, [0])
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
