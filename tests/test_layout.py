@@ -43,12 +43,13 @@ SHARED = {
 ARROWS: dict[str, set[str]] = {
     "gpu_ops": set(),
     "gpu_ops/kernels": {"gpu_ops"},
+    "gpu_ops/collectives": {"gpu_ops/kernels"},
     # Standard library only, so that the launcher may import it too; gpu_ops alone may not.
     "runtime/foundation": set(),
     "runtime": set(),
     "runtime/accounting": set(),
     "runtime/cache": {"gpu_ops", "gpu_ops/kernels"},
-    "runtime/models": {"gpu_ops", "gpu_ops/kernels"},
+    "runtime/models": {"gpu_ops", "gpu_ops/collectives", "gpu_ops/kernels"},
     "runtime/loaders": {"runtime/models/architectures", "runtime/models/config"},
     "runtime/engine": {"runtime/cache", "runtime/models", "gpu_ops", "gpu_ops/kernels"},
     "runtime/tokenizer": set(),

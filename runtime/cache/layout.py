@@ -22,6 +22,9 @@ class KVLayout:
 
     `dtype` is the cells' type: a key of DTYPE_BYTES, or one of EIGHT_BITS. `packed`: the slots of a head are
     interleaved as the CPU's kernels read them (gpu_ops/kernels/slots.py).
+
+    `num_kv_heads` are the model's. A worker of several `ranks` divides them: this pool holds those of `rank`. Where
+    there are fewer heads than ranks, several ranks hold the same head.
     """
 
     block_size: int
@@ -30,14 +33,21 @@ class KVLayout:
     head_dim: int
     dtype: str
     packed: bool = False
+    rank: int = 0
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         if self.block_size not in BLOCK_SIZES:
             raise ModelError(f"--block-size {self.block_size} is not possible: choose one of {BLOCK_SIZES}")
 
     @property
+    def kv_heads(self) -> range:
+        """The model's KV heads that this pool holds."""
+        return heads_of(self.num_kv_heads, self.rank, self.ranks)
+
+    @property
     def block_shape(self) -> tuple[int, int, int, int, int]:
-        return (self.num_layers, 2, self.num_kv_heads, self.block_size, self.row_cells)
+        return (self.num_layers, 2, len(self.kv_heads), self.block_size, self.row_cells)
 
     @property
     def row_cells(self) -> int:
@@ -53,8 +63,18 @@ class KVLayout:
         return -(-tokens // self.block_size)
 
     def fingerprint(self) -> str:
-        """A hash that is equal for pools whose blocks can be exchanged."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+        """A hash that is equal for pools whose blocks can be exchanged, however their heads are divided over ranks."""
+        compared = {name: value for name, value in asdict(self).items() if name not in ("rank", "ranks")}
+        return hashlib.sha256(json.dumps(compared, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def heads_of(heads: int, rank: int, ranks: int) -> range:
+    """Return the KV heads of a rank: an equal share of them, or the one that it shares with other ranks."""
+    if heads >= ranks:
+        share = heads // ranks
+        return range(rank * share, (rank + 1) * share)
+    head = rank * heads // ranks
+    return range(head, head + 1)
 
 
 def choose_kv_dtype(asked: str, dtype: str) -> str:

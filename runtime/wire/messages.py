@@ -8,6 +8,7 @@ Anything about a request carries `(request_id, attempt)`; anything about a trans
 Fields are only ever added, and only with a default: an older sender's frame then decodes to that default.
 """
 
+from pontil.runtime.wire.rank_messages import RankDone, RankHello, RankPlan, RankReady, RankWelcome
 from pontil.runtime.wire.registration_messages import (
     SCHEMA,
     Goodbye,
@@ -47,6 +48,11 @@ __all__ = [
     "Logprobs",
     "Message",
     "Progress",
+    "RankDone",
+    "RankHello",
+    "RankPlan",
+    "RankReady",
+    "RankWelcome",
     "Refused",
     "Renew",
     "RoleChange",
@@ -63,6 +69,7 @@ __all__ = [
 Message = (
     Hello | Welcome | Refused | Heartbeat | StillHere | Goodbye | RoleChange | Submit | Cancel | Tokens | Step
     | Progress | Failed | Greet | Greeting | Begin | ChunkReady | Handoff | Withdrawn | Renew | Fetched | Abandon
+    | RankHello | RankWelcome | RankReady | RankPlan | RankDone
 )  # fmt: skip
 
 # The wire tag of each message. Tags are never reused.
@@ -89,4 +96,9 @@ TAGS: dict[str, type[Message]] = {
     "renew": Renew,
     "fetched": Fetched,
     "abandon": Abandon,
+    "rank_hello": RankHello,
+    "rank_welcome": RankWelcome,
+    "rank_ready": RankReady,
+    "rank_plan": RankPlan,
+    "rank_done": RankDone,
 }

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface of the collectives of one worker's ranks. Every rank makes the same calls in the same order."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class CollectiveError(Exception):
+    """A collective that did not come about: a rank has ended, or did not arrive in time. The worker cannot go on."""
+
+
+class Communicator(Protocol):
+    """Rank `rank` of `size`. Nothing here adds: a result holds the bits that some rank computed, so that it does not
+    depend on the number of ranks. Every method raises CollectiveError."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def barrier(self) -> None:
+        """Return once every rank has called it. What a rank wrote before is visible to the others after it."""
+
+    def gather_columns(self, part: Tensor) -> Tensor:
+        """Return the ranks' parts [rows, columns], all of one shape and type, side by side in the order of ranks:
+        [rows, size * columns]."""
+
+    def choose_rows(self, x: Tensor, owner: Tensor) -> Tensor:
+        """Return x [rows, columns] where row r is as rank `owner[r]` (int64 [rows], the same on all ranks) has it."""
+
+    def close(self) -> None:
+        """Give up the memory or the connections. No method may be called after this."""
+
+
+class SingleRank:
+    """The communicator of a worker of one process."""
+
+    rank, size = 0, 1
+
+    def barrier(self) -> None:
+        return
+
+    def gather_columns(self, part: Tensor) -> Tensor:
+        return part
+
+    def choose_rows(self, x: Tensor, owner: Tensor) -> Tensor:
+        return x
+
+    def close(self) -> None:
+        return

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of a model that one rank of a worker holds and computes. No torch here: plans are checked by it too.
+
+Every product is cut by its outputs (docs/decisions/050), so a result has the bits of one process.
+"""
+
+from dataclasses import dataclass
+
+from pontil.runtime.errors import ModelError
+from pontil.runtime.models.config import ModelConfig
+
+# Outputs of a rank are whole panels of the CPU's kernels.
+PANEL = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Rank `rank` of `size`."""
+
+    rank: int = 0
+    size: int = 1
+
+    def columns(self, outputs: int) -> range:
+        """A rank's outputs of a product: an equal share of neighbouring ones."""
+        share = outputs // self.size
+        return range(self.rank * share, (self.rank + 1) * share)
+
+    def heads(self, heads: int, head_dim: int) -> range:
+        """A rank's outputs of a product for heads: an equal share of whole heads, or, where there are fewer heads than
+        ranks, one that it shares with its neighbours."""
+        if heads >= self.size:
+            return self.columns(heads * head_dim)
+        head = self.rank * heads // self.size
+        return range(head * head_dim, (head + 1) * head_dim)
+
+    def vocabulary(self, size: int) -> range:
+        """A rank's ids: whole panels, so that the last rank may have fewer."""
+        share = -(-size // (self.size * PANEL)) * PANEL
+        return range(min(size, self.rank * share), min(size, (self.rank + 1) * share))
+
+    def experts(self, count: int) -> range:
+        """A rank's experts, whole."""
+        return self.columns(count)
+
+
+WHOLE = Partition()
+
+
+def check_division(config: ModelConfig, ranks: int) -> None:
+    """Raise ModelError if the model cannot be divided over so many ranks."""
+    reason = obstacle(config, ranks)
+    if reason is not None:
+        possible = [str(size) for size in range(1, config.num_heads + 1) if obstacle(config, size) is None]
+        raise ModelError(
+            f"this model cannot be divided over {ranks} devices ({reason}): "
+            f"join {' or '.join(possible[1:])} devices with +" if possible[1:] else
+            f"this model cannot be divided over several devices ({reason}): give each worker one device"
+        )  # fmt: skip
+
+
+def obstacle(config: ModelConfig, ranks: int) -> str | None:
+    """Return why the model cannot be divided over so many ranks, or None."""
+    heads, kv_heads = config.num_heads, config.num_kv_heads
+    if heads % ranks:
+        return f"it has {heads} query heads"
+    if kv_heads % ranks and ranks % kv_heads:
+        return f"it has {kv_heads} KV heads"
+    if config.hidden_size % (ranks * PANEL):
+        return f"its hidden size is {config.hidden_size}"
+    if config.intermediate_size % (ranks * PANEL):
+        return f"its intermediate size is {config.intermediate_size}"
+    if config.experts is not None and config.experts.count % ranks:
+        return f"it has {config.experts.count} experts"
+    return None

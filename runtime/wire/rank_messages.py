@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The messages between the ranks of one worker: rank 0, the driver, and its followers.
+
+The driver sends each follower the same plans, numbered in order, and a follower answers each with its number, so that
+a late answer is never taken for that of a later plan. A follower decides nothing.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class RankHello:
+    """From follower to driver: my part of the weights is loaded. `num_blocks` is how many KV blocks I have room for;
+    the receiver is not known yet."""
+
+    sender: str
+    receiver: str
+    rank: int
+    ranks: int
+    pid: int
+    model_fingerprint: str
+    kv_fingerprint: str
+    kernels: str
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankWelcome:
+    """From driver to follower: all ranks are here. `num_blocks` is the size of every rank's pool, `communicator` the
+    descriptor by which a follower joins the collectives."""
+
+    sender: str
+    receiver: str
+    num_blocks: int
+    communicator: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RankReady:
+    """From follower to driver: my pool is there. `pool` is its connector's descriptor."""
+
+    sender: str
+    receiver: str
+    rank: int
+    pool: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlan:
+    """From driver to follower: the work of one step, applied in the order of these fields; any of them may be empty.
+
+    `epochs`: [slot, epoch] to write into epoch cells. `copies`: [from, to] of whole blocks. `tiles`: rows to compute,
+    as runtime/worker/ranks/tile_plan.py writes them. `cleared`: [block, filled slots] whose rest is zeroed. `published`: requests, each a
+    number and then blocks to make readable and to digest. `accepted`: pulled blocks that are good. `attached`: {peer: descriptor}, `detached`:
+    peers. `pulls`: see runtime/transfer/rank_connector.py. `cancelled`: tickets of pulls. `stop`: leave after this plan.
+    """
+
+    sender: str
+    receiver: str
+    number: int
+    epochs: list[list[int]] = field(default_factory=list)
+    copies: list[list[int]] = field(default_factory=list)
+    tiles: list[dict[str, Any]] = field(default_factory=list)
+    cleared: list[list[int]] = field(default_factory=list)
+    published: list[list[int]] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    attached: dict[str, dict[str, Any]] = field(default_factory=dict)
+    detached: list[str] = field(default_factory=list)
+    pulls: list[dict[str, Any]] = field(default_factory=list)
+    cancelled: list[int] = field(default_factory=list)
+    stop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RankDone:
+    """From follower to driver: plan `number` is carried out; or, with the number of the last one, that pulls have
+    ended. `digests`: for each answered request of `published`, its number and then the digests of its blocks. `pulls`:
+    pulls that ended. `failed_peers`: peers that could not be attached, with the reason. `received`: numbers that grow
+    while bytes come, by peer. `lost`: attached peers whose process has ended."""
+
+    sender: str
+    receiver: str
+    rank: int
+    number: int
+    digests: list[list[int]] = field(default_factory=list)
+    pulls: list[dict[str, Any]] = field(default_factory=list)
+    failed_peers: dict[str, str] = field(default_factory=dict)
+    received: dict[str, int] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
