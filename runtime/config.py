@@ -38,8 +38,8 @@ class WorkerConfig:
     """The configuration of one worker process. Memory is in bytes, endpoints are zmq addresses. `transfer_host` is the
     address of this machine under which peers reach its KV blocks over TCP. `cache_dir` keeps data that is slow to
     derive; None keeps nothing. A worker of several processes has `ranks` of them; this one is `rank`, and rank 0 serves
-    the others at `rank_endpoint`. `lent_cores` is the file through which the workers of a launch lend each other cores, if
-    they do. `keys` is the system's secret (runtime/wire/keys.py), where it has one."""
+    the others at `rank_endpoint`. `lent_cores` is the file through which the workers of a launch lend each other cores,
+    if they do. `keys` is the system's secret (runtime/wire/keys.py), where it has one."""
 
     name: str
     role: WorkerRole

@@ -31,7 +31,7 @@ from pontil.runtime.cache.pool import BlockPool  # noqa: E402
 from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage  # noqa: E402
 from pontil.runtime.engine.batch import Batch, Span  # noqa: E402
 from pontil.runtime.engine.engine import Engine  # noqa: E402
-from pontil.runtime.engine.model_runner import ModelRunner  # noqa: E402
+from pontil.runtime.engine.model_runner import ModelRunner, plan_of  # noqa: E402
 from pontil.runtime.engine.scheduler import Scheduler  # noqa: E402
 from pontil.runtime.engine.sequence import Sequence  # noqa: E402
 from pontil.runtime.loaders.builtin import resolve_model  # noqa: E402
@@ -95,7 +95,7 @@ def logits_of(engine: Engine, ids: list[int]) -> Tensor:
     scheduler.memory.grow(one, len(ids))
     batch = Batch((Span(one, 0, len(ids)),))
     tiles = batch.tiles() if runner.model.kernels is None else batch.mixed_tiles()
-    found = [runner.project(runner.forward(tile, [*range(tile.rows)])) for tile in tiles]
+    found = [runner.tiles.project(runner.tiles.forward(plan_of(tile, [*range(tile.rows)], [], []))) for tile in tiles]
     scheduler.memory.give_back(one)
     scheduler.running.remove(one)
     return torch.cat(found)

@@ -8,6 +8,7 @@ from pontil.gpu_ops.kernels.linear import Product
 from pontil.gpu_ops.rotary import apply_rotary
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.norm import Norm
+from pontil.runtime.models.partition import by_columns, by_heads
 from pontil.runtime.models.rotary import Angles
 from pontil.runtime.models.weights import Weights
 
@@ -26,17 +27,19 @@ class HeadNorms:
 
 
 class Attention:
-    """Projections in, head norms where the architecture has them, rotation, attention, projection out."""
+    """Projections in, head norms where the architecture has them, rotation, attention, projection out. `heads` are the
+    numbers of this rank's query heads, key heads and value heads."""
 
     def __init__(self, config: ModelConfig, index: int, weights: Weights, norms: HeadNorms | None = None) -> None:
         hidden, dim = config.hidden_size, config.head_dim
         prefix = f"model.layers.{index}.self_attn."
         q_size, kv_size = config.num_heads * dim, config.num_kv_heads * dim
         parts = ((prefix + "q_proj", q_size), (prefix + "k_proj", kv_size), (prefix + "v_proj", kv_size))
-        self.qkv = weights.linear(hidden, *parts, bias=config.qkv_bias)
-        self.o = weights.linear(q_size, (prefix + "o_proj", hidden), bias=config.output_bias)
-        self.index, self.norms = index, norms
-        self.head_dim, self.heads = dim, (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        self.qkv = weights.linear(hidden, *parts, bias=config.qkv_bias, cut=by_heads(dim))
+        self.o = weights.linear(q_size, (prefix + "o_proj", hidden), bias=config.output_bias, cut=by_columns)
+        self.index, self.norms, self.exchange = index, norms, weights.communicator.gather_columns
+        queries, keys = (len(weights.partition.heads(heads, 1)) for heads in (config.num_heads, config.num_kv_heads))
+        self.head_dim, self.heads = dim, (queries, keys, keys)
         self.scale, self.window = config.query_scale, config.window(index)
 
     @property
@@ -50,4 +53,4 @@ class Attention:
             q, k = self.norms(q, k)
         q, k = apply_rotary(q, *angles), apply_rotary(k, *angles)
         attended = attend(self.index, q, k, v, scale=self.scale, window=self.window)
-        return self.o(attended.reshape(len(x), -1))
+        return self.exchange(self.o(self.exchange(attended.reshape(len(x), -1))))

@@ -19,8 +19,9 @@ from pontil.runtime.models.blocks import Block
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.fused_block import FusedBlock, FusedStack
 from pontil.runtime.models.norm import Norm
+from pontil.runtime.models.partition import Partition, by_vocabulary
 from pontil.runtime.models.rotary import global_rotary, local_rotary
-from pontil.runtime.models.weights import Weights
+from pontil.runtime.models.weights import Weights, rows
 
 HEAD_ROWS = 1 << 16
 """Rows of one part of the head's layout: in one piece a large vocabulary would take seconds to load, most of them for
@@ -33,6 +34,7 @@ class Decoder(ABC):
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config = config
         self.dtype, self.device, self.kernels = weights.dtype, weights.device, weights.kernels
+        self.communicator, self.partition = weights.communicator, weights.partition
         self.embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self.blocks = [self.block(index, weights) for index in range(config.num_layers)]
         self.norm = self.make_norm("model.norm", weights)
@@ -69,7 +71,9 @@ class Decoder(ABC):
         if weight is None:
             dtype = torch.float32 if self.kernels is None else self.dtype
             dense = self.embedding if self.config.tie_word_embeddings else weights.take(name, *shape, dtype=dtype)
-            weight = weights.rounded(dense)
+            weight = weights.rounded(weights.part(dense, by_vocabulary))
+        else:
+            weight = rows(weight, by_vocabulary(self.partition, self.config.vocab_size))
         if isinstance(weight, QuantizedWeights) or self.kernels is not None:
             return [weights.product(weight)]
         return [weights.product(part.float()) for part in weight.split(HEAD_ROWS)]
@@ -103,10 +107,27 @@ class Decoder(ABC):
 
     def logits(self, hidden: Tensor) -> Tensor:
         if self.fused_head is not None:
-            return self.fused_head(hidden)[0]
+            return self.whole_vocabulary(self.fused_head(hidden)[0])
         parts = [part(hidden) for part in self.head]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        return self.whole_vocabulary(parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1))
 
     def ranked_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         assert self.fused_head is not None
-        return self.fused_head(hidden)
+        logits, highest = self.fused_head(hidden)
+        if self.partition.size == 1:
+            return logits, highest
+        ids = highest.unsqueeze(1)
+        tops = self.communicator.gather_columns(logits.gather(1, ids))
+        offset = self.partition.vocabulary(self.config.vocab_size).start
+        ids = self.communicator.gather_columns(ids + offset)
+        # Of equal ones the lowest id.
+        ids = ids.where(tops == tops.amax(1, keepdim=True), self.config.vocab_size)
+        return self.whole_vocabulary(logits), ids.amin(1)
+
+    def whole_vocabulary(self, logits: Tensor) -> Tensor:
+        """Join the ranks' parts of the vocabulary. The last part may be smaller than the others."""
+        if self.partition.size == 1:
+            return logits
+        share = len(Partition(0, self.partition.size).vocabulary(self.config.vocab_size))
+        part = torch.nn.functional.pad(logits, (0, share - logits.shape[1]))
+        return self.communicator.gather_columns(part)[:, : self.config.vocab_size]

@@ -9,6 +9,7 @@ from pontil.gpu_ops.batch_invariance import GENERATED_ROWS
 from pontil.gpu_ops.kernels.linear import Product
 from pontil.runtime.models.config import ExpertConfig
 from pontil.runtime.models.mlp import GatedMlp
+from pontil.runtime.models.partition import whole
 from pontil.runtime.models.weights import Weights
 
 
@@ -18,15 +19,22 @@ class Experts:
     The number of rows that an expert sees depends on the batch. To be batch-invariant all the same (C16), experts
     compute tiles of exactly GENERATED_ROWS rows, short ones padded with zeros, and a row's results are added in the
     order of its ratings, one after the other. The router is float32: a rounded rating could choose another expert.
+
+    A rank has some of the experts, whole, and the router. `own` are their numbers.
     """
 
     def __init__(self, config: ExpertConfig, hidden: int, prefix: str, weights: Weights) -> None:
         self.config = config
         self.router = weights.product(weights.take(prefix + "gate.weight", config.count, hidden, dtype=torch.float32))
-        self.experts = [
-            GatedMlp(weights, f"{prefix}experts.{number}.", hidden, config.intermediate_size)
-            for number in range(config.count)
-        ]
+        self.own, self.communicator = weights.partition.experts(config.count), weights.communicator
+        self.experts: list[GatedMlp] = []
+        for number in range(config.count):
+            name, inner = f"{prefix}experts.{number}.", config.intermediate_size
+            if number in self.own:
+                self.experts.append(GatedMlp(weights, name, hidden, inner, cut=whole))
+                continue
+            for part, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
+                weights.skip(f"{name}{part}_proj", *shape)
 
     @property
     def linears(self) -> list[Product]:
@@ -53,10 +61,12 @@ class Experts:
         order = chosen.view(-1).argsort(stable=True)
         counts = chosen.view(-1).bincount(minlength=self.config.count).tolist()
         results = x.new_empty(chosen.numel(), x.shape[1], dtype=torch.float32)
-        for expert, places in zip(self.experts, order.split(counts), strict=True):
+        parts = order.split(counts)[self.own.start : self.own.stop]
+        for expert, places in zip(self.experts, parts, strict=True):
             for part in places.split(GENERATED_ROWS):
                 if len(part):
                     tile = x[part // self.config.per_token]
                     tile = F.pad(tile, (0, 0, 0, GENERATED_ROWS - len(part)))
                     results[part] = expert(tile)[: len(part)].float()
-        return results.view(*chosen.shape, -1)
+        owners = chosen.view(-1) // len(self.own)
+        return self.communicator.choose_rows(results, owners).view(*chosen.shape, -1)

@@ -7,21 +7,26 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.activation import gelu_and_mul, silu_and_mul
+from pontil.gpu_ops.collectives.communicator import SingleRank
 from pontil.gpu_ops.kernels.layer import MlpHalf, Norms
 from pontil.gpu_ops.kernels.linear import Product, matrix_of
+from pontil.runtime.models.partition import Cut, by_columns, whole
 from pontil.runtime.models.weights import Weights
 
 GatedActivation = Callable[[Tensor], Tensor]
 
 
 class GatedMlp:
-    """`down(activation(gate(x)) * up(x))`; gate and up are one product. Names under `prefix` are Hugging Face's."""
+    """`down(activation(gate(x)) * up(x))`; gate and up are one product. Names under `prefix` are Hugging Face's. The
+    MLP is divided over the ranks by columns, or each rank has a `whole` one."""
 
     def __init__(
-        self, weights: Weights, prefix: str, hidden: int, inner: int, activation: GatedActivation = silu_and_mul
-    ) -> None:
-        self.gate_up = weights.gate_and_up(hidden, prefix + "gate_proj", prefix + "up_proj", inner)
-        self.down = weights.linear(inner, (prefix + "down_proj", hidden))
+        self, weights: Weights, prefix: str, hidden: int, inner: int, activation: GatedActivation = silu_and_mul,
+        cut: Cut = by_columns,
+    ) -> None:  # fmt: skip
+        self.gate_up = weights.gate_and_up(hidden, prefix + "gate_proj", prefix + "up_proj", inner, cut)
+        self.down = weights.linear(inner, (prefix + "down_proj", hidden), cut=cut)
+        self.exchange = SingleRank().gather_columns if cut is whole else weights.communicator.gather_columns
         self.activation = activation
         self.half = None
         if weights.kernels is not None:
@@ -38,4 +43,4 @@ class GatedMlp:
             result = torch.zeros(x.shape)
             self.half(x.float(), result)
             return result
-        return self.down(self.activation(self.gate_up(x)))
+        return self.exchange(self.down(self.exchange(self.activation(self.gate_up(x)))))

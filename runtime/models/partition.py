@@ -4,6 +4,7 @@
 Every product is cut by its outputs (docs/decisions/050), so a result has the bits of one process.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pontil.runtime.errors import ModelError
@@ -43,7 +44,27 @@ class Partition:
         return self.columns(count)
 
 
-WHOLE = Partition()
+UNDIVIDED = Partition()
+
+# How a product is divided: from a rank and the number of outputs to the outputs of this rank.
+Cut = Callable[[Partition, int], range]
+
+
+def whole(partition: Partition, outputs: int) -> range:
+    """Every rank has all outputs."""
+    return range(outputs)
+
+
+def by_columns(partition: Partition, outputs: int) -> range:
+    return partition.columns(outputs)
+
+
+def by_heads(head_dim: int) -> Cut:
+    return lambda partition, outputs: partition.heads(outputs // head_dim, head_dim)
+
+
+def by_vocabulary(partition: Partition, outputs: int) -> range:
+    return partition.vocabulary(outputs)
 
 
 def check_division(config: ModelConfig, ranks: int) -> None:
@@ -69,6 +90,8 @@ def obstacle(config: ModelConfig, ranks: int) -> str | None:
         return f"its hidden size is {config.hidden_size}"
     if config.intermediate_size % (ranks * PANEL):
         return f"its intermediate size is {config.intermediate_size}"
+    if Partition(ranks - 1, ranks).vocabulary(config.vocab_size).start >= config.vocab_size:
+        return f"its vocabulary has {config.vocab_size} tokens"
     if config.experts is not None and config.experts.count % ranks:
         return f"it has {config.experts.count} experts"
     return None

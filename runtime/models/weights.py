@@ -6,12 +6,14 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from pontil.gpu_ops.collectives.communicator import Communicator, SingleRank
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.linear import PackedLinear, Product
 from pontil.gpu_ops.kernels.matrix import Matrix, alternate, stack
 from pontil.gpu_ops.kernels.quantized import QuantizedWeights, per_channel
 from pontil.gpu_ops.linear import Linear
 from pontil.runtime.errors import ModelError
+from pontil.runtime.models.partition import Cut, Partition, by_columns, whole
 
 
 class Weights:
@@ -22,7 +24,7 @@ class Weights:
     come in the order in which the model takes them, so that the model is never in memory twice.
 
     With `kernels`, products are laid out for these; the model they are for must fit them. `int8` rounds their weights
-    to signed bytes.
+    to signed bytes. A rank of `communicator` keeps its part of a product, which the product's `cut` says.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class Weights:
         dtype: torch.dtype,
         kernels: KernelLibrary | None = None,
         int8: bool = False,
+        communicator: Communicator | None = None,
     ) -> None:
         self.source = iter(tensors)
         self.left: dict[str, Tensor] = {}
@@ -40,6 +43,8 @@ class Weights:
         self.kernels = kernels
         self.int8 = int8
         self.missing: list[str] = []
+        self.communicator = communicator or SingleRank()
+        self.partition = Partition(self.communicator.rank, self.communicator.size)
 
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Take the tensor of that name. A missing one is noted and replaced by zeros, so that `finish` names them
@@ -53,25 +58,39 @@ class Weights:
             raise wrong_shape(name, tensor.shape, shape)
         return tensor.to(device=self.device, dtype=dtype or self.dtype)
 
-    def linear(self, inputs: int, *parts: tuple[str, int], bias: bool = False) -> Product:
-        """One product for several weights with the same input, stacked in the given order of (name, outputs).
+    def linear(self, inputs: int, *parts: tuple[str, int], bias: bool = False, cut: Cut = whole) -> Product:
+        """One product for several weights with the same input, stacked in the given order of (name, outputs), each of
+        them cut.
 
         A part's tensors are `name.weight` and, where there are biases, `name.bias`.
         """
-        weight = stack(*(self.weight(f"{name}.weight", outputs, inputs) for name, outputs in parts))
-        return self.product(weight, torch.cat([self.take(f"{name}.bias", n) for name, n in parts]) if bias else None)
+        weight = stack(*(self.weight(f"{name}.weight", outputs, inputs, cut) for name, outputs in parts))
+        biases = [self.part(self.take(f"{name}.bias", outputs), cut) for name, outputs in parts if bias]
+        return self.product(weight, torch.cat(biases) if biases else None)
 
-    def gate_and_up(self, inputs: int, gate: str, up: str, outputs: int) -> Product:
+    def gate_and_up(self, inputs: int, gate: str, up: str, outputs: int, cut: Cut = by_columns) -> Product:
         """Gates and ups in one product: side by side, or in the kernels' layout."""
         if self.kernels is None:
-            return self.linear(inputs, (gate, outputs), (up, outputs))
-        gates, ups = (self.weight(f"{name}.weight", outputs, inputs) for name in (gate, up))
+            return self.linear(inputs, (gate, outputs), (up, outputs), cut=cut)
+        gates, ups = (self.weight(f"{name}.weight", outputs, inputs, cut) for name in (gate, up))
         return self.product(alternate(gates, ups))
 
-    def weight(self, name: str, outputs: int, inputs: int) -> Tensor | QuantizedWeights:
-        """A product's weight, quantized if the checkpoint holds it so or `int8` asks for it."""
+    def weight(self, name: str, outputs: int, inputs: int, cut: Cut) -> Tensor | QuantizedWeights:
+        """This rank's outputs of a product's weight, quantized if the checkpoint holds it so or `int8` asks for it."""
         levels = self.levels(name, outputs, inputs)
-        return self.rounded(self.take(name, outputs, inputs)) if levels is None else levels
+        if levels is None:
+            return self.rounded(self.part(self.take(name, outputs, inputs), cut))
+        return rows(levels, cut(self.partition, outputs))
+
+    def part(self, tensor: Tensor, cut: Cut) -> Tensor:
+        """This rank's outputs of a weight or a bias [outputs, ...]. Those of other ranks take no memory."""
+        own = cut(self.partition, len(tensor))
+        return tensor if len(own) == len(tensor) else tensor[own.start : own.stop].clone()
+
+    def skip(self, name: str, outputs: int, inputs: int) -> None:
+        """Pass over a product's weight that other ranks have."""
+        if self.levels(f"{name}.weight", outputs, inputs) is None:
+            self.take(f"{name}.weight", outputs, inputs)
 
     def levels(self, name: str, outputs: int, inputs: int) -> QuantizedWeights | None:
         """Return the checkpoint's own quantized numbers, with their scales and offsets."""
@@ -106,6 +125,12 @@ class Weights:
             raise ModelError(f"the checkpoint lacks {missing}: it is incomplete or of another architecture")
         if self.left:
             raise ModelError(f"the checkpoint has tensors this architecture does not know: {', '.join(self.left)}")
+
+
+def rows(weight: QuantizedWeights, own: range) -> QuantizedWeights:
+    """Some outputs of quantized weights."""
+    kept = slice(own.start, own.stop)
+    return QuantizedWeights(weight.numbers[kept], weight.scales[kept], weight.offsets[kept])
 
 
 def wrong_shape(name: str, found: Sequence[int], wanted: Sequence[int]) -> ModelError:

@@ -8,7 +8,15 @@ Anything about a request carries `(request_id, attempt)`; anything about a trans
 Fields are only ever added, and only with a default: an older sender's frame then decodes to that default.
 """
 
-from pontil.runtime.wire.rank_messages import RankDone, RankHello, RankPlan, RankReady, RankWelcome
+from pontil.runtime.wire.rank_messages import (
+    RankDone,
+    RankHello,
+    RankLoaded,
+    RankPlan,
+    RankPool,
+    RankReady,
+    RankWelcome,
+)
 from pontil.runtime.wire.registration_messages import (
     SCHEMA,
     Goodbye,
@@ -50,7 +58,9 @@ __all__ = [
     "Progress",
     "RankDone",
     "RankHello",
+    "RankLoaded",
     "RankPlan",
+    "RankPool",
     "RankReady",
     "RankWelcome",
     "Refused",
@@ -69,7 +79,7 @@ __all__ = [
 Message = (
     Hello | Welcome | Refused | Heartbeat | StillHere | Goodbye | RoleChange | Submit | Cancel | Tokens | Step
     | Progress | Failed | Greet | Greeting | Begin | ChunkReady | Handoff | Withdrawn | Renew | Fetched | Abandon
-    | RankHello | RankWelcome | RankReady | RankPlan | RankDone
+    | RankHello | RankWelcome | RankLoaded | RankPool | RankReady | RankPlan | RankDone
 )  # fmt: skip
 
 # The wire tag of each message. Tags are never reused.
@@ -98,6 +108,8 @@ TAGS: dict[str, type[Message]] = {
     "abandon": Abandon,
     "rank_hello": RankHello,
     "rank_welcome": RankWelcome,
+    "rank_loaded": RankLoaded,
+    "rank_pool": RankPool,
     "rank_ready": RankReady,
     "rank_plan": RankPlan,
     "rank_done": RankDone,

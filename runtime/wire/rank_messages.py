@@ -11,14 +11,31 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class RankHello:
-    """From follower to driver: my part of the weights is loaded. `num_blocks` is how many KV blocks I have room for;
-    the receiver is not known yet."""
+    """From follower to driver: my process is there. The receiver is not known yet."""
 
     sender: str
     receiver: str
     rank: int
     ranks: int
     pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankWelcome:
+    """From driver to follower: `communicator` is the descriptor by which a follower joins the collectives."""
+
+    sender: str
+    receiver: str
+    communicator: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RankLoaded:
+    """From follower to driver: my part of the weights is loaded, and I have room for `num_blocks` KV blocks."""
+
+    sender: str
+    receiver: str
+    rank: int
     model_fingerprint: str
     kv_fingerprint: str
     kernels: str
@@ -26,14 +43,12 @@ class RankHello:
 
 
 @dataclass(frozen=True, slots=True)
-class RankWelcome:
-    """From driver to follower: all ranks are here. `num_blocks` is the size of every rank's pool, `communicator` the
-    descriptor by which a follower joins the collectives."""
+class RankPool:
+    """From driver to follower: every rank's part of the weights is loaded; make a pool of `num_blocks`."""
 
     sender: str
     receiver: str
     num_blocks: int
-    communicator: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +66,10 @@ class RankPlan:
     """From driver to follower: the work of one step, applied in the order of these fields; any of them may be empty.
 
     `epochs`: [slot, epoch] to write into epoch cells. `copies`: [from, to] of whole blocks. `tiles`: rows to compute,
-    as runtime/worker/ranks/tile_plan.py writes them. `cleared`: [block, filled slots] whose rest is zeroed. `published`: requests, each a
-    number and then blocks to make readable and to digest. `accepted`: pulled blocks that are good. `attached`: {peer: descriptor}, `detached`:
-    peers. `pulls`: see runtime/transfer/rank_connector.py. `cancelled`: tickets of pulls. `stop`: leave after this plan.
+    as runtime/engine/tile_plan.py writes them. `cleared`: [block, filled slots] whose rest is zeroed. `published`:
+    requests, each a number and then blocks to make readable and to digest. `accepted`: pulled blocks that are good.
+    `attached`: {peer: descriptor}, `detached`: peers. `pulls`: see runtime/transfer/rank_connector.py. `cancelled`:
+    tickets of pulls. `stop`: leave after this plan.
     """
 
     sender: str

@@ -16,6 +16,7 @@ from tiny import drain, rig, sequence
 from transformers import PreTrainedModel
 
 from pontil.runtime.engine.batch import Batch, Span
+from pontil.runtime.engine.model_runner import plan_of
 from pontil.runtime.models.model import Model
 
 PROMPT = torch.randint(0, VOCAB, (333,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -49,7 +50,9 @@ def logits_in_cuts(model: Model, cuts: list[int]) -> torch.Tensor:
     for count in cuts:
         ours.scheduler.memory.grow(one, start + count)
         for tile in Batch((Span(one, start, count),)).tiles():
-            rows.append(ours.runner.project(ours.runner.forward(tile, [*range(tile.rows)])))
+            rows.append(
+                ours.runner.tiles.project(ours.runner.tiles.forward(plan_of(tile, [*range(tile.rows)], [], [])))
+            )
         start += count
     return torch.cat(rows)
 

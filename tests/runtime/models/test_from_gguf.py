@@ -10,6 +10,7 @@ from converter import convert
 from tiny import rig, sequence
 
 from pontil.runtime.engine.batch import Batch, Span
+from pontil.runtime.engine.model_runner import plan_of
 from pontil.runtime.models.model import Model
 
 PROMPT = torch.randint(0, VOCAB, (150,), generator=torch.Generator().manual_seed(4)).tolist()
@@ -24,7 +25,7 @@ def logits(model: Model) -> torch.Tensor:
     ours.scheduler.admit()
     ours.scheduler.memory.grow(one, len(PROMPT))
     (tile,) = Batch((Span(one, 0, len(PROMPT)),)).tiles()
-    return ours.runner.project(ours.runner.forward(tile, [*range(len(PROMPT))]))
+    return ours.runner.tiles.project(ours.runner.tiles.forward(plan_of(tile, [*range(len(PROMPT))], [], [])))
 
 
 @pytest.mark.parametrize("name", SAYABLE)

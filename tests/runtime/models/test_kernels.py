@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.engine.batch import Batch, Span
+from pontil.runtime.engine.model_runner import plan_of
 from pontil.runtime.errors import ModelError
 from pontil.runtime.models.model import Model
 
@@ -57,7 +58,9 @@ def logits_in_cuts(model: Model, cuts: list[int]) -> torch.Tensor:
     for count in cuts:
         ours.scheduler.memory.grow(one, start + count)
         for tile in Batch((Span(one, start, count),)).mixed_tiles():
-            rows.append(ours.runner.project(ours.runner.forward(tile, [*range(tile.rows)])))
+            rows.append(
+                ours.runner.tiles.project(ours.runner.tiles.forward(plan_of(tile, [*range(tile.rows)], [], [])))
+            )
         start += count
     return torch.cat(rows)
 

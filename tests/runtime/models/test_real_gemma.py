@@ -12,6 +12,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from pontil.runtime.engine.batch import Batch, Span
+from pontil.runtime.engine.model_runner import plan_of
 from pontil.runtime.loaders.builtin import resolve_model
 
 FILE = resolve_model("gemma3-270m", Path.home() / ".cache" / "pontil")
@@ -42,8 +43,10 @@ def test_logits_and_greedy_tokens_equal_those_of_transformers(computing: str) ->
         expected = hugging(torch.tensor([ids])).logits[0, ::7]
         batch = Batch((Span(one, 0, LENGTH),))
         tiles = batch.tiles() if library is None else batch.mixed_tiles()
-        hidden = torch.cat([computed.runner.forward(tile, [*range(tile.rows)]) for tile in tiles])
-        torch.testing.assert_close(computed.runner.project(hidden[::7]), expected, atol=2e-3, rtol=1e-4)
+        hidden = torch.cat(
+            [computed.runner.tiles.forward(plan_of(tile, [*range(tile.rows)], [], [])) for tile in tiles]
+        )
+        torch.testing.assert_close(computed.runner.tiles.project(hidden[::7]), expected, atol=2e-3, rtol=1e-4)
     prompt = torch.tensor([[2, 651, 6102, 576, 6081, 603]])
     wanted = hugging.generate(
         prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=64, do_sample=False, eos_token_id=None
