@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "rank_group.h"
 #include "thread_pool.h"
 
 // A buffer that grows and is kept, aligned to cache lines.
@@ -58,5 +59,6 @@ struct Context {
     struct Own {
         Scratch weights, panels, sums, known, tiles, query;
     };
-    std::vector<Own> own;  // one for each thread
+    std::vector<Own> own;        // one for each thread
+    RankGroup* group = nullptr;  // with whom layers are divided
 };

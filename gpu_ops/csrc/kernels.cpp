@@ -5,6 +5,32 @@
 #include "layer.h"
 #include "peak.h"
 
+static void run(Context& context, const AttentionHalf& half, const Tile& tile, float* hidden) {
+    ThreadPool::Loan loan(context.threads);
+    if (tile.kind == BFLOAT16)
+        attention_half<BFloat16>(context, half, tile, hidden);
+    else
+        attention_half<Float32>(context, half, tile, hidden);
+}
+static void run(Context& context, const MlpHalf& half, int rows, const float* x, float* result) {
+    ThreadPool::Loan loan(context.threads);
+    if (half.gate_up.kind == FLOAT32)
+        mlp_half<Float32>(context, half, rows, x, result);
+    else
+        mlp_half<BFloat16>(context, half, rows, x, result);
+}
+
+// An exception may leave a meeting of ranks, which only the calling thread enters; none leaves this library.
+template <class F>
+static int32_t status_of(F&& f) {
+    try {
+        f();
+        return DONE;
+    } catch (const GroupError& error) {
+        return error.status;
+    }
+}
+
 extern "C" {
 
 int32_t pontil_abi() { return PONTIL_ABI; }
@@ -23,27 +49,37 @@ void pontil_borrow(Context* context, uint32_t* cells, int32_t cores, uint32_t ma
     context->borrow({cells, cores, mark});
 }
 
-void pontil_attention_half(Context* context, const AttentionHalf* half, const Tile* tile, float* hidden) {
-    ThreadPool::Loan loan(context->threads);
-    if (tile->kind == BFLOAT16)
-        attention_half<BFloat16>(*context, *half, *tile, hidden);
-    else
-        attention_half<Float32>(*context, *half, *tile, hidden);
+RankGroup* pontil_group_open(void* memory, int64_t size, int32_t rank, int32_t ranks, double deadline) {
+    return RankGroup::open(static_cast<char*>(memory), size, rank, ranks, deadline);
 }
-
-void pontil_mlp_half(Context* context, const MlpHalf* half, int32_t rows, const float* x, float* result) {
-    ThreadPool::Loan loan(context->threads);
-    if (half->gate_up.kind == FLOAT32)
-        mlp_half<Float32>(*context, *half, rows, x, result);
-    else
-        mlp_half<BFloat16>(*context, *half, rows, x, result);
+void pontil_group_close(RankGroup* group) { delete group; }
+void pontil_join(Context* context, RankGroup* group) { context->group = group; }
+int32_t pontil_group_meet(RankGroup* group) {
+    return status_of([&] { group->meet(0); });
 }
+int32_t pontil_group_gather(RankGroup* group, const void* part, int64_t rows, int64_t bytes, void* result) {
+    return status_of([&] { group->gather(static_cast<const char*>(part), rows, bytes, static_cast<char*>(result)); });
+}
+int32_t pontil_group_choose(RankGroup* group, const void* x, int64_t rows, int64_t bytes, const int64_t* owners,
+                            void* result) {
+    return status_of(
+        [&] { group->choose(static_cast<const char*>(x), rows, bytes, owners, static_cast<char*>(result)); });
+}
+uint64_t pontil_group_fault(const RankGroup* group) { return group->fault(); }
 
-void pontil_layers(Context* context, const Layer* layers, int32_t count, const Tile* tile, float* hidden) {
-    for (const Layer* layer = layers; layer < layers + count; layer++) {
-        pontil_attention_half(context, &layer->attention, tile, hidden);
-        pontil_mlp_half(context, &layer->mlp, tile->rows, hidden, hidden);
-    }
+int32_t pontil_attention_half(Context* context, const AttentionHalf* half, const Tile* tile, float* hidden) {
+    return status_of([&] { run(*context, *half, *tile, hidden); });
+}
+int32_t pontil_mlp_half(Context* context, const MlpHalf* half, int32_t rows, const float* x, float* result) {
+    return status_of([&] { run(*context, *half, rows, x, result); });
+}
+int32_t pontil_layers(Context* context, const Layer* layers, int32_t count, const Tile* tile, float* hidden) {
+    return status_of([&] {
+        for (const Layer* layer = layers; layer < layers + count; layer++) {
+            run(*context, layer->attention, *tile, hidden);
+            run(*context, layer->mlp, tile->rows, hidden, hidden);
+        }
+    });
 }
 
 void pontil_linear(Context* context, const Matrix* matrix, int32_t rows, const float* x, const float* norm,

@@ -5,13 +5,18 @@
 
 extern "C" {
 
-enum { PONTIL_ABI = 9 };
+enum { PONTIL_ABI = 10 };
 // Types of numbers in a matrix, the first two also in activations and in the KV pool. The others are quantized levels:
 // of 4 bits without a sign, and of 8 bits with one.
 enum Kind : int32_t { FLOAT32 = 0, BFLOAT16 = 1, NIBBLES = 2, BYTES = 3 };
 // Cells of the KV pool: numbers of a tile's kind, or 8 bits with scales (scaled_keys.h): whole numbers, or e4m3.
 enum Cells : int32_t { CELLS_PLAIN = 0, CELLS_INT8 = 1, CELLS_FP8 = 2 };
 enum Activation : int32_t { SILU = 0, GELU_TANH = 1 };
+// Results of a call in which ranks meet: done; a rank has noticed a fault; more rows than the shared memory holds; the
+// sizes are not those of this rank of this group.
+enum Status : int32_t { DONE = 0, FAULTY = 1, TOO_LARGE = 2, NOT_JOINED = 3 };
+// Faults of a rank: its process has ended; it did not come in time; it came with another call.
+enum Fault : int32_t { ENDED = 1, LATE = 2, ELSEWHERE = 3 };
 
 // A weight [outputs, inputs], packed into groups of 32 outputs: [group][word][panel of 2][16 outputs] words of 32 bits.
 // A word holds the inputs of one output that are multiplied together: one float32, or two bfloat16, the earlier one in
@@ -46,7 +51,8 @@ struct Tile {
 
 // hidden += after(out(attention(heads(qkv(before(hidden)))))). Norm weights are float32; null where there is none.
 // Cosines and sines are [positions, head_dim / 2]. `window` 0: every position is seen. Without heads, only keys and
-// values are computed and stored, and hidden stays as it is.
+// values are computed and stored, and hidden stays as it is. Of a worker of several ranks `heads`, and the outputs of
+// both matrices, are this rank's; the inputs of `out` are all ranks' heads.
 struct AttentionHalf {
     Matrix qkv, out;
     const float *before, *after, *query_norm, *key_norm, *cosines, *sines;
@@ -54,7 +60,8 @@ struct AttentionHalf {
     int32_t hidden, heads, kv_heads, head_dim, layer, window;
 };
 
-// result += after(down(activation(gate) * up)) of before(x). Gates and ups alternate by panels of 16.
+// result += after(down(activation(gate) * up)) of before(x). Gates and ups alternate by panels of 16. `inner` is the
+// number of gates; where the inputs of `down` are more, this rank has a part of the outputs of both matrices.
 struct MlpHalf {
     Matrix gate_up, down;
     const float *before, *after;
@@ -67,7 +74,8 @@ struct Layer {
     MlpHalf mlp;
 };
 
-struct Context;  // threads and scratch memory; one call at a time
+struct Context;    // threads and scratch memory; one call at a time
+class RankGroup;   // rank_group.h; one call at a time, those of a context that has joined it included
 int32_t pontil_abi();
 // Null when the system does not let this process use these instructions.
 Context* pontil_open(int32_t threads);
@@ -75,12 +83,27 @@ void pontil_close(Context*);
 // Lets the context also compute on cores that other workers lend. `cells` are those of csrc/lent_cores.h, 16 for each
 // core; `mark` is above 1, and unique to this worker. Results stay the same. The context keeps the cells.
 void pontil_borrow(Context*, uint32_t* cells, int32_t cores, uint32_t mark);
+// Enters a group of ranks by shared memory of `size` bytes. Null if another process has this rank.
+RankGroup* pontil_group_open(void* memory, int64_t size, int32_t rank, int32_t ranks, double deadline);
+void pontil_group_close(RankGroup*);
+// Layers that are divided exchange their parts in this group, or in none if it is null.
+void pontil_join(Context*, RankGroup*);
+// The following return a Status. After FAULTY, every later call returns it at once.
+// Returns once all ranks have called it.
+int32_t pontil_group_meet(RankGroup*);
+// Parts [rows][bytes] of all ranks side by side: result [rows][ranks * bytes].
+int32_t pontil_group_gather(RankGroup*, const void* part, int64_t rows, int64_t bytes, void* result);
+// Row r of result [rows][bytes] becomes x's of rank owners[r].
+int32_t pontil_group_choose(RankGroup*, const void* x, int64_t rows, int64_t bytes, const int64_t* owners,
+                            void* result);
+// The fault that was noticed first, in the upper 32 bits, and its rank; 0 if there is none. Not a Status.
+uint64_t pontil_group_fault(const RankGroup*);
 // hidden float32 [rows, hidden], changed in place.
-void pontil_attention_half(Context*, const AttentionHalf*, const Tile*, float* hidden);
+int32_t pontil_attention_half(Context*, const AttentionHalf*, const Tile*, float* hidden);
 // Adds the MLP of x float32 [rows, hidden] to result, which may be x.
-void pontil_mlp_half(Context*, const MlpHalf*, int32_t rows, const float* x, float* result);
+int32_t pontil_mlp_half(Context*, const MlpHalf*, int32_t rows, const float* x, float* result);
 // Runs both halves of one layer after the other.
-void pontil_layers(Context*, const Layer*, int32_t count, const Tile*, float* hidden);
+int32_t pontil_layers(Context*, const Layer*, int32_t count, const Tile*, float* hidden);
 // x float32 [rows, inputs], normed first if `norm` is not null; result float32 [rows, outputs padded]. If `highest`
 // [rows] is not null, it gets the number of each row's highest output, of equal ones the first.
 void pontil_linear(Context*, const Matrix*, int32_t rows, const float* x, const float* norm, float epsilon,

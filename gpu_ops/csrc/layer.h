@@ -18,12 +18,35 @@ static const uint32_t* take_rows(Context& context, const float* hidden, int rows
     return x;
 }
 
-// hidden += matrix x, normed first if `after` is not null.
+// The columns of rows that this rank computes: all of them, or an equal share, from `first` on, of rows in memory that
+// all ranks of a group write and then read whole.
+struct Share {
+    RankGroup* group = nullptr;
+    size_t first = 0;
+    bool is_last = true;
+
+    Share(Context& context, int columns, int all) {
+        if (columns == all) return;
+        group = context.group;
+        if (!group || columns * group->ranks != all) throw GroupError{NOT_JOINED};
+        first = size_t(columns) * group->rank, is_last = group->rank + 1 == group->ranks;
+    }
+    template <class C>
+    C* take(Scratch& own, size_t count) const {
+        return group ? group->take<C>(count) : own.take<C>(count);
+    }
+    // Until then other ranks' columns are not there.
+    void complete(int rows, int columns) const {
+        if (group) group->meet(RankGroup::shape(3, rows, columns));
+    }
+};
+
+// hidden [rows][size] += matrix x, normed first if `after` is not null.
 template <class T>
-static void add_product(Context& context, const Matrix& matrix, const uint32_t* x, int rows, const float* after,
-                        float epsilon, float* hidden) {
-    const int size = matrix.outputs;
-    if (!after) {
+static void add_product(Context& context, const Matrix& matrix, const uint32_t* x, int rows, int size,
+                        const float* after, float epsilon, float* hidden) {
+    const Share share(context, matrix.outputs, size);
+    if (!after && !share.group) {
         multiply<T>(context, matrix, x, rows, [&](int row, int output, float* sums) {
             add_bias(matrix, output, sums);
             float* to = hidden + size_t(row) * size + output;
@@ -31,15 +54,19 @@ static void add_product(Context& context, const Matrix& matrix, const uint32_t* 
         });
         return;
     }
-    const size_t stride = padded(size, GROUP);
-    float* made = context.narrow.take<float>(rows * stride);
+    float* made = share.take<float>(context.narrow, size_t(rows) * size);
     multiply<T>(context, matrix, x, rows, [&](int row, int output, float* sums) {
         add_bias(matrix, output, sums);
-        memcpy(made + row * stride + output, sums, GROUP * sizeof(float));
+        const int count = std::min(int(GROUP), matrix.outputs - output);
+        memcpy(made + size_t(row) * size + share.first + output, sums, count * sizeof(float));
     });
+    share.complete(rows, size);
     context.threads.share(rows, [&](int first, int end, int) {
-        for (int row = first; row < end; row++)
-            add_normed(made + row * stride, after, epsilon, size, hidden + size_t(row) * size);
+        for (size_t row = first; row < size_t(end); row++)
+            if (after)
+                add_normed(made + row * size, after, epsilon, size, hidden + row * size);
+            else
+                add_row(made + row * size, size, hidden + row * size);
     });
 }
 
@@ -112,10 +139,10 @@ static void attend_piece(Context::Own& own, QueryTile<K>& one, const QueryTile<K
     one.finish(attended + row * stride + piece.head * size, stride);
 }
 
-// Stores keys and values of all rows, then attends. qkv is [rows][stride], and `cells` the size of a row's result.
+// Stores keys and values of all rows, then attends. qkv is [rows][stride].
 template <class K>
 static void attend_rows(Context& context, const AttentionHalf& half, const Tile& tile, float* qkv, size_t stride,
-                        typename K::Model::Active* attended, size_t cells) {
+                        typename K::Model::Active* attended) {
     typedef typename K::Model::Active Active;
     const size_t size = size_t(half.heads) * half.head_dim;
     Active* queries = context.queries.take<Active>(tile.rows * size);
@@ -124,7 +151,6 @@ static void attend_rows(Context& context, const AttentionHalf& half, const Tile&
             for (int offset = 0; offset < tile.spans[i].count; offset++) {
                 const size_t row = tile.spans[i].row + offset;
                 place_heads<K>(half, tile, tile.spans[i], offset, qkv + row * stride, queries + row * size);
-                memset(attended + row * cells + size, 0, (cells - size) * sizeof(Active));
             }
     });
     if (!half.heads) return;
@@ -153,35 +179,39 @@ static void attention_half(Context& context, const AttentionHalf& half, const Ti
         add_bias(half.qkv, output, sums);
         memcpy(qkv + row * stride + output, sums, GROUP * sizeof(float));
     });
-    const size_t cells = size_t(half.out.words) * T::PER_WORD;
-    Active* attended = context.attended.take<Active>((rows + ROWS_BEHIND) * cells);
     auto attend = tile.cells == CELLS_INT8  ? attend_rows<ScaledKeys<T, Int8>>
                   : tile.cells == CELLS_FP8 ? attend_rows<ScaledKeys<T, Float8>>
                                             : attend_rows<Keys<T>>;
-    attend(context, half, tile, qkv, stride, attended, cells);
-    if (!half.heads) return;
-    add_product<T>(context, half.out, reinterpret_cast<const uint32_t*>(attended), rows, half.after, half.epsilon,
-                   hidden);
+    if (!half.heads) return attend(context, half, tile, qkv, stride, nullptr);
+    const Share share(context, half.heads * half.head_dim, half.out.inputs);
+    const size_t cells = size_t(half.out.words) * T::PER_WORD;
+    Active* attended = share.take<Active>(context.attended, (rows + ROWS_BEHIND) * cells);
+    attend(context, half, tile, qkv, stride, attended + share.first);
+    if (share.is_last) clear_padding(attended, rows, half.out.inputs, cells);
+    share.complete(rows, half.out.inputs);
+    add_product<T>(context, half.out, reinterpret_cast<const uint32_t*>(attended), rows, half.hidden, half.after,
+                   half.epsilon, hidden);
 }
 
 template <class T>
 static void mlp_half(Context& context, const MlpHalf& half, int rows, const float* from, float* result) {
     typedef typename T::Active Active;
     const uint32_t* x = take_rows<T>(context, from, rows, half.hidden, half.before, half.epsilon, half.gate_up.words);
+    const Share share(context, half.inner, half.down.inputs);
     const size_t cells = size_t(half.down.words) * T::PER_WORD;
-    Active* inner = context.wide.take<Active>((rows + ROWS_BEHIND) * cells);
-    for (int row = 0; row < rows; row++)
-        memset(inner + row * cells + half.inner, 0, (cells - half.inner) * sizeof(Active));
+    Active* inner = share.take<Active>(context.wide, (rows + ROWS_BEHIND) * cells);
+    if (share.is_last) clear_padding(inner, rows, half.down.inputs, cells);
     multiply<T>(context, half.gate_up, x, rows, [&](int row, int output, float* sums) {
         add_bias(half.gate_up, output, sums);
         for (int i = 0; i < LANES; i += NATIVE_LANES) {
             const Native gate = (Native)load_native(sums + i), up = (Native)load_native(sums + LANES + i);
             const Native active = half.activation == SILU ? silu(gate) : gelu_tanh(gate);
-            T::store_active(inner + row * cells + output / 2 + i, active * up);
+            T::store_active(inner + row * cells + share.first + output / 2 + i, active * up);
         }
     });
-    add_product<T>(context, half.down, reinterpret_cast<const uint32_t*>(inner), rows, half.after, half.epsilon,
-                   result);
+    share.complete(rows, half.down.inputs);
+    add_product<T>(context, half.down, reinterpret_cast<const uint32_t*>(inner), rows, half.hidden, half.after,
+                   half.epsilon, result);
 }
 
 // The highest of a group's real outputs, without padding.

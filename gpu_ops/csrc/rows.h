@@ -25,6 +25,14 @@ static void take_row(const float* x, const float* weights, float epsilon, int si
     memset(cells + size, 0, size_t(words) * T::STEPS * 4 - size * sizeof(typename T::Active));
 }
 
+INLINE void add_row(const float* x, int size, float* hidden) {
+    for (int i = 0; i < size; i += LANES) store(hidden + i, load(hidden + i) + load(x + i));
+}
+// Zeroes what is behind the first `size` of each row's cells.
+template <class C>
+static void clear_padding(C* x, int rows, size_t size, size_t cells) {
+    for (size_t row = 0; row < size_t(rows); row++) memset(x + row * cells + size, 0, (cells - size) * sizeof(C));
+}
 // hidden += x / rms(x) * weights.
 INLINE void add_normed(const float* x, const float* weights, float epsilon, int size, float* hidden) {
     Floats scale = splat(inverse_rms(x, size, epsilon));

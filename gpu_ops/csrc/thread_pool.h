@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "lent_cores.h"
+#include "pause.h"
 
 class ThreadPool {
   public:
@@ -89,14 +90,6 @@ class ThreadPool {
         int end = 0;
     };
 
-    static void pause() {
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#elif defined(__aarch64__)
-        // Takes about as long as a pause of x86; most processors make nothing of `yield`.
-        __asm__ volatile("isb" ::: "memory");
-#endif
-    }
     void employ(int count) {
         for (int i = 0; i < count; i++) {
             helpers.push_back(std::make_unique<Helper>());
@@ -123,7 +116,7 @@ class ThreadPool {
     static void finish(Helper& helper) {
         int state = helper.state.load(std::memory_order_acquire);
         if (state == RESTING || (state == OFFERED && helper.state.compare_exchange_strong(state, RESTING))) return;
-        while (helper.state.load(std::memory_order_acquire) != RESTING) pause();
+        while (helper.state.load(std::memory_order_acquire) != RESTING) pause_spinning();
     }
     // Works on `count` runs, beginning with the thread's own.
     void work(int thread, int count) {
@@ -139,7 +132,7 @@ class ThreadPool {
     void serve(Helper& helper) {
         for (;;) {
             for (int spins = 0; helper.state.load(std::memory_order_relaxed) == RESTING && spins < SPINS; spins++)
-                pause();
+                pause_spinning();
             int offered = OFFERED;
             if (helper.state.compare_exchange_strong(offered, TAKEN)) {
                 work(helper.number, team < 1 + HELPED ? team : 1 + HELPED);

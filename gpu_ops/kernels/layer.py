@@ -43,7 +43,10 @@ def can_compute(dtype: torch.dtype, shape: HeadShape, *inputs: int) -> bool:
 
 class AttentionHalf:
     """`hidden += after(out(attention(heads(qkv(before(hidden))))))`, where heads are normed and turned before they are
-    stored. `angles` are cosines and sines of all positions, float32 [positions, head_dim / 2]."""
+    stored. `angles` are cosines and sines of all positions, float32 [positions, head_dim / 2].
+
+    A rank of several has its own heads, `shape`, in `qkv` and an equal share of the outputs of `out`, whose inputs are
+    all heads; then all ranks of the library's group make the same calls."""
 
     def __init__(
         self,
@@ -85,14 +88,16 @@ class AttentionHalf:
 
 
 class MlpHalf:
-    """`result += after(down(activation(gate) * up))` of `before(x)`; `gate_up` is as `matrix.alternate` makes it."""
+    """`result += after(down(activation(gate) * up))` of `before(x)`; `gate_up` is as `matrix.alternate` makes it.
+
+    It is divided, as AttentionHalf may be, if `down` has more inputs than there are gates."""
 
     def __init__(self, library: KernelLibrary, gate_up: Matrix, down: Matrix, norms: Norms, gelu: bool) -> None:
         self.library = library
         self.held = (gate_up, down, norms)
         self.fields = MlpFields(
             gate_up.fields, down.fields, address(norms.before), address(norms.after), norms.epsilon, gate_up.inputs,
-            down.inputs, GELU_TANH if gelu else SILU,
+            gate_up.outputs // 2, GELU_TANH if gelu else SILU,
         )  # fmt: skip
 
     def __call__(self, x: Tensor, result: Tensor) -> None:

@@ -10,9 +10,11 @@ from torch import Tensor
 from pontil.gpu_ops.kernels.build import KernelError
 from pontil.gpu_ops.kernels.lent_cores import LentCores
 from pontil.gpu_ops.kernels.matrix import GROUP, Matrix
+from pontil.gpu_ops.kernels.rank_group import RankGroup
 from pontil.gpu_ops.kernels.structures import (
     ABI,
     KINDS,
+    NOT_JOINED,
     AttentionFields,
     LayerFields,
     MlpFields,
@@ -34,6 +36,7 @@ class KernelLibrary:
         self.library, self.name, self.threads = library, name, threads
         # Stays mapped as long as the threads live.
         self.lent_cores: LentCores | None = None
+        self.group: RankGroup | None = None
         self.context = library.pontil_open(threads)
         if self.context is None:
             raise KernelError("this system does not let this process use its instructions", is_about_one_set=True)
@@ -47,6 +50,18 @@ class KernelLibrary:
         self.library.pontil_borrow(self.context, lent_cores.address, lent_cores.cores, lent_cores.mark)
         self.lent_cores = lent_cores
 
+    def join(self, group: RankGroup | None) -> None:
+        """Exchange the parts of divided layers in this group from now on; None leaves it. The methods that compute
+        layers then raise the group's error if a rank fails."""
+        self.library.pontil_join(self.context, None if group is None else group.handle)
+        self.group = group
+
+    def check(self, status: int) -> None:
+        assert status != NOT_JOINED, "the layers are those of a rank of another group"
+        if status:
+            assert self.group is not None
+            self.group.check(status)
+
     def multiply_adds(self, dtype: torch.dtype, rounds: int) -> int:
         """Do independent multiply-adds with all threads, `rounds` times some, as fast as the processor can; return how
         many were done. Products are compared with their rate."""
@@ -59,15 +74,17 @@ class KernelLibrary:
 
     def attention_half(self, fields: AttentionFields, tile: TileFields, hidden: Tensor) -> None:
         """Add a layer's attention to hidden, float32 [rows, hidden_size], and write the rows' keys and values."""
-        self.library.pontil_attention_half(self.context, byref(fields), byref(tile), hidden.data_ptr())
+        self.check(self.library.pontil_attention_half(self.context, byref(fields), byref(tile), hidden.data_ptr()))
 
     def mlp_half(self, fields: MlpFields, x: Tensor, result: Tensor) -> None:
         """Add the MLP of x to the result, both float32 [rows, hidden_size]; they may be the same tensor."""
-        self.library.pontil_mlp_half(self.context, byref(fields), x.shape[0], x.data_ptr(), result.data_ptr())
+        self.check(
+            self.library.pontil_mlp_half(self.context, byref(fields), x.shape[0], x.data_ptr(), result.data_ptr())
+        )
 
     def layers(self, fields: "ctypes.Array[LayerFields]", tile: TileFields, hidden: Tensor) -> None:
         """Run both halves of one layer after the other, in place in hidden, float32 [rows, hidden_size]."""
-        self.library.pontil_layers(self.context, byref(fields), len(fields), byref(tile), hidden.data_ptr())
+        self.check(self.library.pontil_layers(self.context, byref(fields), len(fields), byref(tile), hidden.data_ptr()))
 
     def linear(self, matrix: Matrix, x: Tensor) -> Tensor:
         """Multiply x float32 [rows, inputs], rounded to the weights' type first, to float32 [rows, outputs]."""

@@ -5,14 +5,17 @@ import ctypes
 
 import torch
 
-ABI = 9
+ABI = 10
 FLOAT32, BFLOAT16, NIBBLES, BYTES = range(4)
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 CELLS = {torch.int8: 1, torch.float8_e4m3fn: 2}
 """Cells of a KV pool that are not of the weights' type."""
 SILU, GELU_TANH = 0, 1
 
-address, integer, number = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
+DONE, FAULTY, TOO_LARGE, NOT_JOINED = range(4)
+ENDED, LATE, ELSEWHERE = 1, 2, 3
+
+address, integer, size, number = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
 
 class MatrixFields(ctypes.Structure):
@@ -74,9 +77,16 @@ def signatures(library: ctypes.CDLL) -> None:
         ("pontil_open", address, [integer]),
         ("pontil_close", None, [address]),
         ("pontil_borrow", None, [address, address, integer, ctypes.c_uint32]),
-        ("pontil_attention_half", None, [address, address, address, address]),
-        ("pontil_mlp_half", None, [address, address, integer, address, address]),
-        ("pontil_layers", None, [address, address, integer, address, address]),
+        ("pontil_group_open", address, [address, size, integer, integer, ctypes.c_double]),
+        ("pontil_group_close", None, [address]),
+        ("pontil_join", None, [address, address]),
+        ("pontil_group_meet", integer, [address]),
+        ("pontil_group_gather", integer, [address, address, size, size, address]),
+        ("pontil_group_choose", integer, [address, address, size, size, address, address]),
+        ("pontil_group_fault", ctypes.c_uint64, [address]),
+        ("pontil_attention_half", integer, [address, address, address, address]),
+        ("pontil_mlp_half", integer, [address, address, integer, address, address]),
+        ("pontil_layers", integer, [address, address, integer, address, address]),
         ("pontil_linear", None, [address, address, integer, address, address, number, address, address]),
         ("pontil_multiply_adds", ctypes.c_int64, [address, integer, ctypes.c_int64]),
         ("pontil_read", None, [address, address, ctypes.c_int64]),

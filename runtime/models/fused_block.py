@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.activation import gelu_and_mul
+from pontil.gpu_ops.collectives.shared_memory import exchange_bytes
 from pontil.gpu_ops.kernels.layer import AttentionHalf, HeadShape, Layers, MlpHalf, Norms, can_compute
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.linear import matrix_of
@@ -18,15 +19,26 @@ from pontil.runtime.models.mlp import GatedMlp
 from pontil.runtime.models.norm import Norm
 from pontil.runtime.models.rotary import Angles
 
+# Rows of the largest tile that ranks compute together.
+MOST_ROWS = 512
 
-def kernels_fit(config: ModelConfig, dtype: torch.dtype) -> bool:
-    """Return whether the kernels can compute every layer of this model."""
+
+def kernels_fit(config: ModelConfig, dtype: torch.dtype, ranks: int = 1) -> bool:
+    """Return whether the kernels can compute every layer of this model, divided over so many ranks."""
     inner = config.experts.intermediate_size if config.experts else config.intermediate_size
-    return can_compute(dtype, shape_of(config), config.hidden_size, config.intermediate_size, inner)
+    parts = (size // ranks for size in (config.hidden_size, config.intermediate_size))
+    return can_compute(dtype, shape_of(config, ranks), config.hidden_size, config.intermediate_size, inner, *parts)
 
 
-def shape_of(config: ModelConfig) -> HeadShape:
-    return HeadShape(config.num_heads, config.num_kv_heads, config.head_dim)
+def shape_of(config: ModelConfig, ranks: int = 1) -> HeadShape:
+    """The heads of one of so many ranks; with fewer KV heads than ranks each has one."""
+    return HeadShape(config.num_heads // ranks, max(1, config.num_kv_heads // ranks), config.head_dim)
+
+
+def shared_bytes(config: ModelConfig) -> int:
+    """The size of the memory through which ranks that compute this model exchange rows."""
+    heads = config.num_heads * config.head_dim
+    return exchange_bytes(max(config.hidden_size, config.intermediate_size, heads), MOST_ROWS)
 
 
 class FusedBlock:
@@ -83,7 +95,7 @@ class FusedStack:
 def fused_attention(
     attention: Attention, library: KernelLibrary, config: ModelConfig, angles: Angles, norms: tuple[Norm, Norm | None]
 ) -> AttentionHalf:
-    heads = attention.norms
+    heads, out = attention.norms, matrix_of(attention.o)
     weights = Norms(
         norms[0].eps,
         norms[0].weight,
@@ -94,10 +106,10 @@ def fused_attention(
     return AttentionHalf(
         library,
         matrix_of(attention.qkv),
-        matrix_of(attention.o),
+        out,
         weights,
         angles,
-        shape_of(config),
+        shape_of(config, config.hidden_size // out.outputs),
         attention.index,
         attention.scale,
         attention.window,

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that rank processes call in tests."""
+
+import os
+from typing import Any
+
+import kernels
+import torch
+from divided_layer import DividedLayer
+from torch import Tensor
+
+from pontil.gpu_ops.collectives.shared_memory import SharedMemoryCommunicator
+from pontil.runtime.models.partition import Partition
+
+State = dict[str, Any]
+
+
+def create(state: State, ranks: int, size: int, deadline: float) -> dict[str, Any]:
+    """Be rank 0 of a new group; return its descriptor."""
+    leave(state)
+    state["communicator"] = SharedMemoryCommunicator.create(library(state), ranks, size, deadline)
+    descriptor: dict[str, Any] = state["communicator"].descriptor
+    return descriptor
+
+
+def join(state: State, descriptor: dict[str, Any], rank: int) -> None:
+    leave(state)
+    state["communicator"] = SharedMemoryCommunicator.open(library(state), descriptor, rank)
+
+
+def leave(state: State) -> None:
+    if (known := state.pop("communicator", None)) is not None:
+        known.close()
+
+
+def library(state: State, threads: int = 1) -> Any:
+    if "library" not in state:
+        state["library"] = kernels.opened(threads=threads)
+    return state["library"]
+
+
+def barrier(state: State, times: int = 1) -> str:
+    for _ in range(times):
+        state["communicator"].barrier()
+    return "met"
+
+
+def compute(state: State, layer: DividedLayer) -> tuple[list[Tensor], Tensor]:
+    communicator = state["communicator"]
+    return layer.computed(state["library"], Partition(communicator.rank, communicator.size))
+
+
+def gather(state: State, parts: list[Tensor]) -> Tensor:
+    result: Tensor = state["communicator"].gather_columns(parts[state["communicator"].rank])
+    return result
+
+
+def choose(state: State, parts: list[Tensor], owner: Tensor) -> Tensor:
+    result: Tensor = state["communicator"].choose_rows(parts[state["communicator"].rank], owner)
+    return result
+
+
+def pin(state: State, core: int) -> None:
+    os.sched_setaffinity(0, {core})
+    torch.set_num_threads(1)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that are the ranks of a worker: each calls the functions that a test names, all of them at once."""
+
+import os
+import signal
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
+
+# How long an answer may take on a machine that does other work too.
+PATIENCE = 120.0
+
+
+class RankProcesses:
+    """`count` processes, rank r being the r-th. Their state is a dictionary, the first argument of every function."""
+
+    def __init__(self, count: int) -> None:
+        context = get_context("forkserver")
+        context.set_forkserver_preload(["app", "divided_layer", "kernels", "rank_calls"])
+        self.ends: list[Connection] = []
+        self.processes = []
+        for rank in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(theirs, rank), daemon=True)
+            process.start()
+            theirs.close()
+            self.ends.append(ours)
+            self.processes.append(process)
+
+    def __enter__(self) -> "RankProcesses":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join(PATIENCE)
+
+    def send(self, rank: int, function: Callable[..., Any], *arguments: Any) -> None:
+        self.ends[rank].send((function, arguments))
+
+    def answer(self, rank: int) -> Any:
+        """The function's result, or the exception's class and text as a string."""
+        assert self.ends[rank].poll(PATIENCE), f"rank {rank} does not answer"
+        return self.ends[rank].recv()
+
+    def call(self, ranks: Sequence[int], function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Have all these ranks call the function; return what they answer."""
+        for rank in ranks:
+            self.send(rank, function, *arguments)
+        return [self.answer(rank) for rank in ranks]
+
+    def signal(self, rank: int, number: signal.Signals) -> None:
+        pid = self.processes[rank].pid
+        assert pid is not None
+        os.kill(pid, number)
+
+
+def serve(end: Connection, rank: int) -> None:
+    import app  # noqa: F401
+    from processor import hide_faster_sets
+
+    hide_faster_sets()
+    state: dict[str, Any] = {"rank": rank}
+    while True:
+        try:
+            function, arguments = end.recv()
+        except EOFError:
+            return
+        try:
+            end.send(function(state, *arguments))
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
+            end.send(told if type(error).__name__ == "CollectiveError" else told + traceback.format_exc())
