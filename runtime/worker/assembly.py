@@ -1,20 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Construction of a worker's engine from its configuration, up to a first test run."""
 
-import logging
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 
-import torch
-
-from pontil.gpu_ops.kernels.build import KernelError
-from pontil.gpu_ops.kernels.kernel_set import AUTO, TORCH, open_kernels
+from pontil.gpu_ops.kernels.kernel_set import AUTO
 from pontil.gpu_ops.kernels.lent_cores import LentCores
-from pontil.gpu_ops.kernels.library import KernelLibrary
-from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype
+from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
-from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage
+from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.engine.engine import Engine
 from pontil.runtime.engine.model_runner import ModelRunner
@@ -22,24 +15,13 @@ from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.errors import ModelError
 from pontil.runtime.grammar.grammar import GrammarCompiler
-from pontil.runtime.loaders.checkpoint import Checkpoint, open_checkpoint
-from pontil.runtime.loaders.gguf_file import GgufCheckpoint
 from pontil.runtime.models.config import ModelConfig
-from pontil.runtime.models.fused_block import kernels_fit
-from pontil.runtime.models.registry import build_model
-from pontil.runtime.models.weights import Weights
-from pontil.runtime.probe.host_memory import host_room
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from pontil.runtime.wire.compatibility import ON_GPU
-from pontil.runtime.worker.weights_progress import told
+from pontil.runtime.worker.loading import load, memory_errors
+from pontil.runtime.worker.ranks.driver import Driver
 
-logger = logging.getLogger("pontil.worker")
-
-MOST_CPU_KV_BYTES = 4 << 30
-CPU_KV_SHARE = 0.2
-CUDA_KV_SHARE = 0.85
 CPU_INTERLEAVED_TOKENS = 64
 
 
@@ -47,8 +29,7 @@ CPU_INTERLEAVED_TOKENS = 64
 class WorkerResources:
     """Everything a worker computes with. `config` is the model's, with the context length this worker can hold.
     `dtype` is the model's, which the layout's may differ from. `kernels` names the kernels in use, since others may
-    round differently. `lent_cores` is the table of cores that idle
-    workers lend."""
+    round differently. `driver` drives the other ranks. `lent_cores` is the table of cores that idle workers lend."""
 
     config: ModelConfig
     fingerprint: str
@@ -59,6 +40,7 @@ class WorkerResources:
     pool: BlockPool
     scheduler: Scheduler
     engine: Engine
+    driver: Driver
     dtype: str
     kernels: str
     lent_cores: LentCores | None
@@ -70,159 +52,39 @@ class WorkerResources:
 
 
 def assemble(config: WorkerConfig, report: Reporter) -> WorkerResources:
-    """Load the model onto the worker's device and run it once. Raises ModelError."""
-    try:
-        return put_together(config, report)
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise ModelError(
-            f"the model does not fit the memory of {config.device}: choose a smaller one or --quantization, or lower "
-            "--kv-cache-memory, or start fewer workers"
-        ) from error
+    """Load the model onto the worker's devices and run it once. Raises ModelError."""
+    driver = Driver(config, report)
+    with memory_errors(config.device):
+        return put_together(config, report, driver)
 
 
-def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
-    """Return whether memory ran out. torch has an error type of its own for GPUs only."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-def put_together(config: WorkerConfig, report: Reporter) -> WorkerResources:
-    device, lent_cores = open_device(config), open_lent_cores(config)
-    checkpoint = open_checkpoint(config.model_path)
-    model_config = shorten(checkpoint.config, config.max_model_len)
-    dtype = choose_dtype(config.dtype, checkpoint)
-    cells = choose_kv_dtype(config.kv_cache_dtype, dtype)
-    kernels = find_kernels(config, model_config, TORCH_DTYPES[dtype], report)
-    if kernels is not None and lent_cores is not None:
-        kernels.borrow(lent_cores)
-    weights = read_weights(config, checkpoint, device, dtype, kernels, report)
-    model = build_model(model_config, weights)
-    layout = KVLayout(
-        config.block_size, model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, cells,
-        packed=kernels is not None,
-    )  # fmt: skip
-    num_blocks = count_blocks(config, layout, device)
-    model_config = fit(model_config, config, layout, num_blocks)
-    storage = KVStorage(layout, num_blocks, device)
+def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> WorkerResources:
+    loaded = load(config, report, driver.join)
+    layout = loaded.layout
+    num_blocks = driver.agree(loaded.fingerprint, layout.fingerprint(), loaded.kernels, loaded.num_blocks)
+    model_config = fit(loaded.config, config, layout, num_blocks)
+    storage = KVStorage(layout, num_blocks, loaded.model.device)
+    driver.wait_for_pools()
     pool = BlockPool(num_blocks)
     scheduler = Scheduler(
         pool, layout, config.max_num_seqs, config.max_num_batched_tokens, config.prefix_caching, interleaved(config),
         config.speculative_tokens,
     )  # fmt: skip
     report.progress("warming up")
-    engine = Engine(ModelRunner(model, storage), scheduler)
+    engine = Engine(ModelRunner(loaded.model, storage, driver), scheduler)
     warm_up(engine)
     tokenizer = load_tokenizer(config.model_path, config.cache_path)
-    named = name_of_kernels(device, kernels)
-    if config.quantization != "none":
-        named = f"{named} {config.quantization}"
     grammars = GrammarCompiler(tokenizer, model_config.vocab_size)
     return WorkerResources(
-        model_config, checkpoint.fingerprint, tokenizer, grammars, layout, storage, pool, scheduler, engine, dtype,
-        named, lent_cores,
+        model_config, loaded.fingerprint, tokenizer, grammars, layout, storage, pool, scheduler, engine, driver,
+        loaded.dtype, loaded.kernels, loaded.lent_cores,
     )  # fmt: skip
-
-
-def name_of_kernels(device: torch.device, kernels: KernelLibrary | None) -> str:
-    """Return the name of the kernels. Workers with equal names round alike: torch's operations are assumed to, on all
-    CPUs, and on GPUs of one kind."""
-    if device.type == "cuda":
-        return f"{ON_GPU}{torch.cuda.get_device_name(device)}"
-    return kernels.name if kernels else TORCH
-
-
-def read_weights(
-    config: WorkerConfig,
-    checkpoint: Checkpoint,
-    device: torch.device,
-    dtype: str,
-    kernels: KernelLibrary | None,
-    report: Reporter,
-) -> Weights:
-    """Read the weights, quantized if so configured. Raises ModelError for a quantization that is not possible here."""
-    wanted, torch_dtype = config.quantization, TORCH_DTYPES[dtype]
-    telling = partial(told, total=len(checkpoint.places), tell=report.progress)
-    if wanted not in ("none", "int8", "gguf"):
-        raise ModelError(f"--quantization {wanted} is not known: choose none, int8 or gguf")
-    if wanted == "none":
-        return Weights(telling(checkpoint.tensors(torch_dtype)), device, torch_dtype, kernels)
-    if kernels is None or dtype != "bfloat16":
-        raise ModelError(f"--quantization {wanted} needs a CPU's kernels and bfloat16: leave out --kernels and --dtype")
-    if wanted == "int8":
-        return Weights(telling(checkpoint.tensors(torch_dtype)), device, torch_dtype, kernels, int8=True)
-    if not isinstance(checkpoint, GgufCheckpoint):
-        raise ModelError("--quantization gguf needs a GGUF file: use int8, or leave it out")
-    return Weights(telling(checkpoint.levels(torch_dtype)), device, torch_dtype, kernels)
-
-
-def find_kernels(
-    config: WorkerConfig, model: ModelConfig, dtype: torch.dtype, report: Reporter
-) -> KernelLibrary | None:
-    """Return the kernels for this model on this worker's cores, or None for torch's operations. With kernels of our
-    own, torch gets one thread: two thread pools that wait by spinning must not share cores."""
-    if config.device != "cpu" or (config.kernels == AUTO and not kernels_fit(model, dtype)):
-        return None
-    try:
-        kernels = open_kernels(config.kernels, max(1, len(config.cores)), config.cache_path, report.progress)
-    except KernelError as error:
-        raise ModelError(f"--kernels {config.kernels} is not possible: {error}") from error
-    if kernels is not None:
-        torch.set_num_threads(1)
-    return kernels
-
-
-def open_lent_cores(config: WorkerConfig) -> LentCores | None:
-    """Open the file through which workers lend and borrow idle cores. If that fails, the worker computes on its own
-    cores only."""
-    if config.lent_cores is None or config.device != "cpu":
-        return None
-    try:
-        return LentCores(Path(config.lent_cores), config.cores)
-    except (OSError, ValueError) as error:
-        logger.warning("no cores are lent or borrowed: %s", error)
-        return None
 
 
 def interleaved(config: WorkerConfig) -> int | None:
     """Return the most prompt tokens in a step that also decodes. A CPU's time is proportional to the rows, so small
     chunks cost it little and keep the latency of other requests low; a GPU would be mostly idle with so few."""
     return config.max_interleaved_tokens or (CPU_INTERLEAVED_TOKENS if config.device == "cpu" else None)
-
-
-def open_device(config: WorkerConfig) -> torch.device:
-    device = torch.device(config.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError(f"{config.device} was asked for, but torch finds no GPU here: use cpu, or check the driver")
-    if device.type == "cpu":
-        torch.set_num_threads(max(1, len(config.cores)))
-    return device
-
-
-def choose_dtype(asked: str, checkpoint: Checkpoint) -> str:
-    dtype = checkpoint.config.dtype if asked == "auto" else asked
-    if dtype not in DTYPE_BYTES:
-        raise ModelError(f"--dtype {dtype} is not possible: choose one of {', '.join(DTYPE_BYTES)}")
-    return dtype
-
-
-def shorten(model: ModelConfig, asked: int | None) -> ModelConfig:
-    """Return the configuration with the requested context length."""
-    if asked is None:
-        return model
-    if asked > model.max_model_len:
-        raise ModelError(f"--max-model-len {asked} is more than the {model.max_model_len} this model was made for")
-    return replace(model, max_model_len=asked)
-
-
-def count_blocks(config: WorkerConfig, layout: KVLayout, device: torch.device) -> int:
-    """Return the number of blocks in the KV memory: the configured size, else a share of the free memory."""
-    size = config.kv_cache_memory
-    if size is None and device.type == "cuda":
-        size = int(torch.cuda.mem_get_info(device)[0] * CUDA_KV_SHARE)
-    if size is None:
-        size = min(MOST_CPU_KV_BYTES, int(host_room().bytes * CPU_KV_SHARE))
-    return size // layout.block_bytes
 
 
 def fit(model: ModelConfig, config: WorkerConfig, layout: KVLayout, num_blocks: int) -> ModelConfig:

@@ -58,8 +58,9 @@ class RankProcesses:
 
 
 def serve(end: Connection, rank: int) -> None:
-    import app  # noqa: F401
     from processor import hide_faster_sets
+
+    import app  # noqa: F401
 
     hide_faster_sets()
     state: dict[str, Any] = {"rank": rank}

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A follower: a rank that computes and moves its part of what the driver plans, and decides nothing."""
+
+import logging
+import os
+import secrets
+import time
+from types import FrameType
+from typing import TypeVar
+
+from pontil.gpu_ops.collectives.communicator import Communicator
+from pontil.gpu_ops.kernels.library import KernelLibrary
+from pontil.runtime.cache.pool import BlockPool
+from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.config import WorkerConfig
+from pontil.runtime.disaggregation.rank_follower import FollowerTransfers
+from pontil.runtime.engine.tile_plan import tile_plan
+from pontil.runtime.engine.tile_runner import TileRunner
+from pontil.runtime.errors import ModelError, TransferError
+from pontil.runtime.models.config import ModelConfig
+from pontil.runtime.reporting import Reporter
+from pontil.runtime.threads import ThreadFailures
+from pontil.runtime.transfer.ranked_connector import RankedConnector
+from pontil.runtime.transfer.security import TransferSecurity
+from pontil.runtime.wire.keys import Keys
+from pontil.runtime.wire.messages import (
+    RankDone,
+    RankHello,
+    RankLoaded,
+    RankPlan,
+    RankPool,
+    RankReady,
+    RankWelcome,
+)
+from pontil.runtime.wire.sockets import PeerClient, Poller, open_context
+from pontil.runtime.worker.connectors import open_connector
+from pontil.runtime.worker.loading import load, memory_errors
+from pontil.runtime.worker.prefault import Prefault
+from pontil.runtime.worker.ranks.joining import join_communicator
+from pontil.runtime.worker.step_reporter import StepReporter
+
+logger = logging.getLogger("pontil.worker")
+
+# Seconds between two looks at transfers while nothing arrives, and at whether the process is to stop.
+LOOK = 1.0
+# Seconds that the driver may take to answer while the worker starts.
+START_WITHIN = 1800.0
+
+M = TypeVar("M", RankWelcome, RankPool)
+
+
+class Follower:
+    """One rank other than 0, from its start to its end. Raises PontilError for what a user can correct."""
+
+    def __init__(self, config: WorkerConfig, report: Reporter) -> None:
+        assert config.rank_endpoint is not None
+        self.config, self.report = config, report
+        self.incarnation = secrets.token_hex(8)
+        self.stopping = False
+        self.driver = ""
+        self.done = 0
+        self.steps = StepReporter(report)
+        self.context = open_context()
+        self.poller = Poller()
+        self.socket = PeerClient(self.context, self.incarnation, config.rank_endpoint)
+        self.poller.register(self.socket)
+        self.communicator: Communicator | None = None
+        self.transfers: FollowerTransfers | None = None
+
+    def stop(self, number: int = 0, frame: FrameType | None = None) -> None:
+        self.stopping = True
+        self.poller.wake()
+
+    def run(self) -> None:
+        """Load, say so, and follow plans until the driver or the supervisor ends it."""
+        with memory_errors(self.config.device):
+            loaded = load(self.config, self.report, self.join)
+            layout = loaded.layout
+            self.socket.send(
+                RankLoaded(
+                    self.incarnation,
+                    self.driver,
+                    self.config.rank,
+                    loaded.fingerprint,
+                    layout.fingerprint(),
+                    loaded.kernels,
+                    loaded.num_blocks,
+                )  # fmt: skip
+            )
+            storage = KVStorage(layout, self.wait_for(RankPool).num_blocks, loaded.model.device)
+        tiles = TileRunner(loaded.model, storage)
+        transfers = self.transfers = self.open_transfers(storage)
+        prefault = Prefault(storage, BlockPool(storage.num_blocks))
+        self.socket.send(RankReady(self.incarnation, self.driver, self.config.rank, transfers.connector.register()))
+        self.report.ready(device=self.config.device, rank=self.config.rank)
+        while not self.stopping:
+            self.turn(tiles, transfers, prefault)
+
+    def join(self, model: ModelConfig, kernels: KernelLibrary | None) -> Communicator:
+        self.socket.send(RankHello(self.incarnation, "", self.config.rank, self.config.ranks, os.getpid()))
+        welcome = self.wait_for(RankWelcome)
+        self.driver = welcome.sender
+        self.communicator = join_communicator(self.config, welcome.communicator, kernels)
+        return self.communicator
+
+    def wait_for(self, kind: type[M]) -> M:
+        """Wait for the driver's next message, which is of this kind."""
+        deadline = time.monotonic() + START_WITHIN
+        while not self.stopping and time.monotonic() < deadline:
+            self.poller.wait(LOOK)
+            for message in self.socket.receive_all():
+                if isinstance(message, kind):
+                    return message
+        raise ModelError("rank 0 of this worker did not start")
+
+    def open_transfers(self, storage: KVStorage) -> FollowerTransfers:
+        keys = None if self.config.keys is None else Keys.of(self.config.keys)
+        guard = None if keys is None else TransferSecurity(keys.transfer)
+        own = open_connector(self.config, storage, self.poller.wake, guard, ThreadFailures())
+        return FollowerTransfers(storage, RankedConnector(own, storage), None if guard is None else guard.grants)
+
+    def turn(self, tiles: TileRunner, transfers: FollowerTransfers, prefault: Prefault) -> None:
+        """Follow the plans that have arrived, and report what has ended."""
+        self.poller.wait(0.0 if prefault.is_due else LOOK)
+        plans = [one for one in self.socket.receive_all() if isinstance(one, RankPlan) and one.sender == self.driver]
+        for plan in plans:
+            self.follow(plan, tiles, transfers)
+        news = transfers.report()
+        if news:
+            self.socket.send(RankDone(self.incarnation, self.driver, self.config.rank, self.done, **news))
+        elif not plans and prefault.is_due:
+            prefault.advance()
+
+    def follow(self, plan: RankPlan, tiles: TileRunner, transfers: FollowerTransfers) -> None:
+        """Carry out one plan. Plans come in order, each once: the socket's queue keeps them so, or breaks."""
+        if plan.number != self.done + 1:
+            raise TransferError(f"plan {plan.number} came after plan {self.done}: this worker's ranks have parted")
+        self.steps.begin()
+        transfers.obey(plan)
+        tiles.storage.copy([(source, target) for source, target in plan.copies])
+        for fields in plan.tiles:
+            tiles.follow(tile_plan(fields))
+        self.done = plan.number
+        self.steps.end(has_work=False)
+        self.stopping = self.stopping or plan.stop
+
+    def close(self) -> None:
+        if self.transfers is not None:
+            self.transfers.close()
+        if self.communicator is not None:
+            self.communicator.close()
+        self.socket.close(linger=0.5)
+        self.poller.close()
+        self.context.term()

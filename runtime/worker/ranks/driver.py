@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rank 0 of a worker, as its followers hear it: it brings them together, and sends each the same plans."""
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from pontil.gpu_ops.collectives.communicator import Communicator
+from pontil.gpu_ops.kernels.library import KernelLibrary
+from pontil.runtime.config import WorkerConfig
+from pontil.runtime.disaggregation.rank_orders import RankOrders
+from pontil.runtime.engine.tile_plan import TilePlan
+from pontil.runtime.errors import ModelError
+from pontil.runtime.models.config import ModelConfig
+from pontil.runtime.reporting import Reporter
+from pontil.runtime.wire.messages import (
+    Message,
+    RankDone,
+    RankHello,
+    RankLoaded,
+    RankPlan,
+    RankPool,
+    RankReady,
+    RankWelcome,
+)
+from pontil.runtime.wire.sockets import PeerServer, Poller, open_context
+from pontil.runtime.worker.ranks.joining import create_communicator
+
+logger = logging.getLogger("pontil.worker")
+
+# Seconds between two looks at whether the process is to stop while it waits for others.
+LOOK = 1.0
+# Seconds that a follower may take to load its part after rank 0 has loaded its own; the supervisor ends a worker whose
+# rank has ended at once.
+LOAD_WITHIN = 1800.0
+
+M = TypeVar("M", RankHello, RankLoaded, RankReady)
+
+
+class Driver:
+    """The driver of `ranks` - 1 followers, which may be none. Not thread-safe: the engine's thread makes every call.
+
+    `orders` are what the followers are to do with KV blocks; they travel with the next plan. `pools` are the
+    descriptors of the followers' pools, in the order of ranks.
+    """
+
+    def __init__(self, config: WorkerConfig, report: Reporter) -> None:
+        self.config, self.report = config, report
+        self.incarnation = secrets.token_hex(8)
+        self.orders = RankOrders(config.ranks)
+        self.followers: dict[int, str] = {}
+        self.pools: list[dict[str, Any]] = []
+        self.communicator: Communicator | None = None
+        self.socket: PeerServer | None = None
+        self.context = open_context()
+        self.poller = Poller()
+        if config.ranks > 1:
+            assert config.rank_endpoint is not None
+            self.socket = PeerServer(self.context, config.rank_endpoint)
+            self.poller.register(self.socket)
+        # Arrived while something else was waited for.
+        self.early: list[Message] = []
+
+    def join(self, model: ModelConfig, kernels: KernelLibrary | None) -> Communicator:
+        """Wait for the followers' processes, and make the communicator of all ranks."""
+        self.communicator, descriptor = create_communicator(self.config, model, kernels)
+        self.report.progress("waiting for its ranks") if self.socket else None
+        for rank, hello in self.collect(RankHello, lambda one: one.rank).items():
+            if hello.ranks != self.config.ranks:
+                raise ModelError(f"rank {rank} was started for {hello.ranks} ranks, and there are {self.config.ranks}")
+            self.followers[rank] = hello.sender
+        self.send_all(lambda receiver: RankWelcome(self.incarnation, receiver, descriptor))
+        return self.communicator
+
+    def agree(self, model_fingerprint: str, kv_fingerprint: str, kernels: str, num_blocks: int) -> int:
+        """Wait until the followers have loaded their parts, check that these are parts of the model that rank 0 has
+        loaded, and return the number of blocks that all have room for."""
+        ours = (model_fingerprint, kv_fingerprint, kernels)
+        for rank, other in self.collect(RankLoaded, lambda one: one.rank).items():
+            if (other.model_fingerprint, other.kv_fingerprint, other.kernels) != ours:
+                raise ModelError(
+                    f"rank {rank} has loaded another model, or computes with other kernels ({other.kernels})"
+                )
+            num_blocks = min(num_blocks, other.num_blocks)
+        self.send_all(lambda receiver: RankPool(self.incarnation, receiver, num_blocks))
+        return num_blocks
+
+    def wait_for_pools(self) -> None:
+        ready = self.collect(RankReady, lambda one: one.rank)
+        self.pools = [ready[rank].pool for rank in sorted(ready)]
+
+    def collect(self, kind: type[M], rank_of: Callable[[M], int]) -> dict[int, M]:
+        """Wait for one message of this kind from each follower."""
+        found: dict[int, M] = {}
+        deadline = time.monotonic() + LOAD_WITHIN
+        while len(found) < self.config.ranks - 1:
+            for message in self.receive():
+                if isinstance(message, kind) and rank_of(message) in self.orders.followers:
+                    found[rank_of(message)] = message
+                elif not isinstance(message, kind):
+                    self.early.append(message)
+            if len(found) < self.config.ranks - 1:
+                if time.monotonic() > deadline:
+                    late = [rank for rank in self.orders.followers if rank not in found]
+                    raise ModelError(f"rank {late[0]} of this worker did not start within {LOAD_WITHIN:g} s")
+                self.poller.wait(LOOK)
+        return found
+
+    def receive(self) -> list[Message]:
+        messages, self.early = self.early, []
+        return messages if self.socket is None else messages + self.socket.receive_all()
+
+    def watch(self, poller: Poller) -> None:
+        """Have the worker's own poller wake for followers' messages."""
+        if self.socket is not None:
+            poller.register(self.socket)
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self.orders.add("copies", *([source, target] for source, target in pairs))
+
+    def run(self, plan: TilePlan) -> None:
+        if self.socket is not None:
+            self.orders.add("tiles", plan.to_wire())
+            self.flush()
+
+    def flush(self) -> None:
+        """Send the orders that wait, if there are any."""
+        if self.orders:
+            number, fields = self.orders.take()
+            self.send_all(lambda receiver: RankPlan(self.incarnation, receiver, number, **fields))
+
+    def stop(self) -> None:
+        """Have the followers leave after what was sent before."""
+        if self.socket is not None and self.followers:
+            number, fields = self.orders.take()
+            self.send_all(lambda receiver: RankPlan(self.incarnation, receiver, number, **fields, stop=True))
+
+    def send_all(self, message: Callable[[str], Message]) -> None:
+        """Send to every follower. A plan that cannot be queued ends the worker: its ranks would differ."""
+        for rank, receiver in self.followers.items():
+            assert self.socket is not None
+            if not self.socket.send(message(receiver)):
+                raise ModelError(f"rank {rank} of this worker takes no plans")
+
+    def take(self) -> list[RankDone]:
+        """Return the followers' answers that have arrived."""
+        known = {(incarnation, rank) for rank, incarnation in self.followers.items()}
+        return [
+            message
+            for message in self.receive()
+            if isinstance(message, RankDone) and (message.sender, message.rank) in known
+        ]
+
+    def close(self) -> None:
+        if self.socket is not None:
+            self.socket.close(linger=0.5)
+        if self.communicator is not None:
+            self.communicator.close()
+        self.poller.close()
+        self.context.term()
