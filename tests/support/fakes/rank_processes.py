@@ -9,6 +9,8 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
+import rank_calls
+
 # How long an answer may take on a machine that does other work too.
 PATIENCE = 120.0
 
@@ -51,6 +53,14 @@ class RankProcesses:
             self.send(rank, function, *arguments)
         return [self.answer(rank) for rank in ranks]
 
+    def share(self, ranks: int, size: int = 4 << 20, deadline: float = 60.0) -> dict[str, Any]:
+        """Have the first processes join a new group over shared memory of that size; return its descriptor."""
+        (descriptor,) = self.call([0], rank_calls.create, ranks, size, deadline)
+        assert isinstance(descriptor, dict), descriptor
+        for rank in range(1, ranks):
+            assert self.call([rank], rank_calls.join, descriptor, rank) == [None]
+        return descriptor
+
     def signal(self, rank: int, number: signal.Signals) -> None:
         pid = self.processes[rank].pid
         assert pid is not None
@@ -58,8 +68,9 @@ class RankProcesses:
 
 
 def serve(end: Connection, rank: int) -> None:
-    import app  # noqa: F401
     from processor import hide_faster_sets
+
+    import app  # noqa: F401
 
     hide_faster_sets()
     state: dict[str, Any] = {"rank": rank}
