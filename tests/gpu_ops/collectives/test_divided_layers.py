@@ -30,13 +30,6 @@ LAYERS = {
 
 
 @pytest.fixture(scope="module")
-def processes() -> Iterator[RankProcesses]:
-    kernels.opened().close()
-    with RankProcesses(4) as four:
-        yield four
-
-
-@pytest.fixture(scope="module")
 def library() -> Iterator[KernelLibrary]:
     library = kernels.opened()
     yield library

@@ -87,6 +87,5 @@ def busy_for(state: State) -> float:
     return math.inf
 
 
-def pin(state: State, core: int) -> None:
-    os.sched_setaffinity(0, {core})
-    torch.set_num_threads(1)
+def pin(state: State, cores: set[int]) -> None:
+    os.sched_setaffinity(0, cores)
