@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of the collectives of one worker's ranks. Every rank makes the same calls in the same order."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -19,6 +19,10 @@ class Communicator(Protocol):
 
     @property
     def size(self) -> int: ...
+
+    @property
+    def descriptor(self) -> dict[str, Any]:
+        """Plain values by which the other ranks join rank 0."""
 
     def barrier(self) -> None:
         """Return once every rank has called it. What a rank wrote before is visible to the others after it."""
@@ -38,6 +42,10 @@ class SingleRank:
     """The communicator of a worker of one process."""
 
     rank, size = 0, 1
+
+    @property
+    def descriptor(self) -> dict[str, Any]:
+        return {}
 
     def barrier(self) -> None:
         return

@@ -140,7 +140,7 @@ def mapped(fd: int, size: int) -> mmap.mmap:
     try:
         return mmap.mmap(fd, size)
     except (OSError, ValueError) as error:
-        raise CollectiveError(f"the memory of the ranks cannot be mapped ({error})") from None
+        raise CollectiveError(f"{size >> 20} MiB for the ranks cannot be mapped ({error})") from None
 
 
 def usable(descriptor: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from pontil.gpu_ops.kernels.layer import HeadShape
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.models.partition import Partition
 
-BYTES = 4 << 20
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 LAYERS = {
     "bfloat16": DividedLayer(),
@@ -31,24 +30,10 @@ LAYERS = {
 
 
 @pytest.fixture(scope="module")
-def processes() -> Iterator[RankProcesses]:
-    kernels.opened().close()
-    with RankProcesses(4) as four:
-        yield four
-
-
-@pytest.fixture(scope="module")
 def library() -> Iterator[KernelLibrary]:
     library = kernels.opened()
     yield library
     library.close()
-
-
-def join(processes: RankProcesses, ranks: int, size: int = BYTES, deadline: float = 60.0) -> None:
-    (descriptor,) = processes.call([0], rank_calls.create, ranks, size, deadline)
-    assert isinstance(descriptor, dict), descriptor
-    for rank in range(1, ranks):
-        assert processes.call([rank], rank_calls.join, descriptor, rank) == [None]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -56,7 +41,7 @@ def join(processes: RankProcesses, ranks: int, size: int = BYTES, deadline: floa
 def test_ranks_compute_the_bits_of_one_process(
     processes: RankProcesses, library: KernelLibrary, layer: DividedLayer, ranks: int
 ) -> None:
-    join(processes, ranks)
+    processes.share(ranks)
     rows, pool = layer.computed(library)
     dim = layer.shape.head_dim
     for rank, answer in enumerate(processes.call(range(ranks), rank_calls.compute, layer)):
@@ -69,6 +54,6 @@ def test_ranks_compute_the_bits_of_one_process(
 
 
 def test_rows_that_do_not_fit_are_refused_on_all_ranks(processes: RankProcesses) -> None:
-    join(processes, 2, 100 << 10)
+    processes.share(2, 100 << 10)
     answers = processes.call([0, 1], rank_calls.compute, DividedLayer(prompt=83))
     assert all("too small" in answer for answer in answers), answers

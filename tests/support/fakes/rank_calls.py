@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that rank processes call in tests."""
 
+import math
 import os
+import time
 from typing import Any
 
 import kernels
@@ -9,6 +11,8 @@ import torch
 from divided_layer import DividedLayer
 from torch import Tensor
 
+from pontil.gpu_ops.collectives.communicator import CollectiveError
+from pontil.gpu_ops.collectives.factory import create_communicator, open_communicator
 from pontil.gpu_ops.collectives.shared_memory import SharedMemoryCommunicator
 from pontil.runtime.models.partition import Partition
 
@@ -39,6 +43,19 @@ def library(state: State, threads: int = 1) -> Any:
     return state["library"]
 
 
+def create_over_torch(state: State, ranks: int, store: str, deadline: float) -> dict[str, Any]:
+    """Be rank 0 of a group that meets at this store."""
+    leave(state)
+    state["communicator"] = create_communicator(None, torch.device("cpu"), ranks, 0, store, deadline)
+    descriptor: dict[str, Any] = state["communicator"].descriptor
+    return descriptor
+
+
+def join_over_torch(state: State, descriptor: dict[str, Any], rank: int) -> None:
+    leave(state)
+    state["communicator"] = open_communicator(None, torch.device("cpu"), descriptor, rank)
+
+
 def barrier(state: State, times: int = 1) -> str:
     for _ in range(times):
         state["communicator"].barrier()
@@ -60,6 +77,15 @@ def choose(state: State, parts: list[Tensor], owner: Tensor) -> Tensor:
     return result
 
 
-def pin(state: State, core: int) -> None:
-    os.sched_setaffinity(0, {core})
-    torch.set_num_threads(1)
+def busy_for(state: State) -> float:
+    """Wait for the others; return the processor's seconds that this took."""
+    begun = time.process_time()
+    try:
+        state["communicator"].barrier()
+    except CollectiveError:
+        return time.process_time() - begun
+    return math.inf
+
+
+def pin(state: State, cores: set[int]) -> None:
+    os.sched_setaffinity(0, cores)

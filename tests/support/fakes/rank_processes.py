@@ -7,7 +7,10 @@ import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
+
+import rank_calls
 
 # How long an answer may take on a machine that does other work too.
 PATIENCE = 120.0
@@ -17,25 +20,37 @@ class RankProcesses:
     """`count` processes, rank r being the r-th. Their state is a dictionary, the first argument of every function."""
 
     def __init__(self, count: int) -> None:
-        context = get_context("forkserver")
-        context.set_forkserver_preload(["app", "divided_layer", "kernels", "rank_calls"])
+        self.context = get_context("forkserver")
+        # Found without the tests' paths: that process knows the folder in which it was started.
+        self.context.set_forkserver_preload(["app", "torch", "pontil.gpu_ops.collectives.factory"])
         self.ends: list[Connection] = []
-        self.processes = []
+        self.processes: list[BaseProcess] = []
         for rank in range(count):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs, rank), daemon=True)
-            process.start()
-            theirs.close()
-            self.ends.append(ours)
+            end, process = self.started(rank)
+            self.ends.append(end)
             self.processes.append(process)
 
-    def __enter__(self) -> "RankProcesses":
-        return self
+    def started(self, rank: int) -> tuple[Connection, BaseProcess]:
+        ours, theirs = self.context.Pipe()
+        process = self.context.Process(target=serve, args=(theirs, rank), daemon=True)
+        process.start()
+        theirs.close()
+        return ours, process
 
-    def __exit__(self, *_: object) -> None:
-        for process in self.processes:
-            process.kill()
-            process.join(PATIENCE)
+    def revive(self) -> None:
+        """Start those anew that have ended."""
+        for rank, process in enumerate(self.processes):
+            if not process.is_alive():
+                self.ends[rank].close()
+                self.ends[rank], self.processes[rank] = self.started(rank)
+
+    def kill(self, rank: int) -> None:
+        self.processes[rank].kill()
+        self.processes[rank].join(PATIENCE)
+
+    def close(self) -> None:
+        for rank in range(len(self.processes)):
+            self.kill(rank)
 
     def send(self, rank: int, function: Callable[..., Any], *arguments: Any) -> None:
         self.ends[rank].send((function, arguments))
@@ -50,6 +65,14 @@ class RankProcesses:
         for rank in ranks:
             self.send(rank, function, *arguments)
         return [self.answer(rank) for rank in ranks]
+
+    def share(self, ranks: int, size: int = 4 << 20, deadline: float = 60.0) -> dict[str, Any]:
+        """Have the first processes join a new group over shared memory of that size; return its descriptor."""
+        (descriptor,) = self.call([0], rank_calls.create, ranks, size, deadline)
+        assert isinstance(descriptor, dict), descriptor
+        for rank in range(1, ranks):
+            assert self.call([rank], rank_calls.join, descriptor, rank) == [None]
+        return descriptor
 
     def signal(self, rank: int, number: signal.Signals) -> None:
         pid = self.processes[rank].pid

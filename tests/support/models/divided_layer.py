@@ -44,17 +44,18 @@ class DividedLayer:
         return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
     def weight(self, seed: int, outputs: int, inputs: int) -> Weight:
-        dense = self.random(seed, outputs, inputs) * inputs**-0.5
+        scale: float = inputs**-0.5
+        dense = self.random(seed, outputs, inputs) * scale
         if self.weights == PLAIN:
             return dense.to(self.dtype)
         if self.weights == INT8:
             return per_channel(dense)
         groups = inputs // 16
-        numbers = (dense * inputs**0.5 * 3 + 8).round().clamp(0, 15).to(torch.uint8)
+        numbers = (dense / scale * 3 + 8).round().clamp(0, 15).to(torch.uint8)
         # A row with higher numbers than all others must not change theirs.
         numbers[0] = 15 - numbers[0] // 4
         numbers[1:].clamp_(max=14)
-        scales = self.random(seed + 100, outputs, groups).abs() * inputs**-0.5 / 3
+        scales = self.random(seed + 100, outputs, groups).abs() * scale / 3
         return QuantizedWeights(numbers, scales, -8 * scales)
 
     def norms(self, seed: int) -> Norms:
@@ -64,14 +65,15 @@ class DividedLayer:
 
     def own(self, partition: Partition) -> HeadShape:
         dim = self.shape.head_dim
-        return HeadShape(*(len(partition.heads(n, dim)) // dim for n in (self.shape.heads, self.shape.kv_heads)), dim)
+        heads, kv_heads = (len(partition.heads(n, dim)) // dim for n in (self.shape.heads, self.shape.kv_heads))
+        return HeadShape(heads, kv_heads, dim)
 
     def attention(self, library: KernelLibrary, layer: int, partition: Partition) -> AttentionHalf:
         dim, seed = self.shape.head_dim, 1000 * layer
         wide = (self.shape.heads, self.shape.kv_heads, self.shape.kv_heads)
         cuts = [partition.heads(count, dim) for count in wide]
-        qkv = [cut(self.weight(seed + i, n * dim, self.hidden), own) for i, (n, own) in enumerate(zip(wide, cuts))]
-        bias = [self.random(seed + 5 + i, n * dim)[own] for i, (n, own) in enumerate(zip(wide, cuts))]
+        qkv = [cut(self.weight(seed + i, n * dim, self.hidden), cuts[i]) for i, n in enumerate(wide)]
+        bias = [self.random(seed + 5 + i, n * dim)[cuts[i]] for i, n in enumerate(wide)]
         out = cut(self.weight(seed + 3, self.hidden, self.shape.heads * dim), partition.columns(self.hidden))
         out_bias = self.random(seed + 8, self.hidden)[partition.columns(self.hidden)]
         return AttentionHalf(
