@@ -108,9 +108,9 @@ class RankConnector:
         progress = self.progress.get(peer)
         if progress is None:
             return 0
-        busy = {rank for rank, number in self.answered.items() if number < self.orders.sent}
+        busy = frozenset(rank for rank, number in self.answered.items() if number < self.orders.sent)
         counts = {0: self.own.received(peer), **self.counts[peer]}
-        return progress.look(counts, self.pulls.waiting(peer) - busy)
+        return progress.look(counts, self.pulls.waiting(peer), busy)
 
     def cancel(self, ticket: int) -> None:
         pull = self.pulls.open.get(ticket)

@@ -85,8 +85,10 @@ class JointProgress:
     beat: int = 0
     seen: dict[int, int] = field(default_factory=dict)
 
-    def look(self, counts: Mapping[int, int], waiting: set[int]) -> int:
-        """Return the number, given how much each part has received so far."""
-        if counts != self.seen and all(counts.get(part) != self.seen.get(part) for part in waiting):
+    def look(self, counts: Mapping[int, int], waiting: set[int], busy: frozenset[int] = frozenset()) -> int:
+        """Return the number, given how much each part has received so far. Parts that are `busy` cannot say, and are
+        not held to have stalled."""
+        moved = counts != self.seen or bool(waiting & busy)
+        if moved and all(counts.get(part) != self.seen.get(part) for part in waiting - busy):
             self.beat, self.seen = self.beat + 1, dict(counts)
         return self.beat

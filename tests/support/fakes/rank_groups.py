@@ -43,7 +43,7 @@ def opened(kind: str) -> Open:
 
 
 class RankGroup:
-    """The ranks of one worker. Followers get plans by `exchange`; `stopped` ones get none and answer none."""
+    """The ranks of one worker. Followers get plans by `exchange`; those of `stopped` ones wait."""
 
     def __init__(self, ranks: int, heads: int, open_connector: Open, packed: bool = False) -> None:
         self.wakeup = threading.Event()
@@ -67,6 +67,7 @@ class RankGroup:
         described = [connector.register() for connector in connectors[1:]]
         self.connector = RankConnector(connectors[0], self.storages[0], self.orders, described)
         self.stopped: set[int] = set()
+        self.queued: dict[int, list[RankPlan]] = {rank: [] for rank in self.followers}
 
     def plan(self) -> RankPlan:
         number, fields = self.orders.take()
@@ -76,11 +77,13 @@ class RankGroup:
 
     def exchange(self) -> list[RankDone]:
         """Send one plan to all followers, and return their reports, as a driver would take them."""
-        plan, reports = self.plan(), []
+        plan, reports = self.plan(), list[RankDone]()
         for rank, follower in self.followers.items():
-            if rank not in self.stopped:
-                follower.obey(plan)
-                reports.append(self.report(rank, plan.number))
+            self.queued[rank].append(plan)
+            while self.queued[rank] and rank not in self.stopped:
+                told = self.queued[rank].pop(0)
+                follower.obey(told)
+                reports.append(self.report(rank, told.number))
         return reports
 
     def report(self, rank: int, number: int) -> RankDone:
