@@ -20,17 +20,19 @@ LARGEST = (1 << 63) - 1
 ROW_WORDS = 256
 
 
-def digest_weights(words: int) -> NDArray[np.int64]:
-    """One odd multiplier for each row of a block of so many 64-bit words, int64 [rows], the same in every process."""
-    rows = words // gcd(words, ROW_WORDS)
+def digest_weights(words: int, run: int | None = None) -> NDArray[np.int64]:
+    """One odd multiplier for each row of a block of so many 64-bit words, int64 [rows], the same in every process. In a
+    block of separate pieces, `run` is how many words of it follow each other: no row spans two pieces."""
+    rows = words // gcd(run or words, ROW_WORDS)
     mixed: NDArray[np.int64] = np.arange(1, rows + 1, dtype=np.int64) * np.int64(GOLDEN - (1 << 64))
     odd: NDArray[np.int64] = (mixed ^ (mixed >> 29)) | 1
     return odd
 
 
 def block_digests(pool: NDArray[np.uint8], blocks: Iterable[int], weights: NDArray[np.int64]) -> list[int]:
-    """Return a number in [0, 2^63) for each of `blocks` of the pool, uint8 [num_blocks, bytes], bytes a multiple of 8:
-    the sum modulo 2^64 with the top bit, which a word's own top bit alone can change, folded in."""
-    rows = pool.view(np.int64).reshape(len(pool), len(weights), -1)
-    sums = [int(np.dot(np.add.reduce(rows[block], axis=1), weights)) for block in blocks]
+    """Return a number in [0, 2^63) for each of `blocks` of the pool, uint8 [num_blocks, …, bytes], bytes a multiple of
+    8: the sum modulo 2^64 with the top bit, which a word's own top bit alone can change, folded in."""
+    words = pool.view(np.int64)
+    rows = words.reshape(*words.shape[:-1], -1, words[0].size // len(weights))
+    sums = [int(np.dot(np.add.reduce(rows[block], axis=-1).ravel(), weights)) for block in blocks]
     return [(total & LARGEST) ^ (total < 0) for total in sums]

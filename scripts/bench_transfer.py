@@ -36,6 +36,7 @@ import torch  # noqa: E402
 import app  # noqa: E402, F401
 from pontil.runtime.cache.layout import KVLayout  # noqa: E402
 from pontil.runtime.cache.storage import KVStorage  # noqa: E402
+from pontil.runtime.disaggregation.rank_pools import RankPools  # noqa: E402
 from pontil.runtime.disaggregation.receiver import KVReceiver, ReceiveTransfer  # noqa: E402
 from pontil.runtime.disaggregation.sender import KVSender, PrefillResult  # noqa: E402
 from pontil.runtime.transfer.auto_connector import AutoConnector  # noqa: E402
@@ -44,6 +45,7 @@ from pontil.runtime.transfer.grants import Grant  # noqa: E402
 from pontil.runtime.transfer.security import TransferSecurity  # noqa: E402
 from pontil.runtime.transfer.shm_connector import ShmConnector, ShmPull  # noqa: E402
 from pontil.runtime.transfer.tcp_connector import TcpConnector  # noqa: E402
+from pontil.runtime.wire.messages import ChunkReady, Handoff  # noqa: E402
 
 LAYOUT = KVLayout(16, 30, 3, 64, "bfloat16")
 TIMEOUT = 60.0
@@ -159,6 +161,10 @@ class Nobody:
 
     def __init__(self) -> None:
         self.over = threading.Event()
+        self.announced: list[ChunkReady | Handoff] = []
+
+    def announce_blocks(self, message: ChunkReady | Handoff) -> None:
+        self.announced.append(message)
 
     def promote(self, take: ReceiveTransfer) -> None:
         self.over.set()
@@ -180,7 +186,7 @@ def overlap(tokens: int, chunks: int, prefill_rate: float) -> dict[str, float]:
     theirs, ours = open_storage(blocks), open_storage(blocks)
     source, slow = ShmConnector(theirs, lambda: None), SlowPull(ours, wakeup.set)
     slow.attach("P", source.register())
-    kv_sender, kv_receiver = KVSender(theirs, "P", callbacks), KVReceiver(slow, ours, callbacks)
+    kv_sender, kv_receiver = KVSender(RankPools(theirs), "P", callbacks), KVReceiver(slow, RankPools(ours), callbacks)
     exposed: dict[str, float] = {}
     for name, count in (("alone", 1), ("exposed", chunks)):
         callbacks.over.clear()
@@ -192,10 +198,11 @@ def overlap(tokens: int, chunks: int, prefill_rate: float) -> dict[str, float]:
             upto = blocks * chunk // count
             done = PrefillResult(tokens, [0], tokens, 0, 0.0, [0])
             ready = numbers[:upto]
-            message = (
-                kv_sender.announce(sent, ready, 0.0) if upto < blocks else kv_sender.hold(sent, numbers, done, 0.0)
-            )
-            assert message is not None
+            if upto < blocks:
+                kv_sender.announce(sent, ready, 0.0)
+            else:
+                kv_sender.hold(sent, numbers, done, 0.0)
+            message = callbacks.announced.pop()
             kv_receiver.announced(take, message, message.block_ids, time.monotonic())
             kv_receiver.poll(time.monotonic())
         begun = time.monotonic()

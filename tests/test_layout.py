@@ -56,8 +56,10 @@ ARROWS: dict[str, set[str]] = {
     "runtime/grammar": {"runtime/tokenizer"},
     "runtime/chat": {"runtime/grammar", "runtime/tokenizer"},
     "runtime/wire": set(),
-    "runtime/transfer": {"runtime/cache/storage"},
-    "runtime/disaggregation": {"runtime/transfer", "runtime/wire", "runtime/cache/storage"},
+    "runtime/transfer": {"runtime/cache/head_groups", "runtime/cache/storage"},
+    "runtime/disaggregation": {
+        "runtime/transfer", "runtime/wire", "runtime/cache/head_groups", "runtime/cache/storage",
+    },
     "runtime/probe": {
         "runtime/cache", "runtime/loaders", "runtime/models/config", "runtime/transfer", "gpu_ops", "gpu_ops/kernels",
     },

@@ -58,6 +58,11 @@ class KVLayout:
     def block_bytes(self) -> int:
         return math.prod(self.block_shape) * DTYPE_BYTES.get(self.dtype, 1)
 
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of one head's keys, or values, of one layer of a block: they follow each other, packed or not."""
+        return self.block_bytes // (2 * self.num_layers * len(self.kv_heads))
+
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold this many positions."""
         return -(-tokens // self.block_size)

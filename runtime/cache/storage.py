@@ -65,9 +65,12 @@ class KVStorage:
             raise ModelError(
                 f"{self.size >> 20} MiB of KV memory cannot be had ({error}); lower --kv-cache-memory"
             ) from None
-        self.digest_weights = digest_weights(layout.block_bytes // 8)
+        # By the number of heads of a slice.
+        self.digest_weights: dict[int, NDArray[np.int64]] = {}
         whole = torch.frombuffer(self.map, dtype=torch.uint8)
         self.epochs = whole[: EPOCH_SLOTS * 8].view(torch.int64)
+        # No two cells have the same epoch, and the ranks of a worker begin with the same ones.
+        self.epochs.copy_(torch.arange(EPOCH_SLOTS))
         self.shared = whole[HEADER_BYTES:].view(num_blocks, layout.block_bytes)
         self.bytes = self.shared.numpy()
         self.identity = secrets.token_bytes(IDENTITY_BYTES)
@@ -96,9 +99,31 @@ class KVStorage:
             data = self.shared[blocks].view(self.tensor.dtype)
             self.tensor[blocks] = data.view(-1, *self.layout.block_shape).to(self.device)
 
-    def digests(self, blocks: Iterable[int]) -> list[int]:
-        """Digest the bytes of each block in `shared`. Thread-safe."""
-        return block_digests(self.bytes, blocks, self.digest_weights)
+    def digests(self, blocks: Iterable[int], heads: range | None = None) -> list[int]:
+        """Digest each block in `shared`, or some of the model's heads in it. Thread-safe. Pools with other heads
+        besides these have the same digests."""
+        held = self.layout.kv_heads
+        pool = self.bytes if heads is None or heads == held else self.slices(self.bytes, held, heads)
+        return block_digests(pool, blocks, self.weights_of(len(heads or held)))
+
+    def weights_of(self, heads: int) -> NDArray[np.int64]:
+        """The weights for digests of so many heads."""
+        if heads not in self.digest_weights:
+            run = heads * self.layout.head_bytes // 8
+            words = 2 * self.layout.num_layers * run
+            self.digest_weights[heads] = digest_weights(words, words if heads == self.layout.num_kv_heads else run)
+        return self.digest_weights[heads]
+
+    def slice_bytes(self, heads: range) -> int:
+        """Bytes of these heads in one block."""
+        return 2 * self.layout.num_layers * len(heads) * self.layout.head_bytes
+
+    def slices(self, pool: NDArray[np.uint8], held: range, heads: range) -> NDArray[np.uint8]:
+        """View some heads in a pool of blocks uint8 [block, bytes] that holds the heads `held`, ours or a peer's:
+        uint8 [block, layer and k|v, bytes]."""
+        size = self.layout.head_bytes
+        rows = pool.reshape(len(pool), 2 * self.layout.num_layers, len(held) * size)
+        return rows[:, :, (heads.start - held.start) * size : (heads.stop - held.start) * size]
 
     def clear_tail(self, block: int, filled: int) -> None:
         """Zero the slots of a block from `filled` on, so that an earlier owner's data is never sent."""

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config import DEADLINES, Deadlines
+from pontil.runtime.disaggregation.rank_pools import RankPools
 from pontil.runtime.disaggregation.states import (
     RECEIVING,
     RECEIVING_ENDS,
@@ -22,6 +22,7 @@ from pontil.runtime.disaggregation.states import (
 )
 from pontil.runtime.transfer.connector import Connector, PullResult
 from pontil.runtime.transfer.grants import Grant
+from pontil.runtime.transfer.joint_pulls import REUSED
 from pontil.runtime.wire.messages import ChunkReady, Handoff
 
 # The longest time that a cancelled pull may take to end. Connectors promise far less.
@@ -32,7 +33,8 @@ LARGEST_EPOCH = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """A pull in progress: pairs of blocks (theirs, ours), and the digests they must have."""
+    """A pull in progress: pairs of blocks (theirs, ours), and the digests they must have, in the order (block, head
+    group)."""
 
     pairs: list[tuple[int, int]]
     digests: list[int]
@@ -89,9 +91,9 @@ class KVReceiver:
     """Owner of all open transfers. Not thread-safe: the engine's thread makes every call."""
 
     def __init__(
-        self, connector: Connector, storage: KVStorage, callbacks: ReceiverCallbacks, deadlines: Deadlines = DEADLINES
+        self, connector: Connector, pools: RankPools, callbacks: ReceiverCallbacks, deadlines: Deadlines = DEADLINES
     ) -> None:
-        self.connector, self.storage, self.deadlines = connector, storage, deadlines
+        self.connector, self.pools, self.deadlines = connector, pools, deadlines
         self.open: dict[str, ReceiveTransfer] = {}
         self.by_ticket: dict[int, ReceiveTransfer] = {}
         self.acts: dict[ReceiveAction, Callable[[ReceiveTransfer], None]] = {
@@ -148,12 +150,12 @@ class KVReceiver:
             return "the peer's epoch is none"
         if (message.epoch, message.slot) != (transfer.epoch, transfer.slot):
             return "the peer changed the epoch of the transfer"
-        if message.first != transfer.announced or not len(message.block_ids) == len(message.digests) == len(ours):
+        if message.first != transfer.announced or len(message.block_ids) != len(ours):
             return "the peer announced blocks out of order"
         if transfer.handoff is not None:
             return "the peer announced blocks after its handoff"
         if isinstance(message, Handoff):
-            if message.kv_fingerprint != self.storage.layout.fingerprint():
+            if message.kv_fingerprint != self.pools.layout.fingerprint():
                 return "the peer's blocks have another layout"
             if transfer.announced + len(ours) != transfer.expected:
                 return "the peer's handoff is not for this request"
@@ -214,7 +216,7 @@ class KVReceiver:
         if done.error:
             self.fail(transfer, done.error, now)
         elif done.epoch != transfer.epoch:
-            self.fail(transfer, "the peer reused the blocks before they were read", now)
+            self.fail(transfer, REUSED, now)
         elif done.digests != pull.digests:
             self.fail(transfer, "the blocks that arrived are not the ones that were sent", now)
         else:
@@ -241,7 +243,7 @@ class KVReceiver:
 
     def accept_blocks(self, transfer: ReceiveTransfer) -> None:
         assert transfer.ready is not None
-        self.storage.receive([ours for _, ours in transfer.ready.pairs])
+        self.pools.receive([ours for _, ours in transfer.ready.pairs])
 
     def cancel_pulls(self, transfer: ReceiveTransfer) -> None:
         for ticket in transfer.pending:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The KV sender, the prefill side of handoffs: the blocks promised to each peer, their epoch and their lease.
 
+Blocks are announced once all ranks have digested them: for a worker of one rank that is at once.
+
 A reservation slot has one epoch cell in the shared memory. The cell is bumped before the blocks of its reservation
 return to the pool, whatever the reason, so that a peer that read them too late sees another number than it was told. No
 two reservations of a process have the same epoch, not even in different slots: a message about one that has ended
@@ -9,22 +11,23 @@ cannot be taken for a later transfer with the same id.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-import torch
-
-from pontil.runtime.cache.storage import EPOCH_SLOTS, KVStorage
+from pontil.runtime.cache.storage import EPOCH_SLOTS
 from pontil.runtime.config import DEADLINES, Deadlines
+from pontil.runtime.disaggregation.rank_pools import Publication, RankPools
 from pontil.runtime.disaggregation.states import SENDING, SENDING_ENDS, SendAction, SendEvent, SendState, rule
-from pontil.runtime.transfer.grants import Grant, Grants
+from pontil.runtime.errors import TransferError
+from pontil.runtime.transfer.grants import Grant
 from pontil.runtime.wire.messages import ChunkReady, Handoff, Logprobs
 
 
 @dataclass(slots=True, eq=False)
 class SendTransfer:
-    """One transfer. `blocks` are the prompt's once it is computed; the first `announced` of them have been announced.
-    At `deadline` the transfer ends in any case. `reason` says why it failed, if it did."""
+    """One transfer to a peer of so many `ranks`. `blocks` are the prompt's once it is computed; the first `announced`
+    of them have been announced, or are about to be. At `deadline` the transfer ends in any case. `reason` says why it
+    failed, if it did."""
 
     transfer_id: str
     peer: str
@@ -36,6 +39,7 @@ class SendTransfer:
     announced: int = 0
     held_since: float = 0.0
     reason: str = ""
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +56,20 @@ class PrefillResult:
     drafts: list[list[int]] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """A message that lacks the digests of its blocks as long as ranks owe some."""
+
+    sent: SendTransfer
+    message: ChunkReady | Handoff
+    publication: Publication
+
+
 class SenderCallbacks(Protocol):
     """Actions of the KV sender that need the engine or the peer."""
+
+    def announce_blocks(self, message: ChunkReady | Handoff) -> None:
+        """Tell the peer which blocks it can pull."""
 
     def free_blocks(self, sent: SendTransfer) -> None:
         """Return the blocks of a transfer to the pool; while the prompt is being computed they are the engine's."""
@@ -70,14 +86,13 @@ class KVSender:
     """
 
     def __init__(
-        self, storage: KVStorage, incarnation: str, callbacks: SenderCallbacks, deadlines: Deadlines = DEADLINES,
-        grants: Grants | None = None,
-    ) -> None:  # fmt: skip
-        self.storage, self.incarnation, self.deadlines = storage, incarnation, deadlines
-        self.grants = grants or Grants()
+        self, pools: RankPools, incarnation: str, callbacks: SenderCallbacks, deadlines: Deadlines = DEADLINES
+    ) -> None:
+        self.pools, self.incarnation, self.callbacks, self.deadlines = pools, incarnation, callbacks, deadlines
         self.free_slots = deque(range(EPOCH_SLOTS))
-        storage.epochs.copy_(torch.arange(EPOCH_SLOTS))
         self.last_epoch = EPOCH_SLOTS - 1
+        # In the order in which they are to be sent.
+        self.announcements: deque[Announcement] = deque()
         self.open: dict[str, SendTransfer] = {}
         self.acts: dict[SendAction, Callable[[SendTransfer, float], None]] = {
             SendAction.START_LEASE: self.start_lease,
@@ -90,36 +105,39 @@ class KVSender:
         }
 
     def begin(
-        self, transfer_id: str, peer: str, now: float, have: int = 0, secret: str | None = None
+        self, transfer_id: str, peer: str, now: float, have: int = 0, secret: str | None = None, ranks: int = 1
     ) -> SendTransfer | None:
-        """Start a transfer of all but the first `have` blocks. Return None when every slot is taken, or a transfer with
-        this id is open. With a `secret`, peers that have it may read its announced blocks across a network."""
+        """Start a transfer of all but the first `have` blocks to a peer of so many ranks. Return None when every slot
+        is taken, or a transfer with this id is open. With a `secret`, peers that have it may read its announced blocks
+        across a network."""
         if not self.free_slots or transfer_id in self.open:
             return None
         slot = self.free_slots.popleft()
         deadline = now + self.deadlines.kv_transfer_timeout
-        sent = SendTransfer(transfer_id, peer, slot, int(self.storage.epochs[slot]), deadline, announced=have)
+        epoch = int(self.pools.storage.epochs[slot])
+        sent = SendTransfer(transfer_id, peer, slot, epoch, deadline, announced=have, ranks=ranks)
         self.open[transfer_id] = sent
         if secret is not None:
-            self.grants.open(Grant(transfer_id, sent.epoch, secret), slot)
+            self.pools.open_grant(Grant(transfer_id, sent.epoch, secret), slot)
         return sent
 
-    def announce(self, sent: SendTransfer, blocks: list[int], now: float) -> ChunkReady | None:
-        """Return the message for blocks that became final since the last call; `blocks` are all final ones so far. New
-        blocks restart the time limit of the prompt."""
-        first, fresh = self.take_fresh(sent, blocks)
-        if not fresh:
-            return None
-        sent.deadline = now + self.deadlines.kv_transfer_timeout
-        digests = self.storage.digests(fresh)
-        return ChunkReady(self.incarnation, sent.peer, sent.transfer_id, sent.epoch, sent.slot, first, fresh, digests)
+    def announce(self, sent: SendTransfer, blocks: list[int], now: float) -> None:
+        """Announce blocks that became final since the last call; `blocks` are all final ones so far. New blocks restart
+        the time limit of the prompt."""
+        first, fresh = sent.announced, blocks[sent.announced :]
+        if fresh:
+            sent.deadline = now + self.deadlines.kv_transfer_timeout
+            self.publish(
+                sent,
+                ChunkReady(self.incarnation, sent.peer, sent.transfer_id, sent.epoch, sent.slot, first, fresh, []),
+            )
 
-    def hold(self, sent: SendTransfer, blocks: list[int], done: PrefillResult, now: float) -> Handoff:
+    def hold(self, sent: SendTransfer, blocks: list[int], done: PrefillResult, now: float) -> None:
         """Announce the remaining blocks of a computed prompt and keep all of them under a lease."""
-        first, fresh = self.take_fresh(sent, blocks)
+        first, fresh = sent.announced, blocks[sent.announced :]
         sent.blocks = list(blocks)
         self.happened(sent, SendEvent.COMPUTED, now)
-        return Handoff(
+        handoff = Handoff(
             self.incarnation,
             sent.peer,
             sent.transfer_id,
@@ -127,24 +145,40 @@ class KVSender:
             sent.slot,
             first,
             fresh,
-            self.storage.digests(fresh),
+            [],
             done.computed,
             done.first_tokens,
             done.prompt_tokens,
             done.cached_tokens,
-            self.storage.layout.fingerprint(),
+            self.pools.layout.fingerprint(),
             done.seconds,
             done.choices,
             done.logprobs,
             done.drafts,
         )
+        self.publish(sent, handoff)
 
-    def take_fresh(self, sent: SendTransfer, blocks: list[int]) -> tuple[int, list[int]]:
-        first, fresh = sent.announced, blocks[sent.announced :]
-        self.storage.publish(fresh)
-        self.grants.allow(sent.transfer_id, fresh)
-        sent.announced += len(fresh)
-        return first, fresh
+    def publish(self, sent: SendTransfer, message: ChunkReady | Handoff) -> None:
+        """Make the message's blocks readable, and send it when their digests are known."""
+        self.pools.allow(sent.transfer_id, message.block_ids)
+        sent.announced += len(message.block_ids)
+        self.announcements.append(Announcement(sent, message, self.pools.publish(message.block_ids, sent.ranks)))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send the announcements whose digests are known, in their order. A transfer that has ended announces nothing.
+        Raises TransferError if a rank's digests cannot be right: its driver can trust it no more."""
+        while self.announcements:
+            sent, message = self.announcements[0].sent, self.announcements[0].message
+            try:
+                digests = self.announcements[0].publication.digests()
+            except ValueError as error:
+                raise TransferError(f"{error}: this worker stops, and starts again") from None
+            if digests is None:
+                return
+            self.announcements.popleft()
+            if sent.state not in SENDING_ENDS:
+                self.callbacks.announce_blocks(replace(message, digests=digests))
 
     def heard(self, transfer_id: str, epoch: int, event: SendEvent, now: float) -> None:
         """Handle a peer's message about a transfer. A message about one that has ended, or with another epoch, is stale
@@ -167,7 +201,7 @@ class KVSender:
         sent.state, actions = rule(SENDING, sent.state, event)
         if sent.state in SENDING_ENDS:
             del self.open[sent.transfer_id]
-            self.grants.close(sent.transfer_id)
+            self.pools.close_grant(sent.transfer_id)
         for action in actions:
             self.acts[action](sent, now)
 
@@ -184,7 +218,7 @@ class KVSender:
 
     def bump_epoch(self, sent: SendTransfer, now: float) -> None:
         self.last_epoch += 1
-        self.storage.set_epoch(sent.slot, self.last_epoch)
+        self.pools.set_epoch(sent.slot, self.last_epoch)
 
     def free_slot(self, sent: SendTransfer, now: float) -> None:
         self.free_slots.append(sent.slot)

@@ -10,7 +10,7 @@ from pontil.runtime.config import DEADLINES, Deadlines
 from pontil.runtime.errors import TransferError
 from pontil.runtime.foundation.connectors import AUTO, CONNECTORS
 from pontil.runtime.threads import ThreadFailures
-from pontil.runtime.transfer.connector import Connector, ConnectorOptions, Pair, PullResult
+from pontil.runtime.transfer.connector import ConnectorOptions, Pair, PullResult, SliceConnector
 from pontil.runtime.transfer.connector_factory import opener
 from pontil.runtime.transfer.grants import Grant
 from pontil.runtime.transfer.security import TransferSecurity
@@ -26,8 +26,8 @@ class AutoConnector:
     ) -> None:  # fmt: skip
         options = ConnectorOptions(host, deadlines, guard, failures, count(1))
         self.ways = {name: opener(name)(storage, wake, options) for name in CONNECTORS}
-        self.chosen: dict[str, Connector] = {}
-        self.pulls: dict[int, Connector] = {}
+        self.chosen: dict[str, SliceConnector] = {}
+        self.pulls: dict[int, SliceConnector] = {}
 
     @classmethod
     def create(cls, storage: KVStorage, wake: Callable[[], None], options: ConnectorOptions) -> "AutoConnector":
@@ -36,14 +36,14 @@ class AutoConnector:
     def register(self) -> dict[str, Any]:
         return {"kind": AUTO, **{name: way.register() for name, way in self.ways.items()}}
 
-    def attach(self, peer: str, descriptor: dict[str, Any]) -> None:
+    def attach(self, peer: str, descriptor: dict[str, Any], heads: range | None = None) -> None:
         """Attach a peer by the first connector that reaches it."""
         if peer in self.chosen:
             return
         faults: list[str] = []
         for name, way in self.ways.items():
             try:
-                way.attach(peer, descriptor)
+                way.attach(peer, descriptor, heads)
             except TransferError as error:
                 faults.append(f"over {name.upper()}: {error}" if faults else str(error))
             else:
@@ -59,9 +59,11 @@ class AutoConnector:
     def lost(self) -> list[str]:
         return [peer for way in self.ways.values() for peer in way.lost()]
 
-    def pull(self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None) -> int:
+    def pull(
+        self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
+    ) -> int:
         connector = self.chosen.get(peer, next(iter(self.ways.values())))
-        ticket = connector.pull(peer, pairs, slot, shown)
+        ticket = connector.pull(peer, pairs, slot, shown, heads)
         self.pulls[ticket] = connector
         return ticket
 

@@ -14,6 +14,8 @@ from pontil.runtime.transfer.security import TransferSecurity
 # (block in the peer's pool, block in ours)
 Pair = tuple[int, int]
 
+FOREIGN_BLOCKS = "the peer announced blocks that it does not have"
+FOREIGN_HEADS = "the peer's pool or ours does not have these heads"
 # The error of a pull that ended by an exception in the connector itself.
 FAULT = "copying failed by a fault of this worker's ({!r})"
 
@@ -85,6 +87,19 @@ class Connector(Protocol):
         """Stop copying and detach every peer."""
 
 
+class SliceConnector(Connector, Protocol):
+    """A connector that can also read a pool with other KV heads than ours, which a worker of another number of ranks
+    has. `heads` are numbers of the model's KV heads."""
+
+    def attach(self, peer: str, descriptor: dict[str, Any], heads: range | None = None) -> None:
+        """Attach a pool that holds these heads, by default the same as ours."""
+
+    def pull(
+        self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
+    ) -> int:
+        """Copy only these heads of each block, by default all of ours. The digests are those of the slices."""
+
+
 def runs(pairs: Sequence[Pair]) -> list[tuple[int, int, int]]:
     """Return the pairs with neighbours on both sides merged: (theirs, ours, count)."""
     merged: list[tuple[int, int, int]] = []
@@ -101,6 +116,11 @@ def pieces(pairs: Sequence[Pair], most: int) -> Iterator[tuple[int, int, int]]:
     for theirs, ours, count in runs(pairs):
         for start in range(0, count, most):
             yield theirs + start, ours + start, min(most, count - start)
+
+
+def is_within(heads: range, *pools: range) -> bool:
+    """Return whether each of the pools has these heads."""
+    return bool(heads) and all(held.start <= heads.start and heads.stop <= held.stop for held in pools)
 
 
 def can_be_read(pairs: Sequence[Pair], slot: int, num_blocks: int) -> bool:

@@ -6,9 +6,9 @@ from importlib import import_module
 
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.foundation.connectors import CONNECTORS
-from pontil.runtime.transfer.connector import Connector, ConnectorOptions
+from pontil.runtime.transfer.connector import ConnectorOptions, SliceConnector
 
-Opener = Callable[[KVStorage, Callable[[], None], ConnectorOptions], Connector]
+Opener = Callable[[KVStorage, Callable[[], None], ConnectorOptions], SliceConnector]
 
 
 def opener(name: str) -> Opener:

@@ -21,7 +21,17 @@ import numpy as np
 from pontil.runtime.cache.storage import EPOCH_SLOTS, HEADER_BYTES, IDENTITY_BYTES, KVStorage, epoch_after_data
 from pontil.runtime.errors import TransferError
 from pontil.runtime.threads import GuardedThread, ThreadFailures
-from pontil.runtime.transfer.connector import FAULT, ConnectorOptions, Pair, PullResult, can_be_read, pieces
+from pontil.runtime.transfer.connector import (
+    FAULT,
+    FOREIGN_BLOCKS,
+    FOREIGN_HEADS,
+    ConnectorOptions,
+    Pair,
+    PullResult,
+    can_be_read,
+    is_within,
+    pieces,
+)
 from pontil.runtime.transfer.descriptor import num_blocks, part, secret, whole
 from pontil.runtime.transfer.grants import Grant
 
@@ -31,9 +41,10 @@ PIECE_BYTES = 512 << 10
 
 
 class PeerPool:
-    """A peer's pool, mapped read-only. The pidfd tells when its process has ended, even if its pid is used again."""
+    """A peer's pool with these KV heads, mapped read-only. The pidfd tells when its process has ended, even if its pid
+    is used again."""
 
-    def __init__(self, descriptor: dict[str, Any], block_bytes: int) -> None:
+    def __init__(self, descriptor: dict[str, Any], block_bytes: int, heads: range) -> None:
         descriptor = part(descriptor, "shm")
         pid, fd, blocks = whole(descriptor, "pid"), whole(descriptor, "fd"), num_blocks(descriptor, block_bytes)
         identity = secret(descriptor, "identity", IDENTITY_BYTES)
@@ -56,7 +67,7 @@ class PeerPool:
             raise TransferError(f"the peer's memory cannot be mapped: {error}") from None
         finally:
             os.close(opened)
-        self.num_blocks = blocks
+        self.num_blocks, self.heads = blocks, heads
         self.epochs = np.frombuffer(self.map, dtype=np.int64, count=EPOCH_SLOTS)
         self.blocks = np.frombuffer(self.map, dtype=np.uint8, offset=HEADER_BYTES).reshape(blocks, block_bytes)
 
@@ -80,6 +91,7 @@ class ShmPull:
     peer: PeerPool
     pairs: tuple[Pair, ...]
     slot: int
+    heads: range | None = None
 
 
 class ShmConnector:
@@ -92,7 +104,6 @@ class ShmConnector:
     ) -> None:  # fmt: skip
         self.storage, self.wake, self.tickets = storage, wake, tickets or count(1)
         self.target = storage.shared.numpy()
-        self.piece = max(1, PIECE_BYTES // storage.layout.block_bytes)
         self.peers: dict[str, PeerPool] = {}
         self.cancelled: set[int] = set()
         self.jobs: queue.SimpleQueue[ShmPull | None] = queue.SimpleQueue()
@@ -117,9 +128,10 @@ class ShmConnector:
             "block_bytes": self.storage.layout.block_bytes,
         }
 
-    def attach(self, peer: str, descriptor: dict[str, Any]) -> None:
+    def attach(self, peer: str, descriptor: dict[str, Any], heads: range | None = None) -> None:
         if peer not in self.peers:
-            self.peers[peer] = PeerPool(descriptor, self.storage.layout.block_bytes)
+            heads = heads or self.storage.layout.kv_heads
+            self.peers[peer] = PeerPool(descriptor, self.storage.slice_bytes(heads), heads)
 
     def detach(self, peer: str) -> None:
         pool = self.peers.pop(peer, None)
@@ -129,15 +141,19 @@ class ShmConnector:
     def lost(self) -> list[str]:
         return [peer for peer, pool in self.peers.items() if pool.ended]
 
-    def pull(self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None) -> int:
+    def pull(
+        self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
+    ) -> int:
         ticket = next(self.tickets)
         pool = self.peers.get(peer)
         if pool is None:
             self.finish(PullResult(ticket, "the peer is gone", None, 0, 0.0))
         elif not can_be_read(pairs, slot, pool.num_blocks):
-            self.finish(PullResult(ticket, "the peer announced blocks that it does not have", None, 0, 0.0))
+            self.finish(PullResult(ticket, FOREIGN_BLOCKS, None, 0, 0.0))
+        elif not is_within(heads or self.storage.layout.kv_heads, pool.heads, self.storage.layout.kv_heads):
+            self.finish(PullResult(ticket, FOREIGN_HEADS, None, 0, 0.0))
         else:
-            self.jobs.put(ShmPull(ticket, pool, tuple(pairs), slot))
+            self.jobs.put(ShmPull(ticket, pool, tuple(pairs), slot, heads))
         return ticket
 
     def poll(self) -> list[PullResult]:
@@ -176,15 +192,21 @@ class ShmConnector:
     def copy(self, job: ShmPull) -> PullResult:
         """Copy the blocks of one pull. numpy releases the GIL while it copies and while it computes digests."""
         begun, digests = time.monotonic(), list[int]()
-        for theirs, ours, length in pieces(job.pairs, self.piece):
+        held = self.storage.layout.kv_heads
+        heads = job.heads or held
+        source, target = job.peer.blocks, self.target
+        if not job.peer.heads == heads == held:
+            source = self.storage.slices(source, job.peer.heads, heads)
+            target = self.storage.slices(target, held, heads)
+        size = self.storage.slice_bytes(heads)
+        for theirs, ours, length in pieces(job.pairs, max(1, PIECE_BYTES // size)):
             if job.ticket in self.cancelled or self.stopping.is_set():
                 return PullResult(job.ticket, "cancelled", None, 0, time.monotonic() - begun)
-            self.target[ours : ours + length] = job.peer.blocks[theirs : theirs + length]
-            digests += self.storage.digests(range(ours, ours + length))
+            target[ours : ours + length] = source[theirs : theirs + length]
+            digests += self.storage.digests(range(ours, ours + length), heads)
             self.copied += length
         epoch = epoch_after_data(job.peer.epochs, job.slot)
-        moved = len(job.pairs) * self.storage.layout.block_bytes
-        return PullResult(job.ticket, None, epoch, moved, time.monotonic() - begun, digests)
+        return PullResult(job.ticket, None, epoch, len(job.pairs) * size, time.monotonic() - begun, digests)
 
     def finish(self, done: PullResult) -> None:
         self.done.put(done)

@@ -12,15 +12,17 @@ from pontil.runtime.transfer.tcp_frames import TOKEN_BYTES
 
 @dataclass(frozen=True, slots=True)
 class TcpAddress:
-    """A peer's TCP address, from its descriptor. Raises TransferError when the descriptor is not usable."""
+    """A peer's TCP address, from its descriptor, and the KV heads of its pool. Raises TransferError when the descriptor
+    is not usable."""
 
     host: str
     port: int
     token: bytes
     num_blocks: int
+    heads: range
 
     @classmethod
-    def read(cls, descriptor: dict[str, Any], block_bytes: int) -> "TcpAddress":
+    def read(cls, descriptor: dict[str, Any], block_bytes: int, heads: range) -> "TcpAddress":
         descriptor = part(descriptor, "tcp")
         token = secret(descriptor, "token", TOKEN_BYTES)
         host, port = descriptor.get("host"), whole(descriptor, "port")
@@ -30,4 +32,4 @@ class TcpAddress:
             raise TransferError("the peer's descriptor has no usable 'host'") from None
         if not 0 < port < 1 << 16:
             raise TransferError("the peer's descriptor has no usable 'port'")
-        return cls(str(host), port, token, num_blocks(descriptor, block_bytes))
+        return cls(str(host), port, token, num_blocks(descriptor, block_bytes), heads)

@@ -16,11 +16,23 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+import numpy as np
+
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config import DEADLINES, Deadlines
 from pontil.runtime.errors import TransferError
 from pontil.runtime.threads import GuardedThread, ThreadFailures
-from pontil.runtime.transfer.connector import FAULT, ConnectorOptions, Pair, PullResult, can_be_read, runs
+from pontil.runtime.transfer.connector import (
+    FAULT,
+    FOREIGN_BLOCKS,
+    FOREIGN_HEADS,
+    ConnectorOptions,
+    Pair,
+    PullResult,
+    can_be_read,
+    is_within,
+    runs,
+)
 from pontil.runtime.transfer.grants import Grant
 from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.transfer.tcp_address import TcpAddress
@@ -35,12 +47,14 @@ TRIALS = (0.1, 0.5, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class TcpPull:
-    """A pull: runs of blocks (first block of theirs, first of ours, count), the cell to read, and the grant to show."""
+    """A pull: runs of blocks (first block of theirs, first of ours, count), the cell to read, the grant to show, and
+    the KV heads if they are not all that both pools have."""
 
     ticket: int
     runs: list[tuple[int, int, int]]
     slot: int
     shown: Grant | None = None
+    heads: range | None = None
 
 
 class PeerStream:
@@ -51,7 +65,7 @@ class PeerStream:
         self, address: TcpAddress, storage: KVStorage, finish: Callable[[PullResult], None], deadlines: Deadlines,
         seed: bytes | None = None, failures: ThreadFailures | None = None,
     ) -> None:  # fmt: skip
-        self.address, self.storage, self.block_bytes = address, storage, storage.layout.block_bytes
+        self.address, self.storage = address, storage
         self.target = storage.shared.numpy().reshape(-1).data
         self.finish, self.deadlines = finish, deadlines
         self.jobs: deque[TcpPull] = deque()
@@ -155,22 +169,22 @@ class PeerStream:
             self.channel.close()
             return PullResult(job.ticket, str(error), None, 0, time.monotonic() - begun)
         self.may_try = True
-        moved = self.block_bytes * sum(length for _, _, length in job.runs)
+        moved = self.size_of(job.heads) * sum(length for _, _, length in job.runs)
         return PullResult(job.ticket, None, epoch, moved, time.monotonic() - begun, digests)
 
     def exchange_again(self, job: TcpPull) -> tuple[int, list[int]]:
         """Make an exchange, repeated on a new connection if the existing one has broken."""
         had_one = self.channel.socket is not None
         try:
-            return self.exchange(job.runs, job.slot, job.shown)
+            return self.exchange(job.runs, job.slot, job.shown, job.heads)
         except BrokenStream:
             if not had_one:
                 raise
             self.channel.close()
-            return self.exchange(job.runs, job.slot, job.shown)
+            return self.exchange(job.runs, job.slot, job.shown, job.heads)
 
     def exchange(
-        self, wanted: list[tuple[int, int, int]], slot: int, shown: Grant | None = None
+        self, wanted: list[tuple[int, int, int]], slot: int, shown: Grant | None = None, heads: range | None = None
     ) -> tuple[int, list[int]]:
         """Send a request and receive the blocks. Return the cell and the digests. Raises TransferError, after which the
         connection must not be used."""
@@ -180,19 +194,40 @@ class PeerStream:
         self.check(channel.deadline)
         if channel.socket is None:
             channel.connect()
-        channel.send(request(self.address.token, slot, [(theirs, length) for theirs, _, length in wanted], shown))
+        asked = [(theirs, length) for theirs, _, length in wanted]
+        channel.send(request(self.address.token, slot, asked, shown, heads))
         status, size = ANSWER.unpack(channel.receive(bytearray(ANSWER.size)))
         if status == FULL:
             raise TransferError(CROWDED)
-        if status != READ or size != self.block_bytes * sum(length for _, _, length in wanted):
+        if status != READ or size != self.size_of(heads) * sum(length for _, _, length in wanted):
             raise TransferError("the peer did not give the blocks that it announced")
-        digests = [self.receive_block(block) for _, ours, length in wanted for block in range(ours, ours + length)]
+        receive = self.receiver_of(heads)
+        digests = [receive(block) for _, ours, length in wanted for block in range(ours, ours + length)]
         return int(EPOCH.unpack(channel.receive(bytearray(EPOCH.size)))[0]), digests
 
-    def receive_block(self, block: int) -> int:
-        """Receive a block. Return its digest, computed while the block is in the cache."""
-        self.channel.receive(self.target[block * self.block_bytes : (block + 1) * self.block_bytes])
-        return self.storage.digests([block])[0]
+    def size_of(self, heads: range | None) -> int:
+        return self.storage.layout.block_bytes if heads is None else self.storage.slice_bytes(heads)
+
+    def receiver_of(self, heads: range | None) -> Callable[[int], int]:
+        """Return a function that receives the next block, or its heads, and returns the digest, computed while the data
+        is in the cache."""
+        size = self.size_of(heads)
+
+        def receive_block(block: int) -> int:
+            self.channel.receive(self.target[block * size : (block + 1) * size])
+            return self.storage.digests([block])[0]
+
+        if heads is None:
+            return receive_block
+        slices = self.storage.slices(self.storage.bytes, self.storage.layout.kv_heads, heads)
+        came = np.empty(slices.shape[1:], np.uint8)
+
+        def receive_slice(block: int) -> int:
+            self.channel.receive(came.reshape(-1).data)
+            slices[block] = came
+            return self.storage.digests([block], heads)[0]
+
+        return receive_slice
 
     def check(self, until: float) -> None:
         """Raise TransferError when the current exchange must end: closed, cancelled or too late."""
@@ -245,9 +280,10 @@ class TcpConnector:
     def register(self) -> dict[str, Any]:
         return self.server.descriptor()
 
-    def attach(self, peer: str, descriptor: dict[str, Any]) -> None:
+    def attach(self, peer: str, descriptor: dict[str, Any], heads: range | None = None) -> None:
         if peer not in self.streams:
-            address = TcpAddress.read(descriptor, self.storage.layout.block_bytes)
+            heads = heads or self.storage.layout.kv_heads
+            address = TcpAddress.read(descriptor, self.storage.slice_bytes(heads), heads)
             self.streams[peer] = PeerStream(
                 address, self.storage, self.finish, self.deadlines, self.seed, self.failures
             )  # fmt: skip
@@ -261,16 +297,21 @@ class TcpConnector:
     def lost(self) -> list[str]:
         return [peer for peer, stream in self.streams.items() if stream.channel.refused]
 
-    def pull(self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None) -> int:
-        ticket = next(self.tickets)
-        stream = self.streams.get(peer)
+    def pull(
+        self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
+    ) -> int:
+        ticket, held = next(self.tickets), self.storage.layout.kv_heads
+        heads, stream = heads or held, self.streams.get(peer)
         if stream is None:
             self.finish(PullResult(ticket, "the peer is gone", None, 0, 0.0))
         elif not can_be_read(pairs, slot, stream.address.num_blocks):
-            self.finish(PullResult(ticket, "the peer announced blocks that it does not have", None, 0, 0.0))
+            self.finish(PullResult(ticket, FOREIGN_BLOCKS, None, 0, 0.0))
+        elif not is_within(heads, stream.address.heads, held):
+            self.finish(PullResult(ticket, FOREIGN_HEADS, None, 0, 0.0))
         else:
             self.pulls[ticket] = stream
-            stream.give(TcpPull(ticket, runs(pairs), slot, shown if self.seed else None))
+            named = None if stream.address.heads == heads == held else heads
+            stream.give(TcpPull(ticket, runs(pairs), slot, shown if self.seed else None, named))
         return ticket
 
     def poll(self) -> list[PullResult]:

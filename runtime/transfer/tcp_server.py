@@ -16,19 +16,24 @@ import time
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from pontil.runtime.cache.storage import EPOCH_SLOTS, KVStorage, epoch_after_data
 from pontil.runtime.config import DEADLINES
 from pontil.runtime.errors import ModelError, TransferError
 from pontil.runtime.threads import GuardedThread, ThreadFailures
 from pontil.runtime.transfer.block_encryption import PUBLIC_BYTES, TAG_BYTES, CipherPair, KeyAgreement
+from pontil.runtime.transfer.connector import is_within
 from pontil.runtime.transfer.grants import Grants
 from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.transfer.tcp_frames import (
     ANSWER,
     EPOCH,
     FULL,
+    HEADS,
     LENGTH,
     MAGIC,
+    MAGIC_SLICES,
     MAX_NAME,
     NO_ROOM,
     READ,
@@ -257,24 +262,30 @@ class TcpServer:
         """Answer one request. Return False when the connection cannot go on."""
         head, deadline = connection.read_head(self.longest)
         magic, token, slot, count = REQUEST.unpack(head)
-        if magic != MAGIC or not hmac.compare_digest(token, self.token):
+        if magic not in (MAGIC, MAGIC_SLICES) or not hmac.compare_digest(token, self.token):
             return False
+        named = b"" if magic == MAGIC else connection.take(HEADS.size, deadline)
         tail = connection.take(count * RUN.size, deadline) if 0 < count < self.storage.num_blocks else b""
         runs: Runs = list(RUN.iter_unpack(tail))
         if (
             self.guard is not None
             and runs
-            and not has_grant(connection, self.guard.grants, head + tail, slot, deadline)
+            and not has_grant(connection, self.guard.grants, head + named + tail, runs, slot, deadline)
         ):
             return False
         connection.deadline = None
         connection.socket.settimeout(self.stall)
-        if count != len(runs) or slot >= EPOCH_SLOTS or not self.has(runs):
+        heads = heads_named(named) if named else self.storage.layout.kv_heads
+        if count != len(runs) or slot >= EPOCH_SLOTS or not (self.has(runs) and self.holds(heads)):
             connection.put(ANSWER.pack(REFUSED, 0))
             return bool(count == len(runs))
-        self.send(connection, runs)
+        self.send(connection, runs, heads)
         connection.put(EPOCH.pack(epoch_after_data(self.epochs, slot)))
         return True
+
+    def holds(self, heads: range) -> bool:
+        """Return whether all these heads are in the pool."""
+        return is_within(heads, self.storage.layout.kv_heads)
 
     def has(self, runs: Runs) -> bool:
         """Return whether all these blocks are in the pool, and not more of them than it has."""
@@ -285,23 +296,42 @@ class TcpServer:
     @property
     def longest(self) -> int:
         """The size of an encrypted request that names every block by itself."""
-        return REQUEST.size + self.storage.num_blocks * RUN.size + STAMP.size + MAX_NAME + TAG_BYTES
+        return REQUEST.size + HEADS.size + self.storage.num_blocks * RUN.size + STAMP.size + MAX_NAME + TAG_BYTES
 
-    def send(self, connection: TcpConnection, runs: Runs) -> None:
-        """Send the blocks, straight from the pool. On return all of them have been copied out of it."""
+    def send(self, connection: TcpConnection, runs: Runs, heads: range) -> None:
+        """Send these heads of the blocks. On return all of them have been copied out of the pool."""
+        size = self.storage.slice_bytes(heads)
+        connection.put(ANSWER.pack(READ, size * sum(count for _, count in runs)))
+        if heads == self.storage.layout.kv_heads:
+            self.send_blocks(connection, runs)
+            return
+        slices = self.storage.slices(self.storage.bytes, self.storage.layout.kv_heads, heads)
+        at_once = max(1, SEND_BYTES // size) if connection.ciphers is None else 1
+        for first, count in runs:
+            for start in range(first, first + count, at_once):
+                part = slices[start : min(start + at_once, first + count)]
+                connection.put(np.ascontiguousarray(part).reshape(-1).data)
+
+    def send_blocks(self, connection: TcpConnection, runs: Runs) -> None:
+        """Send whole blocks, straight from the pool."""
         size = self.storage.layout.block_bytes
         piece = SEND_BYTES if connection.ciphers is None else size
-        connection.put(ANSWER.pack(READ, size * sum(count for _, count in runs)))
         for first, count in runs:
             for start in range(first * size, (first + count) * size, piece):
                 connection.put(self.data[start : min(start + piece, (first + count) * size)])
 
 
-def has_grant(connection: TcpConnection, grants: Grants, request: bytes, slot: int, deadline: float) -> bool:
-    """Return whether the grant that follows the request lets the peer read what it asks for."""
+def heads_named(named: bytes) -> range:
+    first, count = HEADS.unpack(named)
+    return range(first, first + count)
+
+
+def has_grant(
+    connection: TcpConnection, grants: Grants, request: bytes, runs: Runs, slot: int, deadline: float
+) -> bool:
+    """Return whether the grant that follows the request, for these runs, lets the peer read what it asks for."""
     stamp, epoch, length = STAMP.unpack(connection.take(STAMP.size, deadline))
     shown = connection.take(length, deadline).decode(errors="replace") if length else ""
-    runs = list(RUN.iter_unpack(request[REQUEST.size :]))
     return grants.admits(shown, epoch, request, stamp, slot, runs)
 
 

@@ -63,13 +63,16 @@ class RankReady:
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """From driver to follower: the work of one step, applied in the order of these fields; any of them may be empty.
+    """From driver to follower: the work of one step. Any field may be empty. First come the orders about blocks, which
+    the driver gave before it planned the step, in the order `epochs`, `grants`, `cleared`, `published`, `accepted`,
+    `detached`, `attached`, `pulls`, `cancelled`; then `copies` and `tiles`.
 
-    `epochs`: [slot, epoch] to write into epoch cells. `copies`: [from, to] of whole blocks. `tiles`: rows to compute,
-    as runtime/engine/tile_plan.py writes them. `cleared`: [block, filled slots] whose rest is zeroed. `published`:
-    requests, each a number and then blocks to make readable and to digest. `accepted`: pulled blocks that are good.
-    `attached`: {peer: descriptor}, `detached`: peers. `pulls`: see runtime/transfer/rank_connector.py. `cancelled`:
-    tickets of pulls. `stop`: leave after this plan.
+    `epochs`: [slot, epoch] to write into epoch cells. `grants`: changes of what peers may read, see
+    runtime/disaggregation/rank_orders.py. `cleared`: [block, filled slots] whose rest is zeroed. `published`: requests,
+    each a number, the ranks of the taking worker, and then blocks to make readable and to digest. `accepted`: pulled
+    blocks that are good. `detached`: peers. `attached`: {peer: descriptor}. `pulls`: see
+    runtime/disaggregation/rank_connector.py. `cancelled`: tickets of pulls. `copies`: [from, to] of whole blocks.
+    `tiles`: rows to compute, as runtime/engine/tile_plan.py writes them. `stop`: leave after this plan.
     """
 
     sender: str
@@ -86,6 +89,7 @@ class RankPlan:
     pulls: list[dict[str, Any]] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
     stop: bool = False
+    grants: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from pontil.runtime.wire.request_messages import Logprobs
 
 @dataclass(frozen=True, slots=True)
 class Greet:
-    """From decode to prefill worker: introduce myself, to check whether our KV blocks are compatible."""
+    """From decode to prefill worker: introduce myself, to check whether our KV blocks are compatible. I am of so many
+    `ranks`; None: of an earlier version, that knows no ranks."""
 
     sender: str
     receiver: str
@@ -21,23 +22,26 @@ class Greet:
     block_size: int | None = None
     kernels: str | None = None
     kv_cache_dtype: str | None = None
+    ranks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
     """From prefill to decode worker: the answer to Greet. `reason` is set when refused, else `pool` says how to read
-    my blocks (the connector's descriptor)."""
+    my blocks (the connector's descriptor; that of a worker of several ranks has one for each of them). `ranks` is as in
+    Greet."""
 
     sender: str
     receiver: str
     pool: dict[str, Any] | None = None
     reason: str | None = None
+    ranks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
     """From decode to prefill worker: there is room for this transfer; start computing. The first `have` blocks of the
-    prompt are here already and need not be sent."""
+    prompt are here already and need not be sent. I take it with so many `ranks`."""
 
     sender: str
     receiver: str
@@ -45,13 +49,15 @@ class Begin:
     request_id: str
     attempt: int
     have: int = 0
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkReady:
     """From prefill to decode worker: these blocks of the prompt, counted from block `first`, are final.
 
-    `slot` is the reservation's cell in the epoch table. `digests` has one number for each block.
+    `slot` is the reservation's cell in the epoch table. `digests` has one number for each block and head group, those
+    of a block side by side (runtime/cache/head_groups.py): one for each block between workers of one rank.
     """
 
     sender: str

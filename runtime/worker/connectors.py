@@ -9,7 +9,7 @@ from pontil.runtime.errors import ModelError
 from pontil.runtime.foundation.connectors import AUTO, NAMES
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.transfer.auto_connector import AutoConnector
-from pontil.runtime.transfer.connector import Connector, ConnectorOptions
+from pontil.runtime.transfer.connector import ConnectorOptions, SliceConnector
 from pontil.runtime.transfer.connector_factory import opener
 from pontil.runtime.transfer.security import TransferSecurity
 
@@ -17,7 +17,7 @@ from pontil.runtime.transfer.security import TransferSecurity
 def open_connector(
     config: WorkerConfig, storage: KVStorage, wake: Callable[[], None], guard: TransferSecurity | None = None,
     failures: ThreadFailures | None = None,
-) -> Connector:  # fmt: skip
+) -> SliceConnector:  # fmt: skip
     """Open the configured connector. `guard` protects data that crosses a network; `wake` wakes the worker when a pull
     has ended. Raises ModelError for an unknown name."""
     if config.kv_connector not in NAMES:

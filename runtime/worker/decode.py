@@ -11,11 +11,12 @@ from bisect import insort
 from dataclasses import dataclass, field
 
 from pontil.runtime.config import DEADLINES, Deadlines
+from pontil.runtime.disaggregation.rank_connector import RankConnector
+from pontil.runtime.disaggregation.rank_pools import RankPools
 from pontil.runtime.disaggregation.receiver import DRAIN_TIMEOUT, KVReceiver, ReceiveTransfer
 from pontil.runtime.disaggregation.states import ReceiveEvent
 from pontil.runtime.engine.sequence import FinishReason
 from pontil.runtime.errors import TransferError
-from pontil.runtime.transfer.connector import Connector
 from pontil.runtime.wire.context import Context
 from pontil.runtime.wire.messages import (
     SCHEMA,
@@ -73,7 +74,8 @@ class DecodeSide:
     incarnation: str
     name: str
     machine: WorkerResources
-    connector: Connector
+    connector: RankConnector
+    pools: RankPools
     kv_fingerprint: str
     context: Context
     poller: Poller
@@ -88,11 +90,12 @@ class DecodeSide:
     counts: TransferCounts = field(default_factory=TransferCounts)
 
     def __post_init__(self) -> None:
-        self.kv_receiver = KVReceiver(self.connector, self.machine.storage, self, self.deadlines)
+        self.kv_receiver = KVReceiver(self.connector, self.pools, self, self.deadlines)
         machine, layout = self.machine, self.machine.layout
         greeting = Greet(
             self.incarnation, "", SCHEMA, self.name, machine.fingerprint, self.kv_fingerprint, dtype=machine.dtype,
             block_size=layout.block_size, kernels=machine.kernels, kv_cache_dtype=machine.kv_cache_dtype,
+            ranks=layout.ranks,
         )  # fmt: skip
         self.peers = PeerConnections(greeting, self.connector, self.context, self.poller, self.deadlines)
 
@@ -131,7 +134,15 @@ class DecodeSide:
         self.parked[transfer_id] = Parked(request, transfer, now + self.deadlines.renew_every)
         self.peers.tell(
             connection.peer,
-            Begin(self.incarnation, connection.peer, transfer_id, request.request_id, request.attempt, have),
+            Begin(
+                self.incarnation,
+                connection.peer,
+                transfer_id,
+                request.request_id,
+                request.attempt,
+                have,
+                self.machine.layout.ranks,
+            ),  # fmt: skip
         )
 
     def take(self, message: Message, now: float) -> None:
@@ -139,7 +150,7 @@ class DecodeSide:
         if isinstance(message, Greeting):
             connection = self.peers.get(message.sender)
             if connection is not None:
-                connection.greeted(message, self.connector)
+                connection.greeted(message, self.connector, self.machine.layout.ranks)
             self.admit()
         elif isinstance(message, ChunkReady | Handoff | Withdrawn):
             parked = self.parked.get(message.transfer_id)
@@ -254,11 +265,11 @@ class DecodeSide:
                 self.peers.tell(
                     transfer.peer, Renew(self.incarnation, transfer.peer, transfer.transfer_id, transfer.epoch)
                 )
-        for peer in self.connector.lost():
-            self.lose_peer(peer, now)
+        for peer, reason in self.connector.unreachable().items():
+            self.lose_peer(peer, now, reason)
         self.admit()
 
-    def lose_peer(self, peer: str, now: float, reason: str = "the prefill worker ended") -> None:
+    def lose_peer(self, peer: str, now: float, reason: str) -> None:
         """Handle the end of a prefill worker. Blocks it had handed over can still be read; the rest will never come."""
         open_transfers = [transfer for transfer in self.kv_receiver.open.values() if transfer.peer == peer]
         for transfer in open_transfers:

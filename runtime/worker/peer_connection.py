@@ -30,13 +30,16 @@ class PeerConnection:
     state: HandshakeState = HandshakeState.GREETING
     reason: str = ""
 
-    def greeted(self, greeting: Greeting, connector: Connector) -> None:
-        """Handle the peer's answer: attach its pool, or record why that is not possible. Only the first answer
-        counts."""
+    def greeted(self, greeting: Greeting, connector: Connector, ranks: int) -> None:
+        """Handle the peer's answer: attach its pool, or record why that is not possible. Only the first answer counts.
+        `ranks` are ours."""
         if self.state is not HandshakeState.GREETING:
             return
         if greeting.pool is None:
             self.fail(greeting.reason or "the prefill worker refused the handshake")
+            return
+        if ranks > 1 and greeting.ranks is None:
+            self.fail("the prefill worker is of a version without ranks: install the same version of pontil for both")
             return
         try:
             connector.attach(self.peer, greeting.pool)

@@ -9,13 +9,14 @@ state table how a transfer ends; this side carries out its actions, and keeps th
 from collections import abc
 from dataclasses import dataclass, field, replace
 
+from pontil.runtime.cache.head_groups import can_divide
 from pontil.runtime.config import DEADLINES, Deadlines
+from pontil.runtime.disaggregation.rank_pools import RankPools
 from pontil.runtime.disaggregation.sender import KVSender, PrefillResult, SendTransfer
 from pontil.runtime.disaggregation.states import SendEvent, SendState
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.sequence import FinishReason, Sequence
 from pontil.runtime.transfer.connector import Connector
-from pontil.runtime.transfer.grants import Grants
 from pontil.runtime.wire.compatibility import foreign, objection
 from pontil.runtime.wire.messages import (
     SCHEMA,
@@ -27,6 +28,7 @@ from pontil.runtime.wire.messages import (
     Greeting,
     Handoff,
     Message,
+    RankDone,
     Renew,
     Withdrawn,
 )
@@ -75,7 +77,7 @@ class PrefillSide:
     socket: PeerServer
     connector: Connector
     kv_fingerprint: str
-    grants: Grants | None = None
+    pools: RankPools
     deadlines: Deadlines = DEADLINES
     kv_sender: KVSender = field(init=False)
     outbox: Outbox = field(init=False)
@@ -87,7 +89,7 @@ class PrefillSide:
     expired: int = 0
 
     def __post_init__(self) -> None:
-        self.kv_sender = KVSender(self.machine.storage, self.incarnation, self, self.deadlines, self.grants)
+        self.kv_sender = KVSender(self.pools, self.incarnation, self, self.deadlines)
         self.outbox = Outbox(lambda peer, message: self.socket.send(message))
 
     def submitted(self, request: WorkerRequest, now: float) -> None:
@@ -123,12 +125,12 @@ class PrefillSide:
         ours = replace(
             greet, name="the prefill worker", model_fingerprint=self.machine.fingerprint,
             kv_fingerprint=self.kv_fingerprint, dtype=self.machine.dtype, block_size=layout.block_size,
-            kernels=self.machine.kernels, kv_cache_dtype=self.machine.kv_cache_dtype,
+            kernels=self.machine.kernels, kv_cache_dtype=self.machine.kv_cache_dtype, ranks=layout.ranks,
         )  # fmt: skip
         reason = foreign(greet, ours.name, SCHEMA) or objection(greet, ours)
         if reason is not None:
             return Greeting(self.incarnation, greet.sender, reason=reason)
-        return Greeting(self.incarnation, greet.sender, pool=self.connector.register())
+        return Greeting(self.incarnation, greet.sender, pool=self.connector.register(), ranks=layout.ranks)
 
     def half(self, transfer_id: str, now: float) -> HalfTransfer:
         return self.halves.setdefault(transfer_id, HalfTransfer(now + self.deadlines.first_byte_timeout))
@@ -146,7 +148,12 @@ class PrefillSide:
             self.refuse(begin, "the prompt does not have so many blocks")
             self.give_up(request, "the decode worker claims blocks that the prompt does not have")
             return
-        sent = self.kv_sender.begin(transfer_id, begin.sender, now, begin.have, request.submit.transfer_secret)
+        if not can_divide(self.machine.layout.num_kv_heads, begin.ranks):
+            self.refuse(begin, f"so many ranks ({begin.ranks}) cannot hold the model's KV heads")
+            self.give_up(request, "the decode worker claims ranks that cannot hold the model's KV heads")
+            return
+        secret = request.submit.transfer_secret
+        sent = self.kv_sender.begin(transfer_id, begin.sender, now, begin.have, secret, begin.ranks)
         if sent is None:
             self.refuse(begin, "too many transfers are open")
             self.give_up(request, "the prefill worker has too many transfers open")
@@ -159,9 +166,15 @@ class PrefillSide:
         for job in list(self.jobs.values()):
             sequence = job.request.sequence
             ready = sequence.blocks[: sequence.computed // self.machine.layout.block_size]
-            chunk = self.kv_sender.announce(job.sent, ready, now)
-            if chunk is not None:
-                self.outbox.post(chunk.receiver, chunk)
+            self.kv_sender.announce(job.sent, ready, now)
+
+    def announce_blocks(self, message: ChunkReady | Handoff) -> None:
+        self.outbox.post(message.receiver, message)
+
+    def ranks_answered(self, done: RankDone) -> None:
+        """Handle a follower's digests: announcements may have waited for them."""
+        self.pools.take(done)
+        self.kv_sender.flush()
 
     def ended(self, output: Output, now: float) -> None:
         """Record a choice's first token. After the last one, hand the prompt over if any choice continues."""
@@ -185,12 +198,11 @@ class PrefillSide:
         filled = sequence.computed % self.machine.layout.block_size
         if filled:
             # A block is hashed and sent whole: data that an earlier owner left after the prompt must not be sent.
-            self.machine.storage.clear_tail(sequence.blocks[-1], filled)
+            self.pools.clear_tail(sequence.blocks[-1], filled)
         done = prefilled(job, going_on, now, self.machine.scheduler.speculative_tokens)
-        handoff = self.kv_sender.hold(job.sent, sequence.blocks, done, now)
         del self.jobs[job.request.key]
-        self.held[handoff.transfer_id] = job.request
-        self.outbox.post(handoff.receiver, handoff)
+        self.held[job.sent.transfer_id] = job.request
+        self.kv_sender.hold(job.sent, sequence.blocks, done, now)
 
     def break_off(self, request: WorkerRequest, now: float) -> None:
         """End a request with an error, of which the proxy was told; for the decode worker it counts as finished."""

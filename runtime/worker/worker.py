@@ -8,11 +8,15 @@ from types import FrameType
 
 from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config import WorkerConfig
+from pontil.runtime.disaggregation.rank_connector import RankConnector
+from pontil.runtime.disaggregation.rank_orders import RankOrders
+from pontil.runtime.disaggregation.rank_pools import RankPools
 from pontil.runtime.engine.sequence import FinishReason
 from pontil.runtime.errors import RequestError
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.threads import ThreadFailures
-from pontil.runtime.transfer.connector import Connector
+from pontil.runtime.transfer.connector import SliceConnector
+from pontil.runtime.transfer.ranked_connector import RankedConnector
 from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.wire.keys import Keys
 from pontil.runtime.wire.messages import Cancel, Message, Submit
@@ -68,19 +72,32 @@ class Worker:
         self.poller.register(self.peers_in)
         self.poller.register(self.control)
         self.guard = None if self.keys is None else TransferSecurity(self.keys.transfer)
-        self.connector = self.open_connector()
+        # Orders to the other ranks of this worker, if it has any.
+        self.orders = RankOrders(machine.layout.ranks)
+        self.transport = self.open_connector()
+        own = RankedConnector(self.transport, machine.storage)
+        self.connector = RankConnector(own, machine.storage, self.orders)
+        grants = None if self.guard is None else self.guard.grants
+        self.pools = RankPools(machine.storage, self.orders, grants)
         self.link = ProxyLink(self.control, make_hello(self.incarnation, config, machine, self.peers_in.endpoint))
         self.requests = RequestTable(self.incarnation, self.link)
         self.reachability = ProxyReachability(self.control.connection, config.control)
         self.assigned_role = AssignedRole(self.link, report)
         self.commands = None if pipe is None else SupervisorCommands(pipe, self.poller, self.assigned_role)
         kv = machine.layout.fingerprint()
-        grants = None if self.guard is None else self.guard.grants
         self.prefill = PrefillSide(
-            self.incarnation, machine, self.peers_in, self.connector, kv, grants, config.deadlines
+            self.incarnation, machine, self.peers_in, self.connector, kv, self.pools, config.deadlines
         )
         self.decode = DecodeSide(
-            self.incarnation, config.name, machine, self.connector, kv, self.context, self.poller, config.deadlines
+            self.incarnation,
+            config.name,
+            machine,
+            self.connector,
+            self.pools,
+            kv,
+            self.context,
+            self.poller,
+            config.deadlines,
         )
         self.grammars = GrammarManager(machine.grammars, self.poller.wake, self.failures)
         sockets = (self.control, self.peers_in)
@@ -91,7 +108,7 @@ class Worker:
             self.requests, self.link, machine.engine, self.prefill, self.engine_counters, self.cancel
         )
 
-    def open_connector(self) -> Connector:
+    def open_connector(self) -> SliceConnector:
         return open_connector(self.config, self.machine.storage, self.poller.wake, self.guard, self.failures)
 
     def stop(self, number: int = 0, frame: FrameType | None = None) -> None:

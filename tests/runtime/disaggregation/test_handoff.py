@@ -19,6 +19,7 @@ from staged import MEMORIES
 
 from pontil.runtime.cache.storage import EPOCH_SLOTS, KVStorage
 from pontil.runtime.config import DEADLINES
+from pontil.runtime.disaggregation.rank_pools import RankPools
 from pontil.runtime.disaggregation.receiver import DRAIN_TIMEOUT, KVReceiver, ReceiveTransfer
 from pontil.runtime.disaggregation.sender import KVSender, PrefillResult
 from pontil.runtime.disaggregation.states import (
@@ -50,9 +51,15 @@ def give(both: Pair1P1D) -> tuple[ChunkReady, Handoff]:
     """Hand over three blocks, two of them announced ahead."""
     sent = both.kv_sender.begin("t", "D", 0.0)
     assert sent is not None
-    chunk = both.kv_sender.announce(sent, [3, 4], 0.0)
-    assert chunk is not None
-    return chunk, both.kv_sender.hold(sent, [3, 4, 9], DONE, now=0.0)
+    both.kv_sender.announce(sent, [3, 4], 0.0)
+    both.kv_sender.hold(sent, [3, 4, 9], DONE, now=0.0)
+    return announced(both)
+
+
+def announced(both: Pair1P1D) -> tuple[ChunkReady, Handoff]:
+    chunk, handoff = both.letting_go.announced
+    assert isinstance(chunk, ChunkReady) and isinstance(handoff, Handoff)
+    return chunk, handoff
 
 
 def test_blocks_arrive_chunk_by_chunk(both: Pair1P1D) -> None:
@@ -73,10 +80,11 @@ def test_blocks_arrive_chunk_by_chunk(both: Pair1P1D) -> None:
 
 def test_a_step_that_finishes_no_block_announces_nothing(both: Pair1P1D) -> None:
     sent = both.kv_sender.begin("t", "D", 0.0)
-    assert sent is not None and both.kv_sender.announce(sent, [], 0.0) is None
-    chunk = both.kv_sender.announce(sent, [3, 4], 0.0)
-    assert chunk is not None and both.kv_sender.announce(sent, [3, 4], 0.0) is None
-    handoff = both.kv_sender.hold(sent, [3, 4], DONE, now=0.0)
+    assert sent is not None
+    for blocks in ([], [3, 4], [3, 4]):
+        both.kv_sender.announce(sent, blocks, 0.0)
+    both.kv_sender.hold(sent, [3, 4], DONE, now=0.0)
+    chunk, handoff = announced(both)
     assert (handoff.first, handoff.block_ids, handoff.digests) == (2, [], [])
     take = both.kv_receiver.begin("t", "P", 2, 0.0)
     both.kv_receiver.announced(take, chunk, [5, 6], 0.0)
@@ -142,7 +150,7 @@ def test_an_epoch_that_no_cell_holds_fails_the_transfer(both: Pair1P1D, epoch: i
 def stuck_transfer(both: Pair1P1D) -> tuple["StuckConnector", KVReceiver, ReceiveTransfer]:
     """Return a transfer whose pull does not end."""
     stuck = StuckConnector()
-    kv_receiver = KVReceiver(stuck, both.ours, both.receiving)
+    kv_receiver = KVReceiver(stuck, RankPools(both.ours), both.receiving)
     take = kv_receiver.begin("t", "P", 3, 0.0)
     chunk, _ = give(both)
     kv_receiver.announced(take, chunk, [5, 6], 0.0)
@@ -209,7 +217,7 @@ def test_a_copier_that_does_not_end_stops_the_worker_and_keeps_the_blocks(
 def test_a_transfer_is_what_all_its_pulls_are(both: Pair1P1D, order: tuple[int, int], bad: int | None) -> None:  # C9
     """One bad pull fails it, in whatever order they end."""
     stuck = StuckConnector()
-    kv_receiver = KVReceiver(stuck, both.ours, both.receiving)
+    kv_receiver = KVReceiver(stuck, RankPools(both.ours), both.receiving)
     take = kv_receiver.begin("t", "P", 3, 0.0)
     chunk, handoff = give(both)
     kv_receiver.announced(take, chunk, [5, 6], 0.0)
@@ -243,7 +251,9 @@ class StuckConnector(ShmConnector):
         self.extra: list[PullResult] = []
         self.release, self.bytes = False, 0
 
-    def pull(self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None) -> int:
+    def pull(
+        self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
+    ) -> int:
         self.open.append(len(self.open))
         return self.open[-1]
 
@@ -373,7 +383,7 @@ def test_neighbours_are_merged() -> None:
 def test_a_gift_lets_go_exactly_once_whatever_happens(events: list[tuple[SendEvent, int]]) -> None:
     """C7: finish, abort, failure, expiry and late messages in any order."""
     notes, storage = GivingNotes(), KVStorage(LAYOUT, 12, CPU)
-    kv_sender = KVSender(storage, "P", notes)
+    kv_sender = KVSender(RankPools(storage), "P", notes)
     sent = kv_sender.begin("t", "D", 0.0)
     assert sent is not None
     for event, off in events:

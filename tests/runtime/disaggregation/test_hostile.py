@@ -18,6 +18,7 @@ from pools import LAYOUT
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import EPOCH_SLOTS, KVStorage
 from pontil.runtime.config import DEADLINES
+from pontil.runtime.disaggregation.rank_pools import RankPools
 from pontil.runtime.disaggregation.receiver import DRAIN_TIMEOUT, KVReceiver, ReceiveTransfer
 from pontil.runtime.disaggregation.sender import KVSender, PrefillResult, SendTransfer
 from pontil.runtime.disaggregation.states import ReceiveEvent, ReceiveState, SendEvent, SendState
@@ -44,7 +45,8 @@ class Pools:
         self.connector = HostileConnector(self.ours, lambda: None, PullAtOnce)
         self.connector.choose, self.connector.backwards = choose, backwards
         self.connector.attach("P", self.source.register())
-        self.kv_sender, self.kv_receiver = KVSender(self.theirs, "P", self), KVReceiver(self.connector, self.ours, self)
+        self.kv_sender = KVSender(RankPools(self.theirs), "P", self)
+        self.kv_receiver = KVReceiver(self.connector, RankPools(self.ours), self)
         self.sends: dict[str, SendTransfer] = {}
         self.transfers: dict[str, ReceiveTransfer] = {}
         self.sizes: dict[str, int] = {}
@@ -69,6 +71,9 @@ class Pools:
         blocks = held.pop(one.transfer_id)
         storage.shared[blocks] = FREE_BYTE
         pool.release(blocks)
+
+    def announce_blocks(self, message: ChunkReady | Handoff) -> None:
+        self.wire.append(message)
 
     def withdraw(self, sent: SendTransfer, finished: bool) -> None:
         if not self.lossy() and sent.transfer_id in self.kv_receiver.open:
@@ -122,12 +127,10 @@ class Pools:
         whole = self.bytes_of(name)
         self.theirs.shared[blocks[sent.announced : upto]] = whole[sent.announced : upto]
         if upto < self.sizes[name]:
-            chunk = self.kv_sender.announce(sent, blocks[:upto], self.now)
-            assert chunk is not None
-            self.wire.append(chunk)
+            self.kv_sender.announce(sent, blocks[:upto], self.now)
         else:
             done = PrefillResult(16 * upto, [7], 16 * upto, 0, 0.0, [0])
-            self.wire.append(self.kv_sender.hold(sent, blocks, done, self.now))
+            self.kv_sender.hold(sent, blocks, done, self.now)
 
     def deliver(self) -> None:
         if not self.wire:

@@ -11,6 +11,7 @@ from recording_callbacks import GivingNotes, TakingNotes
 
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.disaggregation.rank_pools import RankPools
 from pontil.runtime.disaggregation.receiver import KVReceiver
 from pontil.runtime.disaggregation.sender import KVSender
 from pontil.runtime.disaggregation.states import (
@@ -32,8 +33,8 @@ from pontil.runtime.transfer.shm_connector import ShmConnector
 def test_the_tables_say_only_what_can_be_done() -> None:
     storage = KVStorage(KVLayout(16, 2, 2, 8, "bfloat16"), 3, torch.device("cpu"))
     connector = ShmConnector(storage, lambda: None)
-    assert set(KVSender(storage, "P", GivingNotes()).acts) == set(SendAction)
-    assert set(KVReceiver(connector, storage, TakingNotes()).acts) == set(ReceiveAction)
+    assert set(KVSender(RankPools(storage), "P", GivingNotes()).acts) == set(SendAction)
+    assert set(KVReceiver(connector, RankPools(storage), TakingNotes()).acts) == set(ReceiveAction)
     connector.close()
     for (here, event), (_, actions) in [*SENDING.items(), *RECEIVING.items()]:
         assert here not in SENDING_ENDS | RECEIVING_ENDS, f"{here} is an end, and {event} goes on"

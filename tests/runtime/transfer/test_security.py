@@ -47,9 +47,9 @@ class Two:
         self.sent = 0
         sends = server.send
 
-        def send(connection: TcpConnection, runs: Any) -> None:
+        def send(connection: TcpConnection, runs: Any, heads: range) -> None:
             self.sent += len(runs)
-            sends(connection, runs)
+            sends(connection, runs, heads)
 
         server.send = send  # type: ignore[method-assign]
 

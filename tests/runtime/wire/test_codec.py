@@ -30,6 +30,11 @@ values: dict[Any, st.SearchStrategy[Any]] = {
     int | None: ints | st.none(),
     float | None: st.floats(allow_nan=False) | st.none(),
     str | None: st.text(max_size=20) | st.none(),
+    list[dict[str, Any]]: st.lists(st.dictionaries(st.text(max_size=5), ints, max_size=3), max_size=3),
+    dict[str, dict[str, Any]]: st.dictionaries(
+        st.text(max_size=5), st.dictionaries(st.text(max_size=5), ints, max_size=3), max_size=3
+    ),
+    dict[str, str]: st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
     dict[str, Any] | None: st.dictionaries(st.text(max_size=5), ints, max_size=3) | st.none(),
 }
 

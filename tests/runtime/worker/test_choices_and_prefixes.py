@@ -72,7 +72,7 @@ def test_choices_whose_blocks_are_damaged_are_computed_here(
     proxy: ScriptedProxy, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = type(pair[0].machine.storage)
-    monkeypatch.setattr(storage, "digests", lambda self, blocks: [id(self)] * len(blocks))
+    monkeypatch.setattr(storage, "digests", lambda self, blocks, heads=None: [id(self)] * len(blocks))
     whole, split = both(proxy, pair, 40, 3)
     assert [split.choice(number) for number in range(3)] == [whole.choice(number) for number in range(3)]
     assert pair[1].decode.counts.failed == 1

@@ -79,7 +79,7 @@ def test_connectors_know_when_a_peer_stalls(
 ) -> None:  # C14, D13
     worker = open_worker(model, tmp_path, "mixed:0", "mixed", deadlines=OURS, kv_connector=kind)
     proxy.admit(worker)
-    tcp = worker.connector.ways["tcp"] if isinstance(worker.connector, AutoConnector) else worker.connector
+    tcp = worker.transport.ways["tcp"] if isinstance(worker.transport, AutoConnector) else worker.transport
     assert isinstance(tcp, TcpConnector)
     tcp.attach("peer", tcp.register())
     assert tcp.server.stall == OURS.kv_stall_timeout

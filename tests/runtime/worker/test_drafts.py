@@ -11,7 +11,6 @@ from workers import PromptWorker, ScriptedProxy, WorkerAnswer, drawn, everyone_c
 
 from pontil.runtime.disaggregation.sender import KVSender
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.wire.messages import Handoff
 
 REPEATING = [20, 21, 22, 23, 24, 25] * 7
 KINDS: dict[str, SamplingParams] = {
@@ -55,9 +54,9 @@ def test_a_pair_that_guesses_answers_as_one_that_does_not(
     drafts: list[list[list[int]] | None] = []
     hold = KVSender.hold
 
-    def held(*given: Any) -> Handoff:
+    def held(*given: Any) -> None:
         drafts.append(given[3].drafts)
-        return hold(*given)
+        hold(*given)
 
     monkeypatch.setattr(KVSender, "hold", held)
     params = KINDS[kind]

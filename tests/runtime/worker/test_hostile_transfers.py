@@ -23,7 +23,7 @@ def hostile(proxy: ScriptedProxy, model: Path, tmp_path: Path) -> tuple[PromptWo
     prefill = open_worker(model, tmp_path, "prefill:0", "prefill")
     decode = open_worker(model, tmp_path, "decode:0", "decode", HostileWorker)
     proxy.admit(prefill, decode)
-    connector = decode.connector
+    connector = decode.transport
     assert isinstance(connector, HostileConnector)
     return prefill, decode, connector
 

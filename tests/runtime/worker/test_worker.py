@@ -11,7 +11,8 @@ from workers import PromptWorker, ScriptedProxy, Silent, drawn, everyone_clean, 
 from pontil.runtime.config import Deadlines
 from pontil.runtime.errors import ModelError
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.wire.messages import Begin, Fetched, Submit
+from pontil.runtime.wire.messages import Begin, ChunkReady, Fetched, Handoff, Submit
+from pontil.runtime.worker.prefill import PrefillSide
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 32, 200])  # C10: around block boundaries, and several chunks
@@ -191,7 +192,9 @@ def test_blocks_that_arrive_damaged_are_computed_again(
 ) -> None:
     prefill, decode = pair
     proxy.submit(decode, "whole", prompt(100), drawn(8))
-    monkeypatch.setattr(type(decode.machine.storage), "digests", lambda self, blocks: [id(self)] * len(blocks))
+    monkeypatch.setattr(
+        type(decode.machine.storage), "digests", lambda self, blocks, heads=None: [id(self)] * len(blocks)
+    )
     proxy.submit_pair(prefill, decode, "split", prompt(60), drawn(8))
     proxy.submit(decode, "same", prompt(60), drawn(8))
     split, same, _ = proxy.finish("split", "same", "whole")
@@ -224,10 +227,12 @@ def test_a_handoff_that_lies_ends_the_request_and_not_the_worker(
     proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker], lie: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefill, decode = pair
-    hold = type(prefill.prefill.kv_sender).hold
-    monkeypatch.setattr(
-        type(prefill.prefill.kv_sender), "hold", lambda *told, **more: replace(hold(*told, **more), **lie)
-    )
+    announce = PrefillSide.announce_blocks
+
+    def lying(side: PrefillSide, message: ChunkReady | Handoff) -> None:
+        announce(side, replace(message, **lie) if isinstance(message, Handoff) else message)
+
+    monkeypatch.setattr(PrefillSide, "announce_blocks", lying)
     proxy.submit_pair(prefill, decode, "r", prompt(40), drawn(8))
     (answer,) = proxy.finish("r")
     assert "not for this request" in answer.failures[0].reason

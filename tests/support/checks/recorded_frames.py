@@ -8,6 +8,8 @@ form. A new message is added to MESSAGES and RECORDED.
 from dataclasses import replace
 from typing import Any
 
+from rank_frames import RANK_MESSAGES, RANK_RECORDED, RANK_SHORTEST
+
 from pontil.runtime.wire.messages import (
     Abandon,
     Begin,
@@ -134,6 +136,7 @@ MESSAGES: dict[str, Message] = {
     "renew": Renew(sender="d4", receiver="p3", transfer_id="r.1", epoch=6),
     "fetched": Fetched(sender="d4", receiver="p3", transfer_id="r.1", epoch=6),
     "abandon": Abandon(sender="d4", receiver="p3", transfer_id="r.1", reason="cancelled"),
+    **RANK_MESSAGES,
 }
 
 # MESSAGES in the wire format at the time when handoffs of several choices were added.
@@ -225,6 +228,7 @@ RECORDED = {
         "85a174a76162616e646f6ea673656e646572a26434a87265636569766572a27033ab7472616e736665725f6964a3722e31a6"
         "726561736f6ea963616e63656c6c6564"
     ),
+    **RANK_RECORDED,
 }
 
 # Fields added later, by message.
@@ -233,7 +237,9 @@ ADDED: dict[str, dict[str, Any]] = {
     "welcome": {"steps": True, "role": "prefill", "draining": True},
     "goodbye": {"drained": True},
     "failed": {"moved": True},
-    "greet": {"dtype": "float32", "block_size": 16},
+    "greet": {"dtype": "float32", "block_size": 16, "ranks": 2},
+    "greeting": {"ranks": 2},
+    "begin": {"ranks": 2},
     "tokens": {
         "queue_seconds": 0.25,
         "computed_tokens": 1,
@@ -273,9 +279,17 @@ RECORDED_LATER = {
         "6d707401a6726561736f6ea76e6f20726f6f6da6737461747573cd0190a56d6f766564c3"
     ),
     "greet": (
-        "89a174a56772656574a673656e646572a26434a87265636569766572a27033a6736368656d6101a46e616d65a86465636f64"
+        "8aa174a56772656574a673656e646572a26434a87265636569766572a27033a6736368656d6101a46e616d65a86465636f64"
         "653a30b16d6f64656c5f66696e6765727072696e74a26d66ae6b765f66696e6765727072696e74a26b66a56474797065a766"
-        "6c6f61743332aa626c6f636b5f73697a6510"
+        "6c6f61743332aa626c6f636b5f73697a6510a572616e6b7302"
+    ),
+    "greeting": (
+        "86a174a86772656574696e67a673656e646572a27033a87265636569766572a26434a4706f6f6c82a46b696e64a373686da3"
+        "706964cd1268a6726561736f6ea66f72206e6f74a572616e6b7302"
+    ),
+    "begin": (
+        "88a174a5626567696ea673656e646572a26434a87265636569766572a27033ab7472616e736665725f6964a3722e31aa7265"
+        "71756573745f6964a172a7617474656d707401a46861766502a572616e6b7302"
     ),
     "tokens": (
         "de0017a174a6746f6b656e73a673656e646572a26434a87265636569766572a27078aa726571756573745f6964a172a76174"
@@ -364,4 +378,5 @@ SHORTEST = {
         "41ac66697273745f746f6b656e7393000709ad70726f6d70745f746f6b656e7341ad6361636865645f746f6b656e7340ae6b"
         "765f66696e6765727072696e74a26b66af70726566696c6c5f7365636f6e6473cb3fe0000000000000"
     ),
+    **RANK_SHORTEST,
 }

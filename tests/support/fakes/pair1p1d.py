@@ -8,6 +8,7 @@ from recording_callbacks import GivingNotes, TakingNotes
 from staged import storage_in
 
 from pontil.runtime.cache.layout import KVLayout
+from pontil.runtime.disaggregation.rank_pools import RankPools
 from pontil.runtime.disaggregation.receiver import KVReceiver, ReceiveTransfer
 from pontil.runtime.disaggregation.sender import KVSender
 from pontil.runtime.transfer.shm_connector import ShmConnector
@@ -24,11 +25,11 @@ class Pair1P1D:
         self.theirs.tensor.copy_(torch.randn(self.theirs.tensor.shape))
         self.wakeup = threading.Event()
         self.letting_go, self.receiving = GivingNotes(), TakingNotes()
-        self.kv_sender = KVSender(self.theirs, "P", self.letting_go)
+        self.kv_sender = KVSender(RankPools(self.theirs), "P", self.letting_go)
         self.source = ShmConnector(self.theirs, lambda: None)
         self.connector = ShmConnector(self.ours, self.wakeup.set)
         self.connector.attach("P", self.source.register())
-        self.kv_receiver = KVReceiver(self.connector, self.ours, self.receiving)
+        self.kv_receiver = KVReceiver(self.connector, RankPools(self.ours), self.receiving)
 
     def close(self) -> None:
         self.source.close()

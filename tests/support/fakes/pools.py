@@ -12,7 +12,7 @@ from hostile_connector import HostileConnector
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.transfer.auto_connector import AutoConnector
-from pontil.runtime.transfer.connector import Connector, Pair, PullResult
+from pontil.runtime.transfer.connector import Pair, PullResult, SliceConnector
 from pontil.runtime.transfer.grants import Grant, Grants
 from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.transfer.shm_connector import ShmConnector
@@ -21,7 +21,7 @@ from pontil.runtime.transfer.tcp_connector import TcpConnector
 LAYOUT = KVLayout(16, 2, 2, 8, "bfloat16")
 DEADLINE = 20.0
 
-Open = Callable[[KVStorage, Callable[[], None]], Connector]
+Open = Callable[[KVStorage, Callable[[], None]], SliceConnector]
 
 
 class AnyPass(Grants):
@@ -37,8 +37,10 @@ class GuardedPool(TcpConnector):
     def __init__(self, storage: KVStorage, wake: Callable[[], None]) -> None:
         super().__init__(storage, wake, guard=TransferSecurity(b"s" * 32, AnyPass()))
 
-    def pull(self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None) -> int:
-        return super().pull(peer, pairs, slot, Grant("any", 0, "any"))
+    def pull(
+        self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
+    ) -> int:
+        return super().pull(peer, pairs, slot, Grant("any", 0, "any"), heads)
 
 
 KINDS: dict[str, Open] = {

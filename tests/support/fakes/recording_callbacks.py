@@ -3,14 +3,19 @@
 
 from pontil.runtime.disaggregation.receiver import ReceiveTransfer
 from pontil.runtime.disaggregation.sender import SendTransfer
+from pontil.runtime.wire.messages import ChunkReady, Handoff
 
 
 class GivingNotes:
-    """Callbacks of a sender. `freed` are the freed blocks, `notes` the calls."""
+    """Callbacks of a sender. `announced` are its messages, `freed` the freed blocks, `notes` the other calls."""
 
     def __init__(self) -> None:
+        self.announced: list[ChunkReady | Handoff] = []
         self.notes: list[str] = []
         self.freed: list[int] = []
+
+    def announce_blocks(self, message: ChunkReady | Handoff) -> None:
+        self.announced.append(message)
 
     def free_blocks(self, sent: SendTransfer) -> None:
         self.notes.append("free_blocks")

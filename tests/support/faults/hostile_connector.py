@@ -44,12 +44,14 @@ DELAYS = {Mischief.DELAY: 3, Mischief.LATE: 4, Mischief.SCRIBBLE: 4, Mischief.ST
 class PullAtOnce(ShmConnector):
     """Connector that copies in the caller's thread, before `pull` returns."""
 
-    def pull(self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None) -> int:
+    def pull(
+        self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
+    ) -> int:
         ticket, pool = next(self.tickets), self.peers.get(peer)
         if pool is None:
             self.finish(PullResult(ticket, "the peer is gone", None, 0, 0.0))
         else:
-            self.finish(self.copy(ShmPull(ticket, pool, tuple(pairs), slot)))
+            self.finish(self.copy(ShmPull(ticket, pool, tuple(pairs), slot, heads)))
         return ticket
 
 
@@ -64,6 +66,7 @@ class HeldPull:
     kind: Mischief
     begins: int
     ends: int
+    heads: range | None = None
     begun: bool = False
     done: PullResult | None = None
     cancelled: bool = False
@@ -84,8 +87,8 @@ class HostileConnector:
     def register(self) -> dict[str, Any]:
         return self.inner.register()
 
-    def attach(self, peer: str, descriptor: dict[str, Any]) -> None:
-        self.inner.attach(peer, descriptor)
+    def attach(self, peer: str, descriptor: dict[str, Any], heads: range | None = None) -> None:
+        self.inner.attach(peer, descriptor, heads)
 
     def detach(self, peer: str) -> None:
         self.inner.detach(peer)
@@ -96,11 +99,13 @@ class HostileConnector:
     def received(self, peer: str) -> int:
         return self.inner.received(peer)
 
-    def pull(self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None) -> int:
+    def pull(
+        self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
+    ) -> int:
         kind, ticket = self.choose(), next(self.tickets)
         wait = DELAYS.get(kind, 0)
         late = kind in (Mischief.LATE, Mischief.SCRIBBLE, Mischief.STALL, Mischief.STUCK)
-        held = HeldPull(ticket, peer, list(pairs), slot, kind, self.turn + wait if late else 0, self.turn + wait)
+        held = HeldPull(ticket, peer, list(pairs), slot, kind, self.turn + wait if late else 0, self.turn + wait, heads)
         self.held[ticket] = held
         self.begin(held)
         return ticket
@@ -111,7 +116,7 @@ class HostileConnector:
             return
         held.begun = True
         pairs = [] if held.kind is Mischief.EMPTY else held.pairs
-        self.inside[self.inner.pull(held.peer, pairs, held.slot)] = held
+        self.inside[self.inner.pull(held.peer, pairs, held.slot, heads=held.heads)] = held
 
     def cancel(self, ticket: int) -> None:
         held = self.held.get(ticket)
@@ -144,9 +149,11 @@ class HostileConnector:
             return done
         if held.kind is Mischief.ERROR:
             return replace(done, error="the network is down", epoch=None, digests=[])
+        storage = self.storage
+        heads = held.heads or storage.layout.kv_heads
         if held.kind is Mischief.CORRUPT and ours:
-            self.storage.shared[ours[-1], 5] += 1
-        return replace(done, bytes=len(ours) * self.storage.layout.block_bytes, digests=self.storage.digests(ours))
+            storage.slices(storage.bytes, storage.layout.kv_heads, heads)[ours[-1], 0, 5] += 1
+        return replace(done, bytes=len(ours) * storage.slice_bytes(heads), digests=storage.digests(ours, heads))
 
     def end(self, held: HeldPull) -> list[PullResult]:
         del self.held[held.ticket]

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Orders to the followers of a worker of several ranks, collected until the next plan (RankPlan) takes them."""
+
+from typing import Any
+
+from pontil.runtime.transfer.grants import Grant
+
+
+class RankOrders:
+    """Everything about KV blocks that followers have to do, since the last plan. A worker of one rank has no followers,
+    and collects nothing. `sent` is the number of the last plan; followers answer each."""
+
+    def __init__(self, ranks: int = 1) -> None:
+        self.ranks, self.sent = ranks, 0
+        self.fields: dict[str, Any] = {}
+
+    @property
+    def waiting(self) -> bool:
+        """Return whether there is something to send, also when there is nothing to compute."""
+        return bool(self.fields)
+
+    @property
+    def followers(self) -> range:
+        return range(1, self.ranks)
+
+    def take(self) -> tuple[int, dict[str, Any]]:
+        """Return the number of the next plan and its fields. Every plan takes its number here."""
+        self.sent += 1
+        fields, self.fields = self.fields, {}
+        return self.sent, fields
+
+    def add(self, field: str, *items: Any) -> None:
+        if self.ranks > 1:
+            self.fields.setdefault(field, []).extend(items)
+
+    def open_grant(self, granted: Grant, slot: int) -> None:
+        told = {"id": granted.transfer_id, "epoch": granted.epoch, "secret": granted.secret, "slot": slot}
+        self.add("grants", told)
+
+    def allow(self, transfer_id: str, blocks: list[int]) -> None:
+        self.add("grants", {"id": transfer_id, "blocks": blocks})
+
+    def close_grant(self, transfer_id: str) -> None:
+        self.add("grants", {"id": transfer_id})
+
+    def attach(self, peer: str, descriptor: dict[str, Any]) -> None:
+        """Attach a peer. One that was detached since the last plan is detached first."""
+        if self.ranks > 1:
+            self.fields.setdefault("attached", {})[peer] = descriptor
+
+    def detach(self, peer: str) -> None:
+        self.fields.get("attached", {}).pop(peer, None)
+        self.add("detached", peer)

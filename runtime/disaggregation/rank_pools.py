@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The KV pools of all ranks of a worker as its driver changes them: its own at once, the followers' by orders."""
+
+from dataclasses import dataclass, field
+
+from pontil.runtime.cache.head_groups import HeadGroups, in_order
+from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.disaggregation.rank_orders import RankOrders
+from pontil.runtime.transfer.grants import Grant, Grants
+from pontil.runtime.wire.messages import RankDone
+
+
+@dataclass(slots=True)
+class Publication:
+    """Blocks that the ranks make readable for a peer. `parts` are the digests of the ranks that have answered, each in
+    the order (block, head group)."""
+
+    blocks: list[int]
+    division: HeadGroups
+    parts: dict[int, list[int]] = field(default_factory=dict)
+
+    def digests(self) -> list[int] | None:
+        """Return the digests in the order (block, head group) once all ranks have answered. Raises ValueError if an
+        answer is not for these blocks."""
+        if len(self.parts) < self.division.giving:
+            return None
+        stated = [(self.division.given_by(rank), digests) for rank, digests in self.parts.items()]
+        return in_order(stated, len(self.blocks), len(self.division.all))
+
+
+class RankPools:
+    """Owner of nothing: the pool of block numbers is the engine's. An order is carried out by a follower before
+    anything that is computed or pulled later, as it is here."""
+
+    def __init__(self, storage: KVStorage, orders: RankOrders | None = None, grants: Grants | None = None) -> None:
+        self.storage, self.layout = storage, storage.layout
+        self.orders, self.grants = orders if orders is not None else RankOrders(), grants or Grants()
+        self.last = 0
+        # Publications that some rank has not answered, by their number.
+        self.unanswered: dict[int, Publication] = {}
+
+    def set_epoch(self, slot: int, epoch: int) -> None:
+        self.storage.set_epoch(slot, epoch)
+        self.orders.add("epochs", [slot, epoch])
+
+    def clear_tail(self, block: int, filled: int) -> None:
+        self.storage.clear_tail(block, filled)
+        self.orders.add("cleared", [block, filled])
+
+    def receive(self, blocks: list[int]) -> None:
+        """Let the engine have blocks that were pulled and verified."""
+        self.storage.receive(blocks)
+        self.orders.add("accepted", *blocks)
+
+    def publish(self, blocks: list[int], taking: int) -> Publication:
+        """Make blocks readable for a peer of so many ranks, and digest them."""
+        division = HeadGroups(self.layout.num_kv_heads, self.layout.ranks, taking)
+        made = Publication(list(blocks), division, {0: published(self.storage, blocks, division)})
+        if blocks and self.orders.ranks > 1:
+            self.last += 1
+            self.unanswered[self.last] = made
+            self.orders.add("published", [self.last, taking, *blocks])
+        else:
+            made.parts.update({rank: [] for rank in self.orders.followers})
+        return made
+
+    def take(self, done: RankDone) -> None:
+        """Record a follower's digests. Those that were not asked for, or came before, are ignored."""
+        for number, *digests in (told for told in done.digests if told):
+            made = self.unanswered.get(number)
+            if made is None or done.rank not in self.orders.followers:
+                continue
+            made.parts.setdefault(done.rank, digests)
+            if len(made.parts) == self.orders.ranks:
+                del self.unanswered[number]
+
+    def open_grant(self, granted: Grant, slot: int) -> None:
+        self.grants.open(granted, slot)
+        self.orders.open_grant(granted, slot)
+
+    def allow(self, transfer_id: str, blocks: list[int]) -> None:
+        self.grants.allow(transfer_id, blocks)
+        if blocks:
+            self.orders.allow(transfer_id, blocks)
+
+    def close_grant(self, transfer_id: str) -> None:
+        self.grants.close(transfer_id)
+        self.orders.close_grant(transfer_id)
+
+
+def published(storage: KVStorage, blocks: list[int], division: HeadGroups) -> list[int]:
+    """Make the head groups that this rank reads out readable; return their digests in the order (block, group)."""
+    groups = division.given_by(storage.layout.rank)
+    if groups:
+        storage.publish(blocks)
+    columns = [storage.digests(blocks, division.all[group]) for group in groups]
+    return [digest for row in zip(*columns, strict=True) for digest in row]
