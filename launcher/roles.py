@@ -22,18 +22,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pontil.launcher.child.exit_cause import EXIT_GPU_FAULT, gpu_fault
+from pontil.launcher.child.exit_cause import EXIT_GPU_FAULT, EXIT_RANK_LOST, gpu_fault
 from pontil.launcher.child.parent_death import die_with_parent, parent_death_signal
 from pontil.launcher.child.reporter import PipeReporter
-from pontil.launcher.config.topology import WORKER_ROLES
+from pontil.launcher.config.child_plan import WORKER_ROLES
 from pontil.launcher.errors import LaunchError, RefusedError
 from pontil.launcher.logs.log_line import PipeFormatter, TextFormatter
 from pontil.launcher.logs.non_blocking_writer import NonBlockingWriter, plain_notice
-from pontil.runtime.errors import IncompatiblePeer, PontilError
+from pontil.runtime.errors import IncompatiblePeer, PontilError, RankLost
 from pontil.runtime.reporting import Reporter
 
 EXIT_FAILED = 1
 EXIT_BROKEN = 70
+EXIT_CODES = ((IncompatiblePeer, RefusedError.exit_code), (RankLost, EXIT_RANK_LOST))
 STDERR = 2
 # Seconds that an ending child waits for its last output to be read.
 LAST_WORDS_WITHIN = 1.0
@@ -80,7 +81,7 @@ def run_role(told: dict[str, Any], reporter: Reporter, commands: int | None, bod
         bodies[told["role"]](config, reporter, commands)
     except PontilError as error:
         reporter.failed(str(error))
-        return RefusedError.exit_code if isinstance(error, IncompatiblePeer) else EXIT_FAILED
+        return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), EXIT_FAILED)
     except Exception as error:
         # The outermost frame of every child: a fault of ours is logged in full and reported by the exit code.
         logging.getLogger("pontil").exception("%s ended by a fault of its own", config.get("name", told["role"]))

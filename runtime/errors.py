@@ -50,6 +50,11 @@ class IncompatiblePeer(PontilError):
     """Another process runs a different model, layout or protocol version."""
 
 
+class RankLost(PontilError):
+    """Another rank of the same worker has ended or no longer answers. This one ends because of it: the cause is
+    there."""
+
+
 class TransferError(PontilError):
     """KV blocks could not be pulled, or the pulled blocks failed verification."""
 

@@ -1,41 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A child of the supervisor: its plan, its state, its running process and its past exits."""
+"""A child of the supervisor: its plan, its state, its running processes and its past exits."""
 
 import signal
 import sys
-import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pontil.launcher.child.child_state import ChildState, DrainState, moved
-from pontil.launcher.child.exit_cause import KEPT_LINES, ExitCause, last_words
-from pontil.launcher.child.health import HealthLimits, judge
+from pontil.launcher.child.exit_cause import ExitCause
+from pontil.launcher.child.health import HealthLimits
 from pontil.launcher.child.process import ChildProcess
+from pontil.launcher.child.rank_group import GroupStep, RankGroup, next_step
 from pontil.launcher.child.reports import OrderReport, Report
-from pontil.launcher.config.topology import ChildPlan
+from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.host.oom import OomWatch
-from pontil.launcher.logs.log_line import LogLine, read_line
 
 # Exits to remember: one more than the restarts that can be asked for, so no policy looks at more.
 REMEMBERED_EXITS = 1001
-# A silent child's CPU activity is sampled once its silence exceeds the limit divided by this.
-LOOKS = 3
+# Makes a process's environment from the number of its threads.
+EnvironmentMaker = Callable[[int | None], Mapping[str, str]]
 
 
 class Child:
-    """One child. `running` is set exactly while a process exists, that is, while `state.alive`."""
+    """One child, started and ended as a whole: a process, or the ranks of a worker. `group` is set exactly while a
+    process exists, that is, while `state.alive`."""
 
-    def __init__(self, plan: ChildPlan, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, plan: ChildPlan, command: Sequence[str], environment: EnvironmentMaker) -> None:
         self.plan = plan
         self.command = command
         self.environment = environment
         # The initial state is that of a child that exited long ago and whose restart is due.
         self.state = ChildState.BACKOFF
         self.due = 0.0
-        self.running: ChildProcess | None = None
+        self.group: RankGroup | None = None
         self.starts = 0
         self.exits: deque[ExitCause] = deque(maxlen=REMEMBERED_EXITS)
         self.ever_ready = False
@@ -48,7 +47,6 @@ class Child:
         self.dismissed = False
         # The facts of its last ready report.
         self.facts: dict[str, Any] = {}
-        self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
 
     @property
     def name(self) -> str:
@@ -57,6 +55,16 @@ class Child:
     @property
     def alive(self) -> bool:
         return self.state.alive
+
+    @property
+    def running(self) -> ChildProcess | None:
+        """Its process, for a worker of several ranks the driver's."""
+        return self.group.driver if self.group else None
+
+    @property
+    def processes(self) -> Sequence[ChildProcess]:
+        """All of its processes that have not ended."""
+        return self.group.living if self.group else ()
 
     @property
     def pid(self) -> int | None:
@@ -79,80 +87,71 @@ class Child:
         """Return the fields that are always known."""
         plan, idle = self.plan, self.state is ChildState.READY and self.drain_state is not DrainState.WORKING
         state = self.drain_state.value if idle else self.state.value
-        return {"name": plan.name, "role": plan.role, "pid": self.pid, "state": state, "device": plan.device}
+        return {"name": plan.name, "role": plan.role, "pid": self.pid, "state": state, "device": plan.place}
 
     @property
     def reason(self) -> str | None:
         """Return why it is not ready, as far as is known."""
-        if self.running is None:
+        if self.group is None:
             return self.exits[-1].describe() if self.exits else None
-        return self.running.complaint or (self.running.progress if self.state is ChildState.STARTING else None)
+        return self.group.complaint or (self.group.progress if self.state is ChildState.STARTING else None)
 
     def move(self, state: ChildState) -> None:
         self.state = moved(self.name, self.state, state)
 
     def start(self, now: float) -> None:
-        """Start a process. Raises OSError if the system cannot create one; the child's state is then unchanged."""
-        assert self.running is None
-        self.running = ChildProcess(self.plan, self.command, self.environment, now)
+        """Start its processes. Raises OSError if the system cannot create one; the child's state is then unchanged."""
+        assert self.group is None
+        self.group = RankGroup(self.plan, self.command, self.environment, now)
         self.starts += 1
         self.settled = None
-        self.last_lines.clear()
         self.move(ChildState.STARTING)
         if self.order:
             self.send_order()
+        if self.group.complaint:
+            self.kill()
 
     def assign(self, role: str, drain: float | None) -> None:
         """Give a worker, never a proxy, its role and drain order, for this process and its restarts."""
         assert not self.plan.is_proxy
-        self.plan = replace(self.plan, role=role, config={**self.plan.config, "role": role})
+        self.plan = self.plan.in_role(role)
         self.drain, self.order = drain, self.order + 1
         self.send_order()
 
     def set_log_level(self, level: str) -> None:
-        """Set the log level of this process and its restarts."""
-        self.plan = replace(self.plan, config={**self.plan.config, "log_level": level})
-        if self.running and self.plan.takes_commands:
-            self.running.send({"kind": "log_level", "level": level})
+        """Set the log level of its processes and their restarts."""
+        self.plan = self.plan.configured(log_level=level)
+        if self.group and self.plan.takes_commands:
+            self.group.send({"kind": "log_level", "level": level})
 
     def send_order(self) -> None:
         if self.running:
             self.running.send({"kind": "duty", "order": self.order, "role": self.plan.role, "drain": self.drain})
 
-    def hear(self, lines: Sequence[bytes], now: float) -> list[Report]:
-        assert self.running is not None
-        heard = self.running.hear(lines, now)
-        if self.running.ready is not None and self.state is ChildState.STARTING:
+    def hear(self, process: ChildProcess, lines: Sequence[bytes], now: float) -> list[Report]:
+        """Take the reports of one of its processes. It is ready when all of them are."""
+        assert self.group is not None
+        heard = process.hear(lines, now)
+        driver = self.group.processes[0]
+        if self.group.ready and self.state is ChildState.STARTING:
             self.move(ChildState.READY)
-            self.ever_ready, self.facts = True, self.running.ready.facts
-        self.settled = next((one for one in reversed(heard) if isinstance(one, OrderReport)), self.settled)
+            self.ever_ready, self.facts = True, driver.ready.facts if driver.ready else {}
+        if process is driver:
+            self.settled = next((one for one in reversed(heard) if isinstance(one, OrderReport)), self.settled)
         return heard
 
-    def keep(self, lines: Sequence[bytes]) -> list[LogLine]:
-        """Parse logged or printed lines, and keep the last of them for the message about an exit."""
-        entries = [read_line(self.name, line, time.time()) for line in lines]
-        for entry in entries:
-            self.last_lines.extend(entry.message.splitlines())
-        return entries
-
     def excuse_silence(self, now: float) -> None:
-        """Restart the silence timer: the supervisor has not been listening."""
-        if self.running:
-            self.running.signs = replace(self.running.signs, last_beat=now)
+        """Restart the silence timers: the supervisor has not been listening."""
+        for process in self.processes:
+            process.excuse_silence(now)
 
     def is_silent(self, limits: HealthLimits, now: float) -> bool:
-        """Return whether it may have to be killed for its silence soon."""
-        ready = self.running is not None and self.state is ChildState.READY
-        return self.running is not None and ready and now - self.running.signs.last_beat > limits.silence / LOOKS
+        """Return whether it may have to be killed for the silence of a process soon."""
+        return self.group is not None and self.state is ChildState.READY and any(self.group.silent(limits, now))
 
-    def complaint(self, limits: HealthLimits, now: float) -> str | None:
-        """Return why it must be killed, if it must. A silent child's CPU activity is sampled well before its
-        deadline."""
-        if self.running is None:
-            return None
-        if self.is_silent(limits, now):
-            self.running.observe(now)
-        return judge(self.state, self.running.signs, limits, now)
+    def judge(self, limits: HealthLimits, now: float) -> ChildProcess | None:
+        """Return a process, with its complaint, because of which it must be killed, if there is one."""
+        return self.group.judge(self.state, limits, now) if self.group else None
 
     def stop(self) -> None:
         """Ask it to end. A child that is not yet ready has no requests, so it is killed."""
@@ -163,29 +162,36 @@ class Child:
         if self.state is ChildState.DRAINING and self.running:
             self.running.signal(signal.SIGTERM)
 
-    def kill(self, complaint: str | None = None) -> None:
-        """Kill it at once; `complaint` is the reason, in words that follow its name, if it did something wrong."""
+    def kill(self) -> None:
+        """Kill all of its processes at once."""
         if self.state is ChildState.READY:
             self.move(ChildState.STALE)
         if self.state is not ChildState.KILLED:
             self.move(ChildState.KILLED)
-        if self.running:
-            self.running.complaint = self.running.complaint or complaint
-            self.running.signal(signal.SIGKILL)
+        if self.group:
+            self.group.kill()
 
-    def record_exit(self, now: float, oom: OomWatch) -> ExitCause:
-        """Record the exit, once the process has ended and its pipes were read."""
-        assert self.running is not None
-        running, code = self.running, self.running.reap()
-        starved = code == -signal.SIGKILL and self.state is not ChildState.KILLED and oom.explains(now)
-        exit_cause = ExitCause(
-            now, code, running.failure, running.complaint, starved, last_words(list(self.last_lines))
-        )
-        running.close()
-        self.running = None
-        self.move(ChildState.EXITED)
-        self.exits.append(exit_cause)
-        return exit_cause
+    @property
+    def is_ending(self) -> bool:
+        """Return whether one of its processes has ended, and the others are to follow."""
+        return self.group is not None and any(process.ended for process in self.group.processes)
+
+    def record_end(self, process: ChildProcess, now: float, oom: OomWatch) -> None:
+        """Record the end of one process, once its pipes were read."""
+        process.conclude(now, oom)
+        if self.state is ChildState.READY and len(self.processes):
+            self.move(ChildState.STALE)
+
+    def settle_ends(self, now: float) -> None:
+        """End the other processes after one that has ended, and record the exit once all have."""
+        assert self.group is not None
+        step = next_step([process.ended for process in self.group.processes])
+        if step is GroupStep.RECORD:
+            self.exits.append(self.group.cause())
+            self.group = None
+            self.move(ChildState.EXITED)
+        elif step is GroupStep.KILL or (step is GroupStep.WAIT and self.group.leave(now)):
+            self.kill()
 
     def wait_or_give_up(self, delay: float | None, now: float) -> None:
         """Start again `delay` seconds after an exit, or (None) never."""

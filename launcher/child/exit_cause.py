@@ -13,6 +13,8 @@ from pontil.launcher.errors import LaunchError, RefusedError
 
 # A child's exit code after an error of its GPU: a CUDA context that failed once answers nothing more.
 EXIT_GPU_FAULT = 72
+# A rank's exit code after another rank of its worker was lost: the cause of the worker's end is there.
+EXIT_RANK_LOST = 73
 # Lines of a child's output that are kept, and how many of them are shown: a fatal error lists the frames of every
 # thread.
 KEPT_LINES = 400
@@ -52,7 +54,8 @@ class ExitKind(Enum):
 class ExitCause:
     """The facts about one exit. `code` is as subprocess gives it; `failure` is the reason that the child itself
     reported; `complaint` is why the supervisor killed it; `starved` is set when the kernel's OOM killer did; `lines` is
-    its last output. Fields are None or empty where they do not apply."""
+    its last output; `follower` names the rank that this is about, if that is not its driver. Fields are None or empty
+    where they do not apply."""
 
     at: float
     code: int
@@ -60,6 +63,12 @@ class ExitCause:
     complaint: str | None = None
     starved: bool = False
     lines: tuple[str, ...] = ()
+    follower: str | None = None
+
+    @property
+    def is_consequence(self) -> bool:
+        """Return whether a rank ended because another one did, or as that one told it to."""
+        return self.code in (0, EXIT_RANK_LOST)
 
     @property
     def refused(self) -> bool:
@@ -90,7 +99,12 @@ class ExitCause:
         return self.cause in (ExitKind.OUT_OF_MEMORY, ExitKind.GPU_FAULT, ExitKind.CRASH)
 
     def describe(self) -> str:
-        """Describe the exit in words that follow a name."""
+        """Describe the exit in words that follow the worker's name."""
+        return self.words if self.follower is None else f"lost {self.follower}, which {self.words}"
+
+    @property
+    def words(self) -> str:
+        """The same in words that follow the name of the process."""
         match self.cause:
             case ExitKind.FAILED:
                 return f"failed: {self.failure}"

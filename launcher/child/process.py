@@ -5,12 +5,15 @@ import json
 import os
 import signal
 import subprocess
+import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from pontil.launcher.child.activity import LOOK_EVERY, CpuActivity, is_busy, look
+from pontil.launcher.child.exit_cause import KEPT_LINES, ExitCause, last_words
 from pontil.launcher.child.health import HealthSigns
 from pontil.launcher.child.parent_death import parent_death_signal
 from pontil.launcher.child.reports import (
@@ -22,7 +25,9 @@ from pontil.launcher.child.reports import (
     SelfTestReport,
     decode,
 )
-from pontil.launcher.config.topology import ChildPlan
+from pontil.launcher.config.child_plan import ChildPlan
+from pontil.launcher.host.oom import OomWatch
+from pontil.launcher.logs.log_line import LogLine, read_line
 from pontil.runtime.foundation.line_pipe import LinePipe
 
 # Bytes that a pipe buffers without a reader; a configuration is far smaller.
@@ -39,6 +44,7 @@ class ChildProcess:
 
     def __init__(self, plan: ChildPlan, command: Sequence[str], environment: Mapping[str, str], now: float) -> None:
         """Spawn the process. Raises OSError when the system cannot create it; no descriptor is left open then."""
+        self.plan = plan
         config = config_pipe(plan)
         (reports, report_end), (output, output_end), (command_end, commands) = os.pipe(), os.pipe(), os.pipe()
         given = [config, report_end, *([command_end] if plan.takes_commands else [])]
@@ -69,12 +75,20 @@ class ChildProcess:
         # Its last reported progress, and the reason why the supervisor kills it.
         self.progress: str | None = None
         self.complaint: str | None = None
+        # Whether the supervisor has killed it, and the cause of its end once it was reaped.
+        self.killed = False
+        self.ended: ExitCause | None = None
+        self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
         # Self-tests of a proxy: how many were requested, whether the last is still wanted, and its answer.
         self.tests = 0
         self.testing = False
         self.tested: SelfTestReport | None = None
         # The topology rows last sent to this process, so that it gets each change once.
         self.told: list[dict[str, Any]] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
 
     def hear(self, lines: Sequence[bytes], now: float) -> list[Report]:
         """Record the signs of health in these lines, and return the reports."""
@@ -95,6 +109,16 @@ class ChildProcess:
         if self.reports.closed and self.signs.closed_at is None:
             self.signs = replace(self.signs, closed_at=now)
         return heard
+
+    def keep(self, lines: Sequence[bytes]) -> list[LogLine]:
+        """Parse logged or printed lines, and keep the last of them for the message about its end."""
+        entries = [read_line(self.name, line, time.time()) for line in lines]
+        for entry in entries:
+            self.last_lines.extend(entry.message.splitlines())
+        return entries
+
+    def excuse_silence(self, now: float) -> None:
+        self.signs = replace(self.signs, last_beat=now)
 
     def observe(self, now: float) -> None:
         """Sample whether the process computes, which its silence does not tell. May be called often: samples are
@@ -120,8 +144,12 @@ class ChildProcess:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
+    def kill(self) -> None:
+        self.killed = True
+        self.signal(signal.SIGKILL)
+
     def has_ended(self) -> bool:
-        """Return whether the process has exited; it stays a zombie until `reap`."""
+        """Return whether the process has exited; it stays a zombie until `conclude`."""
         return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def reap(self) -> int:
@@ -129,6 +157,15 @@ class ChildProcess:
         `has_ended`."""
         self.signal(signal.SIGKILL)
         return self.process.wait()
+
+    def conclude(self, now: float, oom: OomWatch) -> None:
+        """Record the cause of its end, once it has ended and its pipes were read."""
+        code = self.reap()
+        starved = code == -signal.SIGKILL and not self.killed and oom.explains(now)
+        follower = self.name if self.plan.is_follower else None
+        words = last_words(list(self.last_lines))
+        self.ended = ExitCause(now, code, self.failure, self.complaint, starved, words, follower)
+        self.close()
 
     def close(self) -> None:
         self.reports.close()

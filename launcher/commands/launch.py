@@ -16,7 +16,7 @@ from pontil.launcher.child.health import HealthLimits
 from pontil.launcher.config.environment import LaunchEnvironment
 from pontil.launcher.config.options import LaunchOptions, flag_name, read_environment, read_options
 from pontil.launcher.config.parsers import WILDCARDS
-from pontil.launcher.config.topology import Topology, check_startable, plan
+from pontil.launcher.config.topology import Topology, plan
 from pontil.launcher.control.local_proxy import at_home, open_directory
 from pontil.launcher.control.run_directory import RunDirectory
 from pontil.launcher.errors import LaunchError, OptionError
@@ -114,7 +114,6 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
     if dry_run:
         show_plan(topology)
         return 0
-    check_startable(topology)
     chosen = choose_ports(options)
     topology = plan(chosen, machine, directory.path, launch_environment.cache_directory).with_keys(secret)
     topology = topology.with_clients(clients.config)

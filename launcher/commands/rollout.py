@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
+from pontil.launcher.config.child_plan import WORKER_ROLES
 from pontil.launcher.config.options import read_environment
-from pontil.launcher.config.topology import WORKER_ROLES
 from pontil.launcher.control.control_client import ask, find_launch
 from pontil.launcher.errors import LaunchError, OptionError
 

@@ -15,7 +15,7 @@ from pontil.launcher.commands.unit_file import CREDENTIALS, UnitFile
 from pontil.launcher.config.options import LaunchOptions, flag_name, read_options
 from pontil.launcher.config.topology import check_exposure, check_join, check_lists
 from pontil.launcher.errors import LaunchError, OptionError
-from pontil.launcher.host.devices import DeviceItem
+from pontil.launcher.host.device_list import DeviceItem
 from pontil.launcher.keys.client_keys import read_client_keys
 from pontil.launcher.keys.key_file import read_key_file
 

@@ -29,7 +29,7 @@ from pontil.launcher.config.parsers import (
     whole,
 )
 from pontil.launcher.config.sources import Setting, settle
-from pontil.launcher.host.devices import DeviceItem
+from pontil.launcher.host.device_list import DeviceItem
 from pontil.runtime.foundation import connectors
 
 Role = Literal["all", "proxy", "prefill", "decode", "mixed"]
@@ -246,6 +246,11 @@ class LaunchOptions:
     restart_window: float = flag(SUPERVISION, 120.0, "The window in which restarts are counted.", seconds, "SECONDS")
     restart_delay: float = flag(SUPERVISION, 0.5, "Pause before the first restart; doubles.", seconds, "SECONDS")
     restart_max_delay: float = flag(SUPERVISION, 10.0, "Longest pause before a restart.", seconds, "SECONDS")
+
+
+def served_name(options: LaunchOptions) -> str:
+    """Return the model name that clients use: for a path its last part, without a file extension."""
+    return options.served_model_name or Path(options.model).name.removesuffix(".gguf") or options.model
 
 
 def flag_name(declared: Field[Any]) -> str:

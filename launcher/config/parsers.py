@@ -6,7 +6,7 @@ from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Any
 
-from pontil.launcher.host.devices import DeviceItem, parse_list
+from pontil.launcher.host.device_list import DeviceItem, parse_list
 
 # Converts the value from a flag or a file to the field's value; the ValueError has words that follow the flag's name.
 Reader = Callable[[Any], Any]

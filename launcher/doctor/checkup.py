@@ -16,9 +16,11 @@ from typing import Any
 
 from pontil.launcher.child.child import child_command
 from pontil.launcher.commands.launch import choose_ports
+from pontil.launcher.config.addresses import url_host
+from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.config.environment import LaunchEnvironment
 from pontil.launcher.config.options import LaunchOptions
-from pontil.launcher.config.topology import Topology, check_startable, plan, url_host
+from pontil.launcher.config.topology import Topology, plan
 from pontil.launcher.doctor import diagnosis
 from pontil.launcher.doctor.finding import Finding, broken, fine, warning
 from pontil.launcher.errors import LaunchError, OptionError
@@ -60,7 +62,6 @@ def planned(
         topology = plan(
             options, machine, launch_environment.run_base / str(os.getpid()), launch_environment.cache_directory
         )
-        check_startable(topology)
         read_client_keys(options, launch_environment.variables)
     except OptionError as error:
         return error
@@ -72,8 +73,14 @@ def plan_finding(topology: Topology | OptionError) -> Finding:
         meaning, mend = "a launch with these options is refused", "do as it says; --dry-run shows a plan"
         return broken("plan", topology.message, meaning, mend)
     workers = [child for child in topology.children if not child.is_proxy]
-    places = [f"{child.name} on {child.device} (cores {spell(child.cores)})" for child in workers]
+    places = [where(child) for child in workers]
     return fine("plan", ", ".join(places) or "no worker here")
+
+
+def where(worker: ChildPlan) -> str:
+    """Return a worker's name and devices; of one of several ranks, those of each."""
+    ranks = [f"{one.device} (cores {spell(one.cores)})" for one in worker.members]
+    return f"{worker.name} on {' and '.join(ranks)}" + (f" as {worker.ranks} ranks" if worker.followers else "")
 
 
 def needs_gpu(topology: Topology | OptionError) -> bool:

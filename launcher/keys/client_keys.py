@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from pontil.launcher.child.child import Child
+from pontil.launcher.config.addresses import is_own
 from pontil.launcher.config.environment import ADMIN_VARIABLE, CLIENT_VARIABLE
 from pontil.launcher.config.options import LaunchOptions
-from pontil.launcher.config.topology import is_own
 from pontil.launcher.errors import OptionError
 from pontil.launcher.keys.key_settings import Settings, read_key_settings
 from pontil.launcher.keys.private_file import PrivateFile
@@ -178,7 +178,7 @@ def change_client_keys(read: Callable[[], ClientKeys], children: Iterable[Child]
     proxies = [child for child in children if child.plan.is_proxy]
     changed = [child for child in proxies if any(child.plan.config[name] != it for name, it in keys.config.items())]
     for child in changed:
-        child.plan = replace(child.plan, config={**child.plan.config, **keys.config})
+        child.plan = child.plan.configured(**keys.config)
         if child.running:
             child.running.send({"kind": "client_keys", **keys.config})
     return f"API keys in use now: {len(keys.callers)}" if changed else "the API keys have not changed"

@@ -3,13 +3,14 @@
 
 import selectors
 from collections.abc import Callable
+from functools import partial
 
 from pontil.launcher.child.child import Child
 from pontil.launcher.child.child_state import ChildState
+from pontil.launcher.child.process import ChildProcess
 from pontil.launcher.child.reports import ProgressReport, ReadyReport, Report
 from pontil.launcher.host.oom import OomWatch
 from pontil.launcher.logs.console import Console
-from pontil.runtime.foundation.line_pipe import LinePipe
 
 
 class ChildStreams:
@@ -20,45 +21,51 @@ class ChildStreams:
         self.selector, self.console, self.clock = selector, console, clock
 
     def watch(self, child: Child) -> None:
-        """Watch the pipes of a process that has started."""
-        assert child.running is not None
-        running = child.running
-        self.selector.register(running.reports, selectors.EVENT_READ, lambda: self.hear(child, running.reports))
-        self.selector.register(running.output, selectors.EVENT_READ, lambda: self.echo(child, running.output))
+        """Watch the pipes of the processes that have started."""
+        for process in child.processes:
+            self.selector.register(process.reports, selectors.EVENT_READ, partial(self.hear, child, process))
+            self.selector.register(process.output, selectors.EVENT_READ, partial(self.echo, process))
 
-    def hear(self, child: Child, pipe: LinePipe) -> None:
+    def hear(self, child: Child, process: ChildProcess) -> None:
+        pipe = process.reports
         lines = pipe.read()
         if pipe.closed:
             self.selector.unregister(pipe)
-            self.console.settle(child.name)
+            self.console.settle(process.name)
         was_ready = child.state is ChildState.READY
-        for report in child.hear(lines, self.clock()):
-            self.show(child, report, was_ready)
+        for report in child.hear(process, lines, self.clock()):
+            self.show(process, report, was_ready)
 
-    def show(self, child: Child, report: Report, was_ready: bool) -> None:
+    def show(self, process: ChildProcess, report: Report, was_ready: bool) -> None:
         if isinstance(report, ProgressReport):
-            self.console.progress(child.name, report.text)
-        elif isinstance(report, ReadyReport) and child.running and child.plan.role != "prepare" and not was_ready:
-            took = self.clock() - child.running.signs.started_at
+            self.console.progress(process.name, report.text)
+        elif isinstance(report, ReadyReport) and process.plan.role != "prepare" and not was_ready:
+            took = self.clock() - process.signs.started_at
             facts = "".join(f", {name.replace('_', ' ')} {value}" for name, value in report.facts.items())
-            self.console.settle(child.name)
-            self.console.child_line(child.name, f"ready after {took:.1f} s{facts}")
+            self.console.settle(process.name)
+            self.console.child_line(process.name, f"ready after {took:.1f} s{facts}")
 
-    def echo(self, child: Child, pipe: LinePipe) -> None:
+    def echo(self, process: ChildProcess) -> None:
+        pipe = process.output
         lines = pipe.read()
         if pipe.closed:
             self.selector.unregister(pipe)
-        for entry in child.keep(lines):
+        for entry in process.keep(lines):
             self.console.entry(entry)
 
-    def record_exit(self, child: Child, now: float, oom: OomWatch) -> None:
-        """Record an exit, after reading all that the process had written: it may name the cause."""
-        running = child.running
-        assert running is not None
-        for pipe in (running.reports, running.output):
+    def record_ends(self, child: Child, now: float, oom: OomWatch) -> bool:
+        """Record the ends of its processes, each after reading all that it had written: that may name the cause. Return
+        whether any of its processes has ended."""
+        for process in child.processes:
+            if process.has_ended():
+                self.read_rest(child, process, now)
+                child.record_end(process, now, oom)
+        return child.is_ending
+
+    def read_rest(self, child: Child, process: ChildProcess, now: float) -> None:
+        for pipe in (process.reports, process.output):
             if not pipe.closed:
                 self.selector.unregister(pipe)
-        child.hear(running.reports.read_rest(), now)
-        for entry in child.keep(running.output.read_rest()):
+        child.hear(process, process.reports.read_rest(), now)
+        for entry in process.keep(process.output.read_rest()):
             self.console.entry(entry)
-        child.record_exit(now, oom)

@@ -26,7 +26,8 @@ def process_row(child: Child) -> tuple[str, ...]:
     pid = child.running.process.pid if child.running else None
     kv = NOTHING if tokens is None else f"{tokens:,}"
     cells = str(child.facts.get("kv_cache_dtype", NOTHING))
-    return child.name, child.plan.device, spell(child.plan.cores), kv, cells, str(pid or NOTHING)
+    cores = {core for member in child.plan.members for core in member.cores}
+    return child.name, child.plan.place, spell(cores), kv, cells, str(pid or NOTHING)
 
 
 def pair_row(result: dict[str, Any]) -> tuple[str, ...]:

@@ -31,11 +31,12 @@ class ProcessTable:
         the commands queued for other children."""
         rows = self.rows(children, now)
         for child in children:
-            if child.alive and child.running:
-                child.running.flush()
-                if child.plan.is_proxy and child.running.told != rows and not child.running.outbox:
-                    child.running.told = rows
-                    child.running.send({"kind": "table", "rows": rows})
+            for process in child.processes:
+                process.flush()
+            proxy = child.running if child.plan.is_proxy else None
+            if proxy is not None and proxy.told != rows and not proxy.outbox:
+                proxy.told = rows
+                proxy.send({"kind": "table", "rows": rows})
 
     def close(self) -> None:
         self.resource_usage.close()

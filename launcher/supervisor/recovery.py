@@ -23,13 +23,14 @@ class Recovery:
         announced yet ends at the first failure that a child reports itself: a restart would fail in the same way."""
         exit_cause = child.exits[-1]
         if exit_cause.failure is not None and not child.ever_ready and not announced:
-            return exit_cause.error(f"{child.name} could not start: {exit_cause.failure}")
+            name = exit_cause.follower or child.name
+            return exit_cause.error(f"{name} could not start: {exit_cause.failure}")
         delay = None if exit_cause.refused else self.policy.delay([each.at for each in child.exits], now)
         child.wait_or_give_up(delay, now)
         what_follows = " and is given up" if delay is None else f"; starting it again in {delay:.1f} s"
         self.console.line(f"{child.name} {exit_cause.describe()}{what_follows}")
         if exit_cause.violent or delay is None:
-            self.show_last_words(child.name, exit_cause)
+            self.show_last_words(exit_cause.follower or child.name, exit_cause)
         return None if delay is not None else nobody_serves(child, children)
 
     def show_last_words(self, name: str, exit_cause: ExitCause) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from pontil.launcher.child.child_state import ChildState, DrainState
-from pontil.launcher.config.topology import ChildPlan
+from pontil.launcher.config.child_plan import ChildPlan
 
 # Seconds beyond the drain timeout: for returning the remaining requests, and for KV transfers to end.
 DRAIN_MARGIN = 35.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pontil.launcher.child.child_state import DrainState
-from pontil.launcher.config.topology import WORKER_ROLES, ChildPlan
+from pontil.launcher.config.child_plan import WORKER_ROLES, ChildPlan
 from pontil.launcher.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.supervisor.rollout import Rollout, RolloutGoal, RolloutLimits, RolloutStep, WorkerSnapshot

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pontil.launcher.child.child import Child
-from pontil.launcher.config.topology import ChildPlan, Topology
+from pontil.launcher.config.child_plan import ChildPlan
+from pontil.launcher.config.topology import Topology
 from pontil.launcher.control.control_socket import ControlConnection
 from pontil.launcher.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import HostDevices

@@ -4,28 +4,28 @@ others'."""
 
 from collections.abc import Collection, Sequence
 
-from pontil.launcher.config.topology import ChildPlan
+from pontil.launcher.config.child_plan import ChildPlan, plan_ranks, rank_endpoint
 from pontil.launcher.errors import LaunchError
-from pontil.launcher.host.devices import HostDevices, Placement
+from pontil.launcher.host.devices import CPU, HostDevices, Placement, even_runs
 from pontil.runtime.foundation.number_ranges import spell
 
 
 def another(role: str, workers: Sequence[ChildPlan], machine: HostDevices, *, share: bool) -> ChildPlan:
-    """Plan one more worker of this role beside these; at least one must exist to copy. Raises LaunchError if no device
-    is free."""
+    """Plan one more worker of this role beside these; at least one must exist to copy, its number of ranks too. Raises
+    LaunchError if no device is free."""
     like = next((plan for plan in workers if plan.role == role), workers[0])
     name = free_name(role, {plan.name for plan in workers})
-    placement = free_gpu(workers, machine, share) if like.device.startswith("cuda") else free_cores(
-        like, workers, machine, share
-    )  # fmt: skip
-    if placement is None:
+    held = [rank for plan in workers for rank in plan.members]
+    find = free_cores if like.device == CPU else free_gpus
+    ranks = find(like, held, machine, share)
+    if not ranks:
+        what = f"No {like.ranks} devices are" if like.followers else "Nothing is"
         raise LaunchError(
-            f"Nothing is free for another {role} worker ({taken(workers, machine)}): stop a worker with `scale`, or "
+            f"{what} free for another {role} worker ({taken(workers, machine)}): stop a worker with `scale`, or "
             "launch with --share-devices."
         )
-    told = {"name": name, "role": role, "device": placement.device, "cores": list(placement.cores)}
-    endpoint = meeting_point(like, name)
-    return ChildPlan(name, role, placement.device, placement.cores, {**like.config, **told, "peer_endpoint": endpoint})
+    config = {**like.config, "peer_endpoint": meeting_point(like, name)}
+    return plan_ranks(name, role, ranks, config, rank_endpoint(folder_of(str(like.config.get("rank_endpoint"))), name))
 
 
 def free_name(role: str, names: Collection[str]) -> str:
@@ -33,23 +33,26 @@ def free_name(role: str, names: Collection[str]) -> str:
     return next(name for number in range(len(names) + 1) if (name := f"{role}:{number}") not in names)
 
 
-def free_gpu(workers: Sequence[ChildPlan], machine: HostDevices, share: bool) -> Placement | None:
-    """Return a free GPU. Its feeding cores may be shared: they are only a preference."""
-    held = [plan.device for plan in workers]
-    gpus = sorted((f"cuda:{number}" for number in range(machine.gpus)), key=held.count)
-    if not gpus or (gpus[0] in held and not share):
-        return None
-    return Placement(gpus[0], machine.affordable)
+def free_gpus(like: ChildPlan, held: Sequence[ChildPlan], machine: HostDevices, share: bool) -> list[Placement]:
+    """Return a free GPU for each rank, or nothing. Feeding cores may be shared: they are only a preference."""
+    devices = [rank.device for rank in held]
+    gpus = sorted((f"cuda:{number}" for number in range(machine.gpus)), key=devices.count)[: like.ranks]
+    if len(gpus) < like.ranks or (not share and any(gpu in devices for gpu in gpus)):
+        return []
+    return [Placement(gpu, machine.affordable) for gpu in gpus]
 
 
-def free_cores(like: ChildPlan, workers: Sequence[ChildPlan], machine: HostDevices, share: bool) -> Placement | None:
-    """Return as many cores as another worker of its kind has, or those left; where cores are shared, those with the
-    fewest workers."""
-    claims = [core for plan in workers if plan.device == "cpu" for core in plan.cores]
+def free_cores(like: ChildPlan, held: Sequence[ChildPlan], machine: HostDevices, share: bool) -> list[Placement]:
+    """Return as many cores as another worker of its kind has, or those left, divided over its ranks; where cores are
+    shared, those with the fewest ranks. Return nothing if a rank would have none."""
+    claims = [core for rank in held if rank.device == CPU for core in rank.cores]
     free = [core for core in machine.affordable if core not in claims]
-    if not free and share:
+    if len(free) < like.ranks and share:
         free = sorted(machine.affordable, key=claims.count)
-    return Placement("cpu", tuple(sorted(free[: len(like.cores)]))) if free else None
+    chosen = sorted(free[: sum(len(rank.cores) for rank in like.members)])
+    if share and chosen:
+        chosen += [chosen[place % len(chosen)] for place in range(like.ranks - len(chosen))]
+    return [Placement(CPU, run) for run in even_runs(chosen, like.ranks)] if len(chosen) >= like.ranks else []
 
 
 def taken(workers: Sequence[ChildPlan], machine: HostDevices) -> str:
@@ -58,7 +61,7 @@ def taken(workers: Sequence[ChildPlan], machine: HostDevices) -> str:
 
 
 def where(plan: ChildPlan) -> str:
-    return plan.device if plan.device != "cpu" else f"cores {spell(plan.cores)}"
+    return plan.place if plan.place != CPU else f"cores {spell(plan.cores)}"
 
 
 def meeting_point(like: ChildPlan, name: str) -> str:
@@ -66,4 +69,9 @@ def meeting_point(like: ChildPlan, name: str) -> str:
     endpoint = str(like.config["peer_endpoint"])
     if not endpoint.startswith("ipc://"):
         return endpoint
-    return f"{endpoint.rpartition('/')[0]}/{name.replace(':', '-')}"
+    return f"ipc://{folder_of(endpoint)}/{name.replace(':', '-')}"
+
+
+def folder_of(endpoint: str) -> str:
+    """Return the folder of a socket file."""
+    return endpoint.removeprefix("ipc://").rpartition("/")[0]

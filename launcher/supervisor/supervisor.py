@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pontil.launcher.child.child import Child
 from pontil.launcher.child.child_state import ChildState, DrainState
 from pontil.launcher.child.health import HealthLimits
-from pontil.launcher.config.topology import ChildPlan, Topology
+from pontil.launcher.config.child_plan import ChildPlan
+from pontil.launcher.config.topology import Topology
 from pontil.launcher.control.control_socket import NAME, ControlSocket
 from pontil.launcher.control.run_directory import RunDirectory
 from pontil.launcher.errors import LaunchError
@@ -207,7 +208,7 @@ class Supervisor:
     # Helpers of these steps.
 
     def child(self, plan: ChildPlan) -> Child:
-        return Child(plan, self.orders.command, self.orders.environment(plan.threads))
+        return Child(plan, self.orders.command, self.orders.environment)
 
     def spawn(self, child: Child) -> None:
         now = self.clock()
@@ -226,11 +227,12 @@ class Supervisor:
         now = self.clock()
         self.excuse_silence(now)
         for child in self.living:
-            if child.running and child.running.has_ended():
-                self.streams.record_exit(child, now, self.oom)
-            elif complaint := child.complaint(self.orders.limits, now):
-                self.console.line(f"{child.name} {complaint}: killing it")
-                child.kill(complaint)
+            if self.streams.record_ends(child, now, self.oom):
+                child.settle_ends(now)
+            elif process := child.judge(self.orders.limits, now):
+                it = f"all ranks of {child.name}" if child.plan.followers else "it"
+                self.console.line(f"{process.name} {process.complaint}: killing {it}")
+                child.kill()
         self.oom.look(now)
         self.table.tell(self.children, now)
         self.control.flush()

@@ -7,23 +7,27 @@ torch is not imported: this runs before the first worker starts.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.config import read_config
-from pontil.runtime.loaders.layout import tensor_shapes
+from pontil.runtime.loaders.layout import ROPE_FACTORS, tensor_shapes
 from pontil.runtime.models.config import ModelConfig
+from pontil.runtime.models.partition import check_division
 from pontil.runtime.probe.host_memory import NO_LIMIT, FreeMemory, gibibytes, host_room
 
 CPU = "cpu"
+# Parts of the names of tensors that every rank of a worker holds whole, and of those with a row for each KV head.
+WHOLE = ("embed_tokens", "norm", "mlp.gate.weight", ROPE_FACTORS)
+KV_HEADS = ("k_proj", "v_proj")
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryDemand:
-    """The settings that all workers of a launch share, as in WorkerConfig; the number of workers on each device; and
+    """The settings that all workers of a launch share, as in WorkerConfig; for each worker its ranks' devices; and
     the free bytes of those GPUs where that is known."""
 
     dtype: str
@@ -32,14 +36,14 @@ class MemoryDemand:
     max_model_len: int | None
     kv_cache_memory: int | None
     block_size: int
-    workers: Mapping[str, int]
+    workers: Sequence[Sequence[str]]
     gpu_memory: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The memory of one worker, in bytes. Never more than it really takes: a launch refused for this would have swapped
-    at best."""
+    """The memory of one rank of a worker, in bytes. Never more than it really takes: a launch refused for this would
+    have swapped at best."""
 
     weights: int
     kv: int
@@ -50,43 +54,61 @@ class Footprint:
 
 
 def check_memory(path: Path, demand: MemoryDemand) -> None:
-    """Raise ModelError when the model's weights and the KV cache of one sequence do not fit the free memory, for all
-    workers of a device together."""
+    """Raise ModelError when the model cannot be divided as it is planned, or when its weights and the KV cache of one
+    sequence do not fit the free memory, for all ranks on a device together."""
     if not demand.workers:
         return
-    one = footprint(path, read_config(path), demand)
-    for device, count in demand.workers.items():
+    config = read_config(path)
+    sizes = dict.fromkeys(len(worker) for worker in demand.workers)
+    for size in sizes:
+        check_division(config, size)
+    parts = {size: footprint(path, config, demand, size) for size in sizes}
+    for device in dict.fromkeys(device for worker in demand.workers for device in worker):
         room = host_room() if device == CPU else FreeMemory(demand.gpu_memory.get(device, NO_LIMIT))
-        if count * one.total > room.bytes:
+        held = [parts[len(worker)] for worker in demand.workers for rank in worker if rank == device]
+        if sum(one.total for one in held) > room.bytes:
             where = room.where if device == CPU else device
-            raise ModelError(refusal(path, count, one, f"{where} has {gibibytes(room.bytes)} left"))
+            raise ModelError(refusal(path, device, held, sizes, f"{where} has {gibibytes(room.bytes)} left"))
 
 
-def refusal(path: Path, count: int, one: Footprint, left: str) -> str:
-    parts = f"{gibibytes(one.weights)} of weights and {gibibytes(one.kv)} of KV cache"
-    needed = f"{count} workers with {parts} each need" if count > 1 else f"a worker with {parts} needs"
-    fewer = "start fewer workers (--role mixed is one), " if count > 1 else ""
+def refusal(path: Path, device: str, held: Sequence[Footprint], sizes: Mapping[int, None], left: str) -> str:
+    """Return the sentence that refuses what the processes of these sizes would hold on a device."""
+    most = max(held, key=lambda one: one.total)
+    parts = f"{gibibytes(most.weights)} of weights and {gibibytes(most.kv)} of KV cache"
+    what = "worker" if max(sizes) == 1 else "rank"
+    each = "each" if len(set(held)) == 1 else "or less each"
+    needed = f"{len(held)} {what}s with {parts} {each} need" if len(held) > 1 else f"a {what} with {parts} needs"
+    fewer = "start fewer workers (--role mixed is one), " if len(held) > 1 else ""
+    more = "" if device == CPU else "divide it over more GPUs with +, "
     return (
-        f"the model {path.name} is too large: {needed} {gibibytes(count * one.total)}, and {left}: {fewer}"
-        "choose a smaller model or --quantization, or lower --kv-cache-memory or --max-model-len"
+        f"the model {path.name} is too large: {needed} {gibibytes(sum(one.total for one in held))}, and {left}: {fewer}"
+        f"{more}choose a smaller model or --quantization, or lower --kv-cache-memory or --max-model-len"
     )
 
 
-def footprint(path: Path, config: ModelConfig, demand: MemoryDemand) -> Footprint:
-    """Return the footprint of one worker. Raise ModelError for types or a block size that are not possible."""
+def footprint(path: Path, config: ModelConfig, demand: MemoryDemand, ranks: int = 1) -> Footprint:
+    """Return the footprint of one of a worker's ranks. Raise ModelError for types or a block size that are not
+    possible."""
     dtype = config.dtype if demand.dtype == "auto" else demand.dtype
     if dtype not in DTYPE_BYTES:
         raise ModelError(f"--dtype {dtype} is not possible: choose one of {', '.join(DTYPE_BYTES)}")
     cells = choose_kv_dtype(demand.kv_cache_dtype, dtype)
-    layout = KVLayout(demand.block_size, config.num_layers, config.num_kv_heads, config.head_dim, cells)
+    layout = KVLayout(demand.block_size, config.num_layers, config.num_kv_heads, config.head_dim, cells, ranks=ranks)
     # Without a requested length a sequence is as long as fits, so one block is enough. Block 0 is padding.
     blocks = layout.blocks_for(demand.max_model_len or 1) + 1
     kv = demand.kv_cache_memory or blocks * layout.block_bytes
-    return Footprint(weight_bytes(path, config, demand, DTYPE_BYTES[dtype]), kv)
+    return Footprint(weight_bytes(path, config, demand, DTYPE_BYTES[dtype], ranks), kv)
 
 
-def weight_bytes(path: Path, config: ModelConfig, demand: MemoryDemand, number_bytes: int) -> int:
+def weight_bytes(path: Path, config: ModelConfig, demand: MemoryDemand, number_bytes: int, ranks: int) -> int:
     if demand.quantization == "gguf":
-        return path.stat().st_size
-    numbers = sum(math.prod(shape) for shape in tensor_shapes(config).values())
+        return path.stat().st_size // ranks
+    numbers = sum(math.prod(shape) // divisor(name, config, ranks) for name, shape in tensor_shapes(config).items())
     return numbers * (1 if demand.quantization == "int8" else number_bytes)
+
+
+def divisor(name: str, config: ModelConfig, ranks: int) -> int:
+    """Return the number of parts of a tensor of which a rank holds one."""
+    if any(part in name for part in WHOLE):
+        return 1
+    return min(ranks, config.num_kv_heads) if any(part in name for part in KV_HEADS) else ranks

@@ -5,17 +5,20 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 import app  # noqa: E402, F401
 from pontil.launcher.child.health import HealthLimits  # noqa: E402
+from pontil.launcher.config.child_plan import ChildPlan, plan_ranks  # noqa: E402
 from pontil.launcher.config.options import LaunchOptions, read_environment, read_options  # noqa: E402
-from pontil.launcher.config.topology import ChildPlan, Topology  # noqa: E402
+from pontil.launcher.config.topology import Topology  # noqa: E402
 from pontil.launcher.control.run_directory import RunDirectory  # noqa: E402
 from pontil.launcher.errors import LaunchError  # noqa: E402
-from pontil.launcher.host.devices import HostDevices  # noqa: E402
+from pontil.launcher.host.devices import HostDevices, Placement  # noqa: E402
 from pontil.launcher.host.notify import Notifier  # noqa: E402
 from pontil.launcher.logs.console import Console  # noqa: E402
 from pontil.launcher.logs.non_blocking_writer import open_outlet, plain_notice  # noqa: E402
@@ -24,29 +27,27 @@ from pontil.launcher.supervisor.restart_policy import RestartPolicy  # noqa: E40
 from pontil.launcher.supervisor.supervisor import Orders, Supervisor  # noqa: E402
 
 
+def planned(name: str, script: list[Any], told: dict[str, Any]) -> ChildPlan:
+    """Return the plan of a child with this script; a list of scripts makes a worker with a rank for each."""
+    scripts = script if script and isinstance(script[0], list) else [script]
+    shared = {
+        "model": "m", "trace": told["trace"], "routes": told.get("routes"), "peer_endpoint": "ipc:///run/x",
+    }  # fmt: skip
+    ranks = [Placement("cpu", (0,))] * len(scripts)
+    worker = plan_ranks(name, name.partition(":")[0], ranks, shared, f"ipc://{told['trace']}.ranks")
+    members = [
+        replace(one, config={**one.config, "script": own}) for one, own in zip(worker.members, scripts, strict=True)
+    ]
+    return replace(members[0], followers=tuple(members[1:]))
+
+
 def main() -> int:
     told = json.loads(sys.argv[1])
     # The test runner's parent may ignore SIGHUP, which is inherited.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if "control group" in told:
         Path(told["control group"], "cgroup.procs").write_text(str(os.getpid()))
-    plans = [
-        ChildPlan(
-            name,
-            name.partition(":")[0],
-            "cpu",
-            (0,),
-            {
-                "script": script,
-                "model": "m",
-                "trace": told["trace"],
-                "routes": told.get("routes"),
-                "name": name,
-                "peer_endpoint": "ipc:///run/x",
-            },
-        )
-        for name, script in {"prepare": told["prepare"], **told["children"]}.items()
-    ]
+    plans = [planned(name, script, told) for name, script in {"prepare": told["prepare"], **told["children"]}.items()]
     orders = Orders(
         Topology(plans[0], tuple(plans[1:]), "ipc:///control", "http://here"),
         (sys.executable, str(HERE / "scripted_child.py")),

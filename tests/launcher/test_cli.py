@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -80,15 +81,15 @@ def test_a_dry_run_prints_the_plan_and_touches_nothing(tmp_path: Path) -> None:
     assert "http://127.0.0.1:8123" in done.stdout and "some/model" in done.stdout
 
 
-def test_a_worker_over_two_gpus_is_shown_in_the_plan_and_not_started(tmp_path: Path) -> None:
+def test_a_worker_over_two_gpus_is_shown_in_the_plan(tmp_path: Path) -> None:
     """A script in place of the driver's tool reports three GPUs."""
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 0, 80000; echo 1, 80000; echo 2, 80000\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
-    words = ("launch", "--prefill", "0+1", "--decode", "2")
-    planned = app(*words, "--dry-run", PATH=str(tmp_path))
-    assert planned.returncode == 0 and "prefill:0    cuda:0+cuda:1 cores" in planned.stdout
-    refused = app(*words, PATH=str(tmp_path))
-    assert refused.returncode == 2 and "tensor parallelism comes later" in refused.stderr.splitlines()[-1]
+    planned = app("launch", "--prefill", "0+1", "--decode", "2", "--dry-run", PATH=str(tmp_path))
+    assert planned.returncode == 0 and "prefill:0    2 ranks" in planned.stdout
+    assert re.search(r"^  prefill:0\+1  cuda:1   cores", planned.stdout, re.MULTILINE)
+    refused = app("launch", "--prefill", "cpu:0+1", PATH=str(tmp_path))
+    assert refused.returncode == 2 and "may not join cores and GPUs" in refused.stderr.splitlines()[-1]
     assert "There is no cuda:3" in app("launch", "--prefill", "3", PATH=str(tmp_path)).stderr
 
 

@@ -18,7 +18,7 @@ import pytest
 from pontil.launcher.child.process import ChildProcess
 from pontil.launcher.child.reporter import EXIT_ORPHANED
 from pontil.launcher.child.reports import FailureReport, ReadyReport, decode
-from pontil.launcher.config.topology import ChildPlan
+from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.roles import EXIT_BROKEN
 
 DEADLINE = 20.0

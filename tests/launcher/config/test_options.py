@@ -9,7 +9,7 @@ from pontil.launcher.config.environment import LaunchEnvironment
 from pontil.launcher.config.options import LaunchOptions, read_options
 from pontil.launcher.config.parsers import size
 from pontil.launcher.errors import OptionError
-from pontil.launcher.host.devices import DeviceItem
+from pontil.launcher.host.device_list import DeviceItem, RankDevice
 from pontil.runtime.config import Deadlines, ProxyConfig, WorkerConfig
 
 
@@ -22,7 +22,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) 
     path = config_file(tmp_path, 'port = 9000\nhost = "::1"\nshare-devices = true\ndecode = ["cpu:0", "cpu:1"]\n')
     options = read_options({"port": "9001", "host": None}, path)
     assert (options.port, options.host, options.share_devices) == (9001, "::1", True)
-    assert options.decode == (DeviceItem(cores=(0,)), DeviceItem(cores=(1,)))
+    assert options.decode == tuple(DeviceItem((RankDevice(cores=(core,)),)) for core in (0, 1))
     assert options.max_num_seqs == LaunchOptions().max_num_seqs
 
 

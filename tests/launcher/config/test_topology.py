@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from pontil.launcher.config import options
+from pontil.launcher.config.addresses import MAX_IPC_PATH, url_host
 from pontil.launcher.config.options import read_options
-from pontil.launcher.config.topology import DEADLINES, MAX_IPC_PATH, Topology, check_startable, plan, url_host
+from pontil.launcher.config.topology import Topology, plan
+from pontil.launcher.config.worker_plan import DEADLINES
 from pontil.launcher.errors import OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.host.ports import address_towards
@@ -81,7 +83,6 @@ def test_gpus_are_used_where_there_are_any() -> None:
 
 def test_four_workers_on_four_gpus_from_one_line() -> None:
     made = topology(HostDevices(tuple(range(8)), 8, 4), prefill="0,1", decode="2,3")
-    check_startable(made)
     assert placements(made) == {
         "proxy": ("cpu", tuple(range(8))),
         "prefill:0": ("cuda:0", (0, 1)),
@@ -91,13 +92,39 @@ def test_four_workers_on_four_gpus_from_one_line() -> None:
     }
 
 
-def test_a_worker_over_two_gpus_is_planned_and_not_started() -> None:
+def test_a_worker_over_two_devices_is_a_process_for_each() -> None:
     made = topology(HostDevices(tuple(range(8)), 8, 4), prefill="0+1", decode="2,3")
-    assert placements(made)["prefill:0"][0] == "cuda:0+cuda:1"
     assert [child.ranks for child in made.children] == [1, 2, 1, 1]
-    assert "2 ranks" in made.children[1].describe()
-    with pytest.raises(OptionError, match=r"tensor parallelism comes later: .*--prefill cuda:0,cuda:1 are 2 workers"):
-        check_startable(made)
+    worker = made.children[1]
+    assert (worker.name, worker.place, worker.device) == ("prefill:0", "cuda:0+cuda:1", "cuda:0")
+    driver, follower = worker.members
+    assert (follower.name, follower.role, follower.device, follower.cores) == (
+        "prefill:0+1",
+        "prefill",
+        "cuda:1",
+        (2, 3),
+    )
+    assert follower.is_follower and not driver.is_follower and not made.children[2].is_follower
+    one, other = worker_config(driver.config), worker_config(follower.config)
+    assert [(rank.rank, rank.ranks, rank.device) for rank in (one, other)] == [(0, 2, "cuda:0"), (1, 2, "cuda:1")]
+    assert one.rank_endpoint == other.rank_endpoint == "ipc:///run/pontil/7/prefill-0-ranks"
+    assert worker_config(made.children[2].config).rank_endpoint is None
+    assert worker.describe().splitlines() == [
+        "prefill:0    2 ranks, each with 1/2 of the model",
+        "  prefill:0    cuda:0   cores 0-1",
+        "  prefill:0+1  cuda:1   cores 2-3",
+    ]
+
+
+def test_every_rank_has_what_its_worker_has() -> None:
+    made = topology(HostDevices((0, 1, 2), 3, 0), prefill="cpu:0+cpu:1", decode="cpu:2")
+    made = made.with_model("/m.gguf").with_keys("secret")
+    worker = made.children[1].in_role("mixed").configured(log_level="debug")
+    assert {one.role for one in worker.members} == {"mixed"} and worker.place == "cpu:0+cpu:1"
+    for name, value in {"model": "/m.gguf", "keys": "secret", "role": "mixed", "log_level": "debug"}.items():
+        assert [one.config[name] for one in worker.members] == [value] * 2
+    assert [one.config["lent_cores"] is None for one in worker.members] == [True, True]
+    assert made.children[2].config["lent_cores"] is not None and made.children[2].place == "cpu"
 
 
 def test_who_finds_the_model_is_told_what_must_fit_where() -> None:
@@ -106,9 +133,9 @@ def test_who_finds_the_model_is_told_what_must_fit_where() -> None:
         machine, prefill="0,1", decode="cpu*2", max_model_len="7", dtype="bfloat16", kv_cache_dtype="int8"
     ).prepare.config["demand"]
     assert MemoryDemand(**told) == MemoryDemand(
-        "bfloat16", "int8", "none", 7, None, 16, {"cuda:0": 1, "cuda:1": 1, "cpu": 2}, {"cuda:0": 5 << 30}
+        "bfloat16", "int8", "none", 7, None, 16, [["cuda:0"], ["cuda:1"], ["cpu"], ["cpu"]], {"cuda:0": 5 << 30}
     )
-    assert topology(role="proxy").prepare.config["demand"]["workers"] == {}
+    assert topology(role="proxy").prepare.config["demand"]["workers"] == []
 
 
 def test_a_count_splits_the_free_cores() -> None:
@@ -227,7 +254,7 @@ def test_keys_reach_every_process_but_who_looks_for_the_model() -> None:
 
 
 def test_who_joins_over_a_network_is_reached_at_its_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pontil.launcher.config.topology.address_towards", lambda host: f"towards-{host}")
+    monkeypatch.setattr("pontil.launcher.config.worker_plan.address_towards", lambda host: f"towards-{host}")
     (worker,) = topology(role="decode", join="tcp://10.1.2.3:7000", insecure=True).children
     assert (worker.config["peer_endpoint"], worker.config["transfer_host"]) == (
         "tcp://towards-10.1.2.3:0",

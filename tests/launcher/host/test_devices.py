@@ -6,15 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pontil.launcher.errors import OptionError
+from pontil.launcher.host.device_list import DeviceItem, RankDevice
 from pontil.launcher.host.devices import (
-    DeviceItem,
     HostDevices,
     Placement,
     assign,
     cpu_quota,
     even_runs,
     find_machine,
-    parse_list,
 )
 from pontil.runtime.foundation.number_ranges import spell
 
@@ -22,60 +21,17 @@ TWO_CORES = HostDevices((0, 1), 2, 0)
 GPUS = HostDevices(tuple(range(8)), 8, 2)
 
 
-@pytest.mark.parametrize(
-    ("text", "items"),
-    [
-        ("0", (DeviceItem(gpus=(0,)),)),
-        ("cuda:1", (DeviceItem(gpus=(1,)),)),
-        ("0+1", (DeviceItem(gpus=(0, 1)),)),
-        ("cuda:3+2,cuda:0", (DeviceItem(gpus=(3, 2)), DeviceItem(gpus=(0,)))),
-        ("0, 1", (DeviceItem(gpus=(0,)), DeviceItem(gpus=(1,)))),
-        ("cpu", (DeviceItem(),)),
-        ("cpu*3", (DeviceItem(),) * 3),
-        ("cpu:0-3", (DeviceItem(cores=(0, 1, 2, 3)),)),
-        ("cpu:5,cpu", (DeviceItem(cores=(5,)), DeviceItem())),
-        ("none", ()),
-    ],
-)
-def test_lists_are_read(text: str, items: tuple[DeviceItem, ...]) -> None:
-    assert parse_list(text) == items
+def gpus(*numbers: int) -> DeviceItem:
+    return DeviceItem(tuple(RankDevice(gpu=number) for number in numbers))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        ",",
-        "0,",
-        "gpu",
-        "cpu*0",
-        "cpu:3-1",
-        "0+0",
-        "0+",
-        "+1",
-        "0+cpu",
-        "cpu+cpu",
-        "-1",
-        "cuda:",
-        "cpu:",
-        "1.5",
-        "²",
-    ],
-)
-def test_other_lists_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="must|may"):
-        parse_list(text)
+def cores(*ranks: tuple[int, ...]) -> DeviceItem:
+    return DeviceItem(tuple(RankDevice(cores=rank) for rank in ranks))
 
 
-@given(st.text(alphabet="cpuda:*-+,0129 none", max_size=20))
-def test_any_text_is_read_or_refused_in_words(text: str) -> None:
-    try:
-        items = parse_list(text)
-    except ValueError as error:
-        assert str(error)
-    else:
-        assert all(not item.gpus or item.cores is None for item in items)
-        assert parse_list(",".join(map(str, items)) or "none") == items
+def placed(*ranks: tuple[str, tuple[int, ...]]) -> tuple[Placement, ...]:
+    """Return the placements of one worker."""
+    return tuple(Placement(*rank) for rank in ranks)
 
 
 @given(st.lists(st.integers(0, 500), unique=True, min_size=1).map(sorted), st.integers(1, 40))
@@ -86,30 +42,37 @@ def test_runs_share_out_every_core_once_and_evenly(cores: list[int], count: int)
 
 
 def test_two_cores_are_split_between_two_workers_and_given_whole_to_one() -> None:
-    assert assign([DeviceItem()] * 2, TWO_CORES, share=False) == (Placement("cpu", (0,)), Placement("cpu", (1,)))
-    assert assign([DeviceItem()], TWO_CORES, share=False) == (Placement("cpu", (0, 1)),)
+    assert assign([DeviceItem()] * 2, TWO_CORES, share=False) == (placed(("cpu", (0,))), placed(("cpu", (1,))))
+    assert assign([DeviceItem()], TWO_CORES, share=False) == (placed(("cpu", (0, 1))),)
 
 
 def test_plain_items_split_what_the_named_ones_leave() -> None:
-    placements = assign(
-        [DeviceItem(cores=(2, 3)), DeviceItem(), DeviceItem()], HostDevices(tuple(range(8)), 8, 0), share=False
-    )
-    assert [placement.cores for placement in placements] == [(2, 3), (0, 1, 4), (5, 6, 7)]
+    placements = assign([cores((2, 3)), DeviceItem(), DeviceItem()], HostDevices(tuple(range(8)), 8, 0), share=False)
+    assert [rank.cores for (rank,) in placements] == [(2, 3), (0, 1, 4), (5, 6, 7)]
 
 
 def test_named_cores_count_against_what_is_paid_for() -> None:
-    placements = assign([DeviceItem(cores=(2, 3)), DeviceItem()], HostDevices((0, 1, 2, 3), 3, 0), share=False)
-    assert [placement.cores for placement in placements] == [(2, 3), (0,)]
+    placements = assign([cores((2, 3)), DeviceItem()], HostDevices((0, 1, 2, 3), 3, 0), share=False)
+    assert [rank.cores for (rank,) in placements] == [(2, 3), (0,)]
 
 
 def test_a_worker_over_two_gpus_has_both() -> None:
-    placements = assign([DeviceItem(gpus=(0, 1))], GPUS, share=False)
-    assert placements == (Placement("cuda:0+cuda:1", tuple(range(8))),)
+    placements = assign([gpus(0, 1)], GPUS, share=False)
+    assert placements == (placed(("cuda:0", (0, 1, 2, 3)), ("cuda:1", (4, 5, 6, 7))),)
+
+
+def test_the_ranks_of_a_worker_have_cores_of_their_own() -> None:
+    machine = HostDevices(tuple(range(8)), 8, 0)
+    named = assign([cores((0, 1), (2, 3)), DeviceItem()], machine, share=False)
+    assert named == (placed(("cpu", (0, 1)), ("cpu", (2, 3))), placed(("cpu", (4, 5, 6, 7))))
+    plain = assign([DeviceItem((RankDevice(),) * 2), DeviceItem()], HostDevices((0, 1, 2), 3, 0), share=False)
+    assert plain == (placed(("cpu", (0,)), ("cpu", (1,))), placed(("cpu", (2,))))
+    assert assign([cores((0,), (0,))], TWO_CORES, share=True) == (placed(("cpu", (0,)), ("cpu", (0,))),)
 
 
 def test_gpu_workers_get_cores_that_no_cpu_worker_was_given() -> None:
-    placements = assign([DeviceItem(gpus=(0,)), DeviceItem(cores=(0, 1)), DeviceItem(gpus=(1,))], GPUS, share=False)
-    assert placements == (Placement("cuda:0", (2, 3, 4)), Placement("cpu", (0, 1)), Placement("cuda:1", (5, 6, 7)))
+    placements = assign([gpus(0), cores((0, 1)), gpus(1)], GPUS, share=False)
+    assert placements == (placed(("cuda:0", (2, 3, 4))), placed(("cpu", (0, 1))), placed(("cuda:1", (5, 6, 7))))
 
 
 @pytest.mark.parametrize(
@@ -118,14 +81,21 @@ def test_gpu_workers_get_cores_that_no_cpu_worker_was_given() -> None:
         ([DeviceItem()] * 3, TWO_CORES, "3 CPU workers and 2 free cores"),
         ([DeviceItem()] * 2, HostDevices((5,), 1, 0), "--role mixed"),
         ([DeviceItem()] * 2, HostDevices((0, 1, 2, 3), 1, 0), "1 free core:"),
-        ([DeviceItem(cores=(0,)), DeviceItem(cores=(0, 1))], TWO_CORES, "Core 0 is planned for two"),
-        ([DeviceItem(gpus=(1,))] * 2, GPUS, "cuda:1 is planned for two"),
-        ([DeviceItem(gpus=(0, 1)), DeviceItem(gpus=(1,))], GPUS, "cuda:1 is planned for two"),
-        ([DeviceItem(cores=(0, 1))], HostDevices((0, 1), 1, 0), "2 cores are planned and .* pays for 1"),
-        ([DeviceItem(cores=(0,)), DeviceItem()], HostDevices((0, 1), 1, 0), "1 CPU worker and 0 free cores"),
-        ([DeviceItem(gpus=(2,))], GPUS, r"it has 0-1"),
-        ([DeviceItem(gpus=(0,))], TWO_CORES, "use cpu"),
-        ([DeviceItem(cores=(7,))], TWO_CORES, "may run on 0-1"),
+        ([cores((0,)), cores((0, 1))], TWO_CORES, "Core 0 is planned for two"),
+        ([gpus(1)] * 2, GPUS, "cuda:1 is planned for two"),
+        ([gpus(0, 1), gpus(1)], GPUS, "cuda:1 is planned for two"),
+        ([cores((0, 1))], HostDevices((0, 1), 1, 0), "2 cores are planned and .* pays for 1"),
+        ([cores((0,)), DeviceItem()], HostDevices((0, 1), 1, 0), "1 CPU worker and 0 free cores"),
+        (
+            [cores((0,), (0,))],
+            TWO_CORES,
+            r"Core 0 is planned for two ranks of one worker \(cpu:0\+cpu:0\).*--share-dev",
+        ),
+        ([cores((0,), (1,)), cores((1,))], TWO_CORES, "Core 1 is planned for two workers"),
+        ([DeviceItem((RankDevice(),) * 3)], TWO_CORES, "3 ranks and 2 free cores.*fewer devices"),
+        ([gpus(2)], GPUS, r"it has 0-1"),
+        ([gpus(0)], TWO_CORES, "use cpu"),
+        ([cores((7,))], TWO_CORES, "may run on 0-1"),
     ],
 )
 def test_a_plan_the_machine_cannot_hold_is_refused(items: list[DeviceItem], machine: HostDevices, words: str) -> None:
@@ -134,9 +104,9 @@ def test_a_plan_the_machine_cannot_hold_is_refused(items: list[DeviceItem], mach
 
 
 def test_sharing_gives_every_worker_something() -> None:
-    assert assign([DeviceItem()] * 2, HostDevices((5,), 1, 0), share=True) == (Placement("cpu", (5,)),) * 2
-    assert [placement.cores for placement in assign([DeviceItem()] * 3, TWO_CORES, share=True)] == [(0,), (1,), (0,)]
-    assert assign([DeviceItem(gpus=(0,))] * 2, GPUS, share=True)[1].device == "cuda:0"
+    assert assign([DeviceItem()] * 2, HostDevices((5,), 1, 0), share=True) == (placed(("cpu", (5,))),) * 2
+    assert [rank.cores for (rank,) in assign([DeviceItem()] * 3, TWO_CORES, share=True)] == [(0,), (1,), (0,)]
+    assert assign([gpus(0)] * 2, GPUS, share=True)[1][0].device == "cuda:0"
 
 
 def test_numbers_are_spelt_as_runs() -> None:

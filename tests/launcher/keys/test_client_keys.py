@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pontil.launcher.child.child import Child
+from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.config.environment import LaunchEnvironment
 from pontil.launcher.config.options import LaunchOptions
-from pontil.launcher.config.topology import ChildPlan
 from pontil.launcher.errors import OptionError
 from pontil.launcher.keys.client_keys import LINE, MOST_KEYS, ClientKeys, change_client_keys, new_line, read_client_keys
 
@@ -132,17 +132,20 @@ class ToldKeys:
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
 
+    @property
+    def driver(self) -> "ToldKeys":
+        return self
+
     def send(self, message: dict[str, Any]) -> None:
         self.messages.append(message)
 
 
 def test_a_reload_is_taken_over_by_the_proxy_and_its_next_lives() -> None:
     before = ClientKeys((("alice", digest(ALICE)),))
-    proxy, worker = (
-        Child(ChildPlan(name, name, "cpu", (0,), before.config), ("true",), {}) for name in ("proxy", "decode")
-    )
+    plans = (ChildPlan(name, name, "cpu", (0,), before.config) for name in ("proxy", "decode"))
+    proxy, worker = (Child(plan, ("true",), lambda threads: {}) for plan in plans)
     told = ToldKeys()
-    proxy.running = told  # type: ignore[assignment]
+    proxy.group = told  # type: ignore[assignment]
     assert "have not changed" in change_client_keys(lambda: before, [proxy, worker]) and not told.messages
     after = replace(before, callers=(("bob", digest(BOB)),), admin=digest(ADMIN))
     assert change_client_keys(lambda: after, [proxy, worker]) == "API keys in use now: 1"

@@ -3,12 +3,12 @@ import json
 import shlex
 
 from pontil.launcher.child.child import Child
-from pontil.launcher.config.topology import ChildPlan
+from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.supervisor.overview import example, overview
 
 
 def child(name: str, device: str, cores: tuple[int, ...], **facts: object) -> Child:
-    made = Child(ChildPlan(name, name.partition(":")[0], device, cores, {}), (), {})
+    made = Child(ChildPlan(name, name.partition(":")[0], device, cores, {}), (), lambda threads: {})
     made.facts = dict(facts)
     return made
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pontil.launcher.child.child_state import ChildState, DrainState
-from pontil.launcher.config.topology import ChildPlan
+from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.supervisor.rollout import RolloutGoal, RolloutLimits, WorkerSnapshot

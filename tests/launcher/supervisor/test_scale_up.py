@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from pontil.launcher.config.topology import ChildPlan
+from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.errors import LaunchError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.supervisor.scale_up import another, free_name

@@ -14,7 +14,7 @@ from pontil.runtime.probe import footprint as module
 from pontil.runtime.probe.footprint import MemoryDemand, check_memory, footprint
 from pontil.runtime.probe.host_memory import FreeMemory
 
-DEMAND = MemoryDemand("auto", "auto", "none", None, None, 16, {"cpu": 1}, {})
+DEMAND = MemoryDemand("auto", "auto", "none", None, None, 16, [["cpu"]], {})
 # Bytes of a token: 2 layers, keys and values, 2 heads of 16, float32.
 TOKEN_BYTES = 2 * 2 * 2 * 16 * 4
 
@@ -58,9 +58,9 @@ def test_a_gguf_file_is_kept_as_it_is(tiny: Path, tmp_path: Path) -> None:
 def test_workers_on_the_cpu_share_its_memory(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = footprint(tiny, read_config(tiny), DEMAND).total
     monkeypatch.setattr(module, "host_room", lambda: FreeMemory(2 * one, 9 * one))
-    check_memory(tiny, replace(DEMAND, workers={"cpu": 2}))
+    check_memory(tiny, replace(DEMAND, workers=[["cpu"]] * 2))
     with pytest.raises(ModelError) as refusal:
-        check_memory(tiny, replace(DEMAND, workers={"cpu": 3}))
+        check_memory(tiny, replace(DEMAND, workers=[["cpu"]] * 3))
     assert "the model tiny is too large: 3 workers with" in str(refusal.value)
     assert "its control group (limit" in str(refusal.value) and "--role mixed" in str(refusal.value)
 
@@ -68,14 +68,45 @@ def test_workers_on_the_cpu_share_its_memory(tiny: Path, monkeypatch: pytest.Mon
 def test_each_gpu_has_its_own_and_an_unknown_one_is_not_judged(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = footprint(tiny, read_config(tiny), DEMAND).total
     monkeypatch.setattr(module, "host_room", lambda: FreeMemory(0))
-    on_gpus = replace(DEMAND, workers={"cuda:0": 1, "cuda:1": 1}, gpu_memory={"cuda:0": one})
+    on_gpus = replace(DEMAND, workers=[["cuda:0"], ["cuda:1"]], gpu_memory={"cuda:0": one})
     check_memory(tiny, on_gpus)
-    with pytest.raises(ModelError, match=r"a worker with .* needs .*, and cuda:1 has 0 MiB left: choose"):
+    with pytest.raises(ModelError, match=r"a worker with .* needs .*, and cuda:1 has 0 MiB left: divide"):
         check_memory(tiny, replace(on_gpus, gpu_memory={"cuda:0": one, "cuda:1": 1}))
 
 
+def test_a_rank_holds_its_part_and_what_every_rank_holds(tiny: Path) -> None:
+    config = read_config(tiny)
+    one, half = (footprint(tiny, config, DEMAND, ranks) for ranks in (1, 2))
+    whole = 4 * config.hidden_size * (config.vocab_size + 2 * config.num_layers + 1)
+    assert half.weights - whole == (one.weights - whole) / 2 and half.kv == one.kv / 2
+    # Of its two KV heads four ranks hold one each.
+    quarter = footprint(tiny, config, DEMAND, 4)
+    assert quarter.kv == half.kv and (one.weights - whole) / 4 < quarter.weights - whole < half.weights - whole
+    (tiny.parent / "x.gguf").write_bytes(bytes(777))
+    assert footprint(tiny.parent / "x.gguf", config, replace(DEMAND, quantization="gguf"), 2).weights == 777 // 2
+
+
+def test_the_ranks_of_a_worker_fit_where_it_would_not(tiny: Path) -> None:
+    one, half = (footprint(tiny, read_config(tiny), DEMAND, ranks).total for ranks in (1, 2))
+    two_gpus = replace(DEMAND, gpu_memory={"cuda:0": half, "cuda:1": half})
+    assert half < one
+    with pytest.raises(ModelError, match="a worker with .* divide it over more GPUs"):
+        check_memory(tiny, replace(two_gpus, workers=[["cuda:0"]]))
+    check_memory(tiny, replace(two_gpus, workers=[["cuda:0", "cuda:1"]]))
+    little = replace(two_gpus, workers=[["cuda:0", "cuda:1"]], gpu_memory={"cuda:0": half, "cuda:1": half - 1})
+    with pytest.raises(ModelError, match=r"a rank with .* needs .*, and cuda:1 has"):
+        check_memory(tiny, little)
+    with pytest.raises(ModelError, match=r"2 ranks with .* or less each need"):
+        check_memory(tiny, replace(two_gpus, workers=[["cuda:0", "cuda:1"], ["cuda:1"]]))
+
+
+def test_a_model_that_cannot_be_divided_so_is_refused_before_anything_starts(tiny: Path) -> None:
+    with pytest.raises(ModelError, match="cannot be divided over 3 devices .* heads"):
+        check_memory(tiny, replace(DEMAND, workers=[["cpu"] * 3]))
+
+
 def test_without_workers_no_model_is_read(tmp_path: Path) -> None:
-    check_memory(tmp_path / "none", replace(DEMAND, workers={}))
+    check_memory(tmp_path / "none", replace(DEMAND, workers=[]))
 
 
 def test_what_no_worker_could_do_is_refused_before_one_starts(tiny: Path) -> None:
