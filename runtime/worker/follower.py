@@ -8,7 +8,10 @@ import time
 from types import FrameType
 from typing import TypeVar
 
+import torch
+
 from pontil.gpu_ops.collectives.communicator import Communicator
+from pontil.gpu_ops.collectives.factory import open_communicator
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
@@ -16,7 +19,7 @@ from pontil.runtime.config import WorkerConfig
 from pontil.runtime.disaggregation.rank_follower import FollowerTransfers
 from pontil.runtime.engine.tile_plan import tile_plan
 from pontil.runtime.engine.tile_runner import TileRunner
-from pontil.runtime.errors import ModelError, TransferError
+from pontil.runtime.errors import RankLost, TransferError
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.threads import ThreadFailures
@@ -36,7 +39,6 @@ from pontil.runtime.wire.sockets import PeerClient, Poller, open_context
 from pontil.runtime.worker.connectors import open_connector
 from pontil.runtime.worker.loading import load, memory_errors
 from pontil.runtime.worker.prefault import Prefault
-from pontil.runtime.worker.ranks.joining import join_communicator
 from pontil.runtime.worker.step_reporter import StepReporter
 
 logger = logging.getLogger("pontil.worker")
@@ -96,11 +98,11 @@ class Follower:
         while not self.stopping:
             self.turn(tiles, transfers, prefault)
 
-    def join(self, model: ModelConfig, kernels: KernelLibrary | None) -> Communicator:
+    def join(self, model: ModelConfig, kernels: KernelLibrary | None, device: torch.device) -> Communicator:
         self.socket.send(RankHello(self.incarnation, "", self.config.rank, self.config.ranks, os.getpid()))
         welcome = self.wait_for(RankWelcome)
         self.driver = welcome.sender
-        self.communicator = join_communicator(self.config, welcome.communicator, kernels)
+        self.communicator = open_communicator(kernels, device, welcome.communicator, self.config.rank)
         return self.communicator
 
     def wait_for(self, kind: type[M]) -> M:
@@ -111,7 +113,7 @@ class Follower:
             for message in self.socket.receive_all():
                 if isinstance(message, kind):
                     return message
-        raise ModelError("rank 0 of this worker did not start")
+        raise RankLost("rank 0 of this worker did not start")
 
     def open_transfers(self, storage: KVStorage) -> FollowerTransfers:
         keys = None if self.config.keys is None else Keys.of(self.config.keys)

@@ -39,7 +39,7 @@ CPU_KV_SHARE = 0.2
 CUDA_KV_SHARE = 0.85
 
 # Makes the communicator of this process, which exchanges parts of this model with the other ranks.
-Join = Callable[[ModelConfig, KernelLibrary | None], Communicator]
+Join = Callable[[ModelConfig, KernelLibrary | None, torch.device], Communicator]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> LoadedModel:
     kernels = find_kernels(config, model_config, TORCH_DTYPES[dtype], report)
     if kernels is not None and lent_cores is not None:
         kernels.borrow(lent_cores)
-    communicator = join(model_config, kernels)
+    communicator = join(model_config, kernels, device)
     weights = read_weights(config, checkpoint, device, dtype, kernels, report, communicator)
     model = build_model(model_config, weights)
     layout = KVLayout(

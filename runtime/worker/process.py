@@ -7,7 +7,7 @@ import signal
 from pontil.gpu_ops.collectives.communicator import CollectiveError
 from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config import WorkerConfig
-from pontil.runtime.errors import ModelError
+from pontil.runtime.errors import RankLost
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.worker.assembly import assemble
 from pontil.runtime.worker.follower import Follower
@@ -20,7 +20,7 @@ def run_worker(config: WorkerConfig, report: Reporter, commands: int | None = No
     try:
         serve(make_process(config, report, commands))
     except CollectiveError as error:
-        raise ModelError(f"the ranks of {config.name} have parted: {error}") from error
+        raise RankLost(f"{config.name} lost a rank: {error}") from error
 
 
 def make_process(config: WorkerConfig, report: Reporter, commands: int | None) -> Worker | Follower:

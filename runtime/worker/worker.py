@@ -9,7 +9,6 @@ from types import FrameType
 from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.disaggregation.rank_connector import RankConnector
-from pontil.runtime.disaggregation.rank_orders import RankOrders
 from pontil.runtime.disaggregation.rank_pools import RankPools
 from pontil.runtime.engine.sequence import FinishReason
 from pontil.runtime.errors import RequestError
@@ -72,13 +71,13 @@ class Worker:
         self.poller.register(self.peers_in)
         self.poller.register(self.control)
         self.guard = None if self.keys is None else TransferSecurity(self.keys.transfer)
-        # Orders to the other ranks of this worker, if it has any.
-        self.orders = RankOrders(machine.layout.ranks)
+        self.driver = machine.driver
+        self.driver.watch(self.poller)
         self.transport = self.open_connector()
         own = RankedConnector(self.transport, machine.storage)
-        self.connector = RankConnector(own, machine.storage, self.orders)
+        self.connector = RankConnector(own, machine.storage, self.driver.orders, self.driver.pools)
         grants = None if self.guard is None else self.guard.grants
-        self.pools = RankPools(machine.storage, self.orders, grants)
+        self.pools = RankPools(machine.storage, self.driver.orders, grants)
         self.link = ProxyLink(self.control, make_hello(self.incarnation, config, machine, self.peers_in.endpoint))
         self.requests = RequestTable(self.incarnation, self.link)
         self.reachability = ProxyReachability(self.control.connection, config.control)
@@ -139,6 +138,7 @@ class Worker:
         self.link.goodbye(drained=self.assigned_role.is_drained)
         self.cancel_all(Failure("the worker stops", 503, moved=True))
         self.link.flush()
+        self.driver.stop()
 
     def turn(self) -> None:
         """Run one iteration: handle messages, check deadlines, make one step."""
@@ -160,6 +160,7 @@ class Worker:
             self.idle_work.spend(now)
         self.settle()
         self.carry_out_role_change()
+        self.driver.flush()
         self.step_reporter.rest(self.may_step)
 
     @property
@@ -205,6 +206,9 @@ class Worker:
         for message in self.decode.peers.receive_all():
             if self.is_mine(message):
                 self.decode.take(message, now)
+        for done in self.driver.take():
+            self.connector.take(done)
+            self.pools.take(done)
 
     def is_mine(self, message: Message) -> bool:
         """Return whether a message was meant for this incarnation; one for a predecessor is stale."""
@@ -317,5 +321,6 @@ class Worker:
         self.decode.peers.close()
         self.peers_in.close()
         self.control.close(linger=0.5)
+        self.driver.close()
         self.poller.close()
         self.context.term()

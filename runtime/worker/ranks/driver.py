@@ -7,13 +7,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import torch
+
 from pontil.gpu_ops.collectives.communicator import Communicator
+from pontil.gpu_ops.collectives.factory import create_communicator
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.disaggregation.rank_orders import RankOrders
 from pontil.runtime.engine.tile_plan import TilePlan
 from pontil.runtime.errors import ModelError
 from pontil.runtime.models.config import ModelConfig
+from pontil.runtime.models.fused_block import shared_bytes
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.wire.messages import (
     Message,
@@ -26,7 +30,6 @@ from pontil.runtime.wire.messages import (
     RankWelcome,
 )
 from pontil.runtime.wire.sockets import PeerServer, Poller, open_context
-from pontil.runtime.worker.ranks.joining import create_communicator
 
 logger = logging.getLogger("pontil.worker")
 
@@ -63,16 +66,19 @@ class Driver:
         # Arrived while something else was waited for.
         self.early: list[Message] = []
 
-    def join(self, model: ModelConfig, kernels: KernelLibrary | None) -> Communicator:
+    def join(self, model: ModelConfig, kernels: KernelLibrary | None, device: torch.device) -> Communicator:
         """Wait for the followers' processes, and make the communicator of all ranks."""
-        self.communicator, descriptor = create_communicator(self.config, model, kernels)
-        self.report.progress("waiting for its ranks") if self.socket else None
+        store = f"file://{str(self.config.rank_endpoint).removeprefix('ipc://')}.store"
+        made = create_communicator(kernels, device, self.config.ranks, shared_bytes(model), store)
+        self.communicator = made
+        if self.socket is not None:
+            self.report.progress("waiting for its ranks")
         for rank, hello in self.collect(RankHello, lambda one: one.rank).items():
             if hello.ranks != self.config.ranks:
                 raise ModelError(f"rank {rank} was started for {hello.ranks} ranks, and there are {self.config.ranks}")
             self.followers[rank] = hello.sender
-        self.send_all(lambda receiver: RankWelcome(self.incarnation, receiver, descriptor))
-        return self.communicator
+        self.send_all(lambda receiver: RankWelcome(self.incarnation, receiver, made.descriptor))
+        return made
 
     def agree(self, model_fingerprint: str, kv_fingerprint: str, kernels: str, num_blocks: int) -> int:
         """Wait until the followers have loaded their parts, check that these are parts of the model that rank 0 has
