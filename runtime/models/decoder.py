@@ -65,15 +65,15 @@ class Decoder(ABC):
         name, shape = "model.embed_tokens.weight", (self.config.vocab_size, self.config.hidden_size)
         if not self.config.tie_word_embeddings:
             name = "lm_head.weight"
-        weight: Tensor | QuantizedWeights | None = weights.levels(name, *shape)
+        levels = weights.levels(name, *shape)
         if self.config.tie_word_embeddings:
             weights.left.pop("lm_head.weight", None)
-        if weight is None:
+        if levels is None:
             dtype = torch.float32 if self.kernels is None else self.dtype
             dense = self.embedding if self.config.tie_word_embeddings else weights.take(name, *shape, dtype=dtype)
             weight = weights.rounded(weights.part(dense, by_vocabulary))
         else:
-            weight = rows(weight, by_vocabulary(self.partition, self.config.vocab_size))
+            weight = rows(levels, by_vocabulary(self.partition, self.config.vocab_size))
         if isinstance(weight, QuantizedWeights) or self.kernels is not None:
             return [weights.product(weight)]
         return [weights.product(part.float()) for part in weight.split(HEAD_ROWS)]

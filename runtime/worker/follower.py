@@ -128,9 +128,9 @@ class Follower:
         for plan in plans:
             self.follow(plan, tiles, transfers)
         news = transfers.report()
-        if news:
+        if plans or news:
             self.socket.send(RankDone(self.incarnation, self.driver, self.config.rank, self.done, **news))
-        elif not plans and prefault.is_due:
+        elif prefault.is_due:
             prefault.advance()
 
     def follow(self, plan: RankPlan, tiles: TileRunner, transfers: FollowerTransfers) -> None:
