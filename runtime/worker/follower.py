@@ -70,8 +70,10 @@ class Follower:
         self.transfers: FollowerTransfers | None = None
 
     def stop(self, number: int = 0, frame: FrameType | None = None) -> None:
-        self.stopping = True
-        self.poller.wake()
+        """Stop before the next turn. A signal may also come when the process is ending already."""
+        if not self.stopping:
+            self.stopping = True
+            self.poller.wake()
 
     def run(self) -> None:
         """Load, say so, and follow plans until the driver or the supervisor ends it."""
@@ -144,9 +146,11 @@ class Follower:
             tiles.follow(tile_plan(fields))
         self.done = plan.number
         self.steps.end(has_work=False)
-        self.stopping = self.stopping or plan.stop
+        if plan.stop:
+            self.stopping = True
 
     def close(self) -> None:
+        self.stopping = True
         if self.transfers is not None:
             self.transfers.close()
         if self.communicator is not None:

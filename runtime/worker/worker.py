@@ -208,7 +208,7 @@ class Worker:
                 self.decode.take(message, now)
         for done in self.driver.take():
             self.connector.take(done)
-            self.pools.take(done)
+            self.prefill.ranks_answered(done)
 
     def is_mine(self, message: Message) -> bool:
         """Return whether a message was meant for this incarnation; one for a predecessor is stale."""

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers of several ranks: the same responses as one process gives, for every pair of sizes, also after kills (H)."""
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from disturbed import DRAWN, MODEL, OPTIONS, STORY
+from effort import is_long
+from oracle import at_rest
+from served import Served, launched, wait_for
+
+from pontil.runtime.loaders.synthetic import write_tiny_llama
+
+# Prompt lengths around the boundaries of blocks of 16, then what must not depend on who computed it.
+ASKED: list[dict[str, Any]] = [
+    *({"prompt": [20 + 13 * i % 240 for i in range(length)], "temperature": 0} for length in (1, 15, 16, 17, 300)),
+    {"prompt": STORY, "seed": 11, **DRAWN},
+    {"prompt": STORY, "seed": 7, "n": 3, "logprobs": 2, **DRAWN},
+    {"prompt": STORY, "seed": 21, "temperature": 0.9, "structured_outputs": {"choice": ["storm", "sea", "stairs"]}},
+    {"prompt": STORY, "temperature": 0, "prompt_logprobs": 1},
+]
+TOKENS = 40
+SIZES = [(1, 2), (2, 1), (2, 2), *([(4, 1), (1, 4), (4, 2), (2, 4)] if is_long() else [])]
+SALTS = count()
+
+
+def small_model(folder: Path) -> tuple[str, ...]:
+    write_tiny_llama(folder / "small", num_layers=8, num_kv_heads=2, max_model_len=2048, dtype="bfloat16")
+    named = ("--model", str(folder / "small"), "--served-model-name", MODEL)
+    return (*named, *OPTIONS, "--kv-cache-memory", "32MiB")
+
+
+def group(ranks: int, first: int) -> str:
+    """Return a device item of so many ranks on two cores."""
+    return "+".join(f"cpu:{(first + rank) % 2}" for rank in range(ranks))
+
+
+def answers(served: Served) -> list[dict[str, Any]]:
+    """Ask everything at once, streamed nowhere; return ids, logprobs, finish and usage."""
+    salt = f"ranks {next(SALTS)} "
+
+    def ask(number: int) -> dict[str, Any]:
+        body = {"model": MODEL, "max_tokens": TOKENS, "cache_salt": f"{salt}{number}", "return_token_ids": True}
+        reply = served.request("POST", "/v1/completions", body | {"ignore_eos": True} | ASKED[number])
+        answer = reply.json()
+        assert reply.status == 200, answer
+        kept = ("token_ids", "logprobs", "finish_reason", "prompt_logprobs")
+        choices = [{name: choice.get(name) for name in kept} for choice in answer["choices"]]
+        return {"choices": choices, "usage": answer["usage"]}
+
+    with ThreadPoolExecutor(len(ASKED)) as threads:
+        return list(threads.map(ask, range(len(ASKED))))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The responses of one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    with launched(folder, "--role", "mixed", "--mixed", "cpu:0", *small_model(folder)) as served:
+        return answers(served)
+
+
+@pytest.mark.parametrize(("prefill", "decode"), SIZES)
+def test_every_pair_of_sizes_answers_like_one_process(
+    alone: list[dict[str, Any]], tmp_path: Path, prefill: int, decode: int
+) -> None:
+    """H4, H5."""
+    lists = ("--prefill", group(prefill, 0), "--decode", group(decode, 1), "--share-devices", "--disagg", "always")
+    with launched(tmp_path, *lists, *small_model(tmp_path)) as served:
+        assert answers(served) == alone
+        at_rest(served)
