@@ -113,13 +113,13 @@ class RankGroup:
         return None
 
     def leave(self, now: float) -> bool:
-        """Have the others end after one that has; return whether their time is over. Followers are asked to once the
-        driver is gone, which would have told them."""
+        """Have the others end after one that has; return whether their time is over. Followers are asked to if the
+        driver has left in order, and left alone if it lost one: that one may be about to say why."""
         if self.ends_by is None:
             self.ends_by = now + MOMENT
-            if self.driver is None:
-                for process in self.living:
-                    process.signal(signal.SIGTERM)
+            first = self.processes[0].ended
+            for process in self.living if first is not None and first.code == 0 else ():
+                process.signal(signal.SIGTERM)
         return now >= self.ends_by
 
     def kill(self) -> None:

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -24,7 +25,7 @@ from pontil.launcher.host.devices import Placement
 from pontil.launcher.host.oom import OomWatch
 from pontil.launcher.supervisor.restart_policy import RestartPolicy
 
-LIMITS, OOM = HealthLimits(silence=3.0), OomWatch(lambda: None)
+LIMITS, OOM = HealthLimits(silence=3.0), OomWatch(Path("/nowhere"))
 CODES = (0, 1, EXIT_RANK_LOST, -signal.SIGKILL, -signal.SIGSEGV)
 Event = tuple[Any, ...]
 
@@ -220,10 +221,6 @@ def test_a_rank_that_lost_another_waits_for_its_word() -> None:
 
 
 def test_a_follower_that_leaves_first_gives_its_driver_a_moment() -> None:
-    world = World(2)
-    world.happen(("ready", 0))
-    world.happen(("ready", 1))
-    world.happen(("stop",))
     world = World(2, deaf=True)
     for event in (("ready", 0), ("ready", 1), ("stop",), ("exit", 1, 0)):
         world.happen(event)
@@ -261,6 +258,7 @@ def test_a_stalled_rank_is_the_cause_and_all_are_killed() -> None:
 def test_without_room_for_all_ranks_none_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(3)
     world.happen(("exit", 0, 1))
+    world.look()
     world.look()
     started = len(world.processes)
 
