@@ -61,7 +61,8 @@ ARROWS: dict[str, set[str]] = {
         "runtime/transfer", "runtime/wire", "runtime/cache/head_groups", "runtime/cache/storage",
     },
     "runtime/probe": {
-        "runtime/cache", "runtime/loaders", "runtime/models/config", "runtime/transfer", "gpu_ops", "gpu_ops/kernels",
+        "runtime/cache", "runtime/loaders", "runtime/models/config", "runtime/models/partition", "runtime/transfer",
+        "gpu_ops", "gpu_ops/kernels",
     },
     "runtime/proxy": {"runtime/wire", "runtime/tokenizer", "runtime/accounting"},
     "runtime/worker": {

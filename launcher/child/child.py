@@ -84,10 +84,11 @@ class Child:
 
     @property
     def row(self) -> dict[str, Any]:
-        """Return the fields that are always known."""
+        """Return the fields that are always known, of a worker of several ranks for each of them too."""
         plan, idle = self.plan, self.state is ChildState.READY and self.drain_state is not DrainState.WORKING
         state = self.drain_state.value if idle else self.state.value
-        return {"name": plan.name, "role": plan.role, "pid": self.pid, "state": state, "device": plan.place}
+        row = {"name": plan.name, "role": plan.role, "pid": self.pid, "state": state, "device": plan.place}
+        return row | ({"ranks": rank_rows(self)} if plan.followers else {})
 
     @property
     def reason(self) -> str | None:
@@ -140,11 +141,6 @@ class Child:
             self.settled = next((one for one in reversed(heard) if isinstance(one, OrderReport)), self.settled)
         return heard
 
-    def excuse_silence(self, now: float) -> None:
-        """Restart the silence timers: the supervisor has not been listening."""
-        for process in self.processes:
-            process.excuse_silence(now)
-
     def is_silent(self, limits: HealthLimits, now: float) -> bool:
         """Return whether it may have to be killed for the silence of a process soon."""
         return self.group is not None and self.state is ChildState.READY and any(self.group.silent(limits, now))
@@ -170,11 +166,6 @@ class Child:
             self.move(ChildState.KILLED)
         if self.group:
             self.group.kill()
-
-    @property
-    def is_ending(self) -> bool:
-        """Return whether one of its processes has ended, and the others are to follow."""
-        return self.group is not None and any(process.ended for process in self.group.processes)
 
     def record_end(self, process: ChildProcess, now: float, oom: OomWatch) -> None:
         """Record the end of one process, once its pipes were read."""
@@ -203,6 +194,29 @@ class Child:
 
     def is_due(self, now: float) -> bool:
         return self.state is ChildState.BACKOFF and now >= self.due
+
+
+def rank_rows(child: Child) -> list[dict[str, Any]]:
+    """Return the fields that are always known of a worker's ranks. One that is ready may have to wait for the
+    others."""
+    started = child.group.processes if child.group else []
+    processes = [*started, *[None] * (child.plan.ranks - len(started))]
+    return [
+        {
+            "rank": rank, "name": plan.name, "device": plan.device, "state": rank_state(child, process),
+            "pid": process.process.pid if process and process.ended is None else None,
+        }
+        for rank, (plan, process) in enumerate(zip(child.plan.members, processes, strict=True))
+    ]  # fmt: skip
+
+
+def rank_state(child: Child, process: ChildProcess | None) -> str:
+    state = child.state
+    if process is not None and process.ended:
+        state = ChildState.EXITED
+    elif process is not None and process.ready and state is ChildState.STARTING:
+        state = ChildState.READY
+    return str(state.value)
 
 
 def child_command(name: str = "child") -> tuple[str, ...]:

@@ -75,7 +75,7 @@ class ChildProcess:
         # Its last reported progress, and the reason why the supervisor kills it.
         self.progress: str | None = None
         self.complaint: str | None = None
-        # Whether the supervisor has killed it, and the cause of its end once it was reaped.
+        # Set when the supervisor kills it, and the cause of its end once it was reaped.
         self.killed = False
         self.ended: ExitCause | None = None
         self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
@@ -118,6 +118,7 @@ class ChildProcess:
         return entries
 
     def excuse_silence(self, now: float) -> None:
+        """Restart the silence timer: the supervisor has not been listening."""
         self.signs = replace(self.signs, last_beat=now)
 
     def observe(self, now: float) -> None:

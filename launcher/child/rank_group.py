@@ -19,13 +19,13 @@ from pontil.launcher.child.process import ChildProcess
 from pontil.launcher.config.child_plan import ChildPlan
 
 # Seconds that the other ranks get to end by themselves after one that ended in order, or because of another.
-MOMENT = 1.0
+MOMENT = 2.0
 # A silent child's CPU activity is sampled once its silence exceeds the limit divided by this.
 LOOKS = 3
 
 
 class GroupStep(Enum):
-    """What is to be done about the processes of a child: nothing, wait for them to end, kill them, record the end."""
+    """The next step with the processes of a child: none, wait for them to end, kill them, record the end."""
 
     NOTHING = "nothing"
     WAIT = "wait"
@@ -74,12 +74,17 @@ class RankGroup:
         return [process for process in self.processes if process.ended is None]
 
     @property
+    def is_ending(self) -> bool:
+        """Return whether one of them has ended, and the others are to follow."""
+        return len(self.living) < len(self.processes)
+
+    @property
     def ready(self) -> bool:
         return all(process.ready is not None and process.ended is None for process in self.processes)
 
     @property
     def complaint(self) -> str | None:
-        """Why the supervisor kills it, if it does."""
+        """The reason for which the supervisor kills it, if it does."""
         return next((process.complaint for process in self.processes if process.complaint), None)
 
     @property
@@ -108,13 +113,13 @@ class RankGroup:
         return None
 
     def leave(self, now: float) -> bool:
-        """Have the others end after one that has; return whether their time is over. Followers are asked to once the
-        driver is gone, which would have told them."""
+        """Have the others end after one that has; return whether their time is over. Followers are asked to if the
+        driver has left in order, and left alone if it lost one: that one may be about to say why."""
         if self.ends_by is None:
             self.ends_by = now + MOMENT
-            if self.driver is None:
-                for process in self.living:
-                    process.signal(signal.SIGTERM)
+            first = self.processes[0].ended
+            for process in self.living if first is not None and first.code == 0 else ():
+                process.signal(signal.SIGTERM)
         return now >= self.ends_by
 
     def kill(self) -> None:

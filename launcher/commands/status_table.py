@@ -9,9 +9,10 @@ GAP = "  "
 MORE = "…"
 
 
-def table(rows: Sequence[StatusRow], width: int | None = None) -> list[str]:
-    """Return lines without line ends: a heading, then a line for each row. Columns that no row fills are left out; a
-    line has at most `width` characters."""
+def table(processes: Sequence[StatusRow], width: int | None = None) -> list[str]:
+    """Return lines without line ends: a heading, then a line for each row, and for each rank of a worker that has
+    several. Columns that no row fills are left out; a line has at most `width` characters."""
+    rows = [row for process in processes for row in (process, *ranks(process))]
     columns = [(name, right, [plain(cell(row)) for row in rows]) for name, right, cell in COLUMNS]
     filled = [(name, right, cells) for name, right, cells in columns if any(cells)]
     widths = [max(map(len, [name, *cells])) for name, _, cells in filled]
@@ -20,6 +21,11 @@ def table(rows: Sequence[StatusRow], width: int | None = None) -> list[str]:
         for (name, right, cells), size in zip(filled, widths, strict=True)
     ]
     return [cut(GAP.join(line).rstrip(), width) for line in zip(*aligned, strict=True)]
+
+
+def ranks(row: StatusRow) -> list[StatusRow]:
+    """Return a row for each rank of the worker."""
+    return [rank | {"name": f"{row.get('name', '')} rank {rank.get('rank')}"} for rank in row.get("ranks", ())]
 
 
 def plain(text: str) -> str:

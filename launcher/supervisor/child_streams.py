@@ -60,7 +60,7 @@ class ChildStreams:
             if process.has_ended():
                 self.read_rest(child, process, now)
                 child.record_end(process, now, oom)
-        return child.is_ending
+        return child.group is not None and child.group.is_ending
 
     def read_rest(self, child: Child, process: ChildProcess, now: float) -> None:
         for pipe in (process.reports, process.output):

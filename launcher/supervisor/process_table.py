@@ -2,7 +2,7 @@
 """The supervisor's process table as sent to the proxies: a row for each child, with known values only."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pontil.launcher.child.child import Child
@@ -22,9 +22,8 @@ class ProcessTable:
         self.resource_usage = ResourceUsage(GpuMemory(gpu_tool) if gpu_tool else None)
 
     def rows(self, children: Sequence[Child], now: float) -> list[dict[str, Any]]:
-        self.resource_usage.look([child.pid for child in children if child.pid], now)
-        usages = self.resource_usage.usages
-        return [row_of(child, usages.get(child.pid) if child.pid else None, now) for child in children]
+        self.resource_usage.look([one.process.pid for child in children for one in child.processes], now)
+        return [row_of(child, self.resource_usage.usages, now) for child in children]
 
     def tell(self, children: Sequence[Child], now: float) -> None:
         """Send each running proxy each new table once; one that does not read gets the newest when it does. Also send
@@ -42,17 +41,17 @@ class ProcessTable:
         self.resource_usage.close()
 
 
-def row_of(child: Child, usage: ResourceSample | None, now: float) -> dict[str, Any]:
-    """Return a row of JSON values. Times are in whole seconds, so that a row changes at most once in each."""
+def row_of(child: Child, usages: Mapping[int, ResourceSample], now: float) -> dict[str, Any]:
+    """Return a row of JSON values. Times are in whole seconds, so that a row changes at most once in each. The usage of
+    a worker is that of all its ranks, of which each has its own too."""
     row = {**child.row, "restarts": max(0, child.starts - 1)}
     if child.running is not None:
         row["uptime_seconds"] = int(now - child.running.signs.started_at)
         if child.running.start_seconds is not None:
             row["start_seconds"] = round(child.running.start_seconds, 2)
-    if usage is not None and child.running is not None:
-        row |= {"rss_bytes": usage.rss_bytes, "cpu_percent": usage.cpu_percent}
-        if usage.gpu_bytes is not None:
-            row["gpu_bytes"] = usage.gpu_bytes
+    row |= usage_of([process.process.pid for process in child.processes], usages)
+    for rank in row.get("ranks", ()):
+        rank |= usage_of([rank["pid"]], usages)
     if child.state is ChildState.BACKOFF:
         row["starts_in_seconds"] = max(0, math.ceil(child.due - now))
     if child.reason is not None:
@@ -60,6 +59,16 @@ def row_of(child: Child, usage: ResourceSample | None, now: float) -> dict[str, 
     if child.exits:
         row["last_death"] = told(child.exits[-1], now)
     return row
+
+
+def usage_of(pids: Sequence[int | None], usages: Mapping[int, ResourceSample]) -> dict[str, Any]:
+    """Return the fields for what these processes use together, as far as it is known."""
+    known = [usages[pid] for pid in pids if pid is not None and pid in usages]
+    if not known:
+        return {}
+    on_gpus = [one.gpu_bytes for one in known if one.gpu_bytes is not None]
+    total = {"rss_bytes": sum(one.rss_bytes for one in known), "cpu_percent": sum(one.cpu_percent for one in known)}
+    return total | ({"gpu_bytes": sum(on_gpus)} if on_gpus else {})
 
 
 def told(exit_cause: ExitCause, now: float) -> dict[str, Any]:

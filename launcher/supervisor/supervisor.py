@@ -240,8 +240,8 @@ class Supervisor:
 
     def excuse_silence(self, now: float) -> None:
         if now - self.looked > ABSENCE:
-            for child in self.living:
-                child.excuse_silence(now)
+            for process in (process for child in self.living for process in child.processes):
+                process.excuse_silence(now)
         self.looked = now
 
     def patience(self) -> float:

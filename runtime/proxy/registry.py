@@ -96,13 +96,20 @@ class ProcessRow:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "ProcessRow":
-        state = str(values["state"]).upper().replace(" ", "_")
         about = {name: value for name, value in values.items() if name not in cls.__slots__}
-        return cls(values["name"], values["role"], values["pid"], state, values["device"], values.get("reason"), about)
+        if "ranks" in about:
+            about["ranks"] = [{**rank, "state": state_name(rank["state"])} for rank in about["ranks"]]
+        state, reason = state_name(values["state"]), values.get("reason")
+        return cls(values["name"], values["role"], values["pid"], state, values["device"], reason, about)
 
     @property
     def dead(self) -> bool:
         return self.state in DEAD_STATES
+
+
+def state_name(told: object) -> str:
+    """Return a state of the supervisor's table as it is shown."""
+    return str(told).upper().replace(" ", "_")
 
 
 @dataclass(frozen=True, slots=True)

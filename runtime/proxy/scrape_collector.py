@@ -37,6 +37,20 @@ class ScrapeCollector(Collector):
         for row in self.registry.rows:
             restarts.add_metric([row.name], row.about.get("restarts", 0))
         yield restarts
+        yield self.of_memory()
+
+    def of_memory(self) -> Metric:
+        """Return the memory of the supervisor's processes, for a worker of several ranks that of each."""
+        memory = GaugeMetricFamily(
+            "pontil_process_resident_memory_bytes",
+            "Resident memory of a process, or of one rank of a worker",
+            labels=["process", "rank"],
+        )
+        for row in self.registry.rows:
+            for rank in row.about.get("ranks", [row.about]):
+                if "rss_bytes" in rank:
+                    memory.add_metric([row.name, str(rank.get("rank", 0))], rank["rss_bytes"])
+        return memory
 
     def of_requests(self) -> Iterator[Metric]:
         """Yield the series on requests in flight, without self-tests."""

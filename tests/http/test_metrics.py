@@ -111,6 +111,19 @@ def test_workers_have_gauges_while_they_are_there(fresh: ScriptedSite) -> None:
     row = {"name": "decode:0", "role": "decode", "pid": 0, "state": "gone", "device": "cpu", "restarts": 4}
     fresh.proxy.registry.show([row])
     assert series(fresh, "process_restarts_total", process="decode:0") == 4
+    fresh.proxy.registry.show(
+        [
+            row
+            | {"rss_bytes": 5, "ranks": [{"rank": 0, "state": "ready", "rss_bytes": 2}, {"rank": 1, "state": "ready"}]},
+            row | {"name": "x", "rss_bytes": 7},
+        ]
+    )
+    resident = "process_resident_memory_bytes"
+    assert (
+        series(fresh, resident, process="decode:0", rank="0") == 2
+        and series(fresh, resident, process="x", rank="0") == 7
+    )
+    assert 'process="decode:0",rank="1"' not in fresh.ask("GET", "/metrics").body.decode()
     text = fresh.ask("GET", "/metrics").body.decode()
     assert 'pontil_info{model_name="tiny",version="1.2.3"} 1.0' in text
     assert 'worker_sequences_running{worker="prefill:0"} 0.0' in text and "worker_sequences_waiting" in text
@@ -183,7 +196,8 @@ def test_the_page_has_every_series(fresh: ScriptedSite) -> None:
     for worker in fresh.pair(script=pulling):
         worker.counters = {"draft_tokens": 2, "accepted_draft_tokens": 1}
     assert fresh.complete("hi", max_tokens=4).status == 200
-    fresh.proxy.registry.show([{"name": "proxy", "role": "proxy", "pid": 0, "state": "ready", "device": "cpu"}])
+    proxy = {"name": "proxy", "role": "proxy", "pid": 0, "state": "ready", "device": "cpu", "rss_bytes": 1}
+    fresh.proxy.registry.show([proxy])
     fresh.proxy.metrics.discarded.labels("late")
     eventually(lambda: "worker" in labels_of(fresh)["pontil_spec_decode_num_draft_tokens"])
     suffix = {"counter": "_total", "info": "_info"}

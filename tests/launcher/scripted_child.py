@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import app  # noqa: E402, F401
 from pontil.launcher.roles import Inheritance, die_with_group, run_child  # noqa: E402
-from pontil.runtime.errors import IncompatiblePeer, ModelError  # noqa: E402
+from pontil.runtime.errors import IncompatiblePeer, ModelError, RankLost  # noqa: E402
 from pontil.runtime.reporting import Reporter  # noqa: E402
 
 
@@ -108,6 +108,12 @@ def end(word: str, config: dict[str, Any]) -> None:
             running.touch()
         case "fail":
             raise ModelError("there is no such model")
+        case "lose a rank":
+            while not Path(config["trace"] + ".lost").exists():
+                threading.Event().wait(0.01)
+            raise RankLost("a rank is gone")
+        case "be lost":
+            Path(config["trace"] + ".lost").touch()
         case "refused":
             raise IncompatiblePeer("the proxy refused this worker: another dtype")
         case "bug":

@@ -33,6 +33,18 @@ def test_columns_are_aligned_and_tell_everything() -> None:
     assert dead.index("failed") == heading.index("REASON")
 
 
+def test_a_worker_of_several_ranks_has_a_line_for_each() -> None:
+    ranks = [
+        {"rank": 0, "name": "decode:0", "device": "cpu:0", "state": "ready", "pid": 1234, "rss_bytes": 1 << 30},
+        {"rank": 1, "name": "decode:0+1", "device": "cpu:1", "state": "starting", "pid": 1235, "rss_bytes": 2 << 30},
+    ]
+    _, worker, first, second, other = table([READY | {"device": "cpu:0+cpu:1", "ranks": ranks}, JOINED])
+    assert worker.split()[:4] == ["decode:0", "ready", "cpu:0+cpu:1", "1234"] and "3.0 GiB" in worker
+    assert first.split() == ["decode:0", "rank", "0", "ready", "cpu:0", "1234", "1.0", "GiB"]
+    assert second.split() == ["decode:0", "rank", "1", "starting", "cpu:1", "1235", "2.0", "GiB"]
+    assert other.split()[0] == "mixed:0"
+
+
 def test_columns_without_anything_are_left_out() -> None:
     heading, row = table([JOINED | {"load": {"running": 0, "waiting": 0}}])
     assert heading.split() == ["NAME", "STATE", "DEVICE", "PID", "LOAD"] and row.split()[-1] == "idle"

@@ -12,7 +12,7 @@ from typing import Any
 
 import rank_calls
 
-# How long an answer may take on a machine that does other work too.
+# Seconds that an answer may take on a machine that does other work too.
 PATIENCE = 120.0
 
 
