@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pools import KINDS, LAYOUT, Pool, wait_for, without_memory
 
+from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import EPOCH_SLOTS
 from pontil.runtime.errors import TransferError
 
@@ -30,12 +31,12 @@ class ConnectorSite:
     def __init__(self, way: str) -> None:
         self.way, self.pools = way, list[Pool]()
 
-    def open(self, blocks: int = 40) -> Pool:
-        self.pools.append(Pool(KINDS["auto" if self.way == "far" else self.way], blocks))
+    def open(self, blocks: int = 40, layout: KVLayout = LAYOUT) -> Pool:
+        self.pools.append(Pool(KINDS["auto" if self.way == "far" else self.way], blocks, layout))
         return self.pools[-1]
 
-    def attach(self, pool: Pool, name: str, descriptor: dict[str, Any]) -> None:
-        pool.connector.attach(name, without_memory(descriptor) if self.way == "far" else descriptor)
+    def attach(self, pool: Pool, name: str, descriptor: dict[str, Any], heads: range | None = None) -> None:
+        pool.connector.attach(name, without_memory(descriptor) if self.way == "far" else descriptor, heads)
 
     def join(self, *names: str) -> tuple[Pool, ...]:
         """Return a pool that can read others, and those."""
@@ -83,6 +84,61 @@ def test_any_blocks_in_any_order(way: str, data: st.DataObject) -> None:
     for pool in site.pools:
         pool.connector.close()
     assert done.error is None and ours.has(list(here), theirs, list(there))
+
+
+def rank_of(rank: int, ranks: int) -> KVLayout:
+    """Return the layout of one rank's pool, of a model with 6 KV heads."""
+    return KVLayout(16, 2, 6, 8, "bfloat16", rank=rank, ranks=ranks)
+
+
+def heads_in(pool: Pool, blocks: list[int], heads: range) -> torch.Tensor:
+    first = pool.storage.layout.kv_heads.start
+    return pool.storage.tensor[blocks][:, :, :, heads.start - first : heads.stop - first]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "heads"),
+    [
+        ((0, 1), (1, 2), range(3, 6)),
+        ((1, 2), (0, 1), range(3, 6)),
+        ((1, 2), (2, 3), range(4, 6)),
+        ((1, 2), (1, 3), range(3, 4)),
+        ((1, 3), (1, 3), range(2, 4)),
+        ((0, 1), (0, 1), range(5, 6)),
+    ],
+)
+def test_heads_arrive_and_nothing_else_changes(
+    site: ConnectorSite, ours: tuple[int, int], theirs: tuple[int, int], heads: range
+) -> None:  # H5
+    reader, other = site.open(layout=rank_of(*ours)), site.open(layout=rank_of(*theirs))
+    site.attach(reader, "P", other.connector.register(), other.storage.layout.kv_heads)
+    other.storage.epochs[3] = 1 << 40
+    here, there = [5, 6, 7, 39, 2], [10, 11, 12, 1, 39]
+    expected = reader.storage.shared.clone()
+    slices = reader.storage.slices(expected.numpy(), reader.storage.layout.kv_heads, heads)
+    given = other.storage.slices(other.storage.bytes, other.storage.layout.kv_heads, heads)
+    slices[here] = given[there]
+    (done,) = reader.finish(reader.connector.pull("P", list(zip(there, here, strict=True)), 3, heads=heads))
+    assert (done.error, done.epoch, done.bytes) == (None, 1 << 40, 5 * reader.storage.slice_bytes(heads))
+    assert done.digests == other.storage.digests(there, heads) == reader.storage.digests(here, heads)
+    assert torch.equal(reader.storage.shared, expected)
+    mine, given_heads = heads_in(reader, here, heads), heads_in(other, there, heads)
+    assert torch.equal(mine.view(torch.int16), given_heads.view(torch.int16))
+
+
+@pytest.mark.parametrize("heads", [range(2, 4), range(0, 6), range(5, 7), range(0, 3), range(-1, 2)])
+def test_heads_that_one_of_the_pools_does_not_have_are_not_read(site: ConnectorSite, heads: range) -> None:
+    reader, other = site.open(layout=rank_of(0, 1)), site.open(layout=rank_of(1, 2))
+    site.attach(reader, "P", other.connector.register(), range(3, 6))
+    (done,) = reader.finish(reader.connector.pull("P", [(1, 1)], 0, heads=heads))
+    assert "heads" in str(done.error)
+
+
+def test_a_pool_of_other_heads_than_it_was_said_to_have_is_refused(site: ConnectorSite) -> None:
+    reader, other = site.open(layout=rank_of(0, 1)), site.open(layout=rank_of(1, 2))
+    for heads in (None, range(6), range(2)):
+        with pytest.raises(TransferError, match="another size"):
+            site.attach(reader, "P", other.connector.register(), heads)
 
 
 def test_pulls_from_two_peers_do_not_mix(site: ConnectorSite) -> None:

@@ -19,7 +19,7 @@ from pontil.runtime.transfer.block_encryption import BROKEN
 from pontil.runtime.transfer.grants import Grant, Grants
 from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.transfer.tcp_connector import TcpConnector
-from pontil.runtime.transfer.tcp_frames import REQUEST, request
+from pontil.runtime.transfer.tcp_frames import HEADS, REQUEST, request
 from pontil.runtime.transfer.tcp_server import TcpConnection
 
 SEED, OTHER = b"s" * 32, b"o" * 32
@@ -175,14 +175,14 @@ def test_what_was_changed_on_the_way_is_not_taken() -> None:
 @settings(max_examples=examples(66, 200), deadline=None)
 @given(place=st.integers(0, 10_000), bit=st.integers(0, 7))
 def test_no_bit_of_a_request_can_be_changed(place: int, bit: int) -> None:
-    """The stamp covers the token, the cell and every run, and the transfer with its epoch."""
+    """The stamp covers the token, the cell, the heads and every run, and the transfer with its epoch."""
     grants = Grants()
     grants.open(PASS, 3)
     grants.allow("r.0", range(1, 10))
-    plain = request(b"t" * 16, 3, [(1, 4), (6, 2)])
+    plain = request(b"t" * 16, 3, [(1, 4), (6, 2)], heads=range(1, 3))
     stamp = PASS.stamp(plain)
     assert grants.admits("r.0", 7, plain, stamp, 3, [(1, 4), (6, 2)])
     changed = bytearray(plain + stamp)
     changed[place % len(changed)] ^= 1 << bit
     assert not grants.admits("r.0", 7, bytes(changed[: len(plain)]), bytes(changed[len(plain) :]), 3, [(1, 4), (6, 2)])
-    assert len(plain) == REQUEST.size + 16 and "ab" * 32 not in repr(PASS)
+    assert len(plain) == REQUEST.size + HEADS.size + 16 and "ab" * 32 not in repr(PASS)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pools import KINDS, LAYOUT, Pool, wait_for
@@ -16,7 +17,18 @@ from pontil.runtime.config import Deadlines
 from pontil.runtime.errors import ModelError
 from pontil.runtime.transfer import tcp_server
 from pontil.runtime.transfer.tcp_connector import TcpConnector
-from pontil.runtime.transfer.tcp_frames import ANSWER, CROWDED, EPOCH, FULL, MAGIC, READ, REFUSED, REQUEST, request
+from pontil.runtime.transfer.tcp_frames import (
+    ANSWER,
+    CROWDED,
+    EPOCH,
+    FULL,
+    HEADS,
+    MAGIC,
+    READ,
+    REFUSED,
+    REQUEST,
+    request,
+)
 from pontil.runtime.transfer.tcp_server import TcpServer, listen
 
 TIMEOUT = 10.0
@@ -117,6 +129,24 @@ def test_what_the_pool_does_not_have_is_refused(pool: Pool, slot: int, runs: lis
         peer.sendall(request(server_of(pool).token, slot, runs))
         assert read(peer, ANSWER.size) == ANSWER.pack(REFUSED, 0)
         assert serves(pool, peer)
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 0), (2, 1), (1, 2), (0, MOST), (MOST, MOST), (MOST, 1)])
+def test_heads_that_the_pool_does_not_have_are_refused(pool: Pool, first: int, count: int) -> None:
+    with call(pool) as peer:
+        plain = request(server_of(pool).token, 9, [(3, 1)], heads=range(1))
+        peer.sendall(plain[: REQUEST.size] + HEADS.pack(first, count) + plain[REQUEST.size + HEADS.size :])
+        assert read(peer, ANSWER.size) == ANSWER.pack(REFUSED, 0)
+        assert serves(pool, peer)
+
+
+def test_heads_are_sent_one_after_the_other(pool: Pool) -> None:
+    with call(pool) as peer:
+        for head in (1, 0):
+            peer.sendall(request(server_of(pool).token, 9, [(3, 2), (39, 1)], heads=range(head, head + 1)))
+            data = pool.storage.tensor[[3, 4, 39]][:, :, :, head].contiguous().view(torch.uint8).numpy().tobytes()
+            assert read(peer, ANSWER.size) == ANSWER.pack(READ, len(data))
+            assert read(peer, len(data) + EPOCH.size) == data + EPOCH.pack(77)
 
 
 def test_a_huge_number_of_runs_is_not_waited_for(pool: Pool) -> None:
