@@ -3,16 +3,18 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from disturbed import DRAWN, MODEL, OPTIONS, STORY
+from disturbed import DRAWN, MODEL, OPTIONS, STORY, DisturbedSite
 from effort import is_long
 from oracle import at_rest
 from served import Served, launched, wait_for
+from streams import Streams
 
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 
@@ -74,3 +76,39 @@ def test_every_pair_of_sizes_answers_like_one_process(
     with launched(tmp_path, *lists, *small_model(tmp_path)) as served:
         assert answers(served) == alone
         at_rest(served)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DisturbedSite]:
+    """Two workers of two ranks each, on two cores."""
+    folder = tmp_path_factory.mktemp("ranks")
+    lists = ("--prefill", group(2, 0), "--decode", group(2, 1), "--share-devices")
+    with launched(folder, *lists, *small_model(folder)) as served:
+        yield DisturbedSite(served, TOKENS)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("name", ["prefill:0", "decode:0"])
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("tokens", [0, 4])
+def test_a_rank_dies_with_its_worker(
+    site: DisturbedSite, name: str, rank: int, tokens: int, number: signal.Signals
+) -> None:
+    """H7: a rank that dies or falls silent, in any phase, ends its worker; streams go on exactly, nothing leaks."""
+
+    victim = pid_of(site.served, name, rank)
+    assert victim is not None
+
+    def harm(streams: Streams) -> None:
+        wait_for(lambda: streams.all_have(tokens), 60, f"{tokens} tokens of every stream")
+        os.kill(victim, number)
+
+    def mended() -> None:
+        wait_for(lambda: pid_of(site.served, name, rank) not in (None, victim), 60, "another rank")
+
+    site.survives(harm, name, mended=mended)
+
+
+def pid_of(served: Served, name: str, rank: int) -> int | None:
+    ranks = served.topology()[name].get("ranks", ())
+    return ranks[rank].get("pid") if rank < len(ranks) else None

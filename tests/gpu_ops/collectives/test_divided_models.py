@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole models over several ranks: the bits of one process (rule H4), and the results of transformers."""
+
+from pathlib import Path
+
+import kernels
+import pytest
+import rank_calls
+import rank_models
+import torch
+from architectures import SIZES, VOCAB, hugging_model
+from rank_processes import RankProcesses
+
+from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.checkpoint import open_checkpoint
+from pontil.runtime.models.partition import check_division
+
+PROMPT = torch.randint(0, VOCAB, (77,), generator=torch.Generator().manual_seed(3)).tolist()
+CUTS = [[77], [40, 1, 36]]
+EVEN = SIZES | {
+    "hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "moe_intermediate_size": 32, "num_experts": 4, "num_hidden_layers": 2,
+}  # fmt: skip
+# Fewer KV heads than ranks: one, which all ranks have; two, which pairs share.
+ARCHITECTURES = {
+    "llama": EVEN,
+    "qwen3_moe": EVEN | {"num_key_value_heads": 2},
+    "gemma3_text": EVEN | {"num_key_value_heads": 1, "num_hidden_layers": 3},
+}
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp(request.param)
+    hugging_model(request.param, ARCHITECTURES[request.param]).save_pretrained(made)
+    return made
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_kernels_give_the_bits_of_one_process(
+    processes: RankProcesses, path: Path, ranks: int, dtype: torch.dtype
+) -> None:
+    library = kernels.opened()
+    for cuts in CUTS:
+        processes.share(ranks)
+        answers = processes.call(range(ranks), rank_models.compute_model, path, dtype, PROMPT, cuts, True)
+        logits, highest = rank_models.computed(path, dtype, PROMPT, cuts, library)
+        for answer in answers:
+            assert isinstance(answer, tuple), answer
+            assert torch.equal(answer[0], logits) and answer[1] == highest
+    library.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_torch_gives_the_bits_of_one_process(
+    processes: RankProcesses, path: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """Without kernels, over gloo."""
+    (descriptor,) = processes.call([0], rank_calls.create_over_torch, 2, f"file://{tmp_path}/store", 60.0)
+    assert processes.call([1], rank_calls.join_over_torch, descriptor, 1) == [None]
+    answers = processes.call([0, 1], rank_models.compute_model, path, dtype, PROMPT, CUTS[1], False)
+    logits, highest = rank_models.computed(path, dtype, PROMPT, CUTS[1])
+    for answer in answers:
+        assert isinstance(answer, tuple), answer
+        assert torch.equal(answer[0], logits) and answer[1] == highest
+
+
+def test_logits_equal_those_of_transformers(
+    processes: RankProcesses, path: Path, request: pytest.FixtureRequest
+) -> None:
+    name = path.name.rstrip("0123456789")
+    with torch.inference_mode():
+        expected = hugging_model(name, ARCHITECTURES[name])(torch.tensor([PROMPT])).logits[0]
+    processes.share(2)
+    answers = processes.call(range(2), rank_models.compute_model, path, torch.float32, PROMPT, CUTS[0], True)
+    for answer in answers:
+        assert isinstance(answer, tuple), answer
+        assert (answer[0] - expected).abs().max() < 1e-4
+
+
+def test_sizes_that_do_not_divide_are_refused_with_those_that_do(path: Path) -> None:
+    config = open_checkpoint(path).config
+    check_division(config, 2)
+    with pytest.raises(ModelError, match=r"cannot be divided over 3 devices \(it has 8 query heads\): join 2 or 4"):
+        check_division(config, 3)
