@@ -11,11 +11,11 @@ import pytest
 import zmq
 
 from pontil.runtime.errors import PontilError
+from pontil.runtime.wire import sockets
 from pontil.runtime.wire.codec import encode
 from pontil.runtime.wire.context import Context
 from pontil.runtime.wire.messages import Cancel, Goodbye, Message, Tokens
 from pontil.runtime.wire.sockets import (
-    HIGH_WATER_MARK,
     BaseSocket,
     ControlServer,
     PeerClient,
@@ -103,11 +103,14 @@ def test_a_server_comes_back_on_the_same_endpoint(context: Context, tmp_path: Pa
     assert receive(client, 1) == [Cancel("p2", "w1", "r", 0)]
 
 
-def test_a_full_queue_is_back_pressure_and_nothing_is_lost(context: Context, endpoint: str) -> None:  # B12
+def test_a_full_queue_is_back_pressure_and_nothing_is_lost(
+    context: Context, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # B12
+    monkeypatch.setattr(sockets, "HIGH_WATER_MARK", 512)
     server = PeerServer(context, endpoint)
     client = WorkerSocket(context, "w1", server.endpoint)
     sent = 0
-    for _ in range(20 * HIGH_WATER_MARK):
+    for _ in range(150_000):
         if not client.send(tokens(sent)):
             break
         sent += 1
