@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import VOCAB, build, drain, reference, rig, sequence
@@ -82,7 +83,7 @@ def test_choices_drawn_together_are_those_drawn_one_by_one() -> None:
 def test_after_drafts_tokens_are_drawn_as_if_these_were_known(number: int, output: int) -> None:
     """Each position has its own random number and its own mask; a stop would often be the likeliest token, where it may
     be drawn."""
-    for seed in range(20):
+    for seed in range(examples(6, 20)):
         logits = random(7, VOCAB, seed=seed)
         logits[:, 2] += 8 * (seed % 2)
         one = made(number, seed, output)
@@ -217,7 +218,7 @@ def test_no_extreme_breaks_a_mask_that_leaves_something(
 def test_seeds_draw_from_the_distribution(kind: dict[str, Any]) -> None:
     """Counter-based numbers of many seeds, on logits whose distribution after the edits is known."""
     logits = random(1, 20, seed=4) / 2
-    count = 4000
+    count = examples(2000, 4000)
     kind = {name: value for name, value in kind.items() if name != "bad_token_ids"}
     sequences = [sequence("a", [3, 5], 30, **(kind | {"seed": seed, "n": 1})) for seed in range(count)]
     tokens = torch.tensor([one.tokens[0] for one in sample_rows(logits.expand(count, -1), sequences)])
