@@ -53,6 +53,7 @@ ELSEWHERE: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "n": (CHATS, (1,)),
     "best_of": (CHATS, (1,)),
     "prompt_logprobs": (CHATS, ()),
+    "logprob_token_ids": (CHATS, ([],)),
     "truncate_prompt_tokens": (CHATS, ()),
     "add_generation_prompt": (CHATS, (True,)),
     "continue_final_message": (CHATS, (False,)),

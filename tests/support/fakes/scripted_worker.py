@@ -225,8 +225,9 @@ def proper_choice(worker: ScriptedWorker, submit: Submit, choice: int, opening: 
 
 def known(submit: Submit, ids: list[int]) -> dict[str, Any]:
     """Return logprobs if they were requested."""
-    count = submit.sampling["logprobs"]
-    return {} if count is None else {"logprobs": [entries(token, count) for token in ids]}
+    count, named = submit.sampling["logprobs"], submit.sampling["logprob_token_ids"]
+    shown = [[token, -0.5 * rank, rank] for rank, token in enumerate(named, 1)]
+    return {} if count is None else {"logprobs": [entries(token, count) + shown for token in ids]}
 
 
 def entries(token: int, count: int) -> list[list[float]]:
