@@ -33,7 +33,8 @@ GREEDY_BELOW = 1e-5
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """One request's generation settings. A `temperature` of 0, or below GREEDY_BELOW, is greedy; `top_k` 0, `top_p` 1
-    and `min_p` 0 keep the whole vocabulary, as an empty `allowed_token_ids` does.
+    and `min_p` 0 keep the whole vocabulary, as an empty `allowed_token_ids` does. With `max_tokens` 0 the prompt
+    alone is computed.
 
     `seed` is always set: the proxy draws one when the client gave none, so that a replay draws the same tokens.
     `logprobs` None asks for none, k for those of the token itself and of the k most likely ones, or of

@@ -204,7 +204,8 @@ class GenerationRoutes:
         snapshot: RegistrySnapshot,
     ) -> Admitted:  # fmt: skip
         sampling, handling, context = wanted.sampling, wanted.handling, snapshot.context_length
-        prompt = handling.cut(prompt, context - (sampling.max_tokens or default or 1))
+        wanted_tokens = default if sampling.max_tokens is None else sampling.max_tokens
+        prompt = handling.cut(prompt, context - max(1, wanted_tokens or 0))
         names = (prompt_name, sampling.max_tokens_name)
         budget = token_budget(len(prompt), sampling.max_tokens, default, context, names)
         return Admitted(prompt, sampling.params(budget), handling.cache_salt, handling.priority)

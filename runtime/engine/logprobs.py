@@ -18,8 +18,8 @@ Entry = tuple[int, float, int]
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """`entries` are (token id, logprob, rank from 1): first the token itself, then the k most likely ones or those that
-    were named, by rank, which may repeat it. Logprobs are natural and of the raw distribution, before temperature, penalties and
-    masks."""
+    were named, by rank, which may repeat it. Logprobs are natural and of the raw distribution, before temperature,
+    penalties and masks."""
 
     entries: tuple[Entry, ...]
 
