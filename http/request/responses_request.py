@@ -116,7 +116,7 @@ def read_responses(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFie
     prompt = chat_prompt(fields, known, PLACES)
     chat = ChatRequest(
         model=values["model"],
-        prompt=replace(prompt, tools=replace(prompt.tools, place="")),
+        prompt=replace(prompt, tools=replace(prompt.tools, place="tools[%d].")),
         sampling=sampling_fields(fields, known, ("max_output_tokens",), logprobs_of(fields, values)),
         delivery=Delivery(values["stream"], include_usage=True, continuous_usage=False, token_ids=False),
         handling=prompt_fields(fields, known),

@@ -209,9 +209,13 @@ def proper_choice(worker: ScriptedWorker, submit: Submit, choice: int, opening: 
     if submit.sampling["max_tokens"] == 0:
         if submit.phase != "decode":
             asked = choice == 0 and submit.sampling["prompt_logprobs"] is not None
-            said = {"prompt_logprobs": prompt_entries(submit)} if asked else {}
-            counts = {"finish_reason": "length", "generated_tokens": 0, "prompt_tokens": len(submit.prompt)}
-            yield worker.tokens(submit, 0, [], choice=choice, **counts, **said, **opening)
+            told = {"prompt_logprobs": prompt_entries(submit)} if asked else {}
+            counts: dict[str, Any] = {
+                "finish_reason": "length",
+                "generated_tokens": 0,
+                "prompt_tokens": len(submit.prompt),
+            }
+            yield worker.tokens(submit, 0, [], choice=choice, **counts, **told, **opening)
         return
     for index, (token, reason, match) in enumerate(generated(worker, submit, choice)):
         if index < given:
