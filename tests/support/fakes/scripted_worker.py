@@ -210,7 +210,7 @@ def proper_choice(worker: ScriptedWorker, submit: Submit, choice: int, opening: 
         if submit.phase != "decode":
             asked = choice == 0 and submit.sampling["prompt_logprobs"] is not None
             told = {"prompt_logprobs": prompt_entries(submit)} if asked else {}
-            counts: dict[str, Any] = {
+            stated: dict[str, Any] = {
                 "finish_reason": "length",
                 "generated_tokens": 0,
                 "prompt_tokens": len(submit.prompt),
