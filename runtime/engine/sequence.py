@@ -280,12 +280,13 @@ class Sequence:
 
     def append(self, token_id: int, logprobs: TokenLogprobs | None = None) -> FinishReason | None:
         """Accept one sampled token, and return the reason if it ends the sequence. A stop exactly at the budget is a
-        stop."""
+        stop, unless the grammar made it for the budget's sake."""
         self.output.append(token_id)
         if logprobs is not None:
             self.logprobs.append(logprobs)
         if token_id in self.stop_token_ids:
-            return FinishReason.STOP
+            is_cut = self.guide is not None and token_id in self.guide.ends and self.guide.is_cut(len(self.output))
+            return FinishReason.LENGTH if is_cut else FinishReason.STOP
         if self.stop_check is not None:
             self.stop_match = self.stop_check.feed(token_id)
             if self.stop_match is not None:

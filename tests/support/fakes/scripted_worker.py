@@ -215,7 +215,7 @@ def proper_choice(worker: ScriptedWorker, submit: Submit, choice: int, opening: 
                 "generated_tokens": 0,
                 "prompt_tokens": len(submit.prompt),
             }
-            yield worker.tokens(submit, 0, [], choice=choice, **counts, **told, **opening)
+            yield worker.tokens(submit, 0, [], choice=choice, **stated, **told, **opening)
         return
     for index, (token, reason, match) in enumerate(generated(worker, submit, choice)):
         if index < given:
