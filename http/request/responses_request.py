@@ -107,6 +107,8 @@ def read_responses(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFie
     """Parse the request. Raises RequestError, naming the parameter, for anything invalid."""
     fields = Fields(data, vocab_size=vocab_size, ignored=ignored)
     values = read_all(fields, RESPONSES, SPELLING)
+    if values["stream_options"] is not None and not values["stream"]:
+        raise fields.wrong("stream_options", "is for streams only: leave it out or set stream")
     text, reasoning = values["text"] or {}, values["reasoning"] or {}
     # Those that a response has not are absent.
     known = {one.name: one.default for one in (*CHAT_PROMPT, *SAMPLING, *PROMPT)}
