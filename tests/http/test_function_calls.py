@@ -93,7 +93,7 @@ def test_calls_and_results_of_functions_go_back_as_those_of_tools(sites: Sites, 
         ({"messages": [{"role": "assistant", "function_call": {"arguments": "{}"}}]}, "messages[0].function_call.name"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_functions_is_named(sites: Sites, more: dict[str, Any], param: str) -> None:  # F3
+def test_what_is_wrong_with_functions_is_named(sites: Sites, more: dict[str, Any], param: str) -> None:
     answer = legacy(sites.saying("qwen", "x"), **more)
     assert answer.status == 400 and answer.json["error"]["param"] == param
 
