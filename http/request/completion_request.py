@@ -46,6 +46,7 @@ def read_completion(
     """Parse the request. Raises RequestError, naming the parameter, for anything invalid."""
     fields = Fields(data, vocab_size=vocab_size, ignored=ignored)
     values = read_all(fields, COMPLETION, SPELLING)
+    check_without_answer(fields, values)
     return CompletionRequest(
         model=values["model"],
         prompts=values["prompt"],
@@ -54,6 +55,16 @@ def read_completion(
         handling=prompt_fields(fields, values),
         echo=values["echo"],
     )
+
+
+def check_without_answer(fields: Fields, values: Mapping[str, Any]) -> None:
+    """Refuse a request for no answer that does not ask about its prompt either."""
+    if values["max_tokens"] != 0:
+        return
+    if not values["echo"] and values["prompt_logprobs"] is None:
+        raise fields.wrong("max_tokens", "is 0, which asks about the prompt alone: set echo or prompt_logprobs too")
+    if values["logprob_token_ids"]:
+        raise fields.wrong("logprob_token_ids", "is about the answer, and max_tokens is 0: leave out one of the two")
 
 
 def logprobs_of(values: Mapping[str, Any]) -> LogprobFields:
@@ -95,7 +106,7 @@ def prompts_schema(vocab_size: int) -> Schema:
 COMPLETION = (
     Parameter("model", TextType(), "the name of the one model that is served; absent: that one"),
     Parameter("prompt", ShapedType(read_prompts, prompts_schema), "text or token ids", required=True),
-    Parameter("max_tokens", IntegerType(1), f"the most tokens of each answer; absent: {DEFAULT_TOKENS}"),
+    Parameter("max_tokens", IntegerType(0), f"the most tokens of each answer; absent: {DEFAULT_TOKENS}"),
     Parameter("echo", FlagType(), "show the prompt before the answer", False),
     counted("logprobs", "show the logprobs of the answer's tokens and of so many of the likeliest"),
     *SAMPLING,

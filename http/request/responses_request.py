@@ -53,6 +53,7 @@ ELSEWHERE: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "n": (CHATS, (1,)),
     "best_of": (CHATS, (1,)),
     "prompt_logprobs": (CHATS, ()),
+    "logprob_token_ids": (CHATS, ([],)),
     "truncate_prompt_tokens": (CHATS, ()),
     "add_generation_prompt": (CHATS, (True,)),
     "continue_final_message": (CHATS, (False,)),
@@ -106,6 +107,8 @@ def read_responses(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFie
     """Parse the request. Raises RequestError, naming the parameter, for anything invalid."""
     fields = Fields(data, vocab_size=vocab_size, ignored=ignored)
     values = read_all(fields, RESPONSES, SPELLING)
+    if values["stream_options"] is not None and not values["stream"]:
+        raise fields.wrong("stream_options", "is for streams only: leave it out or set stream")
     text, reasoning = values["text"] or {}, values["reasoning"] or {}
     # Those that a response has not are absent.
     known = {one.name: one.default for one in (*CHAT_PROMPT, *SAMPLING, *PROMPT)}
@@ -115,7 +118,7 @@ def read_responses(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFie
     prompt = chat_prompt(fields, known, PLACES)
     chat = ChatRequest(
         model=values["model"],
-        prompt=replace(prompt, tools=replace(prompt.tools, place="")),
+        prompt=replace(prompt, tools=replace(prompt.tools, place="tools[%d].")),
         sampling=sampling_fields(fields, known, ("max_output_tokens",), logprobs_of(fields, values)),
         delivery=Delivery(values["stream"], include_usage=True, continuous_usage=False, token_ids=False),
         handling=prompt_fields(fields, known),

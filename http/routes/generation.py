@@ -22,6 +22,7 @@ from pontil.http.request.grammar_check import GrammarCheck
 from pontil.http.request.prompt_reader import PromptReader
 from pontil.http.request.tool_calling import structure_of
 from pontil.http.response.answer_checker import AnswerChecker
+from pontil.http.response.function_call_shape import FunctionCallShape
 from pontil.http.response.parsed_chat_shape import ParsedChatShape
 from pontil.http.response.rendering import reply
 from pontil.http.response.reply_shape import ChatShape, CompletionShape, ReplyHeading, ShownText
@@ -182,7 +183,8 @@ class GenerationRoutes:
             wanted.prompt.ignored.note("include_reasoning")
         if not self.prompts.dialect.reads(wanted.prompt.tools.functions):
             return ChatShape(*made)
-        return ParsedChatShape(*made, partial(self.answer_reader, ready), wanted.include_reasoning)
+        form = FunctionCallShape if wanted.prompt.tools.legacy else ParsedChatShape
+        return form(*made, partial(self.answer_reader, ready), wanted.include_reasoning)
 
     def answer_reader(self, ready: ReadyChat) -> AnswerReader:
         """Return the reader of one answer. A grammar written by the client leaves no room for reasoning."""
@@ -204,7 +206,8 @@ class GenerationRoutes:
         snapshot: RegistrySnapshot,
     ) -> Admitted:  # fmt: skip
         sampling, handling, context = wanted.sampling, wanted.handling, snapshot.context_length
-        prompt = handling.cut(prompt, context - (sampling.max_tokens or default or 1))
+        wanted_tokens = default if sampling.max_tokens is None else sampling.max_tokens
+        prompt = handling.cut(prompt, context - max(1, wanted_tokens or 0))
         names = (prompt_name, sampling.max_tokens_name)
         budget = token_budget(len(prompt), sampling.max_tokens, default, context, names)
         return Admitted(prompt, sampling.params(budget), handling.cache_salt, handling.priority)

@@ -17,6 +17,7 @@ from pontil.runtime.engine.logit_entries import edit
 from pontil.runtime.engine.sampler import sample_rows
 from pontil.runtime.engine.sampling_state import TokenCounts, penalized
 from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.sampling_params import SamplingParams
 
 # Kinds of requests, to be mixed in a batch.
 KINDS: list[dict[str, Any]] = [
@@ -249,6 +250,24 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
     assert own == (sampled.tokens[0], expected[sampled.tokens[0]].item(), ids.tolist().index(sampled.tokens[0]) + 1)
     assert others == [(ids[rank].item(), values[rank].item(), rank + 1) for rank in range(5)]
     assert sampled.logprobs[0].to_wire()[0] == list(own)
+
+
+@given(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=70, unique=True), st.integers(0, 99))
+def test_logprobs_of_named_tokens_stand_in_place_of_the_likeliest(named: list[int], seed: int) -> None:
+    logits = random(1, VOCAB, seed=seed).repeat(3, 1)
+    logits[1] = logits[1].round()
+    params = SamplingParams(4, seed, logprobs=3, logprob_token_ids=tuple(named))
+    asked = [Sequence(str(row), [1], replace(params, logprobs=row and 3), frozenset()) for row in range(2)]
+    other = Sequence("other", [1], SamplingParams(4, seed, logprobs=2), frozenset())
+    for row, sampled in enumerate(sample_rows(logits, [*asked, other])):
+        (entries,) = (one.entries for one in sampled.logprobs)
+        values = logits[row].tolist()
+        order = [token for _, token in sorted((-value, token) for token, value in enumerate(values))]
+        shown = named if row < 2 else order[:2]
+        expected = logits[row].log_softmax(-1)
+        assert entries[0][0] == sampled.tokens[0] and sorted(token for token, _, _ in entries[1:]) == sorted(shown)
+        assert [rank for _, _, rank in entries[1:]] == sorted(rank for _, _, rank in entries[1:])
+        assert all((value, rank) == (expected[token].item(), order.index(token) + 1) for token, value, rank in entries)
 
 
 @given(st.lists(st.integers(0, 9)), st.lists(st.integers(0, 9)), st.lists(st.integers(0, 20)), st.booleans())

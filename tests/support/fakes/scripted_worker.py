@@ -206,12 +206,23 @@ def proper_choice(worker: ScriptedWorker, submit: Submit, choice: int, opening: 
         counts = {"generated_tokens": 0, "prompt_tokens": len(submit.prompt)}
         yield worker.tokens(submit, 1, [], choice=choice, **counts, **opening)
         return
+    if submit.sampling["max_tokens"] == 0:
+        if submit.phase != "decode":
+            asked = choice == 0 and submit.sampling["prompt_logprobs"] is not None
+            told = {"prompt_logprobs": prompt_entries(submit)} if asked else {}
+            stated: dict[str, Any] = {
+                "finish_reason": "length",
+                "generated_tokens": 0,
+                "prompt_tokens": len(submit.prompt),
+            }
+            yield worker.tokens(submit, 0, [], choice=choice, **stated, **told, **opening)
+        return
     for index, (token, reason, match) in enumerate(generated(worker, submit, choice)):
         if index < given:
             continue
         said = {"choice": choice, "finish_reason": reason, "stop_match": match, **known(submit, [token])}
         if submit.phase != "decode" and index == choice == 0 and submit.sampling["prompt_logprobs"] is not None:
-            said["prompt_logprobs"] = [[], *(entries(number, 0) for number in submit.prompt[1:])]
+            said["prompt_logprobs"] = prompt_entries(submit)
         if submit.phase == "prefill":
             counts = {"generated_tokens": 1, "prompt_tokens": len(submit.prompt)}
             yield worker.tokens(submit, 0, [token], **said, **counts, **opening)
@@ -225,8 +236,13 @@ def proper_choice(worker: ScriptedWorker, submit: Submit, choice: int, opening: 
 
 def known(submit: Submit, ids: list[int]) -> dict[str, Any]:
     """Return logprobs if they were requested."""
-    count = submit.sampling["logprobs"]
-    return {} if count is None else {"logprobs": [entries(token, count) for token in ids]}
+    count, named = submit.sampling["logprobs"], submit.sampling["logprob_token_ids"]
+    shown = [[token, -0.5 * rank, rank] for rank, token in enumerate(named, 1)]
+    return {} if count is None else {"logprobs": [entries(token, count) + shown for token in ids]}
+
+
+def prompt_entries(submit: Submit) -> list[list[list[float]]]:
+    return [[], *(entries(number, 0) for number in submit.prompt[1:])]
 
 
 def entries(token: int, count: int) -> list[list[float]]:
