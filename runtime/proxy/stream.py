@@ -200,6 +200,9 @@ class Stream:
     def cancel(self) -> None:
         for request in self.requests:
             self.cancel_request(request)
+            # The listener refers to this stream and so to the request: without it no garbage collector is needed to
+            # free a prompt and its answer.
+            request.mailbox.listener = no_listener
 
     @property
     def request(self) -> "Request":
