@@ -163,7 +163,8 @@ class Request:
 
     @property
     def billed(self) -> Usage:
-        return self.account.usage if self.complete else self.account.running_usage
+        end = self.mailbox.end
+        return end.usage if isinstance(end, Finished) else self.account.running_usage
 
     @property
     def finish(self) -> str | None:
