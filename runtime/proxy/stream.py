@@ -96,6 +96,11 @@ class Mailbox:
         self.listener: Callable[[], None] = no_listener
 
     def put(self, text: str, ids: list[int], choice: int = 0, logprobs: Logprobs | None = None) -> None:
+        self.add(text, ids, choice, logprobs)
+        self.notify()
+
+    def add(self, text: str, ids: list[int], choice: int = 0, logprobs: Logprobs | None = None) -> None:
+        """Put without a call of the listener, which the end of the choice makes."""
         delta = self.deltas.get(choice)
         if delta is None:
             self.deltas[choice] = Delta(text, list(ids), choice, list(logprobs or ()))
@@ -103,11 +108,16 @@ class Mailbox:
             delta.text += text
             delta.ids += ids
             delta.logprobs += logprobs or ()
-        self.notify()
 
-    def end_choice(self, choice: int, reason: str, stop_reason: str | int | None = None) -> None:
+    def end_choice(
+        self, choice: int, reason: str, stop_reason: str | int | None = None, end: Finished | None = None
+    ) -> None:
+        """End a choice, and the request if this was the last one: that is its `end` then."""
         self.ended[choice] = Ended(choice, reason, stop_reason)
-        self.notify()
+        if end is None or self.end is not None:
+            self.notify()
+        else:
+            self.close(end)
 
     def close(self, end: Finished | PontilError) -> None:
         """End the request; only the first call has an effect."""
@@ -190,6 +200,11 @@ class Stream:
         if self.error is not None:
             raise self.error
         return said
+
+    @property
+    def is_settled(self) -> bool:
+        """True if the usage log has every request, which must have ended, or there is none."""
+        return all(request.receipt is None or request.receipt.done() for request in self.requests)
 
     async def settled(self) -> None:
         """Wait until the usage log has every request, which must have ended, for at most LOG_PATIENCE each."""
