@@ -69,8 +69,8 @@ class EventWriter:
             protocol._time = self.wrote_at
 
     async def send(self, data: bytes, last: bool = False) -> None:
-        """Send a chunk after what was held, waiting for room. A client that leaves the buffer full for READER_PATIENCE is disconnected,
-        and handled as if it had left."""
+        """Send a chunk after what was held, waiting for room. A client that leaves the buffer full for READER_PATIENCE
+        is disconnected, and handled as if it had left."""
         if not self.begun:
             self.response = await self.request.respond(content_type=CONTENT_TYPE, headers=HEADERS | self.headers())
         self.wrote_at = time.monotonic()
