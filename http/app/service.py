@@ -7,7 +7,6 @@ import logging
 import os
 import socket
 from collections.abc import Sequence, Set
-from email.utils import formatdate
 from functools import partial
 from typing import Any
 
@@ -27,6 +26,7 @@ from pontil.http.app.connection_limit import (
     raise_descriptor_limit,
 )
 from pontil.http.app.error_handler import MAX_HEAD_BYTES, OpenAIErrors
+from pontil.http.app.http_date import HttpDate
 from pontil.http.app.probes import METHODS, add_probes
 from pontil.http.app.request_id import CURRENT, HEADER, WithRequestId, request_id
 from pontil.http.app.timed_protocol import RECEIVE_SECONDS, TimedProtocol
@@ -118,10 +118,12 @@ def add_middleware(app: Sanic[Any, Any], access: Access, pages: CrossOrigin, rea
             async for _ in request.stream:  # type: ignore[union-attr]
                 pass
 
+    clock = HttpDate()
+
     async def name(request: Request, response: BaseHTTPResponse) -> None:
         # A request that failed before the first middleware has no id yet.
         response.headers[HEADER] = getattr(request.ctx, "request_id", None) or request_id(None)
-        response.headers["date"] = formatdate(usegmt=True)
+        response.headers["date"] = clock.now
         for header, value in pages.headers(request.headers).items():
             response.headers.setdefault(header, value)
         if (ignored := getattr(request.ctx, "ignored", None)) is not None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sanic import Request
+from sanic import HTTPResponse, Request
 
 from pontil.runtime.proxy.stream import ChoiceEvent, MessageTurn, Stream
 from pontil.runtime.proxy.wakeup import Wakeup
@@ -20,6 +20,18 @@ KEEP_ALIVE = b": keep-alive\n\n"
 READER_PATIENCE = 60.0
 # Seconds without data after which a stream that has begun gets a comment.
 KEEP_ALIVE_AFTER = 10.0
+
+
+class EventStreamResponse(HTTPResponse):
+    """The head of a stream. Sanic takes line ends out of every name and value, letter by letter; here that is done only
+    for one that has any unprintable character."""
+
+    @property
+    def processed_headers(self) -> Any:
+        self.headers.setdefault("content-type", self.content_type)
+        if not all(name.isprintable() and value.isprintable() for name, value in self.headers.items()):
+            return super().processed_headers
+        return [(name.encode("ascii"), value.encode()) for name, value in self.headers.items()]
 
 
 def event(data: Any) -> bytes:
@@ -72,7 +84,8 @@ class EventWriter:
         """Send a chunk after what was held, waiting for room. A client that leaves the buffer full for READER_PATIENCE
         is disconnected, and handled as if it had left."""
         if not self.begun:
-            self.response = await self.request.respond(content_type=CONTENT_TYPE, headers=HEADERS | self.headers())
+            head = EventStreamResponse(content_type=CONTENT_TYPE, headers=HEADERS | self.headers())
+            self.response = await self.request.respond(head)
         self.wrote_at = time.monotonic()
         if self.pending:
             data, self.pending = b"".join([*self.pending, data]), []
