@@ -75,7 +75,7 @@ class ParameterTable:
         given = {name for name, value in fields.data.items() if value is not None and name in parameters}
         for name in sorted(given | self.required, key=self.place.__getitem__):
             values[name] = parameters[name].read(fields)
-        fields.read |= parameters.keys()
+        fields.read.update(parameters)
         fields.ignore_unknown(lambda: self.spelling)
         return values
 

@@ -5,7 +5,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from pontil.runtime.accounting.counts import Usage
@@ -160,8 +159,11 @@ class Stream:
     ) -> None:
         self.requests, self.cancel_request = tuple(requests), cancel
         self.turn = turn or MessageTurn()
-        firsts = accumulate((request.params.n for request in requests), initial=0)
-        self.open = [(first, request.mailbox) for first, request in zip(firsts, requests, strict=False)]
+        self.open: list[tuple[int, Mailbox]] = []
+        first = 0
+        for request in self.requests:
+            self.open.append((first, request.mailbox))
+            first += request.params.n
         self.error: PontilError | None = None
 
     def listen(self, listener: Callable[[], None]) -> None:
