@@ -237,7 +237,7 @@ def test_what_one_turn_brings_is_one_chunk_at_its_end(left: bool) -> None:
 
 
 @pytest.mark.parametrize("logged", [False, True])
-def test_the_last_text_goes_out_with_the_end_unless_that_has_to_wait(logged: bool) -> None:  # A12
+def test_the_last_text_goes_out_with_the_end_unless_that_has_to_wait(logged: bool) -> None:
     sent: list[tuple[bytes, bool]] = []
 
     async def send(data: bytes, end_stream: bool) -> None:
