@@ -138,8 +138,10 @@ def start_logging(level: str, process: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TextFormatter(process) if sys.stderr.isatty() else PipeFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
-    # No formatter shows them, and finding them out is a third of a record's cost.
+    # No formatter shows them, and finding them out is a third of a record's cost. Without the last, no frame is looked
+    # at to find the caller.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None
 
 
 def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) -> None:

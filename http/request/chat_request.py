@@ -8,12 +8,11 @@ from typing import Any
 from pontil.http.fields.client_fields import INERT, UNSUPPORTED
 from pontil.http.fields.delivery import DELIVERY, Delivery, delivery_fields
 from pontil.http.fields.ignored import IgnoredFields
-from pontil.http.fields.parameter import Parameter, read_all
+from pontil.http.fields.parameter import Parameter, ParameterTable
 from pontil.http.fields.parameter_types import FlagType, IntegerType, NeutralType, TextType
 from pontil.http.fields.prompt import PROMPT, PromptFields, prompt_fields, special_tokens
 from pontil.http.fields.reader import Fields
 from pontil.http.fields.sampling import SAMPLING, LogprobFields, SamplingFields, sampling_fields
-from pontil.http.fields.spelling import Spelling
 from pontil.http.request.chat_prompt import CHAT_PROMPT, ChatPrompt, chat_prompt
 from pontil.http.request.function_messages import FUNCTIONS, OLDER_TOOLS, named_as_functions, with_functions
 from pontil.runtime.sampling_params import RANGES
@@ -36,7 +35,7 @@ class ChatRequest:
 def read_chat(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFields | None = None) -> ChatRequest:
     """Parse the request. Raises RequestError, naming the parameter, for anything invalid."""
     fields = Fields(data, vocab_size=vocab_size, ignored=ignored)
-    values = with_functions(fields, read_all(fields, CHAT, SPELLING))
+    values = with_functions(fields, TABLE.read(fields))
     prompt = chat_prompt(fields, values)
     if values[FUNCTIONS]:
         prompt = replace(prompt, tools=named_as_functions(prompt.tools))
@@ -85,4 +84,4 @@ CHAT = (
     *INERT,
     *UNSUPPORTED,
 )
-SPELLING = Spelling(one.name for one in CHAT)
+TABLE = ParameterTable(CHAT)

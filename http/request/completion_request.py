@@ -8,12 +8,11 @@ from typing import Any
 from pontil.http.fields.client_fields import INERT, UNSUPPORTED
 from pontil.http.fields.delivery import DELIVERY, Delivery, delivery_fields
 from pontil.http.fields.ignored import IgnoredFields
-from pontil.http.fields.parameter import Parameter, Schema, read_all
+from pontil.http.fields.parameter import Parameter, ParameterTable, Schema
 from pontil.http.fields.parameter_types import FlagType, IntegerType, NeutralType, ShapedType, TextType, ids_schema
 from pontil.http.fields.prompt import PROMPT, PromptFields, prompt_fields, special_tokens
 from pontil.http.fields.reader import Fields
 from pontil.http.fields.sampling import SAMPLING, LogprobFields, SamplingFields, counted, sampling_fields
-from pontil.http.fields.spelling import Spelling
 
 MAX_PROMPTS = 64
 DEFAULT_TOKENS = 16
@@ -45,7 +44,7 @@ def read_completion(
 ) -> CompletionRequest:
     """Parse the request. Raises RequestError, naming the parameter, for anything invalid."""
     fields = Fields(data, vocab_size=vocab_size, ignored=ignored)
-    values = read_all(fields, COMPLETION, SPELLING)
+    values = TABLE.read(fields)
     check_without_answer(fields, values)
     return CompletionRequest(
         model=values["model"],
@@ -119,4 +118,4 @@ COMPLETION = (
     *INERT,
     *UNSUPPORTED,
 )  # fmt: skip
-SPELLING = Spelling(one.name for one in COMPLETION)
+TABLE = ParameterTable(COMPLETION)

@@ -10,7 +10,7 @@ from pontil.http.fields.client_fields import UNSUPPORTED
 from pontil.http.fields.delivery import STREAM_OPTIONS, Delivery
 from pontil.http.fields.ignored import IgnoredFields
 from pontil.http.fields.json_body import kind_of
-from pontil.http.fields.parameter import Parameter, Schema, read_all
+from pontil.http.fields.parameter import Parameter, ParameterTable, Schema
 from pontil.http.fields.parameter_types import (
     FlagType,
     InertType,
@@ -23,7 +23,6 @@ from pontil.http.fields.parameter_types import (
 from pontil.http.fields.prompt import PROMPT, prompt_fields, special_tokens
 from pontil.http.fields.reader import Fields
 from pontil.http.fields.sampling import SAMPLING, LogprobFields, sampling_fields
-from pontil.http.fields.spelling import Spelling
 from pontil.http.request.chat_prompt import CHAT_PROMPT, MAX_OPTION, chat_prompt
 from pontil.http.request.chat_request import ChatRequest
 from pontil.http.request.responses_input import Item, characters_of, input_schema, read_input
@@ -106,7 +105,7 @@ class ResponsesRequest:
 def read_responses(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFields | None = None) -> ResponsesRequest:
     """Parse the request. Raises RequestError, naming the parameter, for anything invalid."""
     fields = Fields(data, vocab_size=vocab_size, ignored=ignored)
-    values = read_all(fields, RESPONSES, SPELLING)
+    values = TABLE.read(fields)
     if values["stream_options"] is not None and not values["stream"]:
         raise fields.wrong("stream_options", "is for streams only: leave it out or set stream")
     text, reasoning = values["text"] or {}, values["reasoning"] or {}
@@ -265,4 +264,4 @@ DECLARED = (
 )  # fmt: skip
 DECLARED_NAMES = {one.name for one in DECLARED}
 RESPONSES = (*DECLARED, *(one for one in UNSUPPORTED if one.name not in DECLARED_NAMES))
-SPELLING = Spelling(one.name for one in RESPONSES)
+TABLE = ParameterTable(RESPONSES)

@@ -85,13 +85,14 @@ class GenerationRoutes:
         snapshot = self.proxy.registry.snapshot()
         # Checked before any prompt is tokenized.
         check_together(snapshot.workers, len(wanted.prompts) * wanted.sampling.n)
-        wanted = replace(wanted, sampling=await self.usable(wanted.sampling))
+        if wanted.sampling.structure is not None:
+            wanted = replace(wanted, sampling=await self.usable(wanted.sampling))
         limit = TextLimit(snapshot.known_context, wanted.handling.is_whole)
         admitted = [
             self.fit(await self.prompt_ids(prompt, wanted, limit), wanted, DEFAULT_TOKENS, "prompt", snapshot)
             for prompt in wanted.prompts
         ]
-        shown = replace(self.shown(wanted.sampling, wanted.echo), added=self.added(wanted))
+        shown = self.shown(wanted.sampling, wanted.echo, added=self.added(wanted))
         shape = form(self.heading("cmpl", snapshot), wanted.delivery, shown)
         shape.schema_watch = self.schema_watch(wanted.sampling)
         self.bodies.in_flight.let_go(request)
@@ -139,7 +140,8 @@ class GenerationRoutes:
         self.model.check(wanted.model)
         wanted.handling.check_priority(request.ctx.allowance)
         snapshot, handling = self.proxy.registry.snapshot(), wanted.handling
-        wanted = replace(wanted, sampling=await self.usable(wanted.sampling))
+        if wanted.sampling.structure is not None:
+            wanted = replace(wanted, sampling=await self.usable(wanted.sampling))
         limit = TextLimit(snapshot.known_context, handling.is_whole)
         prompt = await self.prompts.chat(wanted.prompt, limit, handling.add_special_tokens, prompt_name)
         wanted = await self.with_structure(wanted, prompt.thinking)
@@ -165,7 +167,7 @@ class GenerationRoutes:
                 raise
             structure = await self.structure(await self.grammars.relaxed(tools), own, thinking)
             await self.grammars.check(structure)
-        return replace(wanted, sampling=replace(wanted.sampling, structure=structure))
+        return wanted if structure is own else replace(wanted, sampling=replace(wanted.sampling, structure=structure))
 
     async def structure(self, tools: ToolFields, own: OutputStructure | None, thinking: bool) -> OutputStructure | None:
         # The tools' schemas may be as large as a body may be.
@@ -177,7 +179,7 @@ class GenerationRoutes:
         continued = wanted.prompt.continued if wanted.echo else ""
         if wanted.echo and not continued:
             wanted.prompt.ignored.note("echo")
-        shown = replace(self.shown(wanted.sampling), continued=continued)
+        shown = self.shown(wanted.sampling, continued=continued)
         made = (self.heading("chatcmpl", ready.snapshot), wanted.delivery, shown)
         if not (wanted.include_reasoning or self.prompts.dialect.thinks):
             wanted.prompt.ignored.note("include_reasoning")
@@ -196,10 +198,15 @@ class GenerationRoutes:
         name, fingerprint = f"{kind}-{secrets.token_hex(12)}", snapshot.system_fingerprint(self.proxy.config.version)
         return ReplyHeading(name, int(time.time()), self.model.name, fingerprint)
 
-    def shown(self, sampling: SamplingFields, echo: bool = False) -> ShownText:
+    def shown(
+        self, sampling: SamplingFields, echo: bool = False, added: tuple[int, ...] = (), continued: str = ""
+    ) -> ShownText:
         """Return what the reply shows. Logprobs of an echoed prompt are shown with the answer's, not apart."""
         apart = sampling.prompt_logprobs is not None and not (echo and sampling.logprobs is not None)
-        return ShownText(self.proxy.tokenizer, sampling.skip_special_tokens, sampling.logprobs is not None, apart, echo)
+        return ShownText(
+            self.proxy.tokenizer, sampling.skip_special_tokens, sampling.logprobs is not None, apart, echo, added,
+            continued,
+        )  # fmt: skip
 
     def fit(
         self, prompt: list[int], wanted: CompletionRequest | ChatRequest, default: int | None, prompt_name: str,

@@ -9,7 +9,7 @@ from typing import Any
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy.admission import context_length
 from pontil.runtime.proxy.policy import WorkerLoad
-from pontil.runtime.proxy.system_fingerprint import system_fingerprint
+from pontil.runtime.proxy.system_fingerprint import FingerprintCache
 from pontil.runtime.wire.compatibility import foreign, objection
 from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello, RoleChange
 
@@ -112,6 +112,7 @@ class RegistrySnapshot:
 
     workers: tuple[WorkerLoad, ...]
     any_hello: Hello | None
+    fingerprints: FingerprintCache
 
     @property
     def known_context(self) -> int | None:
@@ -140,7 +141,7 @@ class RegistrySnapshot:
     def system_fingerprint(self, version: str) -> str | None:
         """Return the fingerprint of everything besides the request that a seed's tokens depend on: model,
         dtypes, kernels and version. None while no worker is registered."""
-        return None if self.any_hello is None else system_fingerprint(self.any_hello, version)
+        return None if self.any_hello is None else self.fingerprints.of(self.any_hello, version)
 
 
 # Age in seconds up to which a table is trusted: the supervisor sends one every second, and none while it is stopped.
@@ -159,6 +160,7 @@ class Registry:
         self.remembered: dict[str, dict[str, int]] = {}
         # The last refusal for each name, until a worker of that name fits.
         self.refused: dict[str, ProcessRow] = {}
+        self.fingerprints = FingerprintCache()
 
     def hello(self, message: Hello, now: float) -> str | None:
         """Register a worker; return the reason if it is refused. A second Hello of one process only renews its time to
@@ -267,7 +269,7 @@ class Registry:
         return next((worker.hello for worker in self.workers.values()), None)
 
     def snapshot(self) -> RegistrySnapshot:
-        return RegistrySnapshot(self.loads, self.any_hello)
+        return RegistrySnapshot(self.loads, self.any_hello, self.fingerprints)
 
     @property
     def available(self) -> list[RegisteredWorker]:

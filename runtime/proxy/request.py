@@ -163,7 +163,8 @@ class Request:
 
     @property
     def billed(self) -> Usage:
-        return self.account.usage if self.complete else self.account.running_usage
+        end = self.mailbox.end
+        return end.usage if isinstance(end, Finished) else self.account.running_usage
 
     @property
     def finish(self) -> str | None:
@@ -224,7 +225,8 @@ class Request:
             self.mailbox.release()
         self.begun = self.begun or bool(delivered)
         if delivered or text:
-            self.mailbox.put(text, delivered, choice, logprobs_of(frame, len(new), len(delivered)))
+            tell = self.mailbox.put if reason is None else self.mailbox.add
+            tell(text, delivered, choice, logprobs_of(frame, len(new), len(delivered)))
         if reason is not None:
             self.end_choice(choice, phase, reason)
         elif delivered and (frame.sender, choice) not in self.token_paths:
@@ -271,9 +273,10 @@ class Request:
         self.reasons[choice] = reason
         self.token_paths = {key: path for key, path in self.token_paths.items() if key[1] != choice}
         self.account.ended_by(self.attempt, phase, choice)
-        self.mailbox.end_choice(choice, reason, self.answers[choice].stop_reason if reason == "stop" else None)
-        if len(self.reasons) == self.params.n:
-            self.mailbox.close(Finished(self.reasons[0], self.account.usage, self.route_name))
+        is_last = len(self.reasons) == self.params.n
+        end = Finished(self.reasons[0], self.account.usage, self.route_name) if is_last else None
+        stopped_by = self.answers[choice].stop_reason if reason == "stop" else None
+        self.mailbox.end_choice(choice, reason, stopped_by, end)
 
     def is_sound(self, frame: Tokens) -> bool:
         """Return whether the frame's numbers are in range for this request."""
