@@ -120,8 +120,8 @@ enum { UNPACKED_ROWS = 7, SUMS_STAY = 1 };
 enum { UNPACKED_ROWS = ROWS_AT_ONCE, SUMS_STAY = 0 };
 #endif
 
-// If there are more rows than fit one pass, so many of them keep the weights that they unpack for the others. If none do,
-// weights are unpacked before: with few registers that takes less time, except for bytes, which arrive slowly.
+// If there are more rows than fit one pass, so many of them keep the weights that they unpack for the others. If none
+// do, weights are unpacked before: with few registers that takes less time, except for bytes, which arrive slowly.
 template <class Source>
 constexpr int keeping_rows() {
     return SUMS_STAY ? int(UNPACKED_ROWS) : Source::WORDS > 2 ? 0 : ROWS_AT_ONCE < 3 ? int(ROWS_AT_ONCE) : 3;
