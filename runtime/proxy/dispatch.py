@@ -51,11 +51,13 @@ class Dispatcher:
 
     def route(self, request: Request) -> Route | None:
         """Return the route for the next attempt of a request that broke, which does not wait for room."""
-        return plan(self.registry.reachable_loads, self.config.disagg, request.broken, len(request.prompt))
+        workers = self.registry.of(request.embedding_model).reachable_loads
+        return plan(workers, self.config.disagg, request.broken, len(request.prompt))
 
     def room_for(self, request: Request) -> Route | None:
         """Return a route that has room now for a queued request's first attempt, or None."""
-        return next_route(self.registry.reachable_loads, self.config.disagg, len(request.prompt), request.params.n)
+        workers = self.registry.of(request.embedding_model).reachable_loads
+        return next_route(workers, self.config.disagg, len(request.prompt), request.params.n)
 
     def launch(self, request: Request) -> None:
         """Send the attempt that has begun to its workers, after the cancels that they have yet to get (C15)."""
@@ -116,7 +118,7 @@ class Dispatcher:
             del self.stranded[request.id]
             request.begin(route, self.clock())
             self.launch(request)
-        elif self.registry.is_given_up:
+        elif self.registry.of(request.embedding_model).is_given_up:
             self.give_up(request, "its worker is gone, and none will come back: see the launcher's log")
 
     def withdraw(self, request: Request) -> None:
@@ -181,4 +183,5 @@ class Dispatcher:
             return f"the prompt was not computed within {limit:g} s"
         config = self.config
         wanted, limit = ("next", config.stream_idle_timeout) if request.begun else ("first", config.first_byte_timeout)
-        return f"the {wanted} token did not come within {limit:g} s" if waited > limit else None
+        what = f"{wanted} token" if request.embedding is None else "embedding"
+        return f"the {what} did not come within {limit:g} s" if waited > limit else None

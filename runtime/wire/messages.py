@@ -8,6 +8,7 @@ Anything about a request carries `(request_id, attempt)`; anything about a trans
 Fields are only ever added, and only with a default: an older sender's frame then decodes to that default.
 """
 
+from pontil.runtime.wire.embedding_messages import Embed, Embedding
 from pontil.runtime.wire.registration_messages import (
     SCHEMA,
     Goodbye,
@@ -36,6 +37,8 @@ __all__ = [
     "Begin",
     "Cancel",
     "ChunkReady",
+    "Embed",
+    "Embedding",
     "Failed",
     "Fetched",
     "Goodbye",
@@ -63,6 +66,7 @@ __all__ = [
 Message = (
     Hello | Welcome | Refused | Heartbeat | StillHere | Goodbye | RoleChange | Submit | Cancel | Tokens | Step
     | Progress | Failed | Greet | Greeting | Begin | ChunkReady | Handoff | Withdrawn | Renew | Fetched | Abandon
+    | Embed | Embedding
 )  # fmt: skip
 
 # The wire tag of each message. Tags are never reused.
@@ -89,4 +93,6 @@ TAGS: dict[str, type[Message]] = {
     "renew": Renew,
     "fetched": Fetched,
     "abandon": Abandon,
+    "embed": Embed,
+    "embedding": Embedding,
 }

@@ -9,7 +9,8 @@ import pytest
 
 from pontil.launcher.config import options
 from pontil.launcher.config.options import read_options
-from pontil.launcher.config.topology import DEADLINES, MAX_IPC_PATH, Topology, check_startable, plan, url_host
+from pontil.launcher.config.plan_checks import MAX_IPC_PATH
+from pontil.launcher.config.topology import DEADLINES, Topology, check_startable, plan, url_host
 from pontil.launcher.errors import OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.host.ports import address_towards

@@ -13,6 +13,8 @@ from pontil.runtime.wire.messages import (
     Begin,
     Cancel,
     ChunkReady,
+    Embed,
+    Embedding,
     Failed,
     Fetched,
     Goodbye,
@@ -134,6 +136,26 @@ MESSAGES: dict[str, Message] = {
     "renew": Renew(sender="d4", receiver="p3", transfer_id="r.1", epoch=6),
     "fetched": Fetched(sender="d4", receiver="p3", transfer_id="r.1", epoch=6),
     "abandon": Abandon(sender="d4", receiver="p3", transfer_id="r.1", reason="cancelled"),
+    "embed": Embed(
+        sender="px",
+        receiver="e0",
+        request_id="r",
+        attempt=1,
+        prompt=[0, 5, 30521],
+        dimensions=128,
+        priority=-3,
+        deadline=1.5,
+    ),
+    "embedding": Embedding(
+        sender="e0",
+        receiver="px",
+        request_id="r",
+        attempt=1,
+        vector=b"\x00\x00\x80\x3f\x00\x00\x00\x00",
+        prompt_tokens=3,
+        computed_tokens=3,
+        queue_seconds=0.25,
+    ),
 }
 
 # MESSAGES in the wire format at the time when handoffs of several choices were added.
@@ -225,11 +247,27 @@ RECORDED = {
         "85a174a76162616e646f6ea673656e646572a26434a87265636569766572a27033ab7472616e736665725f6964a3722e31a6"
         "726561736f6ea963616e63656c6c6564"
     ),
+    "embed": (
+        "89a174a5656d626564a673656e646572a27078a87265636569766572a26530aa726571756573745f6964a172a7617474656d"
+        "707401a670726f6d7074930005cd7739aa64696d656e73696f6e73cc80a87072696f72697479fda8646561646c696e65cb3f"
+        "f8000000000000"
+    ),
+    "embedding": (
+        "89a174a9656d62656464696e67a673656e646572a26530a87265636569766572a27078aa726571756573745f6964a172a761"
+        "7474656d707401a6766563746f72c4080000803f00000000ad70726f6d70745f746f6b656e7303af636f6d70757465645f74"
+        "6f6b656e7303ad71756575655f7365636f6e6473cb3fd0000000000000"
+    ),
 }
 
 # Fields added later, by message.
 ADDED: dict[str, dict[str, Any]] = {
-    "hello": {"dtype": "float32", "kernels": "avx2-0a1b2c3d", "draining": True, "grammars": "llguidance 1.9.1"},
+    "hello": {
+        "dtype": "float32",
+        "kernels": "avx2-0a1b2c3d",
+        "draining": True,
+        "grammars": "llguidance 1.9.1",
+        "embedding_size": 384,
+    },
     "welcome": {"steps": True, "role": "prefill", "draining": True},
     "goodbye": {"drained": True},
     "failed": {"moved": True},
@@ -255,13 +293,13 @@ ADDED: dict[str, dict[str, Any]] = {
 LATER: dict[str, Message] = {tag: replace(MESSAGES[tag], **added) for tag, added in ADDED.items()}
 RECORDED_LATER = {
     "hello": (
-        "de0014a174a568656c6c6fa673656e646572a26434a6736368656d6101a46e616d65a86465636f64653a30a4726f6c65a664"
+        "de0015a174a568656c6c6fa673656e646572a26434a6736368656d6101a46e616d65a86465636f64653a30a4726f6c65a664"
         "65636f6465a3706964cd1267a6646576696365a3637075a56d6f64656ca474696e79b16d6f64656c5f66696e676572707269"
         "6e74a26d66ae6b765f66696e6765727072696e74a26b66ad706565725f656e64706f696e74ac6970633a2f2f2f72756e2f64"
         "aa626c6f636b5f73697a6510aa6e756d5f626c6f636b7340ac6d61785f6e756d5f7365717308ad6d61785f6d6f64656c5f6c"
         "656ecd0200b66d61785f6e756d5f626174636865645f746f6b656e73cd0100a76b65726e656c73ad617678322d3061316232"
         "633364a56474797065a7666c6f61743332a8647261696e696e67c3a86772616d6d617273b06c6c67756964616e636520312e"
-        "392e31"
+        "392e31ae656d62656464696e675f73697a65cd0180"
     ),
     "welcome": (
         "86a174a777656c636f6d65a673656e646572a27078a87265636569766572a26434a57374657073c3a4726f6c65a770726566"
@@ -363,5 +401,14 @@ SHORTEST = {
         "65706f636806a4736c6f7401a5666972737404a9626c6f636b5f6964739103a764696765737473914da8636f6d7075746564"
         "41ac66697273745f746f6b656e7393000709ad70726f6d70745f746f6b656e7341ad6361636865645f746f6b656e7340ae6b"
         "765f66696e6765727072696e74a26b66af70726566696c6c5f7365636f6e6473cb3fe0000000000000"
+    ),
+    "embed": (
+        "86a174a5656d626564a673656e646572a27078a87265636569766572a26530aa726571756573745f6964a172a7617474656d"
+        "707401a670726f6d7074930005cd7739"
+    ),
+    "embedding": (
+        "88a174a9656d62656464696e67a673656e646572a26530a87265636569766572a27078aa726571756573745f6964a172a761"
+        "7474656d707401a6766563746f72c4080000803f00000000ad70726f6d70745f746f6b656e7303af636f6d70757465645f74"
+        "6f6b656e7303"
     ),
 }
