@@ -10,11 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pontil.runtime.accounting.counts import EMBEDDED
-from pontil.runtime.accounting.usage_file import CLOSED, LOST
+from pontil.runtime.accounting.usage_file import BILLED, CLOSED, LOST
 
 SUMMED = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "generated", "delivered", "discarded")
-BILLED = f"(delivered > 0 OR finish IS '{EMBEDDED}')"
 ROWS = f"""
 SELECT count(*) AS requests,
        ifnull(sum(iif({BILLED}, prompt_tokens, 0)), 0) AS prompt_tokens,
