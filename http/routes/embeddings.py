@@ -18,9 +18,9 @@ from pontil.http.routes.served_embedding import ServedEmbedding
 from pontil.http.routes.served_model import ServedModel, no_model
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.admission import check_together, maximum
+from pontil.runtime.proxy.embedding_task import EmbeddingTask
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.registry import RegistrySnapshot
-from pontil.runtime.proxy.request import EmbeddingTask
 from pontil.runtime.proxy.stream import Stream
 from pontil.runtime.sampling_params import SamplingParams
 

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pontil.gpu_ops.pooling import pooled, unit
 from pontil.gpu_ops.sequence_attention import attend_within
 from pontil.runtime.models.model import Model
 
@@ -42,3 +43,11 @@ class DecoderEmbedding:
     def of_one(self, sequence: Sequence[int]) -> Tensor:
         ids = torch.tensor(sequence, dtype=torch.int64, device=self.model.device)
         return self.model.forward(ids, torch.arange(len(sequence), device=self.model.device), CausalAttention())
+
+
+def text_vectors(
+    model: EmbeddingModel, pooling: str, texts: Sequence[tuple[Sequence[int], int | None]]
+) -> list[Tensor]:
+    """Return the vector of each text, given by its token ids and the wanted dimensions (None: all), of length 1."""
+    states = model.hidden_states([ids for ids, _ in texts])
+    return [unit(pooled(one, pooling), size) for one, (_, size) in zip(states, texts, strict=True)]

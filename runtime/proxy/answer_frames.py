@@ -10,6 +10,7 @@ from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.errors import MalformedFrame, PontilError, RequestError, Unavailable
 from pontil.runtime.proxy.choice_text import BrokenAnswer
 from pontil.runtime.proxy.dispatch import Dispatcher
+from pontil.runtime.proxy.embedding_task import accept_embedding, fits
 from pontil.runtime.proxy.metrics import BROKEN, FAILED, MOVED, Metrics
 from pontil.runtime.proxy.model_admissions import ModelAdmissions
 from pontil.runtime.proxy.registry import Registry
@@ -152,25 +153,21 @@ class AnswerFrames:
     def on_embedding(self, frame: Embedding) -> None:
         """Take the vector of a text, which ends its request."""
         request = self.requests.get(frame.request_id)
+        worker = self.registry.workers.get(frame.sender)
+        size = None if worker is None else worker.hello.embedding_size
         if request is None or not request.expects(frame.sender, frame.attempt) or request.embedding is None:
             self.metrics.dropped.labels("stale").inc()
             self.ledger.stray_prompt(frame.sender, frame.computed_tokens)
-        elif not self.is_sound(request, frame):
+        elif not fits(frame, request, request.embedding, size):
             self.metrics.dropped.labels("broken").inc()
             self.ledger.stray_prompt(frame.sender, frame.computed_tokens)
             self.dispatcher.retry(request, "a worker sent a vector of another size, or other counts", BROKEN)
         else:
             now = self.clock()
-            request.accept_embedding(frame, now)
+            accept_embedding(request, frame, now)
             self.dispatcher.prompt_done(request)
             self.admissions.queue_of(request).started(request, now)
             self.finish(request, frame.sender)
-
-    def is_sound(self, request: Request, frame: Embedding) -> bool:
-        """Return whether a vector is one of this request: of the right length, and of as many tokens as were sent."""
-        worker = self.registry.workers.get(frame.sender)
-        size = None if worker is None else worker.hello.embedding_size
-        return size is not None and request.fits_embedding(frame, size)
 
     def on_progress(self, message: Progress) -> None:
         """Take the progress of a prompt's computation, which restarts the request's deadline."""

@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 from pontil.runtime.accounting.counts import DECODE
 from pontil.runtime.config import ProxyConfig
+from pontil.runtime.proxy.embedding_task import embed_message
 from pontil.runtime.proxy.metrics import MOVED, UNREACHABLE, Metrics
 from pontil.runtime.proxy.policy import Route, next_route, plan
 from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.proxy.request import Request
-from pontil.runtime.wire.messages import Message
+from pontil.runtime.wire.messages import Embed, Message, Submit
 from pontil.runtime.wire.outbox import Outbox
 
 LOG = logging.getLogger("pontil.proxy")
@@ -65,12 +66,18 @@ class Dispatcher:
         self.seat(request, 1)
         secret = None if self.config.keys is None else secrets.token_hex(SECRET_BYTES)
         deadline = self.time_left(request, self.clock())
-        for message in request.submits(self.incarnation, secret, deadline):
+        for message in self.messages(request, secret, deadline):
             if not self.send(message):
                 self.registry.unreachable(message.receiver)
                 self.retry(request, "a worker cannot be reached", UNREACHABLE)
                 return
         request.stranded_at = None
+
+    def messages(self, request: Request, secret: str | None, deadline: float | None) -> "list[Submit] | list[Embed]":
+        """Return the messages that start the attempt, one for each worker."""
+        if request.embedding is not None:
+            return [embed_message(request, request.embedding, self.incarnation, deadline)]
+        return request.submits(self.incarnation, secret, deadline)
 
     def retry(self, request: Request, reason: str, cause: str) -> None:
         """Retry a request whose attempt broke. Its other workers are cancelled first, so that their blocks are free for

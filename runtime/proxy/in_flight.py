@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pontil.runtime.errors import PontilError, Unavailable
 from pontil.runtime.proxy.bookkeeper import Bookkeeper
 from pontil.runtime.proxy.dispatch import Dispatcher
+from pontil.runtime.proxy.embedding_task import EmbeddingTask
 from pontil.runtime.proxy.metrics import Metrics
 from pontil.runtime.proxy.model_admissions import ModelAdmissions
-from pontil.runtime.proxy.request import EmbeddingTask, Request
+from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.stream import Finished
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer

@@ -14,6 +14,7 @@ from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy.answer_frames import AnswerFrames, MessageRouter
 from pontil.runtime.proxy.bookkeeper import Bookkeeper
 from pontil.runtime.proxy.dispatch import Dispatcher
+from pontil.runtime.proxy.embedding_task import EmbeddingTask
 from pontil.runtime.proxy.in_flight import InFlight
 from pontil.runtime.proxy.metrics import DIED, SILENT, Metrics
 from pontil.runtime.proxy.model_admissions import ModelAdmissions
@@ -21,7 +22,7 @@ from pontil.runtime.proxy.policy import Route, every_route
 from pontil.runtime.proxy.rate_limits import UNLIMITED, Allowance
 from pontil.runtime.proxy.registrar import Registrar
 from pontil.runtime.proxy.registry import RegisteredWorker, Registry, RegistrySnapshot
-from pontil.runtime.proxy.request import NO_KEY, EmbeddingTask
+from pontil.runtime.proxy.request import NO_KEY
 from pontil.runtime.proxy.self_test import SelfTest
 from pontil.runtime.proxy.stream import MessageTurn, Stream
 from pontil.runtime.sampling_params import SamplingParams

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pontil.runtime.accounting.book import stated_count
-from pontil.runtime.accounting.counts import DECODE, EMBEDDED, PREFILL, Account, Usage
+from pontil.runtime.accounting.counts import DECODE, PREFILL, Account, Usage
 from pontil.runtime.accounting.ledger import (
     AFTER_END,
     BEYOND_BUDGET,
@@ -16,12 +16,13 @@ from pontil.runtime.accounting.ledger import (
     LedgerEntry,
 )
 from pontil.runtime.proxy.choice_text import MAX_TOKEN_ID, BrokenAnswer, ChoiceText, TokenPath
+from pontil.runtime.proxy.embedding_task import EmbeddingTask
 from pontil.runtime.proxy.logprob_check import fit
-from pontil.runtime.proxy.policy import CollocatedRoute, DisaggregatedRoute, Route, Team
+from pontil.runtime.proxy.policy import DisaggregatedRoute, Route, Team
 from pontil.runtime.proxy.stream import Finished, Mailbox
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
-from pontil.runtime.wire.messages import Cancel, Embed, Embedding, Logprobs, Submit, Tokens
+from pontil.runtime.wire.messages import Cancel, Logprobs, Submit, Tokens
 
 LONGEST_REASON = 300
 # Attempts that may end through no fault of their workers before each of them counts as a fault, too.
@@ -30,7 +31,6 @@ MOST_EXCUSED = 64
 NO_KEY = "-"
 # Route name of a request that was never dispatched.
 NO_ROUTE = "-"
-FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,6 @@ class PullReport:
     bytes: int = 0
     seconds: float | None = None
     error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingTask:
-    """The name of the model that is to embed a text, and the wanted length of the vector; None: the model's own."""
-
-    model: str
-    dimensions: int | None = None
 
 
 @dataclass(slots=True)
@@ -247,25 +239,6 @@ class Request:
         """The embedding model that serves it; None for the one that generates."""
         return None if self.embedding is None else self.embedding.model
 
-    def fits_embedding(self, frame: Embedding, size: int) -> bool:
-        """Return whether a vector and its counts can be of this request, by a model with vectors of this size."""
-        assert self.embedding is not None
-        wanted = self.embedding.dimensions or size
-        counts = frame.prompt_tokens == len(self.prompt) == frame.computed_tokens
-        return counts and len(frame.vector) == FLOAT_BYTES * wanted
-
-    def accept_embedding(self, frame: Embedding, now: float) -> None:
-        """Take the vector and its counts, and end the request."""
-        self.last_frame = self.waits_since = now
-        if frame.queue_seconds is not None:
-            self.queued = self.credible(frame.queue_seconds, now)
-        self.entry.prompt_stated, self.entry.answered = frame.prompt_tokens, True
-        self.entry.hear_prompt(self.attempt, frame.sender, 0, frame.computed_tokens)
-        self.account.accept(self.attempt, self.phases[frame.sender], 0, generated=0, cached=0)
-        self.vector, self.begun = frame.vector, True
-        self.reasons[0] = EMBEDDED
-        self.mailbox.close(Finished("stop", self.account.usage, self.route_name))
-
     def open_token_path(self, sender: str, phase: str, choice: int) -> None:
         """Open a token path, if the worker has sent the counts that are only in its first frame and no logprobs are
         wanted."""
@@ -318,15 +291,10 @@ class Request:
             fits and 0 <= frame.choice < len(self.answers) and frame.index >= 0 and fit(frame, self.prompt, self.params)
         )
 
-    def submits(
-        self, sender: str, transfer_secret: str | None = None, deadline: float | None = None
-    ) -> "list[Submit] | list[Embed]":
+    def submits(self, sender: str, transfer_secret: str | None = None, deadline: float | None = None) -> list[Submit]:
         """Return the messages that start the attempt: one per worker, the decode worker's first, as it has to make
         room. The secret is for the transfer between the two; the first token is of use for `deadline` seconds."""
         assert self.route is not None, "begin the attempt first"
-        if self.embedding is not None and isinstance(self.route, CollocatedRoute):
-            worker, size = self.route.worker.incarnation, self.embedding.dimensions
-            return [Embed(sender, worker, self.id, self.attempt, self.prompt, size, self.priority, deadline)]
         common: dict[str, Any] = {
             "sender": sender, "request_id": self.id, "attempt": self.attempt, "prompt": self.prompt,
             "sampling": self.params.to_wire(), "cache_salt": self.cache_salt,

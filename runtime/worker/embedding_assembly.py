@@ -10,13 +10,12 @@ import torch
 from pontil.gpu_ops.kernels.build import KernelError
 from pontil.gpu_ops.kernels.kernel_set import open_kernels
 from pontil.gpu_ops.kernels.library import KernelLibrary
-from pontil.gpu_ops.pooling import pooled, unit
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.encoder_directory import EncoderCheckpoint, is_encoder, stated_pooling
 from pontil.runtime.models.bert import Bert
-from pontil.runtime.models.embedding_model import DecoderEmbedding, EmbeddingModel
+from pontil.runtime.models.embedding_model import DecoderEmbedding, EmbeddingModel, text_vectors
 from pontil.runtime.models.encoder_config import EncoderConfig
 from pontil.runtime.models.registry import build_model
 from pontil.runtime.models.weights import Weights
@@ -57,8 +56,7 @@ class Embedder:
     @torch.inference_mode()
     def vectors(self, texts: Sequence[tuple[Sequence[int], int | None]]) -> list[bytes]:
         """Return the vector of each text, given by its token ids and the wanted dimensions, as float32 numbers."""
-        states = self.model.hidden_states([ids for ids, _ in texts])
-        made = [unit(pooled(one, self.pooling), size) for one, (_, size) in zip(states, texts, strict=True)]
+        made = text_vectors(self.model, self.pooling, texts)
         return [vector.cpu().numpy().astype("<f4").tobytes() for vector in made]
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A chat model and an embedding model behind one proxy, each with workers of its own; one of these is killed."""
 
-import json
 import os
 import signal
 import threading
@@ -73,7 +72,7 @@ def test_a_killed_worker_changes_no_bit(both: Served) -> None:  # C16
 
 
 def test_the_built_in_model_knows_what_texts_mean(tmp_path: Path) -> None:
-    """The similarities are those that sentence-transformers has for this model, to four digits."""
+    """The similarities are those of transformers' BertModel with the mean of its rows."""
     fetch(BUILTINS["all-minilm-l6-v2"], Path("~/.cache/pontil"))
     write_tiny_llama(tmp_path / "small")
     with launched(
@@ -83,5 +82,4 @@ def test_the_built_in_model_knows_what_texts_mean(tmp_path: Path) -> None:
     vectors = np.array([one["embedding"] for one in answer["data"]])
     near, far = float(vectors[0] @ vectors[1]), float(vectors[0] @ vectors[2])
     assert near == pytest.approx(0.7614, abs=2e-3) and far == pytest.approx(-0.017, abs=2e-3)
-    assert vectors.shape == (3, 384) and answer["usage"]["prompt_tokens"] == 22 + 1
-    assert json.dumps(answer["model"]) == '"all-minilm-l6-v2"'
+    assert vectors.shape == (3, 384) and answer["usage"]["prompt_tokens"] == 23

@@ -30,7 +30,7 @@ class EmbeddingSite:
     """A worker and a proxy, stepped in turns in one thread."""
 
     def __init__(self, model: Path, run: Path, **settings: Any) -> None:
-        config = WorkerConfig(**{  # type: ignore[arg-type]
+        config = WorkerConfig(**{
             "name": "embed:0", "role": "embed", "device": "cpu", "cores": (0,), "model": str(model),
             "served_model_name": "vectors", "control": f"ipc://{run}/control", "peer_endpoint": "",
             "cache_dir": str(CACHE), **settings,
