@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from api_table import embeddings_table
 from jsonschema import validate
 from scripted_site import HttpAnswer, ScriptedSite, site
 from scripted_worker import EMBEDDING_SIZE, ScriptedWorker, eventually, vector_of
@@ -233,3 +234,10 @@ def test_the_books_and_the_metrics_have_it(tmp_path: Path, tokenizer: Tokenizer)
         rows = {one.model: (one.requests, one.prompt_tokens, one.completion_tokens) for one in usage_sums(database)}
         assert all(finding.equal for finding in audit(database)), audit(database)
     assert rows["vectors"] == (2, 3, 0) and live["prompt_tokens"] == 3 + len(tokenizer.encode("hi", True))
+
+
+def test_the_page_has_every_parameter() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "guide" / "embeddings.md").read_text().splitlines()
+    begin = page.index(embeddings_table()[0])
+    shown = page[begin : begin + len(embeddings_table())]
+    assert shown == embeddings_table(), "python tests/support/checks/api_table.py prints the table"

@@ -2,7 +2,10 @@
 """A chat model and an embedding model behind one proxy, each with workers of its own; one of these is killed."""
 
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +14,7 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from served import Served, launched, wait_for
+from served import ROOT, Served, launched, wait_for
 from tiny_bert import write_tiny_bert
 
 from pontil.runtime.loaders.builtin import BUILTINS, fetch
@@ -20,6 +23,7 @@ from pontil.runtime.loaders.synthetic import write_tiny_llama
 TEXTS = [
     f"the keeper lit lamp number {number}, and the sea was {'calm' if number % 2 else 'loud'}" for number in range(400)
 ]
+PAGE = ROOT / "docs" / "guide" / "embeddings.md"
 RELATED = ("A man is eating food.", "Someone eats a meal.", "The stock market fell today.")
 
 
@@ -79,6 +83,11 @@ def test_the_built_in_model_knows_what_texts_mean(tmp_path: Path) -> None:
         tmp_path, "--role", "mixed", "--mixed", "cpu:0", "--embed", "cpu:1", "--model", str(tmp_path / "small")
     ) as served:
         answer = embed(served, list(RELATED), model="all-minilm-l6-v2")
+        (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        script = tmp_path / "example.py"
+        script.write_text(example.replace("127.0.0.1:8000", f"127.0.0.1:{served.port}"))
+        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == [f"0.76 {RELATED[1]}", f"-0.02 {RELATED[2]}", "23 tokens"], done.stderr
     vectors = np.array([one["embedding"] for one in answer["data"]])
     near, far = float(vectors[0] @ vectors[1]), float(vectors[0] @ vectors[2])
     assert near == pytest.approx(0.7614, abs=2e-3) and far == pytest.approx(-0.017, abs=2e-3)
