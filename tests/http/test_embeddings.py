@@ -230,6 +230,8 @@ def test_the_books_and_the_metrics_have_it(tmp_path: Path, tokenizer: Tokenizer)
         vectors(embed(made, [[1, 2], [3]]))
         assert made.complete(max_tokens=2).status == 200
         live = made.ask("GET", "/admin/ledger").json
+        assert made.value("pontil_embeddings_total") == 2 and made.value("pontil_embedding_tokens_total") == 3
+        assert made.value("pontil_prompt_tokens_total") == live["prompt_tokens"] - 3
     with closing(open_to_read(path)) as database:
         rows = {one.model: (one.requests, one.prompt_tokens, one.completion_tokens) for one in usage_sums(database)}
         assert all(finding.equal for finding in audit(database)), audit(database)
