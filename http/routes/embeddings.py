@@ -55,7 +55,7 @@ class EmbeddingRoutes:
         check_dimensions(wanted.dimensions, snapshot)
         ids = await self.input_ids(wanted, served, snapshot)
         self.bodies.in_flight.let_go(request)
-        return await self.answered(self.submit(ids, wanted, request, served, snapshot), wanted, served)
+        return await self.answered(await self.submit(ids, wanted, request, served, snapshot), wanted, served)
 
     def check_model(self, name: str | None, served: ServedEmbedding) -> None:
         if name == self.generating.name != served.name:
@@ -80,14 +80,14 @@ class EmbeddingRoutes:
             check_length(one, context, input_name(wanted.inputs, index))
         return ids
 
-    def submit(
+    async def submit(
         self, ids: Sequence[list[int]], wanted: EmbeddingRequest, request: Request, served: ServedEmbedding,
         snapshot: RegistrySnapshot,
     ) -> Stream:  # fmt: skip
         context = request.ctx
-        return self.proxy.submit_all(
-            [(one, NO_TOKENS) for one in ids], context.request_id, "", wanted.handling.priority, context.caller,
-            context.allowance, snapshot, EmbeddingTask(served.name, wanted.dimensions),
+        return await self.proxy.submit_in_portions(
+            [(one, NO_TOKENS) for one in ids], EmbeddingTask(served.name, wanted.dimensions), snapshot,
+            context.request_id, wanted.handling.priority, context.caller, context.allowance,
         )  # fmt: skip
 
     async def answered(self, stream: Stream, wanted: EmbeddingRequest, served: ServedEmbedding) -> HTTPResponse:

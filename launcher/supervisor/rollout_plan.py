@@ -2,7 +2,7 @@
 """The plan of a rollout: an operator's request becomes the steps of a change, or a sentence that explains the
 refusal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,8 +137,15 @@ def number_of(plan: ChildPlan) -> tuple[int, str]:
 
 
 def check_service(change: Rollout, snapshot: LaunchSnapshot) -> None:
-    """Refuse, before anything is touched, a change that would leave no worker to serve."""
-    serving = {name for name, place in snapshot.places.items() if place.counts}
+    """Refuse, before anything is touched, a change that would leave a model without a worker to serve it."""
+    counted = {name for name, place in snapshot.places.items() if place.counts}
+    embedding = {plan.name for plan, _ in snapshot.workers if plan.role == EMBED}
+    for serving in (counted - embedding, counted & embedding):
+        check_model(change, serving)
+
+
+def check_model(change: Rollout, serving: Set[str]) -> None:
+    """Do so for the model that these workers serve."""
     ending = {step.name for step in change.steps if step.aim in (RolloutGoal.DRAINED, RolloutGoal.GONE)} & serving
     pausing = {step.name for step in change.steps if step.aim is RolloutGoal.RENEWED} & serving
     if change.minimum and ((ending and ending == serving) or (pausing and len(serving) == 1)):

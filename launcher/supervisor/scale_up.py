@@ -16,7 +16,7 @@ def another(role: str, workers: Sequence[ChildPlan], machine: HostDevices, *, sh
     exists to copy."""
     alike = [plan for plan in workers if (plan.role == EMBED) == (role == EMBED)]
     if not alike:
-        raise LaunchError(f"This launch has no worker of the model that a {role} worker has: launch with --{role}.")
+        raise LaunchError(f"This launch has no worker of the model that {role} workers have: launch with --{role}.")
     like = next((plan for plan in alike if plan.role == role), alike[0])
     name = free_name(role, {plan.name for plan in workers})
     placement = free_gpu(workers, machine, share) if like.device.startswith("cuda") else free_cores(

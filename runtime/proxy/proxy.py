@@ -7,6 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from pontil.runtime.config import ProxyConfig
@@ -24,7 +25,7 @@ from pontil.runtime.proxy.registrar import Registrar
 from pontil.runtime.proxy.registry import RegisteredWorker, Registry, RegistrySnapshot
 from pontil.runtime.proxy.request import NO_KEY
 from pontil.runtime.proxy.self_test import SelfTest
-from pontil.runtime.proxy.stream import MessageTurn, Stream
+from pontil.runtime.proxy.stream import MessageTurn, Stream, joined
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.threads import go_on
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -51,6 +52,8 @@ LATE = 1.0
 SWEEP_TICKS = 2
 # Seconds that the last messages, cancels above all, have to leave the socket when the proxy ends.
 LINGER = 0.2
+# Requests that are admitted in one turn of the event loop, where there are many.
+PORTION = 64
 LOG = logging.getLogger("pontil.proxy")
 
 
@@ -202,6 +205,23 @@ class Proxy:
             requests.append(request)
         admission.dispatch()
         return Stream(requests, self.in_flight.cancel, self.turn)
+
+    async def submit_in_portions(
+        self, asked: Sequence[tuple[list[int], SamplingParams]], embedding: EmbeddingTask, snapshot: RegistrySnapshot,
+        name: str | None = None, priority: int = 0, caller: str = NO_KEY, allowance: Allowance = UNLIMITED,
+    ) -> Stream:  # fmt: skip
+        """Do what `submit_all` does, for many texts: the event loop has its turns in between."""
+        self.admissions.by_model[embedding.model].check(asked, snapshot.workers, priority, caller, allowance)
+        with ExitStack() as broken:
+            streams = []
+            for first in range(0, len(asked), PORTION):
+                portion = asked[first : first + PORTION]
+                stream = self.submit_all(portion, name, "", priority, caller, allowance, snapshot, embedding)
+                broken.callback(stream.cancel)
+                streams.append(stream)
+                await asyncio.sleep(0)
+            broken.pop_all()
+        return joined(streams)
 
     def try_out(self, route: Route, prompt: list[int], params: SamplingParams, cache_salt: str) -> Stream:
         """Dispatch a self-test request: by this route or not at all, and billed to no caller."""

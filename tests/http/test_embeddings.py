@@ -86,6 +86,13 @@ def test_more_inputs_than_a_worker_has_seats_wait_for_their_turn(both: ScriptedS
     assert vectors(embed(both, [[number] for number in range(20)])) == [[number, 0, 0, 0] for number in range(20)]
 
 
+def test_many_inputs_are_admitted_in_portions(alone: ScriptedSite) -> None:
+    embedder(alone, max_num_seqs=64)
+    given = [[number, 9] for number in range(150)]
+    assert vectors(embed(alone, given)) == [[number, 9, 0, 0] for number in range(150)]
+    assert alone.ask("GET", "/admin/ledger").json["requests"] == 150 and not alone.proxy.requests
+
+
 def test_a_text_is_cut_only_when_asked(both: ScriptedSite) -> None:
     assert embed(both, [list(range(40))], truncate_prompt_tokens=-1).json["usage"]["prompt_tokens"] == 32
     assert vectors(embed(both, [[9, 8, 7]], truncate_prompt_tokens=2)) == [[9, 8, 0, 0]]
