@@ -68,5 +68,5 @@ def test_workers_that_embed_are_like_their_own_kind_only() -> None:
     both = [worker("mixed:0", (0,)), worker("embed:0", (1,), model="/e")]
     assert another("embed", both, EIGHT, share=False).config["model"] == "/e"
     assert another("decode", both[::-1], EIGHT, share=False).config["model"] == "/m"
-    with pytest.raises(LaunchError, match="no worker of the model that embed workers have has"):
+    with pytest.raises(LaunchError, match="no worker of the model that embed workers have"):
         another("embed", both[:1], EIGHT, share=False)
