@@ -49,7 +49,7 @@ ARROWS: dict[str, set[str]] = {
     "runtime/accounting": set(),
     "runtime/cache": {"gpu_ops", "gpu_ops/kernels"},
     "runtime/models": {"gpu_ops", "gpu_ops/kernels"},
-    "runtime/loaders": {"runtime/models/architectures", "runtime/models/config"},
+    "runtime/loaders": {"runtime/models/architectures", "runtime/models/config", "runtime/models/encoder_config"},
     "runtime/engine": {"runtime/cache", "runtime/models", "gpu_ops", "gpu_ops/kernels"},
     "runtime/tokenizer": set(),
     "runtime/grammar": {"runtime/tokenizer"},
@@ -78,7 +78,7 @@ ARROWS: dict[str, set[str]] = {
     "http/store": {"http/fields", "runtime"},
     "http/routes": {
         "http/access", "http/fields", "http/request", "http/response", "http/store", "runtime", "runtime/chat",
-        "runtime/proxy",
+        "runtime/proxy", "runtime/tokenizer",
     },
     "http/app": {
         "http/access", "http/request", "http/response", "http/routes", "runtime", "runtime/proxy", "runtime/tokenizer",

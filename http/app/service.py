@@ -40,7 +40,7 @@ from pontil.runtime.config import ProxyConfig
 from pontil.runtime.errors import PontilError
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.reporting import Reporter
-from pontil.runtime.tokenizer.tokenizer import load_tokenizer
+from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 BACKLOG = 1024
 # A body up to this many times too large is read and discarded, so that the client is still connected to read the 413.
@@ -56,8 +56,9 @@ YOUNG_OBJECTS = 20_000
 SANIC_LOGGERS = ("sanic.root", "sanic.server", "sanic.access")
 
 
-def build_app(proxy: Proxy) -> Sanic[Any, Any]:
-    """Build the app over a bound proxy; the caller starts and closes the proxy itself."""
+def build_app(proxy: Proxy, embedding: Tokenizer | None = None) -> Sanic[Any, Any]:
+    """Build the app over a bound proxy; the caller starts and closes the proxy itself. `embedding` is the tokenizer of
+    the embedding model, where there is one."""
     app: Sanic[Any, Any] = Sanic(
         f"pontil-{proxy.incarnation}",
         config=Config({}, env_prefix=None),
@@ -83,7 +84,7 @@ def build_app(proxy: Proxy) -> Sanic[Any, Any]:
     app.register_listener(answers.close, "after_server_stop")
     kept = Conversations.of(proxy.config)
     app.register_listener(kept.close, "after_server_stop")
-    served = endpoints(proxy, intake, answers, kept)
+    served = endpoints(proxy, intake, answers, kept, embedding)
     for endpoint in served:
         # Without ignore_body, Sanic would buffer the whole body before any check.
         app.route(endpoint.route, methods=endpoint.methods, ignore_body=True)(endpoint.handler)
@@ -222,13 +223,15 @@ def run_proxy(config: ProxyConfig, reporter: Reporter, commands_fd: int) -> None
     raise_descriptor_limit()
     reporter.progress("reading the tokenizer")
     proxy = Proxy(config, load_tokenizer(config.model_path, config.cache_path))
+    path = config.embedding_model_path
+    embedding = None if path is None else load_tokenizer(path, config.cache_path)
     listener = listen(config.host, config.port)
     proxy.bind()
     # Objects that exist by now stay: freezing keeps the garbage collector from scanning a vocabulary repeatedly.
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
-    Service(proxy, build_app(proxy), listener, reporter).run(commands_fd)
+    Service(proxy, build_app(proxy, embedding), listener, reporter).run(commands_fd)
 
 
 def listen(host: str, port: int) -> socket.socket:

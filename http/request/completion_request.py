@@ -74,15 +74,15 @@ def logprobs_of(values: Mapping[str, Any]) -> LogprobFields:
     return LogprobFields(count, prompt)
 
 
-def read_prompts(fields: Fields, name: str) -> tuple[Prompt, ...]:
+def read_prompts(fields: Fields, name: str, most: int = MAX_PROMPTS) -> tuple[Prompt, ...]:
     """Return the prompts from a string, strings, token ids, or lists of token ids (F2)."""
     value = fields.take(name)
     if not isinstance(value, str | list):
         raise fields.typed(name, value, "a string, a list of strings, token ids or lists of token ids")
     many = isinstance(value, list) and bool(value) and isinstance(value[0], str | list)
     values = value if many else [value]
-    if len(values) > MAX_PROMPTS:
-        raise fields.wrong(name, f"may hold at most {MAX_PROMPTS} prompts")
+    if len(values) > most:
+        raise fields.wrong(name, f"may hold at most {most} {name}s")
     if len({type(prompt) for prompt in values}) > 1:
         raise fields.wrong(name, "must hold either strings or lists of token ids, not both")
     prompts = tuple(
@@ -93,11 +93,11 @@ def read_prompts(fields: Fields, name: str) -> tuple[Prompt, ...]:
     return prompts
 
 
-def prompts_schema(vocab_size: int) -> Schema:
+def prompts_schema(vocab_size: int, most: int = MAX_PROMPTS) -> Schema:
     text, ids = {"type": "string", "minLength": 1}, ids_schema(vocab_size) | {"minItems": 1}
-    many = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS}
+    many = {"type": "array", "minItems": 1, "maxItems": most}
     return {
-        "title": f"a text, token ids, or at most {MAX_PROMPTS} of either",
+        "title": f"a text, token ids, or at most {most} of either",
         "anyOf": [text, ids, many | {"items": text}, many | {"items": ids}],
     }
 

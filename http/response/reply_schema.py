@@ -142,8 +142,9 @@ MODEL = closed({
     "vocab_size": COUNT,
     "dtype": nullable(TEXT),
     "kv_cache_dtype": nullable(TEXT),
+    "embedding_size": nullable(COUNT),
     "system_fingerprint": nullable(TEXT),
-})  # fmt: skip
+}, optional=("embedding_size",))  # fmt: skip
 MODELS = closed({"object": constant("list"), "data": many(MODEL)})
 TOKENIZED = closed(
     {"count": COUNT, "max_model_len": nullable(COUNT), "tokens": IDS, "token_strs": nullable(many(TEXT))}

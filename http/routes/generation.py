@@ -82,7 +82,7 @@ class GenerationRoutes:
         """Answer a completion that has been read, in this form."""
         self.model.check(wanted.model)
         wanted.handling.check_priority(request.ctx.allowance)
-        snapshot = self.proxy.registry.snapshot()
+        snapshot = self.proxy.registry.generating.snapshot()
         # Checked before any prompt is tokenized.
         check_together(snapshot.workers, len(wanted.prompts) * wanted.sampling.n)
         if wanted.sampling.structure is not None:
@@ -139,7 +139,7 @@ class GenerationRoutes:
         """Check a chat, tokenize it and fit it to the context. Errors call its prompt by this name."""
         self.model.check(wanted.model)
         wanted.handling.check_priority(request.ctx.allowance)
-        snapshot, handling = self.proxy.registry.snapshot(), wanted.handling
+        snapshot, handling = self.proxy.registry.generating.snapshot(), wanted.handling
         if wanted.sampling.structure is not None:
             wanted = replace(wanted, sampling=await self.usable(wanted.sampling))
         limit = TextLimit(snapshot.known_context, handling.is_whole)
@@ -150,7 +150,7 @@ class GenerationRoutes:
     async def rendered(self, wanted: ChatRequest) -> list[int]:
         """Return the prompt with which a chat would be answered."""
         self.model.check(wanted.model)
-        snapshot, handling = self.proxy.registry.snapshot(), wanted.handling
+        snapshot, handling = self.proxy.registry.generating.snapshot(), wanted.handling
         limit = TextLimit(snapshot.known_context, handling.is_whole)
         prompt = await self.prompts.chat(wanted.prompt, limit, handling.add_special_tokens)
         return self.fit(prompt.ids, wanted, None, "messages", snapshot).prompt

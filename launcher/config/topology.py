@@ -9,21 +9,27 @@ from typing import Any
 
 from pontil.launcher.config.options import LaunchOptions
 from pontil.launcher.config.parsers import host_of
+from pontil.launcher.config.plan_checks import (
+    EMBED,
+    WORKER_ROLES,
+    check_deadlines,
+    check_endpoints,
+    check_exposure,
+    check_join,
+    check_lists,
+    is_own,
+)
 from pontil.launcher.errors import OptionError
 from pontil.launcher.host.devices import JOIN, DeviceItem, HostDevices, Placement, assign
 from pontil.launcher.host.ports import address_towards
 from pontil.launcher.version import VERSION
-from pontil.runtime.foundation.loopback import LOCALHOST, is_loopback
 from pontil.runtime.foundation.number_ranges import spell
 
-# The length of sockaddr_un's path, less the NUL that ends it.
-MAX_IPC_PATH = 107
-WORKER_ROLES = ("prefill", "decode", "mixed")
+# Keys of a child's configuration that name a model.
+MODEL_KEYS = ("model", "embedding_model")
+EMBEDDING_MODEL = "all-minilm-l6-v2"
 # The fields of runtime.config's Deadlines, each an option.
 DEADLINES = ("first_byte_timeout", "kv_handshake_timeout", "kv_lease", "kv_stall_timeout", "kv_transfer_timeout")
-# Workers send heartbeats twice a second, and renew a lease in thirds of it: with shorter values a busy worker would be
-# taken for a dead one.
-SHORTEST_TTL = SHORTEST_LEASE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,10 @@ class ChildPlan:
     def with_keys(self, secret: str | None) -> "ChildPlan":
         return replace(self, config={**self.config, "keys": secret})
 
+    def with_models(self, paths: Mapping[str, str]) -> "ChildPlan":
+        named = {key: self.config[key] for key in MODEL_KEYS if self.config.get(key) is not None}
+        return replace(self, config={**self.config, **{key: paths[name] for key, name in named.items()}})
+
     def describe(self) -> str:
         ranks = f"  {self.ranks} ranks" if self.ranks > 1 else ""
         return f"{self.name:<12} {self.device:<8} cores {spell(self.cores)}{ranks}"
@@ -80,10 +90,9 @@ class Topology:
     url: str | None
     served: str = ""
 
-    def with_model(self, path: str) -> "Topology":
-        """Return the same plan with the model's name replaced by the path where it was found."""
-        found = tuple(replace(child, config={**child.config, "model": path}) for child in self.children)
-        return replace(self, children=found)
+    def with_models(self, paths: Mapping[str, str]) -> "Topology":
+        """Return the same plan with the names of models replaced by the paths where they were found."""
+        return replace(self, children=tuple(child.with_models(paths) for child in self.children))
 
     def with_keys(self, secret: str | None) -> "Topology":
         """Return the same plan with the keys that protect its network, if it has any. The child that finds the model
@@ -112,18 +121,32 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
     check_endpoints([control, *(worker.config["peer_endpoint"] for worker in workers)])
     children = tuple(replace(child, config={**child.config, "cache_dir": str(cache)}) for child in proxies + workers)
     search = {
-        "model": options.model,
+        "models": models_of(children),
         "cache_dir": str(cache),
         "log_level": options.log_level,
-        "demand": plan_demand(options, workers, machine),
+        "demands": plan_demands(options, workers, machine),
     }
     prepare = ChildPlan("prepare", "prepare", "cpu", machine.cores, search)
     url = None if options.join else f"http://{url_host(options.host)}:{options.port}"
     return Topology(prepare, children, control, url, served_name(options))
 
 
+def models_of(children: Sequence[ChildPlan]) -> list[str]:
+    """Return the models that these processes need, each once."""
+    named = (child.config.get(key) for child in children for key in MODEL_KEYS)
+    return list(dict.fromkeys(name for name in named if name is not None))
+
+
+def plan_demands(
+    options: LaunchOptions, workers: Sequence[ChildPlan], machine: HostDevices
+) -> dict[str, dict[str, Any]]:
+    """Return the memory demand of each model, which the child that finds the models compares with the available
+    memory. Embedding models are small, and not counted."""
+    generating = [worker for worker in workers if worker.role != EMBED]
+    return {options.model: plan_demand(options, generating, machine)} if generating else {}
+
+
 def plan_demand(options: LaunchOptions, workers: Sequence[ChildPlan], machine: HostDevices) -> dict[str, Any]:
-    """Return the memory demand, which the child that finds the model compares with the available memory."""
     return {
         "dtype": options.dtype,
         "kv_cache_dtype": options.kv_cache_dtype,
@@ -147,66 +170,6 @@ def check_startable(topology: Topology) -> None:
             )
 
 
-def check_lists(options: LaunchOptions) -> None:
-    meant = {"all": ("prefill", "decode"), "proxy": ()}.get(options.role, (options.role,))
-    for name in WORKER_ROLES:
-        if getattr(options, name) is not None and name not in meant:
-            raise OptionError(f"--{name} has no meaning with --role {options.role}: remove one of the two.")
-
-
-def check_join(options: LaunchOptions) -> None:
-    if options.role in ("all", "proxy") and options.join:
-        raise OptionError(f"--join starts workers for a proxy that runs already: not with --role {options.role}.")
-    if options.role in ("prefill", "decode") and not options.join:
-        raise OptionError(f"--role {options.role} starts workers only: name the proxy's --control with --join.")
-    if options.join and options.usage_log:
-        raise OptionError("--usage-log is kept by the proxy, and none is started here: give it where the proxy starts.")
-    if options.join and options.response_store:
-        raise OptionError("--response-store is the proxy's, and none is started here: give it where the proxy starts.")
-    if options.join and (options.api_keys or options.admin_key):
-        raise OptionError("--api-keys and --admin-key are the proxy's, and --join starts none: give them where it is.")
-    if options.join and options.control:
-        raise OptionError("--control is the endpoint of a proxy started here and --join of one elsewhere: give one.")
-
-
-def check_deadlines(options: LaunchOptions) -> None:
-    """Check that a deadline that includes another one is the longer of the two."""
-    for name, value, least in (
-        ("worker-ttl", options.worker_ttl, SHORTEST_TTL),
-        ("kv-lease", options.kv_lease, SHORTEST_LEASE),
-    ):
-        if value < least:
-            raise OptionError(f"--{name} is {value:g} s: workers need at least {least:g} s to say that they live.")
-    if options.kv_lease <= options.kv_stall_timeout:
-        raise OptionError(
-            f"--kv-lease is {options.kv_lease:g} s and --kv-stall-timeout {options.kv_stall_timeout:g} s: the blocks "
-            "of a pull that stalls would be gone before that is noticed. Give a longer lease."
-        )
-    for name, value in (("kv-lease", options.kv_lease), ("first-byte-timeout", options.first_byte_timeout)):
-        if value > options.kv_transfer_timeout:
-            raise OptionError(
-                f"--{name} is {value:g} s, and a transfer is given up after {options.kv_transfer_timeout:g} s: "
-                "raise --kv-transfer-timeout too."
-            )
-
-
-def check_exposure(options: LaunchOptions, control: str) -> None:
-    """Refuse unprotected traffic across a network, unless the options ask for it."""
-    host = host_of(control)
-    if options.keys and options.insecure:
-        raise OptionError("--keys protects what --insecure leaves open: give one of the two.")
-    if host is not None and not is_own(host) and not options.keys and not options.insecure:
-        raise OptionError(
-            f"{control} crosses a network: give --keys FILE, the same on every host (`pontil keys new` makes it), or "
-            "--insecure if everyone on that network may read and send requests."
-        )
-
-
-def is_own(host: str) -> bool:
-    """Return whether only this machine can reach a host of that name."""
-    return host == LOCALHOST or is_loopback(host)
-
-
 def plan_workers(options: LaunchOptions, machine: HostDevices, run: Path, control: str) -> list[ChildPlan]:
     lists = wanted_items(options, machine)
     items = [item for wanted in lists.values() for item in wanted]
@@ -222,7 +185,9 @@ def plan_workers(options: LaunchOptions, machine: HostDevices, run: Path, contro
 def wanted_items(options: LaunchOptions, machine: HostDevices) -> dict[str, tuple[DeviceItem, ...]]:
     """Return the device items of each role of this launch; a role without a list gets one worker on what suits the
     machine."""
-    roles = ("prefill", "decode") if options.role == "all" else (options.role,)
+    roles: tuple[str, ...] = ("prefill", "decode") if options.role == "all" else (options.role,)
+    if options.embed is not None and EMBED not in roles:
+        roles += (EMBED,)
     given: dict[str, tuple[DeviceItem, ...]] = {
         role: items for role in roles if (items := getattr(options, role)) is not None
     }
@@ -249,19 +214,21 @@ def default_item(role: str, taken: Sequence[DeviceItem], machine: HostDevices, s
 
 def plan_worker(options: LaunchOptions, name: str, placement: Placement, run: Path, control: str) -> ChildPlan:
     role = name.partition(":")[0]
+    embeds = role == EMBED
     config = {
         "name": name,
         "role": role,
         "device": placement.device,
         "cores": list(placement.cores),
-        "lent_cores": lent_cores(options, placement, run),
-        "model": options.model,
-        "served_model_name": served_name(options),
+        "lent_cores": None if embeds else lent_cores(options, placement, run),
+        "model": embedding_model(options) if embeds else options.model,
+        "served_model_name": served_embedding_name(options) if embeds else served_name(options),
         "control": control,
         **meeting_point(options, name, run, control),
         "dtype": options.dtype,
         "kv_cache_dtype": options.kv_cache_dtype,
-        "max_model_len": options.max_model_len,
+        # The limit of the model that generates is not that of the other one.
+        "max_model_len": None if embeds and options.role != EMBED else options.max_model_len,
         "max_num_seqs": options.max_num_seqs,
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "max_interleaved_tokens": options.max_interleaved_tokens,
@@ -273,6 +240,7 @@ def plan_worker(options: LaunchOptions, name: str, placement: Placement, run: Pa
         "deadlines": {name: getattr(options, name) for name in DEADLINES},
         "kernels": options.kernels,
         "quantization": options.quantization,
+        "pooling": options.pooling,
         "log_level": options.log_level,
     }
     return ChildPlan(name, role, placement.device, placement.cores, config)
@@ -301,6 +269,8 @@ def plan_proxy(options: LaunchOptions, machine: HostDevices, run: Path, control:
         "port": options.port,
         "model": options.model,
         "served_model_name": served_name(options),
+        "embedding_model": embedding_model(options),
+        "served_embedding_model_name": served_embedding_name(options),
         "control": control,
         "version": VERSION,
         "disagg": options.disagg,
@@ -340,17 +310,25 @@ def response_store(options: LaunchOptions, run: Path) -> str | None:
 
 
 def served_name(options: LaunchOptions) -> str:
-    """Return the model name that clients use: for a path its last part, without a file extension."""
-    return options.served_model_name or Path(options.model).name.removesuffix(".gguf") or options.model
+    """Return the model name that clients use."""
+    return options.served_model_name or own_name(options.model)
 
 
-def check_endpoints(endpoints: Sequence[str]) -> None:
-    for endpoint in endpoints:
-        path = endpoint.removeprefix("ipc://")
-        if path != endpoint and len(path.encode()) > MAX_IPC_PATH:
-            raise OptionError(
-                f"The socket path {path} is longer than {MAX_IPC_PATH} bytes: set XDG_RUNTIME_DIR to a shorter folder."
-            )
+def own_name(model: str) -> str:
+    """Return the name of a model: for a path its last part, without a file extension."""
+    return Path(model).name.removesuffix(".gguf") or model
+
+
+def embedding_model(options: LaunchOptions) -> str | None:
+    """Return the embedding model of this launch; None for one without."""
+    embeds = options.role == EMBED or bool(options.embed)
+    return options.embedding_model or (EMBEDDING_MODEL if embeds else None)
+
+
+def served_embedding_name(options: LaunchOptions) -> str | None:
+    """Return the name by which clients ask for vectors, if they can."""
+    model = embedding_model(options)
+    return None if model is None else options.served_embedding_model_name or own_name(model)
 
 
 def url_host(host: str) -> str:

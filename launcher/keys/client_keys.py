@@ -16,7 +16,7 @@ from typing import Any
 from pontil.launcher.child.child import Child
 from pontil.launcher.config.environment import ADMIN_VARIABLE, CLIENT_VARIABLE
 from pontil.launcher.config.options import LaunchOptions
-from pontil.launcher.config.topology import is_own
+from pontil.launcher.config.plan_checks import is_own
 from pontil.launcher.errors import OptionError
 from pontil.launcher.keys.key_settings import Settings, read_key_settings
 from pontil.launcher.keys.private_file import PrivateFile

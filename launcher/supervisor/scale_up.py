@@ -4,6 +4,7 @@ others'."""
 
 from collections.abc import Collection, Sequence
 
+from pontil.launcher.config.plan_checks import EMBED
 from pontil.launcher.config.topology import ChildPlan
 from pontil.launcher.errors import LaunchError
 from pontil.launcher.host.devices import HostDevices, Placement
@@ -11,9 +12,12 @@ from pontil.runtime.foundation.number_ranges import spell
 
 
 def another(role: str, workers: Sequence[ChildPlan], machine: HostDevices, *, share: bool) -> ChildPlan:
-    """Plan one more worker of this role beside these; at least one must exist to copy. Raises LaunchError if no device
-    is free."""
-    like = next((plan for plan in workers if plan.role == role), workers[0])
+    """Plan one more worker of this role beside these. Raises LaunchError if no device is free, or none of its model
+    exists to copy."""
+    alike = [plan for plan in workers if (plan.role == EMBED) == (role == EMBED)]
+    if not alike:
+        raise LaunchError(f"This launch has no worker of the model that {role} workers have: launch with --{role}.")
+    like = next((plan for plan in alike if plan.role == role), alike[0])
     name = free_name(role, {plan.name for plan in workers})
     placement = free_gpu(workers, machine, share) if like.device.startswith("cuda") else free_cores(
         like, workers, machine, share

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 PREFILL, DECODE, WHOLE = "prefill", "decode", "whole"
 FINISH_REASONS = ("stop", "length")
+# The end of a request that was answered with a vector, and with no tokens.
+EMBEDDED = "embedded"
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,8 @@ class Metrics:
         )
         self.clamped = Counter("pontil_counts_clamped", "Counts above the budget", registry=registry)
         self.disputed = Counter("pontil_counts_disputed", "Counts unlike the ids that arrived", registry=registry)
+        self.embeddings = Counter("pontil_embeddings", "Texts that were answered with a vector", registry=registry)
+        self.embedded = Counter("pontil_embedding_tokens", "Tokens of these texts", registry=registry)
         self.ended = {label: self.success.labels(reason) for label, reason in FINISHED.items()}
         for cause in CAUSES:
             self.failovers.labels(cause)
@@ -148,7 +150,10 @@ class Metrics:
             self.clamped.inc(clamped)
         if request.complete and (disputed := account.disputed):
             self.disputed.inc(disputed)
-        if request.complete or request.begun:
+        if request.embedding is not None:
+            self.embeddings.inc(request.complete)
+            self.embedded.inc(billed.prompt_tokens if request.complete else 0)
+        elif request.complete or request.begun:
             self.prompt.inc(billed.prompt_tokens)
             self.cached.inc(billed.cached_tokens)
 

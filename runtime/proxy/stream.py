@@ -256,6 +256,12 @@ class Stream:
         return sum((end.usage for end in ends if isinstance(end, Finished)), Usage(0, 0, 0))
 
 
+def joined(streams: Sequence[Stream]) -> Stream:
+    """Return one stream for the requests of several, of which none was read."""
+    requests = [request for stream in streams for request in stream.requests]
+    return Stream(requests, streams[0].cancel_request, streams[0].turn)
+
+
 def no_listener() -> None:
     """Leave the events to who drains them."""
 

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages by which workers register with a proxy, and stay registered."""
+
+from dataclasses import dataclass, field
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """From worker to proxy: introduce myself: what I run and how much of it I can hold.
+
+    Workers with different `kernels` may round differently, and workers with different `grammars` (the grammar library)
+    may mask differently; None: not said. `kv_cache_dtype` is `auto` where it is `dtype`. A worker that is `draining`
+    gets nothing new. `embedding_size` is the length of its vectors, for one that embeds texts. `sender`, `schema`,
+    `name` and `pid` keep name and type in every version: they are needed to refuse a worker of another version.
+    """
+
+    sender: str
+    schema: int
+    name: str
+    role: str
+    pid: int
+    device: str
+    model: str
+    model_fingerprint: str
+    kv_fingerprint: str
+    peer_endpoint: str
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    kernels: str | None = None
+    dtype: str | None = None
+    draining: bool = False
+    grammars: str | None = None
+    kv_cache_dtype: str | None = None
+    embedding_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """From proxy to worker: registered; the sender is the proxy incarnation that now owns your requests. `role` and
+    `draining` are the values that the proxy has registered; None: not said. Messages that the worker sent before it
+    changed them were handled before this one. `steps`: the proxy accepts Step messages instead of the Tokens of each
+    sequence."""
+
+    sender: str
+    receiver: str
+    steps: bool = False
+    role: str | None = None
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RoleChange:
+    """From worker to proxy: prefer me in this role from now on, and send me nothing new where I am `draining`. Requests
+    that I have stay with me. Answered by a Welcome that says the same."""
+
+    sender: str
+    receiver: str
+    role: str
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """From proxy to worker: not registered, for this reason."""
+
+    sender: str
+    receiver: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """From worker to proxy: alive, with this load. `counters` only grow within one incarnation."""
+
+    sender: str
+    receiver: str
+    running: int
+    waiting: int
+    free_blocks: int
+    step: int
+    counters: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StillHere:
+    """From proxy to worker: the answer to a Heartbeat, so that a worker notices that the proxy is gone."""
+
+    sender: str
+    receiver: str
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """From worker to proxy: I am leaving; send me nothing more. `drained`: you had confirmed before that I take nothing
+    new, and none of your requests is left here, so nothing breaks when I end."""
+
+    sender: str
+    receiver: str
+    drained: bool = False

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages about requests, between a proxy and its workers."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+# For each token: [token id, logprob, rank from 1] of the token itself, then of the most likely ones; empty if none.
+Logprobs = list[list[list[float]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """From proxy to worker: do your part of this request.
+
+    Without a `transfer_id` the worker does all of it. With one, `phase` says which half is meant ("prefill" computes
+    the prompt and hands over to `peer`, "decode" receives it from `peer`); `peer` is the other worker's incarnation and
+    `peer_endpoint` where a decode worker reaches it. Prompts with another `cache_salt` share no cached prefix.
+
+    A later attempt continues an answer: `delivered` has, for each choice, the ids that the client was given already.
+    They are taken as they are, never drawn again. Only `choices` go on, the others have ended; an empty list means all.
+    Waiting requests are admitted by lowest `priority`, then in order of arrival.
+
+    Where the system has keys, both workers get the `transfer_secret` that the proxy drew for this transfer: with it the
+    decode worker proves to the prefill worker that it may read the blocks.
+
+    The first token is of use for `deadline` more seconds; None: without limit.
+    """
+
+    sender: str
+    receiver: str
+    request_id: str
+    attempt: int
+    prompt: list[int]
+    sampling: dict[str, Any]
+    phase: str = "whole"
+    transfer_id: str | None = None
+    peer: str | None = None
+    peer_endpoint: str | None = None
+    cache_salt: str = ""
+    delivered: list[list[int]] = field(default_factory=list)
+    choices: list[int] = field(default_factory=list)
+    transfer_secret: str | None = field(default=None, repr=False)
+    priority: int = 0
+    deadline: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """From proxy to worker: stop working on this request and free what it holds. Unknown requests are no error."""
+
+    sender: str
+    receiver: str
+    request_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """From worker to proxy: accepted tokens of one choice, the first of them at `index` of its answer.
+
+    `finish_reason` ("stop" or "length") is set on the terminal frame only. `generated_tokens` is the worker's count: a
+    prefill worker states it on its first-token frame, any other worker on the terminal frame (rule A3). `stop_match` is
+    the stop string that ended the choice, where one did. `logprobs` has one item for each id, `prompt_logprobs` one for
+    each prompt token, on the first frame of choice 0; both only where they were asked for. That frame also says, where
+    the prompt was computed here, for how many seconds the request had waited to be scheduled (B10), and how many prompt
+    tokens were computed for the first time: with the cached ones they are all (A11). All ids were drawn; of
+    `draft_tokens` guessed in advance, `accepted_draft_tokens` were right (B1). A later attempt also repeats in
+    `first_cached_tokens` what an earlier attempt had found cached here, where that is known: it may itself find what
+    that one computed. Where the prompt's KV came from another worker, the same frame says how many bytes were pulled
+    and in how many seconds of copying; `pull_error` is the reason of a failed pull, where the prompt was computed here
+    after all.
+    """
+
+    sender: str
+    receiver: str
+    request_id: str
+    attempt: int
+    index: int
+    ids: list[int]
+    choice: int = 0
+    finish_reason: str | None = None
+    stop_match: str | None = None
+    generated_tokens: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
+    queue_seconds: float | None = None
+    computed_tokens: int | None = None
+    draft_tokens: int | None = None
+    accepted_draft_tokens: int | None = None
+    first_cached_tokens: int | None = None
+    pulled_bytes: int | None = None
+    pulled_seconds: float | None = None
+    pull_error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """From worker to proxy: the Tokens of one step that carry no optional fields. Each of `rows` belongs to the request
+    at the same index of `requests` and holds attempt, choice, index, prompt_tokens and cached_tokens, then the ids."""
+
+    sender: str
+    receiver: str
+    requests: list[str]
+    rows: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """From worker to proxy: so many positions of the prompt have their KV, and the rest is being computed. Sent now and
+    then for prompts that take long."""
+
+    sender: str
+    receiver: str
+    request_id: str
+    attempt: int
+    computed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """From worker to proxy: this attempt ended without an answer. `status` is the HTTP status that describes it.
+    `moved`: nothing is wrong with the request, but this worker is leaving; another one should continue it. `late`: its
+    first token would have come after the request's deadline, so another attempt is useless."""
+
+    sender: str
+    receiver: str
+    request_id: str
+    attempt: int
+    reason: str
+    status: int = 503
+    moved: bool = False
+    late: bool = False
