@@ -4,6 +4,9 @@
 import torch
 from torch import Tensor
 
+# Entries whose whole rows are compared at a time: a bound on the memory that ranks take.
+RANKED_TOGETHER = 32
+
 
 def token_logprobs(logits: Tensor, row: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
     """Return float32 logprobs and int64 ranks [entries] for logits float32 [rows, vocabulary]; entry e asks for
@@ -12,10 +15,15 @@ def token_logprobs(logits: Tensor, row: Tensor, token: Tensor) -> tuple[Tensor, 
     The most likely token has rank 1; equal logits rank by id, the lowest first.
     """
     logprobs = torch.log_softmax(logits, dim=-1)[row, token]
+    parts = zip(row.split(RANKED_TOGETHER), token.split(RANKED_TOGETHER), strict=True)
+    return logprobs, torch.cat([ranks_of(logits, *part) for part in parts])
+
+
+def ranks_of(logits: Tensor, row: Tensor, token: Tensor) -> Tensor:
     ids = torch.arange(logits.shape[1], device=logits.device)
     theirs, own = logits[row], logits[row, token].unsqueeze(1)
     before = (theirs > own) | ((theirs == own) & (ids < token.unsqueeze(1)))
-    return logprobs, before.sum(-1) + 1
+    return before.sum(-1) + 1
 
 
 def most_likely(logits: Tensor, count: int) -> Tensor:

@@ -25,7 +25,7 @@ from typing import Any
 from pontil.launcher.child.exit_cause import EXIT_GPU_FAULT, EXIT_RANK_LOST, gpu_fault
 from pontil.launcher.child.parent_death import die_with_parent, parent_death_signal
 from pontil.launcher.child.reporter import PipeReporter
-from pontil.launcher.config.child_plan import WORKER_ROLES
+from pontil.launcher.config.worker_roles import WORKER_ROLES
 from pontil.launcher.errors import LaunchError, RefusedError
 from pontil.launcher.logs.log_line import PipeFormatter, TextFormatter
 from pontil.launcher.logs.non_blocking_writer import NonBlockingWriter, plain_notice
@@ -139,19 +139,22 @@ def start_logging(level: str, process: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TextFormatter(process) if sys.stderr.isatty() else PipeFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
-    # No formatter shows them, and finding them out is a third of a record's cost.
+    # No formatter shows them, and finding them out is a third of a record's cost. Without the last, no frame is looked
+    # at to find the caller.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None
 
 
 def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) -> None:
-    """Find the model, fetching it if needed, check that it fits the memory, and report its path."""
+    """Find the models, fetching them if needed, check that they fit the memory, and report their paths."""
     die_with_group()
     from pontil.runtime.loaders.builtin import resolve_model
     from pontil.runtime.probe.footprint import MemoryDemand, check_memory
 
-    path = resolve_model(config["model"], Path(config["cache_dir"]))
-    check_memory(path, MemoryDemand(**config["demand"]))
-    reporter.ready(path=str(path.resolve()))
+    found = {name: resolve_model(name, Path(config["cache_dir"])) for name in config["models"]}
+    for name, demand in config["demands"].items():
+        check_memory(found[name], MemoryDemand(**demand))
+    reporter.ready(paths={name: str(path.resolve()) for name, path in found.items()})
 
 
 def work(config: dict[str, Any], reporter: Reporter, commands: int | None) -> None:

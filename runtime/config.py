@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 
 from pontil.runtime.foundation.connectors import AUTO
 
-WorkerRole = Literal["prefill", "decode", "mixed"]
+WorkerRole = Literal["prefill", "decode", "mixed", "embed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ class WorkerConfig:
     address of this machine under which peers reach its KV blocks over TCP. `cache_dir` keeps data that is slow to
     derive; None keeps nothing. A worker of several processes has `ranks` of them; this one is `rank`, and rank 0 serves
     the others at `rank_endpoint`. `lent_cores` is the file through which the workers of a launch lend each other cores,
-    if they do. `keys` is the system's secret (runtime/wire/keys.py), where it has one."""
+    if they do. `keys` is the system's secret (runtime/wire/keys.py), where it has one. `pooling` is for a worker that
+    embeds."""
 
     name: str
     role: WorkerRole
@@ -62,6 +63,7 @@ class WorkerConfig:
     kv_connector: str = AUTO
     kernels: str = "auto"
     quantization: str = "none"
+    pooling: str = "auto"
     transfer_host: str = "127.0.0.1"
     log_level: str = "info"
     cache_dir: str | None = None
@@ -93,7 +95,8 @@ class ProxyConfig:
     `max_body_bytes` None the model's context decides. `allowed_hosts` are additional host names that clients may use
     while no key is needed. With `strict_parameters` requests may have no fields without effect. The parsers are named
     as in runtime/chat/dialect.py. Pages of `cors_origins` may read answers in a browser. Responses are kept in the file
-    `response_store`, where one is named: at most `response_store_size` bytes, for `response_store_days`."""
+    `response_store`, where one is named: at most `response_store_size` bytes, for `response_store_days`. Where there is
+    an `embedding_model`, texts are embedded by it too, under its name `served_embedding_model_name`."""
 
     host: str
     port: int
@@ -128,6 +131,12 @@ class ProxyConfig:
     response_store_days: int = 30
     strict_parameters: bool = False
     cors_origins: tuple[str, ...] = ()
+    embedding_model: str | None = None
+    served_embedding_model_name: str | None = None
+
+    @property
+    def embedding_model_path(self) -> Path | None:
+        return None if self.embedding_model is None else Path(self.embedding_model)
 
     @property
     def model_path(self) -> Path:

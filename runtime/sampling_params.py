@@ -33,12 +33,13 @@ GREEDY_BELOW = 1e-5
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """One request's generation settings. A `temperature` of 0, or below GREEDY_BELOW, is greedy; `top_k` 0, `top_p` 1
-    and `min_p` 0 keep the whole vocabulary, as an empty `allowed_token_ids` does.
+    and `min_p` 0 keep the whole vocabulary, as an empty `allowed_token_ids` does. With `max_tokens` 0 the prompt
+    alone is computed.
 
     `seed` is always set: the proxy draws one when the client gave none, so that a replay draws the same tokens.
-    `logprobs` None asks for none, k for those of the token itself and of the k most likely ones; `prompt_logprobs` asks
-    the same of every prompt token but the first. `grammar`, as `runtime/grammar/grammar_text.py` writes it, constrains
-    the answer's text.
+    `logprobs` None asks for none, k for those of the token itself and of the k most likely ones, or of
+    `logprob_token_ids` instead if there are any; `prompt_logprobs` asks for k ones of every prompt token but the first.
+    `grammar`, as `runtime/grammar/grammar_text.py` writes it, constrains the answer's text.
     """
 
     max_tokens: int
@@ -63,6 +64,7 @@ class SamplingParams:
     bad_token_ids: tuple[int, ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     grammar: str | None = None
+    logprob_token_ids: tuple[int, ...] = ()
 
     @property
     def greedy(self) -> bool:
@@ -95,7 +97,7 @@ class SamplingParams:
                 raise RequestError(f"{name} must be {bound} {low:g} and at most {high:g}", param=name)
         if not 0 <= self.min_tokens <= self.max_tokens:
             raise RequestError("min_tokens must be at least 0 and at most max_tokens", param="min_tokens")
-        for name in ("stop_token_ids", "bad_token_ids", "allowed_token_ids"):
+        for name in ("stop_token_ids", "bad_token_ids", "allowed_token_ids", "logprob_token_ids"):
             check_ids(name, getattr(self, name), vocab_size)
         check_ids("logit_bias", [token for token, _ in self.logit_bias], vocab_size)
         if not all(abs(bias) <= MAX_BIAS for _, bias in self.logit_bias):

@@ -1,10 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Format, lint and type checks. Uses the python given in $PYTHON (default: the one on the path).
+# Format, lint and type checks: all, or with `style` or `types` that part. Uses the python given in $PYTHON (default: the
+# one on the path).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
-"$python" -m ruff format --check .
-"$python" -m ruff check .
-"$python" -m mypy -p pontil
-"$python" -m mypy app.py tests scripts/*.py
+if [ "${1:-style}" = style ]; then
+    "$python" -m ruff format --check .
+    "$python" -m ruff check .
+fi
+if [ "${1:-types}" = types ]; then
+    "$python" -m mypy -p pontil
+    "$python" -m mypy app.py tests scripts/*.py
+fi

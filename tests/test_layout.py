@@ -50,7 +50,7 @@ ARROWS: dict[str, set[str]] = {
     "runtime/accounting": set(),
     "runtime/cache": {"gpu_ops", "gpu_ops/kernels"},
     "runtime/models": {"gpu_ops", "gpu_ops/collectives", "gpu_ops/kernels"},
-    "runtime/loaders": {"runtime/models/architectures", "runtime/models/config"},
+    "runtime/loaders": {"runtime/models/architectures", "runtime/models/config", "runtime/models/encoder_config"},
     "runtime/engine": {"runtime/cache", "runtime/models", "gpu_ops", "gpu_ops/kernels"},
     "runtime/tokenizer": set(),
     "runtime/grammar": {"runtime/tokenizer"},
@@ -65,9 +65,14 @@ ARROWS: dict[str, set[str]] = {
         "gpu_ops", "gpu_ops/kernels",
     },
     "runtime/proxy": {"runtime/wire", "runtime/tokenizer", "runtime/accounting"},
+    "runtime/worker/ranks": {
+        "runtime/disaggregation", "runtime/engine", "runtime/models", "runtime/wire", "gpu_ops/collectives",
+        "gpu_ops/kernels",
+    },
     "runtime/worker": {
         "runtime/cache", "runtime/disaggregation", "runtime/engine", "runtime/grammar", "runtime/loaders",
-        "runtime/models", "runtime/probe", "runtime/tokenizer", "runtime/transfer", "runtime/wire", "gpu_ops/kernels",
+        "runtime/models", "runtime/probe", "runtime/tokenizer", "runtime/transfer", "runtime/wire",
+        "runtime/worker/ranks", "gpu_ops/collectives", "gpu_ops/kernels",
     },
     "http/fields": {"runtime", "runtime/grammar", "runtime/proxy"},
     "http/access": {"http/fields", "runtime", "runtime/proxy"},
@@ -82,7 +87,7 @@ ARROWS: dict[str, set[str]] = {
     "http/store": {"http/fields", "runtime"},
     "http/routes": {
         "http/access", "http/fields", "http/request", "http/response", "http/store", "runtime", "runtime/chat",
-        "runtime/proxy",
+        "runtime/proxy", "runtime/tokenizer",
     },
     "http/app": {
         "http/access", "http/request", "http/response", "http/routes", "runtime", "runtime/proxy", "runtime/tokenizer",

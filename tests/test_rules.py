@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from source_tree import ROOT, each, text_of, texts
+from source_tree import ROOT, each, text_of, texts, tree_of
 
 TESTS = Path(__file__).resolve().parent
 PAGE = ROOT / "docs" / "internals" / "rules.md"
@@ -22,6 +22,8 @@ RULES = [f"{letter}{number}" for letter, last in LAST.items() for number in rang
 ROW = re.compile(r"^\| ([A-Z]\d+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 NAMED = re.compile(r"`([\w/]*test_\w+\.py)(?:::(\w+))?`")
 CITED = re.compile(r"^# ((?:[A-G]\d{1,2})(?:, [A-G]\d{1,2})*)(?:$|[:;.])")
+# Text that most files lack. Only the others are split into tokens, which takes the longest.
+MAY_CITE = re.compile(r"# [A-G]\d")
 STATED = re.compile(r"^### ([A-Z]\d+)\. \S.*\n\n(?=[^#\n])|^\* \*\*([A-Z]\d+)\.\*\* Not built yet: \w", re.MULTILINE)
 PROMISED = re.compile(r"^### Promise (\d)\. \S.*\n\n(?=[^#\n])", re.MULTILINE)
 NUMBER = re.compile(r"\b[A-H]\d{1,2}\b")
@@ -37,7 +39,7 @@ RULES_STATED = [built or unbuilt for built, unbuilt in STATED.findall(PAGE.read_
 
 def spans_of(path: Path) -> Iterator[tuple[str, range]]:
     """Yield each test of a file with its lines, decorators included."""
-    for node in ast.parse(path.read_text()).body:
+    for node in tree_of(path).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
             first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
             yield node.name, range(first, (node.end_lineno or first) + 1)
@@ -45,8 +47,10 @@ def spans_of(path: Path) -> Iterator[tuple[str, range]]:
 
 def citations(path: Path) -> Iterator[tuple[str, str | None]]:
     """Yield the rules that comments cite, with the enclosing test (None: outside all tests)."""
+    if not MAY_CITE.search(text_of(path)):
+        return
     spans = list(spans_of(path))
-    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+    for token in tokenize.generate_tokens(io.StringIO(text_of(path)).readline):
         cited = CITED.match(token.string) if token.type == tokenize.COMMENT else None
         for rule in cited[1].split(", ") if cited else ():
             yield rule, next((name for name, lines in spans if token.start[0] in lines), None)

@@ -2,6 +2,8 @@
 // Products with packed weights. Batch-invariant: each output of each row is one running sum over the words of its
 // inputs, in order, for any number of rows.
 #pragma once
+#include <algorithm>
+
 #include "context.h"
 #include "kernels.h"
 #include "accumulate.h"
@@ -13,48 +15,37 @@ enum { ROWS_BEHIND = 31 };
 
 INLINE int padded(int size, int unit) { return (size + unit - 1) / unit * unit; }
 
-// The group of weights that is read after this one. It is prefetched evenly by the passes through this one: two cache
-// lines for each word in a single pass, else a line for every 2^shift words.
+// The group of weights that is read after this one. Each block of rows prefetches an equal part of it: while it
+// multiplies the words [first, first + count), it prefetches those that are `distance` behind.
 struct Ahead {
-    Ahead(const uint32_t* from, int words, int passes) : from(from), end(from + size_t(words) * GROUP) {
-        while (4 << shift <= passes) shift++;
-    }
-    // The lines of one pass; once all are prefetched, the last ones again.
-    const uint32_t* take(int words, int lines) {
-        const uint32_t* here = from;
-        const size_t size = (size_t(words) >> shift) * lines * LANES;
-        if (from + 2 * size <= end) from += size;
-        return here;
-    }
-    const uint32_t *from, *end;
-    int shift = 0;
+    size_t distance;
+    int first, count;
 };
 
-// Sums [R][GROUP] of R rows with a group of weights.
+// Sums [R][GROUP] of R rows with a group of weights. Where nothing is to be prefetched it is what is loaded anyway, so
+// that the innermost loop has no branches, and leaves the general registers to the addresses of the rows.
 template <class T, int R>
-static void product(const uint32_t* x, size_t stride, const uint32_t* weights, int words, Ahead& ahead, bool only,
+static void product(const uint32_t* x, size_t stride, const uint32_t* weights, int words, Ahead ahead,
                     float* sums) {
     enum { P = panels_at_once<R, 2>(), Q = P * NATIVES };
     for (int panel = 0; panel < GROUP / LANES; panel += P) {
-        const bool twice = only && P > 1;
-        const uint32_t* lines = ahead.take(words, twice ? 2 : 1);
-        const size_t step = twice ? 2 * LANES : LANES;
-        const int shift = ahead.shift;
         Native total[R][Q];
         clear(total);
-        accumulate<T>(total, x, stride, words, [&](int word, int part, int q) {
-            if (q + part == 0) {
-                const uint32_t* line = lines + size_t(word >> shift) * step;
-                __builtin_prefetch(line, 0, 2);
-                if (P > 1) __builtin_prefetch(line + step - LANES, 0, 2);
-            }
-            return T::part(load_native(weights + word * GROUP + panel * LANES + q * NATIVE_LANES), part);
-        });
+        for (int start = 0, end; start < words; start = end) {
+            const bool due = start == ahead.first;
+            end = std::min(words, start < ahead.first ? ahead.first : due ? start + ahead.count : words);
+            const uint32_t* from = weights + size_t(start) * GROUP + panel * LANES;
+            const uint32_t* lines = due ? from + ahead.distance : from;
+            accumulate<T>(total, x + start * T::STEPS, stride, end - start, [&](int word, int part, int q) {
+                if (q % NATIVES + part == 0) __builtin_prefetch(lines + word * GROUP + q * NATIVE_LANES, 0, 2);
+                return T::part(load_native(from + word * GROUP + q * NATIVE_LANES), part);
+            });
+        }
         store(total, sums + panel * LANES, GROUP);
     }
 }
 
-typedef void (*Product)(const uint32_t*, size_t, const uint32_t*, int, Ahead&, bool, float*);
+typedef void (*Product)(const uint32_t*, size_t, const uint32_t*, int, Ahead, float*);
 
 // The product of `rows` rows, at most R.
 template <class T, int R = ROWS_AT_ONCE>
@@ -78,12 +69,13 @@ template <class T, class Finish>
 static void multiply_rows(const uint32_t* weights, const uint32_t* next, int words, const uint32_t* x, int rows,
                           int output, Finish&& finish) {
     const size_t stride = size_t(words) * T::STEPS;
-    const int panels = next_rows(rows, ROWS_AT_ONCE) <= ROWS_OF_2 ? 1 : 2;
-    Ahead ahead(next, words, panels * ((rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE));
+    const int blocks = (rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+    Ahead ahead{size_t(next - weights), 0, (words + blocks - 1) / blocks};
     alignas(64) float sums[ROWS_AT_ONCE * GROUP];
     for (int row = 0; row < rows;) {
         const int count = next_rows(rows - row, ROWS_AT_ONCE);
-        product_of<T>(count)(x + row * stride, stride, weights, words, ahead, rows <= ROWS_AT_ONCE, sums);
+        product_of<T>(count)(x + row * stride, stride, weights, words, ahead, sums);
+        ahead.first += ahead.count;
         for (int r = 0; r < count; r++) finish(row + r, output, sums + r * GROUP);
         row += count;
     }

@@ -62,9 +62,10 @@ INLINE void add_exact(const NativeWords (&part)[R][Q], bool first, float* to, si
         }
 }
 
-// Computes sums [R][panels of `G` groups][16] of R rows x [R][words], with the stride `stride`.
-template <class Source, int R, int G>
-static void level_product(const LevelGroups& groups, const uint32_t* x, size_t stride, float* sums) {
+// Computes sums [R][panels of `G` groups][16] of R rows x [R][words], with the stride `stride`. For other rows it keeps
+// the weights of a group, if KEEP, in `plain` [words][GROUP].
+template <class Source, int R, int G, bool KEEP>
+static void level_product(const LevelGroups& groups, const uint32_t* x, size_t stride, float* sums, uint32_t* plain) {
     enum { PANEL_COUNT = 2 * G, P = panels_at_once<R, PANEL_COUNT>(), Q = P * NATIVES };
     const int run = groups.scale_words < EXACT_WORDS ? groups.scale_words : EXACT_WORDS;
     for (int panel = 0; panel < PANEL_COUNT; panel += P) {
@@ -98,7 +99,12 @@ static void level_product(const LevelGroups& groups, const uint32_t* x, size_t s
 #pragma GCC unroll 4
                     for (int i = 0; i < Source::WORDS; i++)
                         accumulate<Int16>(part, x + word + i, stride, 1, [&](int, int, int q) {
-                            return scaling[q].apply(Source::unpack(packed[q], i));
+                            const NativeWords one = scaling[q].apply(Source::unpack(packed[q], i));
+                            if (KEEP) {
+                                const int place = panel * LANES + q * NATIVE_LANES;
+                                memcpy(plain + size_t(word + i) * GROUP + place, &one, NATIVE_BYTES);
+                            }
+                            return one;
                         });
                 }
             }
@@ -113,6 +119,13 @@ enum { UNPACKED_ROWS = 7, SUMS_STAY = 1 };
 #else
 enum { UNPACKED_ROWS = ROWS_AT_ONCE, SUMS_STAY = 0 };
 #endif
+
+// If there are more rows than fit one pass, so many of them keep the weights that they unpack for the others. If none
+// do, weights are unpacked before: with few registers that takes less time, except for bytes, which arrive slowly.
+template <class Source>
+constexpr int keeping_rows() {
+    return SUMS_STAY ? int(UNPACKED_ROWS) : Source::WORDS > 2 ? 0 : ROWS_AT_ONCE < 3 ? int(ROWS_AT_ONCE) : 3;
+}
 
 // Computes sums [R][GROUP] of R rows x [R][words] with the unpacked weights [words][GROUP].
 template <int R>
@@ -142,14 +155,14 @@ static void unpacked_product(const uint32_t* weights, int words, const uint32_t*
     }
 }
 
-typedef void (*LevelProduct)(const LevelGroups&, const uint32_t*, size_t, float*);
+typedef void (*LevelProduct)(const LevelGroups&, const uint32_t*, size_t, float*, uint32_t*);
 
-template <class Source, int G, int R>
+template <class Source, int G, int R, bool KEEP>
 static LevelProduct level_product_of(int rows) {
     if constexpr (R == 1)
-        return level_product<Source, 1, G>;
+        return level_product<Source, 1, G, KEEP>;
     else
-        return rows == R ? level_product<Source, R, G> : level_product_of<Source, G, R - 1>(rows);
+        return rows == R ? level_product<Source, R, G, KEEP> : level_product_of<Source, G, R - 1, KEEP>(rows);
 }
 
 typedef void (*UnpackedProduct)(const uint32_t*, int, const uint32_t*, size_t, float*);
@@ -163,7 +176,7 @@ static UnpackedProduct unpacked_product_of(int rows) {
 }
 
 // Weights are unpacked on the way into the product; with very few rows several groups at once, so that steps need not
-// wait for each other. For more rows than fit one pass they are unpacked once.
+// wait for each other.
 enum { VERY_FEW_ROWS = (ROWS_AT_ONCE + 2) / 3, GROUPS_AT_ONCE = 2 };
 
 template <class Source>
@@ -219,17 +232,21 @@ static void multiply_level_groups(const Matrix& matrix, int group, int count, co
     const bool many = rows > ROWS_AT_ONCE;
     const int most = many ? int(UNPACKED_ROWS) : int(ROWS_AT_ONCE);
     uint32_t* weights = many ? scratch.take<uint32_t>(stride * GROUP) : nullptr;
-    if (many) unpack_group<Source>(groups, weights);
     alignas(64) float sums[GROUPS_AT_ONCE * ROWS_AT_ONCE * GROUP];
+    constexpr int KEEPING = keeping_rows<Source>();
+    if (many && !KEEPING) unpack_group<Source>(groups, weights);
     for (int row = 0; row < rows;) {
-        const int some = next_rows(rows - row, most);
+        const bool keeps = many && KEEPING && row == 0;
+        const int some = std::min(next_rows(rows - row, most), keeps ? KEEPING : most);
         const uint32_t* x = all.x + row * stride;
-        if (many)
+        if (keeps)
+            level_product_of<Source, 1, KEEPING ? KEEPING : 1, true>(some)(groups, x, stride, sums, weights);
+        else if (many)
             unpacked_product_of(some)(weights, matrix.words, x, stride, sums);
         else if (count > 1)
-            level_product_of<Source, GROUPS_AT_ONCE, VERY_FEW_ROWS>(some)(groups, x, stride, sums);
+            level_product_of<Source, GROUPS_AT_ONCE, VERY_FEW_ROWS, false>(some)(groups, x, stride, sums, nullptr);
         else
-            level_product_of<Source, 1, ROWS_AT_ONCE>(some)(groups, x, stride, sums);
+            level_product_of<Source, 1, ROWS_AT_ONCE, false>(some)(groups, x, stride, sums, nullptr);
         for (int i = 0; i < some * count; i++) {
             const int output = (group + i % count) * GROUP, which = row + i / count;
             to_units(matrix, output, all.units[which], sums + i * GROUP);

@@ -128,4 +128,5 @@ def left_over(data: bytes, now: float) -> dict[bytes, float]:
 
 def digest_of(body: bytes, peer: str) -> bytes:
     """Return a digest from which the sender cannot be identified."""
-    return hashlib.blake2b(body, digest_size=len(NOTHING), key=hashlib.sha256(peer.encode()).digest()).digest()
+    key = peer.encode()[-hashlib.blake2b.MAX_KEY_SIZE :]
+    return hashlib.blake2b(body, digest_size=len(NOTHING), key=key).digest()

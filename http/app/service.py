@@ -7,7 +7,6 @@ import logging
 import os
 import socket
 from collections.abc import Sequence, Set
-from email.utils import formatdate
 from functools import partial
 from typing import Any
 
@@ -27,6 +26,7 @@ from pontil.http.app.connection_limit import (
     raise_descriptor_limit,
 )
 from pontil.http.app.error_handler import MAX_HEAD_BYTES, OpenAIErrors
+from pontil.http.app.http_date import HttpDate
 from pontil.http.app.probes import METHODS, add_probes
 from pontil.http.app.request_id import CURRENT, HEADER, WithRequestId, request_id
 from pontil.http.app.timed_protocol import RECEIVE_SECONDS, TimedProtocol
@@ -40,7 +40,7 @@ from pontil.runtime.config import ProxyConfig
 from pontil.runtime.errors import PontilError
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.reporting import Reporter
-from pontil.runtime.tokenizer.tokenizer import load_tokenizer
+from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 BACKLOG = 1024
 # A body up to this many times too large is read and discarded, so that the client is still connected to read the 413.
@@ -50,11 +50,15 @@ RESPONSE_SECONDS = 3600
 # Longer than the idle timeout of load balancers, so that they close a connection first.
 IDLE_SECONDS = 75
 GRACE_SECONDS = 5.0
+# Objects that are made before the garbage collector looks at them: those of a few hundred requests. With Python's own
+# number it looks at those of requests in flight again and again, and a connection leaves it a few dozen.
+YOUNG_OBJECTS = 20_000
 SANIC_LOGGERS = ("sanic.root", "sanic.server", "sanic.access")
 
 
-def build_app(proxy: Proxy) -> Sanic[Any, Any]:
-    """Build the app over a bound proxy; the caller starts and closes the proxy itself."""
+def build_app(proxy: Proxy, embedding: Tokenizer | None = None) -> Sanic[Any, Any]:
+    """Build the app over a bound proxy; the caller starts and closes the proxy itself. `embedding` is the tokenizer of
+    the embedding model, where there is one."""
     app: Sanic[Any, Any] = Sanic(
         f"pontil-{proxy.incarnation}",
         config=Config({}, env_prefix=None),
@@ -80,7 +84,7 @@ def build_app(proxy: Proxy) -> Sanic[Any, Any]:
     app.register_listener(answers.close, "after_server_stop")
     kept = Conversations.of(proxy.config)
     app.register_listener(kept.close, "after_server_stop")
-    served = endpoints(proxy, intake, answers, kept)
+    served = endpoints(proxy, intake, answers, kept, embedding)
     for endpoint in served:
         # Without ignore_body, Sanic would buffer the whole body before any check.
         app.route(endpoint.route, methods=endpoint.methods, ignore_body=True)(endpoint.handler)
@@ -103,12 +107,11 @@ def add_middleware(app: Sanic[Any, Any], access: Access, pages: CrossOrigin, rea
     """Add access checks and the headers of every answer. `reading` are the paths of routes that read bodies
     themselves; bodies sent to other routes are discarded."""
 
-    async def check(request: Request, **known: Any) -> None:
-        """Check access before any of the body is read."""
-        access.admit(request)
+    # Sanic would read the body of another route before its middleware, and so before the check.
+    assert all(route.extra.ignore_body for route in app.router.routes), "a route reads bodies before the access check"
 
     async def admit(request: Request) -> None:
-        """Check access again, also for paths without a route, which the routing signal does not cover."""
+        """Check access before any of the body is read, for all paths and methods, with or without a route."""
         request.ctx.request_id = request_id(request.headers.getone(HEADER, None))
         CURRENT.set(request.ctx.request_id)
         access.admit(request)
@@ -116,16 +119,17 @@ def add_middleware(app: Sanic[Any, Any], access: Access, pages: CrossOrigin, rea
             async for _ in request.stream:  # type: ignore[union-attr]
                 pass
 
+    clock = HttpDate()
+
     async def name(request: Request, response: BaseHTTPResponse) -> None:
         # A request that failed before the first middleware has no id yet.
         response.headers[HEADER] = getattr(request.ctx, "request_id", None) or request_id(None)
-        response.headers["date"] = formatdate(usegmt=True)
+        response.headers["date"] = clock.now
         for header, value in pages.headers(request.headers).items():
             response.headers.setdefault(header, value)
         if (ignored := getattr(request.ctx, "ignored", None)) is not None:
             response.headers.update(ignored.headers)
 
-    app.add_signal(check, "http.routing.after")
     app.register_middleware(admit, "request")
     app.register_middleware(name, "response")
 
@@ -219,12 +223,15 @@ def run_proxy(config: ProxyConfig, reporter: Reporter, commands_fd: int) -> None
     raise_descriptor_limit()
     reporter.progress("reading the tokenizer")
     proxy = Proxy(config, load_tokenizer(config.model_path, config.cache_path))
+    path = config.embedding_model_path
+    embedding = None if path is None else load_tokenizer(path, config.cache_path)
     listener = listen(config.host, config.port)
     proxy.bind()
     # Objects that exist by now stay: freezing keeps the garbage collector from scanning a vocabulary repeatedly.
     gc.collect()
     gc.freeze()
-    Service(proxy, build_app(proxy), listener, reporter).run(commands_fd)
+    gc.set_threshold(YOUNG_OBJECTS)
+    Service(proxy, build_app(proxy, embedding), listener, reporter).run(commands_fd)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -3,15 +3,20 @@
 
 from collections.abc import Collection
 
+RANKING = "no model that runs here ranks or scores texts: compare their vectors from /v1/embeddings"
 # Prefixes of paths that OpenAI's API and its relatives have and this server has not, with a hint for each.
 ABSENT: tuple[tuple[str, str], ...] = (
     ("/v1/conversations", "conversations are no objects here: use previous_response_id of /v1/responses"),
     ("/v1/assistants", "assistants are not served: use /v1/chat/completions"),
     ("/v1/threads", "threads are not kept: send all messages to /v1/chat/completions"),
     ("/v1/messages", "Anthropic's Messages API is not served: use /v1/chat/completions"),
-    ("/v1/embeddings", "embeddings are not served: the model that runs here generates text"),
-    ("/v1/rerank", "ranking is not served: the model that runs here generates text"),
-    ("/v1/score", "scoring is not served: the model that runs here generates text"),
+    ("/v1/rerank", RANKING),
+    ("/rerank", RANKING),
+    ("/v1/score", RANKING),
+    ("/score", RANKING),
+    ("/v1/classify", RANKING),
+    ("/classify", RANKING),
+    ("/pooling", "pooling is not served: use /v1/embeddings"),
     ("/v1/moderations", "moderation is not served: the model that runs here generates text"),
     ("/v1/audio", "audio is not served: the model that runs here generates text"),
     ("/v1/images", "images are not served: the model that runs here generates text"),

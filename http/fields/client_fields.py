@@ -16,7 +16,7 @@ INERT = (
 # Names of other servers' parameters with the values of them that ask for nothing.
 FOREIGN: dict[str, tuple[object, ...]] = {
     # vLLM
-    "bad_words": ([],), "logits_processors": ([],), "logprob_token_ids": ([],), "early_stopping": (False,),
+    "bad_words": ([],), "logits_processors": ([],), "early_stopping": (False,),
     "thinking_token_budget": (),
     "guided_decoding": ({},), "prompt_embeds": ([],), "kv_transfer_params": ({},), "repetition_detection": ({},),
     # SGLang and llama.cpp

@@ -8,6 +8,7 @@ their number is bounded.
 
 import json
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -47,8 +48,9 @@ def parse_body(body: bytes) -> dict[str, Any]:
 def parse(text: bytes, object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] = dict) -> Any:
     """Return any JSON value in UTF-8, without NaN and Infinity. Raises ValueError, RecursionError, and RequestError for
     one of too many parts."""
-    if len(text) <= LARGE_BODY:
-        return json.loads(text.decode("utf-8"), parse_constant=refuse_constant, object_pairs_hook=object_pairs_hook)
+    # json.loads has a sentence for the mark.
+    if len(text) <= LARGE_BODY and not text.startswith(BOM_UTF8):
+        return DECODERS[object_pairs_hook].decode(text.decode("utf-8"))
     if has_many_parts(text):
         raise RequestError(f"the JSON has more than {MAX_PARTS} objects, lists and names: no request needs that")
     return json.loads(
@@ -126,3 +128,10 @@ def kind_of(value: Any) -> str:
         if isinstance(value, kind):
             return name
     return "null" if value is None else "object"
+
+
+# Made once: json.loads makes a decoder for each call with hooks.
+DECODERS: dict[Callable[[list[tuple[str, Any]]], Any], json.JSONDecoder] = {
+    hook: json.JSONDecoder(parse_constant=refuse_constant, object_pairs_hook=hook)
+    for hook in (dict, with_each_name_once)
+}

@@ -14,17 +14,17 @@ PART: Schema = {
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
     "required": ["type", "text"],
 }
+FUNCTION: Schema = {
+    "properties": {"name": {"type": "string"}, "arguments": {"type": ["string", "object", "null"]}},
+    "required": ["name"],
+}
 CALL: Schema = {
     "type": "object",
     "properties": {
         "id": TEXT,
         "type": {"enum": ["function", None]},
         "index": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_TOOLS - 1},
-        "function": {
-            "type": "object",
-            "properties": {"name": {"type": "string"}, "arguments": {"type": ["string", "object", "null"]}},
-            "required": ["name"],
-        },
+        "function": {"type": "object", **FUNCTION},
     },
     "required": ["function"],
 }
@@ -38,7 +38,7 @@ MESSAGE: Schema = {
         "tool_call_id": TEXT,
         "reasoning_content": TEXT,
         "reasoning": TEXT,
-        "function_call": {"type": "null"},
+        "function_call": {"type": ["object", "null"], **FUNCTION},
         "audio": {"type": "null"},
         "images": {"type": ["array", "null"], "maxItems": 0},
     },

@@ -3,6 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 from pontil.http.fields.reader import Fields
@@ -53,16 +54,35 @@ class Parameter:
         return or_null(self.kind.schema(vocab_size)) | described
 
 
-def read_all(fields: Fields, parameters: Sequence[Parameter], spelling: Spelling | None = None) -> dict[str, Any]:
-    """Return the value of each parameter by its name. Undeclared fields have no effect; those that look like a
-    misspelt parameter are refused, and a strict server refuses all (F3). `spelling` is that of the parameters, where it
-    is made once for all requests."""
-    # Most of the many parameters are absent from most requests.
-    given = {name for name, value in fields.data.items() if value is not None}
-    values = {one.name: one.read(fields) if one.required or one.name in given else one.default for one in parameters}
-    fields.read |= values.keys()
-    fields.ignore_unknown(lambda: spelling or Spelling(values))
-    return values
+class ParameterTable:
+    """Parameters in the order in which they are read, prepared once for all requests: most of the many are absent from
+    most requests, and cost nothing there."""
+
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        self.parameters = {one.name: one for one in parameters}
+        self.place = {name: place for place, name in enumerate(self.parameters)}
+        self.defaults = {name: one.default for name, one in self.parameters.items()}
+        self.required = frozenset(name for name, one in self.parameters.items() if one.required)
+
+    @cached_property
+    def spelling(self) -> Spelling:
+        return Spelling(self.parameters)
+
+    def read(self, fields: Fields) -> dict[str, Any]:
+        """Return the value of each parameter by its name. Undeclared fields have no effect; those that look like a
+        misspelt parameter are refused, and a strict server refuses all (F3)."""
+        parameters, values = self.parameters, self.defaults.copy()
+        given = {name for name, value in fields.data.items() if value is not None and name in parameters}
+        for name in sorted(given | self.required, key=self.place.__getitem__):
+            values[name] = parameters[name].read(fields)
+        fields.read.update(parameters)
+        fields.ignore_unknown(lambda: self.spelling)
+        return values
+
+
+def read_all(fields: Fields, parameters: Sequence[Parameter]) -> dict[str, Any]:
+    """Read parameters of which no table is kept."""
+    return ParameterTable(parameters).read(fields)
 
 
 def object_schema(parameters: Sequence[Parameter], vocab_size: int) -> Schema:

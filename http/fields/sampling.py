@@ -69,6 +69,7 @@ class SamplingFields:
             bad_token_ids=self.tokens.bad,
             allowed_token_ids=self.tokens.allowed,
             logit_bias=self.tokens.bias,
+            logprob_token_ids=self.tokens.named,
             include_stop_str_in_output=self.include_stop_str_in_output,
             skip_special_tokens=self.skip_special_tokens,
             ignore_eos=self.ignore_eos,
@@ -90,6 +91,9 @@ def sampling_fields(
 ) -> SamplingFields:
     """Build the fields. `limits` are this endpoint's names of the token limit, the preferred one first."""
     name, max_tokens = limit_of(fields, values, limits)
+    tokens = token_fields(fields, values)
+    if tokens.named and logprobs.output is None:
+        raise fields.wrong("logprob_token_ids", "needs logprobs: ask for them too, or leave it out")
     check_choices(fields, values)
     check_min_tokens(fields, values, name, max_tokens)
     return SamplingFields(
@@ -106,10 +110,11 @@ def sampling_fields(
         seed=values["seed"],
         n=values["n"],
         min_tokens=values["min_tokens"],
-        logprobs=logprobs.output,
+        # The tokens named are shown in place of the likeliest.
+        logprobs=0 if tokens.named else logprobs.output,
         prompt_logprobs=logprobs.prompt,
         stop=values["stop"],
-        tokens=token_fields(fields, values),
+        tokens=tokens,
         include_stop_str_in_output=values["include_stop_str_in_output"],
         skip_special_tokens=values["skip_special_tokens"],
         ignore_eos=values["ignore_eos"],

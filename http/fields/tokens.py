@@ -11,25 +11,28 @@ from pontil.http.fields.reader import Fields
 from pontil.runtime.sampling_params import MAX_BIAS
 
 MAX_STOP_IDS = 64
+MAX_NAMED_IDS = 128
 MAX_IDS = 4096
 MAX_BIASES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class TokenFields:
-    """Token ids within the vocabulary; an empty `allowed` allows all of it."""
+    """Token ids within the vocabulary; an empty `allowed` allows all of it. The logprobs of those `named` are shown."""
 
     stop: tuple[int, ...]
     bad: tuple[int, ...]
     allowed: tuple[int, ...]
     bias: tuple[tuple[int, float], ...]
+    named: tuple[int, ...]
 
 
 def token_fields(fields: Fields, values: Mapping[str, Any]) -> TokenFields:
     bad, allowed = values["bad_token_ids"], values["allowed_token_ids"]
     if allowed and set(allowed) <= set(bad):
         raise fields.wrong("allowed_token_ids", "allows only tokens that bad_token_ids forbids")
-    return TokenFields(values["stop_token_ids"], bad, allowed, values["logit_bias"])
+    named = tuple(dict.fromkeys(values["logprob_token_ids"]))
+    return TokenFields(values["stop_token_ids"], bad, allowed, values["logit_bias"], named)
 
 
 def read_bias(fields: Fields, name: str) -> tuple[tuple[int, float], ...]:
@@ -72,5 +75,8 @@ TOKENS = (
     Parameter("stop_token_ids", IdsType(MAX_STOP_IDS), "tokens that end the answer, and are not shown", ()),
     Parameter("bad_token_ids", IdsType(MAX_IDS), "tokens that are never drawn", ()),
     Parameter("allowed_token_ids", IdsType(MAX_IDS, least=1), "the only tokens that are drawn", ()),
+    Parameter(
+        "logprob_token_ids", IdsType(MAX_NAMED_IDS), "the tokens whose logprobs are shown, not the likeliest", ()
+    ),
     Parameter("logit_bias", ShapedType(read_bias, bias_schema), "what is added to the logits of these tokens", ()),
 )

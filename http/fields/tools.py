@@ -47,14 +47,19 @@ class ToolChoice:
 @dataclass(frozen=True, slots=True)
 class ToolFields:
     """The tools of a request. `shown` are the tools as sent, for the template, and `tools` the same parsed; both are
-    empty where no call is allowed. With `parallel` a response may hold several calls. `place` is the path of a
-    function's fields within its tool."""
+    empty where no call is allowed. With `parallel` a response may hold several calls. `place` is the path of the fields
+    of a function with this number; `legacy` tools are functions in the request and its answer."""
 
     shown: tuple[dict[str, Any], ...]
     tools: tuple[Tool, ...]
     choice: ToolChoice
     parallel: bool
-    place: str = field(default="function.", compare=False)
+    place: str = field(default="tools[%d].function.", compare=False)
+    legacy: bool = False
+
+    def path(self, number: int, name: str) -> str:
+        """Return what the request calls this field of a function."""
+        return f"{self.place % number}{name}"
 
     @property
     def functions(self) -> dict[str, Mapping[str, Any] | None]:

@@ -21,9 +21,10 @@ from pontil.http.fields.parameter import Parameter
 from pontil.http.fields.parameter_types import FlagType, NeutralType, ShapedType, TextType
 from pontil.http.fields.reader import Fields
 from pontil.http.fields.tools import TOOLS, ToolFields, read_function, tool_fields
+from pontil.http.request.function_messages import FUNCTION_CALL, ROLE, as_tools
 
 # Members of messages that would change the prompt, with the values of them that ask for nothing.
-NEUTRAL_MESSAGE: dict[str, tuple[Any, ...]] = {"function_call": (), "audio": (), "images": ([],)}
+NEUTRAL_MESSAGE: dict[str, tuple[Any, ...]] = {"audio": (), "images": ([],)}
 # Members without effect: the values with which a strict server takes them too.
 INERT_MESSAGE: dict[str, tuple[Any, ...]] = {"refusal": ("",), "annotations": ([],)}
 MAX_OPTION = 64
@@ -113,7 +114,8 @@ def read_messages(fields: Fields, name: str) -> tuple[Message, ...]:
         raise fields.wrong(name, "is empty: give at least one")
     if len(value) > MAX_MESSAGES:
         raise fields.wrong(name, f"may hold at most {MAX_MESSAGES} items")
-    return tuple(read_message(fields.item(item, f"{name}[{index}]")) for index, item in enumerate(value))
+    read = [read_message(fields.item(item, f"{name}[{index}]")) for index, item in enumerate(value)]
+    return tuple(as_tools(read))
 
 
 def read_message(fields: Fields) -> Message:
@@ -123,25 +125,47 @@ def read_message(fields: Fields) -> Message:
         raise fields.unfit("role", role, f"{', '.join(ROLES)}, {others}")
     message: Message = {"role": role}
     calls = [read_tool_call(call) for call in fields.objects("tool_calls", MAX_TOOLS)]
-    if calls and role != "assistant":
-        raise fields.wrong("tool_calls", "is for messages of the assistant: leave it out")
-    if fields.data.get("content") is not None or (not calls and role != "assistant"):
+    function = read_function_call(fields, calls)
+    if (calls or function) and role != "assistant":
+        raise fields.wrong("tool_calls" if calls else FUNCTION_CALL, "is for messages of the assistant: leave it out")
+    if fields.data.get("content") is not None or role != "assistant":
         message["content"] = read_content(fields)
-    elif not calls:
+    elif not (calls or function):
         # An assistant message whose reasoning was cut off has no content.
         message["content"] = ""
     if calls:
         message["tool_calls"] = calls
-    names = {"assistant": ("name", "reasoning_content", "reasoning"), "tool": ("name", "tool_call_id")}
-    for name in names.get(role, ("name",)):
-        if text := fields.text(name):
-            message[name] = text
+    if function:
+        message[FUNCTION_CALL] = function
+    read_texts(fields, role, message)
     fields.take("content")
     fields.neutral(NEUTRAL_MESSAGE)
     if fields.ignored.strict:
         fields.neutral(INERT_MESSAGE)
     fields.ignore_rest()
     return message
+
+
+def read_function_call(fields: Fields, calls: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return a call in its older form, which is the only one of its message."""
+    called = fields.object(FUNCTION_CALL)
+    if called is None:
+        return None
+    if calls:
+        raise fields.wrong(FUNCTION_CALL, "is the older form of tool_calls: leave out one of the two")
+    function = {"name": called.required_text("name"), "arguments": arguments(called)}
+    called.ignore_rest()
+    return function
+
+
+def read_texts(fields: Fields, role: str, message: Message) -> None:
+    """Add a message's other texts, empty ones excepted."""
+    names = {"assistant": ("name", "reasoning_content", "reasoning"), "tool": ("name", "tool_call_id")}
+    for name in names.get(role, ("name",)):
+        if text := fields.text(name):
+            message[name] = text
+    if role == ROLE and "name" not in message:
+        raise fields.wrong("name", "is missing: give the name of the function whose result this is")
 
 
 def read_content(fields: Fields) -> str:

@@ -2,19 +2,19 @@
 """Parser of /v1/chat/completions: from JSON to a frozen request. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pontil.http.fields.client_fields import INERT, UNSUPPORTED
 from pontil.http.fields.delivery import DELIVERY, Delivery, delivery_fields
 from pontil.http.fields.ignored import IgnoredFields
-from pontil.http.fields.parameter import Parameter, read_all
+from pontil.http.fields.parameter import Parameter, ParameterTable
 from pontil.http.fields.parameter_types import FlagType, IntegerType, NeutralType, TextType
 from pontil.http.fields.prompt import PROMPT, PromptFields, prompt_fields, special_tokens
 from pontil.http.fields.reader import Fields
 from pontil.http.fields.sampling import SAMPLING, LogprobFields, SamplingFields, sampling_fields
-from pontil.http.fields.spelling import Spelling
 from pontil.http.request.chat_prompt import CHAT_PROMPT, ChatPrompt, chat_prompt
+from pontil.http.request.function_messages import FUNCTIONS, OLDER_TOOLS, named_as_functions, with_functions
 from pontil.runtime.sampling_params import RANGES
 
 
@@ -35,11 +35,14 @@ class ChatRequest:
 def read_chat(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFields | None = None) -> ChatRequest:
     """Parse the request. Raises RequestError, naming the parameter, for anything invalid."""
     fields = Fields(data, vocab_size=vocab_size, ignored=ignored)
-    values = read_all(fields, CHAT, SPELLING)
+    values = with_functions(fields, TABLE.read(fields))
+    prompt = chat_prompt(fields, values)
+    if values[FUNCTIONS]:
+        prompt = replace(prompt, tools=named_as_functions(prompt.tools))
     limits = ("max_completion_tokens", "max_tokens")
     return ChatRequest(
         model=values["model"],
-        prompt=chat_prompt(fields, values),
+        prompt=prompt,
         sampling=sampling_fields(fields, values, limits, logprobs_of(fields, values)),
         delivery=delivery_fields(fields, values),
         handling=prompt_fields(fields, values),
@@ -71,8 +74,7 @@ CHAT = (
     *PROMPT,
     Parameter("include_reasoning", FlagType(), "show the reasoning of a model that reasons", True),
     Parameter("echo", FlagType(), "show the last message before the answer, where the answer goes on with it", False),
-    Parameter("functions", NeutralType(([],)), "the older name of tools"),
-    Parameter("function_call", NeutralType(("none", "auto")), "the older name of tool_choice"),
+    *OLDER_TOOLS,
     Parameter("modalities", NeutralType((["text"],)), "answers that are no text"),
     Parameter("audio", NeutralType(), "answers that are no text"),
     Parameter("prediction", NeutralType(), "a text that the answer may repeat"),
@@ -82,4 +84,4 @@ CHAT = (
     *INERT,
     *UNSUPPORTED,
 )
-SPELLING = Spelling(one.name for one in CHAT)
+TABLE = ParameterTable(CHAT)

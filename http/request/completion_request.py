@@ -8,12 +8,11 @@ from typing import Any
 from pontil.http.fields.client_fields import INERT, UNSUPPORTED
 from pontil.http.fields.delivery import DELIVERY, Delivery, delivery_fields
 from pontil.http.fields.ignored import IgnoredFields
-from pontil.http.fields.parameter import Parameter, Schema, read_all
+from pontil.http.fields.parameter import Parameter, ParameterTable, Schema
 from pontil.http.fields.parameter_types import FlagType, IntegerType, NeutralType, ShapedType, TextType, ids_schema
 from pontil.http.fields.prompt import PROMPT, PromptFields, prompt_fields, special_tokens
 from pontil.http.fields.reader import Fields
 from pontil.http.fields.sampling import SAMPLING, LogprobFields, SamplingFields, counted, sampling_fields
-from pontil.http.fields.spelling import Spelling
 
 MAX_PROMPTS = 64
 DEFAULT_TOKENS = 16
@@ -45,7 +44,8 @@ def read_completion(
 ) -> CompletionRequest:
     """Parse the request. Raises RequestError, naming the parameter, for anything invalid."""
     fields = Fields(data, vocab_size=vocab_size, ignored=ignored)
-    values = read_all(fields, COMPLETION, SPELLING)
+    values = TABLE.read(fields)
+    check_without_answer(fields, values)
     return CompletionRequest(
         model=values["model"],
         prompts=values["prompt"],
@@ -56,6 +56,16 @@ def read_completion(
     )
 
 
+def check_without_answer(fields: Fields, values: Mapping[str, Any]) -> None:
+    """Refuse a request for no answer that does not ask about its prompt either."""
+    if values["max_tokens"] != 0:
+        return
+    if not values["echo"] and values["prompt_logprobs"] is None:
+        raise fields.wrong("max_tokens", "is 0, which asks about the prompt alone: set echo or prompt_logprobs too")
+    if values["logprob_token_ids"]:
+        raise fields.wrong("logprob_token_ids", "is about the answer, and max_tokens is 0: leave out one of the two")
+
+
 def logprobs_of(values: Mapping[str, Any]) -> LogprobFields:
     """Return the logprob options; an echoed prompt gets as many as the output."""
     count, prompt = values["logprobs"], values["prompt_logprobs"]
@@ -64,15 +74,15 @@ def logprobs_of(values: Mapping[str, Any]) -> LogprobFields:
     return LogprobFields(count, prompt)
 
 
-def read_prompts(fields: Fields, name: str) -> tuple[Prompt, ...]:
+def read_prompts(fields: Fields, name: str, most: int = MAX_PROMPTS) -> tuple[Prompt, ...]:
     """Return the prompts from a string, strings, token ids, or lists of token ids (F2)."""
     value = fields.take(name)
     if not isinstance(value, str | list):
         raise fields.typed(name, value, "a string, a list of strings, token ids or lists of token ids")
     many = isinstance(value, list) and bool(value) and isinstance(value[0], str | list)
     values = value if many else [value]
-    if len(values) > MAX_PROMPTS:
-        raise fields.wrong(name, f"may hold at most {MAX_PROMPTS} prompts")
+    if len(values) > most:
+        raise fields.wrong(name, f"may hold at most {most} {name}s")
     if len({type(prompt) for prompt in values}) > 1:
         raise fields.wrong(name, "must hold either strings or lists of token ids, not both")
     prompts = tuple(
@@ -83,11 +93,11 @@ def read_prompts(fields: Fields, name: str) -> tuple[Prompt, ...]:
     return prompts
 
 
-def prompts_schema(vocab_size: int) -> Schema:
+def prompts_schema(vocab_size: int, most: int = MAX_PROMPTS) -> Schema:
     text, ids = {"type": "string", "minLength": 1}, ids_schema(vocab_size) | {"minItems": 1}
-    many = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS}
+    many = {"type": "array", "minItems": 1, "maxItems": most}
     return {
-        "title": f"a text, token ids, or at most {MAX_PROMPTS} of either",
+        "title": f"a text, token ids, or at most {most} of either",
         "anyOf": [text, ids, many | {"items": text}, many | {"items": ids}],
     }
 
@@ -95,7 +105,7 @@ def prompts_schema(vocab_size: int) -> Schema:
 COMPLETION = (
     Parameter("model", TextType(), "the name of the one model that is served; absent: that one"),
     Parameter("prompt", ShapedType(read_prompts, prompts_schema), "text or token ids", required=True),
-    Parameter("max_tokens", IntegerType(1), f"the most tokens of each answer; absent: {DEFAULT_TOKENS}"),
+    Parameter("max_tokens", IntegerType(0), f"the most tokens of each answer; absent: {DEFAULT_TOKENS}"),
     Parameter("echo", FlagType(), "show the prompt before the answer", False),
     counted("logprobs", "show the logprobs of the answer's tokens and of so many of the likeliest"),
     *SAMPLING,
@@ -108,4 +118,4 @@ COMPLETION = (
     *INERT,
     *UNSUPPORTED,
 )  # fmt: skip
-SPELLING = Spelling(one.name for one in COMPLETION)
+TABLE = ParameterTable(COMPLETION)

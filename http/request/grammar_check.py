@@ -53,7 +53,7 @@ class GrammarCheck:
         cannot be used, and for a strict one of which something would be left out."""
         made = []
         for number, tool in enumerate(wanted.tools):
-            param = f"tools[{number}].{wanted.place}parameters"
+            param = wanted.path(number, "parameters")
             try:
                 made.append(tool if tool.parameters is None else await self.relaxed_tool(tool, dict(tool.parameters)))
             except RequestError as error:

@@ -10,7 +10,7 @@ from pontil.http.fields.client_fields import UNSUPPORTED
 from pontil.http.fields.delivery import STREAM_OPTIONS, Delivery
 from pontil.http.fields.ignored import IgnoredFields
 from pontil.http.fields.json_body import kind_of
-from pontil.http.fields.parameter import Parameter, Schema, read_all
+from pontil.http.fields.parameter import Parameter, ParameterTable, Schema
 from pontil.http.fields.parameter_types import (
     FlagType,
     InertType,
@@ -23,7 +23,6 @@ from pontil.http.fields.parameter_types import (
 from pontil.http.fields.prompt import PROMPT, prompt_fields, special_tokens
 from pontil.http.fields.reader import Fields
 from pontil.http.fields.sampling import SAMPLING, LogprobFields, sampling_fields
-from pontil.http.fields.spelling import Spelling
 from pontil.http.request.chat_prompt import CHAT_PROMPT, MAX_OPTION, chat_prompt
 from pontil.http.request.chat_request import ChatRequest
 from pontil.http.request.responses_input import Item, characters_of, input_schema, read_input
@@ -53,6 +52,7 @@ ELSEWHERE: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "n": (CHATS, (1,)),
     "best_of": (CHATS, (1,)),
     "prompt_logprobs": (CHATS, ()),
+    "logprob_token_ids": (CHATS, ([],)),
     "truncate_prompt_tokens": (CHATS, ()),
     "add_generation_prompt": (CHATS, (True,)),
     "continue_final_message": (CHATS, (False,)),
@@ -105,7 +105,9 @@ class ResponsesRequest:
 def read_responses(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFields | None = None) -> ResponsesRequest:
     """Parse the request. Raises RequestError, naming the parameter, for anything invalid."""
     fields = Fields(data, vocab_size=vocab_size, ignored=ignored)
-    values = read_all(fields, RESPONSES, SPELLING)
+    values = TABLE.read(fields)
+    if values["stream_options"] is not None and not values["stream"]:
+        raise fields.wrong("stream_options", "is for streams only: leave it out or set stream")
     text, reasoning = values["text"] or {}, values["reasoning"] or {}
     # Those that a response has not are absent.
     known = {one.name: one.default for one in (*CHAT_PROMPT, *SAMPLING, *PROMPT)}
@@ -115,7 +117,7 @@ def read_responses(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFie
     prompt = chat_prompt(fields, known, PLACES)
     chat = ChatRequest(
         model=values["model"],
-        prompt=replace(prompt, tools=replace(prompt.tools, place="")),
+        prompt=replace(prompt, tools=replace(prompt.tools, place="tools[%d].")),
         sampling=sampling_fields(fields, known, ("max_output_tokens",), logprobs_of(fields, values)),
         delivery=Delivery(values["stream"], include_usage=True, continuous_usage=False, token_ids=False),
         handling=prompt_fields(fields, known),
@@ -262,4 +264,4 @@ DECLARED = (
 )  # fmt: skip
 DECLARED_NAMES = {one.name for one in DECLARED}
 RESPONSES = (*DECLARED, *(one for one in UNSUPPORTED if one.name not in DECLARED_NAMES))
-SPELLING = Spelling(one.name for one in RESPONSES)
+TABLE = ParameterTable(RESPONSES)

@@ -63,11 +63,11 @@ def refuse_promises(wanted: ToolFields) -> None:
 it started with auto"
     if wanted.choice.mode == "required":
         raise RequestError(f"tool_choice {reason}", param="tool_choice")
-    if not wanted.parallel:
+    if not (wanted.parallel or wanted.legacy):
         raise RequestError(f"parallel_tool_calls {reason}", param="parallel_tool_calls")
     strict = next((number for number, tool in enumerate(wanted.tools) if tool.strict), None)
     if strict is not None:
-        param = f"tools[{strict}].{wanted.place}strict"
+        param = wanted.path(strict, "strict")
         raise RequestError(f"{param} {reason}", param=param)
 
 

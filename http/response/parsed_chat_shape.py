@@ -53,7 +53,7 @@ class ParsedChatShape(ChatShape):
     def last_chunk(self, index: int, reason: str, usage: Usage | None, note: bytes = b"") -> bytes:
         reader = self.reader(index)
         held = [self.framed(self.part(index, part), (), usage) for part in self.included(reader.finish())]
-        return b"".join(held) + super().last_chunk(index, reader.reason(reason), usage, note)
+        return b"".join(held) + super().last_chunk(index, self.reason(index, reason), usage, note)
 
     def content(self, text: str) -> str | None:
         """Return the text beside reasoning; None for calls of tools."""
@@ -63,18 +63,28 @@ class ParsedChatShape(ChatShape):
         """Return the JSON of a chunk's choice without its closing brace."""
         if isinstance(part, Content):
             return self.delta(index, json.dumps(part.text).encode(), b"null", logprobs)
-        delta = b"{}" if part is None else json.dumps(delta_of(part), separators=(",", ":")).encode()
+        delta = b"{}" if part is None else json.dumps(self.delta_of(part), separators=(",", ":")).encode()
         return b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null' % (index, delta, logprobs)
 
     def choice(self, index: int, choice: ReplyChoice) -> dict[str, Any]:
         self.request = choice.request
         reader = self.reader(index)
-        message = message_of(self.included([*reader.feed(choice.text), *reader.finish()]))
+        message = self.message_of(self.included([*reader.feed(choice.text), *reader.finish()]))
         if self.shown.continued:
             message["content"] = self.shown.continued + (message["content"] or "")
         shown = self.logprobs(index, choice.logprobs) if self.shown.logprobs else None
-        reason = reader.reason(choice.reason or "stop")
+        reason = self.reason(index, choice.reason or "stop")
         return {"index": index, "message": message, "logprobs": shown, "finish_reason": reason}
+
+    def reason(self, index: int, reason: str) -> str:
+        """Return the finish reason of a choice whose worker gave this one."""
+        return self.reader(index).reason(reason)
+
+    def delta_of(self, part: Reasoning | Call | Arguments) -> dict[str, Any]:
+        return delta_of(part)
+
+    def message_of(self, parts: list[AnswerPart]) -> dict[str, Any]:
+        return message_of(parts)
 
     def reasoning_tokens(self) -> int | None:
         """Return the count over all choices; None if it is not exact for one of them."""

@@ -93,6 +93,13 @@ async def schema_verdicts(stream: Stream, shape: ReplyFormat) -> dict[int, Verdi
     return await watch.verdicts([shape.content(watch.text(index)) for index in range(len(stream.by_choice))])
 
 
+async def settled(stream: Stream, writer: EventWriter) -> None:
+    """Wait until the usage log has every request. What the client could read by then is not held."""
+    if not stream.is_settled:
+        writer.flush()
+        await stream.settled()
+
+
 async def reply_streaming(
     writer: EventWriter, stream: Stream, shape: ReplyFormat, keep: Callable[[], Awaitable[None]] = nothing
 ) -> None:
@@ -104,10 +111,12 @@ async def reply_streaming(
     except PontilError as error:
         if not writer.begun:
             raise
-        await stream.settled()
+        await settled(stream, writer)
         await writer.send(shape.failure(error), last=True)
     else:
-        await stream.settled()
+        if shape.schema_watch is not None or keep is not nothing:
+            writer.flush()
+        await settled(stream, writer)
         end = shape.end(stream, await schema_verdicts(stream, shape))
         await keep()
         await writer.send(end, last=True)

@@ -36,7 +36,7 @@ def constant(value: Any) -> Schema:
 
 IDS = many(COUNT)
 REASON: Schema = {"enum": ["stop", "length"]}
-CHAT_REASON: Schema = {"enum": ["stop", "length", "tool_calls"]}
+CHAT_REASON: Schema = {"enum": ["stop", "length", "tool_calls", "function_call"]}
 ERROR = closed(
     {"error": closed({"message": TEXT, "type": TEXT, "param": nullable(TEXT), "code": nullable(TEXT)})}
 )  # fmt: skip
@@ -103,10 +103,14 @@ MESSAGE = closed(
         "reasoning_content": TEXT,
         "reasoning": TEXT,
         "tool_calls": many(closed(CALL)),
+        "function_call": CALL["function"],
     },
-    ("reasoning_content", "reasoning", "tool_calls"),
+    ("reasoning_content", "reasoning", "tool_calls", "function_call"),
 )
-PIECES = {"content": TEXT, "reasoning_content": TEXT, "reasoning": TEXT, "tool_calls": many(CALL_PIECE)}
+PIECES = {
+    "content": TEXT, "reasoning_content": TEXT, "reasoning": TEXT, "tool_calls": many(CALL_PIECE),
+    "function_call": closed({"name": TEXT, "arguments": TEXT}, ("name",)),
+}  # fmt: skip
 DELTA = closed({"role": constant("assistant")} | PIECES, ("role", *PIECES))
 CHAT = closed(
     head("chat.completion")
@@ -138,8 +142,9 @@ MODEL = closed({
     "vocab_size": COUNT,
     "dtype": nullable(TEXT),
     "kv_cache_dtype": nullable(TEXT),
+    "embedding_size": nullable(COUNT),
     "system_fingerprint": nullable(TEXT),
-})  # fmt: skip
+}, optional=("embedding_size",))  # fmt: skip
 MODELS = closed({"object": constant("list"), "data": many(MODEL)})
 TOKENIZED = closed(
     {"count": COUNT, "max_model_len": nullable(COUNT), "tokens": IDS, "token_strs": nullable(many(TEXT))}

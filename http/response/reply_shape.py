@@ -71,6 +71,8 @@ def usage_object(usage: Usage, reasoning_tokens: int | None = 0) -> dict[str, An
 
 def stop_note(ended: Ended) -> bytes:
     """Return the field of a stream's last chunk that tells what ended the choice, to continue an object."""
+    if ended.stop_reason is None:
+        return b',"stop_reason":null'
     return b',"stop_reason":' + json.dumps(ended.stop_reason).encode()
 
 
@@ -198,7 +200,7 @@ class ReplyShape(ABC):
         return before, after
 
     def last_chunk(self, index: int, reason: str, usage: Usage | None, note: bytes = b"") -> bytes:
-        return self.framed(self.last_delta(index, json.dumps(reason).encode()) + note, (), usage)
+        return self.framed(self.last_delta(index, encode_basestring_ascii(reason).encode()) + note, (), usage)
 
     def framed(self, choice: bytes, ids: Sequence[int], usage: Usage | None) -> bytes:
         shown = b',"token_ids":%b}' % json.dumps(list(ids)).encode() if self.delivery.token_ids else b"}"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sanic import Request
+from sanic import HTTPResponse, Request
 
 from pontil.runtime.proxy.stream import ChoiceEvent, MessageTurn, Stream
 from pontil.runtime.proxy.wakeup import Wakeup
@@ -20,6 +20,18 @@ KEEP_ALIVE = b": keep-alive\n\n"
 READER_PATIENCE = 60.0
 # Seconds without data after which a stream that has begun gets a comment.
 KEEP_ALIVE_AFTER = 10.0
+
+
+class EventStreamResponse(HTTPResponse):
+    """The head of a stream. Sanic takes line ends out of every name and value, letter by letter; here that is done only
+    for one that has any unprintable character."""
+
+    @property
+    def processed_headers(self) -> Any:
+        self.headers.setdefault("content-type", self.content_type)
+        if not all(name.isprintable() and value.isprintable() for name, value in self.headers.items()):
+            return super().processed_headers
+        return [(name.encode("ascii"), value.encode()) for name, value in self.headers.items()]
 
 
 def event(data: Any) -> bytes:
@@ -52,9 +64,15 @@ class EventWriter:
         if len(self.pending) == 1:
             self.turn.defer(self.flush)
 
+    def hold(self, data: bytes) -> None:
+        """Keep data of the body that goes out with what is written or sent next."""
+        self.pending.append(data)
+
     def flush(self) -> None:
         """Write the pending data as one chunk. Does nothing if the client has disconnected: that cancels its task
         anyway."""
+        if not self.pending:
+            return
         data, self.pending = b"".join(self.pending), []
         protocol, self.wrote_at = self.protocol, time.monotonic()
         if not protocol.transport.is_closing():
@@ -63,11 +81,14 @@ class EventWriter:
             protocol._time = self.wrote_at
 
     async def send(self, data: bytes, last: bool = False) -> None:
-        """Send a chunk, waiting for room. A client that leaves the buffer full for READER_PATIENCE is disconnected,
-        and handled as if it had left."""
+        """Send a chunk after what was held, waiting for room. A client that leaves the buffer full for READER_PATIENCE
+        is disconnected, and handled as if it had left."""
         if not self.begun:
-            self.response = await self.request.respond(content_type=CONTENT_TYPE, headers=HEADERS | self.headers())
+            head = EventStreamResponse(content_type=CONTENT_TYPE, headers=HEADERS | self.headers())
+            self.response = await self.request.respond(head)
         self.wrote_at = time.monotonic()
+        if self.pending:
+            data, self.pending = b"".join([*self.pending, data]), []
         if self.protocol.has_room:
             await self.response.send(data, end_stream=last)
             return
@@ -107,15 +128,19 @@ class StreamWriter:
             self.wakeup.wake()
 
     def write_now(self) -> bool:
-        """Write the new events; return False if the task has more to do."""
+        """Write the new events; return False if the task has more to do. It sends the last ones with what ends the
+        reply, which is one write less."""
         try:
             data = self.render(self.stream.drain())
         except Exception as error:  # Only this reply is broken: the message may have tokens for others.
             self.broken = error
             return False
+        if self.stream.is_over:
+            self.writer.hold(data)
+            return False
         if data:
             self.writer.write(data)
-        return not self.stream.is_over
+        return True
 
     async def sleep(self) -> None:
         """Wait until the task has something to do, or send a keep-alive after too long a silence (F4)."""

@@ -8,6 +8,7 @@ from pontil.http.access.endpoint import Endpoint, Handler, RouteAccess
 from pontil.http.request.body import BodyReader, largest_body
 from pontil.http.request.chat_request import CHAT
 from pontil.http.request.completion_request import COMPLETION
+from pontil.http.request.embedding_request import EMBEDDING
 from pontil.http.request.encoder import Encoder
 from pontil.http.request.generate_request import GENERATE
 from pontil.http.request.intake import Intake
@@ -16,16 +17,21 @@ from pontil.http.request.responses_request import RESPONSES
 from pontil.http.response import reply_schema as reply
 from pontil.http.response import responses_schema as shown
 from pontil.http.response.answer_checker import AnswerChecker
+from pontil.http.response.embedding_body import EMBEDDINGS
 from pontil.http.routes.compatibility import CompatibilityRoutes
 from pontil.http.routes.conversations import Conversations
+from pontil.http.routes.embeddings import EmbeddingRoutes
 from pontil.http.routes.generation import GenerationRoutes
+from pontil.http.routes.model_list import ModelList
 from pontil.http.routes.openapi import OpenApiRoute
 from pontil.http.routes.responses import ResponsesRoutes
+from pontil.http.routes.served_embedding import ServedEmbedding
 from pontil.http.routes.served_model import ServedModel
 from pontil.http.routes.status import METRICS_TYPE, StatusRoutes
 from pontil.http.routes.tokenization import DETOKENIZE, TOKENIZE, TOKENIZE_CHAT, TokenRoutes
 from pontil.runtime.chat.dialect import dialect_of
 from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 LOG = logging.getLogger("pontil.http")
 
@@ -37,7 +43,10 @@ KEPT = (400, 404, 503)
 Noting = Callable[[Handler], Handler]
 
 
-def endpoints(proxy: Proxy, intake: Intake, answers: AnswerChecker, kept: Conversations) -> tuple[Endpoint, ...]:
+def endpoints(
+    proxy: Proxy, intake: Intake, answers: AnswerChecker, kept: Conversations, embedding: Tokenizer | None = None
+) -> tuple[Endpoint, ...]:
+    """Return all routes. `embedding` is the tokenizer of the embedding model, where there is one."""
     config = proxy.config
     dialect = dialect_of(proxy.tokenizer, config.tool_call_parser, config.reasoning_parser)
     LOG.info("%s", dialect)
@@ -48,6 +57,9 @@ def endpoints(proxy: Proxy, intake: Intake, answers: AnswerChecker, kept: Conver
         lambda: config.max_body_bytes or largest_body(model.known_context), intake.in_flight, config.strict_parameters
     )
     routes = GenerationRoutes(proxy, model, prompts, bodies, intake.grammars, answers)
+    name = config.served_embedding_model_name
+    served = None if embedding is None or name is None else ServedEmbedding(proxy, name, embedding)
+    vectors, models = EmbeddingRoutes(proxy, model, served, bodies), ModelList(model, served)
     tokens, status = TokenRoutes(model, prompts, bodies), StatusRoutes(proxy)
     noting = intake.in_flight.noting
     listed = (
@@ -56,12 +68,14 @@ def endpoints(proxy: Proxy, intake: Intake, answers: AnswerChecker, kept: Conver
         Endpoint("POST", "/v1/chat/completions", noting(routes.chat), "Answer a conversation.", reply.CHAT,
                  CHAT, reply.CHAT_CHUNK, GENERATION),
         *response_endpoints(ResponsesRoutes(routes, kept), noting),
+        Endpoint("POST", "/v1/embeddings", noting(vectors.embeddings), "Vectors of texts.", EMBEDDINGS, EMBEDDING,
+                 errors=GENERATION),
         Endpoint("POST", "/tokenize", noting(tokens.tokenize), "Token ids of a text or a conversation.",
                  reply.TOKENIZED, (*TOKENIZE, *TOKENIZE_CHAT), errors=BODY),
         Endpoint("POST", "/detokenize", noting(tokens.detokenize), "The text of token ids.", reply.DETOKENIZED,
                  DETOKENIZE, errors=BODY),
-        Endpoint("GET", "/v1/models", model.models, "The model that is served.", reply.MODELS),
-        Endpoint("GET", "/v1/models/{name}", model.one_model, "The same, by its name.", reply.MODEL, errors=(404,)),
+        Endpoint("GET", "/v1/models", models.models, "The models that are served.", reply.MODELS),
+        Endpoint("GET", "/v1/models/{name}", models.one_model, "One of them, by its name.", reply.MODEL, errors=(404,)),
         Endpoint("GET", "/health", status.health, "Whether the server is alive.", reply.STATUS, door=RouteAccess.OPEN),
         Endpoint("GET", "/ready", status.ready, "Whether a request can be served now.", reply.STATUS, errors=(503,),
                  door=RouteAccess.OPEN),

@@ -22,6 +22,7 @@ from pontil.http.request.grammar_check import GrammarCheck
 from pontil.http.request.prompt_reader import PromptReader
 from pontil.http.request.tool_calling import structure_of
 from pontil.http.response.answer_checker import AnswerChecker
+from pontil.http.response.function_call_shape import FunctionCallShape
 from pontil.http.response.parsed_chat_shape import ParsedChatShape
 from pontil.http.response.rendering import reply
 from pontil.http.response.reply_shape import ChatShape, CompletionShape, ReplyHeading, ShownText
@@ -81,16 +82,17 @@ class GenerationRoutes:
         """Answer a completion that has been read, in this form."""
         self.model.check(wanted.model)
         wanted.handling.check_priority(request.ctx.allowance)
-        snapshot = self.proxy.registry.snapshot()
+        snapshot = self.proxy.registry.generating.snapshot()
         # Checked before any prompt is tokenized.
         check_together(snapshot.workers, len(wanted.prompts) * wanted.sampling.n)
-        wanted = replace(wanted, sampling=await self.usable(wanted.sampling))
+        if wanted.sampling.structure is not None:
+            wanted = replace(wanted, sampling=await self.usable(wanted.sampling))
         limit = TextLimit(snapshot.known_context, wanted.handling.is_whole)
         admitted = [
             self.fit(await self.prompt_ids(prompt, wanted, limit), wanted, DEFAULT_TOKENS, "prompt", snapshot)
             for prompt in wanted.prompts
         ]
-        shown = replace(self.shown(wanted.sampling, wanted.echo), added=self.added(wanted))
+        shown = self.shown(wanted.sampling, wanted.echo, added=self.added(wanted))
         shape = form(self.heading("cmpl", snapshot), wanted.delivery, shown)
         shape.schema_watch = self.schema_watch(wanted.sampling)
         self.bodies.in_flight.let_go(request)
@@ -137,8 +139,9 @@ class GenerationRoutes:
         """Check a chat, tokenize it and fit it to the context. Errors call its prompt by this name."""
         self.model.check(wanted.model)
         wanted.handling.check_priority(request.ctx.allowance)
-        snapshot, handling = self.proxy.registry.snapshot(), wanted.handling
-        wanted = replace(wanted, sampling=await self.usable(wanted.sampling))
+        snapshot, handling = self.proxy.registry.generating.snapshot(), wanted.handling
+        if wanted.sampling.structure is not None:
+            wanted = replace(wanted, sampling=await self.usable(wanted.sampling))
         limit = TextLimit(snapshot.known_context, handling.is_whole)
         prompt = await self.prompts.chat(wanted.prompt, limit, handling.add_special_tokens, prompt_name)
         wanted = await self.with_structure(wanted, prompt.thinking)
@@ -147,7 +150,7 @@ class GenerationRoutes:
     async def rendered(self, wanted: ChatRequest) -> list[int]:
         """Return the prompt with which a chat would be answered."""
         self.model.check(wanted.model)
-        snapshot, handling = self.proxy.registry.snapshot(), wanted.handling
+        snapshot, handling = self.proxy.registry.generating.snapshot(), wanted.handling
         limit = TextLimit(snapshot.known_context, handling.is_whole)
         prompt = await self.prompts.chat(wanted.prompt, limit, handling.add_special_tokens)
         return self.fit(prompt.ids, wanted, None, "messages", snapshot).prompt
@@ -164,7 +167,7 @@ class GenerationRoutes:
                 raise
             structure = await self.structure(await self.grammars.relaxed(tools), own, thinking)
             await self.grammars.check(structure)
-        return replace(wanted, sampling=replace(wanted.sampling, structure=structure))
+        return wanted if structure is own else replace(wanted, sampling=replace(wanted.sampling, structure=structure))
 
     async def structure(self, tools: ToolFields, own: OutputStructure | None, thinking: bool) -> OutputStructure | None:
         # The tools' schemas may be as large as a body may be.
@@ -176,13 +179,14 @@ class GenerationRoutes:
         continued = wanted.prompt.continued if wanted.echo else ""
         if wanted.echo and not continued:
             wanted.prompt.ignored.note("echo")
-        shown = replace(self.shown(wanted.sampling), continued=continued)
+        shown = self.shown(wanted.sampling, continued=continued)
         made = (self.heading("chatcmpl", ready.snapshot), wanted.delivery, shown)
         if not (wanted.include_reasoning or self.prompts.dialect.thinks):
             wanted.prompt.ignored.note("include_reasoning")
         if not self.prompts.dialect.reads(wanted.prompt.tools.functions):
             return ChatShape(*made)
-        return ParsedChatShape(*made, partial(self.answer_reader, ready), wanted.include_reasoning)
+        form = FunctionCallShape if wanted.prompt.tools.legacy else ParsedChatShape
+        return form(*made, partial(self.answer_reader, ready), wanted.include_reasoning)
 
     def answer_reader(self, ready: ReadyChat) -> AnswerReader:
         """Return the reader of one answer. A grammar written by the client leaves no room for reasoning."""
@@ -194,17 +198,23 @@ class GenerationRoutes:
         name, fingerprint = f"{kind}-{secrets.token_hex(12)}", snapshot.system_fingerprint(self.proxy.config.version)
         return ReplyHeading(name, int(time.time()), self.model.name, fingerprint)
 
-    def shown(self, sampling: SamplingFields, echo: bool = False) -> ShownText:
+    def shown(
+        self, sampling: SamplingFields, echo: bool = False, added: tuple[int, ...] = (), continued: str = ""
+    ) -> ShownText:
         """Return what the reply shows. Logprobs of an echoed prompt are shown with the answer's, not apart."""
         apart = sampling.prompt_logprobs is not None and not (echo and sampling.logprobs is not None)
-        return ShownText(self.proxy.tokenizer, sampling.skip_special_tokens, sampling.logprobs is not None, apart, echo)
+        return ShownText(
+            self.proxy.tokenizer, sampling.skip_special_tokens, sampling.logprobs is not None, apart, echo, added,
+            continued,
+        )  # fmt: skip
 
     def fit(
         self, prompt: list[int], wanted: CompletionRequest | ChatRequest, default: int | None, prompt_name: str,
         snapshot: RegistrySnapshot,
     ) -> Admitted:  # fmt: skip
         sampling, handling, context = wanted.sampling, wanted.handling, snapshot.context_length
-        prompt = handling.cut(prompt, context - (sampling.max_tokens or default or 1))
+        wanted_tokens = default if sampling.max_tokens is None else sampling.max_tokens
+        prompt = handling.cut(prompt, context - max(1, wanted_tokens or 0))
         names = (prompt_name, sampling.max_tokens_name)
         budget = token_budget(len(prompt), sampling.max_tokens, default, context, names)
         return Admitted(prompt, sampling.params(budget), handling.cache_salt, handling.priority)

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The served model, its name and its description."""
 
+from collections.abc import Sequence
 from typing import Any
-
-from sanic import HTTPResponse, Request
-from sanic.response import json as json_response
 
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.proxy import Proxy
 
 
 class ServedModel:
-    """The model's description and the handlers that list it."""
+    """The model's name and description."""
 
     def __init__(self, proxy: Proxy) -> None:
         self.proxy = proxy
@@ -20,23 +18,22 @@ class ServedModel:
 
     def check(self, name: str | None) -> None:
         """Refuse another model's name; a request without a name means this one."""
+        embedding = self.proxy.config.served_embedding_model_name
+        if name is not None and name == embedding != self.name:
+            says = f"the model {name!r:.200} embeds text and does not generate it: ask {self.name!r}"
+            raise RequestError(says, status=404, param="model", code="model_not_found")
         if name is not None and name != self.name:
-            raise RequestError(
-                f"there is no model {name!r:.200}: this server has {self.name!r}",
-                status=404,
-                param="model",
-                code="model_not_found",
-            )
+            raise no_model(name, [self.name] if embedding is None else [self.name, embedding])
 
     @property
     def known_context(self) -> int | None:
         """The longest sequence in tokens; None while no worker is registered."""
-        return self.proxy.registry.known_context
+        return self.proxy.registry.generating.known_context
 
     @property
     def described(self) -> dict[str, Any]:
         """The model object; fields that only workers know are null while there are none."""
-        snapshot = self.proxy.registry.snapshot()
+        snapshot = self.proxy.registry.generating.snapshot()
         return {
             "id": self.name,
             "object": "model",
@@ -51,9 +48,8 @@ class ServedModel:
             "system_fingerprint": snapshot.system_fingerprint(self.proxy.config.version),
         }
 
-    async def models(self, request: Request) -> HTTPResponse:
-        return json_response({"object": "list", "data": [self.described]})
 
-    async def one_model(self, request: Request, name: str) -> HTTPResponse:
-        self.check(name)
-        return json_response(self.described)
+def no_model(name: str, served: Sequence[str]) -> RequestError:
+    """Return the error for a name that no served model has."""
+    says = f"there is no model {name!r:.200}: this server has {' and '.join(map(repr, served))}"
+    return RequestError(says, status=404, param="model", code="model_not_found")

@@ -180,7 +180,8 @@ def orders_of(options: LaunchOptions, topology: Topology, launch_environment: La
 def show_plan(topology: Topology) -> None:
     for child in topology.children:
         click.echo(child.describe())
-    click.echo(f"model        {topology.prepare.config['model']}")
+    for model in topology.prepare.config["models"]:
+        click.echo(f"model        {model}")
     click.echo(f"control      {topology.control}")
     if topology.url:
         click.echo(f"clients      {topology.url}")

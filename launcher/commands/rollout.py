@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from pontil.launcher.config.child_plan import WORKER_ROLES
 from pontil.launcher.config.options import read_environment
+from pontil.launcher.config.worker_roles import GENERATING_ROLES, WORKER_ROLES
 from pontil.launcher.control.control_client import ask, find_launch
 from pontil.launcher.errors import LaunchError, OptionError
 
@@ -109,7 +109,7 @@ def scale(drain_timeout: float | None, force: bool, **counts: int | None) -> dic
 
 @click.command(short_help="Have a worker do another part of the work.")
 @click.argument("name", metavar="WORKER")
-@click.argument("wanted", type=click.Choice(WORKER_ROLES), metavar="ROLE")
+@click.argument("wanted", type=click.Choice(GENERATING_ROLES), metavar="ROLE")
 @changes_a_launch
 def role(name: str, wanted: str) -> dict[str, Any]:
     """Have WORKER, such as decode:0, work as ROLE from the next request on: prefill, decode or mixed.

@@ -13,7 +13,7 @@ import click
 from pontil.launcher.commands.launch import launch
 from pontil.launcher.commands.unit_file import CREDENTIALS, UnitFile
 from pontil.launcher.config.options import LaunchOptions, flag_name, read_options
-from pontil.launcher.config.topology import check_exposure, check_join, check_lists
+from pontil.launcher.config.plan_checks import check_exposure, check_join, check_lists
 from pontil.launcher.errors import LaunchError, OptionError
 from pontil.launcher.host.device_list import DeviceItem
 from pontil.launcher.keys.client_keys import read_client_keys

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plan of one process, and of the processes that are the ranks of one worker."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pontil.launcher.config.worker_roles import WORKER_ROLES
 from pontil.launcher.host.device_list import JOIN
 from pontil.launcher.host.devices import CPU, Placement
 from pontil.runtime.foundation.number_ranges import spell
 
-WORKER_ROLES = ("prefill", "decode", "mixed")
+# Keys of a child's configuration that name a model.
+MODEL_KEYS = ("model", "embedding_model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,11 @@ class ChildPlan:
         """Return the same plan with these values in the configuration of every rank."""
         followers = tuple(one.configured(**values) for one in self.followers)
         return replace(self, config={**self.config, **values}, followers=followers)
+
+    def with_models(self, paths: Mapping[str, str]) -> "ChildPlan":
+        """Return the same plan with the names of models replaced by the paths where they were found."""
+        named = {key: self.config[key] for key in MODEL_KEYS if self.config.get(key) is not None}
+        return self.configured(**{key: paths[name] for key, name in named.items()})
 
     def in_role(self, role: str) -> "ChildPlan":
         """Return the plan of the same worker in another role. Its name stays."""

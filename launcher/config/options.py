@@ -32,7 +32,7 @@ from pontil.launcher.config.sources import Setting, settle
 from pontil.launcher.host.device_list import DeviceItem
 from pontil.runtime.foundation import connectors
 
-Role = Literal["all", "proxy", "prefill", "decode", "mixed"]
+Role = Literal["all", "proxy", "prefill", "decode", "mixed", "embed"]
 KV_REACHES = ", else ".join(row.reach for row in connectors.CONNECTORS.values())
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -45,7 +45,7 @@ def flag(section: str, default: Any, meaning: str, read: Reader, metavar: str = 
 
 MODEL, PROCESSES, NETWORK = "Model", "Processes and devices", "Network"
 ENGINE, SUPERVISION = "Engine", "Supervision"
-ROLES = ("all", "proxy", "prefill", "decode", "mixed")
+ROLES = ("all", "proxy", "prefill", "decode", "mixed", "embed")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = (*DTYPES, "int8", "fp8")
 KERNELS = ("auto", "torch", "amx", "avx512bf16", "avx512", "avx2", "generic")
@@ -56,6 +56,7 @@ CALL_PARSERS = (
 )  # fmt: skip
 REASONING_PARSERS = ("auto", "think", "none")
 FAIRNESS = ("key", "none")
+POOLINGS = ("auto", "mean", "last", "cls")
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -72,6 +73,17 @@ class LaunchOptions:
     quantization: str = flag(
         MODEL, "none", "Weights below 16 bits on a CPU: int8, or as the GGUF file has them.", choice(*QUANTIZATIONS),
         "|".join(QUANTIZATIONS),
+    )  # fmt: skip
+    embedding_model: str | None = flag(
+        MODEL, None, "The model of workers that embed texts: a built-in one's name or a model (default: "
+        "all-minilm-l6-v2 if there are such workers).", text, "NAME|PATH",
+    )  # fmt: skip
+    served_embedding_model_name: str | None = flag(
+        MODEL, None, "What clients call that model (default: its own name).", text
+    )
+    pooling: str = flag(
+        MODEL, "auto", "How a vector is made of a text's tokens; auto: as the model's files say.", choice(*POOLINGS),
+        "|".join(POOLINGS),
     )  # fmt: skip
     tool_call_parser: str = flag(
         MODEL, "auto", "How calls of tools are written in answers; auto: as the chat template writes them.",
@@ -92,6 +104,9 @@ class LaunchOptions:
     decode: tuple[DeviceItem, ...] | None = flag(PROCESSES, None, "Decode workers, in the same way.", devices, "LIST")
     mixed: tuple[DeviceItem, ...] | None = flag(
         PROCESSES, None, "Workers for both phases, in the same way; with --role mixed.", devices, "LIST"
+    )
+    embed: tuple[DeviceItem, ...] | None = flag(
+        PROCESSES, None, "Workers that embed texts, in the same way (default: none).", devices, "LIST"
     )
     lend_cores: bool = flag(
         PROCESSES, True, "Let a worker compute on the cores of another one that has nothing to do.", switch
@@ -246,11 +261,6 @@ class LaunchOptions:
     restart_window: float = flag(SUPERVISION, 120.0, "The window in which restarts are counted.", seconds, "SECONDS")
     restart_delay: float = flag(SUPERVISION, 0.5, "Pause before the first restart; doubles.", seconds, "SECONDS")
     restart_max_delay: float = flag(SUPERVISION, 10.0, "Longest pause before a restart.", seconds, "SECONDS")
-
-
-def served_name(options: LaunchOptions) -> str:
-    """Return the model name that clients use: for a path its last part, without a file extension."""
-    return options.served_model_name or Path(options.model).name.removesuffix(".gguf") or options.model
 
 
 def flag_name(declared: Field[Any]) -> str:

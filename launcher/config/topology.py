@@ -1,23 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plan: which processes a launch runs, where, and with which configuration. Nothing here has side effects."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pontil.launcher.config.addresses import check_endpoints, is_own, url_host
-from pontil.launcher.config.child_plan import WORKER_ROLES, ChildPlan
-from pontil.launcher.config.options import LaunchOptions, served_name
-from pontil.launcher.config.parsers import host_of
-from pontil.launcher.config.worker_plan import plan_demand, plan_workers
-from pontil.launcher.errors import OptionError
+from pontil.launcher.config.addresses import check_endpoints, url_host
+from pontil.launcher.config.child_plan import MODEL_KEYS, ChildPlan
+from pontil.launcher.config.options import LaunchOptions
+from pontil.launcher.config.plan_checks import check_deadlines, check_exposure, check_join, check_lists
+from pontil.launcher.config.served_models import embedding_model, served_embedding_name, served_name
+from pontil.launcher.config.worker_plan import plan_demands, plan_workers
 from pontil.launcher.host.devices import CPU, HostDevices
 from pontil.launcher.version import VERSION
-
-# Workers send heartbeats twice a second, and renew a lease in thirds of it: with shorter values a busy worker would be
-# taken for a dead one.
-SHORTEST_TTL = SHORTEST_LEASE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +27,9 @@ class Topology:
     url: str | None
     served: str = ""
 
-    def with_model(self, path: str) -> "Topology":
-        """Return the same plan with the model's name replaced by the path where it was found."""
-        return replace(self, children=tuple(child.configured(model=path) for child in self.children))
+    def with_models(self, paths: Mapping[str, str]) -> "Topology":
+        """Return the same plan with the names of models replaced by the paths where they were found."""
+        return replace(self, children=tuple(child.with_models(paths) for child in self.children))
 
     def with_keys(self, secret: str | None) -> "Topology":
         """Return the same plan with the keys that protect its network, if it has any. The child that finds the model
@@ -62,69 +58,20 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
     check_endpoints([control, *(address for worker in workers for address in worker.endpoints)])
     children = tuple(child.configured(cache_dir=str(cache)) for child in proxies + workers)
     search = {
-        "model": options.model,
+        "models": models_of(children),
         "cache_dir": str(cache),
         "log_level": options.log_level,
-        "demand": plan_demand(options, workers, machine),
+        "demands": plan_demands(options, workers, machine),
     }
     prepare = ChildPlan("prepare", "prepare", CPU, machine.cores, search)
     url = None if options.join else f"http://{url_host(options.host)}:{options.port}"
     return Topology(prepare, children, control, url, served_name(options))
 
 
-def check_lists(options: LaunchOptions) -> None:
-    meant = {"all": ("prefill", "decode"), "proxy": ()}.get(options.role, (options.role,))
-    for name in WORKER_ROLES:
-        if getattr(options, name) is not None and name not in meant:
-            raise OptionError(f"--{name} has no meaning with --role {options.role}: remove one of the two.")
-
-
-def check_join(options: LaunchOptions) -> None:
-    if options.role in ("all", "proxy") and options.join:
-        raise OptionError(f"--join starts workers for a proxy that runs already: not with --role {options.role}.")
-    if options.role in ("prefill", "decode") and not options.join:
-        raise OptionError(f"--role {options.role} starts workers only: name the proxy's --control with --join.")
-    if options.join and options.usage_log:
-        raise OptionError("--usage-log is kept by the proxy, and none is started here: give it where the proxy starts.")
-    if options.join and options.response_store:
-        raise OptionError("--response-store is the proxy's, and none is started here: give it where the proxy starts.")
-    if options.join and (options.api_keys or options.admin_key):
-        raise OptionError("--api-keys and --admin-key are the proxy's, and --join starts none: give them where it is.")
-    if options.join and options.control:
-        raise OptionError("--control is the endpoint of a proxy started here and --join of one elsewhere: give one.")
-
-
-def check_deadlines(options: LaunchOptions) -> None:
-    """Check that a deadline that includes another one is the longer of the two."""
-    for name, value, least in (
-        ("worker-ttl", options.worker_ttl, SHORTEST_TTL),
-        ("kv-lease", options.kv_lease, SHORTEST_LEASE),
-    ):
-        if value < least:
-            raise OptionError(f"--{name} is {value:g} s: workers need at least {least:g} s to say that they live.")
-    if options.kv_lease <= options.kv_stall_timeout:
-        raise OptionError(
-            f"--kv-lease is {options.kv_lease:g} s and --kv-stall-timeout {options.kv_stall_timeout:g} s: the blocks "
-            "of a pull that stalls would be gone before that is noticed. Give a longer lease."
-        )
-    for name, value in (("kv-lease", options.kv_lease), ("first-byte-timeout", options.first_byte_timeout)):
-        if value > options.kv_transfer_timeout:
-            raise OptionError(
-                f"--{name} is {value:g} s, and a transfer is given up after {options.kv_transfer_timeout:g} s: "
-                "raise --kv-transfer-timeout too."
-            )
-
-
-def check_exposure(options: LaunchOptions, control: str) -> None:
-    """Refuse unprotected traffic across a network, unless the options ask for it."""
-    host = host_of(control)
-    if options.keys and options.insecure:
-        raise OptionError("--keys protects what --insecure leaves open: give one of the two.")
-    if host is not None and not is_own(host) and not options.keys and not options.insecure:
-        raise OptionError(
-            f"{control} crosses a network: give --keys FILE, the same on every host (`pontil keys new` makes it), or "
-            "--insecure if everyone on that network may read and send requests."
-        )
+def models_of(children: Sequence[ChildPlan]) -> list[str]:
+    """Return the models that these processes need, each once."""
+    named = (child.config.get(key) for child in children for key in MODEL_KEYS)
+    return list(dict.fromkeys(name for name in named if name is not None))
 
 
 def plan_proxy(options: LaunchOptions, machine: HostDevices, run: Path, control: str) -> ChildPlan:
@@ -133,6 +80,8 @@ def plan_proxy(options: LaunchOptions, machine: HostDevices, run: Path, control:
         "port": options.port,
         "model": options.model,
         "served_model_name": served_name(options),
+        "embedding_model": embedding_model(options),
+        "served_embedding_model_name": served_embedding_name(options),
         "control": control,
         "version": VERSION,
         "disagg": options.disagg,

@@ -8,8 +8,10 @@ from typing import Any
 
 from pontil.launcher.config.addresses import is_own, url_host
 from pontil.launcher.config.child_plan import ChildPlan, plan_ranks, rank_endpoint
-from pontil.launcher.config.options import LaunchOptions, served_name
+from pontil.launcher.config.options import LaunchOptions
 from pontil.launcher.config.parsers import host_of
+from pontil.launcher.config.served_models import embedding_model, served_embedding_name, served_name
+from pontil.launcher.config.worker_roles import EMBED
 from pontil.launcher.errors import OptionError
 from pontil.launcher.host.device_list import DeviceItem, RankDevice
 from pontil.launcher.host.devices import CPU, HostDevices, Placement, assign
@@ -32,7 +34,9 @@ def plan_workers(options: LaunchOptions, machine: HostDevices, run: Path, contro
 def wanted_items(options: LaunchOptions, machine: HostDevices) -> dict[str, tuple[DeviceItem, ...]]:
     """Return the device items of each role of this launch; a role without a list gets one worker on what suits the
     machine."""
-    roles = ("prefill", "decode") if options.role == "all" else (options.role,)
+    roles: tuple[str, ...] = ("prefill", "decode") if options.role == "all" else (options.role,)
+    if options.embed is not None and EMBED not in roles:
+        roles += (EMBED,)
     given: dict[str, tuple[DeviceItem, ...]] = {
         role: items for role in roles if (items := getattr(options, role)) is not None
     }
@@ -60,15 +64,21 @@ def default_item(role: str, taken: Sequence[DeviceItem], machine: HostDevices, s
 def plan_worker(options: LaunchOptions, name: str, ranks: Sequence[Placement], run: Path, control: str) -> ChildPlan:
     """Return the plan of a worker with a rank on each of these places."""
     role = name.partition(":")[0]
+    embeds = role == EMBED
+    if embeds and len(ranks) > 1:
+        raise OptionError(
+            f"{name} has {len(ranks)} devices joined by +, and an embedding model runs on one: use commas."
+        )
     config = {
-        "lent_cores": lent_cores(options, ranks, run),
-        "model": options.model,
-        "served_model_name": served_name(options),
+        "lent_cores": None if embeds else lent_cores(options, ranks, run),
+        "model": embedding_model(options) if embeds else options.model,
+        "served_model_name": served_embedding_name(options) if embeds else served_name(options),
         "control": control,
         **meeting_point(options, name, run, control),
         "dtype": options.dtype,
         "kv_cache_dtype": options.kv_cache_dtype,
-        "max_model_len": options.max_model_len,
+        # The limit of the model that generates is not that of the other one.
+        "max_model_len": None if embeds and options.role != EMBED else options.max_model_len,
         "max_num_seqs": options.max_num_seqs,
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "max_interleaved_tokens": options.max_interleaved_tokens,
@@ -80,6 +90,7 @@ def plan_worker(options: LaunchOptions, name: str, ranks: Sequence[Placement], r
         "deadlines": {name: getattr(options, name) for name in DEADLINES},
         "kernels": options.kernels,
         "quantization": options.quantization,
+        "pooling": options.pooling,
         "log_level": options.log_level,
     }
     return plan_ranks(name, role, ranks, config, rank_endpoint(str(run), name))
@@ -102,8 +113,16 @@ def meeting_point(options: LaunchOptions, name: str, run: Path, control: str) ->
     return {"peer_endpoint": f"tcp://{url_host(own)}:0", "transfer_host": own}
 
 
+def plan_demands(
+    options: LaunchOptions, workers: Sequence[ChildPlan], machine: HostDevices
+) -> dict[str, dict[str, Any]]:
+    """Return the memory demand of each model, which the child that finds the models compares with the available
+    memory. Embedding models are small, and not counted."""
+    generating = [worker for worker in workers if worker.role != EMBED]
+    return {options.model: plan_demand(options, generating, machine)} if generating else {}
+
+
 def plan_demand(options: LaunchOptions, workers: Sequence[ChildPlan], machine: HostDevices) -> dict[str, Any]:
-    """Return the memory demand, which the child that finds the model compares with the available memory."""
     return {
         "dtype": options.dtype,
         "kv_cache_dtype": options.kv_cache_dtype,

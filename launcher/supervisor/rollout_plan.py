@@ -2,12 +2,13 @@
 """The plan of a rollout: an operator's request becomes the steps of a change, or a sentence that explains the
 refusal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from pontil.launcher.child.child_state import DrainState
-from pontil.launcher.config.child_plan import WORKER_ROLES, ChildPlan
+from pontil.launcher.config.child_plan import ChildPlan
+from pontil.launcher.config.worker_roles import EMBED, GENERATING_ROLES, WORKER_ROLES
 from pontil.launcher.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.supervisor.rollout import Rollout, RolloutGoal, RolloutLimits, RolloutStep, WorkerSnapshot
@@ -87,13 +88,18 @@ def restarts(request: Mapping[str, Any], snapshot: LaunchSnapshot) -> list[Rollo
 
 
 def roles(request: Mapping[str, Any], snapshot: LaunchSnapshot) -> list[RolloutStep]:
-    role = checked_role(request.get("role"))
-    return [RolloutStep(RolloutGoal.WORKING, name, role) for name in chosen(request, snapshot)]
+    """Return the steps that give workers another role. Those that embed texts cannot do anything else."""
+    role, names = checked_role(request.get("role"), GENERATING_ROLES), chosen(request, snapshot)
+    embedding = {plan.name for plan, _ in snapshot.workers if plan.role == EMBED}
+    for name in names:
+        if name in embedding:
+            raise OptionError(f"{name} embeds texts by a model of its own: it cannot work as {role}.")
+    return [RolloutStep(RolloutGoal.WORKING, name, role) for name in names]
 
 
-def checked_role(role: Any) -> str:
-    if not isinstance(role, str) or role not in WORKER_ROLES:
-        raise OptionError(f"A worker's role is one of {', '.join(WORKER_ROLES)}, not {role!r}.")
+def checked_role(role: Any, known: Sequence[str] = WORKER_ROLES) -> str:
+    if not isinstance(role, str) or role not in known:
+        raise OptionError(f"A worker's role is one of {', '.join(known)}, not {role!r}.")
     return str(role)
 
 
@@ -102,7 +108,7 @@ def scaled(request: Mapping[str, Any], snapshot: LaunchSnapshot) -> list[Rollout
     used again."""
     counts = request.get("counts")
     if not isinstance(counts, dict) or not counts:
-        raise OptionError("Say how many workers there shall be: --prefill, --decode or --mixed with a number.")
+        raise OptionError("Say how many workers there shall be: --prefill, --decode, --mixed or --embed with a number.")
     if not snapshot.workers:
         raise LaunchError("This launch has no workers (--role proxy): start some with launch --role decode --join.")
     plans = [plan for plan, _ in snapshot.workers]
@@ -131,8 +137,15 @@ def number_of(plan: ChildPlan) -> tuple[int, str]:
 
 
 def check_service(change: Rollout, snapshot: LaunchSnapshot) -> None:
-    """Refuse, before anything is touched, a change that would leave no worker to serve."""
-    serving = {name for name, place in snapshot.places.items() if place.counts}
+    """Refuse, before anything is touched, a change that would leave a model without a worker to serve it."""
+    counted = {name for name, place in snapshot.places.items() if place.counts}
+    embedding = {plan.name for plan, _ in snapshot.workers if plan.role == EMBED}
+    for serving in (counted - embedding, counted & embedding):
+        check_model(change, serving)
+
+
+def check_model(change: Rollout, serving: Set[str]) -> None:
+    """Do so for the model that these workers serve."""
     ending = {step.name for step in change.steps if step.aim in (RolloutGoal.DRAINED, RolloutGoal.GONE)} & serving
     pausing = {step.name for step in change.steps if step.aim is RolloutGoal.RENEWED} & serving
     if change.minimum and ((ending and ending == serving) or (pausing and len(serving) == 1)):

@@ -5,15 +5,19 @@ others'."""
 from collections.abc import Collection, Sequence
 
 from pontil.launcher.config.child_plan import ChildPlan, plan_ranks, rank_endpoint
+from pontil.launcher.config.worker_roles import EMBED
 from pontil.launcher.errors import LaunchError
 from pontil.launcher.host.devices import CPU, HostDevices, Placement, even_runs
 from pontil.runtime.foundation.number_ranges import spell
 
 
 def another(role: str, workers: Sequence[ChildPlan], machine: HostDevices, *, share: bool) -> ChildPlan:
-    """Plan one more worker of this role beside these; at least one must exist to copy, its number of ranks too. Raises
-    LaunchError if no device is free."""
-    like = next((plan for plan in workers if plan.role == role), workers[0])
+    """Plan one more worker of this role beside these, with as many ranks as they have. Raises LaunchError if no device
+    is free, or none of its model exists to copy."""
+    alike = [plan for plan in workers if (plan.role == EMBED) == (role == EMBED)]
+    if not alike:
+        raise LaunchError(f"This launch has no worker of the model that {role} workers have: launch with --{role}.")
+    like = next((plan for plan in alike if plan.role == role), alike[0])
     name = free_name(role, {plan.name for plan in workers})
     held = [rank for plan in workers for rank in plan.members]
     find = free_cores if like.device == CPU else free_gpus

@@ -150,13 +150,13 @@ class Supervisor:
         if not self.serving:
             return ()
         self.children = []
-        if "path" not in child.facts:
+        if "paths" not in child.facts:
             exit_cause = child.exits[-1]
             self.failure = LaunchError(
                 exit_cause.failure or f"The process that looks for the model {exit_cause.describe()}."
             )
             return ()
-        return self.orders.topology.with_model(child.facts["path"]).children
+        return self.orders.topology.with_models(child.facts["paths"]).children
 
     def start(self, plans: Sequence[ChildPlan]) -> None:
         self.children += [self.child(plan) for plan in plans]

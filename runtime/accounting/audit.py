@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pontil.runtime.accounting.usage_file import CLOSED, LOST
+from pontil.runtime.accounting.usage_file import BILLED, CLOSED, LOST
 
 SUMMED = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "generated", "delivered", "discarded")
 ROWS = f"""
 SELECT count(*) AS requests,
-       ifnull(sum(iif(delivered > 0, prompt_tokens, 0)), 0) AS prompt_tokens,
-       ifnull(sum(iif(delivered > 0, cached_tokens, 0)), 0) AS cached_tokens,
-       ifnull(sum(iif(delivered > 0, completion_tokens, 0)), 0) AS completion_tokens,
+       ifnull(sum(iif({BILLED}, prompt_tokens, 0)), 0) AS prompt_tokens,
+       ifnull(sum(iif({BILLED}, cached_tokens, 0)), 0) AS cached_tokens,
+       ifnull(sum(iif({BILLED}, completion_tokens, 0)), 0) AS completion_tokens,
        ifnull(sum(generated), 0) AS generated, ifnull(sum(delivered), 0) AS delivered,
        ifnull(sum(discarded), 0) AS discarded
 FROM requests WHERE proxy = ? AND state = '{CLOSED}'

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 PREFILL, DECODE, WHOLE = "prefill", "decode", "whole"
 FINISH_REASONS = ("stop", "length")
+# The end of a request that was answered with a vector, and with no tokens.
+EMBEDDED = "embedded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,13 @@ class AttemptCount:
         its accepted ids."""
         if self.dead:
             return self.accepted
-        if any(phase not in self.generated for phase in self.phases):
-            return None
-        return sum(self.generated[phase] for phase in self.phases)
+        total = 0
+        for phase in self.phases:
+            made = self.generated.get(phase)
+            if made is None:
+                return None
+            total += made
+        return total
 
 
 class ChoiceAccount:
@@ -62,13 +68,18 @@ class ChoiceAccount:
 
     @property
     def accepted(self) -> int:
-        return sum(count.accepted for count in self.attempts.values())
+        return sum([count.accepted for count in self.attempts.values()])
 
     @property
     def stated(self) -> int | None:
         """The sum over all attempts, unclamped, or None when a required count is missing."""
-        parts = [count.stated for count in self.attempts.values()]
-        return None if None in parts else sum(part for part in parts if part is not None)
+        total = 0
+        for count in self.attempts.values():
+            made = count.stated
+            if made is None:
+                return None
+            total += made
+        return total
 
     @property
     def generated(self) -> int:
@@ -88,7 +99,8 @@ class ChoiceAccount:
     @property
     def disputed(self) -> bool:
         """True if the stated sum differs from the ids that arrived: a fault worth counting."""
-        return self.stated is not None and self.stated != self.accepted
+        stated = self.stated
+        return stated is not None and stated != self.accepted
 
 
 class Account:
@@ -137,21 +149,21 @@ class Account:
     @property
     def clamped(self) -> int:
         """The number of choices of which the workers claimed more than the budget."""
-        return sum(choice.clamped for choice in self.choices)
+        return sum([choice.clamped for choice in self.choices])
 
     @property
     def disputed(self) -> int:
         """The number of choices whose stated sum differs from the ids that arrived."""
-        return sum(choice.disputed for choice in self.choices)
+        return sum([choice.disputed for choice in self.choices])
 
     @property
     def usage(self) -> Usage:
-        return self.usage_of(choice.billed for choice in self.choices)
+        return self.usage_of([choice.billed for choice in self.choices])
 
     @property
     def running_usage(self) -> Usage:
         """The usage of a request in progress, from the ids that have arrived so far."""
-        return self.usage_of(min(choice.accepted, choice.budget) for choice in self.choices)
+        return self.usage_of([min(choice.accepted, choice.budget) for choice in self.choices])
 
     def usage_of(self, completion_tokens: Iterable[int]) -> Usage:
         return Usage(self.prompt_tokens, sum(completion_tokens), min(self.cached, self.prompt_tokens))

@@ -103,9 +103,20 @@ class WorkShare:
 
 
 class LedgerEntry:
-    """The entry of one request. `shares` are by attempt, worker and choice."""
+    """The entry of one request. `shares` are by attempt, worker and choice. One that was `answered` by a vector is
+    billed, though no ids were delivered."""
 
-    __slots__ = ("billed", "books", "choices", "delivered", "discarded", "prompt", "prompt_stated", "shares")
+    __slots__ = (
+        "answered",
+        "billed",
+        "books",
+        "choices",
+        "delivered",
+        "discarded",
+        "prompt",
+        "prompt_stated",
+        "shares",
+    )
 
     def __init__(self, prompt: int, choices: int, books: dict[str, Book]) -> None:
         self.prompt, self.choices, self.books = prompt, choices, books
@@ -114,6 +125,7 @@ class LedgerEntry:
         self.delivered = 0
         self.discarded: dict[str, int] = {}
         self.billed: Usage | None = None
+        self.answered = False
 
     def begin(self, attempt: int, phases: Mapping[str, str], known: Sequence[int] = ()) -> None:
         """Start an attempt on these workers. They are given as many ids of each choice as `known` says."""
@@ -184,7 +196,8 @@ class LedgerEntry:
 
 @dataclass(slots=True)
 class Totals:
-    """The sums over all closed requests. A request of which nothing was delivered is not billed."""
+    """The sums over all closed requests. A request of which nothing was delivered is not billed, unless
+    it was answered otherwise."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -202,7 +215,7 @@ class Totals:
 
     def add(self, entry: LedgerEntry, billed: Usage) -> None:
         self.requests += 1
-        if entry.delivered:
+        if entry.delivered or entry.answered:
             self.prompt_tokens += billed.prompt_tokens
             self.cached_tokens += billed.cached_tokens
             self.completion_tokens += billed.completion_tokens

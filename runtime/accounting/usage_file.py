@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from pontil.runtime.accounting.counts import EMBEDDED
 from pontil.runtime.errors import UsageLogError
 
 # "pont" in ASCII: marks a usage log in SQLite's header.
 APPLICATION_ID = 0x706F6E74
 VERSION = 2
 OPEN, CLOSED, LOST = "open", "closed", "lost(proxy)"
+# SQL: what was delivered, or answered by a vector, is billed.
+BILLED = f"(delivered > 0 OR finish IS '{EMBEDDED}')"
 # Seconds that a write waits for another program that reads or locks the file.
 BUSY = 1.0
 # SQLite's integers are signed, of 64 bits. A stated count is bounded, but sums of many are not.

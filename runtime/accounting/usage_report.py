@@ -4,14 +4,14 @@
 import sqlite3
 from dataclasses import dataclass
 
-from pontil.runtime.accounting.usage_file import LOST, OPEN
+from pontil.runtime.accounting.usage_file import BILLED, LOST, OPEN
 
 # A request of which nothing was delivered is counted as a request and billed nothing. Days are UTC.
 SUMS = f"""
 SELECT api_key, model, date(arrived, 'unixepoch') AS day, count(*),
        sum(state = '{LOST}'), sum(state = '{OPEN}'),
-       sum(iif(delivered > 0, prompt_tokens, 0)), sum(iif(delivered > 0, cached_tokens, 0)),
-       sum(iif(delivered > 0, completion_tokens, 0))
+       sum(iif({BILLED}, prompt_tokens, 0)), sum(iif({BILLED}, cached_tokens, 0)),
+       sum(iif({BILLED}, completion_tokens, 0))
 FROM requests GROUP BY api_key, model, day ORDER BY day, api_key, model
 """
 

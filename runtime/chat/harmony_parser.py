@@ -8,13 +8,12 @@ begins with the rest of that message's header.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from pontil.runtime.chat.answer_part import AnswerPart, Arguments, Call, Content, Reasoning
 from pontil.runtime.chat.headed_call import Functions, JsonArguments
 from pontil.runtime.chat.json_scanner import SPACE, JsonStep
 from pontil.runtime.chat.marker_search import MarkerSearch
-from pontil.runtime.chat.tool_call_parser import portions
+from pontil.runtime.chat.step_parser import Step, StepParser
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>", START)
@@ -23,10 +22,9 @@ FIRSTS = (START, CHANNEL, MESSAGE, CONSTRAIN, "to=functions.")
 RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 ANALYSIS = re.compile(r"<\|channel\|>\s*analysis\b")
 MAX_HEADER = 512
-Step = Callable[[str, list[AnswerPart]], str]
 
 
-class HarmonyParser:
+class HarmonyParser(StepParser):
     """Messages to one of the functions are calls, others of the channel analysis are reasoning, and all others are
     content. The result depends on the text alone, not on how it is split, and the work is in proportion to it."""
 
@@ -48,13 +46,6 @@ class HarmonyParser:
     def complete(self) -> bool:
         """Return whether there are calls, and all of them are complete."""
         return 0 < self.calls == self.complete_calls
-
-    def feed(self, text: str) -> list[AnswerPart]:
-        parts: list[AnswerPart] = []
-        for rest in portions(text):
-            while rest:
-                rest = self.step(rest, parts)
-        return parts
 
     def finish(self) -> list[AnswerPart]:
         """Return the parts that were held back, when the answer has ended."""

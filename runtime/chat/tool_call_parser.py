@@ -3,29 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 from pontil.runtime.chat.answer_part import AnswerPart, Arguments, Call, Content
 from pontil.runtime.chat.call_body import CallState
 from pontil.runtime.chat.call_format import FENCE, CallFormat
 from pontil.runtime.chat.headed_call import Functions
 from pontil.runtime.chat.json_scanner import SPACE
 from pontil.runtime.chat.marker_search import MarkerSearch
+from pontil.runtime.chat.step_parser import Step, StepParser
 
-PORTION = 1024
 LIST, LIST_END, COMMA = "[", "]", ","
 # Words that may stand between a code fence and a call.
 FENCED = ("json",)
-# A parser's step takes some text, and returns the rest that it did not use.
-Step = Callable[[str, list[AnswerPart]], str]
 
 
-def portions(text: str) -> Iterator[str]:
-    """A text in pieces of bounded size: each step of a parser copies the rest of its piece."""
-    return (text[begin : begin + PORTION] for begin in range(0, len(text), PORTION))
-
-
-class ToolCallParser:
+class ToolCallParser(StepParser):
     """The result depends on the text alone, not on how it is split. Text that looks like a call and is none is content,
     with all that was held of it. White space around a call belongs to it.
 
@@ -57,13 +48,6 @@ class ToolCallParser:
     def complete(self) -> bool:
         """Return whether there are calls, and all of them are complete."""
         return 0 < self.begun == self.ended
-
-    def feed(self, text: str) -> list[AnswerPart]:
-        parts: list[AnswerPart] = []
-        for rest in portions(text):
-            while rest:
-                rest = self.step(rest, parts)
-        return parts
 
     def finish(self) -> list[AnswerPart]:
         """Return the parts that were held back, when the answer has ended."""

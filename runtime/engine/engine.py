@@ -144,7 +144,9 @@ class Engine:
 
 def as_given(sampled: Sampled) -> Sampled:
     """Return a first token that the client already has as it is: it counts as not generated, whichever token was
-    sampled in its place."""
+    sampled in its place. Of a request without a budget only the prompt is computed."""
+    if sampled.sequence.params.max_tokens == 0:
+        return replace(sampled, tokens=[], count=0, logprobs=[], failure=None)
     token = sampled.sequence.given.get(sampled.choice)
     if token is None or sampled.sequence.output:
         return sampled

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -16,8 +17,9 @@ Entry = tuple[int, float, int]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """`entries` are (token id, logprob, rank from 1): first the token itself, then the k most likely ones, which may
-    repeat it. Logprobs are natural and of the raw distribution, before temperature, penalties and masks."""
+    """`entries` are (token id, logprob, rank from 1): first the token itself, then the k most likely ones or those that
+    were named, by rank, which may repeat it. Logprobs are natural and of the raw distribution, before temperature,
+    penalties and masks."""
 
     entries: tuple[Entry, ...]
 
@@ -42,6 +44,20 @@ def logprobs_of(logits: Tensor, row: Tensor, token: Tensor, counts: Sequence[int
     return [
         TokenLogprobs((entry, *tables[place][:count]))
         for entry, place, count in zip(first, row.tolist(), counts, strict=True)
+    ]
+
+
+def logprobs_of_named(
+    logits: Tensor, row: Tensor, token: Tensor, named: Sequence[tuple[int, ...]]
+) -> list[TokenLogprobs]:
+    """The same, with the tokens `named[e]` in place of the most likely ones."""
+    asked = [(place, one) for place, own, ids in zip(row.tolist(), token.tolist(), named, strict=True)
+             for one in (own, *ids)]  # fmt: skip
+    places, tokens = (torch.tensor(each, device=logits.device) for each in zip(*asked, strict=True))
+    found, ranks = token_logprobs(logits, places, tokens)
+    entries = iter(zip(tokens.tolist(), found.tolist(), ranks.tolist(), strict=True))
+    return [
+        TokenLogprobs((next(entries), *sorted(islice(entries, len(ids)), key=lambda entry: entry[2]))) for ids in named
     ]
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from pontil.gpu_ops.sampling import Shaping, greedy, sample
 from pontil.runtime.engine.bitmask import bitmask_of
 from pontil.runtime.engine.logit_entries import edit
-from pontil.runtime.engine.logprobs import TokenLogprobs, logprobs_of
+from pontil.runtime.engine.logprobs import TokenLogprobs, logprobs_of, logprobs_of_named
 from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.engine.step_counts import Owner, StepCounts
 from pontil.runtime.sampling_params import SamplingParams
@@ -166,12 +166,28 @@ def pick_at_random(logits: Tensor, draws: list[Draw]) -> Tensor:
 
 
 def logprobs_of_draws(logits: Tensor, draws: list[Draw], tokens: dict[Draw, int]) -> dict[Draw, TokenLogprobs]:
+    named = [draw for draw in draws if draw.sequence.params.logprob_token_ids]
+    others = [draw for draw in draws if not draw.sequence.params.logprob_token_ids]
+    return likely_of(logits, others, tokens) | named_of(logits, named, tokens)
+
+
+def likely_of(logits: Tensor, draws: list[Draw], tokens: dict[Draw, int]) -> dict[Draw, TokenLogprobs]:
     if not draws:
         return {}
-    some, row = rows_of(logits, draws)
     counts = [draw.sequence.params.logprobs or 0 for draw in draws]
-    token = torch.tensor([tokens[draw] for draw in draws], device=logits.device)
-    return dict(zip(draws, logprobs_of(some, row, token, counts), strict=True))
+    return dict(zip(draws, logprobs_of(*drawn_rows(logits, draws, tokens), counts), strict=True))
+
+
+def named_of(logits: Tensor, draws: list[Draw], tokens: dict[Draw, int]) -> dict[Draw, TokenLogprobs]:
+    if not draws:
+        return {}
+    named = [draw.sequence.params.logprob_token_ids for draw in draws]
+    return dict(zip(draws, logprobs_of_named(*drawn_rows(logits, draws, tokens), named), strict=True))
+
+
+def drawn_rows(logits: Tensor, draws: list[Draw], tokens: dict[Draw, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows that are drawn from, for each draw its place among them, and the token that was drawn."""
+    return *rows_of(logits, draws), torch.tensor([tokens[draw] for draw in draws], device=logits.device)
 
 
 def rows_of(logits: Tensor, draws: list[Draw]) -> tuple[Tensor, Tensor]:

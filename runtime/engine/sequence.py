@@ -155,7 +155,7 @@ class Sequence:
     @property
     def max_length(self) -> int:
         """Return the most positions whose KV may be needed: the last token sampled is never fed back."""
-        return len(self.prompt) + (0 if self.hands_over else self.params.max_tokens - 1)
+        return len(self.prompt) + (0 if self.hands_over else max(0, self.params.max_tokens - 1))
 
     @property
     def guide(self) -> Guide | None:
@@ -276,16 +276,17 @@ class Sequence:
             finish = self.append(token_id, logprobs[place] if logprobs else None)
             if finish is not None:
                 return finish
-        return None
+        return FinishReason.LENGTH if self.params.max_tokens == 0 else None
 
     def append(self, token_id: int, logprobs: TokenLogprobs | None = None) -> FinishReason | None:
         """Accept one sampled token, and return the reason if it ends the sequence. A stop exactly at the budget is a
-        stop."""
+        stop, unless the grammar made it for the budget's sake."""
         self.output.append(token_id)
         if logprobs is not None:
             self.logprobs.append(logprobs)
         if token_id in self.stop_token_ids:
-            return FinishReason.STOP
+            is_cut = self.guide is not None and token_id in self.guide.ends and self.guide.is_cut(len(self.output))
+            return FinishReason.LENGTH if is_cut else FinishReason.STOP
         if self.stop_check is not None:
             self.stop_match = self.stop_check.feed(token_id)
             if self.stop_match is not None:

@@ -14,6 +14,8 @@ from importlib.metadata import version
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from pontil.runtime.errors import RequestError
+from pontil.runtime.grammar.closing import SLACK, ClosingVocabulary
+from pontil.runtime.grammar.grammar_text import is_json
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 # Limits on the cost of untrusted grammars. The library counts its own work: these many units are at most some tenths of
@@ -63,7 +65,9 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
-        self.words = LLTokenizer(TokenizerWrapper(GrammarVocabulary(tokenizer, vocab_size)))
+        vocabulary = GrammarVocabulary(tokenizer, vocab_size)
+        self.words = LLTokenizer(TokenizerWrapper(vocabulary))
+        self.closing = ClosingVocabulary(vocabulary.tokens, frozenset(vocabulary.special_token_ids))
 
     def compile(self, text: str) -> Grammar:
         """Compile a grammar; other threads run meanwhile. Raises RequestError for a grammar that cannot be used, in the
@@ -72,7 +76,7 @@ class GrammarCompiler:
         matcher = LLMatcher(self.words, text, log_level=SILENT, limits=LIMITS)
         if matcher.is_error():
             raise unusable(matcher.get_error())
-        return Grammar(matcher, self.vocab_size)
+        return Grammar(matcher, self.vocab_size, self.closing if is_json(text) else None)
 
 
 def check_grammar(text: str) -> None:
@@ -93,23 +97,24 @@ def unusable(reason: str) -> RequestError:
 
 
 class Grammar:
-    """A usable grammar, in its initial state."""
+    """A usable grammar, in its initial state. `closing` is for one of JSON."""
 
-    def __init__(self, beginning: LLMatcher, vocab_size: int) -> None:
-        self.beginning = beginning
+    def __init__(self, beginning: LLMatcher, vocab_size: int, closing: ClosingVocabulary | None = None) -> None:
+        self.beginning, self.closing = beginning, closing
         self.vocab_size, self.mask_bytes = vocab_size, 4 * -(-vocab_size // 32)
 
-    def guide(self, ends: frozenset[int]) -> GrammarGuide:
-        """A guide for one sequence, whose text may end with these ids. They are no part of the text."""
-        return GrammarGuide(self, ends)
+    def guide(self, ends: frozenset[int], budget: int | None = None) -> GrammarGuide:
+        """A guide for one sequence, whose text may end with these ids. They are no part of the text. JSON is closed
+        before the `budget` of tokens is used up, where there is one."""
+        return GrammarGuide(self, ends, None if self.closing is None else budget)
 
 
 class GrammarGuide:
     """Keeps one sequence to a grammar; the engine's `Guide`. A matcher that fails is rebuilt, so that a failure on a
     mere draft does no harm."""
 
-    def __init__(self, grammar: Grammar, ends: frozenset[int]) -> None:
-        self.grammar, self.ends = grammar, ends
+    def __init__(self, grammar: Grammar, ends: frozenset[int], budget: int | None = None) -> None:
+        self.grammar, self.ends, self.budget = grammar, ends, budget
         self.failure: str | None = None
         self.matcher: LLMatcher | None = None
         self.known = 0
@@ -117,7 +122,7 @@ class GrammarGuide:
     def masks(self, output: list[int], drafts: Sequence[int] = ()) -> list[bytes]:
         nothing = bytes(self.grammar.mask_bytes)
         matcher = self.follow(output)
-        found = [] if matcher is None else self.walk(matcher, drafts)
+        found = [] if matcher is None else self.walk(matcher, drafts, len(output))
         return found + [nothing] * (1 + len(drafts) - len(found))
 
     def fitting(self, output: list[int], drafts: Sequence[int]) -> int:
@@ -126,6 +131,9 @@ class GrammarGuide:
             return 0
         end = next((place for place, token in enumerate(drafts) if token in self.ends), len(drafts))
         return matcher.validate_tokens(list(drafts[:end])) if end else 0
+
+    def is_cut(self, count: int) -> bool:
+        return self.budget is not None and self.budget - (count - 1) <= SLACK
 
     def follow(self, output: list[int]) -> LLMatcher | None:
         """The matcher after the output, or None if it failed: see `failure`."""
@@ -136,19 +144,26 @@ class GrammarGuide:
             self.give_up(self.matcher)
         return self.matcher
 
-    def walk(self, matcher: LLMatcher, drafts: Sequence[int]) -> list[bytes]:
-        """The masks after the output and after each draft, up to the first forbidden one."""
-        found = [self.mask(matcher)]
+    def walk(self, matcher: LLMatcher, drafts: Sequence[int], count: int) -> list[bytes]:
+        """The masks after the output, of `count` tokens, and after each draft, up to the first forbidden one."""
+        found = [self.within_budget(matcher, count)]
         if matcher.is_error():
             self.give_up(matcher)
             return found
         for token in drafts:
             if token in self.ends or matcher.is_stopped() or matcher.try_consume_tokens([token]) == 0:
                 break
-            found.append(self.mask(matcher))
+            found.append(self.within_budget(matcher, count + len(found)))
         if len(found) > 1 and not matcher.rollback(len(found) - 1):
             self.matcher = None
         return found
+
+    def within_budget(self, matcher: LLMatcher, count: int) -> bytes:
+        """The mask of a matcher's next token, after `count` tokens."""
+        mask, closing = self.mask(matcher), self.grammar.closing
+        if self.budget is None or closing is None or matcher.is_error():
+            return mask
+        return closing.narrowed(matcher, mask, self.budget - count, self.ends)
 
     def mask(self, matcher: LLMatcher) -> bytes:
         """The mask of a matcher's next token. The library's own end token stands behind the vocabulary, and is also

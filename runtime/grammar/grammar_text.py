@@ -98,6 +98,12 @@ def in_final_message(grammar: str) -> str:
     return f'{START}"<|channel|>final<|message|>" final\nfinal: {grammar.removeprefix(START)}'
 
 
+def is_json(grammar: str) -> bool:
+    """Return whether all of a text that follows one of these grammars is a JSON value, but for reasoning before it and
+    the head of its message."""
+    return grammar.startswith(f"{START}%json ") or "\nvalue: %json " in grammar or "\nfinal: %json " in grammar
+
+
 def read_gbnf(rules: str) -> str:
     """Translate GBNF into Lark's notation."""
     if len(rules) > MAX_GBNF_CHARACTERS:

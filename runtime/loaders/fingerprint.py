@@ -10,14 +10,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
-
-from pontil.runtime.models.config import ModelConfig
+from typing import Protocol
 
 SAMPLES = 64
 SAMPLE_BYTES = 4096
 
 
-def fingerprint(config: ModelConfig, files: Iterable[Path]) -> str:
+class HasFingerprint(Protocol):
+    """A model's configuration."""
+
+    def fingerprint(self) -> str: ...
+
+
+def fingerprint(config: HasFingerprint, files: Iterable[Path]) -> str:
     """Hash the configuration and samples of each file, in the order given, to 16 hexadecimal digits."""
     digest = hashlib.sha256(config.fingerprint().encode())
     for path in files:

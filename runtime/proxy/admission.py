@@ -24,25 +24,25 @@ class HasContext(Protocol):
 
 def context_length(workers: Sequence[HasContext]) -> int | None:
     """Return the longest sequence, in tokens, that every worker can hold; None without workers."""
-    return min((worker.context for worker in workers), default=None)
+    return min([worker.context for worker in workers], default=None)
 
 
 def most_choices(workers: Sequence[WorkerLoad]) -> int:
     """Return the most choices that are admitted at once."""
-    return REQUESTS_PER_SEAT * sum(worker.seats for worker in workers)
+    return REQUESTS_PER_SEAT * sum([worker.seats for worker in workers])
 
 
-def check_together(workers: Sequence[WorkerLoad], wanted: int) -> None:
+def check_together(workers: Sequence[WorkerLoad], wanted: int, param: str = "prompt") -> None:
     """Raise RequestError for a request of several prompts that asks for more choices than are ever admitted at once:
     a retry would not help."""
     if workers and wanted > most_choices(workers):
-        says = f"the prompts ask for {wanted} choices together, but {most_choices(workers)} are all that can be taken"
-        raise RequestError(f"{says}: send fewer prompts at once, or ask for a smaller n", param="prompt")
+        says = f"the {param}s ask for {wanted} choices together, but {most_choices(workers)} are all that can be taken"
+        raise RequestError(f"{says}: send fewer {param}s at once, or ask for a smaller n", param=param)
 
 
 def check_seats(workers: Sequence[WorkerLoad], n: int) -> None:
     """Raise RequestError for more choices than the smallest worker has seats."""
-    seats = min((worker.seats for worker in workers), default=n)
+    seats = min([worker.seats for worker in workers], default=n)
     if n > seats:
         raise RequestError(f"n is {n}, but a worker serves at most {seats} choices at once: ask for less", param="n")
 

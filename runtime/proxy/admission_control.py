@@ -10,7 +10,7 @@ from pontil.runtime.proxy.dispatch import Dispatcher
 from pontil.runtime.proxy.metrics import KEY_LIMIT, OVERLOAD, TOO_LATE, Metrics
 from pontil.runtime.proxy.policy import WorkerLoad
 from pontil.runtime.proxy.rate_limits import Allowance, RateLimits
-from pontil.runtime.proxy.registry import Registry
+from pontil.runtime.proxy.registry import WorkerGroup
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.request_queue import RequestQueue
 from pontil.runtime.proxy.service_rate import Seats
@@ -18,21 +18,23 @@ from pontil.runtime.sampling_params import SamplingParams
 
 
 class AdmissionControl:
-    """The entry point of requests: `check`, then `enter` for each; `dispatch` whenever there may be room; `leave` at
+    """The entry point of requests for one model, whose `workers` they go to; callers have the same `limits` for all
+    models: `check`, then `enter` for each; `dispatch` whenever there may be room; `leave` at
     its end."""
 
     def __init__(
         self,
         config: ProxyConfig,
-        registry: Registry,
+        workers: WorkerGroup,
+        limits: RateLimits,
         dispatcher: Dispatcher,
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
-        self.registry, self.dispatcher, self.metrics, self.clock = registry, dispatcher, metrics, clock
+        self.workers, self.limits = workers, limits
+        self.dispatcher, self.metrics, self.clock = dispatcher, metrics, clock
         fair, deadline = config.fair_by == "key", config.first_byte_timeout
-        self.queue = RequestQueue(deadline, lambda: Seats.of(registry.available), fair=fair)
-        self.limits = RateLimits()
+        self.queue = RequestQueue(deadline, lambda: Seats.of(workers.available), fair=fair)
         self.choices = 0
         self.dispatching = False
 
@@ -95,7 +97,7 @@ class AdmissionControl:
         """Return the queued requests that cannot be served in time, each with its error."""
         if not len(self.queue):
             return []
-        if self.registry.is_given_up:
+        if self.workers.is_given_up:
             gone = Unavailable("no worker is left, and none will come back: see the launcher's log")
             return [(request, gone) for request in self.queue]
         found = self.queue.hopeless(self.clock())

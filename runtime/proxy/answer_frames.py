@@ -10,12 +10,13 @@ from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.errors import MalformedFrame, PontilError, RequestError, Unavailable
 from pontil.runtime.proxy.choice_text import BrokenAnswer
 from pontil.runtime.proxy.dispatch import Dispatcher
+from pontil.runtime.proxy.embedding_task import accept_embedding, fits
 from pontil.runtime.proxy.metrics import BROKEN, FAILED, MOVED, Metrics
+from pontil.runtime.proxy.model_admissions import ModelAdmissions
 from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.proxy.request import Request
-from pontil.runtime.proxy.request_queue import RequestQueue
 from pontil.runtime.proxy.stream import Finished, MessageTurn
-from pontil.runtime.wire.messages import Failed, Heartbeat, Hello, Message, Progress, Step, StillHere, Tokens
+from pontil.runtime.wire.messages import Embedding, Failed, Heartbeat, Hello, Message, Progress, Step, StillHere, Tokens
 from pontil.runtime.wire.token_batch import HEAD, frame_of, is_plain, row_of, rows_of
 
 LOG = logging.getLogger("pontil.proxy")
@@ -69,7 +70,7 @@ class AnswerFrames:
     ledger: Ledger
     metrics: Metrics
     dispatcher: Dispatcher
-    queue: RequestQueue
+    admissions: ModelAdmissions
     turn: MessageTurn
     clock: Callable[[], float]
     finish: Callable[[Request, str], None]
@@ -119,7 +120,7 @@ class AnswerFrames:
         if request is None or not request.expects(frame.sender, frame.attempt):
             self.metrics.dropped.labels("stale").inc()
             self.book_stray(frame)
-        elif not request.is_sound(frame):
+        elif request.embedding is not None or not request.is_sound(frame):
             self.metrics.dropped.labels("malformed").inc()
             self.book_stray(frame)
         else:
@@ -143,10 +144,29 @@ class AnswerFrames:
             self.dispatcher.prompt_done(request)
         if new and not begun:
             request.first_token = now
-            self.queue.started(request, now)
+            self.admissions.queue_of(request).started(request, now)
         if new and not request.trial:
             self.metrics.add_tokens(new, now - (before if begun else request.arrived), not begun, request)
         if isinstance(request.mailbox.end, Finished):
+            self.finish(request, frame.sender)
+
+    def on_embedding(self, frame: Embedding) -> None:
+        """Take the vector of a text, which ends its request."""
+        request = self.requests.get(frame.request_id)
+        worker = self.registry.workers.get(frame.sender)
+        size = None if worker is None else worker.hello.embedding_size
+        if request is None or not request.expects(frame.sender, frame.attempt) or request.embedding is None:
+            self.metrics.dropped.labels("stale").inc()
+            self.ledger.stray_prompt(frame.sender, frame.computed_tokens)
+        elif not fits(frame, request, request.embedding, size):
+            self.metrics.dropped.labels("broken").inc()
+            self.ledger.stray_prompt(frame.sender, frame.computed_tokens)
+            self.dispatcher.retry(request, "a worker sent a vector of another size, or other counts", BROKEN)
+        else:
+            now = self.clock()
+            accept_embedding(request, frame, now)
+            self.dispatcher.prompt_done(request)
+            self.admissions.queue_of(request).started(request, now)
             self.finish(request, frame.sender)
 
     def on_progress(self, message: Progress) -> None:
@@ -159,7 +179,7 @@ class AnswerFrames:
             new = self.dispatcher.advance_prompt(request, message.computed)
             if new:
                 request.waits_since = now
-                self.queue.advanced(request, new, now)
+                self.admissions.queue_of(request).advanced(request, new, now)
 
     def on_failed(self, message: Failed) -> None:
         request = self.requests.get(message.request_id)
@@ -167,7 +187,10 @@ class AnswerFrames:
             self.metrics.dropped.labels("stale").inc()
         elif request.needs(message.sender):
             if message.late:
-                self.fail(request, Unavailable(f"{message.reason}: try again later", self.queue.deadline))
+                self.fail(
+                    request,
+                    Unavailable(f"{message.reason}: try again later", self.admissions.queue_of(request).deadline),
+                )
             elif 400 <= message.status < 500:
                 self.fail(request, RequestError(message.reason, status=message.status))
             else:

@@ -105,7 +105,8 @@ class Bookkeeper:
         discarded = sum(entry.discarded.values())
         first = request.first_token
         return RequestRow(
-            request.id, self.incarnation, request.id.rpartition("-")[0], request.caller, self.config.served_model_name,
+            request.id, self.incarnation, request.id.rpartition("-")[0], request.caller,
+            request.embedding_model or self.config.served_model_name,
             request.route_name, state, finish, request.params.n, request.attempt + 1, billed.prompt_tokens,
             billed.cached_tokens, billed.completion_tokens, entry.generated, entry.delivered, discarded,
             time.time() - (now - request.arrived), request.queued, None if first is None else first - request.arrived,

@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 from pontil.runtime.accounting.counts import DECODE
 from pontil.runtime.config import ProxyConfig
+from pontil.runtime.proxy.embedding_task import embed_message
 from pontil.runtime.proxy.metrics import MOVED, UNREACHABLE, Metrics
 from pontil.runtime.proxy.policy import Route, next_route, plan
 from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.proxy.request import Request
-from pontil.runtime.wire.messages import Message
+from pontil.runtime.wire.messages import Embed, Message, Submit
 from pontil.runtime.wire.outbox import Outbox
 
 LOG = logging.getLogger("pontil.proxy")
@@ -51,11 +52,13 @@ class Dispatcher:
 
     def route(self, request: Request) -> Route | None:
         """Return the route for the next attempt of a request that broke, which does not wait for room."""
-        return plan(self.registry.reachable_loads, self.config.disagg, request.broken, len(request.prompt))
+        workers = self.registry.of(request.embedding_model).reachable_loads
+        return plan(workers, self.config.disagg, request.broken, len(request.prompt))
 
     def room_for(self, request: Request) -> Route | None:
         """Return a route that has room now for a queued request's first attempt, or None."""
-        return next_route(self.registry.reachable_loads, self.config.disagg, len(request.prompt), request.params.n)
+        workers = self.registry.of(request.embedding_model).reachable_loads
+        return next_route(workers, self.config.disagg, len(request.prompt), request.params.n)
 
     def launch(self, request: Request) -> None:
         """Send the attempt that has begun to its workers, after the cancels that they have yet to get (C15)."""
@@ -63,12 +66,18 @@ class Dispatcher:
         self.seat(request, 1)
         secret = None if self.config.keys is None else secrets.token_hex(SECRET_BYTES)
         deadline = self.time_left(request, self.clock())
-        for message in request.submits(self.incarnation, secret, deadline):
+        for message in self.messages(request, secret, deadline):
             if not self.send(message):
                 self.registry.unreachable(message.receiver)
                 self.retry(request, "a worker cannot be reached", UNREACHABLE)
                 return
         request.stranded_at = None
+
+    def messages(self, request: Request, secret: str | None, deadline: float | None) -> "list[Submit] | list[Embed]":
+        """Return the messages that start the attempt, one for each worker."""
+        if request.embedding is not None:
+            return [embed_message(request, request.embedding, self.incarnation, deadline)]
+        return request.submits(self.incarnation, secret, deadline)
 
     def retry(self, request: Request, reason: str, cause: str) -> None:
         """Retry a request whose attempt broke. Its other workers are cancelled first, so that their blocks are free for
@@ -116,7 +125,7 @@ class Dispatcher:
             del self.stranded[request.id]
             request.begin(route, self.clock())
             self.launch(request)
-        elif self.registry.is_given_up:
+        elif self.registry.of(request.embedding_model).is_given_up:
             self.give_up(request, "its worker is gone, and none will come back: see the launcher's log")
 
     def withdraw(self, request: Request) -> None:
@@ -181,4 +190,5 @@ class Dispatcher:
             return f"the prompt was not computed within {limit:g} s"
         config = self.config
         wanted, limit = ("next", config.stream_idle_timeout) if request.begun else ("first", config.first_byte_timeout)
-        return f"the {wanted} token did not come within {limit:g} s" if waited > limit else None
+        what = f"{wanted} token" if request.embedding is None else "embedding"
+        return f"the {what} did not come within {limit:g} s" if waited > limit else None

@@ -252,7 +252,9 @@ class FairQueue(Generic[T]):
 
     def level_for(self, priority: int) -> PriorityLevel[T]:
         """Return the level of a priority, created if needed, to push an entry to it."""
-        level = self.levels.setdefault(priority, PriorityLevel())
+        level = self.levels.get(priority)
+        if level is None:
+            level = self.levels[priority] = PriorityLevel()
         if not level.backlogs:
             insort(self.busy, priority)
             place = bisect_left(self.quiet, priority)

@@ -22,7 +22,7 @@ class SingleThreadHistogram(Collector):
         self.name, self.says, self.created = name, says, time.time()
         self.bounds = [*map(float, buckets), float("inf")]
         self.counts = [0] * len(self.bounds)
-        self.exemplars: list[Exemplar | None] = [None] * len(self.bounds)
+        self.exemplars: list[tuple[dict[str, str], float, float] | None] = [None] * len(self.bounds)
         self.sum = 0.0
         registry.register(self)
 
@@ -31,13 +31,14 @@ class SingleThreadHistogram(Collector):
         self.counts[place] += 1
         self.sum += value
         if exemplar is not None:
-            self.exemplars[place] = Exemplar(exemplar, value, time.time())
+            self.exemplars[place] = exemplar, value, time.time()
 
     def collect(self) -> Iterable[Metric]:
         family = HistogramMetricFamily(self.name, self.says)
         names, counts = map(floatToGoString, self.bounds), accumulate(self.counts)
         # The family takes None for a bucket without an exemplar, and does not declare it.
-        buckets: list[Any] = list(zip(names, counts, self.exemplars, strict=True))
+        exemplars = [None if one is None else Exemplar(*one) for one in self.exemplars]
+        buckets: list[Any] = list(zip(names, counts, exemplars, strict=True))
         family.add_metric([], buckets, self.sum)
         family.add_sample(f"{self.name}_created", {}, self.created)
         yield family

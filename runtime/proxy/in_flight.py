@@ -5,10 +5,11 @@ import secrets
 from collections.abc import Callable
 
 from pontil.runtime.errors import PontilError, Unavailable
-from pontil.runtime.proxy.admission_control import AdmissionControl
 from pontil.runtime.proxy.bookkeeper import Bookkeeper
 from pontil.runtime.proxy.dispatch import Dispatcher
+from pontil.runtime.proxy.embedding_task import EmbeddingTask
 from pontil.runtime.proxy.metrics import Metrics
+from pontil.runtime.proxy.model_admissions import ModelAdmissions
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.stream import Finished
 from pontil.runtime.sampling_params import SamplingParams
@@ -20,19 +21,23 @@ class InFlight:
     of `finish` or `end` closes its mailbox."""
 
     def __init__(
-        self, incarnation: str, tokenizer: Tokenizer, dispatcher: Dispatcher, admission: AdmissionControl,
+        self, incarnation: str, tokenizer: Tokenizer, dispatcher: Dispatcher, admissions: ModelAdmissions,
         books: Bookkeeper, metrics: Metrics, clock: Callable[[], float],
     ) -> None:  # fmt: skip
         self.incarnation, self.tokenizer, self.dispatcher = incarnation, tokenizer, dispatcher
-        self.admission, self.books, self.metrics, self.clock = admission, books, metrics, clock
+        self.admissions, self.books, self.metrics, self.clock = admissions, books, metrics, clock
         self.requests: dict[str, Request] = {}
 
-    def open(self, name: str | None, prompt: list[int], params: SamplingParams, salt: str, priority: int) -> Request:
-        """Create a request, with `name` as a part of its id."""
+    def open(
+        self, name: str | None, prompt: list[int], params: SamplingParams, salt: str, priority: int,
+        embedding: EmbeddingTask | None = None,
+    ) -> Request:  # fmt: skip
+        """Create a request, with `name` as a part of its id. One for an `embedding` makes a vector and no tokens."""
         request_id = f"{name or ''}-{secrets.token_hex(8)}".removeprefix("-")
         request = self.requests[request_id] = Request.start(
             request_id, prompt, params, self.tokenizer, self.clock(), salt, self.books.ledger, priority
         )
+        request.embedding = embedding
         return request
 
     def finish(self, request: Request, last_sender: str) -> None:
@@ -62,13 +67,13 @@ class InFlight:
         self.dispatcher.withdraw(request)
         request.mailbox.close(error)
         self.close_account(request, label)
-        self.admission.dispatch()
+        self.admissions.dispatch()
 
     def close_account(self, request: Request, label: str) -> None:
         if request.trial:
             self.books.ledger.set_aside(request.id)
             return
-        self.admission.leave(request)
+        self.admissions.of(request).leave(request)
         billed = request.billed
         self.books.close(request, billed, request.finish or label)
         self.metrics.add_request(request, billed, label)

@@ -63,8 +63,9 @@ class Metrics:
         )
         self.clamped = Counter("pontil_counts_clamped", "Counts above the budget", registry=registry)
         self.disputed = Counter("pontil_counts_disputed", "Counts unlike the ids that arrived", registry=registry)
-        for reason in FINISHED.values():
-            self.success.labels(reason)
+        self.embeddings = Counter("pontil_embeddings", "Texts that were answered with a vector", registry=registry)
+        self.embedded = Counter("pontil_embedding_tokens", "Tokens of these texts", registry=registry)
+        self.ended = {label: self.success.labels(reason) for label, reason in FINISHED.items()}
         for cause in CAUSES:
             self.failovers.labels(cause)
         for reason in REFUSALS:
@@ -143,12 +144,16 @@ class Metrics:
     def add_request(self, request: Request, billed: Usage, label: str) -> None:
         """Observe a request that has ended; `label` is its cause in one word."""
         account = request.account
-        self.success.labels(FINISHED[label]).inc()
+        self.ended[label].inc()
         self.latencies.add_request(request, billed)
-        self.clamped.inc(account.clamped)
-        if request.complete:
-            self.disputed.inc(account.disputed)
-        if request.complete or request.begun:
+        if clamped := account.clamped:
+            self.clamped.inc(clamped)
+        if request.complete and (disputed := account.disputed):
+            self.disputed.inc(disputed)
+        if request.embedding is not None:
+            self.embeddings.inc(request.complete)
+            self.embedded.inc(billed.prompt_tokens if request.complete else 0)
+        elif request.complete or request.begun:
             self.prompt.inc(billed.prompt_tokens)
             self.cached.inc(billed.cached_tokens)
 

@@ -7,28 +7,31 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from pontil.runtime.config import ProxyConfig
 from pontil.runtime.errors import Unavailable
-from pontil.runtime.proxy.admission_control import AdmissionControl
 from pontil.runtime.proxy.answer_frames import AnswerFrames, MessageRouter
 from pontil.runtime.proxy.bookkeeper import Bookkeeper
 from pontil.runtime.proxy.dispatch import Dispatcher
+from pontil.runtime.proxy.embedding_task import EmbeddingTask
 from pontil.runtime.proxy.in_flight import InFlight
 from pontil.runtime.proxy.metrics import DIED, SILENT, Metrics
+from pontil.runtime.proxy.model_admissions import ModelAdmissions
 from pontil.runtime.proxy.policy import Route, every_route
 from pontil.runtime.proxy.rate_limits import UNLIMITED, Allowance
 from pontil.runtime.proxy.registrar import Registrar
 from pontil.runtime.proxy.registry import RegisteredWorker, Registry, RegistrySnapshot
 from pontil.runtime.proxy.request import NO_KEY
 from pontil.runtime.proxy.self_test import SelfTest
-from pontil.runtime.proxy.stream import MessageTurn, Stream
+from pontil.runtime.proxy.stream import MessageTurn, Stream, joined
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.threads import go_on
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.keys import Keys
 from pontil.runtime.wire.messages import (
+    Embedding,
     Failed,
     Goodbye,
     Heartbeat,
@@ -49,6 +52,8 @@ LATE = 1.0
 SWEEP_TICKS = 2
 # Seconds that the last messages, cancels above all, have to leave the socket when the proxy ends.
 LINGER = 0.2
+# Requests that are admitted in one turn of the event loop, where there are many.
+PORTION = 64
 LOG = logging.getLogger("pontil.proxy")
 
 
@@ -62,7 +67,8 @@ class Proxy:
         self.clock = clock
         self.incarnation = secrets.token_hex(8)
         self.started_at = int(time.time())
-        self.registry = Registry(config.worker_ttl)
+        names = () if config.served_embedding_model_name is None else (config.served_embedding_model_name,)
+        self.registry = Registry(config.worker_ttl, names)
         self.metrics = Metrics()
         self.dispatcher = Dispatcher(
             config, self.incarnation, self.registry, self.metrics, clock, self.send,
@@ -72,17 +78,18 @@ class Proxy:
         self.ledger = self.books.ledger
         self.self_test = SelfTest(
             config.awaits_self_test, tokenizer,
-            lambda: every_route(self.registry.loads, config.disagg), self.try_out,
+            lambda: every_route(self.registry.generating.loads, config.disagg), self.try_out,
         )  # fmt: skip
-        self.admission = AdmissionControl(config, self.registry, self.dispatcher, self.metrics, clock)
+        self.admissions = ModelAdmissions(config, self.registry, self.dispatcher, self.metrics, clock)
+        self.admission = self.admissions.generating
         self.queue = self.admission.queue
         self.in_flight = InFlight(
-            self.incarnation, tokenizer, self.dispatcher, self.admission, self.books, self.metrics, clock
+            self.incarnation, tokenizer, self.dispatcher, self.admissions, self.books, self.metrics, clock
         )  # fmt: skip
         self.requests = self.in_flight.requests
         self.turn = MessageTurn()
         self.frames = AnswerFrames(
-            self.requests, self.registry, self.ledger, self.metrics, self.dispatcher, self.queue, self.turn, clock,
+            self.requests, self.registry, self.ledger, self.metrics, self.dispatcher, self.admissions, self.turn, clock,
             self.in_flight.finish, self.in_flight.fail,
         )  # fmt: skip
         about = {"version": config.version, "model_name": config.served_model_name}
@@ -108,10 +115,11 @@ class Proxy:
             Step: self.frames.on_step,
             Progress: self.frames.on_progress,
             Failed: self.frames.on_failed,
+            Embedding: self.frames.on_embedding,
         }
         self.router = MessageRouter(
             self.incarnation, self.registry, self.metrics, clock, self.send, handlers, self.turn,
-            self.admission.dispatch,
+            self.admissions.dispatch,
         )  # fmt: skip
 
     def bind(self) -> str:
@@ -174,26 +182,46 @@ class Proxy:
     def submit_all(
         self, asked: Sequence[tuple[list[int], SamplingParams]], name: str | None = None, cache_salt: str = "",
         priority: int = 0, caller: str = NO_KEY, allowance: Allowance = UNLIMITED,
-        snapshot: RegistrySnapshot | None = None,
+        snapshot: RegistrySnapshot | None = None, embedding: EmbeddingTask | None = None,
     ) -> Stream:  # fmt: skip
         """Admit one request per prompt, or none of them. `name` becomes part of their ids, so that they are found in
         the workers' logs. The lowest `priority` is served first, callers of equal priority in turns. `caller` names the
-        API key. `snapshot` is the registry snapshot that earlier decisions about these requests used, if any.
+        API key. `snapshot` is the registry snapshot that earlier decisions about these requests used, if any. With an
+        `embedding` task the answer to each prompt is a vector.
 
         Raises Unavailable at once if they cannot be served in time, TooManyRequests for more than the key allows now.
         """
         if self.draining:
             raise Unavailable("the server is shutting down: try again in a moment")
-        workers = self.registry.loads if snapshot is None else snapshot.workers
-        self.admission.check(asked, workers, priority, caller, allowance)
+        model = None if embedding is None else embedding.model
+        workers = self.registry.of(model).loads if snapshot is None else snapshot.workers
+        admission = self.admissions.by_model[model]
+        admission.check(asked, workers, priority, caller, allowance)
         requests = []
         for prompt, params in asked:
-            request = self.in_flight.open(name, prompt, params, cache_salt, priority)
-            self.admission.enter(request, caller, allowance)
+            request = self.in_flight.open(name, prompt, params, cache_salt, priority, embedding)
+            admission.enter(request, caller, allowance)
             self.books.admit(request)
             requests.append(request)
-        self.admission.dispatch()
+        admission.dispatch()
         return Stream(requests, self.in_flight.cancel, self.turn)
+
+    async def submit_in_portions(
+        self, asked: Sequence[tuple[list[int], SamplingParams]], embedding: EmbeddingTask, snapshot: RegistrySnapshot,
+        name: str | None = None, priority: int = 0, caller: str = NO_KEY, allowance: Allowance = UNLIMITED,
+    ) -> Stream:  # fmt: skip
+        """Do what `submit_all` does, for many texts: the event loop has its turns in between."""
+        self.admissions.by_model[embedding.model].check(asked, snapshot.workers, priority, caller, allowance)
+        with ExitStack() as broken:
+            streams = []
+            for first in range(0, len(asked), PORTION):
+                portion = asked[first : first + PORTION]
+                stream = self.submit_all(portion, name, "", priority, caller, allowance, snapshot, embedding)
+                broken.callback(stream.cancel)
+                streams.append(stream)
+                await asyncio.sleep(0)
+            broken.pop_all()
+        return joined(streams)
 
     def try_out(self, route: Route, prompt: list[int], params: SamplingParams, cache_salt: str) -> Stream:
         """Dispatch a self-test request: by this route or not at all, and billed to no caller."""
@@ -207,7 +235,7 @@ class Proxy:
     def ready(self) -> bool:
         """True if a request can be served now (D21): at least one worker is reachable, and the start-up self-test has
         passed."""
-        there = (self.send(StillHere(self.incarnation, load.incarnation)) for load in self.registry.loads)
+        there = (self.send(StillHere(self.incarnation, load.incarnation)) for load in self.registry.generating.loads)
         return not self.draining and self.self_test.passed and any(there)
 
     def topology(self) -> list[dict[str, Any]]:
@@ -229,7 +257,7 @@ class Proxy:
         self.table_at = self.clock()
         self.lose(self.registry.show(rows), DIED, "died")
         self.dispatcher.resume()
-        self.admission.dispatch()
+        self.admissions.dispatch()
 
     def on_change(self) -> None:
         """Resume stranded requests, as a worker may have become available."""
@@ -240,7 +268,7 @@ class Proxy:
         """Flush metrics and messages, expire silent workers, enforce deadlines and dispatch what can be; after a late
         tick, neither deadlines nor silence count, since the proxy itself may have caused them."""
         self.ticks += 1
-        self.queue.pass_time(self.clock())
+        self.admissions.pass_time(self.clock())
         self.metrics.show_ledger(self.ledger)
         self.metrics.show_usage_log(self.books.log)
         self.dispatcher.flush()
@@ -250,14 +278,14 @@ class Proxy:
             self.lose(self.registry.expire(now, self.table_age), SILENT, "went silent")
             self.enforce_deadlines(now)
         self.dispatcher.resume()
-        self.admission.dispatch()
+        self.admissions.dispatch()
         if self.server is not None and self.server.malformed > self.malformed_seen:
             self.metrics.dropped.labels("malformed").inc(self.server.malformed - self.malformed_seen)
             self.malformed_seen = self.server.malformed
 
     def enforce_deadlines(self, now: float) -> None:
         if self.ticks % SWEEP_TICKS == 0:
-            for request, error in self.admission.hopeless():
+            for request, error in self.admissions.hopeless():
                 self.in_flight.fail(request, error)
         for request in list(self.requests.values()):
             if overdue := self.dispatcher.overdue(request, now):

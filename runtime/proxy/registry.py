@@ -2,14 +2,14 @@
 """Registry of workers: added by Hello, kept by Heartbeat, drained by Goodbye, removed when they fall silent or the
 supervisor's table shows them as dead."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy.admission import context_length
 from pontil.runtime.proxy.policy import WorkerLoad
-from pontil.runtime.proxy.system_fingerprint import system_fingerprint
+from pontil.runtime.proxy.system_fingerprint import FingerprintCache
 from pontil.runtime.wire.compatibility import foreign, objection
 from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello, RoleChange
 
@@ -18,6 +18,8 @@ DEAD_STATES = ("EXITED", "KILLED", "BACKOFF", "GIVEN_UP")
 REMEMBERED = 256
 # Refused workers that are shown, at most one for each name.
 REFUSED = 32
+# The role of workers that embed texts, which never changes: no other worker can, and they cannot do anything else.
+EMBED = "embed"
 
 
 @dataclass(slots=True)
@@ -52,6 +54,11 @@ class RegisteredWorker:
     @property
     def role(self) -> str:
         return self.hello.role
+
+    @property
+    def embedding_model(self) -> str | None:
+        """The name of its model, for a worker that embeds texts; None for one that generates."""
+        return self.hello.model if self.role == EMBED else None
 
     @property
     def seats(self) -> int:
@@ -119,6 +126,7 @@ class RegistrySnapshot:
 
     workers: tuple[WorkerLoad, ...]
     any_hello: Hello | None
+    fingerprints: FingerprintCache
 
     @property
     def known_context(self) -> int | None:
@@ -144,10 +152,15 @@ class RegistrySnapshot:
         told = None if self.any_hello is None else self.any_hello.kv_cache_dtype
         return self.dtype if told == "auto" else told
 
+    @property
+    def embedding_size(self) -> int | None:
+        """The length of the vectors of an embedding model; None while no worker is registered."""
+        return None if self.any_hello is None else self.any_hello.embedding_size
+
     def system_fingerprint(self, version: str) -> str | None:
         """Return the fingerprint of everything besides the request that a seed's tokens depend on: model,
         dtypes, kernels and version. None while no worker is registered."""
-        return None if self.any_hello is None else system_fingerprint(self.any_hello, version)
+        return None if self.any_hello is None else self.fingerprints.of(self.any_hello, version)
 
 
 # Age in seconds up to which a table is trusted: the supervisor sends one every second, and none while it is stopped.
@@ -156,16 +169,72 @@ FRESH = 3.0
 WATCHED_TTL = 45.0
 
 
-class Registry:
-    """Workers by incarnation, in the order in which they registered. All of them run the same model and layout."""
+class WorkerGroup:
+    """The workers of a registry that serve one model: the one that generates, or the embedding model of this name. A
+    request stays within one group, whose workers are all alike."""
 
-    def __init__(self, ttl: float) -> None:
-        self.ttl = ttl
+    def __init__(self, registry: "Registry", embedding_model: str | None) -> None:
+        self.registry, self.embedding_model = registry, embedding_model
+        self.fingerprints = FingerprintCache()
+
+    @property
+    def workers(self) -> list[RegisteredWorker]:
+        every = self.registry.workers.values()
+        return [worker for worker in every if worker.embedding_model == self.embedding_model]
+
+    @property
+    def any_hello(self) -> Hello | None:
+        """The Hello of one worker, since all are alike; None without workers."""
+        return next((worker.hello for worker in self.workers), None)
+
+    def snapshot(self) -> RegistrySnapshot:
+        return RegistrySnapshot(self.loads, self.any_hello, self.fingerprints)
+
+    @property
+    def available(self) -> list[RegisteredWorker]:
+        """The workers that take requests."""
+        return [worker for worker in self.workers if not worker.leaving]
+
+    @property
+    def known_context(self) -> int | None:
+        """The longest sequence in tokens; None while no worker is registered."""
+        return context_length(self.available)
+
+    @property
+    def loads(self) -> tuple[WorkerLoad, ...]:
+        """The current load of each worker that takes requests."""
+        return tuple([worker.load for worker in self.available])
+
+    @property
+    def reachable_loads(self) -> tuple[WorkerLoad, ...]:
+        """The current load of each worker to which a request can be sent now."""
+        return tuple([worker.load for worker in self.available if worker.reachable])
+
+    @property
+    def is_given_up(self) -> bool:
+        """True if no worker is registered and the supervisor has given up restarting them."""
+        embeds = self.embedding_model is not None
+        rows = [row for row in self.registry.rows if row.role != "proxy" and (row.role == EMBED) == embeds]
+        return not self.workers and bool(rows) and all(row.state == "GIVEN_UP" for row in rows)
+
+
+class Registry:
+    """Workers by incarnation, in the order in which they registered. Those that generate run one model and layout;
+    `embedding_models` are the names of those that may embed texts beside them."""
+
+    def __init__(self, ttl: float, embedding_models: Collection[str] = ()) -> None:
+        self.ttl, self.embedding_models = ttl, embedding_models
         self.workers: dict[str, RegisteredWorker] = {}
         self.rows: tuple[ProcessRow, ...] = ()
         self.remembered: dict[str, dict[str, int]] = {}
         # The last refusal for each name, until a worker of that name fits.
         self.refused: dict[str, ProcessRow] = {}
+        self.generating = WorkerGroup(self, None)
+        self.groups = {name: WorkerGroup(self, name) for name in embedding_models}
+
+    def of(self, embedding_model: str | None) -> WorkerGroup:
+        """Return the workers of this embedding model; None: of the model that generates."""
+        return self.generating if embedding_model is None else self.groups[embedding_model]
 
     def hello(self, message: Hello, now: float) -> str | None:
         """Register a worker; return the reason if it is refused. A second Hello of one process only renews its time to
@@ -173,7 +242,7 @@ class Registry:
         known = self.workers.get(message.sender)
         if known is not None:
             known.last_heard, known.reachable = now, True
-            known.turn_to(message.role, message.draining)
+            known.turn_to(self.kept_role(known, message.role), message.draining)
             return None
         if reason := self.objection(message):
             self.refuse(message, reason)
@@ -187,10 +256,23 @@ class Registry:
         return None
 
     def objection(self, message: Hello) -> str | None:
-        """Return the reason why a worker is incompatible, or None. All registered workers are alike, so comparing with
-        one is enough."""
-        first = self.any_hello
-        return foreign(message, "the proxy", SCHEMA) or (objection(message, first) if first else None)
+        """Return the reason why a worker is incompatible, or None. All workers of one model are alike, so comparing
+        with one is enough."""
+        if version := foreign(message, "the proxy", SCHEMA):
+            return version
+        if message.role == EMBED and message.model not in self.embedding_models:
+            return f"{message.name} embeds by {message.model}, and {self.told_models}: start both alike"
+        first = self.of(message.model if message.role == EMBED else None).any_hello
+        return objection(message, first) if first else None
+
+    @property
+    def told_models(self) -> str:
+        names = ", ".join(self.embedding_models)
+        return (
+            f"the proxy was started with --embedding-model for {names}"
+            if names
+            else ("the proxy was started without --embedding-model")
+        )
 
     def refuse(self, message: Hello, reason: str) -> None:
         self.refused.pop(message.name, None)
@@ -221,8 +303,12 @@ class Registry:
         """Change a worker's role or drain state; return False if it is not registered."""
         worker = self.workers.get(message.sender)
         if worker is not None:
-            worker.turn_to(message.role, message.draining)
+            worker.turn_to(self.kept_role(worker, message.role), message.draining)
         return worker is not None
+
+    def kept_role(self, worker: RegisteredWorker, wanted: str) -> str:
+        """Return the role that a worker gets: one that embeds stays so, and no other can begin to."""
+        return wanted if (wanted == EMBED) == (worker.role == EMBED) else worker.role
 
     def is_leaving(self, incarnation: str) -> bool:
         """Return whether the worker is registered and takes no new requests."""
@@ -253,12 +339,6 @@ class Registry:
             worker.confirmed = worker.confirmed or alive
         return self.remove(gone)
 
-    @property
-    def is_given_up(self) -> bool:
-        """True if no worker is registered and the supervisor has given up restarting them."""
-        states = [row.state for row in self.rows if row.role != "proxy"]
-        return not self.workers and bool(states) and all(state == "GIVEN_UP" for state in states)
-
     def remove(self, workers: Any) -> list[RegisteredWorker]:
         gone = list(workers)
         for worker in gone:
@@ -267,34 +347,6 @@ class Registry:
         while len(self.remembered) > REMEMBERED:
             del self.remembered[next(iter(self.remembered))]
         return gone
-
-    @property
-    def any_hello(self) -> Hello | None:
-        """The Hello of one worker, since all are alike; None without workers."""
-        return next((worker.hello for worker in self.workers.values()), None)
-
-    def snapshot(self) -> RegistrySnapshot:
-        return RegistrySnapshot(self.loads, self.any_hello)
-
-    @property
-    def available(self) -> list[RegisteredWorker]:
-        """The workers that take requests."""
-        return [worker for worker in self.workers.values() if not worker.leaving]
-
-    @property
-    def known_context(self) -> int | None:
-        """The longest sequence in tokens; None while no worker is registered."""
-        return context_length(self.available)
-
-    @property
-    def loads(self) -> tuple[WorkerLoad, ...]:
-        """The current load of each worker that takes requests."""
-        return tuple([worker.load for worker in self.available])
-
-    @property
-    def reachable_loads(self) -> tuple[WorkerLoad, ...]:
-        """The current load of each worker to which a request can be sent now."""
-        return tuple([worker.load for worker in self.available if worker.reachable])
 
     def unreachable(self, incarnation: str) -> None:
         """Send a worker no requests until it is heard again: its socket took no message."""

@@ -16,6 +16,7 @@ from pontil.runtime.accounting.ledger import (
     LedgerEntry,
 )
 from pontil.runtime.proxy.choice_text import MAX_TOKEN_ID, BrokenAnswer, ChoiceText, TokenPath
+from pontil.runtime.proxy.embedding_task import EmbeddingTask
 from pontil.runtime.proxy.logprob_check import fit
 from pontil.runtime.proxy.policy import DisaggregatedRoute, Route, Team
 from pontil.runtime.proxy.stream import Finished, Mailbox
@@ -57,7 +58,7 @@ class Request:
     the teams that failed it; `excused` counts attempts that ended through no fault. `sent` is the time when the attempt
     was dispatched, `stranded_at` when the last one that reached its workers broke; `prompt_worker` has yet to compute
     `uncomputed` tokens of the prompt. A request has `begun` once any token of its answer has arrived. `token_paths`
-    holds those that are open, by worker and choice.
+    holds those that are open, by worker and choice. With an `embedding` task its answer is the `vector`, and no tokens.
     """
 
     id: str
@@ -94,6 +95,8 @@ class Request:
     trial: bool = False
     pulled: PullReport = PullReport()
     token_paths: dict[tuple[str, int], TokenPath] = field(default_factory=dict)
+    embedding: EmbeddingTask | None = None
+    vector: bytes | None = None
 
     @classmethod
     def start(
@@ -163,7 +166,8 @@ class Request:
 
     @property
     def billed(self) -> Usage:
-        return self.account.usage if self.complete else self.account.running_usage
+        end = self.mailbox.end
+        return end.usage if isinstance(end, Finished) else self.account.running_usage
 
     @property
     def finish(self) -> str | None:
@@ -224,12 +228,18 @@ class Request:
             self.mailbox.release()
         self.begun = self.begun or bool(delivered)
         if delivered or text:
-            self.mailbox.put(text, delivered, choice, logprobs_of(frame, len(new), len(delivered)))
+            tell = self.mailbox.put if reason is None else self.mailbox.add
+            tell(text, delivered, choice, logprobs_of(frame, len(new), len(delivered)))
         if reason is not None:
             self.end_choice(choice, phase, reason)
         elif delivered and (frame.sender, choice) not in self.token_paths:
             self.open_token_path(frame.sender, phase, choice)
         return len(delivered)
+
+    @property
+    def embedding_model(self) -> str | None:
+        """The embedding model that serves it; None for the one that generates."""
+        return None if self.embedding is None else self.embedding.model
 
     def open_token_path(self, sender: str, phase: str, choice: int) -> None:
         """Open a token path, if the worker has sent the counts that are only in its first frame and no logprobs are
@@ -271,9 +281,10 @@ class Request:
         self.reasons[choice] = reason
         self.token_paths = {key: path for key, path in self.token_paths.items() if key[1] != choice}
         self.account.ended_by(self.attempt, phase, choice)
-        self.mailbox.end_choice(choice, reason, self.answers[choice].stop_reason if reason == "stop" else None)
-        if len(self.reasons) == self.params.n:
-            self.mailbox.close(Finished(self.reasons[0], self.account.usage, self.route_name))
+        is_last = len(self.reasons) == self.params.n
+        end = Finished(self.reasons[0], self.account.usage, self.route_name) if is_last else None
+        stopped_by = self.answers[choice].stop_reason if reason == "stop" else None
+        self.mailbox.end_choice(choice, reason, stopped_by, end)
 
     def is_sound(self, frame: Tokens) -> bool:
         """Return whether the frame's numbers are in range for this request."""

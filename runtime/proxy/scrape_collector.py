@@ -66,7 +66,8 @@ class ScrapeCollector(Collector):
     def of_workers(self) -> Iterator[Metric]:
         """Yield the series on workers, from their last heartbeats. A worker that is gone has no series."""
         workers = list(self.registry.workers.values())
-        blocks, free = sum(one.capacity for one in workers), sum(one.free_blocks for one in workers)
+        caches = [one for one in workers if one.embedding_model is None]
+        blocks, free = sum(one.capacity for one in caches), sum(one.free_blocks for one in caches)
         yield GaugeMetricFamily(
             "pontil_kv_cache_usage_perc", "Part of all workers' KV blocks that is in use; 1 is all of them",
             value=used(blocks, free),

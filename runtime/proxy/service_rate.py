@@ -79,10 +79,15 @@ class Seats:
 
     @classmethod
     def of(cls, workers: Sequence[HasSeats]) -> "Seats":
-        decode = [worker for worker in workers if worker.role == "decode"]
-        split = decode and any(worker.role == "prefill" for worker in workers)
-        rows = decode if split else workers
-        return cls(sum([max(0, one.seats - one.taken) for one in rows]), sum([one.seats for one in rows]))
+        roles = [worker.role for worker in workers]
+        split = "decode" in roles and "prefill" in roles
+        free = total = 0
+        for role, worker in zip(roles, workers, strict=True):
+            if role == "decode" or not split:
+                seats = worker.seats
+                total += seats
+                free += max(0, seats - worker.taken)
+        return cls(free, total)
 
 
 @dataclass(frozen=True, slots=True)

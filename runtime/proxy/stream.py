@@ -5,7 +5,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from pontil.runtime.accounting.counts import Usage
@@ -96,6 +95,11 @@ class Mailbox:
         self.listener: Callable[[], None] = no_listener
 
     def put(self, text: str, ids: list[int], choice: int = 0, logprobs: Logprobs | None = None) -> None:
+        self.add(text, ids, choice, logprobs)
+        self.notify()
+
+    def add(self, text: str, ids: list[int], choice: int = 0, logprobs: Logprobs | None = None) -> None:
+        """Put without a call of the listener, which the end of the choice makes."""
         delta = self.deltas.get(choice)
         if delta is None:
             self.deltas[choice] = Delta(text, list(ids), choice, list(logprobs or ()))
@@ -103,11 +107,16 @@ class Mailbox:
             delta.text += text
             delta.ids += ids
             delta.logprobs += logprobs or ()
-        self.notify()
 
-    def end_choice(self, choice: int, reason: str, stop_reason: str | int | None = None) -> None:
+    def end_choice(
+        self, choice: int, reason: str, stop_reason: str | int | None = None, end: Finished | None = None
+    ) -> None:
+        """End a choice, and the request if this was the last one: that is its `end` then."""
         self.ended[choice] = Ended(choice, reason, stop_reason)
-        self.notify()
+        if end is None or self.end is not None:
+            self.notify()
+        else:
+            self.close(end)
 
     def close(self, end: Finished | PontilError) -> None:
         """End the request; only the first call has an effect."""
@@ -150,8 +159,11 @@ class Stream:
     ) -> None:
         self.requests, self.cancel_request = tuple(requests), cancel
         self.turn = turn or MessageTurn()
-        firsts = accumulate((request.params.n for request in requests), initial=0)
-        self.open = [(first, request.mailbox) for first, request in zip(firsts, requests, strict=False)]
+        self.open: list[tuple[int, Mailbox]] = []
+        first = 0
+        for request in self.requests:
+            self.open.append((first, request.mailbox))
+            first += request.params.n
         self.error: PontilError | None = None
 
     def listen(self, listener: Callable[[], None]) -> None:
@@ -191,6 +203,11 @@ class Stream:
             raise self.error
         return said
 
+    @property
+    def is_settled(self) -> bool:
+        """True if the usage log has every request, which must have ended, or there is none."""
+        return all(request.receipt is None or request.receipt.done() for request in self.requests)
+
     async def settled(self) -> None:
         """Wait until the usage log has every request, which must have ended, for at most LOG_PATIENCE each."""
         for request in self.requests:
@@ -200,6 +217,9 @@ class Stream:
     def cancel(self) -> None:
         for request in self.requests:
             self.cancel_request(request)
+            # The listener refers to this stream and so to the request: without it no garbage collector is needed to
+            # free a prompt and its answer.
+            request.mailbox.listener = no_listener
 
     @property
     def request(self) -> "Request":
@@ -234,6 +254,12 @@ class Stream:
         """Usage of the requests that have finished."""
         ends = (request.mailbox.end for request in self.requests)
         return sum((end.usage for end in ends if isinstance(end, Finished)), Usage(0, 0, 0))
+
+
+def joined(streams: Sequence[Stream]) -> Stream:
+    """Return one stream for the requests of several, of which none was read."""
+    requests = [request for stream in streams for request in stream.requests]
+    return Stream(requests, streams[0].cancel_request, streams[0].turn)
 
 
 def no_listener() -> None:

@@ -80,7 +80,10 @@ def token_family(backend: tokenizers.Tokenizer) -> TokenBytes:
         return byte_level_decoder()
     if "ByteFallback" in kinds:
         return byte_fallback_bytes
-    raise ModelError(f"the tokenizer decodes by {kinds[0]}, which is not known: known are ByteLevel and ByteFallback")
+    if "WordPiece" in kinds:
+        return wordpiece_bytes
+    known = "ByteLevel, ByteFallback and WordPiece"
+    raise ModelError(f"the tokenizer decodes by {kinds[0]}, which is not known: known are {known}")
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -107,3 +110,8 @@ def byte_fallback_bytes(token: str) -> bytes:
     if len(token) == BYTE_TOKEN_LENGTH and (match := BYTE_TOKEN.fullmatch(token)):
         return bytes([int(match[1], 16)])
     return token.replace("\u2581", " ").encode()
+
+
+def wordpiece_bytes(token: str) -> bytes:
+    """Decode a piece of a word: one that does not continue a word has a space before it."""
+    return token[2:].encode() if token.startswith("##") else f" {token}".encode()

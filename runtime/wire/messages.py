@@ -8,6 +8,7 @@ Anything about a request carries `(request_id, attempt)`; anything about a trans
 Fields are only ever added, and only with a default: an older sender's frame then decodes to that default.
 """
 
+from pontil.runtime.wire.embedding_messages import Embed, Embedding
 from pontil.runtime.wire.rank_messages import (
     RankDone,
     RankHello,
@@ -45,6 +46,8 @@ __all__ = [
     "Begin",
     "Cancel",
     "ChunkReady",
+    "Embed",
+    "Embedding",
     "Failed",
     "Fetched",
     "Goodbye",
@@ -80,6 +83,7 @@ Message = (
     Hello | Welcome | Refused | Heartbeat | StillHere | Goodbye | RoleChange | Submit | Cancel | Tokens | Step
     | Progress | Failed | Greet | Greeting | Begin | ChunkReady | Handoff | Withdrawn | Renew | Fetched | Abandon
     | RankHello | RankWelcome | RankLoaded | RankPool | RankReady | RankPlan | RankDone
+    | Embed | Embedding
 )  # fmt: skip
 
 # The wire tag of each message. Tags are never reused.
@@ -113,4 +117,6 @@ TAGS: dict[str, type[Message]] = {
     "rank_ready": RankReady,
     "rank_plan": RankPlan,
     "rank_done": RankDone,
+    "embed": Embed,
+    "embedding": Embedding,
 }

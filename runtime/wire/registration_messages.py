@@ -12,8 +12,8 @@ class Hello:
 
     Workers with different `kernels` may round differently, and workers with different `grammars` (the grammar library)
     may mask differently; None: not said. `kv_cache_dtype` is `auto` where it is `dtype`. A worker that is `draining`
-    gets nothing new. `sender`, `schema`, `name` and `pid` keep name and type in every version: they are needed to
-    refuse a worker of another version.
+    gets nothing new. `embedding_size` is the length of its vectors, for one that embeds texts. `sender`, `schema`,
+    `name` and `pid` keep name and type in every version: they are needed to refuse a worker of another version.
     """
 
     sender: str
@@ -36,6 +36,7 @@ class Hello:
     draining: bool = False
     grammars: str | None = None
     kv_cache_dtype: str | None = None
+    embedding_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ import zmq
 from pontil.runtime.errors import MalformedFrame, PontilError
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.wire.codec import MAX_FRAME_BYTES, decode, encode
-from pontil.runtime.wire.connection_monitor import ConnectionMonitor
+from pontil.runtime.wire.connection_monitor import ConnectionMonitor, Reachability
 from pontil.runtime.wire.context import Context
-from pontil.runtime.wire.keys import Keys, needs_keys
+from pontil.runtime.wire.keys import Keys
 from pontil.runtime.wire.messages import Message
 
 # Messages queued for one peer before send returns False, and read from one peer ahead of the reader.
@@ -164,11 +164,17 @@ class ServerSocket(BaseSocket):
 
 
 class WorkerSocket(ClientSocket):
-    """A worker's connection to the proxy's control endpoint. Where keys guard the endpoint, `connection` monitors its
-    state."""
+    """A worker's connection to the proxy's control endpoint, whose state `connection` monitors."""
 
-    def watch(self) -> ConnectionMonitor | None:
-        return ConnectionMonitor(self.zmq_socket, time.monotonic()) if needs_keys(self.endpoint) else None
+    connection: ConnectionMonitor
+
+    def watch(self) -> ConnectionMonitor:
+        return ConnectionMonitor(self.zmq_socket, time.monotonic())
+
+    def close(self, linger: float = 0.0) -> None:
+        """Close the socket. Messages to a proxy that is gone are dropped: whichever comes next does not expect them."""
+        self.connection.look(time.monotonic())
+        super().close(linger if self.connection.state is Reachability.OPEN else 0.0)
 
 
 class PeerClient(ClientSocket):

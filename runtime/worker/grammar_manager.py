@@ -140,4 +140,7 @@ class GrammarManager:
 
 
 def give(request: WorkerRequest, grammar: Grammar) -> None:
-    request.sequence.make_guide = partial(grammar.guide, request.ends)
+    params = request.sequence.params
+    # The end of a text may need any token.
+    budget = None if params.bad_token_ids or params.allowed_token_ids else params.max_tokens
+    request.sequence.make_guide = partial(grammar.guide, request.ends, budget)

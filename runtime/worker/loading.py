@@ -43,7 +43,7 @@ Join = Callable[[ModelConfig, KernelLibrary | None, torch.device], Communicator]
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
+class ModelPart:
     """A process's part of a model. `config` is the whole model's. `layout` is that of its own KV heads, and
     `num_blocks` the blocks that it has room for. `dtype` is the model's, `kernels` names what computes it."""
 
@@ -57,7 +57,7 @@ class LoadedModel:
     lent_cores: LentCores | None
 
 
-def load(config: WorkerConfig, report: Reporter, join: Join) -> LoadedModel:
+def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
     """Load this process's part of the model. Raises ModelError."""
     device, lent_cores = open_device(config), open_lent_cores(config)
     checkpoint = open_checkpoint(config.model_path)
@@ -78,7 +78,7 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> LoadedModel:
     named = name_of_kernels(device, kernels)
     if config.quantization != "none":
         named = f"{named} {config.quantization}"
-    return LoadedModel(
+    return ModelPart(
         model_config, checkpoint.fingerprint, model, layout, count_blocks(config, layout, device), dtype, named,
         lent_cores,
     )  # fmt: skip

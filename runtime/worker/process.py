@@ -10,6 +10,8 @@ from pontil.runtime.config import WorkerConfig
 from pontil.runtime.errors import RankLost
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.worker.assembly import assemble
+from pontil.runtime.worker.embedding_assembly import assemble_embedder
+from pontil.runtime.worker.embedding_worker import ROLE, EmbeddingWorker
 from pontil.runtime.worker.follower import Follower
 from pontil.runtime.worker.worker import Worker
 
@@ -23,16 +25,17 @@ def run_worker(config: WorkerConfig, report: Reporter, commands: int | None = No
         raise RankLost(f"{config.name} lost a rank: {error}") from error
 
 
-def make_process(config: WorkerConfig, report: Reporter, commands: int | None) -> Worker | Follower:
-    """Make what this process is: the worker, or one of its followers."""
+def make_process(config: WorkerConfig, report: Reporter, commands: int | None) -> Worker | EmbeddingWorker | Follower:
+    """Make what this process is: a worker with the model that its role needs, or a follower of one."""
     if config.rank > 0:
         return Follower(config, report)
-    machine = assemble(config, report)
     pipe = None if commands is None else CommandPipe(commands, logging.getLogger("pontil.worker"))
-    return Worker(config, machine, report, pipe)
+    if config.role == ROLE:
+        return EmbeddingWorker(config, assemble_embedder(config, report), report, pipe)
+    return Worker(config, assemble(config, report), report, pipe)
 
 
-def serve(process: Worker | Follower) -> None:
+def serve(process: Worker | EmbeddingWorker | Follower) -> None:
     signal.signal(signal.SIGTERM, process.stop)
     signal.signal(signal.SIGINT, process.stop)
     try:

@@ -3,17 +3,19 @@
 
 from pontil.runtime.errors import IncompatiblePeer, PontilError
 from pontil.runtime.wire.connection_monitor import HANDSHAKE_TIMEOUT, ConnectionMonitor, Reachability
+from pontil.runtime.wire.keys import needs_keys
 
 
 class ProxyReachability:
-    """A watch on the connection to `endpoint`; on one host there is no connection to watch. `told` is the last report.
+    """A watch on the connection to `endpoint`. Of a proxy on the same host nothing is reported: its supervisor does.
+    `told` is the last report.
 
     A worker whose keys differ from the proxy's at the start is misconfigured and ends. If they matched before, the
     proxy has new keys now: the worker ends too, and the supervisor restarts it with the keys that the file has then. A
     worker waits for a proxy that does not answer, since the parts of a system may start in any order.
     """
 
-    def __init__(self, connection: ConnectionMonitor | None, endpoint: str) -> None:
+    def __init__(self, connection: ConnectionMonitor, endpoint: str) -> None:
         self.connection, self.endpoint = connection, endpoint
         self.told = ""
         self.was_open = False
@@ -21,9 +23,9 @@ class ProxyReachability:
     def look(self, now: float) -> bool:
         """Return whether there is something new to report. Raise PontilError when the proxy does not have the same
         keys."""
-        if self.connection is None:
-            return False
         self.connection.look(now)
+        if not needs_keys(self.endpoint):
+            return False
         self.was_open = self.was_open or self.connection.state is Reachability.OPEN
         if self.connection.lasts(Reachability.REFUSED, now):
             raise (PontilError if self.was_open else IncompatiblePeer)(

@@ -109,7 +109,7 @@ def make_request(submit: Submit, machine: WorkerResources) -> WorkerRequest:
     config, prompt = machine.config, submit.prompt
     if not prompt or min(prompt) < 0 or max(prompt) >= config.vocab_size:
         raise RequestError("the prompt is empty or has token ids outside the vocabulary", param="prompt")
-    if params.max_tokens < 1 or len(prompt) + params.max_tokens > config.max_model_len:
+    if params.max_tokens < 0 or len(prompt) + params.max_tokens > config.max_model_len:
         raise RequestError(
             f"{len(prompt)} prompt tokens and {params.max_tokens} more exceed the context of {config.max_model_len}"
         )
@@ -153,7 +153,7 @@ def check_delivered(submit: Submit, params: SamplingParams, vocab_size: int) -> 
     if not inside or not distinct or len(delivered) not in (0, params.n):
         raise RequestError("the tokens to go on from are not of this request")
     going_on = [delivered[choice] for choice in choices or range(params.n)] if delivered else []
-    if any(len(ids) >= params.max_tokens for ids in going_on):
+    if any(ids and len(ids) >= params.max_tokens for ids in going_on):
         raise RequestError("there is nothing to go on with: the budget is used")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from client_environment import CLIENTS as FOLDER
 from client_environment import NotInstalled, node_modules, python_of_clients
-from client_facts import CLIENTS, Facts, RealClient, check
+from client_facts import CLIENTS, EMBEDDINGS, Facts, RealClient, check
 from client_table import FAILS, PASSES, WRITE, Outcomes, rows_of_page
 from oracle import at_rest
 from served import Served
@@ -25,24 +25,25 @@ HERE = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "LITELLM_LOCAL_MODEL_C
 ALL = [
     pytest.param(client, step, id=f"{client.name}-{step}",
                  marks=[] if client.is_javascript or client.is_of_the_suite else [pytest.mark.long])
-    for client in CLIENTS for step in client.steps
+    for client in CLIENTS for step in client.steps if step != EMBEDDINGS
 ]  # fmt: skip
 
 
-def command_of(client: RealClient, folder: Path) -> list[str]:
+def command_of(client: RealClient, script: str, folder: Path) -> list[str]:
     """Return the command line of a session, without arguments. JavaScript's modules find packages beside themselves."""
     if not client.is_javascript:
         python = sys.executable if client.is_of_the_suite else str(python_of_clients())
-        return [python, str(FOLDER / "python" / client.script)]
+        return [python, str(FOLDER / "python" / script)]
     (folder / "node_modules").symlink_to(node_modules())
     for module in (FOLDER / "js").glob("*.mjs"):
         (folder / module.name).write_bytes(module.read_bytes())
-    return ["node", str(folder / client.script)]
+    return ["node", str(folder / script)]
 
 
-def run_session(client: RealClient, served: Served, folder: Path) -> Facts:
-    command, before = command_of(client, folder), served.metric(ABORTED)
-    name = served.get("/v1/models")["data"][0]["id"]
+def run_session(client: RealClient, served: Served, folder: Path, script: str, model: int = 0) -> Facts:
+    """Run a session with the server's model of this number."""
+    command, before = command_of(client, script, folder), served.metric(ABORTED)
+    name = served.get("/v1/models")["data"][model]["id"]
     done = subprocess.run(
         [*command, f"http://127.0.0.1:{served.port}/v1", name], cwd=folder, capture_output=True, text=True,
         timeout=SESSION_TIMEOUT, stdin=subprocess.DEVNULL, env=os.environ | HERE,
@@ -63,7 +64,7 @@ def facts_of(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Callab
     def facts(client: RealClient) -> Facts:
         if client.name not in told and client.is_javascript not in absent:
             try:
-                told[client.name] = run_session(client, served, tmp_path_factory.mktemp("session"))
+                told[client.name] = run_session(client, served, tmp_path_factory.mktemp("session"), client.script)
             except NotInstalled as reason:
                 absent[client.is_javascript] = f"the clients are not installed: {reason}"
         if client.name not in told:
@@ -81,6 +82,20 @@ def test_a_step_of_a_session(
     outcomes[client.name, step] = FAILS
     check(client, step, facts)
     outcomes[client.name, step] = PASSES
+
+
+@pytest.mark.parametrize("client", [one for one in CLIENTS if one.embeddings], ids=lambda client: client.name)
+def test_a_session_with_an_embedding_model(
+    client: RealClient, embedding: Served, tmp_path: Path, outcomes: Outcomes
+) -> None:
+    assert client.embeddings is not None
+    try:
+        facts = run_session(client, embedding, tmp_path, client.embeddings, model=1)
+    except NotInstalled as reason:
+        pytest.skip(f"the clients are not installed: {reason}")
+    outcomes[client.name, EMBEDDINGS] = FAILS
+    check(client, EMBEDDINGS, facts)
+    outcomes[client.name, EMBEDDINGS] = PASSES
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)

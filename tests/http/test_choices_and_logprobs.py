@@ -114,6 +114,32 @@ def test_an_echoed_prompt_comes_first_with_its_logprobs(bare: ScriptedSite) -> N
     assert one[0]["logprobs"]["text_offset"][-3:] == [8, 9, 10]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_is_scored_without_an_answer(pair: ScriptedSite, stream: bool) -> None:
+    fields: dict[str, Any] = {"echo": True, "logprobs": 0, "n": 2, "stream": stream}
+    options = {"stream_options": {"include_usage": True}} if stream else {}
+    answer = pair.complete(["Say hi: ", "Now"], max_tokens=0, **fields, **options)
+    choices = gathered(answer) if stream else whole(answer)
+    assert [choices[index]["text"] for index in range(4)] == ["Say hi: "] * 2 + ["Now"] * 2
+    longer = pair.complete(["Say hi: ", "Now"], max_tokens=1, **fields)
+    for index, other in (gathered(longer) if stream else whole(longer)).items():
+        assert choices[index]["reason"] == "length"
+        expected = {name: values[:-1] for name, values in other["logprobs"].items()}
+        assert choices[index]["logprobs"] == expected and expected["token_logprobs"][0] is None
+    usage = answer.events[-2]["usage"] if stream else answer.json["usage"]
+    assert usage["completion_tokens"] == 0 and usage["prompt_tokens"] == usage["total_tokens"] > 0
+
+
+def test_a_budget_of_nothing_is_for_questions_about_the_prompt(pair: ScriptedSite) -> None:
+    (choice,) = pair.complete([5, 6], max_tokens=0, prompt_logprobs=0).json["choices"]
+    assert choice["text"] == "" and list(choice["prompt_logprobs"][1]) == ["6"]
+    assert pair.complete([5, 6], max_tokens=0, echo=True).json["choices"][0]["logprobs"] is None
+    assert pair.complete(max_tokens=0).json["error"]["param"] == "max_tokens"
+    assert pair.chat(max_tokens=0, prompt_logprobs=0).json["error"]["param"] == "max_tokens"
+    named = pair.complete(max_tokens=0, echo=True, logprobs=0, logprob_token_ids=[3])
+    assert named.json["error"]["param"] == "logprob_token_ids"
+
+
 def test_an_echo_without_logprobs_is_text_only(pair: ScriptedSite) -> None:
     (choice,) = pair.complete("Say hi: ", echo=True, max_tokens=3).json["choices"]
     assert choice["text"] == "Say hi: Hel" and choice["logprobs"] is None

@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults: a status before the first byte, one error event after it, and no work continues for a disconnected client."""
 
+import gc
 import http.client
 import json
 import os
 import socket
 import struct
 import time
+import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from scripted_site import ScriptedSite
 from scripted_worker import DEADLINE, ScriptedWorker, eventually, silent
 
+from pontil.runtime.proxy.request import Request
+from pontil.runtime.proxy.stream import Mailbox
 from pontil.runtime.wire.messages import Failed, Message, Submit
 
 
@@ -193,3 +198,25 @@ def test_draining_lets_nothing_in_and_finishes_what_runs(bare: ScriptedSite) -> 
     assert answer.status == 503 and "shutting down" in answer.json["error"]["message"]
     worker.say(worker.tokens(submit, 0, [40], finish_reason="stop", generated_tokens=1))
     assert connection.getresponse().status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_reply_held_is_freed_without_the_garbage_collector(pair: ScriptedSite, stream: bool) -> None:
+    """Prompts are long, and young garbage is looked for seldom."""
+    make, kept = pair.proxy.in_flight.open, list[weakref.ref[Mailbox]]()
+
+    def noted(*asked: Any) -> Request:
+        request = make(*asked)
+        kept.append(weakref.ref(request.mailbox))
+        return request
+
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pair.proxy.in_flight, "open", noted)
+            assert pair.complete(stream=stream).status == 200
+        (mailbox,) = kept
+        eventually(lambda: mailbox() is None, "the end of the mailbox")
+    finally:
+        gc.enable()

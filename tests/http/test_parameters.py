@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pontil.http.fields.ignored import IgnoredFields
-from pontil.http.fields.parameter import Parameter, ParameterType, object_schema, read_all
+from pontil.http.fields.parameter import Parameter, ParameterTable, ParameterType, object_schema, read_all
 from pontil.http.fields.parameter_types import (
     FlagType,
     IdsType,
@@ -181,3 +181,15 @@ def test_wrong_types_are_refused_by_name(endpoint: str) -> None:  # F3
             with pytest.raises(RequestError) as caught:
                 read(least | {"stream": True} | {one.name: value}, VOCABULARY)
             assert str(caught.value.param).startswith(one.name), json.dumps({one.name: value})
+
+
+@pytest.mark.parametrize("sent", [("first", "second"), ("second", "first")])
+def test_the_first_wrong_parameter_in_the_order_of_the_table_is_named(sent: tuple[str, str]) -> None:
+    flags = ParameterTable([Parameter(name, FlagType(), "a flag", False) for name in ("first", "second")])
+    with pytest.raises(RequestError, match="first must be true or false"):
+        flags.read(Fields(dict.fromkeys(sent, 1)))
+    missing = ParameterTable([Parameter("must", FlagType(), "a flag", required=True), *flags.parameters.values()])
+    with pytest.raises(RequestError, match="must is missing"):
+        missing.read(Fields(dict.fromkeys(sent, 1)))
+    assert flags.read(Fields({"second": True, "first": None})) == {"first": False, "second": True}
+    assert flags.read(Fields({})) == {"first": False, "second": False}, "no request changes what others get"

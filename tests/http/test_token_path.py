@@ -121,7 +121,7 @@ def test_the_page_names_files_that_are_there_once() -> None:
 def test_one_snapshot_of_the_registry_decides_a_request(
     pair: ScriptedSite, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    registry, taken = pair.proxy.registry, list[RegistrySnapshot]()
+    registry, taken = pair.proxy.registry.generating, list[RegistrySnapshot]()
     take = registry.snapshot
 
     def snapshot() -> RegistrySnapshot:

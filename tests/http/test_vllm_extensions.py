@@ -87,6 +87,35 @@ def test_names_by_id_need_logprobs(pair: ScriptedSite) -> None:
     assert answer.headers["x-pontil-ignored"] == "return_tokens_as_token_ids"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_of_named_tokens_are_shown(pair: ScriptedSite, stream: bool) -> None:
+    asked = {"max_tokens": 2, "stream": stream, "logprob_token_ids": [7, 9, 7], "return_tokens_as_token_ids": True}
+    own = [f"token_id:{one}" for one in pair.tokenizer.encode("He", False)]
+    answer = pair.complete([7, 8], logprobs=5, **asked)
+    choices = [choice for event in answer.events[:-1] for choice in event["choices"]]
+    shown = [choice["logprobs"] for choice in choices or answer.json["choices"] if choice["logprobs"]]
+    tops = [top for piece in shown for top in piece["top_logprobs"]]
+    assert tops == [{"token_id:7": -0.5, "token_id:9": -1.0, name: -1.5} for name in own]
+    answer = pair.chat(logprobs=True, top_logprobs=5, **asked)
+    choices = [choice for event in answer.events[:-1] for choice in event["choices"]]
+    shown = [choice["logprobs"] for choice in choices or answer.json["choices"] if choice["logprobs"]]
+    entries = [entry for piece in shown for entry in piece["content"]]
+    named = [[(top["token"], top["logprob"]) for top in entry["top_logprobs"]] for entry in entries]
+    assert named == [[("token_id:7", -0.5), ("token_id:9", -1.0)]] * 2
+
+
+@ASK
+@pytest.mark.parametrize(
+    "fields", [{}, {"logprobs": True, "ids": [1 << 40]}, {"logprobs": True, "ids": list(range(129))}, {"ids": "a"}]
+)
+def test_named_tokens_need_logprobs_and_are_few(pair: ScriptedSite, ask: str, fields: dict[str, Any]) -> None:
+    asked = {"logprob_token_ids": fields.get("ids", [3])}
+    asked |= {"logprobs": True if ask == "chat" else 0} if "logprobs" in fields else {}
+    answer = getattr(pair, ask)(**asked)
+    assert answer.status == 400 and answer.json["error"]["param"] == "logprob_token_ids"
+    assert getattr(pair, ask)(logprob_token_ids=[], max_tokens=1).status == 200
+
+
 @ASK
 @pytest.mark.parametrize("fields", [{"logprobs": -1}, {"prompt_logprobs": -1}, {"logprobs": True, "top_logprobs": -1}])
 def test_the_whole_vocabulary_is_refused_by_name(pair: ScriptedSite, ask: str, fields: dict[str, Any]) -> None:

@@ -31,7 +31,8 @@ def behave(config: dict[str, Any], reporter: Reporter, commands: int | None) -> 
 def act(word: str, config: dict[str, Any], reporter: Reporter, commands: int | None) -> None:
     match word:
         case "ready":
-            reporter.ready(path=config["model"])
+            model = config["model"]
+            reporter.ready(**({"paths": {model: model}} if config.get("name") == "prepare" else {"path": model}))
         case "show keys":
             print("keys", config.get("keys"), flush=True)
         case "progress":

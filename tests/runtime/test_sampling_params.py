@@ -13,7 +13,7 @@ from pontil.runtime.sampling_params import ITEMS, PAIRS, PLAIN, SamplingParams
 
 PARAMS = SamplingParams(
     5, 2**63, 0.5, 0.9, 40, ("a", "b"), (0, 7), True, False, True, 3, 0.1, 0.5, -0.5, 1.2, ((3, -1.5), (0, 100.0)), 2,
-    5, 0, (4, 9), (1, 2), "start: /a/",
+    5, 0, (4, 9), (1, 2), "start: /a/", (5,),
 )  # fmt: skip
 
 

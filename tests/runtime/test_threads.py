@@ -107,7 +107,12 @@ def test_who_waits_for_a_grammar_is_told(failures: ThreadFailures, caplog: pytes
     compiler: Any = Compiler()
     wakeup = threading.Event()
     manager = GrammarManager(compiler, wakeup.set, failures)
-    live: Any = SimpleNamespace(sequence=SimpleNamespace(params=SimpleNamespace(grammar="g"), make_guide=None), ends=())
+    live: Any = SimpleNamespace(
+        sequence=SimpleNamespace(
+            params=SimpleNamespace(grammar="g", bad_token_ids=(), allowed_token_ids=(1,)), make_guide=None
+        ),
+        ends=(),
+    )
     assert not manager.submit(live, 0.0) and wakeup.wait(DEADLINE)
     assert manager.poll(0.0) == [] and manager.failed[0][0] is live and "theirs" in manager.failed[0][1]
     compiler.panics = False

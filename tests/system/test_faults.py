@@ -84,6 +84,12 @@ def test_a_worker_that_is_killed_comes_back_and_its_streams_go_on(pair: Served, 
 
 
 def test_a_proxy_that_is_killed_comes_back_with_the_same_workers(pair: Served) -> None:
+    """It has the conversations that were kept."""
+    asked: dict[str, Any] = {"input": "Name a colour.", "temperature": 0, "max_output_tokens": 6}
+    kept = pair.request("POST", "/v1/responses", asked).json()
+    second = asked | {"input": "And another.", "previous_response_id": kept["id"], "store": False}
+    followed = pair.request("POST", "/v1/responses", second).json()
+    assert followed["usage"]["input_tokens"] > kept["usage"]["input_tokens"]
     idle = settled(pair).free_blocks
     before = pair.topology()
     reply = pair.request("POST", "/v1/completions", MODEL | LONG | {"stream": True})
@@ -98,6 +104,10 @@ def test_a_proxy_that_is_killed_comes_back_with_the_same_workers(pair: Served) -
     # The abandoned request holds nothing: both pools are as free as they were.
     wait_for(lambda: free(pair) == idle, 20, "free blocks")
     assert pair.complete("The capital of France is", **SHORT)["usage"]["completion_tokens"] == 16
+    assert pair.get(f"/v1/responses/{kept['id']}") == kept
+    again = pair.request("POST", "/v1/responses", second).json()
+    assert again["output"][0]["content"] == followed["output"][0]["content"]
+    assert again["usage"]["input_tokens"] == followed["usage"]["input_tokens"]
 
 
 def free(served: Served) -> dict[str, int]:

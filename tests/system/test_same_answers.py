@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Promise 1 on the real model: one prefill and one decode worker give the response of one worker, token for token."""
 
+import json
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -43,6 +44,14 @@ PROMPTS: dict[str, tuple[Any, dict[str, Any]]] = {
         "max_tokens": 60, "temperature": 0.9, "seed": 4, "n": 2, "logprobs": 0, "structured_outputs": {"json": PERSON},
     }),
     "one of a few": (STORY, {"max_tokens": 9, "structured_outputs": {"choice": ["storm", "sea", "stairs"]}}),
+    "function call": (CHAT, {
+        "max_tokens": 40, "functions": [{"name": "save", "parameters": PERSON}], "function_call": {"name": "save"},
+    }),
+    "closed object": (STORY, {
+        "max_tokens": 30, "temperature": 1.0, "seed": 2, "n": 2, "response_format": {"type": "json_object"},
+    }),
+    "named tokens": (STORY, {"max_tokens": 12, "logprobs": 0, "logprob_token_ids": [504, 29, 9]}),
+    "no answer": (STORY, {"max_tokens": 0, "echo": True}),
     "everything": (STORY, {
         "max_tokens": 24, "temperature": 0.8, "top_p": 0.9, "top_k": 40, "min_p": 0.02, "presence_penalty": 0.5,
         "frequency_penalty": 0.3, "repetition_penalty": 1.1, "logit_bias": {"504": 2.5}, "bad_token_ids": [284],
@@ -59,7 +68,7 @@ def ask(served: Served, name: str, stream: bool, salt: str) -> dict[str, Any]:
     """Return the response in one form, whole or streamed: each choice (ids, text, finish reason, logprobs), and
     usage."""
     prompt, options = PROMPTS[name]
-    chat = name == "chat"
+    chat = prompt is CHAT
     path, field = ("/v1/chat/completions", "messages") if chat else ("/v1/completions", "prompt")
     asked = {"model": "smollm2-135m-instruct", field: prompt, "temperature": 0, "return_token_ids": True}
     body = asked | {"cache_salt": salt} | options
@@ -78,12 +87,13 @@ def gathered(pieces: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Merge the pieces of a response into its choices."""
     choices: dict[int, dict[str, Any]] = {}
     for piece in pieces:
-        made = choices.setdefault(piece["index"], {"ids": [], "text": "", "finish": None, "logprobs": []})
+        made = choices.setdefault(piece["index"], {"ids": [], "text": "", "finish": None, "logprobs": [], "top": []})
         said = piece.get("message") or piece.get("delta") or {"content": piece.get("text")}
         made["ids"] += piece.get("token_ids") or []
-        made["text"] += said.get("content") or ""
+        made["text"] += said.get("content") or said.get("function_call", {}).get("arguments") or ""
         made["finish"] = piece["finish_reason"]
         made["logprobs"] += (piece["logprobs"] or {}).get("token_logprobs", [])
+        made["top"] += (piece["logprobs"] or {}).get("top_logprobs", [])
     return [choices[index] for index in sorted(choices)]
 
 
@@ -130,9 +140,10 @@ def test_usage_is_the_number_of_token_ids(mixed: dict[str, dict[str, Any]], name
     if isinstance(prompt[0], int):
         assert usage["prompt_tokens"] == len(prompt)
     for choice in answer["choices"]:
-        assert options.get("min_tokens", 1) <= len(choice["ids"]) <= options["max_tokens"]
-        assert choice["finish"] in ("stop", "length")
-        assert choice["finish"] == "stop" or len(choice["ids"]) == options["max_tokens"]
+        assert min(options["max_tokens"], options.get("min_tokens", 1)) <= len(choice["ids"]) <= options["max_tokens"]
+        assert choice["finish"] in ("stop", "length", "function_call")
+        closed = name in ("structured", "closed object") and json.loads(choice["text"]) is not None
+        assert choice["finish"] != "length" or len(choice["ids"]) == options["max_tokens"] or closed
         assert len(choice["logprobs"]) == (len(choice["ids"]) if "logprobs" in options else 0)
 
 

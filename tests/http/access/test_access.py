@@ -203,11 +203,13 @@ def test_a_client_called_admin_is_a_client(tmp_path: Path, tokenizer: Tokenizer,
         assert made.ask("GET", "/admin/ledger", headers=bearer(ALICE)).status == 403
 
 
-def test_a_body_is_not_read_for_nobody(shut: ScriptedSite) -> None:
-    """The response comes though the body is never sent."""
-    with socket.create_connection(("127.0.0.1", shut.port), timeout=DEADLINE) as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100000000\r\n\r\n{")
-        assert connection.recv(1024).startswith(b"HTTP/1.1 401 ")
+def test_a_body_is_not_read_for_nobody(shut: ScriptedSite, afar: None) -> None:
+    """Every path and method is refused though the body is never sent, also those that are no route."""
+    swept = [one for one in routes(shut) if one not in OPEN and one[0] != "OPTIONS"]
+    for method, path in [*swept, ("POST", "/nothing"), ("PUT", "/v1/completions")]:
+        with socket.create_connection(("127.0.0.1", shut.port), timeout=DEADLINE) as connection:
+            connection.sendall(f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 100000000\r\n\r\n{{".encode())
+            assert connection.recv(1024).startswith(b"HTTP/1.1 401 "), (method, path)
 
 
 def test_a_connection_serves_whoever_shows_a_key(shut: ScriptedSite) -> None:

@@ -17,11 +17,11 @@ BOTH: dict[str, Any] = {
     "include_stop_str_in_output": True, "skip_special_tokens": False, "ignore_eos": True, "n": 3, "best_of": 3,
     "min_p": 0.1, "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.2,
     "logit_bias": {"3": -100, "0": 1.5}, "min_tokens": 2, "prompt_logprobs": 1, "bad_token_ids": [4],
-    "allowed_token_ids": [1, 2], "structured_outputs": {"choice": ["a", "b"]},
+    "allowed_token_ids": [1, 2], "structured_outputs": {"choice": ["a", "b"]}, "logprob_token_ids": [8],
 }  # fmt: skip
 EXPECTED = SamplingParams(
-    9, 5, 0.5, 0.9, 40, ("a",), (7,), True, False, True, 3, 0.1, 0.5, -0.5, 1.2, ((3, -100.0), (0, 1.5)), 2, 4, 1, (4,),
-    (1, 2), grammar_of_choices(["a", "b"]),
+    9, 5, 0.5, 0.9, 40, ("a",), (7,), True, False, True, 3, 0.1, 0.5, -0.5, 1.2, ((3, -100.0), (0, 1.5)), 2, 0, 1, (4,),
+    (1, 2), grammar_of_choices(["a", "b"]), (8,),
 )  # fmt: skip
 MESSAGES = [{"role": "user", "content": "hi"}]
 

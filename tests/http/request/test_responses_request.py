@@ -157,6 +157,8 @@ IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "data:
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"user": "x" * 513}, "user"),
         ({"tools": [TOOL | {"description": "x" * (1 << 20)}], "tool_choice": "none"}, "tools"),
+        ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
+        ({"stream": False, "stream_options": {}}, "stream_options"),
         ({"max_outputtokens": 5}, "max_outputtokens"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),

@@ -5,6 +5,7 @@ streams."""
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pontil.http.response.rendering import settled
 from pontil.http.response.sse import KEEP_ALIVE, EventWriter, StreamWriter
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError, Unavailable
@@ -25,6 +27,7 @@ class Unserved:
 
     def __init__(self, choices: int = 1) -> None:
         self.mailbox, self.params = Mailbox(), SimpleNamespace(n=choices)
+        self.receipt: Future[None] | None = None
 
 
 def stream_of(*asked: Unserved) -> Stream:
@@ -56,6 +59,10 @@ class StreamReader:
         assert self.keeps_up
         self.got.append(data)
         self.wrote_at = time.monotonic()
+
+    def hold(self, data: bytes) -> None:
+        """Show what is held at once: what comes next is the reply's end."""
+        self.got.append(data)
 
     async def send(self, data: bytes, last: bool = False) -> None:
         self.begun = True
@@ -104,9 +111,9 @@ def test_what_comes_is_written_before_anybody_else_has_a_turn() -> None:
         stream.mailbox.put("x", [3], 1)
         assert reader.got[1:] == [b"0:b\n", b"1:x\n"]
         stream.mailbox.end_choice(1, "stop")
-        stream.mailbox.end_choice(0, "stop")
-        stream.mailbox.close(END)
-        assert reader.got[3:] == [b"1.\n", b"0.\n"] and not task.done()
+        stream.mailbox.add("c", [4])
+        stream.mailbox.end_choice(0, "stop", end=END)
+        assert reader.got[3:] == [b"1.\n", b"0:c\n0.\n"] and not task.done()
         await task
 
     play(scene)
@@ -227,6 +234,36 @@ def test_what_one_turn_brings_is_one_chunk_at_its_end(left: bool) -> None:
         work()
     writer.write(b"d")
     assert written == ([] if left else [b"3\r\nabc\r\n", b"1\r\nd\r\n"])
+
+
+@pytest.mark.parametrize("logged", [False, True])
+def test_the_last_text_goes_out_with_the_end_unless_that_has_to_wait(logged: bool) -> None:
+    sent: list[tuple[bytes, bool]] = []
+
+    async def send(data: bytes, end_stream: bool) -> None:
+        sent.append((data, end_stream))
+
+    async def finish() -> None:
+        written: list[bytes] = []
+        transport = SimpleNamespace(write=written.append, is_closing=lambda: False)
+        request = SimpleNamespace(protocol=SimpleNamespace(transport=transport, has_room=True))
+        writer = EventWriter(cast(Any, request), dict, MessageTurn())
+        writer.response = SimpleNamespace(send=send)
+        source, receipt = Unserved(), Future[None]()
+        source.receipt = receipt
+        if logged:
+            receipt.set_result(None)
+        writer.hold(b"ab")
+        ending = asyncio.create_task(settled(stream_of(source), writer))
+        await turns()
+        assert ending.done() == logged and written == ([] if logged else [b"2\r\nab\r\n"])
+        if not logged:
+            receipt.set_result(None)
+        await ending
+        await writer.send(b"c", last=True)
+
+    asyncio.run(finish())
+    assert sent == [(b"abc" if logged else b"c", True)]
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -61,6 +61,7 @@ ASKED: list[tuple[str, str, Any, int]] = [
     ("DELETE", "/v1/responses/{response_id}", None, 404),
     ("POST", "/v1/responses/{response_id}/cancel", None, 404),
     ("GET", "/v1/responses/{response_id}/input_items", None, 404),
+    ("POST", "/v1/embeddings", {"input": "hi"}, 404),
     ("POST", "/v1/completions", {}, 400),
     ("POST", "/v1/chat/completions", {"model": "nobody", "messages": [{"role": "user", "content": "x"}]}, 404),
     ("POST", "/tokenize", {"prompt": "x", "model": "nobody"}, 404),

@@ -131,11 +131,11 @@ def test_who_finds_the_model_is_told_what_must_fit_where() -> None:
     machine = HostDevices(tuple(range(4)), 4, 2, (5 << 30, None))
     told = topology(
         machine, prefill="0,1", decode="cpu*2", max_model_len="7", dtype="bfloat16", kv_cache_dtype="int8"
-    ).prepare.config["demand"]
-    assert MemoryDemand(**told) == MemoryDemand(
+    ).prepare.config["demands"]
+    assert MemoryDemand(**told["smollm2-135m-instruct"]) == MemoryDemand(
         "bfloat16", "int8", "none", 7, None, 16, [["cuda:0"], ["cuda:1"], ["cpu"], ["cpu"]], {"cuda:0": 5 << 30}
     )
-    assert topology(role="proxy").prepare.config["demand"]["workers"] == []
+    assert topology(role="proxy").prepare.config["demands"] == {}
 
 
 def test_a_count_splits_the_free_cores() -> None:
@@ -171,7 +171,9 @@ def test_configurations_are_what_the_processes_take() -> None:
         "allowed_hosts": "llm.example", "max_body_size": "16MiB", "cors_origin": "https://app.example",
         "strict_parameters": True,
     }  # fmt: skip
-    made = topology(kv_cache_memory="1GiB", served_model_name="small", **given).with_model("/cache/x.gguf")
+    made = topology(kv_cache_memory="1GiB", served_model_name="small", **given)
+    assert made.prepare.config["models"] == ["smollm2-135m-instruct"]
+    made = made.with_models({"smollm2-135m-instruct": "/cache/x.gguf"})
     proxy, *workers = made.children
     taken = [worker_config(worker.config) for worker in workers]
     assert [worker.cores for worker in taken] == [(0,), (1,)]
@@ -182,6 +184,28 @@ def test_configurations_are_what_the_processes_take() -> None:
     assert (served.allowed_hosts, served.max_body_bytes) == (("llm.example",), 1 << 24)
     assert served.cors_origins == ("https://app.example",) and served.strict_parameters
     assert len({worker.peer_endpoint for worker in taken}) == 2
+
+
+def test_workers_that_embed_have_a_model_of_their_own() -> None:
+    made = topology(embed="cpu:0", prefill="cpu:0", decode="cpu:1", share_devices=True, max_model_len=512)
+    assert made.prepare.config["models"] == ["smollm2-135m-instruct", "all-minilm-l6-v2"]
+    made = made.with_models({"smollm2-135m-instruct": "/cache/x.gguf", "all-minilm-l6-v2": "/cache/model"})
+    proxy, prefill, _, embed = made.children
+    served, told = proxy_config(proxy.config), worker_config(embed.config)
+    assert (served.model, served.embedding_model) == ("/cache/x.gguf", "/cache/model")
+    assert (told.name, told.model, told.served_model_name) == ("embed:0", "/cache/model", "all-minilm-l6-v2")
+    assert served.served_embedding_model_name == "all-minilm-l6-v2"
+    # The limit is that of the other model.
+    assert (told.max_model_len, worker_config(prefill.config).max_model_len) == (None, 512)
+
+
+def test_a_proxy_embeds_where_it_is_asked_to() -> None:
+    (plain,), (other,) = topology(role="proxy").children, topology(role="proxy", embedding_model="/models/e").children
+    assert proxy_config(plain.config).embedding_model is None
+    assert proxy_config(other.config).served_embedding_model_name == "e"
+    joined = topology(role="embed", join=JOIN, embedding_model="/models/e", max_model_len=64)
+    assert joined.prepare.config["models"] == ["/models/e"] and joined.prepare.config["demands"] == {}
+    assert worker_config(joined.children[0].config).max_model_len == 64
 
 
 def test_every_deadline_reaches_the_process_that_keeps_it() -> None:  # C14, D13

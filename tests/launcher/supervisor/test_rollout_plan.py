@@ -104,6 +104,24 @@ def test_the_only_one_that_serves_is_restarted_by_force_only() -> None:
     assert steps({"command": "restart", "names": ["prefill:0"]}, alone) == [(RolloutGoal.RENEWED, "prefill:0")]
 
 
+def test_each_model_keeps_a_worker() -> None:
+    three = snapshot("prefill:0", "decode:0", "embed:0")
+    with pytest.raises(LaunchError, match="Nobody else would serve but embed:0"):
+        planned({"command": "drain", "names": ["embed:0"]}, three)
+    with pytest.raises(LaunchError, match="Nobody else would serve but decode:0, prefill:0"):
+        planned({"command": "drain", "names": ["decode:0", "prefill:0"]}, three)
+    assert steps({"command": "drain", "names": ["decode:0"]}, three) == [(RolloutGoal.DRAINED, "decode:0")]
+
+
+def test_a_worker_that_embeds_keeps_its_role() -> None:
+    three = snapshot("prefill:0", "decode:0", "embed:0")
+    with pytest.raises(OptionError, match="embed:0 embeds texts by a model of its own"):
+        planned({"command": "role", "names": ["embed:0"], "role": "decode"}, three)
+    with pytest.raises(OptionError, match="role is one of prefill, decode, mixed"):
+        planned({"command": "role", "names": ["decode:0"], "role": "embed"}, three)
+    assert steps({"command": "scale", "counts": {"embed": 2}}, three) == [(RolloutGoal.THERE, "embed:1")]
+
+
 def test_workers_that_joined_cannot_know_who_else_serves() -> None:
     assert planned({"command": "restart", "names": ["decode:0"]}, snapshot("decode:0", is_whole=False)).minimum == 0
 

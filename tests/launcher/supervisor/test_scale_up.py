@@ -62,3 +62,11 @@ def test_names_are_the_first_that_are_free() -> None:
 def test_over_a_network_everybody_has_the_same_kind_of_address() -> None:
     far = worker("decode:0", (0,), peer_endpoint="tcp://10.0.0.1:0")
     assert another("decode", [far], EIGHT, share=False).config["peer_endpoint"] == "tcp://10.0.0.1:0"
+
+
+def test_workers_that_embed_are_like_their_own_kind_only() -> None:
+    both = [worker("mixed:0", (0,)), worker("embed:0", (1,), model="/e")]
+    assert another("embed", both, EIGHT, share=False).config["model"] == "/e"
+    assert another("decode", both[::-1], EIGHT, share=False).config["model"] == "/m"
+    with pytest.raises(LaunchError, match="no worker of the model that embed workers have"):
+        another("embed", both[:1], EIGHT, share=False)

@@ -225,27 +225,29 @@ def test_what_is_written_is_read(form: CallFormat, values: list[dict[str, Any]],
     assert found_in(parts)[:2] == ("", [("get_weather", one) for one in values]) and parser.complete
 
 
+# Characters of a hostile answer: more than Python's stack is deep, and enough for a square to be more than the bound.
+SIZE = examples(1250, 5000)
 # Beginnings of calls, each with text that may go on for ever.
 HOSTILE: list[tuple[str, Callable[[CallFormat], str]]] = [
-    ("depth", lambda form: form.begin + form.head("get_weather") + "[" * 5000),
-    ("depth of arguments", lambda form: form.begin + form.head("get_weather") + '{"x":' * 5000),
-    ("a number", lambda form: form.begin + form.head("get_weather") + '{"x": ' + "9" * 5000),
-    ("a number by name", lambda form: form.begin + form.head("get_weather") + "x=" + "9" * 5000),
-    ("a text", lambda form: form.begin + form.head("get_weather") + '{"x": "' + "a\\n" * 2000),
-    ("a value", lambda form: form.begin + form.head("get_weather") + "<parameter=x>" + "\n<" * 2500),
-    ("another value", lambda form: form.begin + form.head("now") + "<arg_key>x</arg_key><arg_value>" + "<" * 5000),
-    ("a key", lambda form: form.begin + form.head("get_weather") + "<parameter=" + "x" * 5000),
-    ("a name", lambda form: form.begin + form.before + "x" * 5000),
-    ("space", lambda form: form.begin + form.before + " \n" * 2500),
-    ("space at first", lambda form: " \n" * 2500),
-    ("markers", lambda form: "".join(form.openings) * 300),
-    ("markers and names", lambda form: "".join(f"{one}x{{" for one in form.openings) * 300),
-    ("a header", lambda form: "<|channel|>final " + "x" * 5000),
-    ("messages", lambda form: "<|channel|>final<|message|>a<|end|>" * 150),
-    ("ends of messages", lambda form: "<|end|>" * 700),
-    ("brackets", lambda form: "{[(" * 1700), ("lines of brackets", lambda form: "\n{" * 2500),
-    ("ends", lambda form: form.begin + form.written("now", {}) + "".join(form.closings) * 300),
-    ("calls", lambda form: form.begin + form.between.join([form.written("now", {})] * 100)),
+    ("depth", lambda form: form.begin + form.head("get_weather") + "[" * SIZE),
+    ("depth of arguments", lambda form: form.begin + form.head("get_weather") + '{"x":' * SIZE),
+    ("a number", lambda form: form.begin + form.head("get_weather") + '{"x": ' + "9" * SIZE),
+    ("a number by name", lambda form: form.begin + form.head("get_weather") + "x=" + "9" * SIZE),
+    ("a text", lambda form: form.begin + form.head("get_weather") + '{"x": "' + "a\\n" * (SIZE // 3)),
+    ("a value", lambda form: form.begin + form.head("get_weather") + "<parameter=x>" + "\n<" * (SIZE // 2)),
+    ("another value", lambda form: form.begin + form.head("now") + "<arg_key>x</arg_key><arg_value>" + "<" * SIZE),
+    ("a key", lambda form: form.begin + form.head("get_weather") + "<parameter=" + "x" * SIZE),
+    ("a name", lambda form: form.begin + form.before + "x" * SIZE),
+    ("space", lambda form: form.begin + form.before + " \n" * (SIZE // 2)),
+    ("space at first", lambda form: " \n" * (SIZE // 2)),
+    ("markers", lambda form: "".join(form.openings) * (SIZE // 16)),
+    ("markers and names", lambda form: "".join(f"{one}x{{" for one in form.openings) * (SIZE // 16)),
+    ("a header", lambda form: "<|channel|>final " + "x" * SIZE),
+    ("messages", lambda form: "<|channel|>final<|message|>a<|end|>" * (SIZE // 32)),
+    ("ends of messages", lambda form: "<|end|>" * (SIZE // 7)),
+    ("brackets", lambda form: "{[(" * (SIZE // 3)), ("lines of brackets", lambda form: "\n{" * (SIZE // 2)),
+    ("ends", lambda form: form.begin + form.written("now", {}) + "".join(form.closings) * (SIZE // 16)),
+    ("calls", lambda form: form.begin + form.between.join([form.written("now", {})] * (SIZE // 50))),
 ]  # fmt: skip
 
 

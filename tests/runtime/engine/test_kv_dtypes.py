@@ -5,7 +5,7 @@ import kernels
 import pytest
 import torch
 from architectures import read_model
-from company import alone_in_company_and_again, handed_over
+from company import TOKENS, alone_in_company_and_again, handed_over
 from tiny import check_free, drain, rig, sequence
 
 from pontil.runtime.loaders.synthetic import write_tiny_llama
@@ -27,7 +27,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 @pytest.mark.parametrize(("computed", "cells"), [("kernels", "int8"), ("kernels", "fp8"), ("torch", "int8")])
 def test_company_chunks_replay_and_a_handoff_change_nothing(models: Models, computed: str, cells: str) -> None:
     expected = alone_in_company_and_again(models[computed], PROMPT, cells)
-    assert handed_over(models[computed], PROMPT[:150], 40, cells) == expected
+    assert handed_over(models[computed], PROMPT[:150], TOKENS, cells) == expected
 
 
 @pytest.mark.parametrize("cells", CELLS)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import VOCAB, build, drain, reference, rig, sequence
@@ -16,6 +17,7 @@ from pontil.runtime.engine.logit_entries import edit
 from pontil.runtime.engine.sampler import sample_rows
 from pontil.runtime.engine.sampling_state import TokenCounts, penalized
 from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.sampling_params import SamplingParams
 
 # Kinds of requests, to be mixed in a batch.
 KINDS: list[dict[str, Any]] = [
@@ -82,7 +84,7 @@ def test_choices_drawn_together_are_those_drawn_one_by_one() -> None:
 def test_after_drafts_tokens_are_drawn_as_if_these_were_known(number: int, output: int) -> None:
     """Each position has its own random number and its own mask; a stop would often be the likeliest token, where it may
     be drawn."""
-    for seed in range(20):
+    for seed in range(examples(6, 20)):
         logits = random(7, VOCAB, seed=seed)
         logits[:, 2] += 8 * (seed % 2)
         one = made(number, seed, output)
@@ -217,7 +219,7 @@ def test_no_extreme_breaks_a_mask_that_leaves_something(
 def test_seeds_draw_from_the_distribution(kind: dict[str, Any]) -> None:
     """Counter-based numbers of many seeds, on logits whose distribution after the edits is known."""
     logits = random(1, 20, seed=4) / 2
-    count = 4000
+    count = examples(2000, 4000)
     kind = {name: value for name, value in kind.items() if name != "bad_token_ids"}
     sequences = [sequence("a", [3, 5], 30, **(kind | {"seed": seed, "n": 1})) for seed in range(count)]
     tokens = torch.tensor([one.tokens[0] for one in sample_rows(logits.expand(count, -1), sequences)])
@@ -248,6 +250,24 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
     assert own == (sampled.tokens[0], expected[sampled.tokens[0]].item(), ids.tolist().index(sampled.tokens[0]) + 1)
     assert others == [(ids[rank].item(), values[rank].item(), rank + 1) for rank in range(5)]
     assert sampled.logprobs[0].to_wire()[0] == list(own)
+
+
+@given(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=70, unique=True), st.integers(0, 99))
+def test_logprobs_of_named_tokens_stand_in_place_of_the_likeliest(named: list[int], seed: int) -> None:
+    logits = random(1, VOCAB, seed=seed).repeat(3, 1)
+    logits[1] = logits[1].round()
+    params = SamplingParams(4, seed, logprobs=3, logprob_token_ids=tuple(named))
+    asked = [Sequence(str(row), [1], replace(params, logprobs=row and 3), frozenset()) for row in range(2)]
+    other = Sequence("other", [1], SamplingParams(4, seed, logprobs=2), frozenset())
+    for row, sampled in enumerate(sample_rows(logits, [*asked, other])):
+        (entries,) = (one.entries for one in sampled.logprobs)
+        values = logits[row].tolist()
+        order = [token for _, token in sorted((-value, token) for token, value in enumerate(values))]
+        shown = named if row < 2 else order[:2]
+        expected = logits[row].log_softmax(-1)
+        assert entries[0][0] == sampled.tokens[0] and sorted(token for token, _, _ in entries[1:]) == sorted(shown)
+        assert [rank for _, _, rank in entries[1:]] == sorted(rank for _, _, rank in entries[1:])
+        assert all((value, rank) == (expected[token].item(), order.index(token) + 1) for token, value, rank in entries)
 
 
 @given(st.lists(st.integers(0, 9)), st.lists(st.integers(0, 9)), st.lists(st.integers(0, 20)), st.booleans())

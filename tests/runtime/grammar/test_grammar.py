@@ -5,10 +5,12 @@ import json
 import random
 from collections.abc import Sequence
 from datetime import date
+from functools import cache
 from typing import Any
 
 import jsonschema
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from walks import SCHEMAS, allowed, walk
@@ -74,6 +76,13 @@ def test_whatever_the_masks_allow_is_valid(compiler: GrammarCompiler, schema: di
         jsonschema.validate(json.loads(text), schema, format_checker=FORMATS)
 
 
+@cache
+def pieces_of(tokenizer: Tokenizer) -> list[tuple[int, bytes]]:
+    """Return the tokens that have bytes, with these."""
+    ids = (token for token in range(tokenizer.vocab_size) if token not in tokenizer.special_ids)
+    return [(token, piece) for token in ids if (piece := tokenizer.token_bytes(token))]
+
+
 @settings(max_examples=60, deadline=None)
 @given(choices=st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=5, unique=True), cut=st.integers(0, 8))
 def test_choices_are_those_texts_to_the_byte(compiler: GrammarCompiler, choices: list[str], cut: int) -> None:
@@ -83,13 +92,7 @@ def test_choices_are_those_texts_to_the_byte(compiler: GrammarCompiler, choices:
     grammar = compiler.compile(grammar_of_choices(choices))
     output = tokenizer.encode(choices[0], False)[:cut]
     said = b"".join(map(tokenizer.token_bytes, output))
-    expected = [
-        token
-        for token in range(tokenizer.vocab_size)
-        if token not in tokenizer.special_ids
-        and tokenizer.token_bytes(token)
-        and any(text.startswith(said + tokenizer.token_bytes(token)) for text in texts)
-    ]
+    expected = [token for token, piece in pieces_of(tokenizer) if any(text.startswith(said + piece) for text in texts)]
     if said in texts:
         expected.append(END_ID)
     assert allowed(grammar.guide(ENDS).masks(output)[0]) == sorted(expected)
@@ -101,7 +104,7 @@ GRAMMARS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(15, 40), deadline=None)
 @given(number=st.integers(0, len(GRAMMARS) - 1), seed=st.integers(0, 99), cuts=st.lists(st.integers(0, 60)))
 def test_replayed_at_once_or_bit_by_bit_masks_are_equal(
     compiler: GrammarCompiler, number: int, seed: int, cuts: list[int]

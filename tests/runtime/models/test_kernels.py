@@ -10,7 +10,7 @@ import kernels
 import pytest
 import torch
 from architectures import NAMES, ROUND_SIZES, SIZES, VOCAB, hugging_model, read_model
-from company import alone_in_company_and_again, handed_over
+from company import TOKENS, alone_in_company_and_again, handed_over
 from tiny import check_free, drain, rig, sequence
 from transformers import PreTrainedModel
 
@@ -79,7 +79,7 @@ def test_logits_equal_those_of_transformers_in_any_cutting(pair: KernelPair) -> 
 def test_company_chunks_replay_and_a_handoff_change_nothing(pair: KernelPair, dtype: torch.dtype) -> None:
     model = pair.model(dtype)
     expected = alone_in_company_and_again(model, PROMPT)
-    assert handed_over(model, PROMPT[:150], 40) == expected
+    assert handed_over(model, PROMPT[:150], TOKENS) == expected
 
 
 @pytest.mark.parametrize("drafts", [0, 4])

@@ -106,9 +106,9 @@ def test_what_an_older_worker_does_not_say_is_no_difference() -> None:
 
 
 def test_the_type_of_the_cache_is_told_by_name() -> None:
-    assert registry().snapshot().kv_cache_dtype is None
+    assert registry().generating.snapshot().kv_cache_dtype is None
     for told, shown in (("auto", "bfloat16"), ("int8", "int8"), (None, None)):
-        assert registry(replace(ONE, kv_cache_dtype=told)).snapshot().kv_cache_dtype == shown
+        assert registry(replace(ONE, kv_cache_dtype=told)).generating.snapshot().kv_cache_dtype == shown
 
 
 def refused(workers: Registry) -> list[dict[str, Any]]:
@@ -120,7 +120,7 @@ def test_the_topology_shows_who_was_refused_and_why_until_one_of_that_name_fits(
     reasons = [workers.hello(replace(TWO, sender=f"i{size}", pid=size, block_size=size), 0.0) for size in (32, 64)]
     row = {"name": "prefill:0", "role": "prefill", "pid": 64, "state": "REFUSED", "device": "cpu"}
     assert refused(workers) == [row | {"reason": reasons[1]}] and reasons[1] is not None and "64" in reasons[1]
-    assert [load.name for load in workers.snapshot().workers] == ["decode:0"]
+    assert [load.name for load in workers.generating.snapshot().workers] == ["decode:0"]
     assert workers.hello(TWO, 1.0) is None
     assert refused(workers) == [] and "reason" not in workers.topology()[0]
 
@@ -148,7 +148,7 @@ def test_silence_for_the_time_to_live_is_the_end() -> None:
     router.on_messages([beat("i1"), beat("stranger")])
     assert workers.expire(4.9) == []
     assert names(workers.expire(5.1)) == ["prefill:0"]
-    assert [load.name for load in workers.snapshot().workers] == ["decode:0"]
+    assert [load.name for load in workers.generating.snapshot().workers] == ["decode:0"]
 
 
 def test_a_worker_that_a_supervisor_watches_has_longer() -> None:
@@ -164,18 +164,18 @@ def test_a_worker_that_a_supervisor_watches_has_longer() -> None:
 def test_goodbye_takes_no_new_requests_and_loses_none() -> None:  # C1
     workers = registry(ONE)
     workers.goodbye("i1")
-    assert workers.snapshot().workers == () and "i1" in workers.workers
+    assert workers.generating.snapshot().workers == () and "i1" in workers.workers
     workers.goodbye("nobody")
 
 
 def test_a_snapshot_stays_what_it_was() -> None:  # C1, D17
     workers = registry(ONE)
-    before = workers.snapshot().workers
+    before = workers.generating.snapshot().workers
     workers.hello(TWO, 0.0)
     workers.heartbeat(beat())
     workers.expire(99.0)
     assert [(load.name, load.free_blocks) for load in before] == [("decode:0", 9)]
-    assert plan(before, "always") == CollocatedRoute(before[0]) and workers.snapshot().workers == ()
+    assert plan(before, "always") == CollocatedRoute(before[0]) and workers.generating.snapshot().workers == ()
 
 
 @pytest.mark.parametrize("rows", [[row("decode:0", 99)], [row("decode:0", 11, "exited")], [row("decode:0", None)], []])
@@ -237,8 +237,8 @@ def test_the_topology_shows_whatever_else_the_table_says() -> None:
 
 
 def test_the_context_is_what_the_worker_can_hold() -> None:
-    assert registry(ONE).snapshot().workers[0].context == 144
-    assert registry(replace(ONE, num_blocks=1000)).snapshot().workers[0].context == 512
+    assert registry(ONE).generating.snapshot().workers[0].context == 144
+    assert registry(replace(ONE, num_blocks=1000)).generating.snapshot().workers[0].context == 512
 
 
 def test_what_a_turn_defers_is_done_after_its_messages_and_before_the_next_dispatch() -> None:

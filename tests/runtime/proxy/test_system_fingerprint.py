@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from recorded_frames import LATER
 
-from pontil.runtime.proxy.system_fingerprint import system_fingerprint
+from pontil.runtime.proxy.system_fingerprint import FingerprintCache, system_fingerprint
 from pontil.runtime.wire.messages import Hello
 
 HELLO = LATER["hello"]
@@ -28,3 +28,10 @@ def test_it_changes_with_the_version_only() -> None:
         HELLO, sender="x", name="y", pid=1, device="cuda:1", num_blocks=7, max_num_seqs=1, peer_endpoint="z"
     )
     assert system_fingerprint(other, "1") == system_fingerprint(HELLO, "1") != system_fingerprint(HELLO, "2")
+
+
+def test_a_remembered_fingerprint_is_that_of_the_worker_and_version_asked_for() -> None:
+    assert isinstance(HELLO, Hello)
+    cache, other = FingerprintCache(), replace(HELLO, dtype="x")
+    for hello, version in ((HELLO, "1"), (HELLO, "1"), (other, "1"), (HELLO, "2"), (replace(HELLO), "1"), (other, "2")):
+        assert cache.of(hello, version) == system_fingerprint(hello, version)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_bert import write_tiny_bert
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
 
@@ -208,8 +209,8 @@ def test_sentencepiece_with_bytes(tmp_path: Path) -> None:
         ("{", "damaged"),
         ('{"model": {"type": "BPE"}}', "damaged"),
         ('{"model": {"type": "BPE", "vocab": {}, "merges": []}, "added_tokens": []}', "decodes by None"),
-        ('{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}, "decoder": {"type": "WordPiece", '
-         '"prefix": "##", "cleanup": true}, "added_tokens": []}', "decodes by WordPiece"),
+        ('{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}, "decoder": {"type": "CTC", '
+         '"pad_token": "a", "word_delimiter_token": "|", "cleanup": true}, "added_tokens": []}', "decodes by CTC"),
     ],
 )  # fmt: skip
 def test_a_tokenizer_that_cannot_be_used(tmp_path: Path, content: str, says: str) -> None:
@@ -230,3 +231,10 @@ def test_missing_files(tmp_path: Path) -> None:
 def test_no_torch() -> None:
     code = "import app, sys, pontil.runtime.tokenizer.tokenizer; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_pieces_of_words_are_joined(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_tiny_bert(tmp_path))
+    ids = tokenizer.encode("The sea, 7 lamps", True)
+    assert tokenizer.decode(ids).split() == ["the", "sea", ",", "7", "lamps"] and len(ids) == 8
+    assert tokenizer.decode(ids, skip_special_tokens=False).startswith("[CLS]")

@@ -2,6 +2,7 @@
 """The behaviour that all connectors share, tested over each of them; "far" is auto with a peer whose memory is not on
 this host, and "hostile" the test's own, which is harmless here."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -257,30 +259,39 @@ def test_descriptors_travel_and_those_that_say_nothing_are_refused(site: Connect
             site.attach(ours, "Q", {key: value for key, value in descriptor.items() if key != name})
 
 
-OWNER = """
-import json, sys
+# Importing torch takes a second, so one process imports it and forks an owner for each kind that it is told.
+OWNERS = """
+import json, os, signal, sys
 import app
 from pools import KINDS, Pool
-pool = Pool(KINDS[sys.argv[1]])
-pool.storage.shared[:] = 7
-print(json.dumps(pool.connector.register()), flush=True)
-sys.stdin.read()
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for line in sys.stdin:
+    if os.fork() == 0:
+        pool = Pool(KINDS[line.strip()])
+        pool.storage.shared[:] = 7
+        print(json.dumps([os.getpid(), pool.connector.register()]), flush=True)
+        signal.pause()
 """
 
 
-def test_a_peer_that_is_killed_is_lost_and_nothing_hangs(site: ConnectorSite) -> None:
+@pytest.fixture(scope="module")
+def owners() -> Iterator["subprocess.Popen[str]"]:
     path = os.pathsep.join([str(ROOT), *map(str, sorted((ROOT / "tests" / "support").iterdir()))])
-    kind = "auto" if site.way == "far" else site.way
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, kind],
-        env={**os.environ, "PYTHONPATH": path},
-        stdin=subprocess.PIPE,
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNERS], env={**os.environ, "PYTHONPATH": path}, text=True, stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-    )
-    assert owner.stdin is not None and owner.stdout is not None
-    with owner, owner.stdin:
+    ) as started:  # fmt: skip
+        yield started
+
+
+def test_a_peer_that_is_killed_is_lost_and_nothing_hangs(site: ConnectorSite, owners: "subprocess.Popen[str]") -> None:
+    assert owners.stdin is not None and owners.stdout is not None
+    print("auto" if site.way == "far" else site.way, file=owners.stdin, flush=True)
+    pid, descriptor = json.loads(owners.stdout.readline())
+    owner = psutil.Process(pid)
+    try:
         ours = site.open()
-        site.attach(ours, "child", json.loads(owner.stdout.readline()))
+        site.attach(ours, "child", descriptor)
         (done,) = ours.finish(ours.connector.pull("child", [(1, 1)], 0))
         assert done.error is None and ours.connector.lost() == []
         tickets = [ours.connector.pull("child", [(block, block) for block in range(1, 40)], 0) for _ in range(50)]
@@ -293,3 +304,6 @@ def test_a_peer_that_is_killed_is_lost_and_nothing_hangs(site: ConnectorSite) ->
         wait_for(lambda: ours.connector.lost() == ["child"])
         ours.connector.detach("child")
         assert ours.connector.lost() == []
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            owner.kill()

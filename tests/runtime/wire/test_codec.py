@@ -18,6 +18,7 @@ ints = st.integers(min_value=-(2**63), max_value=2**64 - 1)
 values: dict[Any, st.SearchStrategy[Any]] = {
     int: ints,
     str: st.text(max_size=20),
+    bytes: st.binary(max_size=20),
     float: st.floats(allow_nan=False),
     bool: st.booleans(),
     list[int]: st.lists(ints, max_size=5),

@@ -11,11 +11,12 @@ import pytest
 import zmq
 
 from pontil.runtime.errors import PontilError
+from pontil.runtime.wire import sockets
 from pontil.runtime.wire.codec import encode
+from pontil.runtime.wire.connection_monitor import Reachability
 from pontil.runtime.wire.context import Context
 from pontil.runtime.wire.messages import Cancel, Goodbye, Message, Tokens
 from pontil.runtime.wire.sockets import (
-    HIGH_WATER_MARK,
     BaseSocket,
     ControlServer,
     PeerClient,
@@ -103,11 +104,14 @@ def test_a_server_comes_back_on_the_same_endpoint(context: Context, tmp_path: Pa
     assert receive(client, 1) == [Cancel("p2", "w1", "r", 0)]
 
 
-def test_a_full_queue_is_back_pressure_and_nothing_is_lost(context: Context, endpoint: str) -> None:  # B12
+def test_a_full_queue_is_back_pressure_and_nothing_is_lost(
+    context: Context, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # B12
+    monkeypatch.setattr(sockets, "HIGH_WATER_MARK", 512)
     server = PeerServer(context, endpoint)
     client = WorkerSocket(context, "w1", server.endpoint)
     sent = 0
-    for _ in range(20 * HIGH_WATER_MARK):
+    for _ in range(150_000):
         if not client.send(tokens(sent)):
             break
         sent += 1
@@ -119,6 +123,41 @@ def test_a_full_queue_is_back_pressure_and_nothing_is_lost(context: Context, end
         found += batch
     assert found == [tokens(index) for index in range(sent)]
     eventually(lambda: client.send(tokens(sent)))
+
+
+def test_a_worker_waits_for_no_proxy_that_is_gone(endpoint: str) -> None:
+    """Its last words would reach nobody: the context ends although the socket may linger."""
+    context = open_context()
+    server = PeerServer(context, endpoint)
+    client = WorkerSocket(context, "w1", server.endpoint)
+    assert client.send(tokens(0)) and receive(server, 1) == [tokens(0)]
+    server.close()
+    eventually(lambda: away(client))
+    assert client.send(Goodbye("w1", "p1"))
+    client.close(linger=3600.0)
+    ended = threading.Thread(target=context.term, daemon=True)
+    ended.start()
+    ended.join(DEADLINE)
+    assert not ended.is_alive(), "it lingers"
+
+
+def test_last_words_reach_a_proxy_that_is_there(endpoint: str) -> None:
+    there, here = open_context(), open_context()
+    server = PeerServer(here, endpoint)
+    client = WorkerSocket(there, "w1", server.endpoint)
+    assert client.send(tokens(0)) and receive(server, 1) == [tokens(0)]
+    for index in range(1, 1000):
+        assert client.send(tokens(index))
+    client.close(linger=DEADLINE)
+    there.term()
+    assert receive(server, 999) == [tokens(index) for index in range(1, 1000)]
+    server.close()
+    here.term()
+
+
+def away(client: WorkerSocket) -> bool:
+    client.connection.look(time.monotonic())
+    return client.connection.state is Reachability.AWAY
 
 
 def test_strangers_and_broken_frames_are_counted_and_dropped(context: Context, endpoint: str) -> None:

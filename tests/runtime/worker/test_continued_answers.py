@@ -8,7 +8,7 @@ import pytest
 from workers import PromptWorker, ScriptedProxy, WorkerAnswer, drawn, everyone_clean, greedy, open_worker, prompt
 
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.wire.messages import Submit, Tokens
+from pontil.runtime.wire.messages import Cancel, Submit, Tokens
 from pontil.runtime.worker.worker_request import FirstAdmissions, make_request
 
 Pair = tuple[PromptWorker, PromptWorker]
@@ -17,6 +17,8 @@ EVERYTHING: dict[str, Any] = {
     "temperature": 0.9, "top_p": 0.95, "top_k": 40, "min_p": 0.01, "presence_penalty": 0.4, "frequency_penalty": 0.3,
     "repetition_penalty": 1.1, "logit_bias": ((7, 2.0),), "logprobs": 3, "min_tokens": 10, "bad_token_ids": (9,),
 }  # fmt: skip
+
+NAMED: dict[str, Any] = {"logprobs": 0, "logprob_token_ids": (5, 90, 7)}
 
 
 def undisturbed(proxy: ScriptedProxy, decode: PromptWorker, length: int, params: SamplingParams) -> WorkerAnswer:
@@ -76,7 +78,9 @@ def check(answer: WorkerAnswer, whole: WorkerAnswer, delivered: list[list[int]])
 
 
 @pytest.mark.parametrize("way", ["pair", "whole"])
-@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {}, EVERYTHING], ids=["greedy", "drawn", "everything"])
+@pytest.mark.parametrize(
+    "settings", [{"temperature": 0.0}, {}, EVERYTHING, NAMED], ids=["greedy", "drawn", "everything", "named"]
+)
 @pytest.mark.parametrize("length", [1, 16, 90])
 def test_an_answer_goes_on_from_any_token(
     proxy: ScriptedProxy, pair: Pair, length: int, settings: dict[str, Any], way: str
@@ -87,6 +91,30 @@ def test_an_answer_goes_on_from_any_token(
         delivered = [whole.ids[:count]]
         check(go_on(proxy, pair, way, f"after {count}", length, params, delivered), whole, delivered)
     everyone_clean(proxy)
+
+
+@pytest.mark.parametrize("way", ["pair", "whole"])
+@pytest.mark.parametrize("attempt", [0, 1])
+@pytest.mark.parametrize("length", [1, 17, 90])
+def test_a_request_without_a_budget_computes_its_prompt_alone(
+    proxy: ScriptedProxy, pair: Pair, length: int, attempt: int, way: str
+) -> None:
+    answer = undisturbed(proxy, pair[1], length, greedy(1, prompt_logprobs=2))
+    before = [worker.machine.engine.generated for worker in pair]
+    more: dict[str, Any] = {"attempt": 1, "delivered": [[], []]} if attempt else {}
+    params = greedy(0, n=2, prompt_logprobs=2)
+    if way == "pair":
+        proxy.submit_pair(*pair, "r", prompt(length), params, **more)
+    else:
+        proxy.submit(pair[1], "r", prompt(length), params, **more)
+    frames = ended(proxy, "r", 2).frames
+    assert not proxy.answers["r"].failures and [frame.ids for frame in frames] == [[], []]
+    assert {(frame.generated_tokens, frame.finish_reason) for frame in frames} == {(0, "length")}
+    assert frames[0].prompt_logprobs == answer.frames[0].prompt_logprobs and frames[0].computed_tokens == length
+    if way == "pair":  # the proxy tells the decode worker
+        proxy.server.send(Cancel(proxy.incarnation, pair[1].incarnation, "r", attempt))
+    everyone_clean(proxy)
+    assert [worker.machine.engine.generated for worker in pair] == before
 
 
 @pytest.mark.parametrize("way", ["pair", "whole"])

@@ -52,6 +52,7 @@ OPTIONS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any]]] = {
     "allowed_token_ids": (OTHERS, tuple),
     "grammar": (st.lists(st.text(min_size=1), min_size=1, unique=True).map(lambda some: {"choice": some}),
                 lambda asked: grammar_of_choices(asked["choice"])),
+    "logprob_token_ids": (IDS, tuple),
 }  # fmt: skip
 
 
@@ -81,7 +82,10 @@ def test_what_a_client_says_is_what_the_engine_has(machine: WorkerResources, dat
     asked = {name: data.draw(OPTIONS[name][0], name) for name in names}
     defaults = SamplingParams(max_tokens=40, seed=0)
     expected = {field.name: getattr(defaults, field.name) for field in fields(SamplingParams)}
+    if "logprob_token_ids" in asked:  # they take the place of the likeliest, of which none remain
+        asked["logprobs"] = data.draw(OPTIONS["logprobs"][0])
     expected |= {name: OPTIONS[name][1](value) for name, value in asked.items()}
+    expected |= {"logprobs": 0} if "logprob_token_ids" in asked else {}
     vocabulary = machine.config.vocab_size
     said = in_json(asked)
     whole = read_completion({"prompt": "x"} | said, vocabulary).sampling

@@ -54,5 +54,8 @@ def test_a_proxy_with_new_keys_ends_the_worker_for_another_to_start() -> None:
     assert not isinstance(ended.value, IncompatiblePeer), "that would not be started again"
 
 
-def test_on_one_host_there_is_nothing_to_watch() -> None:
-    assert not ProxyReachability(None, "ipc:///run/control").look(1e9)
+@pytest.mark.parametrize("state", Reachability)
+def test_on_one_host_there_is_nothing_to_report(state: Reachability) -> None:
+    connection = Scripted()
+    connection.state = state
+    assert not ProxyReachability(connection, "ipc:///run/control").look(1e9)  # type: ignore[arg-type]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of parameters in docs/guide/api.md and docs/guide/responses.md, generated from the declarations. Run as a
-program it prints them."""
+"""The tables of parameters in docs/guide/api.md, responses.md and embeddings.md, generated from the declarations. Run
+as a program it prints them."""
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from pontil.http.fields.client_fields import FOREIGN
@@ -12,6 +12,7 @@ from pontil.http.fields.parameter import Parameter
 from pontil.http.fields.parameter_types import InertType, NeutralType
 from pontil.http.request.chat_request import CHAT
 from pontil.http.request.completion_request import COMPLETION, OF_CHATS
+from pontil.http.request.embedding_request import EMBEDDING
 from pontil.http.request.responses_request import RESPONSES
 
 VOCABULARY = 1000
@@ -31,8 +32,18 @@ def table() -> list[str]:
 
 def responses_table() -> list[str]:
     """Return one row for each parameter of a response, but for those of other servers; in the same order."""
+    return one_table(RESPONSES)
+
+
+def embeddings_table() -> list[str]:
+    """Return one row for each parameter of a request for vectors, in the same order."""
+    return one_table(EMBEDDING)
+
+
+def one_table(parameters: Sequence[Parameter]) -> list[str]:
     shown = sorted(
-        (one for one in RESPONSES if one.name not in FOREIGN or supported(one)), key=lambda one: SAID.index(said(one))
+        (one for one in parameters if one.name not in FOREIGN or supported(one)),
+        key=lambda one: SAID.index(said(one)),
     )
     cells = [(f"`{one.name}`", said(one), values(one), default(one), one.says) for one in shown]
     return [*RESPONSES_HEAD, *(f"| {' | '.join(row)} |" for row in cells)]
@@ -123,4 +134,4 @@ def bounds(schema: dict[str, Any]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join([*table(), "", foreign(), "", *responses_table()]))
+    print("\n".join([*table(), "", foreign(), "", *responses_table(), "", *embeddings_table()]))

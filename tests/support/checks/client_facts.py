@@ -5,8 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-STEPS = ("chat", "stream", "tools", "structured", "errors", "cancel", "responses")
-CHATS = STEPS[:-1]
+STEPS = ("chat", "stream", "tools", "structured", "errors", "cancel", "responses", "embeddings")
+# The last step has a session of its own, with an embedding model.
+EMBEDDINGS = STEPS[-1]
+GENERATING, CHATS = STEPS[:-1], STEPS[:-2]
 # The model's bound on a chat; see the sessions.
 TOKENS = 24
 CITIES, MOODS = ("Paris", "Rome"), ("good", "bad")
@@ -22,13 +24,14 @@ Facts = dict[str, Any]
 
 @dataclass(frozen=True)
 class RealClient:
-    """A client with the file of its session, the key of its pinned version (None: of the suite's own environment), and
-    the steps of its session."""
+    """A client with the file of its session, the key of its pinned version (None: of the suite's own environment), the
+    steps of its session, and the file of the one for embeddings, if there is one."""
 
     name: str
     script: str
     pin: str | None
-    steps: tuple[str, ...] = STEPS
+    steps: tuple[str, ...] = GENERATING
+    embeddings: str | None = None
 
     @property
     def is_javascript(self) -> bool:
@@ -44,8 +47,8 @@ class RealClient:
 
 
 CLIENTS = (
-    RealClient("openai (Python)", "openai_session.py", None),
-    RealClient("openai (JavaScript)", "openai.mjs", "openai"),
+    RealClient("openai (Python)", "openai_session.py", None, STEPS, "openai_embeddings.py"),
+    RealClient("openai (JavaScript)", "openai.mjs", "openai", STEPS, "openai_embeddings.mjs"),
     RealClient("@ai-sdk/openai", "ai_openai.mjs", "@ai-sdk/openai"),
     RealClient("@ai-sdk/openai-compatible", "ai_compatible.mjs", "@ai-sdk/openai-compatible", CHATS),
     RealClient("langchain-openai", "langchain_session.py", "python:langchain-openai"),
@@ -100,7 +103,17 @@ def responses(client: RealClient, told: Facts, facts: Facts) -> None:
     assert told["pieces"] > 0 and told["completion"] > 0
 
 
+def embeddings(client: RealClient, told: Facts, facts: Facts) -> None:
+    """The numbers are the same in both forms, as far as a client keeps them."""
+    assert len(told["coded"]) == len(told["plain"]) == 2 and told["coded"][0] != told["coded"][1]
+    for coded, plain in zip(told["coded"], told["plain"], strict=True):
+        assert len(coded) == len(plain) and abs(sum(one * one for one in coded) - 1.0) < 1e-5
+        assert max(abs(one - other) for one, other in zip(coded, plain, strict=True)) < 1e-7
+    assert told["short"] == 8 and told["tokens"] > 4
+    assert told["long"]["status"] == 400 and "maximum context length is" in told["long"]["says"]
+
+
 CHECKS: dict[str, Callable[[RealClient, Facts, Facts], None]] = {
     "chat": chat, "stream": stream, "tools": tools, "structured": structured, "errors": errors, "cancel": cancel,
-    "responses": responses,
+    "responses": responses, "embeddings": embeddings,
 }  # fmt: skip

@@ -6,21 +6,24 @@ from tiny import drain, rig, sequence
 from pontil.runtime.engine.sequence import Known
 from pontil.runtime.models.model import Model
 
+TOKENS = 24
+
 
 def alone_in_company_and_again(model: Model, tokens: list[int], cells: str = "auto") -> list[int]:
-    """Generate forty tokens after the first 150 of a prompt: alone, in a large batch with chunked prefill, and by
+    """Generate TOKENS tokens after the first 150 of a prompt: alone, in a large batch with chunked prefill, and by
     recomputation from the middle. `cells` is the type of the KV cache."""
     alone = rig(model, cells=cells).engine
-    alone.add(sequence("a", tokens[:150], 40))
+    alone.add(sequence("a", tokens[:150], TOKENS))
     expected = drain(alone)["a"]
     crowded = rig(model, blocks=600, budget=50, cells=cells).engine
     for number in range(12):
-        crowded.add(sequence(f"n{number}", tokens[number : 4 + 30 * number], 5 + number, temperature=1.3, seed=number))
+        end = len(tokens) if number == 11 else 4 + 16 * number
+        crowded.add(sequence(f"n{number}", tokens[number:end], 5 + number, temperature=1.3, seed=number))
     crowded.step()
-    crowded.add(sequence("a", tokens[:150], 40))
+    crowded.add(sequence("a", tokens[:150], TOKENS))
     assert drain(crowded)["a"] == expected
-    replay = sequence("a", tokens[:150], 40)
-    replay.output += expected[:21]
+    replay = sequence("a", tokens[:150], TOKENS)
+    replay.output += expected[:13]
     again = rig(model, budget=33, cells=cells).engine
     again.add(replay)
     drain(again)

@@ -25,6 +25,9 @@ class Rule(Guide):
         behind += [set()] * (len(drafts) - right)
         return [sum(1 << number for number in ids).to_bytes(MASK_BYTES, "little") for ids in behind]
 
+    def is_cut(self, count: int) -> bool:
+        return False
+
     def fitting(self, output: list[int], drafts: Sequence[int]) -> int:
         for count, token in enumerate(drafts):
             if token == END or token not in self.allowed([*output, *drafts[:count]]):

@@ -68,7 +68,8 @@ class ScriptedSite:
         self.thread = threading.Thread(target=lambda: self.loop.run_until_complete(self.serve()), daemon=True)
 
     async def serve(self) -> None:
-        app = build_app(self.proxy)
+        embedding = self.tokenizer if self.proxy.config.served_embedding_model_name else None
+        app = build_app(self.proxy, embedding)
         # For the first app of a process Sanic rewrites its own classes, which breaks later apps.
         app.config.TOUCHUP = False
         server: Any = await app.create_server(sock=self.listener, return_asyncio_server=True, protocol=TimedProtocol)

@@ -4,6 +4,7 @@
 import os
 import queue
 import secrets
+import struct
 import threading
 import time
 import weakref
@@ -18,6 +19,8 @@ from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import (
     SCHEMA,
     Cancel,
+    Embed,
+    Embedding,
     Heartbeat,
     Hello,
     Message,
@@ -30,6 +33,9 @@ from pontil.runtime.wire.sockets import Poller, WorkerSocket, open_context
 
 DEADLINE = 10.0
 Script = Callable[["ScriptedWorker", Submit], Iterator[Message]]
+Embedder = Callable[["ScriptedWorker", Embed], Iterator[Message]]
+# The length of a scripted worker's vectors.
+EMBEDDING_SIZE = 4
 
 
 def eventually(condition: Callable[[], object], what: str = "the condition") -> None:
@@ -50,7 +56,7 @@ class ScriptedWorker:
 
     def __init__(
         self, control: str, name: str, tokenizer: Tokenizer, answer: Sequence[int] = (), *, role: str = "mixed",
-        script: Script | None = None, pace: float = 0.0, **hello: object,
+        script: Script | None = None, pace: float = 0.0, embedder: Embedder | None = None, **hello: object,
     ) -> None:  # fmt: skip
         self.name, self.role, self.tokenizer = name, role, tokenizer
         self.answer = list(answer)
@@ -58,6 +64,8 @@ class ScriptedWorker:
         self.pace = pace
         self.incarnation = f"{name}-{secrets.token_hex(4)}"
         self.submits: queue.Queue[Submit] = queue.Queue()
+        self.embeds: queue.Queue[Embed] = queue.Queue()
+        self.embedder = embedder or vector_of
         self.cancels: queue.Queue[Cancel] = queue.Queue()
         self.refused: str | None = None
         self.proxy = ""
@@ -136,6 +144,9 @@ class ScriptedWorker:
             self.phases[message.request_id] = message.phase
             self.submits.put(message)
             self.active[message.request_id] = self.script(self, message)
+        elif isinstance(message, Embed):
+            self.embeds.put(message)
+            self.active[message.request_id] = self.embedder(self, message)
         elif isinstance(message, Cancel):
             self.active.pop(message.request_id, None)
             self.cancels.put(message)
@@ -206,12 +217,23 @@ def proper_choice(worker: ScriptedWorker, submit: Submit, choice: int, opening: 
         counts = {"generated_tokens": 0, "prompt_tokens": len(submit.prompt)}
         yield worker.tokens(submit, 1, [], choice=choice, **counts, **opening)
         return
+    if submit.sampling["max_tokens"] == 0:
+        if submit.phase != "decode":
+            asked = choice == 0 and submit.sampling["prompt_logprobs"] is not None
+            told = {"prompt_logprobs": prompt_entries(submit)} if asked else {}
+            stated: dict[str, Any] = {
+                "finish_reason": "length",
+                "generated_tokens": 0,
+                "prompt_tokens": len(submit.prompt),
+            }
+            yield worker.tokens(submit, 0, [], choice=choice, **stated, **told, **opening)
+        return
     for index, (token, reason, match) in enumerate(generated(worker, submit, choice)):
         if index < given:
             continue
         said = {"choice": choice, "finish_reason": reason, "stop_match": match, **known(submit, [token])}
         if submit.phase != "decode" and index == choice == 0 and submit.sampling["prompt_logprobs"] is not None:
-            said["prompt_logprobs"] = [[], *(entries(number, 0) for number in submit.prompt[1:])]
+            said["prompt_logprobs"] = prompt_entries(submit)
         if submit.phase == "prefill":
             counts = {"generated_tokens": 1, "prompt_tokens": len(submit.prompt)}
             yield worker.tokens(submit, 0, [token], **said, **counts, **opening)
@@ -225,13 +247,28 @@ def proper_choice(worker: ScriptedWorker, submit: Submit, choice: int, opening: 
 
 def known(submit: Submit, ids: list[int]) -> dict[str, Any]:
     """Return logprobs if they were requested."""
-    count = submit.sampling["logprobs"]
-    return {} if count is None else {"logprobs": [entries(token, count) for token in ids]}
+    count, named = submit.sampling["logprobs"], submit.sampling["logprob_token_ids"]
+    shown = [[token, -0.5 * rank, rank] for rank, token in enumerate(named, 1)]
+    return {} if count is None else {"logprobs": [entries(token, count) + shown for token in ids]}
+
+
+def prompt_entries(submit: Submit) -> list[list[list[float]]]:
+    return [[], *(entries(number, 0) for number in submit.prompt[1:])]
 
 
 def entries(token: int, count: int) -> list[list[float]]:
     """Return logprobs in which the token ranks second; the others follow from its id."""
     return [[token, -1.5, 2], *([token + rank - 1, -0.5 * rank, rank] for rank in range(1, count + 1))]
+
+
+def vector_of(worker: ScriptedWorker, embed: Embed, **wrong: Any) -> Iterator[Message]:
+    """Yield the vector of a text: its ids, as many as a vector has. Some fields may be wrong."""
+    worker.counters |= {"prompt_tokens_computed_before": 0}
+    count, size = len(embed.prompt), embed.dimensions or EMBEDDING_SIZE
+    numbers = [float(one) for one in (*embed.prompt, *(0,) * size)][:size]
+    worker.counters["prompt_tokens_computed"] = worker.counters.get("prompt_tokens_computed", 0) + count
+    fields = {"vector": struct.pack(f"<{size}f", *numbers), "prompt_tokens": count, "computed_tokens": count} | wrong
+    yield Embedding(worker.incarnation, worker.proxy, embed.request_id, embed.attempt, **fields)  # type: ignore[arg-type]
 
 
 def silent(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:

@@ -15,6 +15,7 @@ from pontil.runtime.config import WorkerConfig, WorkerRole
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import (
     Cancel,
+    Embedding,
     Failed,
     Goodbye,
     Heartbeat,
@@ -127,6 +128,7 @@ class ScriptedProxy:
         self.heartbeats: dict[str, Heartbeat] = {}
         self.goodbyes: dict[str, Goodbye] = {}
         self.progress: list[Progress] = []
+        self.vectors: dict[str, Embedding] = {}
         self.workers: list[PromptWorker] = []
 
     def close(self) -> None:
@@ -149,6 +151,8 @@ class ScriptedProxy:
             self.goodbyes[message.sender] = message
         elif isinstance(message, Tokens):
             self.answers.setdefault(message.request_id, WorkerAnswer()).frames.append(message)
+        elif isinstance(message, Embedding):
+            self.vectors[message.request_id] = message
         elif isinstance(message, Progress):
             self.progress.append(message)
         elif isinstance(message, Failed):

@@ -19,7 +19,8 @@ from pontil.runtime.loaders.synthetic import write_tiny_llama
 MODEL = "smollm2-135m-instruct"
 STORY = "The old lighthouse keeper climbed the stairs every night, and every night the sea told him a little more. "
 DRAWN = {"temperature": 0.9, "top_p": 0.95, "ignore_eos": True}
-# Nine streams: greedy and sampled, several choices, everything that changes logits, a stop string, a grammar.
+# Ten streams: greedy and sampled, several choices, everything that changes logits, a stop string, a grammar, and an
+# object that is closed at its budget with the logprobs of named tokens.
 ASKED: list[dict[str, Any]] = [
     {"prompt": STORY, "temperature": 0, "ignore_eos": True},
     {"prompt": [20 + 13 * i % 240 for i in range(300)], "temperature": 0, "ignore_eos": True},
@@ -35,6 +36,10 @@ ASKED: list[dict[str, Any]] = [
     {
         "prompt": STORY, "seed": 21, "n": 2, "temperature": 0.9,
         "structured_outputs": {"json": {"type": "array", "items": {"type": "string"}, "minItems": 40}},
+    },
+    {
+        "prompt": STORY, "seed": 5, "temperature": 1.0, "logprobs": 0, "logprob_token_ids": [204, 9],
+        "response_format": {"type": "json_object"},
     },
 ]  # fmt: skip
 TOKENS = 48 if is_long() else 300

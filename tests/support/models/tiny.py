@@ -30,7 +30,7 @@ def reference(tie: bool = True) -> LlamaForCausalLM:
         vocab_size=VOCAB,
         hidden_size=48,
         intermediate_size=80,
-        num_hidden_layers=3,
+        num_hidden_layers=2,
         num_attention_heads=6,
         num_key_value_heads=2,
         max_position_embeddings=1024,
@@ -42,7 +42,7 @@ def reference(tie: bool = True) -> LlamaForCausalLM:
 
 
 def config(tie: bool = True) -> ModelConfig:
-    return ModelConfig("llama", VOCAB, 48, 80, 3, 6, 2, 8, 1024, 1e-6, 10000.0, tie, "float32", (1,))
+    return ModelConfig("llama", VOCAB, 48, 80, 2, 6, 2, 8, 1024, 1e-6, 10000.0, tie, "float32", (1,))
 
 
 @dataclass

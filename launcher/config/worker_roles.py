@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The roles of workers."""
+
+# Those that generate, which can be exchanged for each other, and those that embed texts.
+GENERATING_ROLES = ("prefill", "decode", "mixed")
+EMBED = "embed"
+WORKER_ROLES = (*GENERATING_ROLES, EMBED)

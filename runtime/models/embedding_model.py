@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface of a model that embeds texts, and a decoder in that role."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pontil.gpu_ops.pooling import pooled, unit
+from pontil.gpu_ops.sequence_attention import attend_within
+from pontil.runtime.models.model import Model
+
+
+class EmbeddingModel(Protocol):
+    """A model whose hidden states are pooled. The bits of a sequence do not depend on the others (C16)."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    def hidden_states(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Return the last hidden states of each sequence of token ids, float32 [rows, hidden_size]."""
+
+
+class CausalAttention:
+    """A PagedAttention of one whole sequence, which needs no pages: nothing is read again later."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
+        return attend_within(q, k, v, scale=scale, causal=True, window=window)
+
+
+class DecoderEmbedding:
+    """An EmbeddingModel over a decoder without kernels of its own, one sequence at a time."""
+
+    def __init__(self, model: Model) -> None:
+        assert model.kernels is None
+        self.model = model
+        self.hidden_size = model.config.hidden_size
+
+    def hidden_states(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
+        return [self.of_one(sequence) for sequence in sequences]
+
+    def of_one(self, sequence: Sequence[int]) -> Tensor:
+        ids = torch.tensor(sequence, dtype=torch.int64, device=self.model.device)
+        return self.model.forward(ids, torch.arange(len(sequence), device=self.model.device), CausalAttention())
+
+
+def text_vectors(
+    model: EmbeddingModel, pooling: str, texts: Sequence[tuple[Sequence[int], int | None]]
+) -> list[Tensor]:
+    """Return the vector of each text, given by its token ids and the wanted dimensions (None: all), of length 1."""
+    states = model.hidden_states([ids for ids, _ in texts])
+    return [unit(pooled(one, pooling), size) for one, (_, size) in zip(states, texts, strict=True)]

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Admission by model: requests for one model wait in a queue of their own, and never for another model's workers."""
+
+from collections.abc import Callable
+
+from pontil.runtime.config import ProxyConfig
+from pontil.runtime.errors import Unavailable
+from pontil.runtime.proxy.admission_control import AdmissionControl
+from pontil.runtime.proxy.dispatch import Dispatcher
+from pontil.runtime.proxy.metrics import Metrics
+from pontil.runtime.proxy.rate_limits import RateLimits
+from pontil.runtime.proxy.registry import Registry
+from pontil.runtime.proxy.request import Request
+from pontil.runtime.proxy.request_queue import RequestQueue
+
+
+class ModelAdmissions:
+    """The admission of each model: `by_model` has that of the generating model under None, the others by name. What a
+    caller may use is counted over all of them."""
+
+    def __init__(
+        self,
+        config: ProxyConfig,
+        registry: Registry,
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
+        limits = RateLimits()
+        self.by_model = {
+            name: AdmissionControl(config, registry.of(name), limits, dispatcher, metrics, clock)
+            for name in (None, *registry.embedding_models)
+        }
+
+    @property
+    def generating(self) -> AdmissionControl:
+        return self.by_model[None]
+
+    def of(self, request: Request) -> AdmissionControl:
+        return self.by_model[request.embedding_model]
+
+    def queue_of(self, request: Request) -> RequestQueue:
+        return self.of(request).queue
+
+    def dispatch(self) -> None:
+        """Send queued requests to workers, as far as there is room."""
+        for admission in self.by_model.values():
+            admission.dispatch()
+
+    def pass_time(self, now: float) -> None:
+        for admission in self.by_model.values():
+            admission.queue.pass_time(now)
+
+    def hopeless(self) -> list[tuple[Request, Unavailable]]:
+        """Return the queued requests that cannot be served in time, each with its error."""
+        return [found for admission in self.by_model.values() for found in admission.hopeless()]

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A chat model and an embedding model behind one proxy, each with workers of its own; one of these is killed."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from served import ROOT, Served, launched, wait_for
+from tiny_bert import write_tiny_bert
+
+from pontil.runtime.loaders.builtin import BUILTINS, fetch
+from pontil.runtime.loaders.synthetic import write_tiny_llama
+
+TEXTS = [
+    f"the keeper lit lamp number {number}, and the sea was {'calm' if number % 2 else 'loud'}" for number in range(400)
+]
+PAGE = ROOT / "docs" / "guide" / "embeddings.md"
+RELATED = ("A man is eating food.", "Someone eats a meal.", "The stock market fell today.")
+
+
+def embed(served: Served, texts: list[str], **fields: Any) -> dict[str, Any]:
+    answer: dict[str, Any] = served.request("POST", "/v1/embeddings", {"input": texts} | fields).json()
+    assert "error" not in answer, answer
+    return answer
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One worker that generates, and two that embed on a core each."""
+    folder = tmp_path_factory.mktemp("both")
+    write_tiny_llama(folder / "small")
+    write_tiny_bert(folder / "bert", num_hidden_layers=4)
+    models = ("--model", str(folder / "small"), "--embedding-model", str(folder / "bert"))
+    with launched(
+        folder, "--role", "mixed", "--share-devices", "--mixed", "cpu:0", "--embed", "cpu:0,cpu:1", *models
+    ) as served:
+        yield served
+
+
+def test_both_models_answer(both: Served) -> None:
+    assert [one["id"] for one in both.get("/v1/models")["data"]] == ["small", "bert"]
+    assert {name: row["role"] for name, row in both.topology().items()} == {
+        "proxy": "proxy", "mixed:0": "mixed", "embed:0": "embed", "embed:1": "embed",
+    }  # fmt: skip
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{both.port}/v1", api_key="none")
+    found = client.embeddings.create(model="bert", input=TEXTS[:3], dimensions=8)
+    assert [len(one.embedding) for one in found.data] == [8, 8, 8] and found.usage.prompt_tokens > 30
+    assert both.complete("the sea", model="small", max_tokens=3)["usage"]["completion_tokens"] == 3
+
+
+def test_a_killed_worker_changes_no_bit(both: Served) -> None:  # C16
+    calm = embed(both, TEXTS)
+    before = both.metric('pontil_failovers_total{cause="died"}')
+    disturbed: list[dict[str, Any]] = []
+    asking = threading.Thread(target=lambda: disturbed.append(embed(both, TEXTS * 5)))
+    asking.start()
+    pid = int(both.topology()["embed:0"]["pid"])
+    wait_for(lambda: both.topology()["embed:0"].get("load", {}).get("in_flight", 0) > 0, 60, "work of embed:0")
+    os.kill(pid, signal.SIGKILL)
+    asking.join(120)
+    assert [one["embedding"] for one in disturbed[0]["data"]] == [one["embedding"] for one in calm["data"]] * 5
+    assert disturbed[0]["usage"]["prompt_tokens"] == 5 * calm["usage"]["prompt_tokens"]
+    assert both.metric('pontil_failovers_total{cause="died"}') > before
+    alone = [embed(both, [text])["data"][0]["embedding"] for text in TEXTS[:5]]
+    assert alone == [one["embedding"] for one in calm["data"][:5]]
+    wait_for(lambda: both.topology()["embed:0"]["state"] == "READY", 60, "the worker's return")
+
+
+def test_the_built_in_model_knows_what_texts_mean(tmp_path: Path) -> None:
+    """The similarities are those of transformers' BertModel with the mean of its rows."""
+    fetch(BUILTINS["all-minilm-l6-v2"], Path("~/.cache/pontil"))
+    write_tiny_llama(tmp_path / "small")
+    with launched(
+        tmp_path, "--role", "mixed", "--mixed", "cpu:0", "--embed", "cpu:1", "--model", str(tmp_path / "small")
+    ) as served:
+        answer = embed(served, list(RELATED), model="all-minilm-l6-v2")
+        (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        script = tmp_path / "example.py"
+        script.write_text(example.replace("127.0.0.1:8000", f"127.0.0.1:{served.port}"))
+        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == [f"0.76 {RELATED[1]}", f"-0.02 {RELATED[2]}", "23 tokens"], done.stderr
+    vectors = np.array([one["embedding"] for one in answer["data"]])
+    near, far = float(vectors[0] @ vectors[1]), float(vectors[0] @ vectors[2])
+    assert near == pytest.approx(0.7614, abs=2e-3) and far == pytest.approx(-0.017, abs=2e-3)
+    assert vectors.shape == (3, 384) and answer["usage"]["prompt_tokens"] == 23
