@@ -8,11 +8,10 @@ from typing import Any
 
 from pontil.http.fields.client_fields import INERT
 from pontil.http.fields.ignored import IgnoredFields
-from pontil.http.fields.parameter import Parameter, read_all
+from pontil.http.fields.parameter import Parameter, ParameterTable
 from pontil.http.fields.parameter_types import IntegerType, ShapedType, TextType, WordType
 from pontil.http.fields.prompt import MAX_PRIORITY, TO_FIT, PromptFields, special_tokens
 from pontil.http.fields.reader import Fields
-from pontil.http.fields.spelling import Spelling
 from pontil.http.request.completion_request import Prompt, prompts_schema, read_prompts
 
 # As many as OpenAI takes.
@@ -35,7 +34,7 @@ class EmbeddingRequest:
 def read_embedding(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFields | None = None) -> EmbeddingRequest:
     """Parse the request. Raises RequestError, naming the parameter, for anything invalid."""
     fields = Fields(data, vocab_size=vocab_size, ignored=ignored)
-    values = read_all(fields, EMBEDDING, SPELLING)
+    values = TABLE.read(fields)
     truncate = values["truncate_prompt_tokens"]
     if truncate == 0:
         raise fields.wrong("truncate_prompt_tokens", "must be at least 1, or -1 to keep as much as fits, not 0")
@@ -61,4 +60,4 @@ EMBEDDING = (
     Parameter("priority", IntegerType(-MAX_PRIORITY, MAX_PRIORITY), "who waits for a worker: the lowest goes first", 0),
     *INERT,
 )  # fmt: skip
-SPELLING = Spelling(one.name for one in EMBEDDING)
+TABLE = ParameterTable(EMBEDDING)
