@@ -103,10 +103,24 @@ def resolve_model(name: str, cache_dir: Path) -> Path:
     )
 
 
+def local_model(name: str, cache_dir: Path) -> Path | None:
+    """The path of a model that is here already, None for one that would be fetched or that there is not."""
+    if name in BUILTINS:
+        target = cached_file(BUILTINS[name], cache_dir)
+        return target if is_whole(target, BUILTINS[name]) else None
+    path = Path(name).expanduser()
+    whole = (path / "config.json").is_file() or (path.suffix == ".gguf" and path.is_file())
+    return path if whole else None
+
+
+def cached_file(model: BuiltinModel, cache_dir: Path) -> Path:
+    return cache_dir.expanduser() / model.name / model.file_name
+
+
 def fetch(model: BuiltinModel, cache_dir: Path) -> Path:
     """The path of a built-in model in the cache. Of several processes that ask at once, one downloads it."""
-    folder = cache_dir.expanduser() / model.name
-    target = folder / model.file_name
+    target = cached_file(model, cache_dir)
+    folder = target.parent
     if is_whole(target, model):
         return target
     try:
