@@ -186,7 +186,7 @@ def test_every_order_of_events_leaves_no_process_and_one_restart(
         world.happen(event)
         if event == ("look",):
             world.look()
-    # Whatever ended takes all others with it, and what is started again is whole.
+    # Those that ended take all others with them, and a new start is whole.
     world.wait(MOMENT + 65)
     for rank in range(ranks):
         world.happen(("ready", rank))
@@ -222,9 +222,9 @@ def test_a_worker_one_of_whose_ranks_has_ended_is_not_ready() -> None:
     world = World(2)
     for event in (("ready", 0), ("ready", 1), ("exit", 1, EXIT_RANK_LOST)):
         world.happen(event)
-    assert world.child.state is ChildState.READY
+    before = world.child.state
     world.look()
-    assert world.child.state is ChildState.STALE and world.living
+    assert (before, world.child.state) == (ChildState.READY, ChildState.STALE) and world.living
 
 
 def test_a_rank_that_lost_another_waits_for_its_word() -> None:
