@@ -172,6 +172,20 @@ def serve(config: dict[str, Any], reporter: Reporter, commands: int | None) -> N
     run_proxy(proxy_config(config), reporter, commands)
 
 
+def memory_of_ranks(config: Mapping[str, Any]) -> "dict[int, str] | None":
+    """Return for each size of a planned worker, in ranks, the least memory of one of them in words; None where the
+    model is not here yet. `config` is that of the child that finds the model. Raises LaunchError for what would be
+    refused."""
+    from pontil.runtime.loaders.builtin import local_model
+    from pontil.runtime.probe.footprint import MemoryDemand, memory_by_ranks
+
+    path = local_model(config["model"], Path(config["cache_dir"]))
+    try:
+        return None if path is None else memory_by_ranks(path, MemoryDemand(**config["demand"]))
+    except PontilError as error:
+        raise LaunchError(f"{error}.") from None
+
+
 def read_usage(path: Path) -> list[dict[str, Any]]:
     """Return the sums of a usage log, as JSON values. Raises LaunchError."""
     from pontil.runtime.accounting.usage_file import open_to_read

@@ -13,6 +13,7 @@ import click
 
 from pontil.launcher.child.child import child_command
 from pontil.launcher.child.health import HealthLimits
+from pontil.launcher.commands.rank_memory import memory_lines
 from pontil.launcher.config.environment import LaunchEnvironment
 from pontil.launcher.config.options import LaunchOptions, flag_name, read_environment, read_options
 from pontil.launcher.config.parsers import WILDCARDS
@@ -185,3 +186,5 @@ def show_plan(topology: Topology) -> None:
     click.echo(f"control      {topology.control}")
     if topology.url:
         click.echo(f"clients      {topology.url}")
+    for line in memory_lines(topology):
+        click.echo(f"memory       {line}")

@@ -76,7 +76,7 @@ def parse_item(text: str) -> tuple[DeviceItem, ...]:
     if len(parts) > MAX_RANKS:
         raise ValueError(f"may join at most {MAX_RANKS} devices in one worker")
     ranks = tuple(map(parse_rank, parts))
-    check_alike(ranks, text)
+    check_alike(ranks)
     return (DeviceItem(ranks),)
 
 
@@ -92,18 +92,18 @@ def parse_rank(text: str) -> RankDevice:
     raise ValueError(f"must be a comma list of items like {FORMS}")
 
 
-def check_alike(ranks: Sequence[RankDevice], text: str) -> None:
+def check_alike(ranks: Sequence[RankDevice]) -> None:
     """Check that the ranks of one worker have devices of one kind, and each GPU once."""
     gpus = [rank.gpu for rank in ranks if rank.gpu is not None]
     if gpus and len(gpus) < len(ranks):
         raise ValueError(
-            f"may not join cores and GPUs in one worker ({text}): each rank on cores is written cpu:N, each on a GPU "
-            "cuda:N"
+            "may not join cores and GPUs in one worker (cpu:N is a rank on a core, cuda:N one on a GPU): give all "
+            "ranks the same kind"
         )
     if (twice := repeated(gpus)) is not None:
-        raise ValueError(f"may name GPU {twice} once in a worker ({text}): every rank needs its own")
+        raise ValueError(f"may name GPU {twice} once in a worker")
     if 0 < sum(rank.plain for rank in ranks) < len(ranks):
-        raise ValueError(f"must name the cores of every rank of a worker, or of none ({text})")
+        raise ValueError("must name the cores of every rank of a worker, or of none")
 
 
 def at_least_one(count: int) -> int:

@@ -148,6 +148,16 @@ def resolve_model(name: str, cache_dir: Path) -> Path:
     )
 
 
+def local_model(name: str, cache_dir: Path) -> Path | None:
+    """The path of a model that is here already, None for one that would be fetched or that there is not."""
+    if name in BUILTINS:
+        model, folder = BUILTINS[name], cache_dir.expanduser() / BUILTINS[name].name
+        return model.place_in(folder) if is_whole(folder, model) else None
+    path = Path(name).expanduser()
+    whole = (path / "config.json").is_file() or (path.suffix == ".gguf" and path.is_file())
+    return path if whole else None
+
+
 def fetch(model: BuiltinModel, cache_dir: Path) -> Path:
     """The path of a built-in model in the cache. Of several processes that ask at once, one downloads it."""
     folder = cache_dir.expanduser() / model.name

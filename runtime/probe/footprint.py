@@ -52,6 +52,10 @@ class Footprint:
     def total(self) -> int:
         return self.weights + self.kv
 
+    @property
+    def words(self) -> str:
+        return f"{gibibytes(self.weights)} of weights and {gibibytes(self.kv)} of KV cache"
+
 
 def check_memory(path: Path, demand: MemoryDemand) -> None:
     """Raise ModelError when the model cannot be divided as it is planned, or when its weights and the KV cache of one
@@ -71,13 +75,22 @@ def check_memory(path: Path, demand: MemoryDemand) -> None:
             raise ModelError(refusal(path, device, held, sizes, f"{where} has {gibibytes(room.bytes)} left"))
 
 
+def memory_by_ranks(path: Path, demand: MemoryDemand) -> dict[int, str]:
+    """Return for each size of a worker, in ranks, the memory of one of them in words. Raises ModelError as
+    `check_memory` does."""
+    check_memory(path, demand)
+    config, sizes = read_config(path), sorted({len(worker) for worker in demand.workers})
+    return {size: footprint(path, config, demand, size).words for size in sizes}
+
+
 def refusal(path: Path, device: str, held: Sequence[Footprint], sizes: Mapping[int, None], left: str) -> str:
     """Return the sentence that refuses what the processes of these sizes would hold on a device."""
     most = max(held, key=lambda one: one.total)
-    parts = f"{gibibytes(most.weights)} of weights and {gibibytes(most.kv)} of KV cache"
     what = "worker" if max(sizes) == 1 else "rank"
     each = "each" if len(set(held)) == 1 else "or less each"
-    needed = f"{len(held)} {what}s with {parts} {each} need" if len(held) > 1 else f"a {what} with {parts} needs"
+    needed = (
+        f"{len(held)} {what}s with {most.words} {each} need" if len(held) > 1 else f"a {what} with {most.words} needs"
+    )
     fewer = "start fewer workers (--role mixed is one), " if len(held) > 1 else ""
     more = "" if device == CPU else "divide it over more GPUs with +, "
     return (

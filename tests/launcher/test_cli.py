@@ -17,6 +17,7 @@ from usage_rows import BALANCED, SHARE
 from pontil.launcher.config.options import LaunchOptions, flag_name
 from pontil.launcher.version import VERSION
 from pontil.runtime.accounting.usage_file import UsageFile
+from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 
 def test_help_shows_every_flag_and_hides_what_is_not_for_people() -> None:
@@ -81,11 +82,24 @@ def test_a_dry_run_prints_the_plan_and_touches_nothing(tmp_path: Path) -> None:
     assert "http://127.0.0.1:8123" in done.stdout and "some/model" in done.stdout
 
 
+def test_a_plan_tells_the_memory_of_each_rank_or_why_it_cannot_be(tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path / "tiny")
+    words = ("launch", "--dry-run", "--share-devices", "--role", "mixed", "--model", str(tmp_path / "tiny"))
+    planned = app(*words, "--mixed", "cpu:0+cpu:0")
+    assert planned.returncode == 0, planned.stderr
+    assert re.search(r"^memory +each of 2 ranks: \d+ MiB of weights and .* of KV cache", planned.stdout, re.MULTILINE)
+    refused = app(*words, "--mixed", "cpu:0+cpu:0+cpu:0")
+    assert refused.returncode == 1 and "cannot be divided over 3 devices" in refused.stderr.splitlines()[-1]
+    assert "join 2 or 4 devices" in refused.stderr and "Traceback" not in refused.stderr
+
+
 def test_a_worker_over_two_gpus_is_shown_in_the_plan(tmp_path: Path) -> None:
     """A script in place of the driver's tool reports three GPUs."""
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 0, 80000; echo 1, 80000; echo 2, 80000\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
-    planned = app("launch", "--prefill", "0+1", "--decode", "2", "--dry-run", PATH=str(tmp_path))
+    planned = app(
+        "launch", "--prefill", "0+1", "--decode", "2", "--dry-run", "--model", "gemma3-270m", PATH=str(tmp_path)
+    )
     assert planned.returncode == 0 and "prefill:0    2 ranks" in planned.stdout
     assert re.search(r"^  prefill:0\+1  cuda:1   cores", planned.stdout, re.MULTILINE)
     refused = app("launch", "--prefill", "cpu:0+1", PATH=str(tmp_path))

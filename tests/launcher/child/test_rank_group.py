@@ -177,14 +177,16 @@ EVENTS = st.one_of(
 )  # fmt: skip
 
 
-@given(st.integers(1, 3), st.booleans(), st.lists(EVENTS, max_size=30))
-def test_every_order_of_events_leaves_no_process_and_one_restart(ranks: int, deaf: bool, events: list[Event]) -> None:
+@given(st.integers(1, 3), st.integers(0, 3), st.booleans(), st.lists(EVENTS, max_size=30))
+def test_every_order_of_events_leaves_no_process_and_one_restart(
+    ranks: int, ready: int, deaf: bool, events: list[Event]
+) -> None:
     world = World(ranks, deaf)
-    for event in events:
+    for event in [*(("ready", rank) for rank in range(ready)), *events]:
         world.happen(event)
         if event == ("look",):
             world.look()
-    # Whatever ended takes all others with it, and what is started again is whole.
+    # Those that ended take all others with them, and a new start is whole.
     world.wait(MOMENT + 65)
     for rank in range(ranks):
         world.happen(("ready", rank))
@@ -208,6 +210,21 @@ def test_the_cause_is_the_rank_that_ended_for_a_reason_of_its_own(order: list[in
     world.wait(1.0)
     cause = world.child.exits[-1]
     assert (cause.follower, cause.code) == (f"decode:0+{guilty}" if guilty else None, code)
+
+
+def test_a_worker_one_of_whose_ranks_has_ended_is_not_ready() -> None:
+    world = World(2)
+    for event in (("ready", 0), ("exit", 0, EXIT_RANK_LOST)):
+        world.happen(event)
+    world.look()
+    world.happen(("ready", 1))
+    assert world.child.state is ChildState.STARTING
+    world = World(2)
+    for event in (("ready", 0), ("ready", 1), ("exit", 1, EXIT_RANK_LOST)):
+        world.happen(event)
+    before = world.child.state
+    world.look()
+    assert (before, world.child.state) == (ChildState.READY, ChildState.STALE) and world.living
 
 
 def test_a_rank_that_lost_another_waits_for_its_word() -> None:

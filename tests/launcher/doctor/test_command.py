@@ -20,13 +20,22 @@ from command_line import ROOT, app
 
 from pontil.launcher.child.child import child_command
 from pontil.launcher.config.environment import LaunchEnvironment
-from pontil.launcher.config.options import LaunchOptions, read_environment
+from pontil.launcher.config.options import LaunchOptions, read_environment, read_options
+from pontil.launcher.config.topology import Topology, plan
 from pontil.launcher.doctor import checkup
-from pontil.launcher.doctor.checkup import cache_finding, plan_finding, run_examination, run_finding, serves
+from pontil.launcher.doctor.checkup import (
+    cache_finding,
+    plan_finding,
+    rank_findings,
+    run_examination,
+    run_finding,
+    serves,
+)
 from pontil.launcher.doctor.command import doctor, lines, summary
 from pontil.launcher.doctor.finding import broken, fine
 from pontil.launcher.errors import OptionError
 from pontil.launcher.host.devices import HostDevices
+from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 SUBJECTS = [
     "python", "cores", "plan", "port", "open files", "model cache", "run directory", "kv over shm", "kv over tcp",
@@ -106,6 +115,23 @@ def test_gpus_that_torch_cannot_use_matter_where_they_are_planned(tmp_path: Path
     )
     assert re.search(r"^broken +torch", broken_one.stdout, re.MULTILINE) and broken_one.return_value == 1
     assert re.search(r"^warning +torch", fine_one.stdout, re.MULTILINE) and fine_one.return_value == 0
+
+
+def test_a_worker_of_several_ranks_is_explained(tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path / "tiny")
+    flags = {"role": "mixed", "model": str(tmp_path / "tiny")}
+
+    def made(devices: str) -> Topology:
+        machine = HostDevices((0, 1, 2), 3, 0)
+        return plan(read_options(flags | {"mixed": devices}), machine, Path("/run/x"), tmp_path)
+
+    two = made("cpu:0+cpu:1")
+    assert plan_finding(two).found == "mixed:0 on cpu (cores 0) and cpu (cores 1) as 2 ranks"
+    (memory,) = rank_findings(two)
+    assert memory.state == "fine" and memory.found.startswith("each of 2 ranks: ") and "weights" in memory.found
+    (refusal,) = rank_findings(made("cpu:0+cpu:1+cpu:2"))
+    assert refusal.state == "broken" and "cannot be divided over 3 devices" in refusal.found
+    assert not list(rank_findings(made("cpu:0"))) and not list(rank_findings(OptionError("no plan")))
 
 
 def test_options_that_cannot_be_read_are_no_finding() -> None:

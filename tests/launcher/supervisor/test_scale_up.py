@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from pontil.launcher.config.child_plan import ChildPlan
+from pontil.launcher.config.child_plan import ChildPlan, plan_ranks
 from pontil.launcher.errors import LaunchError
-from pontil.launcher.host.devices import HostDevices
+from pontil.launcher.host.devices import HostDevices, Placement
 from pontil.launcher.supervisor.scale_up import another, free_name
 from pontil.runtime.config import worker_config
 
@@ -70,3 +70,36 @@ def test_workers_that_embed_are_like_their_own_kind_only() -> None:
     assert another("decode", both[::-1], EIGHT, share=False).config["model"] == "/m"
     with pytest.raises(LaunchError, match="no worker of the model that embed workers have"):
         another("embed", both[:1], EIGHT, share=False)
+
+
+def group(name: str, *ranks: tuple[str, tuple[int, ...]]) -> ChildPlan:
+    shared = worker(name).config
+    places = [Placement(device, cores) for device, cores in ranks]
+    return plan_ranks(name, name.partition(":")[0], places, shared, f"ipc:///run/{name.replace(':', '-')}-ranks")
+
+
+def test_no_device_of_a_group_is_handed_out() -> None:
+    gpus = group("decode:0", ("cuda:0", (0,)), ("cuda:1", (1,)))
+    with pytest.raises(LaunchError, match=r"decode:0 has cuda:0\+cuda:1"):
+        another("prefill", [worker("prefill:0", (2,), "cuda:2"), gpus], HostDevices((0, 1, 2), 3, 3), share=False)
+    cores = group("decode:0", ("cpu", (0, 1)), ("cpu", (2, 3)))
+    made = another("prefill", [worker("prefill:0", (4,)), cores], EIGHT, share=False)
+    assert made.cores == (5,) and not made.followers
+
+
+def test_a_worker_like_a_group_has_as_many_ranks_elsewhere() -> None:
+    cores = group("decode:0", ("cpu", (0, 1)), ("cpu", (2, 3)))
+    made = another("decode", [cores], EIGHT, share=False)
+    assert [(one.name, one.cores) for one in made.members] == [("decode:1", (4, 5)), ("decode:1+1", (6, 7))]
+    assert {one.config["rank_endpoint"] for one in made.members} == {"ipc:///run/decode-1-ranks"}
+    assert [(one.config["rank"], one.config["ranks"]) for one in made.members] == [(0, 2), (1, 2)]
+    with pytest.raises(LaunchError, match="No 2 devices are free for another decode worker"):
+        another("decode", [cores, worker("prefill:0", (4, 5, 6))], EIGHT, share=False)
+    one_core = HostDevices((0,), 1, 0)
+    shared = another("decode", [group("decode:0", ("cpu", (0,)), ("cpu", (0,)))], one_core, share=True)
+    assert [one.cores for one in shared.members] == [(0,), (0,)]
+    gpus = group("decode:0", ("cuda:0", (0,)), ("cuda:1", (1,)))
+    four = HostDevices((0, 1), 2, 4)
+    assert another("decode", [gpus], four, share=False).place == "cuda:2+cuda:3"
+    with pytest.raises(LaunchError, match="No 2 devices are free"):
+        another("decode", [gpus, worker("mixed:0", (), "cuda:3")], four, share=False)
