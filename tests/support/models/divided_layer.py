@@ -13,9 +13,10 @@ from pontil.gpu_ops.kernels.quantized import QuantizedWeights, per_channel
 from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
 from pontil.gpu_ops.kv_cells import row_cells
 from pontil.gpu_ops.rotary import rotary_frequencies, rotary_table
-from pontil.runtime.models.partition import WHOLE, Partition
+from pontil.runtime.models.partition import Partition
 
 BLOCK, LAYERS = 16, 2
+ALONE = Partition()
 PLAIN, INT8, NIBBLES, FIVE_BITS = "plain", "int8", "nibbles", "five bits"
 
 Weight = Tensor | QuantizedWeights
@@ -107,7 +108,7 @@ class DividedLayer:
     def rows(self, tile: KernelTile, number: int) -> Tensor:
         return self.random(500 + number, tile.rows, self.hidden)
 
-    def computed(self, library: KernelLibrary, partition: Partition = WHOLE) -> tuple[list[Tensor], Tensor]:
+    def computed(self, library: KernelLibrary, partition: Partition = ALONE) -> tuple[list[Tensor], Tensor]:
         """The rows of each tile after both layers, and the KV pool: by halves, and then the same as `Layers`, after
         keys and values alone."""
         halves = [(self.attention(library, n, partition), self.mlp(library, n, partition)) for n in range(LAYERS)]
