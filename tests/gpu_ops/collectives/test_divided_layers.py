@@ -7,7 +7,7 @@ import kernels
 import pytest
 import rank_calls
 import torch
-from divided_layer import INT8, NIBBLES, DividedLayer
+from divided_layer import FIVE_BITS, INT8, NIBBLES, DividedLayer
 from rank_processes import RankProcesses
 
 from pontil.gpu_ops.kernels.layer import HeadShape
@@ -26,6 +26,7 @@ LAYERS = {
     "fp8 keys": DividedLayer(FLOAT32, HeadShape(4, 2, 32), 128, 192, cells=torch.float8_e4m3fn),
     "int8 weights": DividedLayer(weights=INT8, bias=True),
     "4-bit weights": DividedLayer(weights=NIBBLES, sandwich=True),
+    "5-bit weights": DividedLayer(weights=FIVE_BITS),
 }
 
 

@@ -13,10 +13,15 @@ from pontil.gpu_ops.kernels.quantized import QuantizedWeights, per_channel
 from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
 from pontil.gpu_ops.kv_cells import row_cells
 from pontil.gpu_ops.rotary import rotary_frequencies, rotary_table
+<<<<<<< HEAD
 from pontil.runtime.models.partition import UNDIVIDED, Partition
+=======
+from pontil.runtime.models.partition import Partition
+>>>>>>> h-coll
 
 BLOCK, LAYERS = 16, 2
-PLAIN, INT8, NIBBLES = "plain", "int8", "nibbles"
+ALONE = Partition()
+PLAIN, INT8, NIBBLES, FIVE_BITS = "plain", "int8", "nibbles", "five bits"
 
 Weight = Tensor | QuantizedWeights
 
@@ -51,12 +56,12 @@ class DividedLayer:
         if self.weights == INT8:
             return per_channel(dense)
         groups = inputs // 16
-        numbers = (dense / scale * 3 + 8).round().clamp(0, 15).to(torch.uint8)
-        # A row with higher numbers than all others must not change theirs.
-        numbers[0] = 15 - numbers[0] // 4
-        numbers[1:].clamp_(max=14)
+        highest = 15 if self.weights == NIBBLES else 31
+        numbers = (dense / scale * 3 + 8).round().clamp(0, highest - 1).to(torch.uint8)
+        # One row has a number that no other has.
+        numbers[0, 0] = highest
         scales = self.random(seed + 100, outputs, groups).abs() * scale / 3
-        return QuantizedWeights(numbers, scales, -8 * scales)
+        return QuantizedWeights(numbers, scales, -2 * scales)
 
     def norms(self, seed: int) -> Norms:
         after = self.random(seed + 1, self.hidden) if self.sandwich else None
@@ -107,7 +112,11 @@ class DividedLayer:
     def rows(self, tile: KernelTile, number: int) -> Tensor:
         return self.random(500 + number, tile.rows, self.hidden)
 
+<<<<<<< HEAD
     def computed(self, library: KernelLibrary, partition: Partition = UNDIVIDED) -> tuple[list[Tensor], Tensor]:
+=======
+    def computed(self, library: KernelLibrary, partition: Partition = ALONE) -> tuple[list[Tensor], Tensor]:
+>>>>>>> h-coll
         """The rows of each tile after both layers, and the KV pool: by halves, and then the same as `Layers`, after
         keys and values alone."""
         halves = [(self.attention(library, n, partition), self.mlp(library, n, partition)) for n in range(LAYERS)]
