@@ -13,11 +13,7 @@ from pontil.gpu_ops.kernels.quantized import QuantizedWeights, per_channel
 from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
 from pontil.gpu_ops.kv_cells import row_cells
 from pontil.gpu_ops.rotary import rotary_frequencies, rotary_table
-<<<<<<< HEAD
-from pontil.runtime.models.partition import UNDIVIDED, Partition
-=======
 from pontil.runtime.models.partition import Partition
->>>>>>> h-coll
 
 BLOCK, LAYERS = 16, 2
 ALONE = Partition()
@@ -112,11 +108,7 @@ class DividedLayer:
     def rows(self, tile: KernelTile, number: int) -> Tensor:
         return self.random(500 + number, tile.rows, self.hidden)
 
-<<<<<<< HEAD
-    def computed(self, library: KernelLibrary, partition: Partition = UNDIVIDED) -> tuple[list[Tensor], Tensor]:
-=======
     def computed(self, library: KernelLibrary, partition: Partition = ALONE) -> tuple[list[Tensor], Tensor]:
->>>>>>> h-coll
         """The rows of each tile after both layers, and the KV pool: by halves, and then the same as `Layers`, after
         keys and values alone."""
         halves = [(self.attention(library, n, partition), self.mlp(library, n, partition)) for n in range(LAYERS)]
