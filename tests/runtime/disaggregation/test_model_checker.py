@@ -9,7 +9,18 @@ every block and every epoch cell free.
 
 import pytest
 from handoff_model import Handoffs
-from handoff_world import HandoffWorld, Transfer, at_rest
+from handoff_ranks import RankRules, change_behind, joint
+from handoff_world import (
+    FREE,
+    GivingRank,
+    HandoffWorld,
+    ModelSend,
+    RankOrder,
+    Transfer,
+    at_rest,
+    bump_epoch,
+    set_owner,
+)
 from search import Found, SearchStep, Violation, search
 
 from pontil.runtime.disaggregation.states import (
@@ -28,10 +39,17 @@ from pontil.runtime.disaggregation.states import (
 
 
 def check(
-    sizes: tuple[int, ...], crashes: int, repeats: int, sending: SendingTable, receiving: ReceivingTable
+    sizes: tuple[int, ...],
+    crashes: int,
+    repeats: int,
+    sending: SendingTable,
+    receiving: ReceivingTable,
+    rules: RankRules | None = None,
 ) -> Found:
+    """Search all runs; with `rules`, of workers of two ranks each."""
     start = HandoffWorld(tuple(Transfer(size) for size in sizes), crashes=crashes, repeats=repeats)
-    return search(start, Handoffs(sending, receiving).steps, at_rest)
+    start = start if rules is None else start._replace(behind=GivingRank())
+    return search(start, Handoffs(sending, receiving, rules).steps, at_rest)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +68,56 @@ def test_no_run_leaks_or_reads_or_writes_what_it_must_not_and_every_run_ends(
     found = check(sizes, crashes, repeats, SENDING, RECEIVING)
     print(f"{sizes}: {found.worlds} worlds, {found.steps} steps")
     assert found.worlds > 1000
+
+
+@pytest.mark.parametrize(
+    ("sizes", "crashes", "repeats"),
+    [
+        pytest.param((1,), 1, 1, id="one that is opened again, and a crash"),
+        pytest.param((2,), 1, 0, id="one in two pieces, and a crash"),
+        pytest.param((2,), 0, 1, id="one in two pieces that is opened again", marks=pytest.mark.long),
+        pytest.param((1, 1), 0, 0, id="two at once", marks=pytest.mark.long),
+    ],
+)
+def test_two_ranks_let_go_together(sizes: tuple[int, ...], crashes: int, repeats: int) -> None:  # C6, H6
+    found = check(sizes, crashes, repeats, SENDING, RECEIVING, RankRules())
+    print(f"{sizes}: {found.worlds} worlds, {found.steps} steps")
+    assert found.worlds > 1000
+
+
+def free_alone(world: HandoffWorld, number: int, sent: ModelSend) -> HandoffWorld:
+    """Free the second rank's blocks at once, before it has bumped its cell."""
+    world = world._replace(theirs=set_owner(world.theirs, sent.blocks, FREE))
+    return change_behind(world, RankOrder("write", blocks=sent.blocks, owner=FREE))
+
+
+WRONG_RULES: dict[str, tuple[RankRules, str]] = {
+    "the blocks of one prefill rank are freed alone": (RankRules(free=free_alone), "nobody noticed"),
+    "the cell of the second prefill rank is not bumped": (RankRules(bump=bump_epoch), "nobody noticed"),
+    "blocks are announced before every rank has them": (
+        RankRules(announce=lambda world, number, message: world.send(number, message)), "nobody noticed",
+    ),
+    "the first rank that fails ends a pull": (
+        RankRules(joint=lambda reports: False if (0, False) in reports or (1, False) in reports else joint(reports)),
+        "a copier writes",
+    ),
+    "the first rank that is done ends a pull": (RankRules(joint=lambda reports: reports[0][1]), "a copier writes"),
+    "two reports of one rank end a pull": (
+        RankRules(joint=lambda reports: all(good for _, good in reports) if len(reports) == 2 else None),
+        "a copier writes",
+    ),
+    "a pull waits for the second rank only": (
+        RankRules(joint=lambda reports: dict(reports).get(1)), "a copier writes",
+    ),
+    "a pull never ends": (RankRules(joint=lambda reports: None), "nothing is owed|a circle|not at rest"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG_RULES)
+def test_a_wrong_rule_for_ranks_is_found_out(name: str) -> None:  # C6, H6
+    rules, says = WRONG_RULES[name]
+    with pytest.raises(Violation, match=says):
+        check((2,), 0, 0, SENDING, RECEIVING, rules)
 
 
 SWAPPED = (SendAction.FREE_BLOCKS, SendAction.BUMP_EPOCH, SendAction.FREE_SLOT)
@@ -113,6 +181,8 @@ def test_a_wrong_prefill_table_is_found_out(name: str) -> None:
     rows, says = WRONG_SENDING[name]
     with pytest.raises(Violation, match=says):
         check((2,), 0, 1, {**SENDING, **rows}, RECEIVING)
+    with pytest.raises(Violation, match=says):
+        check((1,), 0, 1, {**SENDING, **rows}, RECEIVING, RankRules())
 
 
 @pytest.mark.parametrize("name", WRONG_RECEIVING)
@@ -120,6 +190,8 @@ def test_a_wrong_decode_table_is_found_out(name: str) -> None:
     rows, says = WRONG_RECEIVING[name]
     with pytest.raises(Violation, match=says):
         check((2,), 0, 1, SENDING, {**RECEIVING, **rows})
+    with pytest.raises(Violation, match=says):
+        check((1,), 0, 1, SENDING, {**RECEIVING, **rows}, RankRules())
 
 
 @pytest.mark.parametrize("here", [SendState.COMPUTING, SendState.HELD])
