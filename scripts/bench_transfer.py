@@ -13,6 +13,9 @@ from memory to memory in this process, in one thread, as shm does, without hashi
 `overlap`: KV sender and KV receiver with a prompt of 2,000 tokens in five chunks, over shared memory that is slowed to
 50 MB/s. Computing a chunk is a pause, at --prefill-rate tokens a second. `exposed` is the rest of the transfer after
 the Handoff, `alone` the whole transfer in one piece.
+
+`ranks`: pulls of all blocks, of a layout with 4 heads of 64, between pools of this process, over shared memory: from
+one rank to one, from two to one, and from one to each of two. `bytes` are those of one taking rank.
 """
 
 import argparse
@@ -25,6 +28,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,19 +46,21 @@ from pontil.runtime.disaggregation.sender import KVSender, PrefillResult  # noqa
 from pontil.runtime.transfer.auto_connector import AutoConnector  # noqa: E402
 from pontil.runtime.transfer.connector import Connector, Pair, PullResult, runs  # noqa: E402
 from pontil.runtime.transfer.grants import Grant  # noqa: E402
+from pontil.runtime.transfer.ranked_connector import RankedConnector  # noqa: E402
 from pontil.runtime.transfer.security import TransferSecurity  # noqa: E402
 from pontil.runtime.transfer.shm_connector import ShmConnector, ShmPull  # noqa: E402
 from pontil.runtime.transfer.tcp_connector import TcpConnector  # noqa: E402
 from pontil.runtime.wire.messages import ChunkReady, Handoff  # noqa: E402
 
 LAYOUT = KVLayout(16, 30, 3, 64, "bfloat16")
+FOUR_HEADS = KVLayout(16, 30, 4, 64, "bfloat16")
 TIMEOUT = 60.0
 SEED = b"s" * 32
 PASS = Grant("bench.0", 0, "ab" * 32)
 
 
-def open_storage(blocks: int) -> KVStorage:
-    storage = KVStorage(LAYOUT, blocks + 1, torch.device("cpu"))
+def open_storage(blocks: int, layout: KVLayout = LAYOUT) -> KVStorage:
+    storage = KVStorage(layout, blocks + 1, torch.device("cpu"))
     storage.shared.random_(0, 256)  # touches every page
     return storage
 
@@ -109,9 +115,11 @@ class Puller:
     def pull(self, pairs: list[Pair]) -> None:
         self.wakeup.clear()
         self.connector.pull("peer", pairs, 0, PASS)
-        if not self.wakeup.wait(TIMEOUT):
-            raise SystemExit("a pull did not end")
-        (done,) = self.connector.poll()
+        while not (ended := self.connector.poll()):
+            if not self.wakeup.wait(TIMEOUT):
+                raise SystemExit("a pull did not end")
+            self.wakeup.clear()
+        (done,) = ended
         if done.error:
             raise SystemExit(done.error)
 
@@ -221,6 +229,27 @@ def overlap(tokens: int, chunks: int, prefill_rate: float) -> dict[str, float]:
     }
 
 
+def between_ranks(blocks: int, rounds: int) -> dict[str, Any]:
+    """Return the rates of pulls between workers of one and two ranks, for one taking rank."""
+    pairs, results, pullers = pairs_of(blocks, False), dict[str, Any](), dict[str, Callable[[], None]]()
+    connectors: list[Connector] = []
+    for giving, taking in ((1, 1), (2, 1), (1, 2)):
+        given = [open_storage(blocks, replace(FOUR_HEADS, rank=rank, ranks=giving)) for rank in range(giving)]
+        sources = [ShmConnector(storage, lambda: None) for storage in given]
+        ours = open_storage(blocks, replace(FOUR_HEADS, ranks=taking))
+        descriptor = {"kind": "ranks", "pools": [source.register() for source in sources]}
+        puller = Puller(ours, lambda storage, wake: RankedConnector(ShmConnector(storage, wake), storage), descriptor)
+        connectors += [puller.connector, *sources]
+        pullers[f"{giving} to {taking}"] = partial(puller.pull, pairs)
+        results[f"{giving} to {taking}"] = {"bytes": blocks * ours.layout.block_bytes}
+    whole = blocks * FOUR_HEADS.block_bytes
+    for name, found in rates(pullers, whole, rounds).items():
+        results[name] |= {kind: round(rate * results[name]["bytes"] / whole, 2) for kind, rate in found.items()}
+    for one in connectors:
+        one.close()
+    return results
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--blocks", type=int, default=400)
@@ -243,6 +272,7 @@ def main() -> None:
         plain, sealed = json.loads(owner.stdout.readline())
         results = measure(plain, sealed, args.blocks, args.rounds)
     size = args.blocks * LAYOUT.block_bytes
+    results["ranks"] = between_ranks(args.blocks, args.rounds)
     results["overlap"] = overlap(2000, 5, args.prefill_rate)
     print(json.dumps({"blocks": args.blocks, "bytes": size, "unit": "GB/s", **results}, indent=1))
 

@@ -6,10 +6,11 @@ two workers of one rank each have a single group, and every pair of a giving and
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
 
 from pontil.runtime.cache.layout import heads_of
+
+MOST_RANKS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +20,10 @@ class HeadGroups:
     heads: int
     giving: int
     taking: int
+    all: tuple[range, ...] = field(init=False)
 
-    @property
-    def all(self) -> tuple[range, ...]:
-        return groups_between(self.heads, self.giving, self.taking)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "all", groups_between(self.heads, self.giving, self.taking))
 
     def held_by(self, rank: int) -> range:
         """The heads in a giving rank's pool."""
@@ -47,7 +48,6 @@ class HeadGroups:
         return range(held[0], held[-1] + 1)
 
 
-@cache
 def groups_between(heads: int, giving: int, taking: int) -> tuple[range, ...]:
     starts = {heads_of(heads, rank, ranks).start for ranks in (giving, taking) for rank in range(ranks)}
     bounds = [*sorted(starts), heads]
@@ -56,7 +56,7 @@ def groups_between(heads: int, giving: int, taking: int) -> tuple[range, ...]:
 
 def can_divide(heads: int, ranks: int) -> bool:
     """Return whether so many ranks can hold the heads: equal shares, or each head on equally many ranks."""
-    return 0 < ranks < 1 << 16 and (heads % ranks == 0 or ranks % heads == 0)
+    return 0 < ranks <= MOST_RANKS and (heads % ranks == 0 or ranks % heads == 0)
 
 
 def in_order(parts: Iterable[tuple[range, list[int]]], blocks: int, groups: int) -> list[int]:

@@ -57,7 +57,7 @@ class PrefillResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Announcement:
+class PendingAnnouncement:
     """A message that lacks the digests of its blocks as long as ranks owe some."""
 
     sent: SendTransfer
@@ -92,7 +92,7 @@ class KVSender:
         self.free_slots = deque(range(EPOCH_SLOTS))
         self.last_epoch = EPOCH_SLOTS - 1
         # In the order in which they are to be sent.
-        self.announcements: deque[Announcement] = deque()
+        self.announcements: deque[PendingAnnouncement] = deque()
         self.open: dict[str, SendTransfer] = {}
         self.acts: dict[SendAction, Callable[[SendTransfer, float], None]] = {
             SendAction.START_LEASE: self.start_lease,
@@ -162,7 +162,7 @@ class KVSender:
         """Make the message's blocks readable, and send it when their digests are known."""
         self.pools.allow(sent.transfer_id, message.block_ids)
         sent.announced += len(message.block_ids)
-        self.announcements.append(Announcement(sent, message, self.pools.publish(message.block_ids, sent.ranks)))
+        self.announcements.append(PendingAnnouncement(sent, message, self.pools.publish(message.block_ids, sent.ranks)))
         self.flush()
 
     def flush(self) -> None:

@@ -9,7 +9,15 @@ every block and every epoch cell free.
 
 import pytest
 from handoff_model import Handoffs
-from handoff_world import HandoffWorld, Transfer, at_rest
+from handoff_ranks import RankRules, free_theirs, joint
+from handoff_world import (
+    GivingRank,
+    HandoffWorld,
+    ModelSend,
+    Transfer,
+    at_rest,
+    bump_epoch,
+)
 from search import Found, SearchStep, Violation, search
 
 from pontil.runtime.disaggregation.states import (
@@ -28,10 +36,17 @@ from pontil.runtime.disaggregation.states import (
 
 
 def check(
-    sizes: tuple[int, ...], crashes: int, repeats: int, sending: SendingTable, receiving: ReceivingTable
+    sizes: tuple[int, ...],
+    crashes: int,
+    repeats: int,
+    sending: SendingTable,
+    receiving: ReceivingTable,
+    rules: RankRules | None = None,
 ) -> Found:
+    """Search all runs; with `rules`, of workers of two ranks each."""
     start = HandoffWorld(tuple(Transfer(size) for size in sizes), crashes=crashes, repeats=repeats)
-    return search(start, Handoffs(sending, receiving).steps, at_rest)
+    start = start if rules is None else start._replace(behind=GivingRank())
+    return search(start, Handoffs(sending, receiving, rules).steps, at_rest)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +65,58 @@ def test_no_run_leaks_or_reads_or_writes_what_it_must_not_and_every_run_ends(
     found = check(sizes, crashes, repeats, SENDING, RECEIVING)
     print(f"{sizes}: {found.worlds} worlds, {found.steps} steps")
     assert found.worlds > 1000
+
+
+@pytest.mark.parametrize(
+    ("sizes", "crashes", "repeats"),
+    [
+        pytest.param((1,), 0, 1, id="one that is opened again"),
+        pytest.param((1,), 1, 0, id="one, and a crash"),
+        pytest.param((2,), 0, 0, id="one in two pieces"),
+        pytest.param((2,), 1, 0, id="one in two pieces, and a crash", marks=pytest.mark.long),
+        pytest.param((2,), 0, 1, id="one in two pieces that is opened again", marks=pytest.mark.long),
+    ],
+)
+def test_two_ranks_let_go_together(sizes: tuple[int, ...], crashes: int, repeats: int) -> None:  # C6, H6
+    found = check(sizes, crashes, repeats, SENDING, RECEIVING, RankRules())
+    print(f"{sizes}: {found.worlds} worlds, {found.steps} steps")
+    assert found.worlds > 1000
+
+
+def free_alone(world: HandoffWorld, number: int, sent: ModelSend) -> HandoffWorld:
+    """Let the second rank overwrite the blocks before it bumps its cell, which was ordered last."""
+    world = free_theirs(world, number, sent)
+    assert world.behind is not None
+    *before, bump, write = world.behind.orders
+    return world._replace(behind=world.behind._replace(orders=(*before, write, bump)))
+
+
+WRONG_RULES: dict[str, tuple[RankRules, str]] = {
+    "the blocks of one prefill rank are freed alone": (RankRules(free=free_alone), "nobody noticed"),
+    "the cell of the second prefill rank is not bumped": (RankRules(bump=bump_epoch), "nobody noticed"),
+    "blocks are announced before every rank has them": (
+        RankRules(announce=lambda world, number, message: world.send(number, message)), "nobody noticed",
+    ),
+    "the first rank that fails ends a pull": (
+        RankRules(joint=lambda reports: False if (0, False) in reports or (1, False) in reports else joint(reports)),
+        "a copier writes",
+    ),
+    "the first rank that is done ends a pull": (RankRules(joint=lambda reports: reports[0][1]), "a copier writes"),
+    "two reports of one rank end a pull": (
+        RankRules(joint=lambda reports: all(good for _, good in reports) if len(reports) == 2 else None),
+        "a copier writes",
+    ),
+    "a pull waits for the second rank only": (
+        RankRules(joint=lambda reports: dict(reports).get(1)), "a copier writes",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG_RULES)
+def test_a_wrong_rule_for_ranks_is_found_out(name: str) -> None:  # C6, H6
+    rules, says = WRONG_RULES[name]
+    with pytest.raises(Violation, match=says):
+        check((2,), 0, 0, SENDING, RECEIVING, rules)
 
 
 SWAPPED = (SendAction.FREE_BLOCKS, SendAction.BUMP_EPOCH, SendAction.FREE_SLOT)
@@ -120,6 +187,15 @@ def test_a_wrong_decode_table_is_found_out(name: str) -> None:
     rows, says = WRONG_RECEIVING[name]
     with pytest.raises(Violation, match=says):
         check((2,), 0, 1, SENDING, {**RECEIVING, **rows})
+
+
+@pytest.mark.parametrize("name", [*WRONG_SENDING, *WRONG_RECEIVING])
+def test_a_wrong_table_is_found_out_with_two_ranks(name: str) -> None:
+    sending, says = WRONG_SENDING.get(name, (SENDING, ""))
+    receiving, says = WRONG_RECEIVING.get(name, (RECEIVING, says))
+    repeats = 0 if "finished" in name else 1
+    with pytest.raises(Violation, match=says):
+        check((2 - repeats,), 0, repeats, {**SENDING, **sending}, {**RECEIVING, **receiving}, RankRules())
 
 
 @pytest.mark.parametrize("here", [SendState.COMPUTING, SendState.HELD])

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from hostile_connector import HostileConnector, Mischief, PullAtOnce
+from pools import wait_for
 from rank_groups import Open, RankPair
 
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config import DEADLINES
+from pontil.runtime.disaggregation.rank_connector import PEER_ENDED
 from pontil.runtime.disaggregation.rank_orders import RankOrders
 from pontil.runtime.disaggregation.receiver import DRAIN_TIMEOUT
 from pontil.runtime.disaggregation.sender import PrefillResult
@@ -231,9 +233,12 @@ def test_a_report_in_another_form_fails_the_transfer(pair: Pair, told: dict[str,
 
 def test_an_order_in_another_form_ends_the_follower(pair: Pair) -> None:
     (follower,) = pair(1, 2).ours.followers.values()
-    for fields in ({"pulls": [{}]}, {"epochs": [[1]]}, {"grants": [{}]}, {"cleared": [[1, 2, 3]]}, {"published": [[]]}):
+    wrong: list[dict[str, Any]] = [
+        {"pulls": [{}]}, {"epochs": [[1]]}, {"grants": [{}]}, {"cleared": [[1, 2, 3]]}, {"published": [[]]},
+    ]  # fmt: skip
+    for fields in wrong:
         with pytest.raises(TransferError, match="cannot be read"):
-            follower.obey(RankPlan("d", "f", 1, **fields))  # type: ignore[arg-type]
+            follower.obey(RankPlan("d", "f", 1, **fields))
 
 
 @pytest.mark.parametrize("kind", ["shm", "tcp"])
@@ -345,3 +350,17 @@ def test_orders_of_one_plan_are_carried_out_in_an_order_that_holds() -> None:
     orders.detach("Q")
     assert orders.take() == (1, {"attached": {"P": {"kind": "shm"}}, "detached": ["P", "Q"]})
     assert orders.take() == (2, {}) and not RankOrders(1).waiting
+
+
+def test_a_giving_rank_that_dies_fails_the_transfer_and_loses_the_peer(pair: Pair) -> None:  # H7
+    """Its blocks cannot be read any more, and those of the others are of no use."""
+    one = pair(2, 1, kind="tcp")
+    sent, taken = one.begin()
+    one.kv_sender.hold(sent, THEIRS, DONE, 0.0)
+    one.give()
+    one.theirs.transports[1].close()
+    (handoff,) = one.messages()
+    one.kv_receiver.announced(taken, handoff, OURS, 0.0)
+    one.settle()
+    assert taken.state is ReceiveState.FAILED and one.receiving.notes == ["free_blocks", "abandon", "go_on_without"]
+    wait_for(lambda: one.ours.connector.unreachable() == {"P": PEER_ENDED})

@@ -12,6 +12,7 @@ Its environment is as hostile as possible:
 * Between two actions of a row the other side may take any step, where an open pull could observe the difference.
 * Either process may crash at any moment, and restarts with another incarnation: messages for the old one are dropped.
 * The messages that open a transfer may be repeated, and may open it `repeats` more times.
+* Workers may have two ranks (handoff_ranks.py): the second obeys late, reports late or twice, and fails or dies alone.
 * Either side may drop a transfer at any moment. Withdrawn and Abandon have just this effect on the other side, so they
   are not modelled; nor is Renew, which only puts off what may happen at any moment.
 
@@ -20,7 +21,9 @@ cell before it is bumped, and both moments lie between the same two actions.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
+from handoff_ranks import RankRules, obey, seen_by
 from handoff_world import (
     FREE,
     TO_SENDER,
@@ -31,7 +34,6 @@ from handoff_world import (
     ModelSend,
     Transfer,
     announcement,
-    bump_epoch,
     cancel_pulls,
     change_received,
     check_pulls,
@@ -65,16 +67,14 @@ from pontil.runtime.disaggregation.states import (
 
 
 class Handoffs:
-    """The transitions of the model, by the given tables."""
+    """The transitions of the model, by the given tables and, for workers of two ranks, rules."""
 
-    def __init__(self, sending: SendingTable, receiving: ReceivingTable) -> None:
-        self.sending, self.receiving = sending, receiving
+    def __init__(self, sending: SendingTable, receiving: ReceivingTable, rules: RankRules | None = None) -> None:
+        self.sending, self.receiving, self.rules = sending, receiving, rules or RankRules()
         self.sender_acts: dict[SendAction, Callable[[HandoffWorld, int, ModelSend], HandoffWorld]] = {
             SendAction.START_LEASE: start_lease,
-            SendAction.BUMP_EPOCH: bump_epoch,
-            SendAction.FREE_BLOCKS: lambda world, number, sent: world._replace(
-                theirs=set_owner(world.theirs, sent.blocks, FREE)
-            ),
+            SendAction.BUMP_EPOCH: self.rules.bump,
+            SendAction.FREE_BLOCKS: self.rules.free,
             SendAction.FREE_SLOT: lambda world, number, sent: world._replace(slots=(*world.slots, sent.slot)),
         }
         self.receiver_acts: dict[ReceiveAction, Callable[[HandoffWorld, int], HandoffWorld]] = {
@@ -101,10 +101,27 @@ class Handoffs:
         else:
             for number, one in enumerate(world.transfers):
                 yield from self.sender_steps(world, number, one)
+            yield from self.rank_steps(world)
         if world.crashes:
             fewer = world._replace(crashes=world.crashes - 1)
             yield "prefill dies", crash_sender(fewer), False
             yield "decode dies", crash_receiver(fewer), False
+
+    def rank_steps(self, world: HandoffWorld) -> Iterator[tuple[str, HandoffWorld, bool]]:
+        """Yield the steps of the second ranks: they obey, or die, and then their workers end as a whole."""
+        behind = world.behind
+        if behind is None:
+            return
+        if behind.dead:
+            yield "prefill ends", crash_sender(world), True
+        elif behind.orders:
+            yield "prefill's rank 1 obeys", obey(world), True
+        if world.deaf:
+            yield "decode ends", crash_receiver(world), True
+        if world.crashes:
+            fewer = world._replace(crashes=world.crashes - 1)
+            yield "prefill's rank 1 dies", fewer._replace(behind=behind._replace(dead=True)), False
+            yield "decode's rank 1 dies", fewer._replace(deaf=True), False
 
     # The prefill side.
 
@@ -117,9 +134,10 @@ class Handoffs:
         happened = self.send_happened
         if sent.state is SendState.COMPUTING and not sent.blocks:
             if len(pick(world.theirs, one.size)) == one.size:
-                yield f"compute {number}", compute(world, number, one, sent), False
+                yield f"compute {number}", self.compute(world, number, one, sent), False
         elif sent.state is SendState.COMPUTING:
-            held = world.send(number, announcement("handoff", sent, one.size - 1, sent.blocks[one.size - 1 :]))
+            rest = announcement("handoff", sent, one.size - 1, sent.blocks[one.size - 1 :])
+            held = self.rules.announce(world, number, rest)
             yield f"computed {number}", happened(held, number, SendEvent.COMPUTED), False
             yield f"finished {number}", happened(world, number, SendEvent.FINISHED), False
         if sent.timed and (sent.state, SendEvent.LATE) in self.sending:
@@ -129,6 +147,13 @@ class Handoffs:
                 event = SendEvent.FETCHED if message.epoch == sent.epoch else SendEvent.STALE
                 yield f"fetched {number}", happened(world, number, event), False
         yield f"prefill drops {number}", happened(world, number, SendEvent.DROPPED), False
+
+    def compute(self, world: HandoffWorld, number: int, one: Transfer, sent: ModelSend) -> HandoffWorld:
+        world = compute(world, number, one, sent)
+        computed = world.transfers[number].sent
+        assert computed is not None
+        ready = announcement("chunk", computed, 0, computed.blocks[:-1])
+        return self.rules.announce(world, number, ready) if one.size > 1 else world
 
     def send_happened(self, world: HandoffWorld, number: int, event: SendEvent) -> HandoffWorld:
         one = world.transfers[number]
@@ -179,22 +204,46 @@ class Handoffs:
     def pull_steps(
         self, world: HandoffWorld, number: int, index: int, pull: ModelPull
     ) -> Iterator[tuple[str, HandoffWorld, bool]]:
-        """Yield the steps of one pull: it fails or was cancelled, it succeeds, or it should end and is stuck."""
+        """Yield the steps of one pull: a rank's half fails or was cancelled, it succeeds, its report comes again, or
+        the pull should end and is stuck."""
         received = received_of(world, number)
-        rest = change_received(world, number, pulls=received.pulls[:index] + received.pulls[index + 1 :])
         over = received.error or received.state is ReceiveState.DRAINING or received.state in RECEIVING_ENDS
-        yield f"pull of {number} fails", self.settle(rest, number) if over else self.fault(rest, number), False
+        ended = {rank for rank, _ in pull.reports}
         if over and (received.state, ReceiveEvent.STUCK) in self.receiving:
             yield f"pull of {number} is stuck", self.receive_happened(world, number, ReceiveEvent.STUCK), pull.cancelled
-        elif not over and not pull.lost:
-            if world.epochs[received.slot] != received.epoch:
-                yield f"pull of {number} is too late", self.fault(rest, number), False
-            elif any(world.theirs[block] != pull.owner for block in pull.theirs):
+        for rank in range(1 if world.behind is None or world.deaf else 2):
+            report = partial(self.reported, world, number, index)
+            if rank in ended:
+                if len(pull.reports) == len(ended):
+                    yield f"rank {rank} repeats itself", report(dict(pull.reports)[rank], rank), False
+                continue
+            yield f"pull of {number} by {rank} fails", report(False, rank), False
+            if over or (pull.lost and pull.owner == FREE):
+                continue
+            contents, epochs = seen_by(world, rank)
+            if not pull.lost and epochs[received.slot] != received.epoch:
+                continue  # it comes too late, and fails
+            if not pull.lost and any(contents[block] != pull.owner for block in pull.theirs):
                 raise Violation("blocks were read after they were given back, and nobody noticed")
-            else:
-                yield f"pull of {number}", self.settled(rest, number, ReceiveEvent.ARRIVED), False
-        elif not over and pull.owner != FREE:
-            yield f"pull of {number} from the dead", self.settled(rest, number, ReceiveEvent.ARRIVED), False
+            yield f"pull of {number} by {rank}", report(True, rank), False
+
+    def reported(self, world: HandoffWorld, number: int, index: int, good: bool, rank: int) -> HandoffWorld:
+        """Deliver a rank's report about a pull, which ends by the rule for all ranks."""
+        received = received_of(world, number)
+        pull = received.pulls[index]
+        pull = pull._replace(reports=(*pull.reports, (rank, good)), cancelled=pull.cancelled or not good)
+        end = good if world.behind is None else self.rules.joint(pull.reports)
+        kept = () if end is not None else (pull,)
+        pulls = (*received.pulls[:index], *kept, *received.pulls[index + 1 :])
+        world = change_received(world, number, pulls=pulls)
+        if end is None:
+            return world
+        writing = len({rank for rank, _ in pull.reports}) < (1 if world.behind is None else 2)
+        if writing:
+            world = world._replace(strays=(*world.strays, (number, pull.ours)))
+        if received.error or received.state is ReceiveState.DRAINING or received.state in RECEIVING_ENDS:
+            return self.settle(world, number)
+        return self.settled(world, number, ReceiveEvent.ARRIVED) if end else self.fault(world, number)
 
     def heard(self, world: HandoffWorld, number: int, message: Message) -> HandoffWorld:
         """Deliver a message to the decode side, as KVReceiver.announced and DecodeSide.withdrawn do."""

@@ -26,13 +26,15 @@ class ModelSend(NamedTuple):
 
 
 class ModelPull(NamedTuple):
-    """An open pull. `lost`: it reads memory of a dead process that is still mapped."""
+    """An open pull. `lost`: it reads memory of a dead process that is still mapped. `reports`: ranks whose halves have
+    ended, in the order in which their reports came, and whether the halves arrived whole."""
 
     theirs: Blocks
     ours: Blocks
     owner: int
     cancelled: bool = False
     lost: bool = False
+    reports: tuple[tuple[int, bool], ...] = ()
 
 
 class ModelReceive(NamedTuple):
@@ -73,9 +75,31 @@ class Transfer(NamedTuple):
     wire: frozenset[Message] = frozenset()
 
 
+class RankOrder(NamedTuple):
+    """An order to the second prefill rank: to bump a cell, to write blocks, or to publish those of a message."""
+
+    kind: str
+    slot: int = 0
+    epoch: int = 0
+    blocks: Blocks = ()
+    owner: int = FREE
+    number: int = 0
+    message: Message | None = None
+
+
+class GivingRank(NamedTuple):
+    """The second prefill rank: the contents of its blocks, its cells, and the orders that it has not carried out."""
+
+    contents: Blocks = (FREE,) * BLOCKS
+    epochs: tuple[int, ...] = FIRST_EPOCHS
+    orders: tuple[RankOrder, ...] = ()
+    dead: bool = False
+
+
 class HandoffWorld(NamedTuple):
     """The whole state. `agenda` holds the prefill side's pending actions of a row: the transfer's number, its send, the
-    actions."""
+    actions. `behind` is the second prefill rank, of workers with two; `deaf`: the second decode rank is dead.
+    `strays`: transfers and blocks that a copier still writes to though its pull counts as ended."""
 
     transfers: tuple[Transfer, ...]
     theirs: Blocks = (FREE,) * BLOCKS
@@ -85,6 +109,9 @@ class HandoffWorld(NamedTuple):
     agenda: tuple[int, ModelSend, tuple[SendAction, ...]] | None = None
     crashes: int = 1
     repeats: int = 1
+    behind: GivingRank | None = None
+    deaf: bool = False
+    strays: tuple[tuple[int, Blocks], ...] = ()
 
     def put(self, number: int, **changes: Any) -> "HandoffWorld":
         mine = self.transfers[number]._replace(**changes)
@@ -106,7 +133,9 @@ def at_rest(world: HandoffWorld) -> bool:
     """Return whether no transfer holds anything and all blocks and slots are free."""
     over = all(one.sent is None and one.received is None for one in world.transfers)
     free = set(world.theirs) == set(world.ours) == {FREE} and sorted(world.slots) == [0, 1]
-    return over and free and world.agenda is None
+    behind = world.behind is None or (not world.behind.orders and set(world.behind.contents) == {FREE})
+    alive = not world.deaf and not (world.behind and world.behind.dead)
+    return over and free and behind and alive and world.agenda is None
 
 
 def open_send(world: HandoffWorld, number: int, one: Transfer) -> HandoffWorld:
@@ -121,7 +150,13 @@ def compute(world: HandoffWorld, number: int, one: Transfer, sent: ModelSend) ->
     """Allocate blocks for the whole prompt and compute all but the last."""
     sent = sent._replace(blocks=pick(world.theirs, one.size))
     world = world.put(number, sent=sent)._replace(theirs=set_owner(world.theirs, sent.blocks, sent.owner))
-    return world.send(number, announcement("chunk", sent, 0, sent.blocks[:-1])) if one.size > 1 else world
+    return ordered(world, RankOrder("write", blocks=sent.blocks, owner=sent.owner))
+
+
+def ordered(world: HandoffWorld, order: RankOrder) -> HandoffWorld:
+    """Give the second prefill rank an order, if there is one."""
+    behind = world.behind
+    return world if behind is None else world._replace(behind=behind._replace(orders=(*behind.orders, order)))
 
 
 def announcement(kind: str, sent: ModelSend, first: int, blocks: Blocks) -> Message:
@@ -135,8 +170,11 @@ def start_lease(world: HandoffWorld, number: int, sent: ModelSend) -> HandoffWor
 
 
 def bump_epoch(world: HandoffWorld, number: int, sent: ModelSend) -> HandoffWorld:
-    fresh = max(world.epochs) + 1
-    return world._replace(epochs=tuple(fresh if slot == sent.slot else old for slot, old in enumerate(world.epochs)))
+    return world._replace(epochs=change_cell(world.epochs, sent.slot, max(world.epochs) + 1))
+
+
+def change_cell(epochs: tuple[int, ...], slot: int, epoch: int) -> tuple[int, ...]:
+    return tuple(epoch if number == slot else old for number, old in enumerate(epochs))
 
 
 def received_of(world: HandoffWorld, number: int) -> ModelReceive:
@@ -171,7 +209,7 @@ def promote(world: HandoffWorld, number: int) -> HandoffWorld:
 
 def crash_receiver(world: HandoffWorld) -> HandoffWorld:
     gone = tuple(one._replace(received=None, wanted=False) if one.received else one for one in world.transfers)
-    return world._replace(transfers=gone, ours=(FREE,) * BLOCKS)
+    return world._replace(transfers=gone, ours=(FREE,) * BLOCKS, deaf=False, strays=())
 
 
 def crash_sender(world: HandoffWorld) -> HandoffWorld:
@@ -192,13 +230,17 @@ def crash_sender(world: HandoffWorld) -> HandoffWorld:
         )
         gone.append(one._replace(sent=None, received=received, wire=wire))
     return world._replace(
-        transfers=tuple(gone), theirs=(FREE,) * BLOCKS, epochs=FIRST_EPOCHS, slots=(0, 1), agenda=None
-    )
+        transfers=tuple(gone), theirs=(FREE,) * BLOCKS, epochs=FIRST_EPOCHS, slots=(0, 1), agenda=None,
+        behind=world.behind and GivingRank(),
+    )  # fmt: skip
 
 
 def check_pulls(world: HandoffWorld, number: int, one: Transfer) -> None:
     for pull in one.received.pulls if one.received else ():
         if any(world.ours[block] != number + 1 for block in pull.ours):
+            raise Violation("a copier writes into blocks that were given back")
+    for owner, blocks in world.strays:
+        if any(world.ours[block] != owner + 1 for block in blocks):
             raise Violation("a copier writes into blocks that were given back")
 
 
@@ -223,6 +265,9 @@ def tidy(world: HandoffWorld) -> HandoffWorld:
 
 def rank_epochs(world: HandoffWorld) -> HandoffWorld:
     known = set(world.epochs)
+    if world.behind is not None:
+        known |= {*world.behind.epochs, *(order.epoch for order in world.behind.orders if order.kind == "bump")}
+        known |= {order.message.epoch for order in world.behind.orders if order.message}
     for one in world.transfers:
         known |= {message.epoch for message in one.wire if message.kind != "begin"}
         if one.received and one.received.state is not ReceiveState.RESERVED:
@@ -239,4 +284,14 @@ def rank_epochs(world: HandoffWorld) -> HandoffWorld:
         )
         transfers.append(one._replace(sent=sent, received=received, wire=wire))
     epochs = tuple(rank[epoch] for epoch in world.epochs)
-    return world._replace(transfers=tuple(transfers), epochs=epochs)
+    behind = world.behind and world.behind._replace(
+        epochs=tuple(rank[epoch] for epoch in world.behind.epochs),
+        orders=tuple(rank_order(order, rank) for order in world.behind.orders),
+    )
+    return world._replace(transfers=tuple(transfers), epochs=epochs, behind=behind)
+
+
+def rank_order(order: RankOrder, rank: dict[int, int]) -> RankOrder:
+    if order.message is not None:
+        return order._replace(message=order.message._replace(epoch=rank[order.message.epoch]))
+    return order._replace(epoch=rank[order.epoch]) if order.kind == "bump" else order
