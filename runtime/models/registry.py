@@ -18,7 +18,7 @@ def build_model(config: ModelConfig, weights: Weights) -> Model:
     if row is None:
         known = ", ".join(sorted(ARCHITECTURES))
         raise ModelError(f"the architecture {config.architecture!r} is not supported; supported are: {known}")
-    if weights.kernels is not None and not kernels_fit(config, weights.dtype):
+    if weights.kernels is not None and not kernels_fit(config, weights.dtype, weights.partition.size):
         raise ModelError(f"the kernels cannot compute this model in {weights.dtype}: use --kernels torch")
     return decoder_class(row.target)(config, weights)
 
