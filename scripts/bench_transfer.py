@@ -237,7 +237,7 @@ def between_ranks(blocks: int, rounds: int) -> dict[str, Any]:
         given = [open_storage(blocks, replace(FOUR_HEADS, rank=rank, ranks=giving)) for rank in range(giving)]
         sources = [ShmConnector(storage, lambda: None) for storage in given]
         ours = open_storage(blocks, replace(FOUR_HEADS, ranks=taking))
-        descriptor = {"kind": "ranks", "pools": [source.register() for source in sources]}
+        descriptor: dict[str, object] = {"kind": "ranks", "pools": [source.register() for source in sources]}
         puller = Puller(ours, lambda storage, wake: RankedConnector(ShmConnector(storage, wake), storage), descriptor)
         connectors += [puller.connector, *sources]
         pullers[f"{giving} to {taking}"] = partial(puller.pull, pairs)

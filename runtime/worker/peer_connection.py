@@ -9,6 +9,10 @@ from pontil.runtime.transfer.connector import Connector
 from pontil.runtime.wire.messages import Greeting
 from pontil.runtime.wire.sockets import PeerClient
 
+WITHOUT_RANKS = (
+    "of a version that cannot hand over to or from several ranks: install the same version of pontil for both"
+)
+
 
 class HandshakeState(Enum):
     GREETING = "greeting"
@@ -39,7 +43,7 @@ class PeerConnection:
             self.fail(greeting.reason or "the prefill worker refused the handshake")
             return
         if ranks > 1 and greeting.ranks is None:
-            self.fail("the prefill worker is of a version without ranks: install the same version of pontil for both")
+            self.fail(f"the prefill worker is {WITHOUT_RANKS}")
             return
         try:
             connector.attach(self.peer, greeting.pool)

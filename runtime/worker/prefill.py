@@ -35,6 +35,7 @@ from pontil.runtime.wire.messages import (
 from pontil.runtime.wire.outbox import PATIENCE, Outbox
 from pontil.runtime.wire.sockets import PeerServer
 from pontil.runtime.worker.assembly import WorkerResources
+from pontil.runtime.worker.peer_connection import WITHOUT_RANKS
 from pontil.runtime.worker.worker_request import WorkerRequest
 
 
@@ -128,6 +129,8 @@ class PrefillSide:
             kernels=self.machine.kernels, kv_cache_dtype=self.machine.kv_cache_dtype, ranks=layout.ranks,
         )  # fmt: skip
         reason = foreign(greet, ours.name, SCHEMA) or objection(greet, ours)
+        if reason is None and layout.ranks > 1 and greet.ranks is None:
+            reason = f"{greet.name} is {WITHOUT_RANKS}"
         if reason is not None:
             return Greeting(self.incarnation, greet.sender, reason=reason)
         return Greeting(self.incarnation, greet.sender, pool=self.connector.register(), ranks=layout.ranks)

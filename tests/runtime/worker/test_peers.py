@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Handshakes, deadlines and the blocks a transfer moves, between real workers."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ from workers import (
 from pontil.runtime.config import DEADLINES
 from pontil.runtime.disaggregation.states import ReceiveAction, SendState
 from pontil.runtime.wire.messages import Abandon, Begin, ChunkReady, Fetched, Greet, Greeting, Message
-from pontil.runtime.worker.peer_connection import HandshakeState
+from pontil.runtime.worker.peer_connection import HandshakeState, PeerConnection
+from pontil.runtime.worker.prefill import PrefillSide
 
 Pair = tuple[PromptWorker, PromptWorker]
 
@@ -200,6 +202,35 @@ def test_a_message_about_a_transfer_that_is_over_changes_nothing(
     prefill.prefill.tick(late_halves(prefill))
     everyone_clean(proxy)
     assert all(map(is_clean, proxy.workers))
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 3, 1 << 40])
+def test_ranks_that_cannot_hold_the_heads_get_nothing(
+    proxy: ScriptedProxy, pair: Pair, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill, decode = pair
+    take = PrefillSide.take
+
+    def mistaken(side: PrefillSide, message: Message, now: float) -> None:
+        take(side, replace(message, ranks=ranks) if isinstance(message, Begin) else message, now)
+
+    monkeypatch.setattr(PrefillSide, "take", mistaken)
+    proxy.submit_pair(prefill, decode, "r", prompt(40), drawn(4))
+    (answer,) = proxy.finish("r")
+    assert any("ranks" in failure.reason for failure in answer.failures)
+    everyone_clean(proxy)
+
+
+def test_workers_of_several_ranks_refuse_those_that_know_none(pair: Pair) -> None:
+    prefill, decode = pair
+    connection = PeerConnection("p", "ipc://p", None, 1.0, 1.0)
+    connection.greeted(Greeting("p", "d", pool={"kind": "shm"}), decode.connector, ranks=2)
+    assert connection.state is HandshakeState.FAILED and "same version" in connection.reason
+    greet = replace(decode.decode.peers.greeting, receiver=prefill.incarnation)
+    assert prefill.prefill.answer(greet).ranks == 1 and prefill.prefill.answer(replace(greet, ranks=None)).pool
+    side = prefill.prefill
+    side.machine = replace(side.machine, layout=replace(side.machine.layout, ranks=2))
+    assert side.answer(greet).ranks == 2 and "same version" in str(side.answer(replace(greet, ranks=None)).reason)
 
 
 def test_only_the_worker_that_a_transfer_is_for_can_end_it(proxy: ScriptedProxy, pair: Pair) -> None:
