@@ -133,7 +133,7 @@ class Driver:
 
     def flush(self) -> None:
         """Send the orders that wait, if there are any."""
-        if self.orders:
+        if self.orders.waiting:
             number, fields = self.orders.take()
             self.send_all(lambda receiver: RankPlan(self.incarnation, receiver, number, **fields))
 

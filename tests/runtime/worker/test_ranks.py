@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver of a worker of several ranks as its followers hear it (rules H1, H2)."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pontil.runtime.config import WorkerConfig
+from pontil.runtime.engine.tile_plan import TilePlan
+from pontil.runtime.errors import ModelError, TransferError
+from pontil.runtime.reporting import Reporter
+from pontil.runtime.wire.context import Context
+from pontil.runtime.wire.messages import Message, RankDone, RankHello, RankLoaded, RankPlan, RankPool, RankReady
+from pontil.runtime.wire.sockets import PeerClient, Poller, open_context
+from pontil.runtime.worker.follower import Follower
+from pontil.runtime.worker.ranks.driver import Driver
+
+TILE = TilePlan(False, [3], [], [0], [], [0])
+QUIET = cast(Reporter, SimpleNamespace(progress=lambda text: None, stepped=lambda number, working: None))
+
+
+class FakeFollower:
+    """The socket of rank 1."""
+
+    def __init__(self, context: Context, endpoint: str, name: str = "f1") -> None:
+        self.name, self.socket, self.poller = name, PeerClient(context, name, endpoint), Poller()
+        self.poller.register(self.socket)
+
+    def send(self, message: Message) -> None:
+        assert self.socket.send(message)
+
+    def receive(self) -> Message:
+        while not (messages := self.socket.receive_all(1)):
+            assert self.poller.wait(30.0), "the driver says nothing"
+        return messages[0]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> WorkerConfig:
+    return WorkerConfig(
+        "decode:0", "decode", "cpu", (0,), "m", "m", "ipc:///c", "ipc:///p", ranks=2,
+        rank_endpoint=f"ipc://{tmp_path}/ranks",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def driver(config: WorkerConfig) -> Iterator[Driver]:
+    made = Driver(config, QUIET)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def follower(config: WorkerConfig, driver: Driver) -> Iterator[FakeFollower]:
+    context = open_context()
+    made = FakeFollower(context, str(config.rank_endpoint))
+    made.send(RankHello("f1", "", 1, 2, 7))
+    driver.followers[1] = driver.collect(RankHello, lambda one: one.rank)[1].sender
+    yield made
+    made.socket.close()
+    made.poller.close()
+    context.term()
+
+
+def loaded(**other: Any) -> RankLoaded:
+    return RankLoaded(**({
+        "sender": "f1", "receiver": "", "rank": 1, "model_fingerprint": "m", "kv_fingerprint": "k",
+        "kernels": "avx2", "num_blocks": 90,
+    } | other))  # fmt: skip
+
+
+def test_all_ranks_have_the_smallest_number_of_blocks(driver: Driver, follower: FakeFollower) -> None:
+    follower.send(loaded())
+    assert driver.agree("m", "k", "avx2", 100) == 90
+    told = follower.receive()
+    assert isinstance(told, RankPool) and told.num_blocks == 90
+    follower.send(RankReady("f1", "", 1, {"kind": "shm"}))
+    driver.wait_for_pools()
+    assert driver.pools == [{"kind": "shm"}]
+
+
+@pytest.mark.parametrize("other", [{"model_fingerprint": "n"}, {"kv_fingerprint": "l"}, {"kernels": "avx512"}])
+def test_a_rank_with_something_else_is_refused(driver: Driver, follower: FakeFollower, other: dict[str, str]) -> None:
+    follower.send(loaded(**other))
+    with pytest.raises(ModelError, match="rank 1 has loaded another model"):
+        driver.agree("m", "k", "avx2", 100)
+
+
+def test_plans_are_numbered_in_order_and_take_the_orders_that_wait(driver: Driver, follower: FakeFollower) -> None:
+    driver.flush()
+    driver.copy([(4, 5)])
+    driver.run(TILE)
+    driver.orders.add("epochs", [1, 9])
+    driver.flush()
+    driver.stop()
+    plans = [cast(RankPlan, follower.receive()) for _ in range(3)]
+    assert [(one.number, len(one.tiles), one.stop) for one in plans] == [(1, 1, False), (2, 0, False), (3, 0, True)]
+    assert plans[0].copies == [[4, 5]] and plans[1].epochs == [[1, 9]]
+
+
+def test_only_the_followers_of_this_worker_are_heard(driver: Driver, follower: FakeFollower) -> None:
+    follower.send(RankDone("f1", "", 2, 1))
+    follower.send(RankDone("f1", "", 1, 5))
+    found: list[RankDone] = []
+    while not found:
+        driver.poller.wait(30.0)
+        found = driver.take()
+    assert [(one.rank, one.number) for one in found] == [(1, 5)]
+
+
+def test_a_follower_refuses_a_plan_out_of_order(config: WorkerConfig) -> None:
+    one = Follower(config, QUIET)
+    try:
+        with pytest.raises(TransferError, match="plan 2 came after plan 0"):
+            one.follow(RankPlan("d", "f", 2), cast(Any, None), cast(Any, None))
+    finally:
+        one.close()
+
+
+def test_a_signal_ends_a_follower_that_waits_for_its_driver(config: WorkerConfig) -> None:
+    one = Follower(config, QUIET)
+    failures: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            one.wait_for(RankPool)
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    one.stop()
+    thread.join(30.0)
+    assert not thread.is_alive() and "rank 0 of this worker did not start" in str(failures[0])
+    one.close()
