@@ -15,6 +15,7 @@ import sqlite3
 import stat
 import sys
 import threading
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
@@ -179,9 +180,10 @@ def memory_of_ranks(config: Mapping[str, Any]) -> "dict[int, str] | None":
     from pontil.runtime.loaders.builtin import local_model
     from pontil.runtime.probe.footprint import MemoryDemand, memory_by_ranks
 
-    path = local_model(config["model"], Path(config["cache_dir"]))
+    found = {name: local_model(name, Path(config["cache_dir"])) for name in config["demands"]}
     try:
-        return None if path is None else memory_by_ranks(path, MemoryDemand(**config["demand"]))
+        sizes = [memory_by_ranks(path, MemoryDemand(**config["demands"][name])) for name, path in found.items() if path]
+        return dict(ChainMap(*sizes)) if sizes else None
     except PontilError as error:
         raise LaunchError(f"{error}.") from None
 

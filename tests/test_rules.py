@@ -15,9 +15,9 @@ from source_tree import ROOT, each, text_of, texts, tree_of
 
 TESTS = Path(__file__).resolve().parent
 PAGE = ROOT / "docs" / "internals" / "rules.md"
-LAST = {"A": 12, "B": 13, "C": 16, "D": 21, "F": 7, "G": 5}
+LAST = {"A": 12, "B": 13, "C": 16, "D": 21, "F": 7, "G": 5, "H": 8}
 # Sections of the specification that are not implemented: they have no rows, and the page says so.
-UNBUILT = {"E": 16, "H": 8}
+UNBUILT = {"E": 16}
 RULES = [f"{letter}{number}" for letter, last in LAST.items() for number in range(1, last + 1)]
 ROW = re.compile(r"^\| ([A-Z]\d+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 NAMED = re.compile(r"`([\w/]*test_\w+\.py)(?:::(\w+))?`")

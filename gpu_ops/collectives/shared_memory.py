@@ -16,7 +16,7 @@ from torch import Tensor
 from pontil.gpu_ops.collectives.communicator import CollectiveError
 from pontil.gpu_ops.collectives.descriptor import positive, secret, whole
 from pontil.gpu_ops.kernels.library import KernelLibrary
-from pontil.gpu_ops.kernels.rank_group import HEADER_BYTES, MOST_RANKS, RankGroup
+from pontil.gpu_ops.kernels.rank_group import HEADER_BYTES, MOST_RANKS, SharedGroup
 
 KIND = "shared_memory"
 DEADLINE = 10.0
@@ -47,7 +47,7 @@ class SharedMemoryCommunicator:
         if memory[:IDENTITY_BYTES].hex() != descriptor["identity"]:
             raise CollectiveError("the memory of the ranks is not this host's")
         deadline = descriptor["deadline"]
-        self.group = RankGroup(library.library, memory, rank, self.size, deadline, CollectiveError)
+        self.group = SharedGroup(library.library, memory, rank, self.size, deadline, CollectiveError)
         library.join(self.group)
 
     @classmethod

@@ -10,7 +10,7 @@ from torch import Tensor
 from pontil.gpu_ops.kernels.build import KernelError
 from pontil.gpu_ops.kernels.lent_cores import LentCores
 from pontil.gpu_ops.kernels.matrix import GROUP, Matrix
-from pontil.gpu_ops.kernels.rank_group import RankGroup
+from pontil.gpu_ops.kernels.rank_group import SharedGroup
 from pontil.gpu_ops.kernels.structures import (
     ABI,
     KINDS,
@@ -36,7 +36,7 @@ class KernelLibrary:
         self.library, self.name, self.threads = library, name, threads
         # Stays mapped as long as the threads live.
         self.lent_cores: LentCores | None = None
-        self.group: RankGroup | None = None
+        self.group: SharedGroup | None = None
         self.context = library.pontil_open(threads)
         if self.context is None:
             raise KernelError("this system does not let this process use its instructions", is_about_one_set=True)
@@ -50,7 +50,7 @@ class KernelLibrary:
         self.library.pontil_borrow(self.context, lent_cores.address, lent_cores.cores, lent_cores.mark)
         self.lent_cores = lent_cores
 
-    def join(self, group: RankGroup | None) -> None:
+    def join(self, group: SharedGroup | None) -> None:
         """Exchange the parts of divided layers in this group from now on; None leaves it. The methods that compute
         layers then raise the group's error if a rank fails."""
         self.library.pontil_join(self.context, None if group is None else group.handle)

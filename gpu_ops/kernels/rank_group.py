@@ -14,7 +14,7 @@ from pontil.gpu_ops.kernels.structures import ELSEWHERE, ENDED, FAULTY, LATE
 HEADER_BYTES, MOST_RANKS = 12288, 64
 
 
-class RankGroup:
+class SharedGroup:
     """Rank `rank` of `ranks` processes that mapped the same memory, which was all zeros beyond its first 128 bytes.
     Every rank makes the same calls in the same order; one call at a time.
 

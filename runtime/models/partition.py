@@ -46,7 +46,7 @@ class Partition:
 
 UNDIVIDED = Partition()
 
-# How a product is divided: from a rank and the number of outputs to the outputs of this rank.
+# The division of a product: from a rank and the number of outputs to the outputs of this rank.
 Cut = Callable[[Partition, int], range]
 
 

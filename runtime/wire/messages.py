@@ -110,6 +110,8 @@ TAGS: dict[str, type[Message]] = {
     "renew": Renew,
     "fetched": Fetched,
     "abandon": Abandon,
+    "embed": Embed,
+    "embedding": Embedding,
     "rank_hello": RankHello,
     "rank_welcome": RankWelcome,
     "rank_loaded": RankLoaded,
@@ -117,6 +119,4 @@ TAGS: dict[str, type[Message]] = {
     "rank_ready": RankReady,
     "rank_plan": RankPlan,
     "rank_done": RankDone,
-    "embed": Embed,
-    "embedding": Embedding,
 }

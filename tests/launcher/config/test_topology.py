@@ -118,7 +118,7 @@ def test_a_worker_over_two_devices_is_a_process_for_each() -> None:
 
 def test_every_rank_has_what_its_worker_has() -> None:
     made = topology(HostDevices((0, 1, 2), 3, 0), prefill="cpu:0+cpu:1", decode="cpu:2")
-    made = made.with_model("/m.gguf").with_keys("secret")
+    made = made.with_models({"smollm2-135m-instruct": "/m.gguf"}).with_keys("secret")
     worker = made.children[1].in_role("mixed").configured(log_level="debug")
     assert {one.role for one in worker.members} == {"mixed"} and worker.place == "cpu:0+cpu:1"
     for name, value in {"model": "/m.gguf", "keys": "secret", "role": "mixed", "log_level": "debug"}.items():

@@ -1,21 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recorded frames of the messages between the ranks of a worker, as those of recorded_frames.py."""
 
-from pontil.runtime.wire.messages import Message, RankDone, RankHello, RankPlan, RankReady, RankWelcome
+from pontil.runtime.wire.messages import (
+    Message,
+    RankDone,
+    RankHello,
+    RankLoaded,
+    RankPlan,
+    RankPool,
+    RankReady,
+    RankWelcome,
+)
 
 RANK_MESSAGES: dict[str, Message] = {
-    "rank_hello": RankHello(
+    "rank_hello": RankHello(sender="f1", receiver="", rank=1, ranks=2, pid=4713),
+    "rank_welcome": RankWelcome(sender="d4", receiver="f1", communicator={"kind": "shm", "pid": 4711}),
+    "rank_loaded": RankLoaded(
         sender="f1",
-        receiver="",
+        receiver="d4",
         rank=1,
-        ranks=2,
-        pid=4713,
         model_fingerprint="mf",
         kv_fingerprint="kf",
         kernels="avx2-0a1b2c3d",
         num_blocks=64,
     ),
-    "rank_welcome": RankWelcome(sender="d4", receiver="f1", num_blocks=60, communicator={"kind": "shm", "pid": 4711}),
+    "rank_pool": RankPool(sender="d4", receiver="f1", num_blocks=60),
     "rank_ready": RankReady(sender="f1", receiver="d4", rank=1, pool={"kind": "shm", "pid": 4713}),
     "rank_plan": RankPlan(
         sender="d4",
@@ -49,14 +58,18 @@ RANK_MESSAGES: dict[str, Message] = {
 
 RANK_RECORDED = {
     "rank_hello": (
-        "8aa174aa72616e6b5f68656c6c6fa673656e646572a26631a87265636569766572a0a472616e6b01a572616e6b7302a37069"
-        "64cd1269b16d6f64656c5f66696e6765727072696e74a26d66ae6b765f66696e6765727072696e74a26b66a76b65726e656c"
-        "73ad617678322d3061316232633364aa6e756d5f626c6f636b7340"
+        "86a174aa72616e6b5f68656c6c6fa673656e646572a26631a87265636569766572a0a472616e6b01a572616e6b7302a3706964cd1269"
     ),
     "rank_welcome": (
-        "85a174ac72616e6b5f77656c636f6d65a673656e646572a26434a87265636569766572a26631aa6e756d5f626c6f636b733c"
-        "ac636f6d6d756e696361746f7282a46b696e64a373686da3706964cd1267"
+        "84a174ac72616e6b5f77656c636f6d65a673656e646572a26434a87265636569766572a26631ac636f6d6d756e696361746f"
+        "7282a46b696e64a373686da3706964cd1267"
     ),
+    "rank_loaded": (
+        "88a174ab72616e6b5f6c6f61646564a673656e646572a26631a87265636569766572a26434a472616e6b01b16d6f64656c5f"
+        "66696e6765727072696e74a26d66ae6b765f66696e6765727072696e74a26b66a76b65726e656c73ad617678322d30613162"
+        "32633364aa6e756d5f626c6f636b7340"
+    ),
+    "rank_pool": ("84a174a972616e6b5f706f6f6ca673656e646572a26434a87265636569766572a26631aa6e756d5f626c6f636b733c"),
     "rank_ready": (
         "85a174aa72616e6b5f7265616479a673656e646572a26631a87265636569766572a26434a472616e6b01a4706f6f6c82a46b"
         "696e64a373686da3706964cd1269"

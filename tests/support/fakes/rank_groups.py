@@ -42,7 +42,7 @@ def opened(kind: str) -> Open:
     return open_connector
 
 
-class RankGroup:
+class FakeRanks:
     """The ranks of one worker. Followers get plans by `exchange`; those of `stopped` ones wait."""
 
     def __init__(self, ranks: int, heads: int, open_connector: Open, packed: bool = False) -> None:
@@ -124,8 +124,8 @@ class RankPair:
         self, giving: int, taking: int, heads: int = 4, kind: str = "shm", packed: bool = False,
         open_taking: Open | None = None,
     ) -> None:  # fmt: skip
-        self.theirs = RankGroup(giving, heads, opened(kind), packed)
-        self.ours = RankGroup(taking, heads, open_taking or opened(kind), packed)
+        self.theirs = FakeRanks(giving, heads, opened(kind), packed)
+        self.ours = FakeRanks(taking, heads, open_taking or opened(kind), packed)
         self.theirs.fill(1)
         self.ours.fill(2)
         self.letting_go, self.receiving = GivingNotes(), TakingNotes()
