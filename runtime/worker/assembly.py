@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Construction of a worker's engine from its configuration, up to a first test run."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from pontil.gpu_ops.kernels.kernel_set import AUTO
@@ -54,8 +55,11 @@ class WorkerResources:
 def assemble(config: WorkerConfig, report: Reporter) -> WorkerResources:
     """Load the model onto the worker's devices and run it once. Raises ModelError."""
     driver = Driver(config, report)
-    with memory_errors(config.device):
-        return put_together(config, report, driver)
+    with ExitStack() as undo, memory_errors(config.device):
+        undo.callback(driver.close)
+        made = put_together(config, report, driver)
+        undo.pop_all()
+        return made
 
 
 def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> WorkerResources:
