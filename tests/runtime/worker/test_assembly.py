@@ -17,8 +17,8 @@ from pontil.runtime.config import WorkerConfig
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.wire.compatibility import objection
-from pontil.runtime.worker import assembly
-from pontil.runtime.worker.assembly import name_of_kernels
+from pontil.runtime.worker import assembly, loading
+from pontil.runtime.worker.loading import name_of_kernels
 from pontil.runtime.worker.weights_progress import STEP, told
 from pontil.runtime.worker.worker import Worker
 
@@ -108,13 +108,13 @@ def test_a_cache_of_another_type_than_the_model_is_refused(model: Path, tmp_path
 def test_memory_that_runs_out_is_said(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Callable[..., object]
 ) -> None:
-    monkeypatch.setattr(assembly, "build_model", fails)
+    monkeypatch.setattr(loading, "build_model", fails)
     with pytest.raises(ModelError, match="does not fit the memory of cpu: choose a smaller one"):
         opened(model, tmp_path)
 
 
 def test_another_fault_is_not_taken_for_it(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "build_model", lambda *_: torch.ones(2) @ torch.ones(3))
+    monkeypatch.setattr(loading, "build_model", lambda *_: torch.ones(2) @ torch.ones(3))
     with pytest.raises(RuntimeError, match="size"):
         opened(model, tmp_path)
 
