@@ -13,9 +13,10 @@ import pytest
 from disturbed import DRAWN, MODEL, OPTIONS, STORY, DisturbedSite
 from effort import is_long
 from oracle import at_rest
-from served import Served, launched, wait_for
+from served import Served, free_port, launched, wait_for
 from streams import Streams
 
+from pontil.launcher.keys.key_file import make_key_file
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 # Prompt lengths around the boundaries of blocks of 16, then what must not depend on who computed it.
@@ -119,3 +120,36 @@ def test_a_rank_dies_with_its_worker(
 def pid_of(served: Served, name: str, rank: int) -> int | None:
     ranks = served.topology()[name].get("ranks", ())
     return ranks[rank].get("pid") if rank < len(ranks) else None
+
+
+@pytest.mark.long
+def test_streams_of_a_group_go_on_in_one_process(tmp_path: Path) -> None:
+    """H4: the worker of two ranks dies, and the streams continue on the one of a single process."""
+    lists = ("--prefill", "cpu:0", "--decode", group(2, 1), "--share-devices")
+    with launched(
+        tmp_path, *lists, *small_model(tmp_path), "--restart-delay", "20", "--restart-max-delay", "20"
+    ) as served:
+        site = DisturbedSite(served, TOKENS)
+        victim = pid_of(served, "decode:0", 1)
+        assert victim is not None
+
+        def harm(streams: Streams) -> None:
+            wait_for(lambda: streams.all_have(4), 60, "tokens of every stream")
+            os.kill(victim, signal.SIGKILL)
+
+        def mended() -> None:
+            wait_for(lambda: pid_of(served, "decode:0", 1) not in (None, victim), 60, "another rank")
+
+        site.survives(harm, "decode:0", mended=mended)
+
+
+@pytest.mark.long
+def test_ranks_hand_over_across_a_network_with_keys(alone: list[dict[str, Any]], tmp_path: Path) -> None:
+    """H5: by TCP, with the grants and keys of a network."""
+    keys = tmp_path / "keys"
+    make_key_file(keys)
+    lists = ("--prefill", group(2, 0), "--decode", group(2, 1), "--share-devices", "--disagg", "always")
+    network = ("--control", f"tcp://127.0.0.1:{free_port()}", "--keys", str(keys), "--kv-connector", "tcp")
+    with launched(tmp_path, *lists, *network, *small_model(tmp_path)) as served:
+        assert answers(served) == alone
+        at_rest(served)
