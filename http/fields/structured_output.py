@@ -11,7 +11,7 @@ from pontil.http.fields.json_body import kind_of
 from pontil.http.fields.parameter import Parameter, Schema, or_null
 from pontil.http.fields.parameter_types import NeutralType, ShapedType
 from pontil.http.fields.reader import Fields
-from pontil.http.fields.structural_tag import read_tags, tags_schema
+from pontil.http.fields.structural_tag import element_schema, read_structural_tag, schemas_of, tags_schema
 from pontil.runtime.errors import RequestError
 from pontil.runtime.grammar.grammar import MAX_GRAMMAR_CHARACTERS
 from pontil.runtime.grammar.grammar_text import (
@@ -21,7 +21,7 @@ from pontil.runtime.grammar.grammar_text import (
     grammar_of_schema,
 )
 from pontil.runtime.grammar.json_object import bounded_object
-from pontil.runtime.grammar.tag_grammar import grammar_of_tags_in_text
+from pontil.runtime.grammar.tag_grammar import grammar_of_format
 
 MAX_DEPTH = 64
 MAX_CHOICES = 1024
@@ -80,9 +80,8 @@ def read_format(fields: Fields, name: str) -> OutputStructure | None:
     elif kind == "json_schema":
         structure = read_json_schema(wanted)
     elif kind == "structural_tag":
-        tags, triggers = read_tags(wanted)
-        schemas = [tag.schema for tag in tags]
-        structure = written(fields, name, schemas, lambda _: grammar_of_tags_in_text(tags, triggers))
+        tags = read_structural_tag(wanted)
+        structure = written(fields, name, list(schemas_of(tags)), lambda _: grammar_of_format(tags))
     wanted.finish()
     return structure
 
@@ -240,6 +239,13 @@ def format_schema(vocab_size: int) -> Schema:
                 type={"const": "structural_tag"},
                 format={"type": "null"},
                 **tags_schema(SCHEMA),
+            ),
+            closed(
+                ["type", "format"],
+                type={"const": "structural_tag"},
+                format=element_schema(),
+                structures={"enum": [[], None]},
+                triggers={"enum": [[], None]},
             ),
         ],
     }

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pontil.http.fields.delivery import Delivery
-from pontil.http.response.reply_shape import ChatShape, ReplyChoice, ReplyHeading, ShownText
+from pontil.http.response.reply_shape import UNFILLED, ChatShape, ReplyChoice, ReplyHeading, ShownText
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.chat.answer_part import AnswerPart, Arguments, Call, Content, Reasoning
 from pontil.runtime.chat.answer_reader import AnswerReader
@@ -131,7 +131,10 @@ def message_of(parts: list[AnswerPart]) -> dict[str, Any]:
             calls.append({"id": part.identity or call_id(), "type": "function", "function": function})
         elif isinstance(part, Arguments):
             calls[part.index]["function"]["arguments"] += part.text
-    message: dict[str, Any] = {"role": "assistant", "content": content or (None if reasoning or calls else "")}
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": content or (None if reasoning or calls else ""),
+    } | UNFILLED
     if reasoning:
         message |= reasoning_fields(reasoning)
     return message | ({"tool_calls": calls} if calls else {})

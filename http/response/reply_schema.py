@@ -42,11 +42,10 @@ ERROR = closed(
 )  # fmt: skip
 # Only where an answer is not known to follow its schema.
 UNMET = closed({"state": {"enum": ["not met", "not checked"]}, "reason": TEXT})
-USAGE = closed({
-    "prompt_tokens": COUNT,
-    "completion_tokens": COUNT,
-    "total_tokens": COUNT,
-    "prompt_tokens_details": closed({"cached_tokens": COUNT}),
+COUNTS = {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT}
+USAGE = closed(COUNTS | {"prompt_tokens_details": closed({"cached_tokens": COUNT})})
+CHAT_USAGE = closed(COUNTS | {
+    "prompt_tokens_details": closed({"cached_tokens": COUNT, "audio_tokens": COUNT}),
     "completion_tokens_details": closed(dict.fromkeys(
         ("reasoning_tokens", "audio_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens"), COUNT
     ), ("reasoning_tokens",)),
@@ -63,7 +62,9 @@ COMPLETION_LOGPROBS = nullable(closed({
     "text_offset": many(COUNT),
 }))  # fmt: skip
 CHAT_ENTRY: dict[str, Schema] = {"token": TEXT, "logprob": NUMBER, "bytes": BYTES}
-CHAT_LOGPROBS = nullable(closed({"content": many(closed(CHAT_ENTRY | {"top_logprobs": many(closed(CHAT_ENTRY))}))}))
+CHAT_LOGPROBS = nullable(closed({
+    "content": many(closed(CHAT_ENTRY | {"top_logprobs": many(closed(CHAT_ENTRY))})), "refusal": {"type": "null"},
+}))  # fmt: skip
 
 
 def head(kind: str) -> dict[str, Schema]:
@@ -100,6 +101,8 @@ MESSAGE = closed(
     {
         "role": constant("assistant"),
         "content": nullable(TEXT),
+        "refusal": {"type": "null"},
+        "annotations": constant([]),
         "reasoning_content": TEXT,
         "reasoning": TEXT,
         "tool_calls": many(closed(CALL)),
@@ -111,12 +114,13 @@ PIECES = {
     "content": TEXT, "reasoning_content": TEXT, "reasoning": TEXT, "tool_calls": many(CALL_PIECE),
     "function_call": closed({"name": TEXT, "arguments": TEXT}, ("name",)),
 }  # fmt: skip
-DELTA = closed({"role": constant("assistant")} | PIECES, ("role", *PIECES))
+OPENING: dict[str, Schema] = {"role": constant("assistant"), "refusal": {"type": "null"}}
+DELTA = closed(OPENING | PIECES, (*OPENING, *PIECES))
 CHAT = closed(
     head("chat.completion")
     | {
         "choices": many(choice({"message": MESSAGE, "logprobs": CHAT_LOGPROBS}, CHAT_REASON)),
-        "usage": USAGE,
+        "usage": CHAT_USAGE,
         "prompt_token_ids": IDS,
         "prompt_logprobs": PROMPT_LOGPROBS,
     },
@@ -126,7 +130,7 @@ CHAT_CHUNK = closed(
     head("chat.completion.chunk")
     | {
         "choices": many(choice({"delta": DELTA, "logprobs": CHAT_LOGPROBS}, nullable(CHAT_REASON))),
-        "usage": nullable(USAGE),
+        "usage": nullable(CHAT_USAGE),
         "prompt_token_ids": IDS,
     },
     ("usage", "prompt_token_ids"),

@@ -48,8 +48,19 @@ class ReplyChoice:
         self.logprobs += delta.logprobs
 
 
-# No token of a completion is audio. Predictions are sent by a client, which is not supported: the server's own drafts
-# are no predictions, and clients would take rejected ones as billed.
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """Return the usage object of /v1/completions, where no tokens are told apart from others."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+# No token of a chat is audio. Predictions are sent by a client, which is not supported: the server's own drafts are no
+# predictions, and clients would take rejected ones as billed.
+PROMPT_DETAILS = {"audio_tokens": 0}
 COMPLETION_DETAILS = {
     "audio_tokens": 0,
     "accepted_prediction_tokens": 0,
@@ -57,16 +68,19 @@ COMPLETION_DETAILS = {
 }
 
 
-def usage_object(usage: Usage, reasoning_tokens: int | None = 0) -> dict[str, Any]:
-    """Return the usage object, without reasoning tokens if they could not be counted."""
+def chat_usage_object(usage: Usage, reasoning_tokens: int | None) -> dict[str, Any]:
+    """Return the usage object of a chat, without reasoning tokens if they could not be counted."""
+    told = usage_object(usage)
     reasoning = {} if reasoning_tokens is None else {"reasoning_tokens": reasoning_tokens}
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.total_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    return told | {
+        "prompt_tokens_details": told["prompt_tokens_details"] | PROMPT_DETAILS,
         "completion_tokens_details": reasoning | COMPLETION_DETAILS,
     }
+
+
+# Fields of a chat's message that OpenAI's clients read and that no model here fills.
+NO_REFUSAL: dict[str, Any] = {"refusal": None}
+UNFILLED: dict[str, Any] = NO_REFUSAL | {"annotations": []}
 
 
 def stop_note(ended: Ended) -> bytes:
@@ -227,11 +241,7 @@ class ReplyShape(ABC):
         return event(error_of(error))
 
     def usage(self, usage: Usage) -> dict[str, Any]:
-        return usage_object(usage, self.reasoning_tokens())
-
-    def reasoning_tokens(self) -> int | None:
-        """Return how many tokens so far were reasoning; None if that is not known."""
-        return 0
+        return usage_object(usage)
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """Return the usage chunk, the last before [DONE], for clients that asked for it (A10)."""
@@ -327,13 +337,13 @@ class ChatShape(ReplyShape):
     chunk_object = "chat.completion.chunk"
 
     def choice(self, index: int, choice: ReplyChoice) -> dict[str, Any]:
-        message = {"role": "assistant", "content": self.shown.continued + choice.text}
+        message = {"role": "assistant", "content": self.shown.continued + choice.text} | UNFILLED
         shown = self.logprobs(index, choice.logprobs) if self.shown.logprobs else None
         return {"index": index, "message": message, "logprobs": shown, "finish_reason": choice.reason}
 
     def opening(self, index: int, request: Request, usage: Usage | None = None) -> bytes:
         content = json.dumps(self.shown.continued).encode()
-        delta = b'{"role":"assistant","content":%b}' % content
+        delta = b'{"role":"assistant","content":%b,"refusal":null}' % content
         role = b'{"index":%d,"delta":%b,"logprobs":null,"finish_reason":null}' % (index, delta)
         ids = b',"prompt_token_ids":' + json.dumps(request.prompt).encode() if self.delivery.token_ids else b""
         return self.before + role + b"]" + ids + self.tail_with(usage)
@@ -344,7 +354,14 @@ class ChatShape(ReplyShape):
         answer[name] = of(choices[0].request)
 
     def logprobs(self, index: int, tokens: Logprobs) -> dict[str, Any]:
-        return chat_logprobs(tokens, self.shown.tokenizer, self.delivery.tokens_as_ids)
+        return chat_logprobs(tokens, self.shown.tokenizer, self.delivery.tokens_as_ids) | NO_REFUSAL
+
+    def usage(self, usage: Usage) -> dict[str, Any]:
+        return chat_usage_object(usage, self.reasoning_tokens())
+
+    def reasoning_tokens(self) -> int | None:
+        """Return how many tokens so far were reasoning; None if that is not known."""
+        return 0
 
     def delta(self, index: int, text: bytes, reason: bytes, logprobs: bytes = b"null") -> bytes:
         return b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":%b' % (index, text, logprobs, reason)

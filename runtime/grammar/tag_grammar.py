@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The grammar of free text with structure between tags."""
+"""The grammars of structural tags: texts, JSON values and free text, one behind the other or within each other."""
 
 from __future__ import annotations
 
@@ -7,30 +7,138 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pontil.runtime.errors import RequestError
 from pontil.runtime.grammar.grammar_text import START, json_part, quoted
 
 
 @dataclass(frozen=True, slots=True)
+class FixedText:
+    """This text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class JsonValue:
+    """A JSON value that follows `schema`."""
+
+    schema: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FreeText:
+    """Any text, which ends where the text behind it appears for the first time."""
+
+
+@dataclass(frozen=True, slots=True)
+class InTurn:
+    """Parts one behind the other; at least one."""
+
+    parts: tuple[TagFormat, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OneOfFormats:
+    """One of these; at least one."""
+
+    parts: tuple[TagFormat, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Tagged:
-    """A JSON value that follows `schema`, between two texts."""
+    """A content between two texts."""
 
     begin: str
-    schema: Mapping[str, Any]
+    content: TagFormat
     end: str = ""
 
 
-def grammar_of_tags_in_text(tags: Sequence[Tagged], triggers: Sequence[str]) -> str:
+@dataclass(frozen=True, slots=True)
+class TriggeredTags:
     """Any text, and tags in it, each of which begins with one of the triggers. No trigger stands for itself. Where one
-    of them begins with another, the shorter one counts."""
-    rules, parts = "rest: OUTSIDE\nOUTSIDE: /(?s:.*)/\n", []
-    for number, trigger in enumerate(triggers):
-        own = [tag_part(tag, trigger) for tag in tags if tag.begin.startswith(trigger)]
-        parts.append(f"begun_{number} tag_{number}")
-        rules += f"begun_{number}[lazy]: OUTSIDE {quoted(trigger)}\ntag_{number}: {' | '.join(own)}\n"
-    return f"{START}({' | '.join(parts)})* rest\n{rules}"
+    of them begins with another, the shorter one counts. Where `stops_after_first`, the first tag ends the text."""
+
+    triggers: tuple[str, ...]
+    tags: tuple[Tagged, ...]
+    stops_after_first: bool = False
 
 
-def tag_part(tag: Tagged, trigger: str) -> str:
-    """Return what follows a tag's trigger."""
-    parts = quoted(tag.begin.removeprefix(trigger)), json_part(tag.schema), quoted(tag.end)
-    return f"({' '.join(part for part in parts if part != quoted(''))})"
+TagFormat = FixedText | JsonValue | FreeText | InTurn | OneOfFormats | Tagged | TriggeredTags
+
+
+def grammar_of_format(wanted: TagFormat) -> str:
+    """Raises RequestError for a format with free text whose end nothing tells."""
+    writer = FormatWriter()
+    start = writer.expression(wanted, None)
+    # Only a JSON value and nothing else may begin as one, by which such grammars are known.
+    whole = start if isinstance(wanted, JsonValue) else f"({start})"
+    return f"{START}{whole}\n{''.join(writer.rules)}{OUTSIDE}"
+
+
+OUTSIDE = "OUTSIDE: /(?s:.*)/\n"
+UNBOUNDED = "an element {} has no end: it may stand last, or be the content of a tag with an end"
+
+
+class FormatWriter:
+    """Writes expressions of formats, and the rules that they name."""
+
+    def __init__(self) -> None:
+        self.rules: list[str] = []
+
+    def expression(self, wanted: TagFormat, behind: str | None) -> str:
+        """Return the expression of a format together with the text behind it; None: the end of the answer. An empty
+        text stands where another element follows."""
+        match wanted:
+            case FixedText(text):
+                return joined_parts(quoted(text), behind)
+            case JsonValue(schema):
+                return joined_parts(json_part(schema), behind)
+            case FreeText():
+                return self.free_text(behind)
+            case InTurn(parts):
+                *first, last = parts
+                return " ".join([*(self.expression(part, "") for part in first), self.expression(last, behind)])
+            case OneOfFormats(parts):
+                return f"({' | '.join(self.expression(part, behind) for part in parts)})"
+            case Tagged():
+                return self.tag(wanted, behind)
+            case TriggeredTags():
+                return self.triggered(wanted, behind)
+
+    def free_text(self, behind: str | None) -> str:
+        if behind is None:
+            return "OUTSIDE"
+        if not behind:
+            raise RequestError(UNBOUNDED.format("any_text"))
+        return self.rule("text", f"OUTSIDE {quoted(behind)}", "[lazy]")
+
+    def tag(self, tag: Tagged, behind: str | None) -> str:
+        inner = self.expression(tag.content, tag.end or behind)
+        return joined_parts(f"{quoted(tag.begin)} {inner}" if tag.begin else inner, behind if tag.end else None)
+
+    def triggered(self, wanted: TriggeredTags, behind: str | None) -> str:
+        if behind is not None:
+            raise RequestError("an element triggered_tags may stand only at the end of the format")
+        parts = [self.triggered_by(trigger, wanted.tags) for trigger in wanted.triggers]
+        rest = self.rule("rest", "OUTSIDE")
+        return f"({' | '.join([*parts, rest])})" if wanted.stops_after_first else f"({' | '.join(parts)})* {rest}"
+
+    def triggered_by(self, trigger: str, tags: Sequence[Tagged]) -> str:
+        """Return any text up to a trigger, and one of the tags that begin with it."""
+        own = [
+            self.tag(Tagged(tag.begin.removeprefix(trigger), tag.content, tag.end), "")
+            for tag in tags
+            if tag.begin.startswith(trigger)
+        ]
+        begun = self.rule("begun", f"OUTSIDE {quoted(trigger)}", "[lazy]")
+        return f"{begun} {self.rule('tag', ' | '.join(f'({one})' for one in own))}"
+
+    def rule(self, kind: str, body: str, options: str = "") -> str:
+        """Add a rule, and return its name."""
+        name = f"{kind}_{len(self.rules)}"
+        self.rules.append(f"{name}{options}: {body}\n")
+        return name
+
+
+def joined_parts(expression: str, behind: str | None) -> str:
+    return f"{expression} {quoted(behind)}" if behind else expression

@@ -21,7 +21,8 @@ def gathered(answer: HttpAnswer) -> dict[int, dict[str, Any]]:
             one["text"] += choice.get("text", "") + (choice.get("delta", {}).get("content") or "")
             one["reason"] = choice["finish_reason"]
             for name, values in (choice["logprobs"] or {}).items():
-                one["logprobs"].setdefault(name, []).extend(values)
+                assert values is not None or name == "refusal"
+                one["logprobs"][name] = None if values is None else one["logprobs"].get(name, []) + values
     return made
 
 

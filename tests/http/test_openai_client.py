@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import Iterator
 
 import openai
+import pydantic
 import pytest
 from scripted_site import MODEL, ScriptedSite
 from scripted_worker import Script, ScriptedWorker
@@ -106,3 +107,29 @@ def test_async(pair: ScriptedSite) -> None:
             return whole.choices[0].message.content or "", "".join(pieces)
 
     assert asyncio.run(ask()) == (TEXT, TEXT)
+
+
+def set_fields(model: pydantic.BaseModel) -> set[str]:
+    """Return the declared fields that an answer had in its body."""
+    return model.model_fields_set & set(type(model).model_fields)
+
+
+def test_a_chat_has_the_fields_of_openais(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "hi"}], logprobs=True, max_tokens=3
+    )
+    (choice,), usage = answer.choices, answer.usage
+    assert usage is not None and usage.prompt_tokens_details is not None and choice.logprobs is not None
+    assert set_fields(choice.message) == {"role", "content", "refusal", "annotations"}
+    assert choice.message.refusal is None and choice.message.annotations == []
+    assert set_fields(choice.logprobs) == {"content", "refusal"} and choice.logprobs.refusal is None
+    assert set_fields(usage.prompt_tokens_details) == {"cached_tokens", "audio_tokens"}
+    assert usage.completion_tokens_details is not None
+    assert usage.completion_tokens_details.to_dict() == {
+        "reasoning_tokens": 0, "audio_tokens": 0, "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0,
+    }  # fmt: skip
+
+
+def test_a_completion_has_no_details_of_its_tokens(client: openai.OpenAI) -> None:
+    usage = client.completions.create(model=MODEL, prompt="a", max_tokens=3).usage
+    assert usage is not None and "completion_tokens_details" not in usage.model_fields_set

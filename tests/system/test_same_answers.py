@@ -19,6 +19,7 @@ CHAT = [
     {"role": "system", "content": "You are a terse assistant."},
     {"role": "user", "content": "Name three colours."},
 ]
+BEGUN = [*CHAT, {"role": "assistant", "content": "Red,"}]
 
 PERSON = {
     "type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
@@ -50,6 +51,24 @@ PROMPTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "closed object": (STORY, {
         "max_tokens": 30, "temperature": 1.0, "seed": 2, "n": 2, "response_format": {"type": "json_object"},
     }),
+    "regex": (STORY, {"max_tokens": 12, "temperature": 1.0, "seed": 5, "regex": "([A-Z][a-z]{2,8} )+[0-9]{2}"}),
+    "ebnf": (STORY, {"max_tokens": 12, "temperature": 1.0, "seed": 6, "ebnf": 'root ::= ("<" [a-z]+ ">")+'}),
+    "structural tag": (STORY, {
+        "max_tokens": 24, "temperature": 1.0, "seed": 7, "n": 2, "response_format": {
+            "type": "structural_tag", "triggers": ["e"], "structures": [{"begin": "e", "schema": PERSON, "end": "!"}],
+        },
+    }),
+    "nested format": (STORY, {
+        "max_tokens": 24, "temperature": 1.0, "seed": 8,
+        "response_format": {"type": "structural_tag", "format": {"type": "sequence", "elements": [
+            {"type": "tag", "begin": "<", "content": {"type": "any_text"}, "end": "e"},
+            {"type": "or", "elements": [{"type": "const_string", "value": text} for text in "!?"]},
+            {"type": "json_schema", "json_schema": PERSON},
+        ]}},
+    }),
+    "echoed chat": (BEGUN, {
+        "max_tokens": 12, "echo": True, "add_generation_prompt": False, "continue_final_message": True,
+    }),
     "named tokens": (STORY, {"max_tokens": 12, "logprobs": 0, "logprob_token_ids": [504, 29, 9]}),
     "no answer": (STORY, {"max_tokens": 0, "echo": True}),
     "everything": (STORY, {
@@ -68,7 +87,7 @@ def ask(served: Served, name: str, stream: bool, salt: str) -> dict[str, Any]:
     """Return the response in one form, whole or streamed: each choice (ids, text, finish reason, logprobs), and
     usage."""
     prompt, options = PROMPTS[name]
-    chat = prompt is CHAT
+    chat = prompt in (CHAT, BEGUN)
     path, field = ("/v1/chat/completions", "messages") if chat else ("/v1/completions", "prompt")
     asked = {"model": "smollm2-135m-instruct", field: prompt, "temperature": 0, "return_token_ids": True}
     body = asked | {"cache_salt": salt} | options

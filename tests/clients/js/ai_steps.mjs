@@ -48,6 +48,14 @@ export function stepsOf(named) {
       const output = Output.object({ schema: person });
       return { value: (await generateText({ model: named(), ...asked, maxOutputTokens: 100, output })).output };
     },
+    // Without a schema the provider asks for `json_object`. An object that was closed at its budget is read as well.
+    async json_object() {
+      const { text, finishReason } = await generateText({
+        model: named(), ...asked, maxOutputTokens: 100, output: Output.json(),
+      });
+      const value = JSON.parse(text);
+      return { is_object: typeof value === "object" && value !== null && !Array.isArray(value), finish: finishReason };
+    },
     async errors() {
       return {
         model: await refused(() => generateText({ model: named("nobody"), ...asked })),

@@ -1,13 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """A session with instructor, which makes objects: in a stream too, and by each of its ways to ask for them."""
 
+import json
 from typing import Any
 
 import instructor
 import openai
 from client_session import BASE_URL, ENDLESS, LIMIT, MODEL, QUESTION, Person, refused, run
+from instructor.core import IncompleteOutputException
+from pydantic import BaseModel, ConfigDict
 
 MODES = (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA)
+
+
+class Anything(BaseModel):
+    """Any object: in its mode `JSON` the client asks for `json_object`, and only the prompt knows the properties. A
+    model of random weights follows no prompt."""
+
+    model_config = ConfigDict(extra="allow")
 
 
 def client(mode: instructor.Mode) -> Any:
@@ -27,6 +37,16 @@ def structured() -> dict[str, Any]:
     return {"value": first, "others": [second, pieces[-1].model_dump()]}
 
 
+def json_object() -> dict[str, Any]:
+    """An object that was closed at its budget has the finish reason "length", which the client refuses with the whole
+    answer."""
+    try:
+        return {"is_object": isinstance(make(instructor.Mode.JSON, response_model=Anything), Anything)}
+    except IncompleteOutputException as error:
+        (choice,) = error.last_completion.choices
+        return {"is_object": isinstance(json.loads(choice.message.content), dict), "finish": choice.finish_reason}
+
+
 def errors() -> dict[str, Any]:
     return {
         "model": refused(lambda: make(model="nobody")),
@@ -35,4 +55,4 @@ def errors() -> dict[str, Any]:
     }
 
 
-run(structured, errors)
+run(structured, json_object, errors)

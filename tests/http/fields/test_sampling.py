@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every option of a request's JSON reaches the parameters that the workers get (D13)."""
 
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from pontil.http.request.chat_request import read_chat
 from pontil.http.request.completion_request import read_completion
+from pontil.runtime.errors import RequestError
 from pontil.runtime.grammar.grammar_text import grammar_of_choices
 from pontil.runtime.sampling_params import SamplingParams
 
@@ -76,3 +78,9 @@ def test_logprobs_of_chats(data: dict[str, Any], output: int | None) -> None:
 
 def test_several_greedy_choices_are_allowed() -> None:
     assert completion(n=128, temperature=0).n == 128
+
+
+@pytest.mark.parametrize("read", [lambda: completion(logprobs=-1), lambda: chat(logprobs=True, top_logprobs=-1)])
+def test_the_logprobs_of_all_tokens_are_refused_with_the_limit(read: Callable[[], object]) -> None:
+    with pytest.raises(RequestError, match="logprobs must be between 0 and 20, not -1"):
+        read()

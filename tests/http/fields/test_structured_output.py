@@ -3,11 +3,15 @@
 
 import asyncio
 import json
+import re
 import signal
 from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
 from scripted_site import ScriptedSite
 
 from pontil.http.fields.parameter import object_schema, read_all
@@ -17,6 +21,7 @@ from pontil.http.request import grammar_check
 from pontil.http.request.grammar_check import GrammarCheck
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.grammar.compile_process import GrammarProcess
+from pontil.runtime.grammar.grammar import check_grammar
 from pontil.runtime.grammar.grammar_text import (
     grammar_of_choices,
     grammar_of_regex,
@@ -24,12 +29,37 @@ from pontil.runtime.grammar.grammar_text import (
     grammar_of_schema,
 )
 from pontil.runtime.grammar.json_object import bounded_object
-from pontil.runtime.grammar.tag_grammar import Tagged, grammar_of_tags_in_text
+from pontil.runtime.grammar.tag_grammar import (
+    FixedText,
+    FreeText,
+    InTurn,
+    JsonValue,
+    OneOfFormats,
+    TagFormat,
+    Tagged,
+    TriggeredTags,
+    grammar_of_format,
+)
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TAGS = {
     "type": "structural_tag", "structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<"],
 }  # fmt: skip
+TAG = {"begin": "<f>", "content": {"type": "json_schema", "json_schema": SCHEMA}, "end": "</f>"}
+TAGGED = Tagged("<f>", JsonValue(SCHEMA), "</f>")
+TRIGGERED = TriggeredTags(("<",), (TAGGED,))
+CONST, ANY = {"type": "const_string", "value": "a"}, {"type": "any_text"}
+FORMATS: list[tuple[dict[str, Any], TagFormat]] = [
+    (CONST, FixedText("a")), (ANY, FreeText()), (ANY | {"excludes": []}, FreeText()),
+    ({"type": "json_schema", "json_schema": True}, JsonValue({})),
+    ({"type": "tag"} | TAG, TAGGED),
+    ({"type": "sequence", "elements": [CONST, ANY]}, InTurn((FixedText("a"), FreeText()))),
+    ({"type": "or", "elements": [CONST, {"type": "tag"} | TAG]}, OneOfFormats((FixedText("a"), TAGGED))),
+    ({"type": "triggered_tags", "triggers": ["<", "<"], "tags": [TAG, {"type": "tag"} | TAG]},
+     TriggeredTags(("<",), (TAGGED, TAGGED))),
+    ({"type": "triggered_tags", "triggers": ["<"], "tags": [TAG], "stop_after_first": True, "at_least_one": False},
+     TriggeredTags(("<",), (TAGGED,), True)),
+]  # fmt: skip
 SAME: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "json_object"}}, grammar_of_schema(bounded_object())),
     ({"structured_outputs": {"json_object": True}}, grammar_of_schema(bounded_object())),
@@ -45,7 +75,9 @@ SAME: list[tuple[dict[str, Any], str]] = [
     ({"grammar": 'root ::= "a"', "regex": ""}, grammar_of_rules('root ::= "a"')),
     ({"json_schema": SCHEMA}, grammar_of_schema(SCHEMA)),
     ({"json_schema": json.dumps(SCHEMA), "ebnf": ""}, grammar_of_schema(SCHEMA)),
-    ({"response_format": TAGS}, grammar_of_tags_in_text([Tagged("<f>", SCHEMA, "</f>")], ["<"])),
+    ({"response_format": TAGS}, grammar_of_format(TRIGGERED)),
+    *(({"response_format": {"type": "structural_tag", "format": given}}, grammar_of_format(made))
+      for given, made in FORMATS),
     *(
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA} | more}},
          grammar_of_schema(SCHEMA))
@@ -171,3 +203,76 @@ def test_waiting_for_others_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
         check.close()
 
     asyncio.run(run())
+
+
+def within(depth: int, inner: dict[str, Any]) -> dict[str, Any]:
+    return inner if depth == 0 else {"type": "sequence", "elements": [within(depth - 1, inner)]}
+
+
+@pytest.mark.parametrize(
+    ("given", "param", "says"),
+    [
+        ({"type": "regex", "pattern": "a"}, "type", "regex is not supported yet"),
+        ({"type": "tags_with_separator"}, "type", "tags_with_separator is not supported yet"),
+        ({"type": "more"}, "type", "must be one of const_string, json_schema, any_text, sequence, or, tag"),
+        ({"type": "const_string", "value": ""}, "value", "is empty"),
+        (CONST | {"more": 1}, "more", "not a parameter"),
+        ({"type": "any_text", "excludes": ["a"]}, "excludes", "not supported yet"),
+        ({"type": "json_schema", "json_schema": 1}, "json_schema", "a JSON schema"),
+        ({"type": "or", "elements": []}, "elements", "is empty"),
+        ({"type": "or", "elements": [1]}, "elements[0]", "must be an object"),
+        ({"type": "or", "elements": [CONST, ANY | {"x": 1}]}, "elements[1].x", "not a parameter"),
+        ({"type": "or", "elements": [CONST] * 128}, "elements[127].type", "one element too many"),
+        (within(17, CONST), "elements[0]." * 17 + "type", "one element too many"),
+        ({"type": "tag"} | TAG | {"end": ["a"]}, "end", "must be a string"),
+        ({"type": "tag"} | TAG | {"content": None}, "content", "is missing"),
+        ({"type": "triggered_tags", "triggers": ["["], "tags": [TAG]}, "tags[0].begin", "add a trigger"),
+        ({"type": "triggered_tags", "triggers": ["<"], "tags": [TAG | {"type": "or"}]}, "tags[0].type", "must be tag"),
+        ({"type": "triggered_tags", "triggers": ["<"], "tags": []}, "triggers", "no tag begins"),
+        (
+            {"type": "triggered_tags", "triggers": ["<"], "tags": [TAG], "at_least_one": True},
+            "at_least_one",
+            "not supported",
+        ),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_format_that_cannot_be_held_is_named(given: dict[str, Any], param: str, says: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(says)) as refused:
+        read({"response_format": {"type": "structural_tag", "format": given}})
+    assert f"response_format.format.{param}".startswith(str(refused.value.param).removesuffix("…"))
+
+
+def test_free_text_that_nothing_ends_is_refused() -> None:
+    given = {"type": "sequence", "elements": [ANY, CONST]}
+    with pytest.raises(RequestError, match="response_format cannot be used: an element any_text has no end") as refused:
+        read({"response_format": {"type": "structural_tag", "format": given}})
+    assert refused.value.param == "response_format"
+
+
+ELEMENTS = st.recursive(
+    st.sampled_from([CONST, ANY, TAG["content"], {"type": "regex"}, {}]),
+    lambda inner: st.one_of(
+        st.fixed_dictionaries(
+            {"type": st.sampled_from(["sequence", "or"]), "elements": st.lists(inner, min_size=1, max_size=3)}
+        ),
+        st.fixed_dictionaries({"type": st.just("tag"), "begin": st.just("<f>"), "content": inner,
+                               "end": st.sampled_from(["", "</f>"])}),
+        st.fixed_dictionaries({"type": st.just("triggered_tags"), "triggers": st.just(["<"]), "tags": st.lists(
+            st.fixed_dictionaries({"begin": st.just("<f>"), "content": inner, "end": st.just("</f>")}), max_size=2,
+        )}),
+    ),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@drawn(given=ELEMENTS)
+def test_a_format_is_a_usable_grammar_or_refused(given: dict[str, Any]) -> None:
+    try:
+        structure = read({"response_format": {"type": "structural_tag", "format": given}})
+    except RequestError as refused:
+        assert str(refused.param).startswith("response_format")
+    else:
+        assert structure is not None
+        check_grammar(structure.grammar)

@@ -14,6 +14,8 @@ TOKENS = 24
 CITIES, MOODS = ("Paris", "Rome"), ("good", "bad")
 # Errors of their own that clients make of the server's words.
 OVERFLOWS = {"langchain-openai": "OpenAIContextOverflowError", "litellm": "ContextWindowExceededError"}
+# Those whose sessions ask for `json_object` too, as a part of "structured".
+JSON_OBJECT = ("@ai-sdk/openai", "@ai-sdk/openai-compatible", "instructor")
 SAID = {
     "model": (404, "there is no model 'nobody'"),
     "context": (400, "maximum context length is"),
@@ -85,6 +87,7 @@ def tools(client: RealClient, told: Facts, facts: Facts) -> None:
 def structured(client: RealClient, told: Facts, facts: Facts) -> None:
     for value in (told["value"], *told.get("others", ())):
         assert value.keys() == {"mood", "age"} and value["mood"] in MOODS and 0 <= value["age"] <= 120
+    assert client.package not in JSON_OBJECT or facts["json_object"].get("is_object"), facts["json_object"]
 
 
 def errors(client: RealClient, told: Facts, facts: Facts) -> None:

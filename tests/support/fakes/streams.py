@@ -64,7 +64,7 @@ class ToldEvents:
 
 
 class Streams:
-    """Concurrent completions. `finish` waits for the end of each."""
+    """Concurrent completions, and chats where a body has messages. `finish` waits for the end of each."""
 
     def __init__(self, served: Served, bodies: list[dict[str, Any]]) -> None:
         self.told = [ToldEvents() for _ in bodies]
@@ -75,7 +75,8 @@ class Streams:
 
     def read(self, served: Served, body: dict[str, Any], told: ToldEvents) -> None:
         asked = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True} | body
-        reply = served.request("POST", "/v1/completions", asked)
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        reply = served.request("POST", path, asked)
         assert reply.status == 200, reply.text()
         for event in reply.events():
             told.take(event)

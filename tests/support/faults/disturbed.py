@@ -19,8 +19,8 @@ from pontil.runtime.loaders.synthetic import write_tiny_llama
 MODEL = "smollm2-135m-instruct"
 STORY = "The old lighthouse keeper climbed the stairs every night, and every night the sea told him a little more. "
 DRAWN = {"temperature": 0.9, "top_p": 0.95, "ignore_eos": True}
-# Ten streams: greedy and sampled, several choices, everything that changes logits, a stop string, a grammar, and an
-# object that is closed at its budget with the logprobs of named tokens.
+# Streams: greedy and sampled, several choices, everything that changes logits, a stop string, a grammar, an object that
+# is closed at its budget with the logprobs of named tokens, and other ways to ask for structure; a chat with echo.
 ASKED: list[dict[str, Any]] = [
     {"prompt": STORY, "temperature": 0, "ignore_eos": True},
     {"prompt": [20 + 13 * i % 240 for i in range(300)], "temperature": 0, "ignore_eos": True},
@@ -40,6 +40,22 @@ ASKED: list[dict[str, Any]] = [
     {
         "prompt": STORY, "seed": 5, "temperature": 1.0, "logprobs": 0, "logprob_token_ids": [204, 9],
         "response_format": {"type": "json_object"},
+    },
+    {"prompt": STORY, "seed": 6, "regex": "([a-z]+ )+[a-z]+", "max_tokens": 48, **DRAWN},
+    {"prompt": STORY, "seed": 8, "ebnf": 'root ::= ("<" [a-z]+ ">")+', "max_tokens": 48, **DRAWN},
+    {
+        "prompt": STORY, "seed": 9, "max_tokens": 48, **DRAWN,
+        "response_format": {"type": "structural_tag", "format": {"type": "sequence", "elements": [
+            {"type": "json_schema", "json_schema": {"type": "boolean"}},
+            {"type": "triggered_tags", "triggers": ["e"], "tags": [
+                {"begin": "e", "content": {"type": "const_string", "value": "!"}, "end": ""},
+            ]},
+        ]}},
+    },
+    {
+        "messages": [{"role": "user", "content": STORY}, {"role": "assistant", "content": "Once"}],
+        "seed": 10, "echo": True, "add_generation_prompt": False, "continue_final_message": True,
+        "max_tokens": 48, **DRAWN,
     },
 ]  # fmt: skip
 TOKENS = 48 if is_long() else 300
