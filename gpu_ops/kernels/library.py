@@ -14,6 +14,7 @@ from pontil.gpu_ops.kernels.structures import (
     ABI,
     KINDS,
     AttentionFields,
+    DrawFields,
     LayerFields,
     MlpFields,
     TileFields,
@@ -46,6 +47,10 @@ class KernelLibrary:
         """Compute, from now on, also on cores that others lend, at most as many as there are threads."""
         self.library.pontil_borrow(self.context, lent_cores.address, lent_cores.cores, lent_cores.mark)
         self.lent_cores = lent_cores
+
+    def draw(self, fields: DrawFields) -> None:
+        """Draw ids, with the calling thread alone."""
+        self.library.pontil_draw(byref(fields))
 
     def multiply_adds(self, dtype: torch.dtype, rounds: int) -> int:
         """Do independent multiply-adds with all threads, `rounds` times some, as fast as the processor can; return how

@@ -83,7 +83,7 @@ class ModelRunner:
         if not drawn:
             return []
         logits, highest = self.ranked(picked)
-        return sample_rows(logits, sequences, drafts, highest)
+        return sample_rows(logits, sequences, drafts, highest, self.model.kernels)
 
     def record_prompt_logprobs(self, wanted: list[tuple[int, Sequence, int]], hidden: Tensor) -> None:
         """Record the logprobs of prompt tokens for sequences that asked for them. `wanted`: the row of `hidden` whose
