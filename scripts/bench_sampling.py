@@ -10,6 +10,7 @@ import argparse
 import statistics
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -18,6 +19,7 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 import app  # noqa: E402, F401
+from pontil.gpu_ops.kernels.draws import draw_rows  # noqa: E402
 from pontil.gpu_ops.kernels.kernel_set import CHOICES, TORCH, open_kernels  # noqa: E402
 from pontil.gpu_ops.sampling import Shaping, sample  # noqa: E402
 
@@ -56,6 +58,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     kernels = open_kernels(args.kernels, 1, None)
+    draws = None if kernels is None else partial(draw_rows, kernels)
     generator = torch.Generator().manual_seed(0)
     times: dict[tuple[int, str, str], list[float]] = {}
     for _ in range(args.rounds):
@@ -66,7 +69,7 @@ def main() -> None:
                 for name, cut in CUTS.items():
                     shaping = shaping_of(rows, args.temperature, **cut)
                     start = time.process_time()
-                    sample(logits, shaping, torch.arange(rows), numbers, kernels)
+                    sample(logits, shaping, torch.arange(rows), numbers, draws)
                     times.setdefault((rows, distribution, name), []).append(time.process_time() - start)
     print(f"{args.ids} ids, temperature {args.temperature}")
     for (rows, distribution, name), seconds in times.items():

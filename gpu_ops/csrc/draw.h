@@ -66,8 +66,12 @@ struct DrawnRow {
     double units_of(const Kept& kept, int first, int end) const {
         const int split = std::max(first, std::min(end, kept.split));
         Doubles total = {};
-        each(first, split, [&](HalfNative logit, HalfNative mass) { total += units(where(logit >= kept.lowest, mass)); });
-        each(split, end, [&](HalfNative logit, HalfNative mass) { total += units(where(logit > kept.lowest, mass)); });
+        each(first, split, [&](HalfNative logit, HalfNative mass) {
+            total += units(where(logit >= kept.lowest, mass));
+        });
+        each(split, end, [&](HalfNative logit, HalfNative mass) {
+            total += units(where(logit > kept.lowest, mass));
+        });
         return sum(total);
     }
 };
@@ -140,8 +144,8 @@ static size_t between(const DrawnRow& row, float floor, Limits limits, CutScratc
     return few;
 }
 
-// The logit and the mass of the id with which the mass of the highest ones reaches `target`, but for rounding. Ids below
-// the mass `least` are not looked at.
+// The logit and the mass of the id with which the mass of the highest ones reaches `target`, but for rounding. Ids
+// below the mass `least` are not looked at.
 static std::pair<float, float> place_of_cut(const DrawnRow& row, float floor, float least, double target,
                                             CutScratch& s) {
     const Limits limits = limits_of_cut(row, floor, least, target);

@@ -13,12 +13,14 @@ import struct
 from collections import Counter, abc
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from pontil.gpu_ops.kernels.draws import draw_rows
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.sampling import Shaping, greedy, sample
 from pontil.runtime.engine.bitmask import bitmask_of
@@ -166,7 +168,8 @@ def pick_at_random(logits: Tensor, draws: list[Draw], kernels: KernelLibrary | N
     some, row = rows_of(logits, draws)
     params = list({draw.row: draw.sequence.params for draw in draws}.values())
     numbers = torch.tensor([draw.number for draw in draws], dtype=torch.float64, device=logits.device)
-    return sample(some, shaping_of(params), row, numbers, kernels)
+    faster = None if kernels is None else partial(draw_rows, kernels)
+    return sample(some, shaping_of(params), row, numbers, faster)
 
 
 def logprobs_of_draws(logits: Tensor, draws: list[Draw], tokens: dict[Draw, int]) -> dict[Draw, TokenLogprobs]:
