@@ -7,13 +7,14 @@ whose sum is the same in every order; and candidates are taken by rising id, so 
 nothing is cut.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.nucleus import Nucleus, nucleus
+from pontil.gpu_ops.nucleus import DOUBT, Nucleus, nucleus
 
 # Rows whose top_k is at most this look at this many highest logits only.
 NARROW = 128
@@ -23,6 +24,9 @@ UNIT = 2.0**48
 LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
 # Logits per piece, chosen so that a piece and its intermediate results stay in the processor's cache.
 PIECE = 1 << 18
+
+# The parameters and result of `draw_rows` in `kernels.draws`, but for the library.
+RowDraws = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 
 def greedy(logits: Tensor) -> Tensor:
@@ -61,14 +65,15 @@ class Shaping:
         return Shaping(self.temperature[chosen], self.top_k[chosen], self.top_p[chosen], self.min_p[chosen])
 
 
-def sample(logits: Tensor, shaping: Shaping, row: Tensor, uniform: Tensor) -> Tensor:
+def sample(logits: Tensor, shaping: Shaping, row: Tensor, uniform: Tensor, draw_rows: RowDraws | None = None) -> Tensor:
     """Draw ids by inversion of the cumulative distribution: the first id whose cumulative mass exceeds the number's
     share of the mass that is kept.
 
     logits float32 [rows, vocabulary]; draw d is from row `row[d]` (int64 [draws]) with the number `uniform[d]` in [0,
     1) (float64 [draws]). The order is vLLM's: temperature, min_p, top_k, then top_p of what remains. Of equal logits at
     a cut the lowest ids stay. Ids with minus infinity or NaN are never drawn, unless the whole row has only these;
-    where some logits are plus infinity one of them is drawn. Returns int64 [draws].
+    where some logits are plus infinity one of them is drawn. Returns int64 [draws]. `draw_rows` does it faster where it
+    can; the ids are the same.
     """
     if logits.device.type != "cpu":
         return invert(cumulative_masses(*probabilities(logits, shaping), shaping), row, uniform)
@@ -79,12 +84,18 @@ def sample(logits: Tensor, shaping: Shaping, row: Tensor, uniform: Tensor) -> Te
         some = slice(start, start + step)
         shaped = shaping.rows(some)
         piece, highest, masses = probabilities(logits[some], shaped)
-        found = nuclei_of(piece, highest, masses, shaped)
-        nuclei |= {start + number: one for number, one in found.items()}
-        others = torch.tensor([number for number in range(len(masses)) if number not in found], dtype=torch.int64)
+        own, place = draws_from(torch.arange(start, start + len(piece)), row, len(logits))
+        if draw_rows is None:
+            found = nuclei_of(piece, highest, masses, shaped)
+            nuclei |= {start + number: one for number, one in found.items()}
+            done = torch.tensor([number in found for number in range(len(masses))])
+        else:
+            floors, tried = lowest_by_min_p(highest, shaped), shaped.top_k == 0
+            drawn[own], done = draw_rows(piece, masses, floors, shaped.top_p, tried, place, uniform[own], DOUBT)
+        others = (~done).nonzero().squeeze(1)
         if not len(others):
             continue
-        if found:
+        if len(others) < len(piece):
             piece, highest, masses = piece[others], highest[others], masses[others]
             shaped = shaped.rows(others)
         mine, place = draws_from(start + others, row, len(logits))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cost of drawing a step's tokens from logits, by their distribution and the parameters of the draw.
 
-    python scripts/bench_sampling.py [--rows 8 32] [--ids 49152] [--rounds 30]
+    python scripts/bench_sampling.py [--rows 8 32] [--ids 49152] [--rounds 30] [--kernels auto]
 
 Each figure is the median of processor time over rounds that take turns, on one thread, with new logits each round.
 """
@@ -10,6 +10,7 @@ import argparse
 import statistics
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -18,6 +19,8 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 import app  # noqa: E402, F401
+from pontil.gpu_ops.kernels.draws import draw_rows  # noqa: E402
+from pontil.gpu_ops.kernels.kernel_set import CHOICES, TORCH, open_kernels  # noqa: E402
 from pontil.gpu_ops.sampling import Shaping, sample  # noqa: E402
 
 # Map from a distribution to the spread of its logits and the number of ids that stand out.
@@ -51,8 +54,11 @@ def main() -> None:
     parser.add_argument("--ids", type=int, default=49152)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--kernels", choices=CHOICES, default=TORCH)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    kernels = open_kernels(args.kernels, 1, None)
+    draws = None if kernels is None else partial(draw_rows, kernels)
     generator = torch.Generator().manual_seed(0)
     times: dict[tuple[int, str, str], list[float]] = {}
     for _ in range(args.rounds):
@@ -63,12 +69,12 @@ def main() -> None:
                 for name, cut in CUTS.items():
                     shaping = shaping_of(rows, args.temperature, **cut)
                     start = time.process_time()
-                    sample(logits, shaping, torch.arange(rows), numbers)
+                    sample(logits, shaping, torch.arange(rows), numbers, draws)
                     times.setdefault((rows, distribution, name), []).append(time.process_time() - start)
     print(f"{args.ids} ids, temperature {args.temperature}")
     for (rows, distribution, name), seconds in times.items():
-        median, worst = statistics.median(seconds) * 1000, max(seconds) * 1000
-        print(f"{rows:3d} rows  {distribution:12s} {name:24s} {median:7.2f} ms, at most {worst:7.2f} ms")
+        median, least, worst = (1000 * one for one in (statistics.median(seconds), min(seconds), max(seconds)))
+        print(f"{rows:3d} rows  {distribution:12s} {name:24s} {median:7.2f} ms, {least:7.2f} to {worst:7.2f} ms")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 // Compiled once for the instruction set that the flags name.
 #include "kernels.h"
 
+#include "draw.h"
 #include "layer.h"
 #include "peak.h"
 
@@ -90,6 +91,8 @@ void pontil_linear(Context* context, const Matrix* matrix, int32_t rows, const f
     else
         linear<BFloat16>(*context, *matrix, rows, x, norm, epsilon, result, highest);
 }
+
+void pontil_draw(const Draws* draws) { draw(*draws); }
 
 int64_t pontil_multiply_adds(Context* context, int32_t kind, int64_t rounds) {
     ThreadPool::Loan loan(context->threads);

@@ -5,7 +5,7 @@
 
 extern "C" {
 
-enum { PONTIL_ABI = 10 };
+enum { PONTIL_ABI = 11 };
 // Types of numbers in a matrix, the first two also in activations and in the KV pool. The others are quantized levels:
 // of 4 bits without a sign, and of 8 bits with one.
 enum Kind : int32_t { FLOAT32 = 0, BFLOAT16 = 1, NIBBLES = 2, BYTES = 3 };
@@ -74,6 +74,21 @@ struct Layer {
     MlpHalf mlp;
 };
 
+// Numbers in [0, 1) for which ids are drawn, those of row i in [ends[i - 1], ends[i]). Logits [rows] have no NaN and a
+// finite highest number in each row; masses [rows, vocabulary] are their probabilities. `floors` are the lowest logits
+// that min_p keeps. Rows that are not to be drawn from, and afterwards those where rounding might matter, have
+// `certain` 0, and no ids. Masses may be wrong by the share `doubt` of their sum.
+struct Draws {
+    const float *logits, *masses, *floors;
+    const double *top_p, *numbers;
+    const int64_t* ends;
+    int64_t* ids;
+    uint8_t* certain;
+    double doubt;
+    int64_t stride;  // from one row of logits to the next
+    int32_t rows, vocabulary;
+};
+
 struct Context;    // threads and scratch memory; one call at a time
 class RankGroup;   // rank_group.h; one call at a time, those of a context that has joined it included
 int32_t pontil_abi();
@@ -108,6 +123,8 @@ int32_t pontil_layers(Context*, const Layer*, int32_t count, const Tile*, float*
 // [rows] is not null, it gets the number of each row's highest output, of equal ones the first.
 void pontil_linear(Context*, const Matrix*, int32_t rows, const float* x, const float* norm, float epsilon,
                    float* result, int64_t* highest);
+// Draws with the calling thread alone; the ids are the same for all kernels.
+void pontil_draw(const Draws*);
 // Has each thread do independent multiply-adds of that kind, `rounds` times some, as fast as the processor can; returns
 // how many all threads did.
 int64_t pontil_multiply_adds(Context*, int32_t kind, int64_t rounds);

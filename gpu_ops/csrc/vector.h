@@ -164,3 +164,16 @@ INLINE NativeWords load_native(const void* from) {
     memcpy(&x, from, NATIVE_BYTES);
     return x;
 }
+// Whether any lane is not 0.
+INLINE bool any(NativeWords x) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)x, (__m512i)x);
+#elif defined(__AVX2__)
+    return !_mm256_testz_si256((__m256i)x, (__m256i)x);
+#else
+    uint64_t parts[NATIVE_BYTES / 8], all = 0;
+    memcpy(parts, &x, sizeof x);
+    for (uint64_t part : parts) all |= part;
+    return all;
+#endif
+}

@@ -16,6 +16,7 @@ from pontil.gpu_ops.kernels.structures import (
     KINDS,
     NOT_JOINED,
     AttentionFields,
+    DrawFields,
     LayerFields,
     MlpFields,
     TileFields,
@@ -61,6 +62,10 @@ class KernelLibrary:
         if status:
             assert self.group is not None
             self.group.check(status)
+
+    def draw(self, fields: DrawFields) -> None:
+        """Draw ids, with the calling thread alone."""
+        self.library.pontil_draw(byref(fields))
 
     def multiply_adds(self, dtype: torch.dtype, rounds: int) -> int:
         """Do independent multiply-adds with all threads, `rounds` times some, as fast as the processor can; return how

@@ -5,7 +5,7 @@ import ctypes
 
 import torch
 
-ABI = 10
+ABI = 11
 FLOAT32, BFLOAT16, NIBBLES, BYTES = range(4)
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 CELLS = {torch.int8: 1, torch.float8_e4m3fn: 2}
@@ -70,6 +70,16 @@ class LayerFields(ctypes.Structure):
     _fields_ = [("attention", AttentionFields), ("mlp", MlpFields)]
 
 
+class DrawFields(ctypes.Structure):
+    _fields_ = [
+        *((name, address) for name in ("logits", "masses", "floors", "top_p", "numbers", "ends", "ids", "certain")),
+        ("doubt", ctypes.c_double),
+        ("stride", ctypes.c_int64),
+        ("rows", integer),
+        ("vocabulary", integer),
+    ]
+
+
 def signatures(library: ctypes.CDLL) -> None:
     """Declare the functions' signatures to ctypes."""
     for name, result, arguments in (
@@ -88,6 +98,7 @@ def signatures(library: ctypes.CDLL) -> None:
         ("pontil_mlp_half", integer, [address, address, integer, address, address]),
         ("pontil_layers", integer, [address, address, integer, address, address]),
         ("pontil_linear", None, [address, address, integer, address, address, number, address, address]),
+        ("pontil_draw", None, [address]),
         ("pontil_multiply_adds", ctypes.c_int64, [address, integer, ctypes.c_int64]),
         ("pontil_read", None, [address, address, ctypes.c_int64]),
     ):

@@ -82,9 +82,8 @@ class ModelRunner:
         if not drawn:
             return []
         logits, highest = self.tiles.drawn_logits(plan, hidden)
-        return sample_rows(
-            logits, [span.sequence for _, span in drawing], [span.drafts for _, span in drawing], highest
-        )
+        sequences, drafts = [span.sequence for _, span in drawing], [span.drafts for _, span in drawing]
+        return sample_rows(logits, sequences, drafts, highest, self.model.kernels)
 
     def record_prompt_logprobs(self, plan: TilePlan, hidden: Tensor, wanted: list[tuple[Sequence, int]]) -> None:
         """Record the logprobs of prompt tokens for sequences that asked for them. `wanted`: the position of the token

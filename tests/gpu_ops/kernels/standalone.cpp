@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checks the kernels without Python, so that they run wherever a compiler and an emulator do: products of every kind of
 // weights and both halves of a layer, against plain loops in double precision, and to the bit against themselves in
-// other divisions into rows and threads. Prints a line for each check that fails, and at last their number.
+// other divisions into rows and threads; and draws against those after sorting. Prints a line for each check that fails, and at last their number.
 #include "kernels.cpp"
 
 #include <cstdarg>
 #include <cstdio>
+#include <numeric>
 
 #include "standalone_weights.h"
 
@@ -211,6 +212,46 @@ static void check_layer(Context* const (&contexts)[2], int kind, const Shape& sh
         }
 }
 
+// Logits of which some are equal; their probabilities; and the ids that top_p keeps, found by sorting.
+static void check_draws(int vocabulary, float grain, double top_p) {
+    enum { ROWS = 3, NUMBERS = 50 };
+    Reals logits = random_numbers(size_t(ROWS) * vocabulary), masses, floors(ROWS, -INFINITY);
+    for (float& one : logits) one = std::floor(4 * one / grain) * grain;
+    logits[vocabulary / 2] = -INFINITY;
+    Numbers limits(ROWS, top_p), numbers;
+    std::vector<int64_t> ends, expected, found(ROWS * NUMBERS);
+    for (int row = 0; row < ROWS; row++) {
+        const float* own = logits.data() + row * vocabulary;
+        double whole = 0;
+        for (int id = 0; id < vocabulary; id++) whole += std::exp(double(own[id]));
+        for (int id = 0; id < vocabulary; id++) masses.push_back(float(std::exp(double(own[id])) / whole));
+        const float* mass = masses.data() + row * vocabulary;
+        std::vector<int> order(vocabulary);
+        std::iota(order.begin(), order.end(), 0);
+        std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return own[a] > own[b]; });
+        double total = 0, reached = 0;
+        for (int id = 0; id < vocabulary; id++) total += mass[id];
+        std::vector<int64_t> kept(vocabulary), cumulative;
+        for (int id : order) {
+            if (reached >= top_p * total) break;
+            reached += mass[id], kept[id] = int64_t(std::ldexp(double(mass[id]), 48));
+        }
+        std::partial_sum(kept.begin(), kept.end(), std::back_inserter(cumulative));
+        for (int i = 0; i < NUMBERS; i++) {
+            numbers.push_back(i / double(NUMBERS));
+            const int64_t share = int64_t(numbers.back() * double(cumulative.back()));
+            expected.push_back(std::upper_bound(cumulative.begin(), cumulative.end(), share) - cumulative.begin());
+        }
+        ends.push_back(int64_t(numbers.size()));
+    }
+    std::vector<uint8_t> certain(ROWS, 1);
+    const Draws draws{logits.data(), masses.data(), floors.data(), limits.data(), numbers.data(), ends.data(),
+                      found.data(), certain.data(), 0x1p-40, vocabulary, ROWS, vocabulary};
+    pontil_draw(&draws);
+    check(std::count(certain.begin(), certain.end(), 1) == ROWS && found == expected,
+          "draws from %d ids, in steps of %g, top_p %g: others than after sorting", vocabulary, grain, top_p);
+}
+
 int main() {
     Context* contexts[] = {pontil_open(1), pontil_open(3)};
     for (int kind : {FLOAT32, BFLOAT16, NIBBLES, BYTES})
@@ -227,6 +268,9 @@ int main() {
             check_layer(contexts, kind, {3, 3, 48, 64, 80, 8, 0, GELU_TANH, false, cells});
         }
     }
+    for (int vocabulary : {2, 7, 300, 5001})
+        for (float grain : {1e-6f, 0.5f})
+            for (double top_p : {1.0, 0.9237, 0.5119, 1e-9}) check_draws(vocabulary, grain, top_p);
     for (Context* context : contexts) pontil_close(context);
     printf("%d of %d checks failed\n", failures, checks);
     return failures ? 1 : 0;

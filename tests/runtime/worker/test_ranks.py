@@ -3,6 +3,7 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -66,11 +67,8 @@ def follower(config: WorkerConfig, driver: Driver) -> Iterator[FakeFollower]:
     context.term()
 
 
-def loaded(**other: Any) -> RankLoaded:
-    return RankLoaded(**({
-        "sender": "f1", "receiver": "", "rank": 1, "model_fingerprint": "m", "kv_fingerprint": "k",
-        "kernels": "avx2", "num_blocks": 90,
-    } | other))  # fmt: skip
+def loaded(**other: str) -> RankLoaded:
+    return replace(RankLoaded("f1", "", 1, "m", "k", "avx2", 90), **cast(Any, other))
 
 
 def test_all_ranks_have_the_smallest_number_of_blocks(driver: Driver, follower: FakeFollower) -> None:
