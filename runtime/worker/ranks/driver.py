@@ -15,7 +15,7 @@ from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.disaggregation.rank_orders import RankOrders
 from pontil.runtime.engine.tile_plan import TilePlan
-from pontil.runtime.errors import ModelError
+from pontil.runtime.errors import ModelError, RankLost
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.fused_block import shared_bytes
 from pontil.runtime.reporting import Reporter
@@ -73,7 +73,7 @@ class Driver:
         self.communicator = made
         if self.socket is not None:
             self.report.progress("waiting for its ranks")
-        for rank, hello in self.collect(RankHello, lambda one: one.rank).items():
+        for rank, hello in self.collect(RankHello).items():
             if hello.ranks != self.config.ranks:
                 raise ModelError(f"rank {rank} was started for {hello.ranks} ranks, and there are {self.config.ranks}")
             self.followers[rank] = hello.sender
@@ -84,7 +84,7 @@ class Driver:
         """Wait until the followers have loaded their parts, check that these are parts of the model that rank 0 has
         loaded, and return the number of blocks that all have room for."""
         ours = (model_fingerprint, kv_fingerprint, kernels)
-        for rank, other in self.collect(RankLoaded, lambda one: one.rank).items():
+        for rank, other in self.collect(RankLoaded).items():
             if (other.model_fingerprint, other.kv_fingerprint, other.kernels) != ours:
                 raise ModelError(
                     f"rank {rank} has loaded another model, or computes with other kernels ({other.kernels})"
@@ -94,19 +94,19 @@ class Driver:
         return num_blocks
 
     def wait_for_pools(self) -> None:
-        ready = self.collect(RankReady, lambda one: one.rank)
+        ready = self.collect(RankReady)
         self.pools = [ready[rank].pool for rank in sorted(ready)]
 
-    def collect(self, kind: type[M], rank_of: Callable[[M], int]) -> dict[int, M]:
+    def collect(self, kind: type[M]) -> dict[int, M]:
         """Wait for one message of this kind from each follower."""
         found: dict[int, M] = {}
         deadline = time.monotonic() + LOAD_WITHIN
         while len(found) < self.config.ranks - 1:
             for message in self.receive():
-                if isinstance(message, kind) and rank_of(message) in self.orders.followers:
-                    found[rank_of(message)] = message
-                elif not isinstance(message, kind):
+                if not isinstance(message, kind):
                     self.early.append(message)
+                elif message.rank in self.orders.followers:
+                    found[message.rank] = message
             if len(found) < self.config.ranks - 1:
                 if time.monotonic() > deadline:
                     late = [rank for rank in self.orders.followers if rank not in found]
@@ -148,7 +148,7 @@ class Driver:
         for rank, receiver in self.followers.items():
             assert self.socket is not None
             if not self.socket.send(message(receiver)):
-                raise ModelError(f"rank {rank} of this worker takes no plans")
+                raise RankLost(f"rank {rank} of this worker takes no plans")
 
     def take(self) -> list[RankDone]:
         """Return the followers' answers that have arrived."""

@@ -60,7 +60,7 @@ def follower(config: WorkerConfig, driver: Driver) -> Iterator[FakeFollower]:
     context = open_context()
     made = FakeFollower(context, str(config.rank_endpoint))
     made.send(RankHello("f1", "", 1, 2, 7))
-    driver.followers[1] = driver.collect(RankHello, lambda one: one.rank)[1].sender
+    driver.followers[1] = driver.collect(RankHello)[1].sender
     yield made
     made.socket.close()
     made.poller.close()
