@@ -140,16 +140,15 @@ def test_answers_are_as_it_says(
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("path", GENERATE)
-def test_generated_answers_are_as_it_says(bare: ScriptedSite, path: str, shape: dict[str, Any]) -> None:
-    bare.worker()
-    document = bare.ask("GET", "/openapi.json").json
+def test_generated_answers_are_as_it_says(pair: ScriptedSite, path: str, shape: dict[str, Any]) -> None:
+    document = pair.ask("GET", "/openapi.json").json
     asked = {"model": MODEL} | GENERATE[path] | {name: value for name, value in shape.items() if name != "logprobs"}
     asked |= LOGPROBS[path] if "logprobs" in shape else {}
-    answer = bare.ask("POST", path, asked)
+    answer = pair.ask("POST", path, asked)
     assert answer.status == 200, answer.body
     check(document, schema_of(document, "POST", path, answer)["schema"], answer.json)
     for options in ({}, {"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}):
-        streamed = bare.ask("POST", path, asked | {"stream": True, "stream_options": options})
+        streamed = pair.ask("POST", path, asked | {"stream": True, "stream_options": options})
         schema = schema_of(document, "POST", path, streamed)["itemSchema"]["else"]["properties"]["data"][
             "contentSchema"
         ]
