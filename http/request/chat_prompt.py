@@ -107,7 +107,11 @@ def chat_prompt(fields: Fields, values: Mapping[str, Any], places: Mapping[str, 
 
 
 def read_messages(fields: Fields, name: str) -> tuple[Message, ...]:
-    value = fields.take(name)
+    return messages_of(fields, name, fields.take(name))
+
+
+def messages_of(fields: Fields, name: str, value: Any) -> tuple[Message, ...]:
+    """Return the messages of this value, which errors call by this name."""
     if not isinstance(value, list):
         raise fields.typed(name, value, "a list of messages")
     if not value:

@@ -35,7 +35,12 @@ class ChatRequest:
 def read_chat(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFields | None = None) -> ChatRequest:
     """Parse the request. Raises RequestError, naming the parameter, for anything invalid."""
     fields = Fields(data, vocab_size=vocab_size, ignored=ignored)
-    values = with_functions(fields, TABLE.read(fields))
+    return chat_of(fields, TABLE.read(fields))
+
+
+def chat_of(fields: Fields, values: Mapping[str, Any]) -> ChatRequest:
+    """Build the request from the values of CHAT. Raises RequestError for values that contradict each other."""
+    values = with_functions(fields, values)
     prompt = chat_prompt(fields, values)
     if values[FUNCTIONS]:
         prompt = replace(prompt, tools=named_as_functions(prompt.tools))

@@ -55,7 +55,7 @@ class ParsedChatShape(ChatShape):
         held = [self.framed(self.part(index, part), (), usage) for part in self.included(reader.finish())]
         return b"".join(held) + super().last_chunk(index, self.reason(index, reason), usage, note)
 
-    def content(self, text: str) -> str | None:
+    def content(self, index: int, text: str) -> str | None:
         """Return the text beside reasoning; None for calls of tools."""
         return content_of(self.make_reader(), text)
 

@@ -18,17 +18,24 @@ from pontil.runtime.grammar.verdict import Verdict
 from pontil.runtime.proxy.stream import ChoiceEvent, Ended, Stream
 
 
-class ReplyFormat(Protocol):
-    """The vocabulary of an endpoint's replies. Each has one for every reply; it is `streamed` as events or not."""
+class WholeFormat(Protocol):
+    """The vocabulary of replies that are not streamed. Each has one for every reply."""
 
     schema_watch: SchemaWatch | None
     """Set if answers have to be checked at their end."""
 
+    def content(self, index: int, text: str) -> str | None:
+        """Return what the client takes for the answer in this choice's text; None if that is something else."""
+
+    def whole(self, choices: Sequence[ReplyChoice], usage: Usage, verdicts: Mapping[int, Verdict]) -> dict[str, Any]:
+        """Return the JSON of a complete answer that is not streamed."""
+
+
+class ReplyFormat(WholeFormat, Protocol):
+    """The vocabulary of an endpoint whose replies are `streamed` as events or not."""
+
     @property
     def streamed(self) -> bool: ...
-
-    def content(self, text: str) -> str | None:
-        """Return what the client takes for the answer in a choice's text; None if that is something else."""
 
     def events(self, stream: Stream, said: Sequence[ChoiceEvent]) -> bytes:
         """Return the server-sent events for these events of a stream, which come in order."""
@@ -38,9 +45,6 @@ class ReplyFormat(Protocol):
 
     def failure(self, error: PontilError) -> bytes:
         """Return the events that end a stream that broke after its beginning."""
-
-    def whole(self, choices: Sequence[ReplyChoice], usage: Usage, verdicts: Mapping[int, Verdict]) -> dict[str, Any]:
-        """Return the JSON of a complete answer that is not streamed."""
 
 
 async def nothing() -> None:
@@ -67,7 +71,7 @@ def route_of(stream: Stream) -> dict[str, str]:
 
 
 async def reply_whole(
-    stream: Stream, shape: ReplyFormat, keep: Callable[[], Awaitable[None]] = nothing
+    stream: Stream, shape: WholeFormat, keep: Callable[[], Awaitable[None]] = nothing
 ) -> HTTPResponse:
     choices = [ReplyChoice(request) for request in stream.by_choice]
     for index, said in await stream.all():
@@ -85,12 +89,12 @@ async def reply_whole(
     return raw(body, content_type="application/json", headers=route_of(stream) | schema_header(verdicts))
 
 
-async def schema_verdicts(stream: Stream, shape: ReplyFormat) -> dict[int, Verdict]:
+async def schema_verdicts(stream: Stream, shape: WholeFormat) -> dict[int, Verdict]:
     """Check the answers of a reply that has ended, if they have to be checked."""
     watch = shape.schema_watch
     if watch is None:
         return {}
-    return await watch.verdicts([shape.content(watch.text(index)) for index in range(len(stream.by_choice))])
+    return await watch.verdicts([shape.content(index, watch.text(index)) for index in range(len(stream.by_choice))])
 
 
 async def settled(stream: Stream, writer: EventWriter) -> None:

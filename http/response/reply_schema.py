@@ -116,14 +116,11 @@ PIECES = {
 }  # fmt: skip
 OPENING: dict[str, Schema] = {"role": constant("assistant"), "refusal": {"type": "null"}}
 DELTA = closed(OPENING | PIECES, (*OPENING, *PIECES))
+CHAT_CHOICES = many(choice({"message": MESSAGE, "logprobs": CHAT_LOGPROBS}, CHAT_REASON))
+CHAT_BATCH_FIELDS = head("chat.completion") | {"choices": CHAT_CHOICES, "usage": CHAT_USAGE}
+CHAT_BATCH = closed(CHAT_BATCH_FIELDS)
 CHAT = closed(
-    head("chat.completion")
-    | {
-        "choices": many(choice({"message": MESSAGE, "logprobs": CHAT_LOGPROBS}, CHAT_REASON)),
-        "usage": CHAT_USAGE,
-        "prompt_token_ids": IDS,
-        "prompt_logprobs": PROMPT_LOGPROBS,
-    },
+    CHAT_BATCH_FIELDS | {"prompt_token_ids": IDS, "prompt_logprobs": PROMPT_LOGPROBS},
     ("prompt_token_ids", "prompt_logprobs"),
 )
 CHAT_CHUNK = closed(

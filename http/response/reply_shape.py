@@ -172,7 +172,7 @@ class ReplyShape(ABC):
             for index, ended in watch.ended.items()
         )
 
-    def content(self, text: str) -> str | None:
+    def content(self, index: int, text: str) -> str | None:
         """Return what the client takes for the answer in a choice's text; None if that is something else."""
         return text
 

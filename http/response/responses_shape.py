@@ -76,7 +76,7 @@ class ResponsesShape:
     def status(self) -> str:
         return INCOMPLETE if self.reason == "length" else COMPLETED
 
-    def content(self, text: str) -> str | None:
+    def content(self, index: int, text: str) -> str | None:
         """Return the text beside reasoning; None for calls of tools."""
         return content_of(self.make_reader(), text)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from pontil.http.access.endpoint import Endpoint, Handler, RouteAccess
 from pontil.http.request.body import BodyReader, largest_body
+from pontil.http.request.chat_batch_request import CHAT_BATCH
 from pontil.http.request.chat_request import CHAT
 from pontil.http.request.completion_request import COMPLETION
 from pontil.http.request.embedding_request import EMBEDDING
@@ -18,6 +19,7 @@ from pontil.http.response import reply_schema as reply
 from pontil.http.response import responses_schema as shown
 from pontil.http.response.answer_checker import AnswerChecker
 from pontil.http.response.embedding_body import EMBEDDINGS
+from pontil.http.routes.chat_batch import ChatBatchRoutes
 from pontil.http.routes.compatibility import CompatibilityRoutes
 from pontil.http.routes.conversations import Conversations
 from pontil.http.routes.embeddings import EmbeddingRoutes
@@ -81,7 +83,7 @@ def endpoints(
                  door=RouteAccess.OPEN),
         Endpoint("GET", "/metrics", status.metrics, "Metrics for Prometheus.", reply.TEXT, content_type=METRICS_TYPE),
         Endpoint("GET", "/version", status.version, "The version of this program.", reply.VERSION),
-        *compatibility_endpoints(CompatibilityRoutes(routes), noting),
+        *compatibility_endpoints(CompatibilityRoutes(routes), ChatBatchRoutes(routes), noting),
         Endpoint("GET", "/admin/topology", status.topology, "The processes and their states.", reply.TOPOLOGY,
                  door=RouteAccess.ADMIN),
         Endpoint("GET", "/admin/ledger", status.ledger, "The sums of the ledger.", reply.ANY_OBJECT,
@@ -111,9 +113,13 @@ def response_endpoints(responses: ResponsesRoutes, noting: Noting) -> tuple[Endp
     )  # fmt: skip
 
 
-def compatibility_endpoints(others: CompatibilityRoutes, noting: Noting) -> tuple[Endpoint, ...]:
+def compatibility_endpoints(
+    others: CompatibilityRoutes, batches: ChatBatchRoutes, noting: Noting
+) -> tuple[Endpoint, ...]:
     """Routes of other servers."""
     return (
+        Endpoint("POST", "/v1/chat/completions/batch", noting(batches.chat_batch), "Answer several conversations.",
+                 reply.CHAT_BATCH, CHAT_BATCH, errors=GENERATION),
         Endpoint("POST", "/v1/chat/completions/render", noting(others.render), "The prompt of a conversation.",
                  reply.RENDERED, CHAT, errors=GENERATION),
         Endpoint("POST", "/invocations", noting(others.invocations), "Answer a conversation, or continue texts.",

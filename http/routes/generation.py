@@ -80,9 +80,7 @@ class GenerationRoutes:
         self, request: Request, wanted: CompletionRequest, form: type[CompletionShape] = CompletionShape
     ) -> HTTPResponse | None:
         """Answer a completion that has been read, in this form."""
-        self.model.check(wanted.model)
-        wanted.handling.check_priority(request.ctx.allowance)
-        snapshot = self.proxy.registry.generating.snapshot()
+        snapshot = self.snapshot_for(wanted, request)
         # Checked before any prompt is tokenized.
         check_together(snapshot.workers, len(wanted.prompts) * wanted.sampling.n)
         if wanted.sampling.structure is not None:
@@ -137,11 +135,21 @@ class GenerationRoutes:
 
     async def ready(self, wanted: ChatRequest, request: Request, prompt_name: str) -> ReadyChat:
         """Check a chat, tokenize it and fit it to the context. Errors call its prompt by this name."""
-        self.model.check(wanted.model)
-        wanted.handling.check_priority(request.ctx.allowance)
-        snapshot, handling = self.proxy.registry.generating.snapshot(), wanted.handling
+        snapshot = self.snapshot_for(wanted, request)
         if wanted.sampling.structure is not None:
             wanted = replace(wanted, sampling=await self.usable(wanted.sampling))
+        return await self.fitted(wanted, snapshot, prompt_name)
+
+    def snapshot_for(self, wanted: CompletionRequest | ChatRequest, request: Request) -> RegistrySnapshot:
+        """Return the snapshot for the decisions about a request. Raises RequestError for another model, or a priority
+        that its caller may not ask for."""
+        self.model.check(wanted.model)
+        wanted.handling.check_priority(request.ctx.allowance)
+        return self.proxy.registry.generating.snapshot()
+
+    async def fitted(self, wanted: ChatRequest, snapshot: RegistrySnapshot, prompt_name: str) -> ReadyChat:
+        """Tokenize a chat, whose own structure is usable, and fit it to the context."""
+        handling = wanted.handling
         limit = TextLimit(snapshot.known_context, handling.is_whole)
         prompt = await self.prompts.chat(wanted.prompt, limit, handling.add_special_tokens, prompt_name)
         wanted = await self.with_structure(wanted, prompt.thinking)

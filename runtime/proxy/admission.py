@@ -32,12 +32,13 @@ def most_choices(workers: Sequence[WorkerLoad]) -> int:
     return REQUESTS_PER_SEAT * sum([worker.seats for worker in workers])
 
 
-def check_together(workers: Sequence[WorkerLoad], wanted: int, param: str = "prompt") -> None:
+def check_together(workers: Sequence[WorkerLoad], wanted: int, param: str = "prompt", named: str = "") -> None:
     """Raise RequestError for a request of several prompts that asks for more choices than are ever admitted at once:
-    a retry would not help."""
+    a retry would not help. The prompts are those of `param`, and are `named` so; absent: by its plural."""
+    named = named or f"{param}s"
     if workers and wanted > most_choices(workers):
-        says = f"the {param}s ask for {wanted} choices together, but {most_choices(workers)} are all that can be taken"
-        raise RequestError(f"{says}: send fewer {param}s at once, or ask for a smaller n", param=param)
+        says = f"the {named} ask for {wanted} choices together, but {most_choices(workers)} are all that can be taken"
+        raise RequestError(f"{says}: send fewer {named} at once, or ask for a smaller n", param=param)
 
 
 def check_seats(workers: Sequence[WorkerLoad], n: int) -> None:

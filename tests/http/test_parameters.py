@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from api_table import foreign, table
+from api_table import batch_table, foreign, table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +26,7 @@ from pontil.http.fields.parameter_types import (
     TextType,
 )
 from pontil.http.fields.reader import NOTHING, Fields
+from pontil.http.request.chat_batch_request import CHAT_BATCH, read_chat_batch
 from pontil.http.request.chat_request import CHAT, read_chat
 from pontil.http.request.completion_request import COMPLETION, read_completion
 from pontil.runtime.errors import RequestError
@@ -36,6 +37,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 ENDPOINTS: dict[str, tuple[tuple[Parameter, ...], Callable[..., Any], dict[str, Any]]] = {
     "completions": (COMPLETION, read_completion, {"prompt": "hi"}),
     "chat": (CHAT, read_chat, {"messages": MESSAGES}),
+    "batch": (CHAT_BATCH, read_chat_batch, {"messages": [MESSAGES, MESSAGES]}),
 }
 OBJECTS = ("chat_template_kwargs", "json_schema", "logit_bias", "metadata", "stream_options")
 BOTH = pytest.mark.parametrize("endpoint", ENDPOINTS)
@@ -64,6 +66,18 @@ def test_the_page_shows_what_is_declared() -> None:  # F2, F3
     end = page.index("", begin)
     assert page[begin:end] == table(), "python tests/support/checks/api_table.py prints the table"
     assert foreign() in page
+    begin = page.index(batch_table()[2])
+    end = page.index("", begin)
+    assert page[begin:end] == batch_table()[2:]
+
+
+@BOTH
+def test_beam_search_is_refused_by_name(endpoint: str) -> None:  # F3
+    _, read, least = ENDPOINTS[endpoint]
+    read(least | {"use_beam_search": False}, VOCABULARY)
+    with pytest.raises(RequestError, match="use_beam_search is not supported") as caught:
+        read(least | {"use_beam_search": True}, VOCABULARY)
+    assert caught.value.param == "use_beam_search" and caught.value.code == "unsupported_parameter"
 
 
 @given(st.sampled_from(KINDS), JSON)
@@ -176,10 +190,12 @@ def test_what_changes_no_answer_is_named_and_refused_by_a_strict_server(endpoint
 def test_wrong_types_are_refused_by_name(endpoint: str) -> None:  # F3
     """No declared parameter accepts this value, whatever its type."""
     parameters, read, least = ENDPOINTS[endpoint]
+    # A batch has no streams.
+    streamed = {} if endpoint == "batch" else {"stream": True}
     for one in parameters:
         for value in ([[[1.5]]], {"?": 1}) if one.name not in OBJECTS else ([[[1.5]]],):
             with pytest.raises(RequestError) as caught:
-                read(least | {"stream": True} | {one.name: value}, VOCABULARY)
+                read(least | streamed | {one.name: value}, VOCABULARY)
             assert str(caught.value.param).startswith(one.name), json.dumps({one.name: value})
 
 

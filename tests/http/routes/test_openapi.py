@@ -11,6 +11,7 @@ from sanic import Sanic
 from scripted_site import MODEL, HttpAnswer, ScriptedSite
 
 from pontil.http.fields.parameter import object_schema
+from pontil.http.request.chat_batch_request import CHAT_BATCH
 from pontil.http.request.chat_request import CHAT
 from pontil.http.request.completion_request import COMPLETION
 from pontil.http.request.responses_request import RESPONSES
@@ -29,6 +30,7 @@ SHAPES: list[dict[str, Any]] = [
     {"max_tokens": 3, "logprobs": "here", "n": 2},
     {"max_tokens": 3, "logprobs": "here", "return_token_ids": True},
 ]
+TWO_CHATS = [[{"role": "user", "content": "hi"}], [{"role": "user", "content": "hello"}]]
 ASKED: list[tuple[str, str, Any, int]] = [
     ("GET", "/v1/models", None, 200),
     ("GET", "/v1/models/{name}", None, 200),
@@ -41,6 +43,9 @@ ASKED: list[tuple[str, str, Any, int]] = [
     ("GET", "/get_model_info", None, 200),
     ("POST", "/v1/chat/completions/render", {"messages": [{"role": "user", "content": "hi"}]}, 200),
     ("POST", "/v1/chat/completions/render", {"messages": [{"role": "user", "content": "x" * 4000}]}, 400),
+    ("POST", "/v1/chat/completions/batch", {"messages": TWO_CHATS, "max_tokens": 2}, 200),
+    ("POST", "/v1/chat/completions/batch", {"messages": TWO_CHATS, "return_token_ids": True, "max_tokens": 2}, 200),
+    ("POST", "/v1/chat/completions/batch", {"messages": TWO_CHATS[0]}, 400),
     ("POST", "/invocations", {"prompt": "hi", "max_tokens": 2}, 200),
     ("POST", "/invocations", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}, 200),
     ("POST", "/invocations", {}, 400),
@@ -101,7 +106,10 @@ def test_every_route_is_in_it_and_nothing_else(pair: ScriptedSite, document: dic
 
 
 def test_bodies_are_what_the_parsers_take(pair: ScriptedSite, document: dict[str, Any]) -> None:
-    paths = {"/v1/completions": COMPLETION, "/v1/chat/completions": CHAT, "/v1/responses": RESPONSES}
+    paths = {
+        "/v1/completions": COMPLETION, "/v1/chat/completions": CHAT, "/v1/responses": RESPONSES,
+        "/v1/chat/completions/batch": CHAT_BATCH,
+    }  # fmt: skip
     for path, parameters in paths.items():
         body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
         assert body == object_schema(parameters, pair.tokenizer.vocab_size)

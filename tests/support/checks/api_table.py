@@ -10,6 +10,7 @@ from pontil.http.fields.client_fields import FOREIGN
 from pontil.http.fields.delivery import STREAM_OPTIONS
 from pontil.http.fields.parameter import Parameter
 from pontil.http.fields.parameter_types import InertType, NeutralType
+from pontil.http.request.chat_batch_request import CHAT_BATCH
 from pontil.http.request.chat_request import CHAT
 from pontil.http.request.completion_request import COMPLETION, OF_CHATS
 from pontil.http.request.embedding_request import EMBEDDING
@@ -38,6 +39,11 @@ def responses_table() -> list[str]:
 def embeddings_table() -> list[str]:
     """Return one row for each parameter of a request for vectors, in the same order."""
     return one_table(EMBEDDING)
+
+
+def batch_table() -> list[str]:
+    """Return one row for each parameter that a batch of chats has otherwise than a chat, in the same order."""
+    return one_table([one for one in CHAT_BATCH if one not in CHAT])
 
 
 def one_table(parameters: Sequence[Parameter]) -> list[str]:
@@ -134,4 +140,4 @@ def bounds(schema: dict[str, Any]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join([*table(), "", foreign(), "", *responses_table(), "", *embeddings_table()]))
+    print("\n".join([*table(), "", foreign(), "", *batch_table(), "", *responses_table(), "", *embeddings_table()]))

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The endpoint that answers several conversations at once, as vLLM has it."""
+
+import asyncio
+from dataclasses import replace
+
+from sanic import HTTPResponse, Request
+
+from pontil.http.request.chat_batch_request import MESSAGES, ChatBatchRequest, naming, place_of, read_chat_batch
+from pontil.http.response.chat_batch_shape import ChatBatchShape
+from pontil.http.response.rendering import reply_whole
+from pontil.http.routes.generation import GenerationRoutes, ReadyChat
+from pontil.runtime.proxy.admission import check_together
+
+
+class ChatBatchRoutes:
+    """The handler, over those of a single chat."""
+
+    def __init__(self, routes: GenerationRoutes) -> None:
+        self.routes = routes
+
+    async def chat_batch(self, request: Request) -> HTTPResponse:
+        """Answer all of the conversations, or none."""
+        routes = self.routes
+        wanted = await routes.bodies.read(request, routes.reading(request, read_chat_batch))
+        ready = await self.ready(wanted, request)
+        watch = routes.schema_watch(ready[0].wanted.sampling)
+        shape = ChatBatchShape([routes.chat_shape(one) for one in ready], watch)
+        routes.bodies.in_flight.let_go(request)
+        stream = routes.submit([one.admitted for one in ready], request, ready[0].snapshot)
+        try:
+            return await reply_whole(stream, shape)
+        finally:
+            stream.cancel()
+
+    async def ready(self, wanted: ChatBatchRequest, request: Request) -> list[ReadyChat]:
+        """Check the conversations, tokenize them and fit each to the context."""
+        first = wanted.chats[0]
+        snapshot = self.routes.snapshot_for(first, request)
+        check_together(snapshot.workers, len(wanted.chats), MESSAGES, "conversations")
+        sampling = first.sampling
+        if sampling.structure is not None:
+            sampling = await self.routes.usable(sampling)
+        ready = []
+        for index, chat in enumerate(wanted.chats):
+            with naming(index):
+                one = await self.routes.fitted(replace(chat, sampling=sampling), snapshot, place_of(index))
+            ready.append(one)
+            # Short conversations are rendered on the event loop, which has its turns in between.
+            await asyncio.sleep(0)
+        return ready
