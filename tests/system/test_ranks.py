@@ -96,7 +96,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DisturbedSite]:
     folder = tmp_path_factory.mktemp("ranks")
     lists = ("--prefill", group(2, 0), "--decode", group(2, 1), "--share-devices")
     with launched(folder, *lists, *small_model(folder)) as served:
-        yield DisturbedSite(served, TOKENS)
+        yield DisturbedSite(served, TOKENS, is_real=False)
 
 
 @pytest.mark.parametrize(("name", "rank", "number", "tokens"), FAULTS)
@@ -129,7 +129,7 @@ def test_streams_of_a_group_go_on_in_one_process(tmp_path: Path) -> None:
     with launched(
         tmp_path, *lists, *small_model(tmp_path), "--restart-delay", "20", "--restart-max-delay", "20"
     ) as served:
-        site = DisturbedSite(served, TOKENS)
+        site = DisturbedSite(served, TOKENS, is_real=False)
         victim = pid_of(served, "decode:0", 1)
         assert victim is not None
 

@@ -81,9 +81,9 @@ def bodies(salt: str, tokens: int = TOKENS) -> list[dict[str, Any]]:
 
 
 class DisturbedSite:
-    """A system with the responses of an undisturbed run."""
+    """A system with the responses of an undisturbed run. `is_real`: its model knows something."""
 
-    def __init__(self, served: Served, tokens: int = TOKENS) -> None:
+    def __init__(self, served: Served, tokens: int = TOKENS, is_real: bool | None = None) -> None:
         self.served, self.tokens = served, tokens
         # Sites may share a system: what one asked, another must not find cached.
         self.salt, self.rounds = f"site {next(SITES)}, ", 0
@@ -92,7 +92,8 @@ class DisturbedSite:
         assert all(one.done and one.error is None for one in told)
         self.answers = [one.answer for one in told]
         self.capital = self.answer_about_a_capital()
-        assert not is_long() or self.capital.startswith(" Paris")
+        is_real = is_long() if is_real is None else is_real
+        assert not is_real or self.capital.startswith(" Paris")
 
     def survives(
         self, harm: Callable[[Streams], None], *killed: str, mended: Callable[[], object] = lambda: None
