@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 
 from pontil.runtime.foundation.connectors import AUTO
 
-WorkerRole = Literal["prefill", "decode", "mixed", "embed"]
+WorkerRole = Literal["prefill", "decode", "mixed", "embed", "node"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class WorkerConfig:
     derive; None keeps nothing. A worker of several processes has `ranks` of them; this one is `rank`, and rank 0 serves
     the others at `rank_endpoint`. `lent_cores` is the file through which the workers of a launch lend each other cores,
     if they do. `keys` is the system's secret (runtime/wire/keys.py), where it has one. `pooling` is for a worker that
-    embeds."""
+    embeds. In a model of several stages, `graph` is its name in runtime/graph/catalog.py and `node` the stage that this
+    worker computes; items of its streams take at most `stream_memory`."""
 
     name: str
     role: WorkerRole
@@ -73,6 +74,9 @@ class WorkerConfig:
     rank_endpoint: str | None = None
     deadlines: Deadlines = DEADLINES
     keys: str | None = field(default=None, repr=False)
+    graph: str | None = None
+    node: str | None = None
+    stream_memory: int = 256 << 20
 
     @property
     def model_path(self) -> Path:
@@ -96,7 +100,8 @@ class ProxyConfig:
     while no key is needed. With `strict_parameters` requests may have no fields without effect. The parsers are named
     as in runtime/chat/dialect.py. Pages of `cors_origins` may read answers in a browser. Responses are kept in the file
     `response_store`, where one is named: at most `response_store_size` bytes, for `response_store_days`. Where there is
-    an `embedding_model`, texts are embedded by it too, under its name `served_embedding_model_name`."""
+    an `embedding_model`, texts are embedded by it too, under its name `served_embedding_model_name`. `graph` names a model of several stages in
+    runtime/graph/catalog.py."""
 
     host: str
     port: int
@@ -133,6 +138,7 @@ class ProxyConfig:
     cors_origins: tuple[str, ...] = ()
     embedding_model: str | None = None
     served_embedding_model_name: str | None = None
+    graph: str | None = None
 
     @property
     def embedding_model_path(self) -> Path | None:

@@ -48,6 +48,7 @@ ARROWS: dict[str, set[str]] = {
     "runtime/foundation": set(),
     "runtime": set(),
     "runtime/accounting": set(),
+    "runtime/graph": set(),
     "runtime/cache": {"gpu_ops", "gpu_ops/kernels"},
     "runtime/models": {"gpu_ops", "gpu_ops/collectives", "gpu_ops/kernels"},
     "runtime/loaders": {"runtime/models/architectures", "runtime/models/config", "runtime/models/encoder_config"},
@@ -60,19 +61,22 @@ ARROWS: dict[str, set[str]] = {
     "runtime/disaggregation": {
         "runtime/transfer", "runtime/wire", "runtime/cache/head_groups", "runtime/cache/storage",
     },
+    "runtime/streams": {
+        "runtime/transfer", "runtime/wire", "runtime/cache/layout", "runtime/cache/storage", "runtime/graph",
+    },
     "runtime/probe": {
         "runtime/cache", "runtime/loaders", "runtime/models/config", "runtime/models/partition", "runtime/transfer",
         "gpu_ops", "gpu_ops/kernels",
     },
-    "runtime/proxy": {"runtime/wire", "runtime/tokenizer", "runtime/accounting"},
+    "runtime/proxy": {"runtime/wire", "runtime/tokenizer", "runtime/accounting", "runtime/graph"},
     "runtime/worker/ranks": {
         "runtime/disaggregation", "runtime/engine", "runtime/models", "runtime/wire", "gpu_ops/collectives",
         "gpu_ops/kernels",
     },
     "runtime/worker": {
         "runtime/cache", "runtime/disaggregation", "runtime/engine", "runtime/grammar", "runtime/loaders",
-        "runtime/models", "runtime/probe", "runtime/tokenizer", "runtime/transfer", "runtime/wire",
-        "runtime/worker/ranks", "gpu_ops/collectives", "gpu_ops/kernels",
+        "runtime/models", "runtime/probe", "runtime/tokenizer", "runtime/transfer", "runtime/wire", "runtime/graph",
+        "runtime/streams", "runtime/worker/ranks", "gpu_ops/collectives", "gpu_ops/kernels",
     },
     "http/fields": {"runtime", "runtime/grammar", "runtime/proxy"},
     "http/access": {"http/fields", "runtime", "runtime/proxy"},
@@ -93,7 +97,7 @@ ARROWS: dict[str, set[str]] = {
         "http/access", "http/request", "http/response", "http/routes", "runtime", "runtime/proxy", "runtime/tokenizer",
     },
     "launcher/host": set(),
-    "launcher/config": {"launcher/host"},
+    "launcher/config": {"launcher/host", "runtime/graph"},
     "launcher/control": {"launcher/config"},
     "launcher/logs": {"launcher/control"},
     "launcher/child": {"launcher/config", "launcher/host", "launcher/logs"},

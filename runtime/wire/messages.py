@@ -9,6 +9,20 @@ Fields are only ever added, and only with a default: an older sender's frame the
 """
 
 from pontil.runtime.wire.embedding_messages import Embed, Embedding
+from pontil.runtime.wire.graph_messages import (
+    Inputs,
+    NodeOutput,
+    NodeTask,
+    PassDone,
+    ProducerDone,
+    Release,
+    Starved,
+    StreamAck,
+    StreamItem,
+    Subscribe,
+    Subscribed,
+    Unsubscribe,
+)
 from pontil.runtime.wire.rank_messages import (
     RankDone,
     RankHello,
@@ -56,8 +70,13 @@ __all__ = [
     "Handoff",
     "Heartbeat",
     "Hello",
+    "Inputs",
     "Logprobs",
     "Message",
+    "NodeOutput",
+    "NodeTask",
+    "PassDone",
+    "ProducerDone",
     "Progress",
     "RankDone",
     "RankHello",
@@ -67,14 +86,21 @@ __all__ = [
     "RankReady",
     "RankWelcome",
     "Refused",
+    "Release",
     "Renew",
     "RoleChange",
     "SCHEMA",
+    "Starved",
     "Step",
     "StillHere",
+    "StreamAck",
+    "StreamItem",
     "Submit",
+    "Subscribe",
+    "Subscribed",
     "TAGS",
     "Tokens",
+    "Unsubscribe",
     "Welcome",
     "Withdrawn",
 ]
@@ -84,6 +110,8 @@ Message = (
     | Progress | Failed | Greet | Greeting | Begin | ChunkReady | Handoff | Withdrawn | Renew | Fetched | Abandon
     | RankHello | RankWelcome | RankLoaded | RankPool | RankReady | RankPlan | RankDone
     | Embed | Embedding
+    | NodeTask | NodeOutput | PassDone | Inputs | Starved | Release
+    | Subscribe | Subscribed | StreamItem | StreamAck | ProducerDone | Unsubscribe
 )  # fmt: skip
 
 # The wire tag of each message. Tags are never reused.
@@ -119,4 +147,16 @@ TAGS: dict[str, type[Message]] = {
     "rank_ready": RankReady,
     "rank_plan": RankPlan,
     "rank_done": RankDone,
+    "node_task": NodeTask,
+    "node_output": NodeOutput,
+    "pass_done": PassDone,
+    "inputs": Inputs,
+    "starved": Starved,
+    "release": Release,
+    "subscribe": Subscribe,
+    "subscribed": Subscribed,
+    "stream_item": StreamItem,
+    "stream_ack": StreamAck,
+    "producer_done": ProducerDone,
+    "unsubscribe": Unsubscribe,
 }

@@ -12,7 +12,8 @@ class Hello:
 
     Workers with different `kernels` may round differently, and workers with different `grammars` (the grammar library)
     may mask differently; None: not said. `kv_cache_dtype` is `auto` where it is `dtype`. A worker that is `draining`
-    gets nothing new. `embedding_size` is the length of its vectors, for one that embeds texts. `sender`, `schema`,
+    gets nothing new. `embedding_size` is the length of its vectors, for one that embeds texts.
+    `node` is the stage of a model of several stages that it computes. `sender`, `schema`,
     `name` and `pid` keep name and type in every version: they are needed to refuse a worker of another version.
     """
 
@@ -37,6 +38,7 @@ class Hello:
     grammars: str | None = None
     kv_cache_dtype: str | None = None
     embedding_size: int | None = None
+    node: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,10 @@ class Submit:
     decode worker proves to the prefill worker that it may read the blocks.
 
     The first token is of use for `deadline` more seconds; None: without limit.
+
+    `graph` is set for a stage of a model of several stages; its keys are those of GraphPart (runtime/graph/part.py).
+    `frames` has, for each delivered id of choice 0, the other codes of its frame, where a stage makes several codes a
+    step.
     """
 
     sender: str
@@ -42,6 +46,8 @@ class Submit:
     transfer_secret: str | None = field(default=None, repr=False)
     priority: int = 0
     deadline: float | None = None
+    graph: dict[str, Any] | None = None
+    frames: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,7 @@ class Tokens:
     `first_cached_tokens` what an earlier attempt had found cached here, where that is known: it may itself find what
     that one computed. Where the prompt's KV came from another worker, the same frame says how many bytes were pulled
     and in how many seconds of copying; `pull_error` is the reason of a failed pull, where the prompt was computed here
-    after all.
+    after all. `frames` has the other codes of each id's frame, where a step makes several.
     """
 
     sender: str
@@ -93,6 +99,7 @@ class Tokens:
     pulled_bytes: int | None = None
     pulled_seconds: float | None = None
     pull_error: str | None = None
+    frames: list[list[int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

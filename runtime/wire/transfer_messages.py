@@ -75,7 +75,8 @@ class Handoff:
     """From prefill to decode worker: the prompt is computed and the first token sampled; pull the rest of the blocks,
     and continue the sequence. `first_tokens` has one id for each choice, and `logprobs` what was asked about them;
     `choices` are those that go on, the others ended with their first token. `computed` counts the positions whose KV
-    the blocks hold. `draft_tokens` are guesses, for each choice, of the tokens after its first (B7)."""
+    the blocks hold. `draft_tokens` are guesses, for each choice, of the tokens after its first (B7). `frames` has the other codes of each
+    first token's frame, where a step makes several (E14)."""
 
     sender: str
     receiver: str
@@ -94,6 +95,7 @@ class Handoff:
     choices: list[int] = field(default_factory=lambda: [0])
     logprobs: Logprobs | None = None
     draft_tokens: list[list[int]] | None = None
+    frames: list[list[int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
