@@ -55,6 +55,7 @@ ARROWS: dict[str, set[str]] = {
     "runtime/engine": {"runtime/cache", "runtime/models", "gpu_ops", "gpu_ops/kernels"},
     "runtime/tokenizer": set(),
     "runtime/grammar": {"runtime/tokenizer"},
+    "runtime/graph": set(),
     "runtime/chat": {"runtime/grammar", "runtime/tokenizer"},
     "runtime/wire": set(),
     "runtime/transfer": {"runtime/cache/head_groups", "runtime/cache/storage"},

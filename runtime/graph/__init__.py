@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of several stages: graphs, walks, partitions, and the buffers of their streams. No torch and no sockets."""
+"""Graphs of models of several stages: walks, partitions, connections, and the state of a request in them. Pure: no
+tensors, no sockets, no clock."""
