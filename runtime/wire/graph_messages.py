@@ -29,9 +29,9 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True)
 class Subscribed:
-    """From producer to consumer worker: the answer to Subscribe. `pool` says how to read the blocks that hold items (the
-    connector's descriptor). `reason` is set when refused. `first_index` is the first item that this worker makes: items
-    before it come from another producer of the edge. It is None as long as the run has not come to this worker."""
+    """From producer to consumer worker: the answer to Subscribe. `pool` says how to read the blocks that hold items
+    (the connector's descriptor). `reason` is set when refused. `first_index` is the first item that this worker makes:
+    items before it come from another producer of the edge. It is None while the run has not come to this worker."""
 
     sender: str
     receiver: str
@@ -80,6 +80,20 @@ class StreamAck:
     attempt: int
     taken: list[int]
     next_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamMark:
+    """From producer to consumer worker: items from `index` on are for `walk` of the consumer, or for a later one. Sent
+    to every subscriber, also to those that do not compute that walk: it makes the items before it ready (E10)."""
+
+    sender: str
+    receiver: str
+    run: str
+    edge: str
+    attempt: int
+    index: int
+    walk: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from pontil.runtime.wire.messages import (
     Starved,
     StreamAck,
     StreamItem,
+    StreamMark,
     Subscribe,
     Subscribed,
     Unsubscribe,
@@ -110,6 +111,15 @@ GRAPH_MESSAGES: dict[str, Message] = {
         block_ids=[9, 0],
         digests=[77, 1],
     ),
+    "stream_mark": StreamMark(
+        sender="p3",
+        receiver="d4",
+        run="r",
+        edge="thinker/talker/states",
+        attempt=1,
+        index=41,
+        walk="talker_decode",
+    ),
     "stream_ack": StreamAck(
         sender="n0",
         receiver="d4",
@@ -177,6 +187,11 @@ GRAPH_RECORDED = {
         "616c6b65722f636f6465327761762f636f646573a7617474656d707401a5696e64657805a477616c6bae636f646532776176"
         "5f6368756e6ba57368617065920110a56474797065a5696e743332a565706f6368cf7fffffffffffffffa4736c6f7401a962"
         "6c6f636b5f696473920900a764696765737473924d01"
+    ),
+    "stream_mark": (
+        "88a174ab73747265616d5f6d61726ba673656e646572a27033a87265636569766572a26434a372756ea172a465646765b574"
+        "68696e6b65722f74616c6b65722f737461746573a7617474656d707401a5696e64657829a477616c6bad74616c6b65725f64"
+        "65636f6465"
     ),
     "stream_ack": (
         "88a174aa73747265616d5f61636ba673656e646572a26e30a87265636569766572a26434a372756ea172a465646765b57461"
