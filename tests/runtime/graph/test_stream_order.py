@@ -112,7 +112,7 @@ def test_any_order_gives_the_plain_cut(walks: str, policy: ChunkPolicy, data: st
     if data is None or data.draw(st.booleans()):
         sent = [message for message in sent if message[0] != "marker"]
     arrivals = sent if data is None else data.draw(st.permutations(sent + data.draw(st.lists(st.sampled_from(sent)))))
-    moves = iter([] if data is None else data.draw(st.lists(st.sampled_from("pppprrrrbt"), max_size=60)))
+    moves = iter([] if data is None else data.draw(st.lists(st.sampled_from("pppprrrbtt"), max_size=60)))
     arrived = list[tuple[str, int]]()
     for message in arrivals:
         worker.deliver(*message)
@@ -137,6 +137,9 @@ def test_any_order_gives_the_plain_cut(walks: str, policy: ChunkPolicy, data: st
     check(ran, walks, policy)
     assert worker.buffer.finished and worker.buffer.pop() is None and not worker.held
     assert worker.buffer.next_index == len(walks)
+    for message in sent:
+        worker.deliver(*message)
+    assert worker.buffer.pop() is None
     assert all(index >= worker.buffer.keep_from for index in worker.buffer.items)
     assert all(index >= len(walks) for index in worker.buffer.markers)
 
