@@ -10,8 +10,9 @@ from stream_world import BLOCK, EDGE, RUN, StreamWorld, WorldWorker, a_buffer, i
 from pontil.runtime.graph.policies import LeftContext
 from pontil.runtime.graph.stream_buffer import StreamPosition
 from pontil.runtime.streams.producer_link import MOST_DAMAGED
+from pontil.runtime.streams.stream_sender import MOST_EARLY
 from pontil.runtime.transfer.connector import PullResult
-from pontil.runtime.wire.messages import Inputs, ProducerDone, StreamAck, StreamItem, Subscribe, Subscribed
+from pontil.runtime.wire.messages import Inputs, ProducerDone, StreamAck, StreamItem, Subscribe, Subscribed, Unsubscribe
 
 
 def pair(total: int = 1 << 16) -> tuple[StreamWorld, WorldWorker, WorldWorker]:
@@ -136,6 +137,36 @@ def test_a_subscription_may_come_before_its_run() -> None:
     output.finish(1)
     world.turn()
     assert read(buffer) == [0] and buffer.finished
+
+
+def test_subscriptions_that_come_early_are_bounded() -> None:
+    world, producer, _ = pair()
+    early = Subscribe("c", "p", RUN, EDGE, "ab", "r.code2wav", 1)
+    for message in (
+        replace(early, walks=["w" * 99] * 99),
+        *(replace(early, run=f"r{n}") for n in range(MOST_EARLY + 1)),
+    ):
+        producer.sender.take(message, world.now)
+    refused = [one for one in world.network if isinstance(one, Subscribed) and one.reason]
+    assert [one.run for one in refused] == [RUN, f"r{MOST_EARLY}"] and len(producer.sender.early) == MOST_EARLY
+    producer.sender.release("r0")
+    producer.sender.take(replace(early, run="r0"), world.now)
+    assert isinstance(last := world.network[-1], Subscribed) and last.reason == "the run has ended"
+
+
+def test_a_consumer_can_take_on_all_walks() -> None:
+    """A decode worker whose handoff failed computes the prompt itself."""
+    world, producer, consumer = pair()
+    output = producer.output()
+    for index in range(4):
+        output.emit(index, "read" if index < 2 else "speak", item(index))
+    consumer.input(a_buffer(hosted=["speak"]), "p", walks=["speak"], awaits_handoff=True)
+    world.turn()
+    buffer = a_buffer()
+    consumer.input(buffer, "p")
+    world.network = [one for one in world.network if not isinstance(one, Unsubscribe)]
+    world.turn()
+    assert read(buffer) == [0, 1, 2, 3]
 
 
 def test_a_run_that_does_not_come_is_refused() -> None:  # C14

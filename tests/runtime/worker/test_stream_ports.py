@@ -26,6 +26,9 @@ SECRET = secrets.token_hex(16)
 DEADLINE = 30.0
 
 
+BLOCK = 1024
+
+
 class PortsWorker:
     """The part of a worker that serves its streams. Its clock goes by turns, so that no load makes anything late."""
 
@@ -39,7 +42,7 @@ class PortsWorker:
         self.context, self.poller = open_context(own), Poller()
         self.peers_in = PeerServer(self.context, endpoint)
         self.poller.register(self.peers_in)
-        self.ports = StreamPorts(config, name, self.context, self.poller, self.peers_in, own, block_bytes=1024)
+        self.ports = StreamPorts(config, name, self.context, self.poller, self.peers_in, own, block_bytes=BLOCK)
 
     def turn(self, wait: float = 0.002) -> None:
         self.now += wait
