@@ -33,8 +33,9 @@ class TwoPartitions:
     ) -> None:
         self.tags, self.hosts, self.table, self.kind = tags, hosts, table, kind
 
-    def start(self, **budgets: int) -> GraphWorld:
-        world = GraphWorld(ProducerState(), tuple(ConsumerState() for _ in self.hosts), **budgets)
+    def start(self, crashes: int, losses: int, repeats: int, leaves: int) -> GraphWorld:
+        world = GraphWorld(ProducerState(), tuple(ConsumerState() for _ in self.hosts))
+        world = world._replace(crashes=crashes, losses=losses, repeats=repeats, leaves=leaves)
         return world.send(GraphMessage(0, "inputs", 0))
 
     def at_rest(self, world: GraphWorld) -> bool:
@@ -49,7 +50,7 @@ class TwoPartitions:
 
     def steps(self, world: GraphWorld) -> Iterator[Step]:
         yield from self.produce(world)
-        for message in sorted(world.wire, key=lambda one: (one.to, one.kind, one.life, one.index)):
+        for message in sorted(world.wire, key=lambda one: (one.to, one.kind, one.life, one.at)):
             yield from self.network(world, message)
         for number, one in enumerate(world.consumers):
             if not one.dead:
@@ -110,13 +111,13 @@ class TwoPartitions:
     def network(self, world: GraphWorld, message: GraphMessage) -> Iterator[Step]:
         without = world._replace(wire=world.wire - {message})
         arrived = self.deliver(without, message)
-        yield SearchStep(f"{message.kind} {message.index} arrives at {message.to}", arrived, True)
+        yield SearchStep(f"{message.kind} {message.at} arrives at {message.to}", arrived, True)
         if world.repeats and message.kind in ("item", "handoff"):
             again = arrived.send(message)._replace(repeats=world.repeats - 1)
-            yield SearchStep(f"{message.kind} {message.index} arrives, and will again", again, False)
+            yield SearchStep(f"{message.kind} {message.at} arrives, and will again", again, False)
         if world.losses:
             lost = without._replace(losses=world.losses - 1, lost=True)
-            yield SearchStep(f"{message.kind} {message.index} is lost", lost, False)
+            yield SearchStep(f"{message.kind} {message.at} is lost", lost, False)
 
     def disturb(self, world: GraphWorld) -> Iterator[Step]:
         if world.leaves and not world.is_complete:
@@ -170,11 +171,11 @@ class TwoPartitions:
         acts = RecordingRun(one.run, self.table)
         buffer = thawed_buffer(one.buffer, self.hosts[message.to], self.kind)
         if message.kind == "item":
-            buffer.put(message.index, message.walk, message.index)
+            buffer.put(message.at, message.walk, message.at)
         elif message.kind == "marker":
-            buffer.mark(message.index, message.walk)
+            buffer.mark(message.at, message.walk)
         elif message.kind == "end":
-            buffer.end(message.index)
+            buffer.end(message.at)
         elif one.run.state is PartitionState.IDLE:
             for walk, payloads in message.parked:
                 for payload in payloads:

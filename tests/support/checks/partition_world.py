@@ -23,7 +23,7 @@ class GraphMessage(NamedTuple):
     to: int
     kind: str
     life: int
-    index: int = 0
+    at: int = 0
     walk: str = ""
     position: StreamPosition = StreamPosition()
     kv: tuple[int, ...] = ()
