@@ -187,7 +187,7 @@ class ConsumerStream:
         self.links[item.sender].good(item.index)
         self.here.add(item.index)
         try:
-            self.buffer.put(item.index, item.walk, array)
+            self.buffer.put(item.index, item.walk or None, array)
         except StreamFault as error:
             self.fault = str(error)
         self.advance()

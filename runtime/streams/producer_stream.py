@@ -94,14 +94,14 @@ class ProducerStream:
         """Return whether items are on their way, or wait for it."""
         return any(one.sent for one in self.subscriptions.values())
 
-    def emit(self, index: int, walk: str, array: NDArray[Any]) -> None:
-        """Keep an item, and send it as soon as its consumer takes it. An item that an earlier attempt made is the same
-        one, and changes nothing."""
+    def emit(self, index: int, walk: str | None, array: NDArray[Any]) -> None:
+        """Keep an item, and send it as soon as its consumer takes it. An item without a walk is for every subscriber.
+        An item that an earlier attempt made is the same one, and changes nothing."""
         assert str(array.dtype) in DTYPES and array.nbytes <= self.port.memory.most_item_bytes, "no item of a stream"
         self.emitted = max(self.emitted, index + 1)
         if self.gone is not None or index in self.kept:
             return
-        self.kept[index] = KeptItem(walk, array.shape, str(array.dtype), np.ascontiguousarray(array).tobytes())
+        self.kept[index] = KeptItem(walk or "", array.shape, str(array.dtype), np.ascontiguousarray(array).tobytes())
         self.port.memory.kept += array.nbytes
         for one in self.subscriptions.values():
             one.cursor = min(one.cursor, index)

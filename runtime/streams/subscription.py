@@ -49,7 +49,7 @@ class Subscription:
 
     def wants(self, index: int, walk: str) -> bool:
         """Return whether an item is to be sent, that is neither there nor on its way."""
-        hosted = not self.walks or walk in self.walks
+        hosted = not self.walks or not walk or walk in self.walks
         return hosted and index >= self.next_index and index not in self.taken and index not in self.sent
 
     def arrived(self, indices: Collection[int], next_index: int) -> list[StagedItem]:

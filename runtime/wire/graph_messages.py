@@ -50,9 +50,9 @@ class StreamItem:
     """From producer to consumer worker: item `index` of an edge lies in these blocks of my stream memory.
 
     An index stands for the same positions whichever worker or attempt makes the item, so a copy that comes again is
-    dropped. `walk` is the consumer's walk that the item is meant for. The item is an array of `shape` and `dtype`, its
-    bytes lie at the beginning of the blocks in order, the rest of the last block is zero. `slot`, `epoch` and `digests`
-    are as in ChunkReady, a digest for each block.
+    dropped. `walk` is the consumer's walk that the item is meant for, "" for any. The item is an array of `shape` and
+    `dtype`, its bytes lie at the beginning of the blocks in order, the rest of the last block is zero. `slot`, `epoch`
+    and `digests` are as in ChunkReady, a digest for each block.
     """
 
     sender: str
