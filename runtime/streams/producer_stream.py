@@ -70,6 +70,7 @@ class ProducerStream:
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
     emitted: int = 0
     last_index: int | None = None
+    handed_over_at: int | None = None
     gone: str | None = None
     # The index before which everything was consumed, as it was known when there was a subscription.
     position: int = 0
@@ -112,6 +113,12 @@ class ProducerStream:
             self.marks[index] = walk
             self.tell(StreamMark(self.port.incarnation, "", self.run, self.edge, self.attempt, index, walk))
 
+    def hand_over(self, index: int) -> None:
+        """Tell all consumers that another worker makes the items from `index` on: the prompt is handed over (E14)."""
+        self.handed_over_at = index
+        for peer in self.subscriptions:
+            self.port.post(peer, self.subscribed(peer))
+
     def finish(self, last_index: int) -> None:
         """Tell all consumers, also later ones, that there are no items from `last_index` on (E12)."""
         self.last_index = last_index
@@ -153,8 +160,8 @@ class ProducerStream:
         return None
 
     def subscribed(self, peer: str) -> Subscribed:
-        pool, first = self.port.descriptor(), self.first_index
-        return Subscribed(self.port.incarnation, peer, self.run, self.edge, pool, first_index=first)
+        own, pool = self.port.incarnation, self.port.descriptor()
+        return Subscribed(own, peer, self.run, self.edge, pool, None, self.first_index, self.handed_over_at)
 
     def acknowledged(self, message: StreamAck, now: float) -> None:
         known = self.subscriptions.get(message.sender)

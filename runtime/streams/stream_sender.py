@@ -48,7 +48,7 @@ class StreamSender:
             stream = ProducerStream(self.port, run, edge, secret, request_id, attempt, first_index, window)
             self.streams[run, edge] = stream
         stream.attempt, stream.request_id, stream.ended_at = attempt, request_id, None
-        stream.first_index = min(first_index, stream.first_index)
+        stream.first_index, stream.handed_over_at = min(first_index, stream.first_index), None
         self.released.pop(run, None)
         return stream
 

@@ -7,7 +7,7 @@ from speech_graph import stream
 
 from pontil.runtime.graph.partition_state import PARTITION_ENDS, PartitionRun, PartitionState, PartitionTable
 from pontil.runtime.graph.policies import Fixed
-from pontil.runtime.graph.stream_buffer import Chunk, StreamBuffer, TaggedItem, StreamPosition
+from pontil.runtime.graph.stream_buffer import Chunk, StreamBuffer, StreamPosition, TaggedItem
 
 LAST = "decode"
 SPLIT = (frozenset({"prefill", "last"}), frozenset({"decode"}))
