@@ -73,6 +73,11 @@ class ConsumerStream:
     def __post_init__(self) -> None:
         self.base = self.buffer.keep_from
 
+    @property
+    def consumed(self) -> int:
+        """The index before which all items were consumed; later chunks may still show some of them as context."""
+        return self.buffer.next_index
+
     def set_producers(self, producers: Iterable[Producer], now: float) -> None:
         """Take items from these workers from now on. One that was lost is tried again."""
         self.now, named = now, dict(producers)
@@ -155,6 +160,9 @@ class ConsumerStream:
             self.lose(link.peer, str(error))
         else:
             link.is_attached = True
+            if link.first_index is None and link.told:
+                # It knew nothing of the run when it was told.
+                self.acknowledge(link.peer, link)
             link.first_index, link.handed_over_at = message.first_index, message.handed_over_at
 
     def announced(self, item: StreamItem, link: ProducerLink) -> None:
@@ -201,7 +209,7 @@ class ConsumerStream:
 
     def advance(self) -> None:
         """Move `base` over what is here, and over what the buffer does not need any more."""
-        self.awaits_handoff &= self.buffer.next_index == 0
+        self.awaits_handoff &= self.consumed == 0
         if self.base < self.buffer.keep_from:
             self.base = self.buffer.keep_from
             self.here = {index for index in self.here if index >= self.base}
@@ -213,16 +221,15 @@ class ConsumerStream:
         """Send acknowledgements, and the position of the buffer if it has moved."""
         self.now = now
         self.advance()
-        position = self.buffer.next_index
         for peer, link in self.links.items():
-            if link.lost is None and (link.to_ack or link.told not in (None, position)):
-                self.acknowledge(peer, link, position)
+            if link.lost is None and (link.to_ack or link.told not in (None, self.consumed)):
+                self.acknowledge(peer, link)
 
-    def acknowledge(self, peer: str, link: ProducerLink, position: int) -> None:
+    def acknowledge(self, peer: str, link: ProducerLink) -> None:
         taken = sorted(link.to_ack)
-        ack = StreamAck(self.port.incarnation, peer, self.run, self.edge, self.attempt, taken, position)
+        ack = StreamAck(self.port.incarnation, peer, self.run, self.edge, self.attempt, taken, self.consumed)
         self.port.post(peer, ack)
-        link.to_ack, link.told = set(), position
+        link.to_ack, link.told = set(), self.consumed
 
     def tick(self, now: float) -> None:
         """Subscribe, renew subscriptions, and give up producers that do not answer."""
@@ -241,13 +248,10 @@ class ConsumerStream:
         damaged = [[index, epoch] for index, epoch in link.damaged.items()]
         message = Subscribe(
             self.port.incarnation, peer, self.run, self.edge, self.secret, self.request_id, self.attempt, self.base,
-            list(self.walks), damaged,
+            list(self.walks), damaged, self.consumed,
         )  # fmt: skip
+        link.told = self.consumed
         self.port.post(peer, message)
-        if link.told is not None:
-            # The acknowledgement of the position may have been lost.
-            self.acknowledge(peer, link, self.buffer.next_index)
-        link.told = self.buffer.next_index
 
     def starved_of(self) -> list[ProducerLink]:
         """Return the lost producers that are to be reported: the item `base` is missing, and no other producer

@@ -82,8 +82,8 @@ class ProducerStream:
         """The index before which everything is consumed. Of a consumer's workers, the one that computes now knows best;
         a later attempt of it begins again."""
         if self.subscriptions:
-            self.position = max(one.next_index for one in self.subscriptions.values())
-        return max(self.position, self.first_index)
+            self.position = max(one.consumed for one in self.subscriptions.values())
+        return self.position
 
     @property
     def is_full(self) -> bool:
@@ -139,7 +139,7 @@ class ProducerStream:
         """Begin, renew or replace a subscription; its secret was checked. Return why it is refused, if it is."""
         if self.gone is not None:
             return self.gone
-        if not is_index(message.next_index):
+        if not (is_index(message.next_index) and is_index(message.consumed)):
             return "it asks for an index that is none"
         if any(one.attempt > message.attempt for one in self.subscriptions.values()):
             return "a later attempt reads the edge"
@@ -149,10 +149,11 @@ class ProducerStream:
         if known is None:
             known = self.subscriptions[message.sender] = Subscription.of(message, now)
         self.heard = known.heard = now
+        self.free(known.arrived((), message.next_index, message.consumed))
         self.free(known.damaged(message.damaged))
         self.port.post(message.sender, self.subscribed(message.sender))
         for index, walk in sorted(self.marks.items()):
-            if index >= known.next_index:
+            if index >= known.consumed:
                 mark = StreamMark(self.port.incarnation, "", self.run, self.edge, self.attempt, index, walk)
                 self.send(message.sender, mark)
         if self.last_index is not None:
@@ -167,7 +168,7 @@ class ProducerStream:
         known = self.subscriptions.get(message.sender)
         if known is not None and known.attempt == message.attempt and is_index(message.next_index):
             self.heard = known.heard = now
-            self.free(known.arrived(message.taken, message.next_index))
+            self.free(known.arrived(message.taken, 0, message.next_index))
 
     def unsubscribed(self, message: Unsubscribe) -> None:
         known = self.subscriptions.get(message.sender)

@@ -15,7 +15,8 @@ class Subscribe:
     """From consumer to producer worker: send me the items of this edge from `next_index` on that are meant for one of
     my `walks`. `request_id` and `attempt` are those of my stage's request. The proxy gave `secret` to all workers of
     the run. Repeated as long as items may come: a consumer that is silent for the time of a lease loses its
-    subscription. A later attempt of the stage replaces earlier ones. `damaged` are items, each [index, epoch], that did
+    subscription. A later attempt of the stage replaces earlier ones. All items before `consumed` are consumed; those
+    from there to `next_index` are here. `damaged` are items, each [index, epoch], that did
     not arrive as they were sent: they are needed in other blocks."""
 
     sender: str
@@ -28,6 +29,7 @@ class Subscribe:
     next_index: int = 0
     walks: list[str] = field(default_factory=list)
     damaged: list[list[int]] = field(default_factory=list)
+    consumed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
