@@ -26,8 +26,9 @@ MOST_ROWS = 512
 def kernels_fit(config: ModelConfig, dtype: torch.dtype, ranks: int = 1) -> bool:
     """Return whether the kernels can compute every layer of this model, divided over so many ranks."""
     inner = config.experts.intermediate_size if config.experts else config.intermediate_size
-    parts = (size // ranks for size in (config.hidden_size, config.intermediate_size))
-    return can_compute(dtype, shape_of(config, ranks), config.hidden_size, config.intermediate_size, inner, *parts)
+    sizes = (config.hidden_size, *config.mlp_sizes)
+    parts = (size // ranks for size in sizes)
+    return can_compute(dtype, shape_of(config, ranks), *sizes, inner, *parts)
 
 
 def shape_of(config: ModelConfig, ranks: int = 1) -> HeadShape:
@@ -38,7 +39,7 @@ def shape_of(config: ModelConfig, ranks: int = 1) -> HeadShape:
 def shared_bytes(config: ModelConfig) -> int:
     """The size of the memory through which ranks that compute this model exchange rows."""
     heads = config.num_heads * config.head_dim
-    return exchange_bytes(max(config.hidden_size, config.intermediate_size, heads), MOST_ROWS)
+    return exchange_bytes(max(config.hidden_size, *config.mlp_sizes, heads), MOST_ROWS)
 
 
 class FusedBlock:
