@@ -42,6 +42,10 @@ class ModelError(PontilError):
     """A model that cannot be found, read or run: wrong name, corrupt file, unknown architecture, too little memory."""
 
 
+class GraphError(ModelError):
+    """A model of several stages whose graph or placement cannot run. Raised before anything starts."""
+
+
 class MalformedFrame(PontilError):
     """Bytes from a peer that are not a valid message. Counted and dropped, never fatal."""
 

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chunk policies: how many items of a stream one pass of the consumer takes, and which earlier ones it sees again.
+
+`goes_on` of a policy is the set of walks in which the consumer goes on by itself, without items, after the final chunk.
+In any other walk the pass of the final chunk is the partition's last.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class ChunkPolicy(Protocol):
+    """A rule for cutting the items of one walk into chunks. Every function is pure."""
+
+    @property
+    def goes_on(self) -> frozenset[str]:
+        """Walks in which the consumer goes on after its producer ended."""
+
+    @property
+    def largest(self) -> int:
+        """The greatest number of items that a chunk can wait for. A producer must be allowed to be that far ahead."""
+
+    @property
+    def most_context(self) -> int:
+        """The greatest number of earlier items that a chunk can show again. They are kept that long."""
+
+    def needed(self, before: int) -> int:
+        """Return the number of new items of a full chunk, if `before` items of the walk were in earlier chunks."""
+
+    def context(self, new: int) -> int:
+        """Return the number of earlier items of the walk that a chunk of `new` items shows again; there may be less."""
+
+    def mistake(self) -> str | None:
+        """Return what is wrong with the numbers of the policy, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Chunks of `count` items."""
+
+    count: int = 1
+    goes_on: frozenset[str] = frozenset()
+
+    @property
+    def largest(self) -> int:
+        return self.count
+
+    @property
+    def most_context(self) -> int:
+        return 0
+
+    def needed(self, before: int) -> int:
+        return self.count
+
+    def context(self, new: int) -> int:
+        return 0
+
+    def mistake(self) -> str | None:
+        return None if self.count >= 1 else f"Fixed({self.count}): a chunk has at least one item"
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindow:
+    """The last `window` items, once for every `stride` new ones."""
+
+    window: int
+    stride: int
+    goes_on: frozenset[str] = frozenset()
+
+    @property
+    def largest(self) -> int:
+        return self.window
+
+    @property
+    def most_context(self) -> int:
+        return self.window
+
+    def needed(self, before: int) -> int:
+        return self.stride if before else self.window
+
+    def context(self, new: int) -> int:
+        return self.window - new
+
+    def mistake(self) -> str | None:
+        if 1 <= self.stride <= self.window:
+            return None
+        return f"SlidingWindow({self.window}, {self.stride}): the stride is from 1 to the window"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftContext:
+    """Chunks of `chunk` new items, shown after the last `left` items before them."""
+
+    chunk: int
+    left: int
+    goes_on: frozenset[str] = frozenset()
+
+    @property
+    def largest(self) -> int:
+        return self.chunk
+
+    @property
+    def most_context(self) -> int:
+        return self.left
+
+    def needed(self, before: int) -> int:
+        return self.chunk
+
+    def context(self, new: int) -> int:
+        return self.left
+
+    def mistake(self) -> str | None:
+        if self.chunk >= 1 and self.left >= 0:
+            return None
+        return f"LeftContext({self.chunk}, {self.left}): a chunk has at least one item, the context none or more"

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A walk: a named sub-graph of a model's nodes, which a partition runs in one pass."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One component of a model, by its name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sequential:
+    """Parts of a walk that run one after the other."""
+
+    parts: tuple["WalkPart", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """Parts of a walk that do not wait for each other. The walk goes on when all have ended."""
+
+    parts: tuple["WalkPart", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A part of a walk that is repeated: `times` times, or, if that is None, until a node of it stops the loop."""
+
+    body: "WalkPart"
+    times: int | None = None
+
+
+WalkPart: TypeAlias = Node | Sequential | Parallel | Loop
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """A walk. Its name is unique in its graph."""
+
+    name: str
+    body: WalkPart
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The names of the nodes that run, each once, in the order of the walk."""
+        return tuple(dict.fromkeys(names_of(self.body)))
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The names of the nodes that run first. They take the input of a pass."""
+        return tuple(dict.fromkeys(first_of(self.body)))
+
+
+def names_of(part: WalkPart) -> Iterator[str]:
+    """Yield the name of each node of a part, in order."""
+    if isinstance(part, Node):
+        yield part.name
+    elif isinstance(part, Loop):
+        yield from names_of(part.body)
+    else:
+        for one in part.parts:
+            yield from names_of(one)
+
+
+def first_of(part: WalkPart) -> Iterator[str]:
+    """Yield the names of the nodes with which a part begins."""
+    if isinstance(part, Node):
+        yield part.name
+    elif isinstance(part, Loop):
+        yield from first_of(part.body)
+    else:
+        for one in part.parts[:1] if isinstance(part, Sequential) else part.parts:
+            yield from first_of(one)
+
+
+def mistakes_of(part: WalkPart) -> Iterator[str]:
+    """Yield what is wrong with the structure of a part."""
+    if isinstance(part, Loop):
+        if part.times is not None and part.times < 1:
+            yield f"a Loop of {part.times} rounds: give a number from 1, or None"
+        yield from mistakes_of(part.body)
+    elif isinstance(part, Sequential | Parallel):
+        if not part.parts:
+            yield f"an empty {type(part).__name__}: give it at least one part"
+        for one in part.parts:
+            yield from mistakes_of(one)
