@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The features that Whisper reads: the logarithm of a spectrogram of 80 mel bands, 100 frames a second."""
 
-from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -31,13 +30,12 @@ def log_mel(samples: Samples) -> Samples:
     padded = np.pad(whole, WINDOW // 2, mode="reflect")
     frames = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP][:FRAMES]
     power = np.abs(np.fft.rfft(frames * np.hanning(WINDOW + 1)[:-1], axis=1)) ** 2
-    bands = np.log10(np.maximum(filters() @ power.T, 1e-10))
+    bands = np.log10(np.maximum(FILTERS @ power.T, 1e-10))
     bands = np.maximum(bands, bands.max() - RANGE)
     features: Samples = ((bands + 4) / 4).astype(np.float32)
     return features
 
 
-@lru_cache(maxsize=1)
 def filters() -> Floats:
     """Return the weight of each frequency in each band: triangles of equal area, each between its neighbours' tops."""
     frequencies = np.linspace(0, RATE / 2, WINDOW // 2 + 1)
@@ -51,3 +49,6 @@ def filters() -> Floats:
 def to_hertz(mels: Floats) -> Floats:
     linear = mels / BREAK_MEL * BREAK_HZ
     return np.where(mels < BREAK_MEL, linear, BREAK_HZ * np.exp(STEP * (mels - BREAK_MEL)))
+
+
+FILTERS: Final = filters()

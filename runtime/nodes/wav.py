@@ -177,6 +177,7 @@ def to_sound(body: memoryview, form: WavFormat, most_seconds: int) -> Sound:
 def mixed(body: memoryview, form: WavFormat) -> Samples:
     """Return the mean of the channels, from -1 to 1. Raises RequestError for samples that are no finite numbers."""
     raw = np.frombuffer(body, SAMPLE_TYPES[form.kind, form.bits])
+    values: Samples
     if form.kind == FLOAT:
         # float64 beyond float32's range becomes infinite here, and is refused with the other such samples.
         with np.errstate(over="ignore", invalid="ignore"):
@@ -185,13 +186,13 @@ def mixed(body: memoryview, form: WavFormat) -> Samples:
             raise refused("the WAV file has samples that are no finite numbers: write it anew")
         values = np.clip(values, -1, 1)
     elif form.bits == 8:
-        values = (raw.astype(np.float32) - 128) / 128
+        values = (raw.astype(np.float32) - np.float32(128)) / np.float32(128)
     elif form.bits == 24:
         wide = np.zeros((len(raw) // 3, 4), np.uint8)
         wide[:, 1:] = raw.reshape(-1, 3)
-        values = wide.view("<i4")[:, 0].astype(np.float32) / (1 << 31)
+        values = wide.view("<i4")[:, 0].astype(np.float32) / np.float32(1 << 31)
     else:
-        values = raw.astype(np.float32) / (1 << form.bits - 1)
+        values = raw.astype(np.float32) / np.float32(1 << form.bits - 1)
     return values if form.channels == 1 else values.reshape(-1, form.channels).mean(axis=1, dtype=np.float32)
 
 
@@ -205,7 +206,8 @@ def resample(sound: Sound, rate: int) -> Samples:
 
 def to_pcm16(samples: Samples) -> bytes:
     """Return 16-bit samples, the lowest byte first."""
-    return np.rint(np.clip(samples, -1, 1) * np.float32(32767)).astype("<i2").tobytes()
+    raw: bytes = np.rint(np.clip(samples, -1, 1) * np.float32(32767)).astype("<i2").tobytes()
+    return raw
 
 
 def wav_header(rate: int, size: int | None = None) -> bytes:
