@@ -14,6 +14,8 @@ from pontil.runtime.nodes.wav import Samples, to_pcm16
 
 # The network adds noise; one seed for every piece makes a piece's samples depend on its text alone.
 SEED: Final = 0
+# Samples differ in their last bits where more threads share a product.
+THREADS: Final = 1
 LINK = re.compile(r"!?\[([^\[\]]*)\]\([^()\s]*\)")
 # A mark between two spaces is a sign of its own, such as that of a product.
 MARKS = re.compile(r"(?<=\S)[*_`#|~]+|[*_`#|~]+(?=\S)|[\[\]{}]+")
@@ -26,13 +28,13 @@ NOT_LETTERS = re.compile(r"[^A-Za-z .,;:!?']+")
 class Speaker:
     """A voice. Not for use by several threads at once."""
 
-    def __init__(self, weights: Path, threads: int = 1) -> None:
+    def __init__(self, weights: Path) -> None:
         """Load a voice. Raises ModelError for missing libraries or weights."""
         hibari = library("hibari")
         if not weights.is_file():
             raise ModelError(f"the voice {weights} is not there: fetch it again")
         try:
-            self._voice = hibari.Hibari(model=str(weights), threads=threads)
+            self._voice = hibari.Hibari(model=str(weights), threads=THREADS)
         # The exceptions of the library that reads networks have no other base.
         except Exception as error:
             raise ModelError(
