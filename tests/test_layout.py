@@ -54,6 +54,8 @@ ARROWS: dict[str, set[str]] = {
     "runtime/loaders": {"runtime/models/architectures", "runtime/models/config", "runtime/models/encoder_config"},
     "runtime/engine": {"runtime/cache", "runtime/models", "gpu_ops", "gpu_ops/kernels"},
     "runtime/tokenizer": set(),
+    # Libraries of the extra `speech`, imported when a node is made.
+    "runtime/nodes": set(),
     "runtime/grammar": {"runtime/tokenizer"},
     "runtime/chat": {"runtime/grammar", "runtime/tokenizer"},
     "runtime/wire": set(),

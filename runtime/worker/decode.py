@@ -97,7 +97,9 @@ class DecodeSide:
             block_size=layout.block_size, kernels=machine.kernels, kv_cache_dtype=machine.kv_cache_dtype,
             ranks=layout.ranks,
         )  # fmt: skip
-        self.peers = PeerConnections(greeting, self.connector, self.context, self.poller, self.deadlines)
+        self.peers = PeerConnections(
+            self.incarnation, greeting, self.connector, self.context, self.poller, self.deadlines
+        )
 
     def submitted(self, request: WorkerRequest, now: float) -> None:
         peer, endpoint = request.submit.peer, request.submit.peer_endpoint

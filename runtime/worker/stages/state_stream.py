@@ -37,14 +37,16 @@ class StateStream:
         rows = torch.stack((embedding[-fresh:], hidden[-fresh:]), dim=1)
         inside = max(0, min(fresh, self.prompt - self.position))
         self.take_prompt(rows[:inside])
-        for row in rows[inside:].split(1):
-            self.writer.write(DECODE, row.numpy())
+        for place in range(inside, fresh):
+            self.writer.write(DECODE, rows[place : place + 1].numpy())
             self.position += 1
 
     def take_prompt(self, rows: Tensor) -> None:
-        for row in rows.split(1):
-            self.held.append(row)
-            self.position += 1
+        while len(rows):
+            count = min(len(rows), PROMPT_UNIT - self.position % PROMPT_UNIT)
+            self.held.append(rows[:count])
+            rows = rows[count:]
+            self.position += count
             if self.position % PROMPT_UNIT == 0 or self.position == self.prompt:
                 self.writer.write(PREFILL, torch.cat(self.held).numpy())
                 self.held.clear()
