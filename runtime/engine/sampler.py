@@ -12,7 +12,7 @@ import hashlib
 import struct
 from collections import Counter, abc
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from types import MappingProxyType
@@ -40,7 +40,7 @@ NO_DRAFTS: Mapping[Run, abc.Sequence["Draw"]] = MappingProxyType({})
 class Sampled:
     """The next tokens of one choice: its accepted `drafted` tokens, and one more. `count` comes from the tensor's
     shape, and `logprobs` is empty if the request asked for none. If no token is allowed there are none, and `failure`
-    gives the reason."""
+    gives the reason. `frames` has all codes of each token's frame, where a step makes several."""
 
     sequence: Sequence
     choice: int
@@ -49,6 +49,7 @@ class Sampled:
     logprobs: list[TokenLogprobs]
     drafted: int = 0
     failure: str | None = None
+    frames: list[list[int]] = field(default_factory=list)
 
 
 def uniform(seed: int, choice: int, position: int) -> float:

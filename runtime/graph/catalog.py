@@ -7,6 +7,11 @@ from types import MappingProxyType
 from typing import Literal
 
 from pontil.runtime.errors import GraphError
+from pontil.runtime.graph.connection import Connection
+from pontil.runtime.graph.graph import Graph
+from pontil.runtime.graph.partition import Authority, GraphPartition
+from pontil.runtime.graph.policies import Fixed, LeftContext
+from pontil.runtime.graph.walk import Loop, Node, Walk, WalkPart
 
 # A stage that generates tokens, with prefill and decode; or one that computes without tokens.
 NodeKind = Literal["engine", "node"]
@@ -15,12 +20,13 @@ NodeKind = Literal["engine", "node"]
 @dataclass(frozen=True, slots=True)
 class GraphNode:
     """One stage. `model` is the built-in name of its own model; None: it is part of the one model directory. `splits`:
-    prefill and decode of it may be on different workers (E1)."""
+    prefill and decode of it may be on different workers (E1). Then `prefill_walks` are those of its prefill worker."""
 
     name: str
     kind: NodeKind
     model: str | None = None
     splits: bool = False
+    prefill_walks: tuple[str, ...] = ()
 
     @property
     def generates(self) -> bool:
@@ -33,7 +39,7 @@ class GraphModel:
 
     `first` is the stage that answers in text, to which a client's request goes. `audio` is the stage that makes PCM of
     `sample_rate`, and `recognizer` the one that makes text of a recording, where there are such. `audio_needs_states`:
-    the audio is made of the first stage's states, so there is none of a text alone. `edges` are named "from/to/name".
+    the audio is made of the first stage's states, so there is none of a text alone. `graph` has its walks and streams.
     `voices` are those that a client may ask for, the first one by default. A directory is this model if its config.json
     names `architecture`; `names` are other names by which it is known, such as its id on a hub.
     """
@@ -41,7 +47,7 @@ class GraphModel:
     name: str
     nodes: tuple[GraphNode, ...]
     first: str
-    edges: tuple[str, ...]
+    graph: Graph
     audio: str | None = None
     sample_rate: int = 24000
     recognizer: str | None = None
@@ -63,18 +69,87 @@ class GraphModel:
 
     def consumers(self, name: str) -> tuple[tuple[str, str], ...]:
         """Return for each edge that leaves a stage the stage that it leads to, and what it carries."""
-        parts = (edge.split("/") for edge in self.edges)
-        return tuple((target, what) for source, target, what in parts if source == name)
+        return tuple((one.target, one.edge) for one in self.graph.outgoing(name))
+
+    @property
+    def edges(self) -> tuple[str, ...]:
+        """The streams, each named "from/to/name"."""
+        return tuple(edge_name(one) for one in self.graph.connections)
+
+    def connection(self, edge: str) -> Connection:
+        """Return the connection of a stream's name. An unknown name raises GraphError."""
+        for one in self.graph.connections:
+            if edge_name(one) == edge:
+                return one
+        raise GraphError(f"{self.name} has no stream '{edge}': it has {', '.join(self.edges)}")
+
+
+def edge_name(connection: Connection) -> str:
+    """Return the name by which messages know a connection."""
+    return "/".join(connection.key)
+
+
+# Prompts of first stages are streamed in items of so many positions, whatever the chunks in which they are computed.
+PROMPT_UNIT = 32
+PREFILL, DECODE = "prefill_text", "decode_text"
+TALKER_PREFILL, TALKER_LAST_PREFILL, TALKER_DECODE = "talker_prefill", "talker_last_prefill", "talker_decode"
+
+
+def talker_walk(producer: str, tracked: str | None, number: int) -> str:
+    """Name the Talker's walk for an item: the Thinker's prompt fills its prompt, the first state of the answer ends
+    it, and each of the others goes into one step."""
+    if producer != DECODE:
+        return TALKER_PREFILL
+    return TALKER_LAST_PREFILL if tracked in (None, TALKER_PREFILL) else TALKER_DECODE
+
+
+def code2wav_walk(producer: str, tracked: str | None, number: int) -> str:
+    return "code2wav_chunk"
+
+
+def speak_walk(producer: str, tracked: str | None, number: int) -> str:
+    return "speak"
+
+
+def partition(
+    name: str, *walks: tuple[str, WalkPart], terminal: str | None = None, driven: bool = True
+) -> GraphPartition:
+    """Return a partition of one node. One that is not driven goes through its walks in order, and stays in the last."""
+    made = tuple(Walk(walk, body) for walk, body in walks)
+    if driven:
+        return GraphPartition(name, (name,), made, Authority.PRODUCER_TRIGGERED, terminal=terminal)
+    follow = {one.name: other.name for one, other in zip(made, made[1:], strict=False)}
+    return GraphPartition(name, (name,), made, initial=made[0].name, transitions=follow)
+
+
+def text_partition(name: str) -> GraphPartition:
+    """Return the partition of a stage that generates text from token ids."""
+    return partition(name, (PREFILL, Node(name)), (DECODE, Loop(Node(name))), driven=False)
 
 
 QWEN3_OMNI = GraphModel(
     name="qwen3-omni",
     nodes=(
-        GraphNode("thinker", "engine", splits=True), GraphNode("talker", "engine", splits=True),
+        GraphNode("thinker", "engine", splits=True, prefill_walks=(PREFILL,)),
+        GraphNode("talker", "engine", splits=True, prefill_walks=(TALKER_PREFILL, TALKER_LAST_PREFILL)),
         GraphNode("code2wav", "node"),
     ),
     first="thinker",
-    edges=("thinker/talker/states", "talker/code2wav/codes"),
+    graph=Graph(
+        "qwen3-omni",
+        (
+            text_partition("thinker"),
+            partition(
+                "talker", (TALKER_PREFILL, Node("talker")), (TALKER_LAST_PREFILL, Node("talker")),
+                (TALKER_DECODE, Loop(Node("talker"))), terminal=TALKER_DECODE,
+            ),
+            partition("code2wav", ("code2wav_chunk", Node("code2wav"))),
+        ),
+        (
+            Connection("thinker", "talker", "states", Fixed(1, frozenset({TALKER_DECODE})), talker_walk, 64),
+            Connection("talker", "code2wav", "codes", LeftContext(300, 25), code2wav_walk, 400),
+        ),
+    ),
     audio="code2wav",
     audio_needs_states=True,
     voices=("ethan", "chelsie", "aiden"),
@@ -85,11 +160,22 @@ SPEECH_DEMO = GraphModel(
     name="speech-demo",
     nodes=(
         GraphNode("recognizer", "node", model="whisper-tiny.en"),
-        GraphNode("llm", "engine", model="smollm2-135m-instruct", splits=True),
+        GraphNode("llm", "engine", model="smollm2-135m-instruct", splits=True, prefill_walks=(PREFILL,)),
         GraphNode("speaker", "node", model="hibari-heart"),
     ),
     first="llm",
-    edges=("llm/speaker/ids",),
+    graph=Graph(
+        "speech-demo",
+        (
+            partition("recognizer", ("recognize", Node("recognizer")), driven=False),
+            text_partition("llm"),
+            partition("speaker", ("speak", Node("speaker"))),
+        ),
+        (
+            Connection("recognizer", "llm", "transcript"),
+            Connection("llm", "speaker", "text", Fixed(1), speak_walk, 256),
+        ),
+    ),
     audio="speaker",
     recognizer="recognizer",
 )  # fmt: skip

@@ -17,6 +17,10 @@ class ChunkPolicy(Protocol):
         """Walks in which the consumer goes on after its producer ended."""
 
     @property
+    def label(self) -> str:
+        """The policy as it is written, without `goes_on`."""
+
+    @property
     def largest(self) -> int:
         """The greatest number of items that a chunk can wait for. A producer must be allowed to be that far ahead."""
 
@@ -42,6 +46,10 @@ class Fixed:
     goes_on: frozenset[str] = frozenset()
 
     @property
+    def label(self) -> str:
+        return f"Fixed({self.count})"
+
+    @property
     def largest(self) -> int:
         return self.count
 
@@ -56,7 +64,7 @@ class Fixed:
         return 0
 
     def mistake(self) -> str | None:
-        return None if self.count >= 1 else f"Fixed({self.count}): a chunk has at least one item"
+        return None if self.count >= 1 else f"{self.label}: a chunk has at least one item"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,10 @@ class SlidingWindow:
     window: int
     stride: int
     goes_on: frozenset[str] = frozenset()
+
+    @property
+    def label(self) -> str:
+        return f"SlidingWindow({self.window}, {self.stride})"
 
     @property
     def largest(self) -> int:
@@ -84,7 +96,7 @@ class SlidingWindow:
     def mistake(self) -> str | None:
         if 1 <= self.stride <= self.window:
             return None
-        return f"SlidingWindow({self.window}, {self.stride}): the stride is from 1 to the window"
+        return f"{self.label}: the stride is from 1 to the window"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +106,10 @@ class LeftContext:
     chunk: int
     left: int
     goes_on: frozenset[str] = frozenset()
+
+    @property
+    def label(self) -> str:
+        return f"LeftContext({self.chunk}, {self.left})"
 
     @property
     def largest(self) -> int:
@@ -112,4 +128,4 @@ class LeftContext:
     def mistake(self) -> str | None:
         if self.chunk >= 1 and self.left >= 0:
             return None
-        return f"LeftContext({self.chunk}, {self.left}): a chunk has at least one item, the context none or more"
+        return f"{self.label}: a chunk has at least one item, the context none or more"

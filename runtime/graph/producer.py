@@ -51,6 +51,7 @@ class StreamProducer:
         tracked: Mapping[str, str] | None = None,
         passes: int = 0,
     ) -> None:
+        self.graph = graph
         self.streams = tuple(one for one in graph.outgoing(partition) if one.policy is not None)
         self.edges = tuple(dict.fromkeys(one.edge for one in self.streams))
         self.produced = dict(produced or {})
@@ -62,7 +63,7 @@ class StreamProducer:
 
     @property
     def has_room(self) -> bool:
-        """Whether the next pass may emit on every edge. If not, the partition waits until `allow` (E13)."""
+        """True if the next pass may emit on every edge. If not, the partition waits until `allow` (E13)."""
         open_ones = (one for one in self.streams if one.key not in self.closed)
         return all(self.produced.get(one.edge, 0) < self.limits[one.key] for one in open_ones)
 
@@ -98,6 +99,8 @@ class StreamProducer:
             if one.callback is None:
                 continue
             chosen = one.callback(walk, self.tracked.get(one.target), self.passes)
+            if self.graph.partition(one.target).walk(chosen) is None:
+                raise GraphError(f"{one.label} drives its target to the walk '{chosen}', which it does not have")
             if driven.setdefault(one.target, chosen) != chosen:
                 raise GraphError(
                     f"{one.label} drives its target to the walk '{chosen}', another connection to"

@@ -66,7 +66,7 @@ class Chunk:
 
     @property
     def is_last_pass(self) -> bool:
-        """Whether the partition ends with the pass that takes this chunk, if no other stream goes on."""
+        """True if the partition ends with the pass that takes this chunk, as far as this stream is concerned."""
         return self.final and not self.goes_on
 
 
@@ -105,7 +105,7 @@ class StreamBuffer:
 
     @property
     def finished(self) -> bool:
-        """Whether the final chunk was popped here or elsewhere, and not put back."""
+        """True once the final chunk was popped, here or elsewhere, and not put back."""
         return self.taken.finished
 
     @property

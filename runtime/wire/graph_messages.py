@@ -29,8 +29,9 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True)
 class Subscribed:
-    """From producer to consumer worker: the answer to Subscribe. `reason` is set when refused; else `pool` says how to
-    read the blocks that hold items (the connector's descriptor)."""
+    """From producer to consumer worker: the answer to Subscribe. `pool` says how to read the blocks that hold items
+    (the connector's descriptor). `reason` is set when refused. `first_index` is the first item that this worker makes:
+    items before it come from another producer of the edge. It is None while the run has not come to this worker."""
 
     sender: str
     receiver: str
@@ -38,6 +39,7 @@ class Subscribed:
     edge: str
     pool: dict[str, Any] | None = None
     reason: str | None = None
+    first_index: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +70,30 @@ class StreamItem:
 @dataclass(frozen=True, slots=True)
 class StreamAck:
     """From consumer to producer worker: these items are here and verified: release their blocks. All items before
-    `next_index` are consumed: the producer may be that much further ahead. Repeated while items are missing, since an
-    acknowledgement may be lost."""
+    `next_index` are consumed: the producer may be that much further ahead. `attempt` is that of the Subscribe. Repeated
+    while items are missing, since an acknowledgement may be lost."""
 
     sender: str
     receiver: str
     run: str
     edge: str
+    attempt: int
     taken: list[int]
     next_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamMark:
+    """From producer to consumer worker: items from `index` on are for `walk` of the consumer, or for a later one. Sent
+    to every subscriber, also to those that do not compute that walk: it makes the items before it ready (E10)."""
+
+    sender: str
+    receiver: str
+    run: str
+    edge: str
+    attempt: int
+    index: int
+    walk: str
 
 
 @dataclass(frozen=True, slots=True)

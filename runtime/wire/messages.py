@@ -19,6 +19,7 @@ from pontil.runtime.wire.graph_messages import (
     Starved,
     StreamAck,
     StreamItem,
+    StreamMark,
     Subscribe,
     Subscribed,
     Unsubscribe,
@@ -95,6 +96,7 @@ __all__ = [
     "StillHere",
     "StreamAck",
     "StreamItem",
+    "StreamMark",
     "Submit",
     "Subscribe",
     "Subscribed",
@@ -111,7 +113,7 @@ Message = (
     | RankHello | RankWelcome | RankLoaded | RankPool | RankReady | RankPlan | RankDone
     | Embed | Embedding
     | NodeTask | NodeOutput | PassDone | Inputs | Starved | Release
-    | Subscribe | Subscribed | StreamItem | StreamAck | ProducerDone | Unsubscribe
+    | Subscribe | Subscribed | StreamItem | StreamMark | StreamAck | ProducerDone | Unsubscribe
 )  # fmt: skip
 
 # The wire tag of each message. Tags are never reused.
@@ -156,6 +158,7 @@ TAGS: dict[str, type[Message]] = {
     "subscribe": Subscribe,
     "subscribed": Subscribed,
     "stream_item": StreamItem,
+    "stream_mark": StreamMark,
     "stream_ack": StreamAck,
     "producer_done": ProducerDone,
     "unsubscribe": Unsubscribe,

@@ -22,6 +22,7 @@ def is_plain(frame: Tokens) -> bool:
         and frame.draft_tokens is None
         and frame.first_cached_tokens is None
         and frame.pulled_bytes is None
+        and frame.frames is None
         and frame.prompt_tokens is not None
         and frame.cached_tokens is not None
     )

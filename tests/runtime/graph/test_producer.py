@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Indices and tags of a producer's passes."""
 
+from dataclasses import replace
+
 import pytest
 from speech_graph import FRAMES, STATES, speech_graph, talker_walk
 
@@ -142,3 +144,9 @@ def test_an_unknown_edge_is_refused() -> None:
     producer = StreamProducer(speech_graph(), "talker")
     with pytest.raises(GraphError, match="'sound'"):
         producer.emit("talker_decode", {"sound": (1,)})
+
+
+def test_a_walk_that_the_consumer_does_not_have_is_refused() -> None:  # E1
+    graph = speech_graph(frames=replace(FRAMES, callback=lambda *_: "talker_decode"))
+    with pytest.raises(GraphError, match="drives its target to the walk 'talker_decode', which it does not have"):
+        StreamProducer(graph, "talker").emit("talker_decode", {"frames": (1, 16)})

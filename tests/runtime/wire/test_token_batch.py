@@ -34,6 +34,7 @@ OTHER: dict[str, Any] = {
     "pulled_bytes": 0,
     "pulled_seconds": 0.0,
     "pull_error": "late",
+    "frames": [[7, 0]],
 }
 ADDRESSED = {"sender", "receiver", "request_id", "attempt", "index", "ids", "choice"}
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recorded wire frames of processes that know fewer fields."""
 
+from graph_frames import GRAPH_SHORTEST
 from rank_frames import RANK_SHORTEST
 from recorded_frames import RECORDED
 
@@ -74,4 +75,5 @@ SHORTEST = {
         "6f6b656e7303"
     ),
     **RANK_SHORTEST,
+    **GRAPH_SHORTEST,
 }
