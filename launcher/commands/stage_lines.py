@@ -9,7 +9,7 @@ from pontil.launcher.host.devices import CPU
 from pontil.runtime.foundation.number_ranges import spell
 from pontil.runtime.graph.catalog import GraphModel
 
-AUDIO_IN, AUDIO_OUT, TEXT = "speech", "audio", "text"
+TEXT, AUDIO = "text", "audio"
 
 
 def drawing(topology: Topology) -> list[str]:
@@ -39,12 +39,10 @@ def cores_of(plan: ChildPlan) -> str:
 def arrows(stage: str, graph: GraphModel) -> str:
     """Return what a stage passes on, and to whom."""
     outputs = [f"-{what}-> {target}" for target, what in graph.consumers(stage)]
-    if stage == graph.recognizer:
-        outputs.append(f"-{TEXT}-> {graph.first}")
     if stage == graph.first:
         outputs.append(f"-> {TEXT}")
     if stage == graph.audio:
-        outputs.append(f"-> {AUDIO_OUT}")
+        outputs.append(f"-> {AUDIO}")
     return ", ".join(outputs)
 
 

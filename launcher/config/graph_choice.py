@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the model of a launch has several stages: its name says so, or the config.json of its directory."""
+"""The graph of a model of several stages, by its name or by the config.json of its directory."""
 
 import json
 from pathlib import Path

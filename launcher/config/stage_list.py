@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which devices the stages of a model of several stages have, as a flag or a placement file says it."""
+"""The devices of the stages of a model of several, as a flag or a placement file names them."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

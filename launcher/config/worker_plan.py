@@ -28,7 +28,7 @@ DEADLINES = ("first_byte_timeout", "kv_handshake_timeout", "kv_lease", "kv_stall
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetting:
-    """Where the workers of a launch meet: the run directory and the proxy's endpoint; the graph of a model of several
+    """The setting that all workers of a launch have in common: the run directory and the proxy's endpoint; the graph of a model of several
     stages; and whether some of them share a device."""
 
     run: Path

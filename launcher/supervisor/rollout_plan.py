@@ -116,23 +116,24 @@ def scaled(request: Mapping[str, Any], snapshot: LaunchSnapshot) -> list[Rollout
     if not snapshot.workers:
         raise LaunchError("This launch has no workers (--role proxy): start some with launch --role decode --join.")
     plans = [plan for plan, _ in snapshot.workers]
-    wanted = [(kind_named(name, plans), whole(name, count)) for name, count in counts.items()]
+    wanted = {str(name): (kind_named(name, plans), whole(str(name), count)) for name, count in counts.items()}
     leaving: list[ChildPlan] = []
     coming: list[ChildPlan] = []
-    for kind, count in wanted:
+    for kind, count in wanted.values():
         has = sorted((plan for plan in plans if kind.covers(plan)), key=number_of)
         leaving += has[count:][::-1]
-    for kind, count in wanted:
+    for name, (kind, count) in wanted.items():
         for _ in range(count - sum(map(kind.covers, plans))):
             staying = [plan for plan in plans if plan not in leaving]
-            coming.append(another(kind, staying + coming or plans, snapshot.machine, share=snapshot.shares))
+            coming.append(another(name, staying + coming, snapshot.machine, share=snapshot.shares, known=plans))
     gone = [RolloutStep(RolloutGoal.GONE, plan.name) for plan in leaving]
     return gone + [RolloutStep(RolloutGoal.THERE, plan.name, plan.role, plan) for plan in coming]
 
 
-def whole(role: str, count: Any) -> int:
+def whole(name: str, count: Any) -> int:
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= 1024:
-        raise OptionError(f"--{role} must be a whole number of workers from 0 to 1024, not {count!r}.")
+        flag = f"--{name}" if name in LISTED_ROLES else f"--node {name}"
+        raise OptionError(f"{flag} must be a whole number of workers from 0 to 1024, not {count!r}.")
     return count
 
 

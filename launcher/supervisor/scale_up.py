@@ -46,14 +46,19 @@ def kind_named(name: object, workers: Sequence[ChildPlan]) -> WorkerKind:
     return WorkerKind(role, stage, role if stage == first else stem(stage, role), f"--place {name}")
 
 
-def another(kind: WorkerKind, workers: Sequence[ChildPlan], machine: HostDevices, *, share: bool) -> ChildPlan:
-    """Plan one more worker of this kind beside these, with as many ranks as they have. Raises LaunchError if no device
-    is free, or none of its model exists to copy."""
-    role = kind.role
-    alike = [plan for plan in workers if plan.group == kind.group]
+def another(
+    wanted: str, workers: Sequence[ChildPlan], machine: HostDevices, *, share: bool, known: Sequence[ChildPlan] = ()
+) -> ChildPlan:
+    """Plan one more worker of the wanted kind beside these, like one of these or of the `known` ones, with as many
+    ranks as that has. Raises LaunchError if no device is free, or none of its model exists to copy."""
+    models = (*workers, *known)
+    kind = kind_named(wanted, models)
+    alike = [plan for plan in models if plan.group == kind.group]
     if not alike:
-        raise LaunchError(f"This launch has no worker of the model that {role} workers have: launch with {kind.asked}.")
-    like = next((plan for plan in alike if plan.role == role), alike[0])
+        raise LaunchError(
+            f"This launch has no worker of the model that {kind.stem} workers have: launch with {kind.asked}."
+        )
+    like = next((plan for plan in alike if plan.role == kind.role), alike[0])
     name = free_name(kind.stem, {plan.name for plan in workers})
     held = [rank for plan in workers for rank in plan.members]
     find = free_cores if like.device == CPU else free_gpus
@@ -65,7 +70,9 @@ def another(kind: WorkerKind, workers: Sequence[ChildPlan], machine: HostDevices
             "launch with --share-devices."
         )
     config = {**like.config, "peer_endpoint": meeting_point(like, name)}
-    return plan_ranks(name, role, ranks, config, rank_endpoint(folder_of(str(like.config.get("rank_endpoint"))), name))
+    return plan_ranks(
+        name, kind.role, ranks, config, rank_endpoint(folder_of(str(like.config.get("rank_endpoint"))), name)
+    )
 
 
 def free_name(what: str, names: Collection[str]) -> str:
