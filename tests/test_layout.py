@@ -54,6 +54,8 @@ ARROWS: dict[str, set[str]] = {
     "runtime/loaders": {"runtime/models/architectures", "runtime/models/config", "runtime/models/encoder_config"},
     "runtime/engine": {"runtime/cache", "runtime/models", "gpu_ops", "gpu_ops/kernels"},
     "runtime/tokenizer": set(),
+    # Libraries of the extra `speech`, imported when a node is made.
+    "runtime/nodes": set(),
     "runtime/grammar": {"runtime/tokenizer"},
     "runtime/chat": {"runtime/grammar", "runtime/tokenizer"},
     "runtime/wire": set(),
@@ -73,10 +75,13 @@ ARROWS: dict[str, set[str]] = {
         "runtime/disaggregation", "runtime/engine", "runtime/models", "runtime/wire", "gpu_ops/collectives",
         "gpu_ops/kernels",
     },
+    "runtime/worker/stages": {
+        "runtime/engine/streamed", "runtime/graph", "runtime/streams", "runtime/tokenizer",
+    },
     "runtime/worker": {
         "runtime/cache", "runtime/disaggregation", "runtime/engine", "runtime/grammar", "runtime/loaders",
         "runtime/models", "runtime/probe", "runtime/tokenizer", "runtime/transfer", "runtime/wire", "runtime/graph",
-        "runtime/streams", "runtime/worker/ranks", "gpu_ops/collectives", "gpu_ops/kernels",
+        "runtime/streams", "runtime/worker/ranks", "runtime/worker/stages", "gpu_ops/collectives", "gpu_ops/kernels",
     },
     "http/fields": {"runtime", "runtime/grammar", "runtime/proxy"},
     "http/access": {"http/fields", "runtime", "runtime/proxy"},

@@ -19,8 +19,8 @@ class Output:
     """The result of a step for one sequence: tokens accepted from `index` on, `count` of them in this step, with their
     logprobs if requested, and the finish reason, if it ended. All tokens were sampled; of `drafted` that had been
     guessed before, `accepted` were right (B1). `opens`: this is the first result of a request whose prompt was computed
-    here. `failure`: the reason why the sequence ended with an error, since its grammar allows no token. `frames` has all
-    codes of each token's frame, where a step makes several."""
+    here. `failure`: the reason why the sequence ended with an error, since its grammar allows no token. `frames` has
+    all codes of each token's frame, where a step makes several."""
 
     sequence: Sequence
     index: int

@@ -167,7 +167,7 @@ class Sequence:
     @property
     def rests(self) -> bool:
         """Return whether it waits for another stage, whatever room there is."""
-        if self.inputs is not None and not self.inputs.is_ready(self.length - 1):
+        if self.inputs is not None and not self.inputs.is_ready(self.computed, self.length - 1):
             return True
         behind = self.states is not None and self.states.is_full
         return behind or (self.outflow is not None and self.outflow.is_full)

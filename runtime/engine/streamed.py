@@ -17,8 +17,16 @@ class RowInputs(Protocol):
     @property
     def frames(self) -> list[list[int]]: ...
 
-    def is_ready(self, position: int) -> bool:
-        """Return whether the rows up to this position, itself included, are known."""
+    @property
+    def next_index(self) -> int:
+        """The index of the first item of the other stage that no row has used."""
+
+    def resume(self, frames: Sequence[list[int]], next_index: int) -> None:
+        """Go on behind a prompt that another worker computed: it made the first frames, of the items so far."""
+
+    def is_ready(self, start: int, last: int) -> bool:
+        """Return whether the rows from `start` to `last`, itself included, are known. Rows of a prompt that another
+        worker computed are asked for when they are wanted after all."""
 
     def rows(self, start: int, count: int) -> Tensor:
         """Return rows that are ready, float32 [count, hidden_size]."""

@@ -35,7 +35,8 @@ class TilePlan:
         return [position for span in self.spans for position in range(span.start, span.start + span.count)]
 
     def to_wire(self) -> dict[str, Any]:
-        """Return what followers need of the plan as the fields of a message; numbers are 32 bits wide, in this machine's order."""
+        """Return what followers need of the plan as the fields of a message. Numbers are 32 bits wide, in this
+        machine's order."""
         spans = [number for span in self.spans for number in (span.start, span.count, len(span.blocks))]
         blocks = array("i")
         for span in self.spans:

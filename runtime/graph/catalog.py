@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from pontil.runtime.errors import GraphError
 from pontil.runtime.graph.connection import Connection
@@ -20,13 +20,18 @@ NodeKind = Literal["engine", "node"]
 @dataclass(frozen=True, slots=True)
 class GraphNode:
     """One stage. `model` is the built-in name of its own model; None: it is part of the one model directory. `splits`:
-    prefill and decode of it may be on different workers (E1). Then `prefill_walks` are those of its prefill worker."""
+    prefill and decode of it may be on different workers (E1). Then `prefill_walks` are those of its prefill worker. A
+    step of it makes `codes`, of which the first is the sampled id. As a later stage of a run it makes at most
+    `max_tokens`, and samples by `sampling` unless the client's own request is greedy."""
 
     name: str
     kind: NodeKind
     model: str | None = None
     splits: bool = False
     prefill_walks: tuple[str, ...] = ()
+    codes: int = 1
+    max_tokens: int = 0
+    sampling: tuple[tuple[str, Any], ...] = ()
 
     @property
     def generates(self) -> bool:
@@ -127,11 +132,16 @@ def text_partition(name: str) -> GraphPartition:
     return partition(name, (PREFILL, Node(name)), (DECODE, Loop(Node(name))), driven=False)
 
 
+# The values of its makers' generation settings.
+TALKER_SAMPLING = (("temperature", 0.9), ("top_k", 50), ("top_p", 1.0), ("repetition_penalty", 1.05))
 QWEN3_OMNI = GraphModel(
     name="qwen3-omni",
     nodes=(
         GraphNode("thinker", "engine", splits=True, prefill_walks=(PREFILL,)),
-        GraphNode("talker", "engine", splits=True, prefill_walks=(TALKER_PREFILL, TALKER_LAST_PREFILL)),
+        GraphNode(
+            "talker", "engine", splits=True, prefill_walks=(TALKER_PREFILL, TALKER_LAST_PREFILL), codes=16,
+            max_tokens=4096, sampling=TALKER_SAMPLING,
+        ),
         GraphNode("code2wav", "node"),
     ),
     first="thinker",

@@ -14,7 +14,9 @@ from typing import Any
 class Subscribe:
     """From consumer to producer worker: send me the items of this edge from `next_index` on that are meant for one of
     my `walks`. `request_id` and `attempt` are those of my stage's request. The proxy gave `secret` to all workers of
-    the run. A later Subscribe of one receiver for the same run and edge replaces the earlier one."""
+    the run. Repeated as long as items may come: a consumer that is silent for the time of a lease loses its
+    subscription. A later attempt of the stage replaces earlier ones. `damaged` are items, each [index, epoch], that did
+    not arrive as they were sent: they are needed in other blocks."""
 
     sender: str
     receiver: str
@@ -25,6 +27,7 @@ class Subscribe:
     attempt: int
     next_index: int = 0
     walks: list[str] = field(default_factory=list)
+    damaged: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +113,15 @@ class ProducerDone:
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribe:
-    """From consumer to producer worker: this attempt of my stage wants no more items of the run."""
+    """From consumer to producer worker: this attempt of my stage wants no more items of the edge; nor will a later one
+    if the stage has `finished`."""
 
     sender: str
     receiver: str
     run: str
     edge: str
     attempt: int
+    finished: bool = False
 
 
 @dataclass(frozen=True, slots=True)

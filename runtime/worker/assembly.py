@@ -22,6 +22,7 @@ from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from pontil.runtime.worker.loading import load, memory_errors
 from pontil.runtime.worker.ranks.driver import Driver
+from pontil.runtime.worker.stages.talker import TalkerStage
 
 CPU_INTERLEAVED_TOKENS = 64
 
@@ -30,7 +31,9 @@ CPU_INTERLEAVED_TOKENS = 64
 class WorkerResources:
     """Everything a worker computes with. `config` is the model's, with the context length this worker can hold.
     `dtype` is the model's, which the layout's may differ from. `kernels` names the kernels in use, since others may
-    round differently. `driver` drives the other ranks. `lent_cores` is the table of cores that idle workers lend."""
+    round differently. `driver` drives the other ranks. `lent_cores` is the table of cores that idle workers lend.
+    In a model of several stages, `state_layers` is the layer after which others read its states, and `talker` makes the
+    rows of a stage that speaks."""
 
     config: ModelConfig
     fingerprint: str
@@ -45,6 +48,8 @@ class WorkerResources:
     dtype: str
     kernels: str
     lent_cores: LentCores | None
+    state_layers: int | None = None
+    talker: TalkerStage | None = None
 
     @property
     def kv_cache_dtype(self) -> str:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decode worker's connections to all prefill workers: handshakes, queued messages, and peers that were given up."""
+"""A worker's connections to the workers that it pulls from: handshakes, queued messages, and peers that were given up.
+A decode worker has connections to prefill workers, a consumer of streams to producers."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -14,13 +15,14 @@ from pontil.runtime.worker.peer_connection import HandshakeState, PeerConnection
 
 
 class PeerConnections(Mapping[str, PeerConnection]):
-    """Connections by the prefill worker's incarnation. `greeting` is the first message to each peer, except for its
-    receiver."""
+    """Connections by the peer's incarnation. `greeting` is the first message to each peer, except for its receiver;
+    without one a connection is ready at once, and its owner attaches the peer's pool."""
 
     def __init__(
-        self, greeting: Greet, connector: Connector, context: Context, poller: Poller, deadlines: Deadlines
-    ) -> None:
-        self.greeting, self.connector, self.deadlines = greeting, connector, deadlines
+        self, sender: str, greeting: Greet | None, connector: Connector, context: Context, poller: Poller,
+        deadlines: Deadlines,
+    ) -> None:  # fmt: skip
+        self.sender, self.greeting, self.connector, self.deadlines = sender, greeting, connector, deadlines
         self.context, self.poller = context, poller
         self.by_peer: dict[str, PeerConnection] = {}
         self.outbox = Outbox(self.put)
@@ -44,17 +46,20 @@ class PeerConnections(Mapping[str, PeerConnection]):
         }
 
     def open(self, peer: str, endpoint: str, now: float) -> None:
-        """Start a handshake with a prefill worker, unless it has a connection that has not failed."""
+        """Connect to a peer and start the handshake, unless it has a connection that has not failed."""
         connection = self.by_peer.get(peer)
         if connection is not None and connection.state is not HandshakeState.FAILED:
             return
         self.hang_up(peer)
         self.clear_the_address(endpoint)
-        socket = PeerClient(self.context, self.greeting.sender, endpoint)
+        socket = PeerClient(self.context, self.sender, endpoint)
         self.poller.register(socket)
         patience = self.deadlines.kv_handshake_timeout
-        self.by_peer[peer] = PeerConnection(peer, endpoint, socket, now + patience, patience)
-        self.tell(peer, replace(self.greeting, receiver=peer))
+        connection = self.by_peer[peer] = PeerConnection(peer, endpoint, socket, now + patience, patience)
+        if self.greeting is None:
+            connection.state = HandshakeState.READY
+        else:
+            self.tell(peer, replace(self.greeting, receiver=peer))
 
     def clear_the_address(self, endpoint: str) -> None:
         """Close older connections to this address, which one process owns at a time. A socket for the previous owner

@@ -169,7 +169,11 @@ WRITING = Graph("writing", (THINKER, CONSUMER), (Connection("thinker", "writer",
 BADLY_PLACED: dict[str, tuple[Graph, tuple[NodeSeat, ...], str]] = {
     "a STATE_MACHINE consumer of a stream by walk": (
         WRITING,
-        (NodeSeat("thinker", "w"), NodeSeat("pen", "w1", frozenset({"draft"})), NodeSeat("pen", "w2", frozenset({"ink"}))),
+        (
+            NodeSeat("thinker", "w0"),
+            NodeSeat("pen", "w1", frozenset({"draft"})),
+            NodeSeat("pen", "w2", frozenset({"ink"})),
+        ),
         "'writer' is STATE_MACHINE and takes a stream, so its node 'pen' has to be on one worker",
     ),
     "a node without a worker": (speech_graph(), TOGETHER[1:], "no worker runs the node 'thinker' in the walk"),

@@ -14,7 +14,16 @@ from typing import Any
 import pytest
 
 from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.builtin import BUILTINS, BuiltinFile, BuiltinModel, Piece, fetch, resolve_model
+from pontil.runtime.loaders import builtin
+from pontil.runtime.loaders.builtin import fetch, resolve_graph, resolve_model
+from pontil.runtime.loaders.builtin_models import (
+    BUILTINS,
+    GRAPHS,
+    BuiltinFile,
+    BuiltinGraph,
+    BuiltinModel,
+    Piece,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 CONTENT = b"GGUF" + bytes(range(256)) * 64
@@ -163,16 +172,42 @@ def test_paths(tmp_path: Path) -> None:
         resolve_model("gpt-17", tmp_path)
 
 
-@pytest.mark.parametrize("name", BUILTINS)
-def test_a_cached_model_is_used_without_a_fetch(tmp_path: Path, name: str) -> None:
-    model = BUILTINS[name]
-    cached = model.place_in(tmp_path / model.name)
+def pretend_cached(model: BuiltinModel, cache: Path) -> Path:
+    """Put files of the right sizes where those of a model would be."""
+    cached = model.place_in(cache / model.name)
     for file in model.files:
         path = cached / file.name if len(model.files) > 1 else cached
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as written:
             written.truncate(file.size)
-    assert resolve_model(model.name, tmp_path) == cached
+    return cached
+
+
+@pytest.mark.parametrize("name", BUILTINS)
+def test_a_cached_model_is_used_without_a_fetch(tmp_path: Path, name: str) -> None:
+    cached = pretend_cached(BUILTINS[name], tmp_path)
+    assert resolve_model(name, tmp_path) == cached
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_pipeline_is_the_models_of_its_nodes(tmp_path: Path, name: str) -> None:
+    paths = {node: pretend_cached(model, tmp_path) for node, model in GRAPHS[name].nodes}
+    assert resolve_graph(name, tmp_path) == paths
+    with pytest.raises(ModelError, match=rf"{name} is a pipeline of several models \(recognizer whisper-tiny\.en, "):
+        resolve_model(name, tmp_path)
+    with pytest.raises(ModelError, match=f"no pipeline 'gpt-17': those built in are {name}"):
+        resolve_graph("gpt-17", tmp_path)
+
+
+def test_the_models_of_a_pipeline_are_fetched_with_their_licences(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    graph = BuiltinGraph("two", (("first", MODEL), ("second", replace(IN_PARTS, name="parts"))))
+    monkeypatch.setattr(builtin, "GRAPHS", {"two": graph})
+    paths = resolve_graph("two", tmp_path)
+    assert list(paths) == ["first", "second"]
+    assert {path.read_bytes() for path in paths.values()} == {CONTENT}
+    assert "the terms of nobody apply" in capfd.readouterr().err
 
 
 def test_no_torch() -> None:

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One client request through the stages of a model: the requests of its stages, and the edges that join them."""
+
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pontil.runtime.accounting.counts import DECODE, PREFILL, Usage
+from pontil.runtime.graph.catalog import GraphModel, GraphNode
+from pontil.runtime.graph.part import GraphPart, Producer
+from pontil.runtime.proxy.request import Request
+from pontil.runtime.proxy.run_stream import AudioMailbox
+from pontil.runtime.proxy.stage_task import StageTask, group_of
+
+SECRET_BYTES = 32
+# Audio is at most so long for each token that it can be made of, and in addition: what a worker sends beyond is no
+# answer. A slow reader makes the proxy hold that much.
+SECONDS_PER_TOKEN = 1.0
+SECONDS_BESIDE = 60.0
+BYTES_PER_SAMPLE = 2
+
+
+def later_stages(graph: GraphModel) -> tuple[GraphNode, ...]:
+    """Return the stages that a run needs after its first, each after those that feed it."""
+    order, ready = list[GraphNode](), {graph.first}
+    rest = [graph.node(edge.split("/")[1]) for edge in graph.edges]
+    while rest:
+        found = [node for node in rest if all(producer_of(edge) in ready for edge in inputs_of(graph, node.name))]
+        assert found, "the stages of a run form no circle"
+        order += [node for node in dict.fromkeys(found) if node.name not in ready]
+        ready |= {node.name for node in found}
+        rest = [node for node in rest if node.name not in ready]
+    return tuple(order)
+
+
+def inputs_of(graph: GraphModel, node: str) -> tuple[str, ...]:
+    return tuple(edge for edge in graph.edges if edge.split("/")[1] == node)
+
+
+def outputs_of(graph: GraphModel, node: str) -> tuple[str, ...]:
+    return tuple(edge for edge in graph.edges if edge.split("/")[0] == node)
+
+
+def producer_of(edge: str) -> str:
+    """Return the stage that an edge comes from."""
+    return edge.split("/")[0]
+
+
+class Run:
+    """The requests of a run by stage: the client's own is `first`, the `later` ones are opened when it is dispatched.
+    `replays` has the last request of each stage that computes it again, `replayed` how many there were. `served` are
+    the workers of all attempts: items are kept there until the run is `over`. `refusals` counts how often a consumer
+    was refused, by edge and producer. `workers` are those that are registered."""
+
+    def __init__(
+        self, graph: GraphModel, first: Request, task: StageTask, later: Iterable[GraphNode],
+        options: Mapping[str, Any], workers: Mapping[str, object],
+    ) -> None:  # fmt: skip
+        self.graph, self.first, self.later, self.options, self.workers = graph, first, tuple(later), options, workers
+        self.id, self.secret = first.id, secrets.token_hex(SECRET_BYTES)
+        self.requests = {task.node.name: first}
+        self.replays: dict[str, Request] = {}
+        self.replayed: dict[str, int] = {}
+        self.refusals: dict[tuple[str, str], int] = {}
+        self.served: set[str] = set()
+        self.over = False
+        tokens = first.params.max_tokens + sum(node.max_tokens for node in self.later if node.generates)
+        seconds = SECONDS_BESIDE + SECONDS_PER_TOKEN * tokens
+        self.audio = AudioMailbox(int(seconds * graph.sample_rate) * BYTES_PER_SAMPLE)
+
+    @property
+    def everything(self) -> Iterator[Request]:
+        """Every request that was opened, replays included."""
+        yield from self.requests.values()
+        yield from self.replays.values()
+
+    @property
+    def open(self) -> list[Request]:
+        return [request for request in self.everything if request.mailbox.end is None]
+
+    @property
+    def is_complete(self) -> bool:
+        """True once every stage has ended."""
+        opened = len(self.requests) == 1 + len(self.later)
+        return opened and all(request.complete for request in self.requests.values())
+
+    def latest(self, stage: str) -> Request:
+        """Return the request whose current attempt makes, or made, all items of a stage."""
+        return self.replays.get(stage) or self.requests[stage]
+
+    @property
+    def waits_since(self) -> float:
+        """The time of the last progress of any stage. A stage may wait for another, whose items it needs, or that has
+        no room for more of its own: what is bounded is how long none of them advances."""
+        return max(request.waits_since for request in self.everything)
+
+    @property
+    def groups(self) -> list[str | None]:
+        """The keys of the workers of the later stages."""
+        return [group_of(self.graph, node.name) for node in self.later]
+
+    @property
+    def usage(self) -> Usage:
+        return sum((request.billed for request in self.requests.values()), Usage(0, 0, 0))
+
+    def part(self, task: StageTask, worker: str, phase: str) -> GraphPart:
+        """Return the part of a worker that is about to do a `phase` of a stage."""
+        self.served.add(worker)
+        name = task.node.name
+        has_consumers = bool(self.later) and name != self.graph.recognizer
+        return GraphPart(
+            self.id, name, self.secret, outputs_of(self.graph, name) if has_consumers else (),
+            {edge: self.producers(edge) for edge in inputs_of(self.graph, name)} if task.data is None else {},
+            (phase,) if phase in (PREFILL, DECODE) else (), task.positions, task.answer or (), self.options,
+        )  # fmt: skip
+
+    def producers(self, edge: str) -> tuple[Producer, ...]:
+        """Return the workers that make, or keep, the items of an edge."""
+        stage = producer_of(edge)
+        found: dict[Producer, None] = {}
+        for request in (self.requests.get(stage), self.replays.get(stage)):
+            if request is not None and request.route is not None:
+                for worker in request.route.workers:
+                    if worker.incarnation in request.phases and worker.incarnation in self.workers:
+                        found[worker.incarnation, worker.peer_endpoint] = None
+        return tuple(found)
+
+    def consumers(self, stage: str) -> Iterator[tuple[str, Request]]:
+        """Yield each edge out of a stage with a request, at work now, that takes its items."""
+        for edge in outputs_of(self.graph, stage):
+            for request in self.open:
+                if (
+                    request.stage is not None
+                    and request.phases
+                    and edge in inputs_of(self.graph, request.stage.node.name)
+                ):
+                    yield edge, request

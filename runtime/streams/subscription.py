@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One consumer worker's subscription to an edge: the walks that it hosts, and the items on their way to it."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from pontil.runtime.streams.stream_memory import StagedItem
+from pontil.runtime.wire.messages import StreamItem, Subscribe
+
+# Seconds after which a message that should have been answered is sent again.
+REPEAT = 1.0
+
+
+@dataclass(slots=True)
+class SentItem:
+    """An item that the subscriber may read now, and was told of at `sent_at`."""
+
+    staged: StagedItem
+    message: StreamItem
+    sent_at: float
+
+
+@dataclass(slots=True, eq=False)
+class Subscription:
+    """`next_index`: the subscriber has consumed all items before it. `cursor`: items before it need not be looked at
+    again. `taken` are items from `next_index` on that have arrived. The subscriber was heard of at `heard`, and asked
+    for a sign of life at `asked`."""
+
+    peer: str
+    request_id: str
+    attempt: int
+    walks: frozenset[str]
+    next_index: int
+    heard: float
+    asked: float
+    cursor: int = 0
+    taken: set[int] = field(default_factory=set)
+    sent: dict[int, SentItem] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, message: Subscribe, now: float) -> "Subscription":
+        walks, index = frozenset(message.walks), message.next_index
+        return cls(message.sender, message.request_id, message.attempt, walks, index, now, now, index)
+
+    def wants(self, index: int, walk: str) -> bool:
+        """Return whether an item is to be sent, that is neither there nor on its way."""
+        hosted = not self.walks or walk in self.walks
+        return hosted and index >= self.next_index and index not in self.taken and index not in self.sent
+
+    def arrived(self, indices: Collection[int], next_index: int) -> list[StagedItem]:
+        """Handle an acknowledgement. Return the items that need no blocks any more."""
+        self.taken.update(index for index in indices if index in self.sent)
+        self.next_index = max(self.next_index, next_index)
+        self.taken = {index for index in self.taken if index >= self.next_index}
+        over = [index for index in self.sent if index < self.next_index or index in self.taken]
+        return [self.sent.pop(index).staged for index in over]
+
+    def damaged(self, named: list[list[int]]) -> list[StagedItem]:
+        """Return the items that did not arrive as they were sent: they have to be sent in other blocks. One that was
+        sent in other blocks since is not among them."""
+        known = {(index, one.staged.epoch): index for index, one in self.sent.items()}
+        bad = {known[each[0], each[1]] for each in named if len(each) == 2 and (each[0], each[1]) in known}
+        if bad:
+            self.cursor = min(self.cursor, *bad)
+        return [self.sent.pop(index).staged for index in sorted(bad)]
+
+    @property
+    def blocks(self) -> int:
+        """The blocks that hold items for the subscriber."""
+        return sum(len(one.staged.blocks) for one in self.sent.values())
