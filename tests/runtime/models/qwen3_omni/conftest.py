@@ -5,9 +5,19 @@ from collections.abc import Iterator
 
 import kernels
 import pytest
+import torch
 from tiny_omni import OmniPair, write_tiny_omni
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for one another take most of the time of operations as small as these."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
