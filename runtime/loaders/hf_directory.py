@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,26 +49,26 @@ class TensorLocation:
 
 @dataclass(frozen=True, slots=True)
 class HfCheckpoint:
-    """`places` has the location of each tensor that the model uses."""
+    """`places` has the location of each tensor that the model uses, and `left_out` the number of those of each other
+    part of a model of several, by the beginning of their names."""
 
     config: ModelConfig
     fingerprint: str
     places: dict[str, TensorLocation]
+    left_out: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def open(cls, directory: Path, config: ModelConfig | None = None) -> HfCheckpoint:
         """Open the text model, or the part of a model of several whose `config` this is."""
         config, files = config or read_hf_config(directory), shards(directory)
-        found = {
-            name: place
-            for path in files
-            for stored, (shape, kind) in stored_tensors(path).items()
-            for name, place in located(config, path, stored, shape, kind)
-        }
+        stored = [(path, name, *kept) for path in files for name, kept in stored_tensors(path).items()]
+        found = {name: place for one in stored for name, place in located(config, *one)}
+        others = ARCHITECTURES[config.architecture].others
+        left_out = Counter(part for _, name, _, _ in stored for part in others if name.startswith(part))
         check_shapes(config, {name: shape for name, (shape, _) in found.items()}, directory)
         places = {name: found[name][1] for name in tensor_shapes(config)}
         check_kinds(places, directory)
-        return cls(config, fingerprint(config, files), places)
+        return cls(config, fingerprint(config, files), places, dict(left_out))
 
     def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         for path in dict.fromkeys(place.path for place in self.places.values()):

@@ -49,10 +49,11 @@ def read_talker_config(path: Path) -> TalkerConfig:
     field."""
     data = whole_config(path)
     talker = section(data, "talker_config")
+    groups = integer(talker, "num_code_groups")
     config = TalkerConfig(
         decoder=talker_decoder(path, talker),
-        predictor=predictor_config(data),
-        groups=integer(talker, "num_code_groups"),
+        predictor=predictor_config(data, groups),
+        groups=groups,
         thinker_size=integer(talker, "thinker_hidden_size"),
         accept_layer=integer(talker, "accept_hidden_layer"),
         text=text_ids(data, section(data, "thinker_config")),
@@ -83,13 +84,15 @@ def talker_decoder(path: Path, talker: dict[str, Any]) -> ModelConfig:
     )
 
 
-def predictor_config(data: dict[str, Any]) -> ModelConfig:
+def predictor_config(data: dict[str, Any], groups: int) -> ModelConfig:
     """The code predictor's layers are those of a Qwen3."""
     architecture = ARCHITECTURES["qwen3"]
     data = {**architecture.defaults, **nested(data, ("talker_config", "code_predictor_config"))}
     if SLIDING in (data.get("layer_types") or ()):
         raise ModelError("the model's code predictor has layers with a window: this version runs full attention only")
     refuse_unsupported(data, {**FIXED, **architecture.fixed})
+    # A frame has so many positions.
+    data["max_position_embeddings"] = max(1, groups)
     return checked(model_config(architecture, data, ()))
 
 

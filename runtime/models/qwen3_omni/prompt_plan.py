@@ -23,7 +23,7 @@ class PromptPlan:
     `start` is the first position of the last turn of the assistant. The prompt has `length` positions."""
 
     length: int
-    heard: tuple[int, ...]
+    heard: frozenset[int]
     media: frozenset[int]
     start: int
 
@@ -31,6 +31,10 @@ class PromptPlan:
     def rows(self) -> int:
         """The positions of the Talker's prompt."""
         return len(self.heard) + ROLE_POSITIONS + TAIL
+
+    def uses(self, place: int) -> bool:
+        """Return whether the Talker reads the states of a position. It reads the second of them for media only."""
+        return place >= self.start or place in self.heard
 
     @property
     def text_start(self) -> int:
@@ -47,11 +51,11 @@ def plan_prompt(prompt: Sequence[int], ids: TextIds) -> PromptPlan:
     ]
     if not starts:
         raise ModelError("speech needs a prompt in which a turn of the assistant begins: send a chat")
-    heard, turn = [], 0
+    heard, turn = set(), 0
     for place, token in enumerate(prompt):
         turn = place if token == ids.im_start else turn
-        # A turn that ends with its first mark has that mark for a role.
+        # Of a turn that ends with its first mark, that mark is the role.
         if prompt[min(turn + 1, len(prompt) - 1)] == ids.user:
-            heard.append(place)
+            heard.add(place)
     media = frozenset(place for place in heard if prompt[place] in ids.media)
-    return PromptPlan(len(prompt), tuple(heard), media, starts[-1])
+    return PromptPlan(len(prompt), frozenset(heard), media, starts[-1])

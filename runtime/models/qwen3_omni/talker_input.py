@@ -26,8 +26,6 @@ class TalkerInput:
         """`prompt` are the Thinker's token ids, and `speaker` an id of the configuration. Raises ModelError for a
         prompt that cannot be answered with speech."""
         self.talker, self.plan = talker, plan_prompt(prompt, talker.config.text)
-        self.heard = frozenset(self.plan.heard)
-        self.told = self.heard - self.plan.media
         codec = talker.config.codec
         ids = [codec.nothink, codec.think_bos, codec.think_eos, speaker, codec.pad, codec.bos]
         device = talker.decoder.device
@@ -56,17 +54,18 @@ class TalkerInput:
         assert not self.ended, "states after their end"
         places = range(self.arrived, self.arrived + len(embedding))
         self.arrived += len(embedding)
-        spoken = [place for place in places if place >= self.plan.start or place in self.told]
-        shown = [place for place in places if place in self.plan.media]
-        rows = self.projected(self.talker.project_text, embedding, spoken, places.start)
-        seen = self.projected(self.talker.project_hidden, hidden, shown, places.start)
-        for place in places:
-            if place in self.heard:
-                self.ready.append(seen[place] if place in seen else rows[place])
-            if place >= self.plan.text_start:
-                self.items.append(rows[place])
-            elif place >= self.plan.start:
-                self.role.append(rows[place])
+        plan = self.plan
+        told = [place for place in places if plan.uses(place) and (place >= plan.start or place not in plan.media)]
+        shown = [place for place in places if place in plan.media]
+        texts = projected(self.talker.project_text, embedding, told, places.start)
+        media = projected(self.talker.project_hidden, hidden, shown, places.start)
+        heard = texts | media
+        self.ready += [heard[place] for place in places if place in plan.heard]
+        for place in told:
+            if place >= plan.text_start:
+                self.items.append(texts[place])
+            elif place >= plan.start:
+                self.role.append(texts[place])
         self.finish_prompt()
 
     def end(self) -> None:
@@ -105,11 +104,10 @@ class TalkerInput:
         texts = [marks.padding] * SILENT + [marks.begin, first]
         self.ready += self.role + [text + code for text, code in zip(texts, self.codes, strict=True)]
 
-    def projected(
-        self, project: Callable[[Tensor], Tensor], states: Tensor, places: list[int], first: int
-    ) -> dict[int, Tensor]:
-        """The projected states of some positions, of which the states' own first is `first`."""
-        if not places:
-            return {}
-        made = project(states[torch.tensor(places, device=states.device) - first])
-        return dict(zip(places, made, strict=True))
+
+def projected(project: Callable[[Tensor], Tensor], states: Tensor, places: list[int], first: int) -> dict[int, Tensor]:
+    """The projected states of some positions, by position. The first row of `states` is of position `first`."""
+    if not places:
+        return {}
+    made = project(states[torch.tensor(places, device=states.device) - first])
+    return dict(zip(places, made, strict=True))

@@ -8,7 +8,7 @@ from tiny import drain, rig, sequence
 from tiny_omni import OmniPair
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
-from pontil.runtime.loaders.checkpoint import open_checkpoint
+from pontil.runtime.loaders.hf_directory import HfCheckpoint
 
 PROMPT = torch.randint(0, 300, (333,), generator=torch.Generator().manual_seed(3)).tolist()
 LENGTHS = (1, 40, 200)
@@ -41,8 +41,9 @@ def test_company_chunks_and_replay_change_nothing(pair: OmniPair, library: Kerne
 
 
 def test_other_parts_are_named_and_not_read(pair: OmniPair) -> None:
-    checkpoint = open_checkpoint(pair.path)
+    checkpoint = HfCheckpoint.open(pair.path)
     assert checkpoint.config.eos_token_ids == (2,)
     places = checkpoint.places
     assert {name.split(".")[0] for name in places} == {"model", "lm_head"}
-    assert {place.stored_name.split(".")[0] for place in places.values()} == {"thinker"}  # type: ignore[attr-defined]
+    assert {place.stored_name.split(".")[0] for place in places.values()} == {"thinker"}
+    assert set(checkpoint.left_out) == {"thinker.audio_tower.", "thinker.visual.", "talker.", "code2wav."}
