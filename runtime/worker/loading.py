@@ -21,6 +21,7 @@ from pontil.runtime.config import WorkerConfig
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import Checkpoint, open_checkpoint
 from pontil.runtime.loaders.gguf_file import GgufCheckpoint
+from pontil.runtime.loaders.hf_directory import HfCheckpoint
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.fused_block import kernels_fit
 from pontil.runtime.models.model import Model
@@ -61,6 +62,9 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
     """Load this process's part of the model. Raises ModelError."""
     device, lent_cores = open_device(config), open_lent_cores(config)
     checkpoint = open_checkpoint(config.model_path)
+    if isinstance(checkpoint, HfCheckpoint) and checkpoint.left_out:
+        parts = ", ".join(f"{name}* ({count} tensors)" for name, count in checkpoint.left_out.items())
+        logger.info("other parts of this model are not read: %s", parts)
     model_config = shorten(checkpoint.config, config.max_model_len)
     check_division(model_config, config.ranks)
     dtype = choose_dtype(config.dtype, checkpoint)
