@@ -6,6 +6,7 @@ import os
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -188,7 +189,7 @@ class StageSite(Proxy):
     def send(self, message: Message) -> bool:
         worker = self.workers.get(getattr(message, "receiver", ""))
         if worker is not None:
-            worker.take(message)
+            worker.take(deepcopy(message))
         return True
 
     def post(self, message: Message) -> None:
