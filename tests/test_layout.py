@@ -117,7 +117,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "launcher/commands": {
         "launcher/child", "launcher/config", "launcher/control", "launcher/host", "launcher/keys", "launcher/logs",
-        "launcher/roles", "launcher/supervisor",
+        "launcher/roles", "launcher/supervisor", "runtime/graph",
     },
     "launcher/doctor": {
         "launcher/child", "launcher/commands", "launcher/config", "launcher/control", "launcher/host", "launcher/keys",
