@@ -19,7 +19,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import app  # noqa: E402, F401
-from pontil.runtime.loaders.builtin import resolve_graph  # noqa: E402
+from pontil.runtime.loaders.builtin import resolve_model  # noqa: E402
 from pontil.runtime.nodes.recognizer import Recognizer  # noqa: E402
 from pontil.runtime.nodes.speaker import Speaker  # noqa: E402
 
@@ -45,7 +45,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    paths = resolve_graph("speech-demo", CACHE)
+    names = {"recognizer": "whisper-tiny.en", "answerer": "smollm2-135m-instruct", "speaker": "hibari-heart"}
+    paths = {node: resolve_model(name, CACHE) for node, name in names.items()}
     speaker, recognizer = Speaker(paths["speaker"]), Recognizer(paths["recognizer"])
     first, speech = speaker.speak(FIRST), b"".join(speaker.stream([FIRST, REST]))
     rate = 2 * speaker.rate

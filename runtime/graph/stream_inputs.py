@@ -11,7 +11,7 @@ from pontil.runtime.graph.stream_buffer import Chunk, StreamBuffer, StreamFault
 @dataclass(frozen=True, slots=True)
 class PassInput:
     """Chunks for one pass, of the same walk. A stream that gave its final chunk earlier has none. `final`: no stream
-    has anything left. `is_last_pass`: no walk goes on after that either."""
+    has anything left. `goes_on`: the consumer goes on by itself after that."""
 
     walk: str | None
     chunks: Mapping[ConnectionKey, Chunk]
@@ -48,7 +48,7 @@ class StreamInputs:
             raise StreamFault(f"one pass is meant for several walks: {named}")
         walk = next(iter(found.values())).walk
         final = all(buffer.finished for buffer in self.buffers.values())
-        goes_on = final and any(walk in self.buffers[key].policy.goes_on for key in found)
+        goes_on = final and any(walk in buffer.policy.goes_on for buffer in self.buffers.values())
         return PassInput(walk, found, final, goes_on)
 
     def undo(self, chunks: Mapping[ConnectionKey, Chunk]) -> None:

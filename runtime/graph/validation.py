@@ -140,11 +140,10 @@ def circles(partitions: Partitions, connections: Connections) -> Iterator[str]:
 def reach(partitions: Partitions, connections: Connections) -> Iterator[str]:
     """Refuse partitions to which nothing leads from one that starts by itself."""
     reached = {one.name for one in partitions if not one.is_driven}
-    while True:
+    more = reached
+    while more:
         more = {one.target for one in connections if one.source in reached} - reached
-        if not more:
-            break
-        reached |= more
+        reached = reached | more
     for one in partitions:
         if one.name not in reached:
             yield f"nothing that starts by itself leads to partition '{one.name}': it would never run"

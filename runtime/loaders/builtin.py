@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.builtin_models import BUILTINS, GRAPHS, BuiltinFile, BuiltinModel, Piece
+from pontil.runtime.loaders.builtin_models import BUILTINS, BuiltinFile, BuiltinModel, Piece
 from pontil.runtime.loaders.hub import fetch_from_hub, is_hub_id
 
 STDERR = 2
@@ -39,9 +39,6 @@ def resolve_model(name: str, cache_dir: Path) -> Path:
     """
     if name in BUILTINS:
         return fetch(BUILTINS[name], cache_dir)
-    if name in GRAPHS:
-        nodes = ", ".join(f"{node} {model.name}" for node, model in GRAPHS[name].nodes)
-        raise ModelError(f"{name} is a pipeline of several models ({nodes}): give the name of one model here")
     path = Path(name).expanduser()
     if path.is_dir():
         if (path / "config.json").is_file():
@@ -57,14 +54,6 @@ def resolve_model(name: str, cache_dir: Path) -> Path:
         f"the model {name!r} is neither built in ({', '.join(BUILTINS)}) nor a directory with config.json "
         "nor a .gguf file here nor a hub id like owner/model: give one of these"
     )
-
-
-def resolve_graph(name: str, cache_dir: Path) -> dict[str, Path]:
-    """The local path of the model of each node of a built-in pipeline; what is not here is fetched. Raises
-    ModelError."""
-    if name not in GRAPHS:
-        raise ModelError(f"there is no pipeline {name!r}: those built in are {', '.join(GRAPHS)}")
-    return {node: fetch(model, cache_dir) for node, model in GRAPHS[name].nodes}
 
 
 def local_model(name: str, cache_dir: Path) -> Path | None:

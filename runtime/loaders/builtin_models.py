@@ -55,14 +55,6 @@ class BuiltinModel:
         return folder / self.files[0].name if len(self.files) == 1 else folder / FILES
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltinGraph:
-    """A pipeline: its nodes by name, in the order of the stream, and the model of each."""
-
-    name: str
-    nodes: tuple[tuple[str, BuiltinModel], ...]
-
-
 SMOLLM2 = BuiltinModel(
     name="smollm2-135m-instruct",
     files=(
@@ -131,12 +123,4 @@ HIBARI = BuiltinModel(
     ),
     licence="hibari, voice heart, by Maureese Williams, distilled from Kokoro-82M by hexgrad, licence Apache-2.0",
 )
-BUILTINS = MappingProxyType({model.name: model for model in (SMOLLM2, GEMMA3, MINILM)})
-GRAPHS = MappingProxyType(
-    {
-        graph.name: graph
-        for graph in (
-            BuiltinGraph("speech-demo", (("recognizer", WHISPER), ("answerer", SMOLLM2), ("speaker", HIBARI))),
-        )
-    }
-)
+BUILTINS = MappingProxyType({model.name: model for model in (SMOLLM2, GEMMA3, MINILM, WHISPER, HIBARI)})

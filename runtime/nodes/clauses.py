@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A streamed text cut into pieces that a voice can speak one by one: sentences, and clauses of long ones."""
 
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 # The most characters of a piece.
@@ -66,6 +67,14 @@ class Clauses:
         if core and core[-1] in SENTENCE_ENDS:
             return ends_sentence(core, following)
         return said[-1] in CLAUSE_ENDS and len(said) >= (FIRST_CLAUSE if self._first else CLAUSE)
+
+
+def pieces_of(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the pieces of a text that arrives in parts, each as soon as it is complete."""
+    clauses = Clauses()
+    for text in texts:
+        yield from clauses.feed(text)
+    yield from clauses.finish()
 
 
 def ends_sentence(said: str, following: str) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from pontil.runtime.errors import ModelError
-from pontil.runtime.nodes.clauses import MOST, Clauses
+from pontil.runtime.nodes.clauses import MOST, pieces_of
 from pontil.runtime.nodes.libraries import library
 from pontil.runtime.nodes.wav import Samples, to_pcm16
 
@@ -16,6 +16,9 @@ from pontil.runtime.nodes.wav import Samples, to_pcm16
 SEED: Final = 0
 # Samples differ in their last bits where more threads share a product.
 THREADS: Final = 1
+# The pace of speech that the network was made for, slowest and fastest; 1 is the voice's own.
+SLOWEST: Final = 0.5
+FASTEST: Final = 2.0
 LINK = re.compile(r"!?\[([^\[\]]*)\]\([^()\s]*\)")
 # A mark between two spaces is a sign of its own, such as that of a product.
 MARKS = re.compile(r"(?<=\S)[*_`#|~]+|[*_`#|~]+(?=\S)|[\[\]{}]+")
@@ -42,22 +45,23 @@ class Speaker:
             ) from error
         self.rate = int(self._voice.sample_rate)
 
-    def speak(self, piece: str) -> bytes:
+    def speak(self, piece: str, speed: float = 1.0) -> bytes:
         """Return the speech for a piece of text as 16-bit samples, the lowest byte first: the same for the same text.
         There are none for text without words."""
         if len(piece) > MOST:
             raise ValueError(f"a piece has {len(piece)} characters, more than {MOST}")
-        return b"".join(to_pcm16(self._sound(phonemes)) for phonemes in self._phonemes(spoken(piece)))
+        if not SLOWEST <= speed <= FASTEST:
+            raise ValueError(f"the speed {speed} is not between {SLOWEST} and {FASTEST}")
+        return b"".join(to_pcm16(self._sound(phonemes, speed)) for phonemes in self._phonemes(spoken(piece)))
 
-    def stream(self, texts: Iterable[str]) -> Iterator[bytes]:
+    def stream(self, texts: Iterable[str], speed: float = 1.0) -> Iterator[bytes]:
         """Speak a text that arrives in parts: yield the samples of each sentence or clause when it is complete."""
-        clauses = Clauses()
-        for text in texts:
-            yield from filter(None, map(self.speak, clauses.feed(text)))
-        yield from filter(None, map(self.speak, clauses.finish()))
+        for piece in pieces_of(texts):
+            if samples := self.speak(piece, speed):
+                yield samples
 
-    def _sound(self, phonemes: str) -> Samples:
-        samples: Samples = self._voice.from_phonemes(phonemes, seed=SEED)
+    def _sound(self, phonemes: str, speed: float) -> Samples:
+        samples: Samples = self._voice.from_phonemes(phonemes, speed, SEED)
         return samples
 
     def _phonemes(self, text: str) -> list[str]:

@@ -17,8 +17,8 @@ from pontil.runtime.proxy.dispatch import Dispatcher
 from pontil.runtime.proxy.in_flight import InFlight
 from pontil.runtime.proxy.metrics import FAILED, Metrics
 from pontil.runtime.proxy.request import Request
-from pontil.runtime.proxy.run import BYTES_PER_SAMPLE, Run, inputs_of, producer_of
-from pontil.runtime.proxy.stage_task import StageTask
+from pontil.runtime.proxy.run import BYTES_PER_SAMPLE, Run, producer_of
+from pontil.runtime.proxy.stage_task import StageTask, inputs_of
 from pontil.runtime.proxy.stream import Finished
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import Inputs, PassDone, Release, Starved
@@ -153,10 +153,19 @@ class Conductor:
         self.dispatcher.enlist(again)
 
     def on_pass_done(self, message: PassDone) -> None:
+        """Merge a report of passes (E5). A stage that advances restarts the wait for its run."""
         request = self.in_flight.requests.get(message.request_id)
         task = None if request is None else request.stage
-        if request is None or task is None or task.run is None or not request.expects(message.sender, message.attempt):
+        run = None if task is None else task.run
+        if request is None or task is None or run is None or not request.expects(message.sender, message.attempt):
             self.metrics.dropped.labels("stale").inc()
+            return
+        name, graph = task.node.name, run.graph
+        walks = {one.name: [walk.name for walk in one.walks] for one in graph.graph.partitions}
+        if message.node != name or message.walk not in walks[name]:
+            self.metrics.dropped.labels("malformed").inc()
+        elif run.progress[name].take(message, graph.edges, walks):
+            request.waits_since = self.clock()
 
     def ended(self, request: Request) -> None:
         """Take note of the end of a stage's request. The first that fails ends the run."""

@@ -13,7 +13,7 @@ from pontil.runtime.proxy.metrics import MOVED, UNREACHABLE, Metrics
 from pontil.runtime.proxy.policy import SPARE_SEATS, Route, next_route, plan
 from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.proxy.request import Request
-from pontil.runtime.proxy.stage_task import stage_messages
+from pontil.runtime.proxy.stage_task import is_joined, makes_tokens, stage_messages
 from pontil.runtime.wire.messages import Embed, Message, NodeTask, Submit
 from pontil.runtime.wire.outbox import Outbox
 
@@ -203,7 +203,7 @@ class Dispatcher:
     def time_left(self, request: Request, now: float) -> float | None:
         """Return the seconds within which the first token is of use. None if it has arrived, for a self-test, and for a
         stage that waits for others."""
-        if request.begun or request.trial or request.is_joined:
+        if request.begun or request.trial or is_joined(request):
             return None
         return max(0.0, request.waits_since + self.config.first_byte_timeout - now)
 
@@ -218,7 +218,7 @@ class Dispatcher:
         run = None if request.stage is None else request.stage.run
         waited = now - (request.waits_since if run is None else run.waits_since)
         limit = self.config.prefill_timeout
-        if not request.begun and not request.is_joined and request.phases and now - request.sent > limit:
+        if not request.begun and not is_joined(request) and request.phases and now - request.sent > limit:
             return f"the prompt was not computed within {limit:g} s"
         config = self.config
         wanted, limit = ("next", config.stream_idle_timeout) if request.begun else ("first", config.first_byte_timeout)
@@ -228,7 +228,7 @@ class Dispatcher:
 
 def made_by(request: Request) -> str:
     """Return the word for a piece of the answer."""
-    kind = "token" if request.makes_tokens else "output"
+    kind = "token" if makes_tokens(request) else "output"
     return kind if request.stage is None else f"{kind} of {request.stage.node.name}"
 
 

@@ -154,7 +154,7 @@ class ConsumerStream:
         except TransferError as error:
             self.lose(link.peer, str(error))
         else:
-            link.first_index = message.first_index
+            link.first_index, link.is_attached = message.first_index, True
 
     def announced(self, item: StreamItem, link: ProducerLink) -> None:
         """Take an item that can be pulled, unless it is here, on its way, or cannot be."""
@@ -168,11 +168,13 @@ class ConsumerStream:
             self.waiting[item.index] = item
 
     def pull(self, now: float) -> None:
-        """Begin to pull what is waiting, as far as there is room."""
+        """Begin to pull what is waiting, as far as there is room. The answer to Subscribe says where items are."""
         self.now = now
         memory = self.port.puller.memory
         held = sum(len(item.block_ids) for item in self.pulling.values())
         for index, item in list(self.waiting.items()):
+            if not self.links[item.sender].is_attached:
+                continue
             held += len(item.block_ids)
             if (self.pulling and held > memory.share) or not self.port.puller.start(item, self, now):
                 return
@@ -198,9 +200,9 @@ class ConsumerStream:
 
     def advance(self) -> None:
         """Move `base` over what is here, and over what the buffer does not need any more."""
-        if self.base < self.buffer.next_index:
-            self.awaits_handoff = False
-            self.base = self.buffer.next_index
+        self.awaits_handoff &= self.buffer.next_index == 0
+        if self.base < self.buffer.keep_from:
+            self.base = self.buffer.keep_from
             self.here = {index for index in self.here if index >= self.base}
         while self.base in self.here:
             self.here.remove(self.base)

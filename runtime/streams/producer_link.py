@@ -23,6 +23,7 @@ class ProducerLink:
     endpoint: str
     ask_at: float
     first_index: int | None = None
+    is_attached: bool = False
     silent_since: float | None = None
     to_ack: set[int] = field(default_factory=set)
     told: int | None = None

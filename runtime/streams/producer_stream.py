@@ -136,7 +136,7 @@ class ProducerStream:
             return "it asks for an index that is none"
         if any(one.attempt > message.attempt for one in self.subscriptions.values()):
             return "a later attempt reads the edge"
-        for one in [one for one in self.subscriptions.values() if one.attempt < message.attempt]:
+        for one in [one for one in self.subscriptions.values() if one.is_replaced_by(message)]:
             self.drop(one.peer)
         known = self.subscriptions.get(message.sender)
         if known is None:

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 
 from pontil.runtime.config import DEADLINES, Deadlines
 from pontil.runtime.streams.producer_stream import ENDED, WINDOW, ProducerStream, SenderPort
+from pontil.runtime.wire.codec import encode
 from pontil.runtime.wire.messages import StreamAck, Subscribe, Subscribed, Unsubscribe
 
 # Subscriptions that may wait for their runs, and ended runs that are remembered.
 MOST_EARLY = 4096
+# Bytes of a Subscribe that waits.
+LONGEST_EARLY = 4096
 REMEMBERED = 1024
 RELEASED = "the run has ended"
 EdgeKey = tuple[str, str]
@@ -88,6 +91,8 @@ class StreamSender:
         key = (message.run, message.edge, message.sender)
         if message.run in self.released:
             self.refuse(message, RELEASED)
+        elif len(encode(message)) > LONGEST_EARLY:
+            self.refuse(message, "it is longer than a subscription can be")
         elif key not in self.early and len(self.early) >= MOST_EARLY:
             self.refuse(message, "too many subscriptions wait for their runs")
         else:

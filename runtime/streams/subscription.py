@@ -42,6 +42,11 @@ class Subscription:
         walks, index = frozenset(message.walks), message.next_index
         return cls(message.sender, message.request_id, message.attempt, walks, index, now, now, index)
 
+    def is_replaced_by(self, message: Subscribe) -> bool:
+        """Return whether it ends with this one: of a later attempt, or of the same worker for other walks."""
+        changed = self.peer == message.sender and self.walks != frozenset(message.walks)
+        return changed or self.attempt < message.attempt
+
     def wants(self, index: int, walk: str) -> bool:
         """Return whether an item is to be sent, that is neither there nor on its way."""
         hosted = not self.walks or walk in self.walks

@@ -18,6 +18,7 @@ class NoStage:
     """The stage of a worker whose model has only one: it does nothing."""
 
     is_idle = True
+    seats = None
 
     def __init__(self, machine: WorkerResources) -> None:
         self.machine = machine
@@ -31,7 +32,7 @@ class NoStage:
     def take(self, message: Message, now: float) -> bool:
         return False
 
-    def after(self, outputs: Iterable[Output]) -> None:
+    def after(self, outputs: Iterable[Output], now: float) -> None:
         return
 
     def keep_only(self, keys: Container[str], now: float) -> None:

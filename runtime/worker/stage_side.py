@@ -13,7 +13,7 @@ from pontil.runtime.errors import MalformedFrame, RequestError
 from pontil.runtime.graph.catalog import GraphModel, GraphNode
 from pontil.runtime.graph.part import GraphPart, graph_part
 from pontil.runtime.graph.stream_buffer import StreamBuffer
-from pontil.runtime.wire.messages import Inputs, Message, PassDone, Release, Starved, Submit, Tokens
+from pontil.runtime.wire.messages import Message, PassDone, Starved, Submit, Tokens
 from pontil.runtime.worker.assembly import WorkerResources
 from pontil.runtime.worker.proxy_link import ProxyLink
 from pontil.runtime.worker.stages.edge_writer import EdgeWriter
@@ -50,6 +50,7 @@ class StageRequest:
     states: StateStream | None = None
     ids: IdStream | None = None
     rows: StreamRows | None = None
+    is_done: bool = False
 
     @property
     def writers(self) -> list[EdgeWriter]:
@@ -71,7 +72,7 @@ class StageSide:
     @property
     def is_idle(self) -> bool:
         """True if no run needs this worker: no request is open, and no item is kept."""
-        return not self.open and self.ports.idle
+        return not self.open and self.ports.is_idle
 
     def make_request(self, submit: Submit) -> WorkerRequest:
         """Build a request. The prompt of a stage that another drives is as long as the rows that it will get. Raises
@@ -135,11 +136,14 @@ class StageSide:
         request, part = stage.request, stage.part
         connection, last = self.model.connection(edge), self.model.graph.partition(self.node.name).last_walk
 
-        def open_input(hosted: Collection[str] | None) -> tuple[StreamBuffer, Callable[[], None]]:
+        def open_input(hosted: Collection[str] | None) -> StreamBuffer:
             buffer = StreamBuffer(connection, last, hosted)
             walks = replace(part, walks=tuple(hosted or ()))
-            stream = self.ports.open_input(request.request_id, request.attempt, walks, edge, buffer, time.monotonic())
-            return buffer, stream.consumed
+            self.ports.open_input(
+                request.request_id, request.attempt, walks, edge, buffer, time.monotonic(),
+                awaits_handoff=receives and hosted is not None,
+            )  # fmt: skip
+            return buffer
 
         receives = request.submit.phase == "decode" and request.submit.transfer_id is not None
         make_builder = self.builders.pop(request.key)
@@ -163,15 +167,17 @@ class StageSide:
 
     def take(self, message: Message, now: float) -> bool:
         """Handle a message about streams; return whether it was one."""
-        if isinstance(message, Inputs):
-            self.ports.inputs(message, now)
-        elif isinstance(message, Release):
-            self.ports.release(message.run)
-        else:
-            return self.ports.take(message, now)
-        return True
+        return self.ports.take(message, now)
 
-    def after(self, outputs: Iterable[Output]) -> None:
+    @property
+    def seats(self) -> int | None:
+        """The number of runs whose items can all be kept here; None: without limit."""
+        longest, layers = self.machine.config.max_model_len, self.machine.state_layers
+        if layers is None or not self.model.graph.outgoing(self.node.name):
+            return None
+        return max(1, self.ports.seats_for(2 * 4 * self.machine.config.hidden_size, longest))
+
+    def after(self, outputs: Iterable[Output], now: float) -> None:
         """Stream what a step has accepted, and end the streams of sequences that have ended."""
         for output in outputs:
             stage = self.open.get(output.sequence.id)
@@ -186,6 +192,7 @@ class StageSide:
         for stage in self.open.values():
             if stage.rows is not None:
                 stage.rows.record(stage.request.sequence.computed)
+        self.ports.send(now)
 
     def finish(self, stage: StageRequest, output: Output) -> None:
         if stage.ids is not None:
@@ -193,6 +200,7 @@ class StageSide:
             stage.ids.finish()
         if stage.states is not None:
             stage.states.finish()
+        stage.is_done = True
         self.tell(stage, done=True)
 
     def tell(self, stage: StageRequest, *, done: bool) -> None:
@@ -213,8 +221,8 @@ class StageSide:
     def keep_only(self, keys: Container[str], now: float) -> None:
         """End the streams into requests that have ended in any way. Their items are kept until the run's Release."""
         for key in [key for key in self.open if key not in keys]:
-            request = self.open.pop(key).request
-            self.ports.close(request.request_id, request.attempt, now)
+            stage = self.open.pop(key)
+            self.ports.close(stage.request.request_id, stage.request.attempt, stage.is_done, now)
 
     def end(self) -> None:
         """Close all sockets: the worker stops."""
@@ -228,7 +236,6 @@ class StageSide:
     def tick(self, now: float) -> list[tuple[str, str]]:
         """Move the streams. Return the keys of requests whose streams contradict themselves, with the reasons."""
         self.ports.poll(now)
-        self.ports.tick(now)
         for lost in self.ports.starved:
             stage = next((one for one in self.open.values() if is_of(one.request, lost.request_id, lost.attempt)), None)
             if stage is not None:

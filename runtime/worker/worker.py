@@ -106,6 +106,7 @@ class Worker:
                 config, self.incarnation, self.context, self.poller, self.peers_in, self.keys, self.failures
             ),
         )  # fmt: skip
+        self.link.limit_seats(self.stage.seats)
         self.grammars = GrammarManager(machine.grammars, self.poller.wake, self.failures)
         sockets = (self.control, self.peers_in)
         self.gauge = LoadGauge(
@@ -190,7 +191,7 @@ class Worker:
         self.step_reporter.begin()
         outputs = self.machine.engine.step()
         self.now = self.idle_work.busy_at = time.monotonic()
-        self.stage.after(outputs)
+        self.stage.after(outputs, self.now)
         self.processor.process(outputs, self.now)
         self.step_reporter.end(self.machine.engine.has_work)
 

@@ -12,7 +12,7 @@ from pontil.runtime.graph.catalog import TALKER_LAST_PREFILL, TALKER_PREFILL
 from pontil.runtime.graph.stream_buffer import Chunk, StreamBuffer, StreamPosition
 from pontil.runtime.worker.stages.talker import RowBuilder
 
-InputOpener = Callable[[Collection[str] | None], tuple[StreamBuffer, Callable[[], None]]]
+InputOpener = Callable[[Collection[str] | None], StreamBuffer]
 
 
 class StreamRows:
@@ -20,8 +20,8 @@ class StreamRows:
     uses them has run (E9). `frames` are those of the output so far. The rows from position `base` on are wanted: 0, or
     the first behind a prompt whose KV another worker computes. `known` are the rows from there on that were made.
 
-    `open_input` subscribes to the items of some of the stage's walks, None for all, and returns their buffer and the
-    function that tells the producer how far it was consumed. `make_builder` begins anew.
+    `open_input` subscribes to the items of some of the stage's walks, None for all, and returns their buffer.
+    `make_builder` begins anew.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class StreamRows:
         self.builder = make_builder()
         self.frames = [list(frame) for frame in frames]
         self.base = self.builder.prompt_rows if receives else 0
-        self.buffer, self.consumed = open_input(hosted)
+        self.buffer = open_input(hosted)
         self.known: list[Tensor] = []
         self.unused: deque[tuple[int, Chunk]] = deque()
         self.ended = 0
@@ -44,13 +44,12 @@ class StreamRows:
     def resume(self, frames: Sequence[list[int]], next_index: int) -> None:
         self.frames = self.frames or [list(frame) for frame in frames]
         self.buffer.hear(StreamPosition(next_index, TALKER_LAST_PREFILL, max(0, next_index - 1)))
-        self.consumed()
 
     def restart(self) -> None:
         """Ask for the items of all walks from the first on."""
         self.base, self.ended = 0, 0
         self.builder = self.make_builder()
-        self.buffer, self.consumed = self.open_input(None)
+        self.buffer = self.open_input(None)
         self.known.clear()
         self.unused.clear()
 
@@ -74,7 +73,7 @@ class StreamRows:
         states = states_of(chunk)
         if chunk.walk == TALKER_PREFILL:
             self.builder.add_prompt(states)
-            self.use(chunk)
+            self.buffer.record(chunk)
         else:
             self.unused.append((self.builder.prompt_rows - 1, chunk))
             self.known = list(self.builder.prompt(states[0] if len(states) else None))
@@ -107,11 +106,7 @@ class StreamRows:
     def record(self, computed: int) -> None:
         """Record the items of all rows before position `computed` as consumed."""
         while self.unused and self.unused[0][0] < computed:
-            self.use(self.unused.popleft()[1])
-
-    def use(self, chunk: Chunk) -> None:
-        self.buffer.record(chunk)
-        self.consumed()
+            self.buffer.record(self.unused.popleft()[1])
 
 
 def states_of(chunk: Chunk) -> Tensor:

@@ -14,13 +14,10 @@ from typing import Any
 import pytest
 
 from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders import builtin
-from pontil.runtime.loaders.builtin import fetch, resolve_graph, resolve_model
+from pontil.runtime.loaders.builtin import fetch, resolve_model
 from pontil.runtime.loaders.builtin_models import (
     BUILTINS,
-    GRAPHS,
     BuiltinFile,
-    BuiltinGraph,
     BuiltinModel,
     Piece,
 )
@@ -187,27 +184,6 @@ def pretend_cached(model: BuiltinModel, cache: Path) -> Path:
 def test_a_cached_model_is_used_without_a_fetch(tmp_path: Path, name: str) -> None:
     cached = pretend_cached(BUILTINS[name], tmp_path)
     assert resolve_model(name, tmp_path) == cached
-
-
-@pytest.mark.parametrize("name", GRAPHS)
-def test_a_pipeline_is_the_models_of_its_nodes(tmp_path: Path, name: str) -> None:
-    paths = {node: pretend_cached(model, tmp_path) for node, model in GRAPHS[name].nodes}
-    assert resolve_graph(name, tmp_path) == paths
-    with pytest.raises(ModelError, match=rf"{name} is a pipeline of several models \(recognizer whisper-tiny\.en, "):
-        resolve_model(name, tmp_path)
-    with pytest.raises(ModelError, match=f"no pipeline 'gpt-17': those built in are {name}"):
-        resolve_graph("gpt-17", tmp_path)
-
-
-def test_the_models_of_a_pipeline_are_fetched_with_their_licences(
-    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    graph = BuiltinGraph("two", (("first", MODEL), ("second", replace(IN_PARTS, name="parts"))))
-    monkeypatch.setattr(builtin, "GRAPHS", {"two": graph})
-    paths = resolve_graph("two", tmp_path)
-    assert list(paths) == ["first", "second"]
-    assert {path.read_bytes() for path in paths.values()} == {CONTENT}
-    assert "the terms of nobody apply" in capfd.readouterr().err
 
 
 def test_no_torch() -> None:

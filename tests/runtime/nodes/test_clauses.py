@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pontil.runtime.nodes.clauses import MOST, Clauses
+from pontil.runtime.nodes.clauses import MOST, Clauses, pieces_of
 
 # Letters, marks and gaps that rules look at, so that texts meet the rules often.
 TEXTS = st.one_of(
@@ -18,9 +18,7 @@ TEXTS = st.one_of(
 
 
 def cut(parts: list[str]) -> list[str]:
-    clauses = Clauses()
-    pieces = [piece for part in parts for piece in clauses.feed(part)]
-    return pieces + clauses.finish()
+    return list(pieces_of(parts))
 
 
 def stripped(text: str) -> list[str]:

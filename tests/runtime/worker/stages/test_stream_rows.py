@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of a sequence that another stage drives: the same ones for one worker, for two, and after a restart."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 import torch
@@ -47,11 +47,11 @@ class Opened:
     def __init__(self, stream: RecordedStream) -> None:
         self.stream, self.buffers = stream, list[StreamBuffer]()
 
-    def __call__(self, hosted: Collection[str] | None) -> tuple[StreamBuffer, Callable[[], None]]:
+    def __call__(self, hosted: Collection[str] | None) -> StreamBuffer:
         buffer = StreamBuffer(GRAPHS["qwen3-omni"].connection(STATES), TALKER_DECODE, hosted)
         self.stream.fill(buffer)
         self.buffers.append(buffer)
-        return buffer, lambda: None
+        return buffer
 
 
 FRAMES = [[number + 1, 7] for number in range(6)]
