@@ -80,7 +80,8 @@ ARROWS: dict[str, set[str]] = {
         "gpu_ops/kernels",
     },
     "runtime/worker/stages": {
-        "runtime/engine/streamed", "runtime/graph", "runtime/streams", "runtime/tokenizer",
+        "runtime/engine/sampler", "runtime/engine/streamed", "runtime/graph", "runtime/models/qwen3_omni",
+        "runtime/streams", "runtime/tokenizer",
     },
     "runtime/worker": {
         "runtime/cache", "runtime/disaggregation", "runtime/engine", "runtime/grammar", "runtime/loaders",

@@ -85,6 +85,11 @@ class StageSide:
         except MalformedFrame as error:
             raise RequestError(str(error)) from None
         sampling = {**submit.sampling, **self.machine.talker.sampling(submit.sampling)}
+        # Speech takes as many steps as the context has room for.
+        room = self.machine.config.max_model_len - rows
+        sampling["max_tokens"] = min(submit.sampling.get("max_tokens", 0), room)
+        if room < 1 or not all(map(self.machine.talker.is_frame, submit.frames)):
+            raise RequestError("the prompt is too long to be answered in speech, or the frames are not of this model")
         request = make_request(replace(submit, prompt=[0] * rows, sampling=sampling), self.machine)
         self.builders[request.key] = make_rows
         return request

@@ -83,6 +83,15 @@ class Talker:
             embedded = embedded + self.predictor.decoder.embed_codes(codes[:, group], group)
         return codes, embedded
 
+    @torch.inference_mode()
+    def embed_frame(self, codes: Sequence[int]) -> Tensor:
+        """Return the embedding of a frame, as `frames` returns it, float32 [hidden_size]."""
+        given = torch.tensor([codes], dtype=torch.int64, device=self.decoder.device)
+        embedded = self.decoder.embed(given[:, 0])
+        for group in range(1, self.config.groups):
+            embedded = embedded + self.predictor.decoder.embed_codes(given[:, group], group)
+        return embedded[0]
+
 
 def build_talker(config: TalkerConfig, decoder: Model, predictor: Weights, projections: Weights) -> Talker:
     """Build a Talker around its decoder, from the weights of its other parts. Raises ModelError for weights that are

@@ -47,6 +47,13 @@ class TalkerInput:
         """Return whether all rows of the prompt were taken."""
         return self.given == self.rows
 
+    def resume(self, positions: int) -> None:
+        """Begin behind the prompt, which is made elsewhere, of the states of so many positions of the answer: 0 or 1.
+        Not for a prompt with the beginning of the text."""
+        assert self.plan.text_start >= self.plan.length and self.arrived == 0
+        self.arrived, self.given, self.finished = self.plan.length + positions, self.rows, True
+        self.items = [self.talker.marks.padding] * positions
+
     @torch.inference_mode()
     def push(self, embedding: Tensor, hidden: Tensor) -> None:
         """Take the states of the next positions: `embedding` and `hidden` of `HiddenStates`, float32 [positions,
