@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from stage_site import RATE, StageSite, answer_of, frames_of, sound_of
 
 from pontil.runtime.accounting.counts import Usage
@@ -116,6 +118,49 @@ def test_any_worker_may_be_lost_at_any_moment(
         site.kill(name, notice)
         site.run_until_idle()
         is_whole(site, heard)
+
+
+@given(
+    losses=st.lists(
+        st.tuples(st.integers(0, 60), st.integers(0, 4), st.sampled_from([0, 2, 12]), st.integers(0, 9)), max_size=5
+    ),
+    lag=st.integers(0, 4),
+    count=st.integers(0, 8),
+    workers=st.sampled_from([TOGETHER, SPLIT]),
+    leaves=st.one_of(st.none(), st.integers(0, 60)),
+)
+def test_any_workers_may_be_lost_one_after_another(
+    tokenizer: Tokenizer, losses: list[tuple[int, int, int, int]], lag: int, count: int, workers: tuple[str, ...],
+    leaves: int | None,
+) -> None:  # fmt: skip
+    """Each loss is a moment, the place of a stage's worker, when the proxy notices, and when another one comes."""
+    site = StageSite(tokenizer, count=count, lag=lag, max_attempts=20)
+    kinds = [name.removesuffix(":0") for name in SERVING[workers]]
+    site.join(*(f"{kind}:0" for kind in kinds))
+    heard = submit(site)
+    coming: list[tuple[int, str]] = []
+    for moment, place, notice, comes in sorted(losses):
+        while site.steps < moment:
+            site.step()
+            for due, name in [one for one in coming if one[0] <= site.steps]:
+                coming.remove((due, name))
+                site.join(name)
+        kind = kinds[place % len(kinds)]
+        alive = [name for name in site.workers if name.startswith(f"{kind}:")]
+        if alive:
+            site.kill(alive[-1], notice)
+            coming.append((site.steps + comes, f"{kind}:{len(coming) + len(site.missed) + site.steps + 1}"))
+        if leaves is not None and site.steps >= leaves:
+            heard.stream.cancel()
+    for _, name in coming:
+        site.join(name)
+    site.run_until_idle()
+    if isinstance(heard.stream.end, Finished):
+        is_whole(site, heard)
+    else:
+        assert leaves is not None
+        site.run_until_idle()
+        nothing_is_left(site)
 
 
 @pytest.mark.parametrize("notice", [0, 12])
