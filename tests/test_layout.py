@@ -85,8 +85,9 @@ ARROWS: dict[str, set[str]] = {
     },
     "runtime/worker": {
         "runtime/cache", "runtime/disaggregation", "runtime/engine", "runtime/grammar", "runtime/loaders",
-        "runtime/models", "runtime/probe", "runtime/tokenizer", "runtime/transfer", "runtime/wire", "runtime/graph",
-        "runtime/streams", "runtime/worker/ranks", "runtime/worker/stages", "gpu_ops/collectives", "gpu_ops/kernels",
+        "runtime/models", "runtime/nodes", "runtime/probe", "runtime/tokenizer", "runtime/transfer", "runtime/wire",
+        "runtime/graph", "runtime/streams", "runtime/worker/ranks", "runtime/worker/stages", "gpu_ops/collectives",
+        "gpu_ops/kernels",
     },
     "http/fields": {"runtime", "runtime/grammar", "runtime/proxy"},
     "http/access": {"http/fields", "runtime", "runtime/proxy"},
