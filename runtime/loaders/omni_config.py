@@ -17,6 +17,7 @@ from pontil.runtime.models.config import ModelConfig, SharedExpertConfig
 from pontil.runtime.models.qwen3_omni.config import SPECIAL_CODES, Code2WavConfig, CodecIds, TalkerConfig, TextIds
 
 OMNI, TALKER = "qwen3_omni_moe", "qwen3_omni_moe_talker_text"
+MOST_GROUPS = 64
 MEDIA = ("audio_token_id", "image_token_id", "video_token_id")
 
 
@@ -115,7 +116,7 @@ def check_talker(config: TalkerConfig, thinker: ModelConfig) -> None:
     ids = [*(number for _, number in config.speakers), *decoder.eos_token_ids]
     ids += [getattr(config.codec, name) for name in config.codec.__slots__]
     faults = {
-        f"has {config.groups} codes in a frame: it must be 2 or more": config.groups < 2,
+        f"has {config.groups} codes in a frame: it must be 2 to {MOST_GROUPS}": not 2 <= config.groups <= MOST_GROUPS,
         f"reads states of {config.thinker_size} numbers, but its Thinker's have {thinker.hidden_size}":
             config.thinker_size != thinker.hidden_size,
         f"reads states after {config.accept_layer} layers, but its Thinker has {thinker.num_layers}":
