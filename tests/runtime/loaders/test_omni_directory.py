@@ -89,7 +89,7 @@ def test_models_that_cannot_speak(directory: Path, tmp_path: Path) -> None:
 
 
 def test_a_directory_of_a_thinker_alone(tmp_path: Path) -> None:
-    """As transformers writes it without audio output: its text is served."""
+    """The form in which transformers writes a model without audio output: its text is served."""
     write_tiny_omni(tmp_path, enable_audio_output=False)
     assert speech_obstacle(tmp_path) == "its config.json has enable_audio_output = false"
     assert read_config(tmp_path).num_layers == 3
