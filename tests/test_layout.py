@@ -75,8 +75,8 @@ ARROWS: dict[str, set[str]] = {
     },
     "runtime/worker": {
         "runtime/cache", "runtime/disaggregation", "runtime/engine", "runtime/grammar", "runtime/loaders",
-        "runtime/models", "runtime/probe", "runtime/tokenizer", "runtime/transfer", "runtime/wire",
-        "runtime/worker/ranks", "gpu_ops/collectives", "gpu_ops/kernels",
+        "runtime/models", "runtime/models/qwen3_omni", "runtime/probe", "runtime/tokenizer", "runtime/transfer",
+        "runtime/wire", "runtime/worker/ranks", "gpu_ops/collectives", "gpu_ops/kernels",
     },
     "http/fields": {"runtime", "runtime/grammar", "runtime/proxy"},
     "http/access": {"http/fields", "runtime", "runtime/proxy"},
