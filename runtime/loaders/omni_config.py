@@ -17,7 +17,12 @@ from pontil.runtime.models.config import ModelConfig, SharedExpertConfig
 from pontil.runtime.models.qwen3_omni.config import SPECIAL_CODES, Code2WavConfig, CodecIds, TalkerConfig, TextIds
 
 OMNI, TALKER = "qwen3_omni_moe", "qwen3_omni_moe_talker_text"
+MOST_GROUPS = 64
 MEDIA = ("audio_token_id", "image_token_id", "video_token_id")
+# Hugging Face's values of ids that are missing from config.json.
+MARKS = {
+    "im_start": 151644, "user": 872, "assistant": 77091, "tts_bos": 151672, "tts_eos": 151673, "tts_pad": 151671,
+}  # fmt: skip
 
 
 def is_omni(path: Path) -> bool:
@@ -97,9 +102,9 @@ def predictor_config(data: dict[str, Any], groups: int) -> ModelConfig:
 
 
 def text_ids(data: dict[str, Any], thinker: dict[str, Any]) -> TextIds:
-    names = ("im_start", "user", "assistant", "tts_bos", "tts_eos", "tts_pad")
     media = tuple(integer(thinker, name) for name in MEDIA if thinker.get(name) is not None)
-    return TextIds(**{name: integer(data, f"{name}_token_id") for name in names}, media=media)
+    marks = {name: integer(data, f"{name}_token_id", usual) for name, usual in MARKS.items()}
+    return TextIds(**marks, media=media)
 
 
 def speakers(talker: dict[str, Any]) -> tuple[tuple[str, int], ...]:
@@ -115,7 +120,7 @@ def check_talker(config: TalkerConfig, thinker: ModelConfig) -> None:
     ids = [*(number for _, number in config.speakers), *decoder.eos_token_ids]
     ids += [getattr(config.codec, name) for name in config.codec.__slots__]
     faults = {
-        f"has {config.groups} codes in a frame: it must be 2 or more": config.groups < 2,
+        f"has {config.groups} codes in a frame: it must be 2 to {MOST_GROUPS}": not 2 <= config.groups <= MOST_GROUPS,
         f"reads states of {config.thinker_size} numbers, but its Thinker's have {thinker.hidden_size}":
             config.thinker_size != thinker.hidden_size,
         f"reads states after {config.accept_layer} layers, but its Thinker has {thinker.num_layers}":
