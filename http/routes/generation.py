@@ -131,7 +131,7 @@ class GenerationRoutes:
 
     async def answer_chat(self, request: Request, wanted: ChatRequest) -> HTTPResponse | None:
         """Answer a chat that has been read."""
-        self.snapshot_for(wanted, request)
+        self.check(wanted, request)
         self.sounds.check(wanted, request)
         ready = await self.ready(await self.sounds.heard(wanted, request), request, "messages")
         shape = self.chat_shape(ready)
@@ -159,11 +159,14 @@ class GenerationRoutes:
         return await self.fitted(wanted, snapshot, prompt_name)
 
     def snapshot_for(self, wanted: CompletionRequest | ChatRequest, request: Request) -> RegistrySnapshot:
-        """Return the snapshot for the decisions about a request. Raises RequestError for another model, or a priority
-        that its caller may not ask for."""
+        """Return the snapshot for the decisions about a request. Raises RequestError as `check` does."""
+        self.check(wanted, request)
+        return self.proxy.registry.generating.snapshot()
+
+    def check(self, wanted: CompletionRequest | ChatRequest, request: Request) -> None:
+        """Raise RequestError for another model, or a priority that its caller may not ask for."""
         self.model.check(wanted.model)
         wanted.handling.check_priority(request.ctx.allowance)
-        return self.proxy.registry.generating.snapshot()
 
     async def fitted(self, wanted: ChatRequest, snapshot: RegistrySnapshot, prompt_name: str) -> ReadyChat:
         """Tokenize a chat, whose own structure is usable, and fit it to the context."""
