@@ -51,7 +51,11 @@ ARROWS: dict[str, set[str]] = {
     "runtime/graph": set(),
     "runtime/cache": {"gpu_ops", "gpu_ops/kernels"},
     "runtime/models": {"gpu_ops", "gpu_ops/collectives", "gpu_ops/kernels"},
-    "runtime/loaders": {"runtime/models/architectures", "runtime/models/config", "runtime/models/encoder_config"},
+    "runtime/models/qwen3_omni": {"runtime/models", "gpu_ops", "gpu_ops/kernels"},
+    "runtime/loaders": {
+        "runtime/models/architectures", "runtime/models/config", "runtime/models/encoder_config",
+        "runtime/models/qwen3_omni/config",
+    },
     "runtime/engine": {"runtime/cache", "runtime/models", "gpu_ops", "gpu_ops/kernels"},
     "runtime/tokenizer": set(),
     # Libraries of the extra `speech`, imported when a node is made.
@@ -76,12 +80,14 @@ ARROWS: dict[str, set[str]] = {
         "gpu_ops/kernels",
     },
     "runtime/worker/stages": {
-        "runtime/engine/streamed", "runtime/graph", "runtime/streams", "runtime/tokenizer",
+        "runtime/engine/sampler", "runtime/engine/streamed", "runtime/graph", "runtime/models/qwen3_omni",
+        "runtime/streams", "runtime/tokenizer",
     },
     "runtime/worker": {
         "runtime/cache", "runtime/disaggregation", "runtime/engine", "runtime/grammar", "runtime/loaders",
-        "runtime/models", "runtime/probe", "runtime/tokenizer", "runtime/transfer", "runtime/wire", "runtime/graph",
-        "runtime/streams", "runtime/worker/ranks", "runtime/worker/stages", "gpu_ops/collectives", "gpu_ops/kernels",
+        "runtime/models", "runtime/nodes", "runtime/probe", "runtime/tokenizer", "runtime/transfer", "runtime/wire",
+        "runtime/graph", "runtime/streams", "runtime/worker/ranks", "runtime/worker/stages", "gpu_ops/collectives",
+        "gpu_ops/kernels",
     },
     "http/fields": {"runtime", "runtime/grammar", "runtime/proxy"},
     "http/access": {"http/fields", "runtime", "runtime/proxy"},

@@ -189,7 +189,21 @@ SPEECH_DEMO = GraphModel(
     audio="speaker",
     recognizer="recognizer",
 )  # fmt: skip
-GRAPHS: Mapping[str, GraphModel] = MappingProxyType({one.name: one for one in (QWEN3_OMNI, SPEECH_DEMO)})
+# For tests, and for demonstrations without downloads: the text of any model, spoken as tones. Its directory says so in
+# `architectures` of config.json.
+TINY_SPEECH = GraphModel(
+    name="tiny-speech",
+    nodes=(GraphNode("llm", "engine", splits=True, prefill_walks=(PREFILL,)), GraphNode("speaker", "node")),
+    first="llm",
+    graph=Graph(
+        "tiny-speech",
+        (text_partition("llm"), partition("speaker", ("speak", Node("speaker")))),
+        (Connection("llm", "speaker", "text", Fixed(1), speak_walk, 256),),
+    ),
+    audio="speaker",
+    architecture="TinySpeech",
+)
+GRAPHS: Mapping[str, GraphModel] = MappingProxyType({one.name: one for one in (QWEN3_OMNI, SPEECH_DEMO, TINY_SPEECH)})
 
 
 def graph_named(name: str) -> GraphModel | None:

@@ -3,7 +3,7 @@
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -52,7 +52,15 @@ class Speaker:
             raise ValueError(f"a piece has {len(piece)} characters, more than {MOST}")
         if not SLOWEST <= speed <= FASTEST:
             raise ValueError(f"the speed {speed} is not between {SLOWEST} and {FASTEST}")
-        return b"".join(to_pcm16(self._sound(phonemes, speed)) for phonemes in self._phonemes(spoken(piece)))
+        return self.say(self.phonemes(piece), speed)
+
+    def phonemes(self, piece: str) -> list[str]:
+        """Return how to pronounce a piece of text, by sentences: none for text without words."""
+        return self._phonemes(spoken(piece))
+
+    def say(self, phonemes: Sequence[str], speed: float = 1.0) -> bytes:
+        """Return the speech for these phonemes."""
+        return b"".join(to_pcm16(self._sound(one, speed)) for one in phonemes)
 
     def stream(self, texts: Iterable[str], speed: float = 1.0) -> Iterator[bytes]:
         """Speak a text that arrives in parts: yield the samples of each sentence or clause when it is complete."""

@@ -58,7 +58,7 @@ class Dispatcher:
         workers = self.registry.of(request.group).reachable_loads
         # A prompt that is computed for its items alone has nothing to hand over.
         alone = request.stage is not None and request.stage.is_replay
-        return plan(workers, "never" if alone else self.config.disagg, request.broken, len(request.prompt))
+        return plan(workers, "never" if alone else self.config.disagg, request.broken, prompt_load(request))
 
     def room_for(self, request: Request) -> Route | None:
         """Return a route that has room now for a queued request's first attempt, or None.
@@ -68,13 +68,12 @@ class Dispatcher:
         """
         run = None if request.stage is None else request.stage.run
         if run is None:
-            return self.room_in(request.group, request)
-        seated = all(self.room_in(group, request, spare=0) is not None for group in run.groups)
-        return self.room_in(request.group, request, spare=0) if seated else None
+            return self.room_in(request.group, prompt_load(request), request.params.n)
+        seated = all(self.room_in(group, 0, 1, spare=0) is not None for group in run.groups)
+        return self.room_in(request.group, prompt_load(request), 1, spare=0) if seated else None
 
-    def room_in(self, group: str | None, request: Request, spare: int = SPARE_SEATS) -> Route | None:
-        workers = self.registry.of(group).reachable_loads
-        return next_route(workers, self.config.disagg, len(request.prompt), request.params.n, spare)
+    def room_in(self, group: str | None, tokens: int, choices: int, spare: int = SPARE_SEATS) -> Route | None:
+        return next_route(self.registry.of(group).reachable_loads, self.config.disagg, tokens, choices, spare)
 
     def enlist(self, request: Request) -> None:
         """Begin a request that waits in no queue: at once, or when there is a worker."""
@@ -179,7 +178,7 @@ class Dispatcher:
                 worker.taken += change * request.params.n
         if change > 0:
             request.prompt_worker = next(name for name, phase in request.phases.items() if phase != DECODE)
-            request.uncomputed = len(request.prompt)
+            request.uncomputed = prompt_load(request)
             if worker := self.registry.workers.get(request.prompt_worker):
                 worker.uncomputed += request.uncomputed
         else:
@@ -224,6 +223,11 @@ class Dispatcher:
         wanted, limit = ("next", config.stream_idle_timeout) if request.begun else ("first", config.first_byte_timeout)
         what = f"{wanted} {made_by(request)}" if request.embedding is None else "embedding"
         return f"the {what} did not come within {limit:g} s" if waited > limit else None
+
+
+def prompt_load(request: Request) -> int:
+    """Return the prompt tokens that keep a worker busy: none where the stage before sets the pace."""
+    return 0 if is_joined(request) else len(request.prompt)
 
 
 def made_by(request: Request) -> str:

@@ -323,7 +323,8 @@ class Proxy:
             reason = f"{worker.hello.name} {how} while it served this request"
             self.ledger.left(worker.hello.sender)
             for request in list(self.requests.values()):
-                if request.needs(worker.hello.sender, drained=worker.drained):
+                # Another stage of its run may have ended it meanwhile.
+                if request.id in self.requests and request.needs(worker.hello.sender, drained=worker.drained):
                     self.dispatcher.retry(request, reason, cause)
 
     def send(self, message: Message) -> bool:

@@ -49,7 +49,8 @@ class Run:
     """The requests of a run by stage: the client's own is `first`, the `later` ones are opened when it is dispatched.
     `replays` has the last request of each stage that computes it again, `replayed` how many there were. `served` are
     the workers of all attempts: items are kept there until the run is `over`. `refusals` counts how often a consumer
-    was refused, by edge and producer. `workers` are those that are registered. `progress` is each stage's, as its reports tell."""
+    was refused, by stream and producer. `workers` are those that are registered. `progress` is each stage's, as its
+    reports tell."""
 
     def __init__(
         self, graph: GraphModel, first: Request, task: StageTask, later: Iterable[GraphNode],
@@ -115,15 +116,16 @@ class Run:
         )  # fmt: skip
 
     def producers(self, edge: str) -> tuple[Producer, ...]:
-        """Return the workers that make, or keep, the items of an edge."""
+        """Return the workers that make, or keep, the items of a stream. One that is gone has no endpoint: a consumer
+        that needs its items says so at once. One that was replaced is not named then."""
         stage = producer_of(edge)
-        found: dict[Producer, None] = {}
-        for request in (self.requests.get(stage), self.replays.get(stage)):
-            if request is not None and request.route is not None:
-                for worker in request.route.workers:
-                    if worker.incarnation in request.phases and worker.incarnation in self.workers:
-                        found[worker.incarnation, worker.peer_endpoint] = None
-        return tuple(found)
+        latest, found = self.latest(stage), dict[str, str]()
+        for request in (self.requests[stage], latest):
+            for worker in () if request.route is None else request.route.workers:
+                name = worker.incarnation
+                if name in request.phases and (name in self.workers or request is latest):
+                    found[name] = worker.peer_endpoint if name in self.workers else ""
+        return tuple(found.items())
 
     def consumers(self, stage: str) -> Iterator[tuple[str, Request]]:
         """Yield each edge out of a stage with a request, at work now, that takes its items."""

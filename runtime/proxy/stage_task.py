@@ -49,6 +49,10 @@ def outputs_of(graph: GraphModel, node: str) -> tuple[str, ...]:
     return tuple(edge_name(one) for one in streams(graph) if one.source == node)
 
 
+# The most codes of a frame, of which the first is the sampled id.
+MOST_CODES = 64
+
+
 @dataclass(slots=True, eq=False)
 class StageTask:
     """A stage's work: for a `run`, or (None) a question to a node by itself, of the bytes in `data`.
@@ -96,9 +100,10 @@ class StageTask:
             return False
         if self.node.codes == 1:
             return frame.frames is None
-        codes, others = frame.frames or [], self.node.codes - 1
-        return len(codes) == len(frame.ids) and all(
-            len(one) == others and min(one) >= 0 and max(one) < MAX_TOKEN_ID for one in codes
+        frames = frame.frames or []
+        return len(frames) == len(frame.ids) and all(
+            1 < len(codes) <= MOST_CODES and codes[0] == token and min(codes) >= 0 and max(codes) < MAX_TOKEN_ID
+            for token, codes in zip(frame.ids, frames, strict=True)
         )
 
     def take_frames(self, frame: Tokens, new: int, delivered: int) -> None:

@@ -93,7 +93,7 @@ class EmbeddingWorker(PlainWorker):
         logger.warning("the proxy is gone: %d requests are dropped; waiting for the next", len(self.queue))
         self.queue.clear()
 
-    def check_deadlines(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         for one in self.queue.take_late(now):
             self.refuse(one.message, LATE)
 

@@ -6,20 +6,22 @@ from types import MappingProxyType
 
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.errors import ModelError
-from pontil.runtime.graph.catalog import GRAPHS, GraphModel
+from pontil.runtime.graph.catalog import GRAPHS, SPEECH_DEMO, TINY_SPEECH, GraphModel
 from pontil.runtime.nodes.node import Node
 from pontil.runtime.nodes.recognizer import Recognizer
 from pontil.runtime.nodes.speaker import Speaker
 from pontil.runtime.nodes.speech_nodes import RecognizerNode, SpeakerNode, identity_of
+from pontil.runtime.nodes.tones import TONES, Tones
 from pontil.runtime.reporting import Reporter
 
 
 def assemble_node(config: WorkerConfig, report: Reporter) -> tuple[GraphModel, Node]:
     """Load the node that the configuration names. Raises ModelError."""
-    if config.graph not in GRAPHS or config.node not in MAKERS:
-        raise ModelError(f"no worker of this version computes the stage {config.node!r} of {config.graph!r}")
-    report.progress(f"loading the {config.node}")
-    return GRAPHS[config.graph], MAKERS[config.node](config)
+    graph, node = config.graph or "", config.node or ""
+    if graph not in GRAPHS or (graph, node) not in MAKERS:
+        raise ModelError(f"no worker of this version computes the stage {node!r} of {graph!r}")
+    report.progress(f"loading the {node}")
+    return GRAPHS[graph], MAKERS[graph, node](config)
 
 
 def make_recognizer(config: WorkerConfig) -> Node:
@@ -31,6 +33,14 @@ def make_speaker(config: WorkerConfig) -> Node:
     return SpeakerNode(Speaker(config.model_path), identity_of(config.model_path))
 
 
-MAKERS: Mapping[str, Callable[[WorkerConfig], Node]] = MappingProxyType(
-    {"recognizer": make_recognizer, "speaker": make_speaker}
+def make_tones(config: WorkerConfig) -> Node:
+    return SpeakerNode(Tones(), TONES)
+
+
+MAKERS: Mapping[tuple[str, str], Callable[[WorkerConfig], Node]] = MappingProxyType(
+    {
+        (SPEECH_DEMO.name, "recognizer"): make_recognizer,
+        (SPEECH_DEMO.name, "speaker"): make_speaker,
+        (TINY_SPEECH.name, "speaker"): make_tones,
+    }
 )

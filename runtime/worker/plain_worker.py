@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of a worker process that makes no tokens: it registers, takes tasks, works in steps, and leaves."""
+"""The life of a worker process that makes no tokens: it registers, takes tasks, computes them in steps, and leaves."""
 
 import logging
 import secrets
@@ -43,10 +43,14 @@ class PlainWorker(ABC):
         self.poller = Poller()
         self.control = WorkerSocket(self.context, self.incarnation, config.control)
         self.poller.register(self.control)
+        self.open_sockets()
         self.link = ProxyLink(self.control, self.hello())
         self.reachability = ProxyReachability(self.control.connection, config.control)
         self.assigned_role = AssignedRole(self.link, report)
         self.commands = None if pipe is None else SupervisorCommands(pipe, self.poller, self.assigned_role)
+
+    def open_sockets(self) -> None:  # noqa: B027
+        """Open what the worker needs besides the connection to the proxy, before it introduces itself."""
 
     @abstractmethod
     def hello(self) -> Hello:
@@ -71,8 +75,8 @@ class PlainWorker(ABC):
         """Compute one step, and send its results."""
 
     @abstractmethod
-    def check_deadlines(self, now: float) -> None:
-        """End the tasks that are late, and do what else time asks for."""
+    def poll(self, now: float) -> None:
+        """End the tasks that are late, and do what else time and other workers ask for."""
 
     @abstractmethod
     def give_back(self, failure: Failure) -> None:
@@ -117,7 +121,7 @@ class PlainWorker(ABC):
 
     def turn(self) -> None:
         """Run one iteration: handle messages, check deadlines, compute one step."""
-        self.poller.wait(CONGESTION_PAUSE if self.link.congested else 0.0 if self.has_work else BEAT)
+        self.poller.wait(self.patience)
         now = self.now = time.monotonic()
         if self.commands is not None:
             self.commands.obey(now)
@@ -133,6 +137,13 @@ class PlainWorker(ABC):
             self.give_back(Failure("the worker drains", 503, moved=True))
         self.assigned_role.tell(idle=self.is_idle)
         self.step_reporter.rest(self.may_step)
+
+    @property
+    def patience(self) -> float:
+        """The seconds to sleep if nothing arrives."""
+        if self.link.congested:
+            return CONGESTION_PAUSE
+        return 0.0 if self.has_work else BEAT
 
     @property
     def may_step(self) -> bool:
@@ -161,9 +172,13 @@ class PlainWorker(ABC):
     def tick(self, now: float) -> None:
         if self.reachability.look(now) and self.link.proxy is None:
             self.report.progress(self.reachability.told)
-        self.check_deadlines(now)
+        self.poll(now)
         if self.link.tick(self.load(), now):
             self.orphan()
+
+    def counters(self) -> dict[str, int]:
+        """Return what a kind of worker counts besides."""
+        return {}
 
     def load(self) -> HeartbeatLoad:
         waiting, free = self.counts
@@ -174,6 +189,7 @@ class PlainWorker(ABC):
             "prompt_tokens_computed_before": self.computed_before,
             "stale_messages": self.stale,
             "malformed_frames": self.control.malformed,
+            **self.counters(),
             **{f"thread_failures_{name}": count for name, count in self.failures.counts().items()},
         }
         return HeartbeatLoad(0, waiting, free, self.step_reporter.steps, counters)

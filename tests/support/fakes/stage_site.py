@@ -290,13 +290,18 @@ class StageWorker:
     def pull(self, job: StageJob, edge: str) -> None:
         """Take the next item that is missing from a producer that has it; complain of those that are gone."""
         sources = {name: self.site.workers.get(name) for name in job.producers}
-        for name, worker in sources.items():
-            kept = None if worker is None or worker.forgets else worker.kept.get((job.part.run, edge))
-            if kept is None:
-                if not job.is_all and job.waits <= self.site.steps:
-                    job.waits = self.site.steps + PATIENCE
-                    self.say(Starved, job, edge=edge, next_index=len(job.items), lost=name)
-                continue
+        there = {
+            name: worker.kept[job.part.run, edge]
+            for name, worker in sources.items()
+            if worker is not None and not worker.forgets and (job.part.run, edge) in worker.kept
+        }
+        base = len(job.items)
+        covered = any(min(kept.items, default=base) <= base for kept in there.values())
+        if not covered and not job.is_all and job.waits <= self.site.steps:
+            job.waits = self.site.steps + PATIENCE
+            for name in sources.keys() - there.keys():
+                self.say(Starved, job, edge=edge, next_index=base, lost=name)
+        for kept in there.values():
             if kept.last is not None:
                 assert job.last in (None, kept.last), "one end for all"
                 job.last = kept.last
@@ -320,7 +325,7 @@ class StageWorker:
         if task.phase == "decode":
             yield from self.until(lambda: self.is_handed(task))
         else:
-            for place, item in enumerate(task.prompt + given[:-1]):
+            for place, item in enumerate(task.prompt if job.is_replay else task.prompt + given[:-1]):
                 self.keep(job, place, item)
                 yield True
         if job.is_replay:
