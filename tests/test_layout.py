@@ -51,7 +51,11 @@ ARROWS: dict[str, set[str]] = {
     "runtime/graph": set(),
     "runtime/cache": {"gpu_ops", "gpu_ops/kernels"},
     "runtime/models": {"gpu_ops", "gpu_ops/collectives", "gpu_ops/kernels"},
-    "runtime/loaders": {"runtime/models/architectures", "runtime/models/config", "runtime/models/encoder_config"},
+    "runtime/models/qwen3_omni": {"runtime/models", "gpu_ops", "gpu_ops/kernels"},
+    "runtime/loaders": {
+        "runtime/models/architectures", "runtime/models/config", "runtime/models/encoder_config",
+        "runtime/models/qwen3_omni/config",
+    },
     "runtime/engine": {"runtime/cache", "runtime/models", "gpu_ops", "gpu_ops/kernels"},
     "runtime/tokenizer": set(),
     # Libraries of the extra `speech`, imported when a node is made.
@@ -76,7 +80,8 @@ ARROWS: dict[str, set[str]] = {
         "gpu_ops/kernels",
     },
     "runtime/worker/stages": {
-        "runtime/engine/streamed", "runtime/graph", "runtime/streams", "runtime/tokenizer",
+        "runtime/engine/sampler", "runtime/engine/streamed", "runtime/graph", "runtime/models/qwen3_omni",
+        "runtime/streams", "runtime/tokenizer",
     },
     "runtime/worker": {
         "runtime/cache", "runtime/disaggregation", "runtime/engine", "runtime/grammar", "runtime/loaders",

@@ -28,8 +28,8 @@ DEADLINES = ("first_byte_timeout", "kv_handshake_timeout", "kv_lease", "kv_stall
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetting:
-    """The setting that all workers of a launch have in common: the run directory and the proxy's endpoint; the graph of a model of several
-    stages; and whether some of them share a device."""
+    """The setting that all workers of a launch have in common: the run directory and the proxy's endpoint, the graph
+    of a model of several stages, and whether some of them share a device."""
 
     run: Path
     control: str

@@ -4,8 +4,8 @@
 The order is: penalties, logit_bias, masks (grammar, allowed and bad ids, min_tokens), temperature, min_p, top_k, top_p.
 Logprobs are of the raw logits.
 
-Randomness is counter-based: the number a draw uses is a function of (seed, choice, position) alone, so the same request
-draws the same tokens alone, in a batch, after a handoff and on replay.
+Randomness is counter-based: the number a draw uses is a function of (seed, choice, position, group) alone, so the same
+request draws the same tokens alone, in a batch, after a handoff and on replay.
 """
 
 import hashlib
@@ -52,9 +52,10 @@ class Sampled:
     frames: list[list[int]] = field(default_factory=list)
 
 
-def uniform(seed: int, choice: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits."""
-    counter = struct.pack("<QQQ", seed & MASK_64, choice, position)
+def uniform(seed: int, choice: int, position: int, group: int = 0) -> float:
+    """A number in [0, 1) with 53 random bits. Where a position has several draws, each but the first is of a `group`
+    above 0."""
+    counter = struct.pack("<QQQ", seed & MASK_64, choice, position) + struct.pack("<Q", group) * (group > 0)
     bits = int.from_bytes(hashlib.blake2b(counter, digest_size=8).digest(), "little")
     return (bits >> 11) * 2.0**-53
 

@@ -36,7 +36,7 @@ class Decoder(ABC):
         self.config = config
         self.dtype, self.device, self.kernels = weights.dtype, weights.device, weights.kernels
         self.communicator, self.partition = weights.communicator, weights.partition
-        self.embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self.embedding = self.take_embedding(weights)
         self.blocks = [self.block(index, weights) for index in range(config.num_layers)]
         self.norm = self.make_norm("model.norm", weights)
         self.head = self.take_head(weights)
@@ -47,7 +47,7 @@ class Decoder(ABC):
         self.fused = [] if self.kernels is None else [self.fuse(block, self.kernels) for block in self.blocks]
         # The last layer is apart: only some of its rows are needed.
         self.stack = None if self.kernels is None else FusedStack(self.fused[:-1], self.kernels)
-        self.fused_head = None if self.kernels is None else self.fuse_head(self.kernels)
+        self.fused_heads = [] if self.kernels is None else [self.fuse_head(part, self.kernels) for part in self.head]
 
     @abstractmethod
     def block(self, index: int, weights: Weights) -> Block:
@@ -59,6 +59,9 @@ class Decoder(ABC):
     def fuse(self, block: Block, library: KernelLibrary) -> FusedBlock:
         rotary = self.global_rotary if block.attention.window is None else self.local_rotary
         return FusedBlock(block, library, self.config, (rotary.cos, rotary.sin))
+
+    def take_embedding(self, weights: Weights) -> Tensor:
+        return weights.take("model.embed_tokens.weight", self.config.vocab_size, self.config.hidden_size)
 
     def take_head(self, weights: Weights) -> list[Product]:
         """Take the vocabulary's projection, whose results are float32: in bfloat16 distinct logits would round to ties.
@@ -83,9 +86,8 @@ class Decoder(ABC):
     def linears(self) -> list[Product]:
         return [linear for block in self.blocks for linear in block.linears]
 
-    def fuse_head(self, library: KernelLibrary) -> Head:
-        (head,) = self.head
-        return Head(library, matrix_of(head), self.norm.weight, self.norm.eps)
+    def fuse_head(self, part: Product, library: KernelLibrary) -> Head:
+        return Head(library, matrix_of(part), self.norm.weight, self.norm.eps)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Look up embeddings, float32 [rows, hidden_size]."""
@@ -124,15 +126,18 @@ class Decoder(ABC):
             hidden = rest(hidden, tile)
         return self.fused[-1].only(hidden, tile, rows)
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        return self.norm(hidden) if self.fused else hidden
+
     def logits(self, hidden: Tensor) -> Tensor:
-        if self.fused_head is not None:
-            return self.whole_vocabulary(self.fused_head(hidden)[0])
+        if self.fused_heads:
+            return self.whole_vocabulary(self.fused_heads[0](hidden)[0])
         parts = [part(hidden) for part in self.head]
         return self.whole_vocabulary(parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1))
 
     def ranked_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        assert self.fused_head is not None
-        logits, highest = self.fused_head(hidden)
+        (head,) = self.fused_heads
+        logits, highest = head(hidden)
         if self.partition.size == 1:
             return logits, highest
         ids = highest.unsqueeze(1)

@@ -62,6 +62,9 @@ class Model(Protocol):
         [len(rows), hidden_size]. `inputs` and `states`, of all the tile's rows, are those of `forward`. The last
         layer's results for other rows are not computed."""
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Map rows of `forward` or `forward_fused` to normed ones, float32 [rows, hidden_size]: the same for both."""
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Map rows of `forward` or `forward_fused`, float32 [rows, hidden_size], to float32 [rows, vocab_size]."""
 

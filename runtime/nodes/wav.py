@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pontil.runtime.errors import RequestError
+from pontil.runtime.foundation.wav_header import is_wav, wav_header
 from pontil.runtime.nodes.libraries import library
 
 Samples = npt.NDArray[np.float32]
@@ -77,7 +78,7 @@ def refused(message: str, status: int = 400) -> RequestError:
 def read_wav(data: bytes, most_seconds: int = MOST_SECONDS) -> Sound:
     """Read a WAV file; several channels become their mean. Raises RequestError for what is none, or is over a limit."""
     check_bytes(data)
-    if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
+    if not is_wav(data):
         raise refused(f"the audio is {seems(data)}, not a WAV file: {CONVERT}")
     form = None
     for name, body in chunks(data):
@@ -208,17 +209,6 @@ def to_pcm16(samples: Samples) -> bytes:
     """Return 16-bit samples, the lowest byte first."""
     raw: bytes = np.rint(np.clip(samples, -1, 1) * np.float32(32767)).astype("<i2").tobytes()
     return raw
-
-
-def wav_header(rate: int, size: int | None = None) -> bytes:
-    """Return the header of a WAV file of one channel of 16-bit samples, `size` bytes of them; None: not known yet, as
-    in a stream."""
-    if size is None:
-        whole, size = 0xFFFFFFFF, 0xFFFFFFFF
-    else:
-        whole = 36 + size
-    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, PCM, 1, rate, 2 * rate, 2, 16)
-    return struct.pack("<4sI4s", b"RIFF", whole, b"WAVE") + form + struct.pack("<4sI", b"data", size)
 
 
 def write_wav(pcm16: bytes, rate: int) -> bytes:

@@ -15,7 +15,7 @@ from pontil.runtime.proxy.metrics import BROKEN, FAILED, MOVED, Metrics
 from pontil.runtime.proxy.model_admissions import ModelAdmissions
 from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.proxy.request import Request
-from pontil.runtime.proxy.stage_task import accept_output
+from pontil.runtime.proxy.stage_task import accept_output, makes_tokens
 from pontil.runtime.proxy.stream import Finished, MessageTurn
 from pontil.runtime.wire.messages import (
     Embedding,
@@ -134,7 +134,7 @@ class AnswerFrames:
         if request is None or not request.expects(frame.sender, frame.attempt):
             self.metrics.dropped.labels("stale").inc()
             self.book_stray(frame)
-        elif not request.makes_tokens or not request.is_sound(frame):
+        elif not makes_tokens(request) or not request.is_sound(frame):
             self.metrics.dropped.labels("malformed").inc()
             self.book_stray(frame)
         else:
@@ -187,7 +187,7 @@ class AnswerFrames:
         """Take an output of a node, of which the final one ends its request."""
         request = self.requests.get(frame.request_id)
         task = None if request is None else request.stage
-        if request is None or task is None or not request.expects(frame.sender, frame.attempt) or request.makes_tokens:
+        if request is None or task is None or not request.expects(frame.sender, frame.attempt) or makes_tokens(request):
             self.metrics.dropped.labels("stale").inc()
             return
         try:

@@ -111,7 +111,7 @@ class Bookkeeper:
             billed.cached_tokens, billed.completion_tokens, entry.generated, entry.delivered, discarded,
             time.time() - (now - request.arrived), request.queued, None if first is None else first - request.arrived,
             None if state == OPEN else now - request.arrived,
-            entry.computed_beside(billed.cached_tokens), request.stage_name,
+            entry.computed_beside(billed.cached_tokens), stage_name(request),
         )  # fmt: skip
 
     def worker_row(self, worker: str, book: Book) -> WorkerRow:
@@ -128,6 +128,11 @@ class Bookkeeper:
             self.incarnation, self.started, state, sums.requests, sums.prompt_tokens, sums.cached_tokens,
             sums.completion_tokens, sums.generated, sums.delivered, sums.settled_otherwise,
         )  # fmt: skip
+
+
+def stage_name(request: Request) -> str | None:
+    """Return the stage of a model that a request is for, besides the one that answers the client."""
+    return None if request.stage is None or request.is_clients else request.stage.node.name
 
 
 def summary(request: Request, billed: Usage, finish: str, now: float) -> str:

@@ -17,16 +17,15 @@ from pontil.runtime.proxy.dispatch import Dispatcher
 from pontil.runtime.proxy.in_flight import InFlight
 from pontil.runtime.proxy.metrics import FAILED, Metrics
 from pontil.runtime.proxy.request import Request
-from pontil.runtime.proxy.run import BYTES_PER_SAMPLE, Run, inputs_of, producer_of
-from pontil.runtime.proxy.stage_task import StageTask
+from pontil.runtime.proxy.run import BYTES_PER_SAMPLE, Run, producer_of
+from pontil.runtime.proxy.stage_task import StageTask, inputs_of
 from pontil.runtime.proxy.stream import Finished
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import Inputs, PassDone, Release, Starved
 
 LOG = logging.getLogger("pontil.proxy")
-# Reports that a registered worker has not the items, before this is believed: it may hear of its part after its
-# consumer does, and a worker that died may not be missed yet.
-MOST_REFUSALS = 3
+# Reports that a registered worker does not give its items, before this is believed: it may only have been slow.
+MOST_REFUSALS = 2
 
 
 class Conductor:
@@ -90,8 +89,8 @@ class Conductor:
         self.dispatcher.cancels.post(worker, message)
 
     def on_starved(self, message: Starved) -> None:
-        """Have the items made that a consumer misses: by the next attempt of the stage that makes them, or, where its
-        request has ended, by a replay. A worker that is registered is named to the consumer again first."""
+        """Have the items made again that a consumer misses: by the next attempt of the stage that makes them, or, where
+        its request has ended, by a replay. A worker that is registered is named to the consumer once more before."""
         request = self.in_flight.requests.get(message.request_id)
         task = None if request is None else request.stage
         run = None if task is None else task.run
@@ -102,23 +101,15 @@ class Conductor:
             self.metrics.dropped.labels("malformed").inc()
             return
         self.metrics.runs.starved.inc()
-        if self.is_lost(run, message.edge, message.lost):
-            self.make_again(run, producer_of(message.edge))
-        else:
+        stage, lost = producer_of(message.edge), message.lost
+        if lost not in run.latest(stage).phases:
+            return  # A later attempt makes all items, and the consumers heard of it, or will.
+        refusals = run.refusals[message.edge, lost] = run.refusals.get((message.edge, lost), 0) + 1
+        if lost in run.workers and refusals < MOST_REFUSALS:
             self.tell(run, message.edge, request, message.sender)
-
-    def is_lost(self, run: Run, edge: str, lost: str) -> bool:
-        """Return whether items of a worker are to be made again. A later attempt than its own makes all of them, and a
-        worker that is registered is believed to have them until it has refused a few times."""
-        if lost not in run.latest(producer_of(edge)).phases:
-            return False
-        if lost not in run.workers:
-            return True
-        refusals = run.refusals[edge, lost] = run.refusals.get((edge, lost), 0) + 1
-        if refusals < MOST_REFUSALS:
-            return False
-        del run.refusals[edge, lost]
-        return True
+        else:
+            run.refusals.clear()
+            self.make_again(run, stage)
 
     def make_again(self, run: Run, stage: str) -> None:
         latest = run.latest(stage)
@@ -153,10 +144,18 @@ class Conductor:
         self.dispatcher.enlist(again)
 
     def on_pass_done(self, message: PassDone) -> None:
+        """Merge a report of passes (E5). A stage that advances restarts the wait for its run."""
         request = self.in_flight.requests.get(message.request_id)
         task = None if request is None else request.stage
-        if request is None or task is None or task.run is None or not request.expects(message.sender, message.attempt):
-            self.metrics.dropped.labels("stale").inc()
+        run = None if task is None else task.run
+        if request is None or task is None or run is None or not request.expects(message.sender, message.attempt):
+            return  # The report of the last pass may come after the frame that ended the request.
+        name, graph = task.node.name, run.graph
+        walks = {one.name: [walk.name for walk in one.walks] for one in graph.graph.partitions}
+        if message.node != name or message.walk not in walks[name]:
+            self.metrics.dropped.labels("malformed").inc()
+        elif run.progress[name].take(message, graph.edges, walks):
+            request.waits_since = self.clock()
 
     def ended(self, request: Request) -> None:
         """Take note of the end of a stage's request. The first that fails ends the run."""

@@ -13,7 +13,7 @@ from pontil.runtime.proxy.metrics import MOVED, UNREACHABLE, Metrics
 from pontil.runtime.proxy.policy import SPARE_SEATS, Route, next_route, plan
 from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.proxy.request import Request
-from pontil.runtime.proxy.stage_task import stage_messages
+from pontil.runtime.proxy.stage_task import is_joined, makes_tokens, stage_messages
 from pontil.runtime.wire.messages import Embed, Message, NodeTask, Submit
 from pontil.runtime.wire.outbox import Outbox
 
@@ -58,7 +58,7 @@ class Dispatcher:
         workers = self.registry.of(request.group).reachable_loads
         # A prompt that is computed for its items alone has nothing to hand over.
         alone = request.stage is not None and request.stage.is_replay
-        return plan(workers, "never" if alone else self.config.disagg, request.broken, len(request.prompt))
+        return plan(workers, "never" if alone else self.config.disagg, request.broken, prompt_load(request))
 
     def room_for(self, request: Request) -> Route | None:
         """Return a route that has room now for a queued request's first attempt, or None.
@@ -68,13 +68,12 @@ class Dispatcher:
         """
         run = None if request.stage is None else request.stage.run
         if run is None:
-            return self.room_in(request.group, request)
-        seated = all(self.room_in(group, request, spare=0) is not None for group in run.groups)
-        return self.room_in(request.group, request, spare=0) if seated else None
+            return self.room_in(request.group, prompt_load(request), request.params.n)
+        seated = all(self.room_in(group, 0, 1, spare=0) is not None for group in run.groups)
+        return self.room_in(request.group, prompt_load(request), 1, spare=0) if seated else None
 
-    def room_in(self, group: str | None, request: Request, spare: int = SPARE_SEATS) -> Route | None:
-        workers = self.registry.of(group).reachable_loads
-        return next_route(workers, self.config.disagg, len(request.prompt), request.params.n, spare)
+    def room_in(self, group: str | None, tokens: int, choices: int, spare: int = SPARE_SEATS) -> Route | None:
+        return next_route(self.registry.of(group).reachable_loads, self.config.disagg, tokens, choices, spare)
 
     def enlist(self, request: Request) -> None:
         """Begin a request that waits in no queue: at once, or when there is a worker."""
@@ -179,7 +178,7 @@ class Dispatcher:
                 worker.taken += change * request.params.n
         if change > 0:
             request.prompt_worker = next(name for name, phase in request.phases.items() if phase != DECODE)
-            request.uncomputed = len(request.prompt)
+            request.uncomputed = prompt_load(request)
             if worker := self.registry.workers.get(request.prompt_worker):
                 worker.uncomputed += request.uncomputed
         else:
@@ -203,7 +202,7 @@ class Dispatcher:
     def time_left(self, request: Request, now: float) -> float | None:
         """Return the seconds within which the first token is of use. None if it has arrived, for a self-test, and for a
         stage that waits for others."""
-        if request.begun or request.trial or request.is_joined:
+        if request.begun or request.trial or is_joined(request):
             return None
         return max(0.0, request.waits_since + self.config.first_byte_timeout - now)
 
@@ -218,7 +217,7 @@ class Dispatcher:
         run = None if request.stage is None else request.stage.run
         waited = now - (request.waits_since if run is None else run.waits_since)
         limit = self.config.prefill_timeout
-        if not request.begun and not request.is_joined and request.phases and now - request.sent > limit:
+        if not request.begun and not is_joined(request) and request.phases and now - request.sent > limit:
             return f"the prompt was not computed within {limit:g} s"
         config = self.config
         wanted, limit = ("next", config.stream_idle_timeout) if request.begun else ("first", config.first_byte_timeout)
@@ -226,9 +225,14 @@ class Dispatcher:
         return f"the {what} did not come within {limit:g} s" if waited > limit else None
 
 
+def prompt_load(request: Request) -> int:
+    """Return the prompt tokens that keep a worker busy: none where the stage before sets the pace."""
+    return 0 if is_joined(request) else len(request.prompt)
+
+
 def made_by(request: Request) -> str:
     """Return the word for a piece of the answer."""
-    kind = "token" if request.makes_tokens else "output"
+    kind = "token" if makes_tokens(request) else "output"
     return kind if request.stage is None else f"{kind} of {request.stage.node.name}"
 
 

@@ -11,7 +11,7 @@ from pontil.runtime.proxy.embedding_task import EmbeddingTask
 from pontil.runtime.proxy.metrics import Metrics
 from pontil.runtime.proxy.model_admissions import ModelAdmissions
 from pontil.runtime.proxy.request import Request
-from pontil.runtime.proxy.stage_task import StageTask
+from pontil.runtime.proxy.stage_task import StageTask, is_joined
 from pontil.runtime.proxy.stream import Finished
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -89,7 +89,7 @@ class InFlight:
         if request.trial:
             self.books.ledger.set_aside(request.id)
             return
-        if not request.is_joined:
+        if not is_joined(request):
             self.admissions.of(request).leave(request)
         billed = request.billed
         self.books.close(request, billed, request.finish or label)

@@ -121,8 +121,12 @@ class Proxy:
         self.last_tick = clock()
         # Time of the supervisor's last process table, which it sends every second; None without a supervisor.
         self.table_at: float | None = None
+        self.router = self.make_router()
+
+    def make_router(self) -> MessageRouter:
+        """Return the dispatch of every message to the code that handles it."""
         registrar = Registrar(
-            self.incarnation, self.registry, self.ledger, self.metrics, clock, self.send, self.on_change
+            self.incarnation, self.registry, self.ledger, self.metrics, self.clock, self.send, self.on_change
         )  # fmt: skip
         handlers: dict[type[Message], Callable[[Any], None]] = {
             Hello: registrar.on_hello,
@@ -138,8 +142,8 @@ class Proxy:
             Starved: self.conductor.on_starved,
             PassDone: self.conductor.on_pass_done,
         }
-        self.router = MessageRouter(
-            self.incarnation, self.registry, self.metrics, clock, self.send, handlers, self.turn,
+        return MessageRouter(
+            self.incarnation, self.registry, self.metrics, self.clock, self.send, handlers, self.turn,
             self.admissions.dispatch,
         )  # fmt: skip
 
@@ -319,7 +323,8 @@ class Proxy:
             reason = f"{worker.hello.name} {how} while it served this request"
             self.ledger.left(worker.hello.sender)
             for request in list(self.requests.values()):
-                if request.needs(worker.hello.sender, drained=worker.drained):
+                # Another stage of its run may have ended it meanwhile.
+                if request.id in self.requests and request.needs(worker.hello.sender, drained=worker.drained):
                     self.dispatcher.retry(request, reason, cause)
 
     def send(self, message: Message) -> bool:

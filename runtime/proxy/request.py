@@ -254,20 +254,6 @@ class Request:
         return None if self.embedding is None else self.embedding.model
 
     @property
-    def makes_tokens(self) -> bool:
-        return self.embedding is None and (self.stage is None or self.stage.node.generates)
-
-    @property
-    def is_joined(self) -> bool:
-        """True if a run opened it beside the client's own request."""
-        return self.stage is not None and self.stage.is_joined
-
-    @property
-    def stage_name(self) -> str | None:
-        """The stage of a run that it is for, besides the one that answers the client."""
-        return None if self.stage is None or self.is_clients else self.stage.node.name
-
-    @property
     def is_clients(self) -> bool:
         """True for what a client asked for, and waits for the end of."""
         return not self.trial and (self.stage is None or self.stage.is_clients)

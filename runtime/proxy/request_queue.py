@@ -63,9 +63,9 @@ class RequestQueue:
         return self.rate.prompts.per_second is not None
 
     def cost_of(self, request: Request) -> float:
-        """Return the cost of a request in tokens."""
+        """Return the cost of a request in tokens, 1 for a node's that has none."""
         output = FIRST_EXPECTATION if self.rate.output.value is None else self.rate.output.value
-        return len(request.prompt) + request.params.n * min(float(request.params.max_tokens), output)
+        return max(1.0, len(request.prompt) + request.params.n * min(float(request.params.max_tokens), output))
 
     def push(self, request: Request, weight: float, now: float) -> None:
         self.pass_time(now)

@@ -10,7 +10,8 @@ from pontil.runtime.graph.catalog import GraphModel, GraphNode
 from pontil.runtime.graph.part import GraphPart, Producer
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.run_stream import AudioMailbox
-from pontil.runtime.proxy.stage_task import StageTask, group_of
+from pontil.runtime.proxy.stage_progress import StageProgress
+from pontil.runtime.proxy.stage_task import StageTask, group_of, inputs_of, outputs_of, streams
 
 SECRET_BYTES = 32
 # Audio is at most so long for each token that it can be made of, and in addition: what a worker sends beyond is no
@@ -22,35 +23,34 @@ BYTES_PER_SAMPLE = 2
 
 def later_stages(graph: GraphModel) -> tuple[GraphNode, ...]:
     """Return the stages that a run needs after its first, each after those that feed it."""
-    order, ready = list[GraphNode](), {graph.first}
-    rest = [graph.node(edge.split("/")[1]) for edge in graph.edges]
-    while rest:
-        found = [node for node in rest if all(producer_of(edge) in ready for edge in inputs_of(graph, node.name))]
-        assert found, "the stages of a run form no circle"
-        order += [node for node in dict.fromkeys(found) if node.name not in ready]
-        ready |= {node.name for node in found}
-        rest = [node for node in rest if node.name not in ready]
-    return tuple(order)
-
-
-def inputs_of(graph: GraphModel, node: str) -> tuple[str, ...]:
-    return tuple(edge for edge in graph.edges if edge.split("/")[1] == node)
-
-
-def outputs_of(graph: GraphModel, node: str) -> tuple[str, ...]:
-    return tuple(edge for edge in graph.edges if edge.split("/")[0] == node)
+    connections = streams(graph)
+    order, last = list[str](), {graph.first}
+    for _ in graph.nodes:
+        last = {one.target for one in connections if one.source in last}
+        order = [name for name in order if name not in last] + sorted(last)
+    return tuple(graph.node(name) for name in order)
 
 
 def producer_of(edge: str) -> str:
-    """Return the stage that an edge comes from."""
+    """Return the stage that a stream comes from."""
     return edge.split("/")[0]
+
+
+def walks_of(task: StageTask, phase: str) -> tuple[str, ...]:
+    """Return the walks that a worker computes in this phase, empty for all."""
+    first = task.node.prefill_walks
+    if phase == PREFILL:
+        return first
+    rest = [walk.name for walk in task.graph.graph.partition(task.node.name).walks if walk.name not in first]
+    return tuple(rest) if phase == DECODE else ()
 
 
 class Run:
     """The requests of a run by stage: the client's own is `first`, the `later` ones are opened when it is dispatched.
     `replays` has the last request of each stage that computes it again, `replayed` how many there were. `served` are
     the workers of all attempts: items are kept there until the run is `over`. `refusals` counts how often a consumer
-    was refused, by edge and producer. `workers` are those that are registered."""
+    was refused, by stream and producer. `workers` are those that are registered. `progress` is each stage's, as its
+    reports tell."""
 
     def __init__(
         self, graph: GraphModel, first: Request, task: StageTask, later: Iterable[GraphNode],
@@ -63,6 +63,7 @@ class Run:
         self.replayed: dict[str, int] = {}
         self.refusals: dict[tuple[str, str], int] = {}
         self.served: set[str] = set()
+        self.progress = {name: StageProgress() for name in graph.node_names}
         self.over = False
         tokens = first.params.max_tokens + sum(node.max_tokens for node in self.later if node.generates)
         seconds = SECONDS_BESIDE + SECONDS_PER_TOKEN * tokens
@@ -111,19 +112,20 @@ class Run:
         return GraphPart(
             self.id, name, self.secret, outputs_of(self.graph, name) if has_consumers else (),
             {edge: self.producers(edge) for edge in inputs_of(self.graph, name)} if task.data is None else {},
-            (phase,) if phase in (PREFILL, DECODE) else (), task.positions, task.answer or (), self.options,
+            walks_of(task, phase), task.positions, task.answer or (), self.options,
         )  # fmt: skip
 
     def producers(self, edge: str) -> tuple[Producer, ...]:
-        """Return the workers that make, or keep, the items of an edge."""
+        """Return the workers that make, or keep, the items of a stream. One that is gone has no endpoint: a consumer
+        that needs its items says so at once. One that was replaced is not named then."""
         stage = producer_of(edge)
-        found: dict[Producer, None] = {}
-        for request in (self.requests.get(stage), self.replays.get(stage)):
-            if request is not None and request.route is not None:
-                for worker in request.route.workers:
-                    if worker.incarnation in request.phases and worker.incarnation in self.workers:
-                        found[worker.incarnation, worker.peer_endpoint] = None
-        return tuple(found)
+        latest, found = self.latest(stage), dict[str, str]()
+        for request in (self.requests[stage], latest):
+            for worker in () if request.route is None else request.route.workers:
+                name = worker.incarnation
+                if name in request.phases and (name in self.workers or request is latest):
+                    found[name] = worker.peer_endpoint if name in self.workers else ""
+        return tuple(found.items())
 
     def consumers(self, stage: str) -> Iterator[tuple[str, Request]]:
         """Yield each edge out of a stage with a request, at work now, that takes its items."""

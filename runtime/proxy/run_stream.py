@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from pontil.runtime.proxy.run import Run
 
 
+# Bytes that one call of a reader takes, which it copies in one turn of the event loop.
+MOST_AT_ONCE = 1 << 20
+
+
 @dataclass(frozen=True, slots=True)
 class AudioDelta:
     """New audio: PCM of 16 bits, little-endian, one channel, at `sample_rate`. `index` is the number of bytes before
@@ -68,11 +72,13 @@ class AudioMailbox:
             self.listener()
 
     def drain(self) -> list[AudioEvent]:
+        """Remove and return the events since the last call, at most MOST_AT_ONCE bytes."""
         said: list[AudioEvent] = []
         if self.pending:
-            said.append(AudioDelta(bytes(self.pending), self.size - len(self.pending), self.sample_rate))
-            self.pending.clear()
-        if self.ended and not self.told:
+            index = self.size - len(self.pending)
+            said.append(AudioDelta(bytes(self.pending[:MOST_AT_ONCE]), index, self.sample_rate))
+            del self.pending[:MOST_AT_ONCE]
+        if self.ended and not self.told and not self.pending:
             self.told = True
             said.append(AudioEnded(self.size))
         return said
@@ -105,8 +111,12 @@ class RunStream(Stream):
         return taken
 
     def drain_audio(self) -> list[AudioEvent]:
-        """Remove and return the events of the audio since the last call."""
+        """Remove and return events of the audio since the last call; there may be more."""
         return self.run.audio.drain()
+
+    @property
+    def has_more(self) -> bool:
+        return bool(self.run.audio.pending)
 
     @property
     def is_over(self) -> bool:

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pontil.runtime.graph.catalog import GraphModel, GraphNode
+from pontil.runtime.graph.catalog import GraphModel, GraphNode, edge_name
+from pontil.runtime.graph.connection import Connection
 from pontil.runtime.proxy.choice_text import MAX_TOKEN_ID, BrokenAnswer
 from pontil.runtime.proxy.stream import Finished
 from pontil.runtime.wire.messages import NodeOutput, NodeTask, Submit, Tokens
@@ -22,6 +23,34 @@ MOST_TEXT = 1 << 20
 def group_of(graph: GraphModel | None, node: str | None) -> str | None:
     """Return the key of the workers of a stage: None for the first one, and for a model without stages."""
     return None if graph is None or node is None or node == graph.first else f"node:{node}"
+
+
+def is_joined(request: "Request") -> bool:
+    """Return whether a run opened it beside the client's own request. It waits in no queue."""
+    return request.stage is not None and request.stage.is_joined
+
+
+def makes_tokens(request: "Request") -> bool:
+    return request.embedding is None and (request.stage is None or request.stage.node.generates)
+
+
+def streams(graph: GraphModel) -> list[Connection]:
+    """Return the connections over which items go from worker to worker."""
+    return [one for one in graph.graph.connections if one.policy is not None]
+
+
+def inputs_of(graph: GraphModel, node: str) -> tuple[str, ...]:
+    """Return the names of the streams into a stage."""
+    return tuple(edge_name(one) for one in streams(graph) if one.target == node)
+
+
+def outputs_of(graph: GraphModel, node: str) -> tuple[str, ...]:
+    """Return the names of the streams out of a stage."""
+    return tuple(edge_name(one) for one in streams(graph) if one.source == node)
+
+
+# The most codes of a frame, of which the first is the sampled id.
+MOST_CODES = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +79,6 @@ class StageTask:
 
     @property
     def is_joined(self) -> bool:
-        """True for a request that a run opens beside the client's own, which waits in no queue."""
         return self.run is not None and self is not self.run.first.stage
 
     @property
@@ -64,7 +92,7 @@ class StageTask:
     @property
     def takes_items(self) -> bool:
         """True if its rows are made of another stage's items, not of a prompt of its own."""
-        return any(target == self.node.name for _, target, _ in (edge.split("/") for edge in self.graph.edges))
+        return bool(inputs_of(self.graph, self.node.name))
 
     def fits(self, frame: Tokens) -> bool:
         """Return whether the frames of a message can be those of its ids."""
@@ -72,9 +100,10 @@ class StageTask:
             return False
         if self.node.codes == 1:
             return frame.frames is None
-        codes, others = frame.frames or [], self.node.codes - 1
-        return len(codes) == len(frame.ids) and all(
-            len(one) == others and min(one) >= 0 and max(one) < MAX_TOKEN_ID for one in codes
+        frames = frame.frames or []
+        return len(frames) == len(frame.ids) and all(
+            1 < len(codes) <= MOST_CODES and codes[0] == token and min(codes) >= 0 and max(codes) < MAX_TOKEN_ID
+            for token, codes in zip(frame.ids, frames, strict=True)
         )
 
     def take_frames(self, frame: Tokens, new: int, delivered: int) -> None:

@@ -195,6 +195,11 @@ class Stream:
         """True if all events have been drained, or a request failed."""
         return not self.open or self.error is not None
 
+    @property
+    def has_more(self) -> bool:
+        """True if what was drained was not all that there is."""
+        return False
+
     async def all(self) -> list[ChoiceEvent]:
         """Wait for the end of all requests and return their events, with a single wake-up. Raises the error of a
         request that failed."""

@@ -154,7 +154,8 @@ class ConsumerStream:
         except TransferError as error:
             self.lose(link.peer, str(error))
         else:
-            link.first_index, link.is_attached = message.first_index, True
+            link.first_index, link.stop_index = message.first_index, message.stop_index
+            link.is_attached = True
 
     def announced(self, item: StreamItem, link: ProducerLink) -> None:
         """Take an item that can be pulled, unless it is here, on its way, or cannot be."""
@@ -249,14 +250,14 @@ class ConsumerStream:
         link.told = self.buffer.next_index
 
     def starved_of(self) -> list[ProducerLink]:
-        """Return the lost producers that are to be reported: items from `base` on are missing, and every producer that
-        is left begins after them. They are reported again as long as nothing is done about it."""
+        """Return the lost producers that are to be reported: items from `base` on are missing, and no producer that
+        is left makes them. They are reported again as long as nothing is done about it."""
         due = self.now - REPORT_EVERY
         lost = [link for link in self.links.values() if link.lost is not None and link.reported_at <= due]
         if not lost or self.awaits_handoff or (self.last_index is not None and self.base >= self.last_index):
             return []
         left = [link for link in self.links.values() if link.lost is None]
-        if any(link.first_index is None or link.first_index <= self.base for link in left):
+        if any(link.may_make(self.base) for link in left):
             return []
         for link in lost:
             link.reported_at = self.now

@@ -49,8 +49,8 @@ class SenderPort:
 
 @dataclass(slots=True, eq=False)
 class ProducerStream:
-    """One edge of one run, opened by StreamPorts for an attempt. This worker makes the items from `first_index` on; the
-    consumer may be `window` items behind.
+    """One edge of one run, opened by StreamPorts for an attempt. This worker makes the items from `first_index` on, up to
+    `stop_index`; the consumer may be `window` items behind.
 
     Blocks are used only for items on their way; items beyond the window of their reader wait in `kept`. With a reason
     for which it is `gone`, nothing is kept any more. `ended_at` is the time when the request ended, `heard` when a
@@ -64,6 +64,7 @@ class ProducerStream:
     request_id: str
     attempt: int
     first_index: int = 0
+    stop_index: int | None = None
     window: int = WINDOW
     kept: dict[int, KeptItem] = field(default_factory=dict)
     marks: dict[int, str] = field(default_factory=dict)
@@ -153,8 +154,17 @@ class ProducerStream:
         return None
 
     def subscribed(self, peer: str) -> Subscribed:
-        pool, first = self.port.descriptor(), self.first_index
-        return Subscribed(self.port.incarnation, peer, self.run, self.edge, pool, first_index=first)
+        return Subscribed(
+            self.port.incarnation, peer, self.run, self.edge, self.port.descriptor(), first_index=self.first_index,
+            stop_index=self.stop_index,
+        )  # fmt: skip
+
+    def make(self, first_index: int, stop_index: int | None) -> None:
+        """Change which items this worker makes, and tell those who read them."""
+        if (first_index, stop_index) != (self.first_index, self.stop_index):
+            self.first_index, self.stop_index = first_index, stop_index
+            for peer in self.subscriptions:
+                self.port.post(peer, self.subscribed(peer))
 
     def acknowledged(self, message: StreamAck, now: float) -> None:
         known = self.subscriptions.get(message.sender)

@@ -45,10 +45,10 @@ class StreamSender:
         """Open an edge for an attempt. The stream of an earlier attempt goes on as this one's, with its items."""
         stream = self.streams.get((run, edge))
         if stream is None or stream.gone not in (None, ENDED):
-            stream = ProducerStream(self.port, run, edge, secret, request_id, attempt, first_index, window)
+            stream = ProducerStream(self.port, run, edge, secret, request_id, attempt, first_index, window=window)
             self.streams[run, edge] = stream
         stream.attempt, stream.request_id, stream.ended_at = attempt, request_id, None
-        stream.first_index = min(first_index, stream.first_index)
+        stream.make(min(first_index, stream.first_index), None)
         self.released.pop(run, None)
         return stream
 

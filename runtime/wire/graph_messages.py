@@ -34,7 +34,8 @@ class Subscribe:
 class Subscribed:
     """From producer to consumer worker: the answer to Subscribe. `pool` says how to read the blocks that hold items
     (the connector's descriptor). `reason` is set when refused. `first_index` is the first item that this worker makes:
-    items before it come from another producer of the edge. It is None while the run has not come to this worker."""
+    items before it come from another producer of the edge, as do those from `stop_index` on. It is None while the run
+    has not come to this worker."""
 
     sender: str
     receiver: str
@@ -43,6 +44,7 @@ class Subscribed:
     pool: dict[str, Any] | None = None
     reason: str | None = None
     first_index: int | None = None
+    stop_index: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

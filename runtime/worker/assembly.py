@@ -23,6 +23,7 @@ from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from pontil.runtime.worker.loading import load, memory_errors
 from pontil.runtime.worker.ranks.driver import Driver
 from pontil.runtime.worker.stages.talker import TalkerStage
+from pontil.runtime.worker.talker_loading import load_talker, state_layers
 
 CPU_INTERLEAVED_TOKENS = 64
 
@@ -80,13 +81,15 @@ def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> Work
         config.speculative_tokens,
     )  # fmt: skip
     report.progress("warming up")
-    engine = Engine(ModelRunner(loaded.model, storage, driver), scheduler)
+    talker = load_talker(config, loaded.model)
+    maker = None if talker is None else talker.maker
+    engine = Engine(ModelRunner(loaded.model, storage, driver, maker), scheduler)
     warm_up(engine)
     tokenizer = load_tokenizer(config.model_path, config.cache_path)
     grammars = GrammarCompiler(tokenizer, model_config.vocab_size)
     return WorkerResources(
         model_config, loaded.fingerprint, tokenizer, grammars, layout, storage, pool, scheduler, engine, driver,
-        loaded.dtype, loaded.kernels, loaded.lent_cores,
+        loaded.dtype, loaded.kernels, loaded.lent_cores, state_layers(config), talker,
     )  # fmt: skip
 
 

@@ -4,15 +4,22 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+import torch
+
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.errors import ModelError
-from pontil.runtime.graph.catalog import GRAPHS, SPEECH_DEMO, TINY_SPEECH, GraphModel
+from pontil.runtime.graph.catalog import GRAPHS, QWEN3_OMNI, SPEECH_DEMO, TINY_SPEECH, GraphModel
+from pontil.runtime.loaders.omni_config import read_code2wav_config
+from pontil.runtime.loaders.omni_directory import code2wav_checkpoint
+from pontil.runtime.models.qwen3_omni.code2wav import Code2Wav
+from pontil.runtime.models.weights import Weights
 from pontil.runtime.nodes.node import Node
 from pontil.runtime.nodes.recognizer import Recognizer
 from pontil.runtime.nodes.speaker import Speaker
 from pontil.runtime.nodes.speech_nodes import RecognizerNode, SpeakerNode, identity_of
 from pontil.runtime.nodes.tones import TONES, Tones
 from pontil.runtime.reporting import Reporter
+from pontil.runtime.worker.stages.code2wav_node import Code2WavNode
 
 
 def assemble_node(config: WorkerConfig, report: Reporter) -> tuple[GraphModel, Node]:
@@ -37,8 +44,18 @@ def make_tones(config: WorkerConfig) -> Node:
     return SpeakerNode(Tones(), TONES)
 
 
+def make_code2wav(config: WorkerConfig) -> Node:
+    """Load Code2Wav in float32, on one thread: sums of more would depend on their number."""
+    torch.set_num_threads(1)
+    shape = read_code2wav_config(config.model_path)
+    part = code2wav_checkpoint(config.model_path, shape)
+    weights = Weights(part.tensors(), torch.device("cpu"), torch.float32)
+    return Code2WavNode(Code2Wav(shape, weights), part.fingerprint)
+
+
 MAKERS: Mapping[tuple[str, str], Callable[[WorkerConfig], Node]] = MappingProxyType(
     {
+        (QWEN3_OMNI.name, "code2wav"): make_code2wav,
         (SPEECH_DEMO.name, "recognizer"): make_recognizer,
         (SPEECH_DEMO.name, "speaker"): make_speaker,
         (TINY_SPEECH.name, "speaker"): make_tones,

@@ -18,7 +18,7 @@ from pontil.runtime.worker.assembly import WorkerResources
 from pontil.runtime.worker.proxy_link import ProxyLink
 from pontil.runtime.worker.stages.edge_writer import EdgeWriter
 from pontil.runtime.worker.stages.frame_stream import FrameStream
-from pontil.runtime.worker.stages.state_stream import StateStream
+from pontil.runtime.worker.stages.state_stream import StateStream, units_of
 from pontil.runtime.worker.stages.stream_rows import StreamRows
 from pontil.runtime.worker.stages.talker import RowBuilder
 from pontil.runtime.worker.stages.text_stream import TextStream
@@ -85,6 +85,11 @@ class StageSide:
         except MalformedFrame as error:
             raise RequestError(str(error)) from None
         sampling = {**submit.sampling, **self.machine.talker.sampling(submit.sampling)}
+        # Speech takes as many steps as the context has room for.
+        room = self.machine.config.max_model_len - rows
+        sampling["max_tokens"] = min(submit.sampling.get("max_tokens", 0), room)
+        if room < 1 or not all(map(self.machine.talker.is_frame, submit.frames)):
+            raise RequestError("the prompt is too long to be answered in speech, or the frames are not of this model")
         request = make_request(replace(submit, prompt=[0] * rows, sampling=sampling), self.machine)
         self.builders[request.key] = make_rows
         return request
@@ -102,7 +107,7 @@ class StageSide:
             self.open_output(stage, edge)
         for edge in part.inputs:
             self.open_input(stage, edge, now)
-        if stage.ids is not None and request.submit.delivered:
+        if stage.ids is not None and request.submit.delivered and not request.hands_over:
             stage.ids.take(0, request.submit.delivered[0], request.submit.frames)
         if not part.answer or stage.states is not None:
             return True
@@ -110,24 +115,29 @@ class StageSide:
         return False
 
     def open_output(self, stage: StageRequest, edge: str) -> None:
-        request, sequence = stage.request, stage.request.sequence
+        request, sequence, part = stage.request, stage.request.sequence, stage.part
         connection = self.model.connection(edge)
+        of_states = connection.edge == "states"
+        prompt = len(sequence.prompt) if part.positions is None else part.positions
+        first = units_of(prompt) if of_states and is_receiver(request) else 0
         stream = self.ports.open_output(
-            request.request_id, request.attempt, stage.part, edge, window=connection.capacity
+            request.request_id, request.attempt, part, edge, first, window=connection.capacity
         )
         writer = EdgeWriter(self.model, edge, stream)
-        if connection.edge == "states":
+        if of_states:
             layers = self.machine.state_layers
             assert layers is not None, "a model without states feeds no stage"
-            prompt = len(sequence.prompt) if stage.part.positions is None else stage.part.positions
-            stage.states = sequence.states = StateStream(writer, prompt, layers)
-        elif connection.edge == "codes":
-            stage.ids = FrameStream(
-                writer, self.model.graph.partition(self.node.name).last_walk or "", sequence.stop_token_ids
-            )
+            stage.states = sequence.states = StateStream(writer, prompt, layers, request.hands_over)
+            return
+        if connection.edge == "codes":
+            walk = self.model.graph.partition(self.node.name).walks[-1].name
+            stage.ids = FrameStream(writer, walk, sequence.stop_token_ids)
         else:
             stage.ids = TextStream(writer, self.machine.tokenizer, sequence.params, sequence.stop_token_ids)
-        if stage.ids is not None and not request.hands_over:
+        if request.hands_over:
+            # The worker that goes on makes all items of ids, unless the answer ends here.
+            stream.make(0, 0)
+        else:
             sequence.outflow = stage.ids
 
     def open_input(self, stage: StageRequest, edge: str, now: float) -> None:
@@ -145,7 +155,7 @@ class StageSide:
             )  # fmt: skip
             return buffer
 
-        receives = request.submit.phase == "decode" and request.submit.transfer_id is not None
+        receives = is_receiver(request)
         make_builder = self.builders.pop(request.key)
         stage.rows = request.sequence.inputs = StreamRows(
             make_builder, open_input, request.submit.frames, part.walks or None, receives
@@ -196,6 +206,7 @@ class StageSide:
 
     def finish(self, stage: StageRequest, output: Output) -> None:
         if stage.ids is not None:
+            stage.ids.writer.stream.make(0, None)
             stage.ids.take(output.index, output.ids, output.frames)
             stage.ids.finish()
         if stage.states is not None:
@@ -254,3 +265,8 @@ class StageSide:
 
 def is_of(request: WorkerRequest, request_id: str, attempt: int) -> bool:
     return (request.request_id, request.attempt) == (request_id, attempt)
+
+
+def is_receiver(request: WorkerRequest) -> bool:
+    """Return whether the prompt's KV comes from another worker."""
+    return request.submit.phase == "decode" and request.submit.transfer_id is not None

@@ -14,12 +14,18 @@ from pontil.runtime.worker.stages.edge_writer import EdgeWriter
 
 class StateStream:
     """A StateOutputs. An item is float32 [positions, 2, hidden_size]: of each position its embedding, and its state
-    after `layers` layers. The first `prompt` positions are the prompt; `position` is the first that was not taken."""
+    after `layers` layers. The first `prompt` positions are the prompt; `position` is the first that was not taken. A
+    worker that `hands_over` makes the prompt's items only."""
 
-    def __init__(self, writer: EdgeWriter, prompt: int, layers: int) -> None:
-        self.writer, self.prompt, self.layers = writer, prompt, layers
+    def __init__(self, writer: EdgeWriter, prompt: int, layers: int, hands_over: bool = False) -> None:
+        self.writer, self.prompt, self.layers, self.hands_over = writer, prompt, layers, hands_over
         self.position = 0
         self.held: list[Tensor] = []
+
+    @property
+    def units(self) -> int:
+        """The number of items of the prompt."""
+        return units_of(self.prompt)
 
     @property
     def is_full(self) -> bool:
@@ -28,8 +34,10 @@ class StateStream:
     def take(self, start: int, embedding: Tensor, hidden: Tensor) -> None:
         if self.position == 0 and start >= self.prompt:
             # The prompt was computed elsewhere, and its states come from there.
-            self.writer.skip(PREFILL, -(-self.prompt // PROMPT_UNIT))
+            self.writer.skip(PREFILL, self.units)
             self.position = self.prompt
+        elif self.position == 0:
+            self.writer.stream.make(0, self.units if self.hands_over else None)
         fresh = start + len(embedding) - self.position
         if fresh <= 0:
             return
@@ -53,3 +61,8 @@ class StateStream:
 
     def finish(self) -> None:
         self.writer.finish()
+
+
+def units_of(prompt: int) -> int:
+    """Return the number of items of a prompt of so many positions."""
+    return -(-prompt // PROMPT_UNIT)

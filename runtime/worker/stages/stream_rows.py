@@ -31,11 +31,12 @@ class StreamRows:
         self.make_builder, self.open_input = make_builder, open_input
         self.builder = make_builder()
         self.frames = [list(frame) for frame in frames]
-        self.base = self.builder.prompt_rows if receives else 0
-        self.buffer = open_input(hosted)
+        behind = receives and not self.builder.begins_in_prompt
+        self.base = self.builder.prompt_rows if behind else 0
+        self.buffer = open_input(hosted if behind or not receives else None)
         self.known: list[Tensor] = []
         self.unused: deque[tuple[int, Chunk]] = deque()
-        self.ended = 0
+        self.has_ended = False
 
     @property
     def next_index(self) -> int:
@@ -43,11 +44,14 @@ class StreamRows:
 
     def resume(self, frames: Sequence[list[int]], next_index: int) -> None:
         self.frames = self.frames or [list(frame) for frame in frames]
-        self.buffer.hear(StreamPosition(next_index, TALKER_LAST_PREFILL, max(0, next_index - 1)))
+        if self.base:
+            # The prompt used the first item of the answer, if the answer has one.
+            self.buffer.hear(StreamPosition(next_index, TALKER_LAST_PREFILL, max(0, next_index - 1)))
+            self.builder.resume(next_index)
 
     def restart(self) -> None:
         """Ask for the items of all walks from the first on."""
-        self.base, self.ended = 0, 0
+        self.base = 0
         self.builder = self.make_builder()
         self.buffer = self.open_input(None)
         self.known.clear()
@@ -57,45 +61,49 @@ class StreamRows:
         if start < self.base:
             self.restart()
         while self.base + len(self.known) <= last:
-            behind = self.base or self.known
-            if not (self.take_step() if behind else self.take_prompt()):
+            if not (self.make_row() or self.take_chunk()):
                 return False
         return True
 
-    def take_prompt(self) -> bool:
-        """Take a chunk of the other stage's prompt, or the first of its answer, which completes ours."""
+    def make_row(self) -> bool:
+        """Make the next row, or rows of the prompt, of the states that are here."""
+        step = self.base + len(self.known) - self.builder.prompt_rows
+        if step < 0:
+            rows = self.builder.take_prompt()
+            self.known += rows
+            return bool(rows)
+        row = self.builder.step(step, self.frames[step]) if step < len(self.frames) else None
+        if row is not None:
+            self.known.append(row)
+        return row is not None
+
+    def take_chunk(self) -> bool:
+        """Take the next item, if a row waits for it and it is here; or note that there is none."""
+        step = self.base + len(self.known) - self.builder.prompt_rows
+        if self.buffer.finished or step >= len(self.frames):
+            return False
         chunk = self.buffer.pop()
         if chunk is None:
-            # An answer without states: the worker of the next walk takes the end of the stream.
-            if self.buffer.leaves is not None:
-                self.known = list(self.builder.prompt(None))
-            return bool(self.known)
-        states = states_of(chunk)
+            return self.ends_elsewhere()
+        for item in chunk.items:
+            self.builder.push(torch.from_numpy(np.array(item)))
+        if chunk.final:
+            self.builder.end()
         if chunk.walk == TALKER_PREFILL:
-            self.builder.add_prompt(states)
             self.buffer.record(chunk)
         else:
-            self.unused.append((self.builder.prompt_rows - 1, chunk))
-            self.known = list(self.builder.prompt(states[0] if len(states) else None))
+            self.unused.append((self.base + len(self.known), chunk))
         return True
 
-    def take_step(self) -> bool:
-        """Make the row of one more step. Its frame must be known, and the state of the answer's next position, or that
-        there is none."""
-        step = self.base + len(self.known) - self.builder.prompt_rows
-        if step >= len(self.frames):
-            return False
-        text = None
-        if not self.buffer.finished:
-            chunk = self.buffer.pop()
-            if chunk is None:
-                return False
-            self.unused.append((self.base + len(self.known), chunk))
-            states = states_of(chunk)
-            text = states[0] if len(states) else None
-        self.known.append(self.builder.step(self.frames[step], text, self.ended))
-        self.ended += text is None
-        return True
+    def ends_elsewhere(self) -> bool:
+        """Note the end of an answer without states, which only the worker of the next walk takes from the stream.
+        Return whether that is news."""
+        is_end = self.buffer.leaves is not None and self.buffer.ends_at == self.buffer.taken.index
+        if is_end and not self.has_ended:
+            self.has_ended = True
+            self.builder.end()
+            return True
+        return False
 
     def rows(self, start: int, count: int) -> Tensor:
         return torch.stack(self.known[start - self.base : start - self.base + count])
@@ -107,9 +115,3 @@ class StreamRows:
         """Record the items of all rows before position `computed` as consumed."""
         while self.unused and self.unused[0][0] < computed:
             self.buffer.record(self.unused.popleft()[1])
-
-
-def states_of(chunk: Chunk) -> Tensor:
-    """Return the states of a chunk's positions, float32 [positions, 2, the other stage's hidden size]."""
-    items = [torch.from_numpy(np.array(item)) for item in chunk.items]
-    return torch.cat(items) if items else torch.empty(0)

@@ -10,23 +10,31 @@ from pontil.runtime.engine.streamed import FrameMaker
 
 
 class RowBuilder(Protocol):
-    """Makes rows, each float32 [hidden_size], of the states of another stage's positions, float32 [2, its hidden size]:
-    the embedding of a position and its hidden state."""
+    """Makes the rows of one run, each float32 [hidden_size], of the states of another stage's positions: the embedding
+    of a position and its hidden state. They arrive in order of positions, from the first one of its prompt on."""
 
     @property
     def prompt_rows(self) -> int:
         """The number of rows of the prompt, which follows from the other stage's prompt alone."""
 
-    def add_prompt(self, states: Tensor) -> None:
-        """Take the states of the next positions of the other stage's prompt, [positions, 2, its hidden size]."""
+    @property
+    def begins_in_prompt(self) -> bool:
+        """True if the other stage's prompt has the beginning of the text, so that steps need states of it."""
 
-    def prompt(self, first: Tensor | None) -> Tensor:
-        """Return the prompt's rows, float32 [prompt_rows, hidden_size]. `first` are the states of the answer's first
-        position, None for an answer that has none."""
+    def push(self, states: Tensor) -> None:
+        """Take the states of the next positions, float32 [positions, 2, the other stage's hidden size]."""
 
-    def step(self, frame: Sequence[int], text: Tensor | None, ended: int) -> Tensor:
-        """Return the row that follows a frame. `text` are the states of the answer's next position; a step without is
-        number `ended` after the last."""
+    def end(self) -> None:
+        """Note that no more states come."""
+
+    def resume(self, next_index: int) -> None:
+        """Begin behind a prompt that is made elsewhere, of the items before `next_index`."""
+
+    def take_prompt(self) -> list[Tensor]:
+        """Return the rows of the prompt that are complete and were not returned before, in order."""
+
+    def step(self, number: int, frame: Sequence[int]) -> Tensor | None:
+        """Return the row that follows frame number `number`; None while the state that it needs has not arrived."""
 
 
 class TalkerStage(Protocol):
@@ -37,6 +45,9 @@ class TalkerStage(Protocol):
 
     def rows(self, prompt: Sequence[int], options: Mapping[str, Any]) -> RowBuilder:
         """Begin the rows of a run with this prompt of the first stage. Raises RequestError, or MalformedFrame."""
+
+    def is_frame(self, codes: Sequence[int]) -> bool:
+        """Return whether codes that came with a message can be a frame."""
 
     def sampling(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings of sampling that the stage needs, as they replace those asked for."""

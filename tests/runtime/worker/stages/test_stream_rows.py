@@ -19,26 +19,49 @@ from pontil.runtime.graph.stream_buffer import StreamBuffer
 from pontil.runtime.worker.stages.stream_rows import StreamRows
 
 PROMPT, TAIL = 40, 3
+UNITS = -(-PROMPT // PROMPT_UNIT)
 
 
 class NumberBuilder:
     """Rows of one number each: positions of the prompt, the first of the answer, and for each step its text's position
-    and its frame."""
+    and its frame. With `texts` in the prompt, its last positions are the first of the text."""
 
     prompt_rows = PROMPT + TAIL
 
-    def __init__(self) -> None:
-        self.prompts: list[Tensor] = []
+    def __init__(self, texts: int = 0) -> None:
+        self.begins_in_prompt = texts > 0
+        self.arrived, self.given, self.texts = 0, 0, texts
+        self.items: list[float] = []
+        self.ended = False
 
-    def add_prompt(self, states: Tensor) -> None:
-        self.prompts.append(states[:, 0, :1])
+    def push(self, states: Tensor) -> None:
+        for row in states[:, 0, 0]:
+            self.items += [float(row)] if self.arrived >= PROMPT - self.texts else []
+            self.arrived += 1
 
-    def prompt(self, first: Tensor | None) -> Tensor:
-        tail = torch.full((TAIL, 1), -1.0 if first is None else float(first[0, 0]))
-        return torch.cat([*self.prompts, tail])
+    def end(self) -> None:
+        assert not self.ended and self.arrived >= PROMPT
+        self.ended = True
 
-    def step(self, frame: Sequence[int], text: Tensor | None, ended: int) -> Tensor:
-        return torch.tensor([1000.0 * frame[0] + (-1 - ended if text is None else float(text[0, 0]))])
+    def resume(self, next_index: int) -> None:
+        self.items = [-9.0] * (next_index - UNITS)
+        self.arrived = PROMPT + len(self.items)
+
+    def take_prompt(self) -> list[Tensor]:
+        first = self.item(0)
+        known = min(self.arrived, PROMPT) + (TAIL if first is not None and self.arrived >= PROMPT else 0)
+        rows = [float(place) if place < PROMPT else first for place in range(self.given, known)]
+        self.given = known
+        return [torch.tensor([row]) for row in rows]
+
+    def item(self, number: int) -> float | None:
+        if number < len(self.items):
+            return self.items[number]
+        return -1.0 - (number - len(self.items)) if self.ended else None
+
+    def step(self, number: int, frame: Sequence[int]) -> Tensor | None:
+        text = self.item(number + 1)
+        return None if text is None else torch.tensor([1000.0 * frame[0] + text])
 
 
 class Opened:
@@ -57,12 +80,11 @@ class Opened:
 FRAMES = [[number + 1, 7] for number in range(6)]
 
 
-def expected(answer: int) -> list[float]:
-    text = [float(PROMPT + number) for number in range(1, answer)]
-    steps = [*text, *(-1.0 - number for number in range(6))][: len(FRAMES)]
-    first = float(PROMPT) if answer else -1.0
-    rows = [*map(float, range(PROMPT)), *[first] * TAIL]
-    return rows + [1000.0 * frame[0] + step for frame, step in zip(FRAMES, steps, strict=True)]
+def expected(answer: int, texts: int = 0) -> list[float]:
+    said = [float(place) for place in range(PROMPT - texts, PROMPT + answer)]
+    items = [*said, *(-1.0 - number for number in range(8))]
+    rows = [*map(float, range(PROMPT)), *[items[0]] * TAIL]
+    return rows + [1000.0 * frame[0] + item for frame, item in zip(FRAMES, items[1:], strict=False)]
 
 
 def numbers(rows: StreamRows, start: int, stop: int) -> list[float]:
@@ -115,3 +137,14 @@ def test_items_count_as_consumed_when_their_step_has_run() -> None:
     assert rows.buffer.next_index == units + 1
     rows.record(PROMPT + TAIL + 1)
     assert rows.buffer.next_index == units + 2
+
+
+@pytest.mark.parametrize("receives", [False, True])
+def test_a_text_that_begins_in_the_prompt_needs_the_prompts_states(receives: bool) -> None:
+    opened = Opened(whole_stream(PROMPT, 2))
+    hosted = (TALKER_DECODE,) if receives else None
+    rows = StreamRows(lambda: NumberBuilder(texts=3), opened, FRAMES, hosted, receives)
+    if receives:
+        rows.resume([FRAMES[0]], UNITS)
+    assert numbers(rows, 0, PROMPT + TAIL + 6) == expected(2, texts=3)
+    assert opened.buffers[0].hosted is None
