@@ -129,13 +129,14 @@ def test_chunks_are_those_of_the_policy(tmp_path: Path, count: int, late_end: bo
 
 @pytest.mark.parametrize("delivered", [0, 1, 2])
 def test_chunks_that_are_delivered_are_not_taken_again(tmp_path: Path, delivered: int) -> None:
-    with opened(NodeSite(tmp_path, SummingNode(), with_policy(LeftContext(3, 1), 5))) as site:
+    """But the items before the next chunk are: they are its context."""
+    with opened(NodeSite(tmp_path, SummingNode(), with_policy(LeftContext(3, 3), 5))) as site:
         maker = site.maker()
         name = site.join(maker, delivered=delivered, attempt=1)
         stream(site, maker, numbers(8))
         outputs = site.finish(name, attempt=1)
         assert [one.index for one in outputs] == list(range(delivered, 3))
-        first = max(0, 3 * delivered - 1)
+        first = max(0, 3 * delivered - 3)
         assert heard(outputs)[0] == b"".join(one.tobytes() for one in numbers(8)[first : 3 * delivered + 3])
         assert outputs[-1].consumed == 8
         assert site.worker.ports.counters()["stream_items"] == 8 - first
