@@ -81,13 +81,14 @@ ARROWS: dict[str, set[str]] = {
     },
     "runtime/worker/stages": {
         "runtime/engine/sampler", "runtime/engine/streamed", "runtime/graph", "runtime/models/qwen3_omni",
+        "runtime/nodes/node",
         "runtime/streams", "runtime/tokenizer",
     },
     "runtime/worker": {
         "runtime/cache", "runtime/disaggregation", "runtime/engine", "runtime/grammar", "runtime/loaders",
-        "runtime/models", "runtime/nodes", "runtime/probe", "runtime/tokenizer", "runtime/transfer", "runtime/wire",
-        "runtime/graph", "runtime/streams", "runtime/worker/ranks", "runtime/worker/stages", "gpu_ops/collectives",
-        "gpu_ops/kernels",
+        "runtime/models", "runtime/models/qwen3_omni", "runtime/nodes", "runtime/probe", "runtime/tokenizer",
+        "runtime/transfer", "runtime/wire", "runtime/graph", "runtime/streams", "runtime/worker/ranks",
+        "runtime/worker/stages", "gpu_ops/collectives", "gpu_ops/kernels",
     },
     "http/fields": {"runtime", "runtime/grammar", "runtime/proxy"},
     "http/access": {"http/fields", "runtime", "runtime/proxy"},

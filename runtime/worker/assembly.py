@@ -22,8 +22,8 @@ from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from pontil.runtime.worker.loading import load, memory_errors
 from pontil.runtime.worker.ranks.driver import Driver
+from pontil.runtime.worker.stage_loading import load_stage, state_layers
 from pontil.runtime.worker.stages.talker import TalkerStage
-from pontil.runtime.worker.talker_loading import load_talker, state_layers
 
 CPU_INTERLEAVED_TOKENS = 64
 
@@ -81,7 +81,7 @@ def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> Work
         config.speculative_tokens,
     )  # fmt: skip
     report.progress("warming up")
-    talker = load_talker(config, loaded.model)
+    talker = load_stage(config, loaded.model)
     maker = None if talker is None else talker.maker
     engine = Engine(ModelRunner(loaded.model, storage, driver, maker), scheduler)
     warm_up(engine)

@@ -31,7 +31,7 @@ from pontil.runtime.models.weights import Weights
 from pontil.runtime.probe.host_memory import host_room
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.wire.compatibility import ON_GPU
-from pontil.runtime.worker.talker_loading import stage_checkpoint
+from pontil.runtime.worker.stage_loading import stage_checkpoint
 from pontil.runtime.worker.weights_progress import told
 
 logger = logging.getLogger("pontil.worker")

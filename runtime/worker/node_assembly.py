@@ -11,14 +11,13 @@ from pontil.runtime.errors import ModelError
 from pontil.runtime.graph.catalog import GRAPHS, QWEN3_OMNI, SPEECH_DEMO, TINY_SPEECH, GraphModel
 from pontil.runtime.loaders.omni_config import read_code2wav_config
 from pontil.runtime.loaders.omni_directory import code2wav_checkpoint
-from pontil.runtime.models.qwen3_omni.code2wav import Code2Wav
-from pontil.runtime.models.weights import Weights
 from pontil.runtime.nodes.node import Node
 from pontil.runtime.nodes.recognizer import Recognizer
 from pontil.runtime.nodes.speaker import Speaker
 from pontil.runtime.nodes.speech_nodes import RecognizerNode, SpeakerNode, identity_of
 from pontil.runtime.nodes.tones import TONES, Tones
 from pontil.runtime.reporting import Reporter
+from pontil.runtime.worker.speech_loading import load_code2wav
 from pontil.runtime.worker.stages.code2wav_node import Code2WavNode
 
 
@@ -45,12 +44,11 @@ def make_tones(config: WorkerConfig) -> Node:
 
 
 def make_code2wav(config: WorkerConfig) -> Node:
-    """Load Code2Wav in float32, on one thread: sums of more would depend on their number."""
+    """Load Code2Wav, on one thread: sums by more would depend on their number."""
     torch.set_num_threads(1)
-    shape = read_code2wav_config(config.model_path)
-    part = code2wav_checkpoint(config.model_path, shape)
-    weights = Weights(part.tensors(), torch.device("cpu"), torch.float32)
-    return Code2WavNode(Code2Wav(shape, weights), part.fingerprint)
+    path = config.model_path
+    identity = code2wav_checkpoint(path, read_code2wav_config(path)).fingerprint
+    return Code2WavNode(load_code2wav(path, torch.device("cpu")), identity)
 
 
 MAKERS: Mapping[tuple[str, str], Callable[[WorkerConfig], Node]] = MappingProxyType(

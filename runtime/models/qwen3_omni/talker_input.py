@@ -55,9 +55,9 @@ class TalkerInput:
         self.items = [self.talker.marks.padding] * positions
 
     @torch.inference_mode()
-    def push(self, embedding: Tensor, hidden: Tensor) -> None:
+    def push(self, embedding: Tensor, hidden: Tensor | None) -> None:
         """Take the states of the next positions: `embedding` and `hidden` of `HiddenStates`, float32 [positions,
-        thinker_size]. `hidden` is read for positions of media only."""
+        thinker_size]. `hidden` is read for positions of media only, and may be None where there are none."""
         assert not self.ended, "states after their end"
         places = range(self.arrived, self.arrived + len(embedding))
         self.arrived += len(embedding)
@@ -65,6 +65,7 @@ class TalkerInput:
         told = [place for place in places if plan.uses(place) and (place >= plan.start or place not in plan.media)]
         shown = [place for place in places if place in plan.media]
         texts = projected(self.talker.project_text, embedding, told, places.start)
+        assert hidden is not None or not shown, "positions of media have no second state"
         media = projected(self.talker.project_hidden, hidden, shown, places.start)
         heard = texts | media
         self.ready += [heard[place] for place in places if place in plan.heard]
@@ -112,9 +113,11 @@ class TalkerInput:
         self.ready += self.role + [text + code for text, code in zip(texts, self.codes, strict=True)]
 
 
-def projected(project: Callable[[Tensor], Tensor], states: Tensor, places: list[int], first: int) -> dict[int, Tensor]:
+def projected(
+    project: Callable[[Tensor], Tensor], states: Tensor | None, places: list[int], first: int
+) -> dict[int, Tensor]:
     """The projected states of some positions, by position. The first row of `states` is of position `first`."""
-    if not places:
+    if states is None or not places:
         return {}
     made = project(states[torch.tensor(places, device=states.device) - first])
     return dict(zip(places, made, strict=True))

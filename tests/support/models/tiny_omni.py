@@ -4,7 +4,6 @@
 All sizes are multiples of 16, so that the kernels can compute its decoders too.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,10 @@ from transformers import Qwen3OmniMoeForConditionalGeneration
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeConfig
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
-from pontil.runtime.loaders.omni_config import read_code2wav_config, read_talker_config
-from pontil.runtime.loaders.omni_directory import (
-    code2wav_checkpoint,
-    predictor_checkpoint,
-    projections_checkpoint,
-    talker_checkpoint,
-)
 from pontil.runtime.loaders.synthetic import byte_level_tokenizer, tokenizer_config, write_json
 from pontil.runtime.models.qwen3_omni.code2wav import Code2Wav
-from pontil.runtime.models.qwen3_omni.talker import Talker, build_talker
-from pontil.runtime.models.registry import build_model
-from pontil.runtime.models.weights import Weights
+from pontil.runtime.models.qwen3_omni.talker import Talker
+from pontil.runtime.worker.speech_loading import load_code2wav, load_talker, load_talker_decoder
 
 ROLES = ("system", "user", "assistant")
 MARKS = (
@@ -173,17 +164,8 @@ class OmniPair:
 
 
 def omni_talker(path: Path, dtype: torch.dtype = torch.float32, kernels: KernelLibrary | None = None) -> Talker:
-    config, device = read_talker_config(path), torch.device("cpu")
-
-    def weights(tensors: Iterable[tuple[str, torch.Tensor]]) -> Weights:
-        return Weights(tensors, device, dtype, kernels)
-
-    decoder = build_model(config.decoder, weights(talker_checkpoint(path, config).tensors(dtype)))
-    predictor = weights(predictor_checkpoint(path, config).tensors())
-    return build_talker(config, decoder, predictor, weights(projections_checkpoint(path, config).tensors()))
+    return load_talker(path, load_talker_decoder(path, torch.device("cpu"), dtype, kernels))
 
 
 def omni_code2wav(path: Path) -> Code2Wav:
-    config = read_code2wav_config(path)
-    tensors = code2wav_checkpoint(path, config).tensors()
-    return Code2Wav(config, Weights(tensors, torch.device("cpu"), torch.float32))
+    return load_code2wav(path, torch.device("cpu"))

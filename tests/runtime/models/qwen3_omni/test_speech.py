@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from architectures import read_model
-from omni_stages import ThinkerRun, sound, speak, think
-from tiny_omni import OmniPair, omni_code2wav, omni_talker
+from omni_stages import Speaking, ThinkerRun, sound, speak, think
+from tiny_omni import SPEAKERS, OmniPair, omni_code2wav, omni_talker
 from torch import Tensor
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
@@ -18,6 +18,7 @@ from pontil.runtime.engine.sampler import uniform
 from pontil.runtime.models.model import Model
 from pontil.runtime.models.qwen3_omni.code2wav import Code2Wav
 from pontil.runtime.models.qwen3_omni.talker import Talker
+from pontil.runtime.models.qwen3_omni.talker_input import TalkerInput
 
 CHAT = (
     "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\nhello <|audio_pad|><|audio_pad|> there<|im_end|>\n"
@@ -141,6 +142,23 @@ def test_seeded_speech_is_that_of_transformers(
     expected = referred(pair, prompt, "ethan", talker_do_sample=True)
     assert torch.equal(codes, expected.codes)
     torch.testing.assert_close(sound(stages.code2wav, codes), expected.sound, atol=1e-4, rtol=0)
+
+
+def test_a_prompt_of_text_needs_embeddings_only(pair: OmniPair, stages: Stages) -> None:
+    prompt = pair.encoded(CHAT.replace("<|audio_pad|>", "and"))
+    run = stages.think(prompt, 4)
+    whole = speak(stages.talker, prompt, run, "ethan", MOST_CODES)
+    embedded = stages.thinker.embed(torch.tensor(prompt + run.tokens[:-1]))
+    assert torch.equal(embedded, run.embedding)
+    given = TalkerInput(stages.talker, prompt, SPEAKERS["ethan"])
+    given.push(embedded, None)
+    given.end()
+    speaking = Speaking(stages.talker, given, MOST_CODES)
+    speaking.advance()
+    assert torch.equal(torch.stack(speaking.frames), whole)
+    media = TalkerInput(stages.talker, pair.encoded(CHAT), SPEAKERS["ethan"])
+    with pytest.raises(AssertionError, match="positions of media have no second state"):
+        media.push(embedded, None)
 
 
 def test_an_answer_may_be_begun_in_the_prompt(pair: OmniPair, stages: Stages) -> None:
