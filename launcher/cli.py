@@ -12,6 +12,7 @@ import click
 
 from pontil.launcher.commands.chat import chat
 from pontil.launcher.commands.config import config
+from pontil.launcher.commands.graph import graph
 from pontil.launcher.commands.keys import keys
 from pontil.launcher.commands.launch import launch
 from pontil.launcher.commands.rollout import drain, reload, restart, role, scale, undrain
@@ -68,7 +69,7 @@ def examine(folder: Path, parent: int) -> None:
 
 
 CHANGES = (drain, undrain, restart, scale, role, reload)
-for command in (launch, config, doctor, chat, status, *CHANGES, usage, audit, keys, units):
+for command in (launch, config, doctor, graph, chat, status, *CHANGES, usage, audit, keys, units):
     cli.add_command(command)
 
 

@@ -100,8 +100,8 @@ class ProxyConfig:
     while no key is needed. With `strict_parameters` requests may have no fields without effect. The parsers are named
     as in runtime/chat/dialect.py. Pages of `cors_origins` may read answers in a browser. Responses are kept in the file
     `response_store`, where one is named: at most `response_store_size` bytes, for `response_store_days`. Where there is
-    an `embedding_model`, texts are embedded by it too, under its name `served_embedding_model_name`. `graph` names a model of several stages in
-    runtime/graph/catalog.py."""
+    an `embedding_model`, texts are embedded by it too, under its name `served_embedding_model_name`.
+    `graph` names a model of several stages in runtime/graph/catalog.py."""
 
     host: str
     port: int

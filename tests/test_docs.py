@@ -14,13 +14,18 @@ from source_tree import each, text_of, texts
 
 from pontil.launcher.cli import cli
 from pontil.launcher.config.options import LaunchOptions, flag_name, read_options
+from pontil.launcher.config.sources import load_toml
+from pontil.launcher.config.topology import plan
 from pontil.launcher.errors import OptionError
+from pontil.launcher.host.devices import HostDevices
+from pontil.runtime.graph.catalog import GRAPHS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 EVERY_PAGE = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 SCRIPTS = {path.name: path.read_text() for path in (ROOT / "scripts").iterdir() if path.is_file()}
 LAUNCH_FLAGS = {f"--{flag_name(each)}" for each in fields(LaunchOptions)}
+EIGHT_GPUS = HostDevices(tuple(range(8)), 8, 8)
 # Flags of other programs; the first is of our tests.
 FOREIGN = {"--client-table", "--no-cache-dir"}
 
@@ -94,8 +99,14 @@ def test_files_exist(path: Path) -> None:
 @EVERY_PAGE
 def test_configuration_files_are_read(path: Path, tmp_path: Path) -> None:  # D9
     for number, block in enumerate(re.findall(r"```toml\n(.*?)```", path.read_text(), re.DOTALL)):
-        (tmp_path / f"{number}.toml").write_text(block)
-        read_options({}, tmp_path / f"{number}.toml")
+        file = tmp_path / f"{number}.toml"
+        file.write_text(block)
+        stages = {key.partition(".")[0] for key in load_toml(file)}
+        graph = next((one for one in GRAPHS.values() if stages == set(one.node_names)), None)
+        if graph is None:
+            read_options({}, file)
+        else:
+            plan(read_options({"model": graph.name, "placement": str(file)}), EIGHT_GPUS, tmp_path, tmp_path)
 
 
 def test_the_readme_is_short_and_its_figure_was_measured() -> None:

@@ -51,11 +51,16 @@ ARROWS: dict[str, set[str]] = {
     "runtime/graph": set(),
     "runtime/cache": {"gpu_ops", "gpu_ops/kernels"},
     "runtime/models": {"gpu_ops", "gpu_ops/collectives", "gpu_ops/kernels"},
-    "runtime/loaders": {"runtime/models/architectures", "runtime/models/config", "runtime/models/encoder_config"},
+    "runtime/models/qwen3_omni": {"runtime/models", "gpu_ops", "gpu_ops/kernels"},
+    "runtime/loaders": {
+        "runtime/models/architectures", "runtime/models/config", "runtime/models/encoder_config",
+        "runtime/models/qwen3_omni/config",
+    },
     "runtime/engine": {"runtime/cache", "runtime/models", "gpu_ops", "gpu_ops/kernels"},
     "runtime/tokenizer": set(),
+    # Libraries of the extra `speech`, imported when a node is made.
+    "runtime/nodes": set(),
     "runtime/grammar": {"runtime/tokenizer"},
-    "runtime/graph": set(),
     "runtime/chat": {"runtime/grammar", "runtime/tokenizer"},
     "runtime/wire": set(),
     "runtime/transfer": {"runtime/cache/head_groups", "runtime/cache/storage"},
@@ -74,10 +79,16 @@ ARROWS: dict[str, set[str]] = {
         "runtime/disaggregation", "runtime/engine", "runtime/models", "runtime/wire", "gpu_ops/collectives",
         "gpu_ops/kernels",
     },
+    "runtime/worker/stages": {
+        "runtime/engine/sampler", "runtime/engine/streamed", "runtime/graph", "runtime/models/qwen3_omni",
+        "runtime/nodes/node",
+        "runtime/streams", "runtime/tokenizer",
+    },
     "runtime/worker": {
         "runtime/cache", "runtime/disaggregation", "runtime/engine", "runtime/grammar", "runtime/loaders",
-        "runtime/models", "runtime/probe", "runtime/tokenizer", "runtime/transfer", "runtime/wire", "runtime/graph",
-        "runtime/streams", "runtime/worker/ranks", "gpu_ops/collectives", "gpu_ops/kernels",
+        "runtime/models", "runtime/models/qwen3_omni", "runtime/nodes", "runtime/probe", "runtime/tokenizer",
+        "runtime/transfer", "runtime/wire", "runtime/graph", "runtime/streams", "runtime/worker/ranks",
+        "runtime/worker/stages", "gpu_ops/collectives", "gpu_ops/kernels",
     },
     "http/fields": {"runtime", "runtime/grammar", "runtime/proxy"},
     "http/access": {"http/fields", "runtime", "runtime/proxy"},
@@ -86,13 +97,13 @@ ARROWS: dict[str, set[str]] = {
         "runtime/tokenizer",
     },
     "http/response": {
-        "http/fields", "runtime", "runtime/accounting", "runtime/chat", "runtime/grammar", "runtime/proxy",
-        "runtime/tokenizer", "runtime/wire/messages",
+        "http/fields", "runtime", "runtime/accounting", "runtime/chat", "runtime/grammar", "runtime/graph/catalog",
+        "runtime/proxy", "runtime/tokenizer", "runtime/wire/messages",
     },
     "http/store": {"http/fields", "runtime"},
     "http/routes": {
         "http/access", "http/fields", "http/request", "http/response", "http/store", "runtime", "runtime/chat",
-        "runtime/proxy", "runtime/tokenizer",
+        "runtime/graph/catalog", "runtime/proxy", "runtime/tokenizer",
     },
     "http/app": {
         "http/access", "http/request", "http/response", "http/routes", "runtime", "runtime/proxy", "runtime/tokenizer",
@@ -113,7 +124,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "launcher/commands": {
         "launcher/child", "launcher/config", "launcher/control", "launcher/host", "launcher/keys", "launcher/logs",
-        "launcher/roles", "launcher/supervisor",
+        "launcher/roles", "launcher/supervisor", "runtime/graph",
     },
     "launcher/doctor": {
         "launcher/child", "launcher/commands", "launcher/config", "launcher/control", "launcher/host", "launcher/keys",

@@ -29,7 +29,7 @@ class Endpoint:
     """A route. `takes` are the parameters of its JSON body if it has one, `gives` is the schema of a success (JSON
     unless `content_type` says otherwise), `events` that of a stream's event. `asks` are the parameters of its query, by
     their names, `errors` further statuses to expect. A body may have the parameters of the `alternative` instead, if
-    there is one."""
+    there is one. The body is of the `body_type`."""
 
     method: str
     path: str
@@ -43,6 +43,7 @@ class Endpoint:
     door: RouteAccess = RouteAccess.KEY
     asks: tuple[tuple[str, Schema], ...] = ()
     alternative: tuple[Parameter, ...] | None = None
+    body_type: str = "application/json"
 
     @property
     def route(self) -> str:

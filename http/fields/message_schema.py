@@ -9,11 +9,24 @@ ROLE_NAME = r"[A-Za-z0-9_.-]{1,64}"
 MAX_TOOLS = 512
 MAX_MESSAGES = 8192
 TEXT: Schema = {"type": ["string", "null"]}
-PART: Schema = {
+TEXT_PART: Schema = {
     "type": "object",
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
     "required": ["type", "text"],
 }
+AUDIO_PART: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "input_audio"},
+        "input_audio": {
+            "type": "object",
+            "properties": {"data": {"type": "string", "contentEncoding": "base64"}, "format": {"const": "wav"}},
+            "required": ["data", "format"],
+        },
+    },
+    "required": ["type", "input_audio"],
+}
+PART: Schema = {"anyOf": [TEXT_PART, AUDIO_PART]}
 FUNCTION: Schema = {
     "properties": {"name": {"type": "string"}, "arguments": {"type": ["string", "object", "null"]}},
     "required": ["name"],

@@ -2,7 +2,7 @@
 """Reading of request bodies: received within limits, parsed as JSON and validated."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ from pontil.http.access.in_flight_bodies import InFlightBodies
 from pontil.http.fields.ignored import IgnoredFields
 from pontil.http.fields.json_body import LARGE_BODY, parse_body
 from pontil.http.request.completion_request import MAX_PROMPTS
+from pontil.http.request.multipart import FormPart, boundary_of, read_form
 from pontil.http.request.ordered_executor import OrderedExecutor
 from pontil.http.request.packed_body import PackedBody
 from pontil.runtime.errors import RequestError, Unavailable
@@ -62,6 +63,18 @@ class BodyReader:
             body = await self.unpack(body, share) if packed else body
             self.in_flight.note(request, body)
             work = partial(parse_and, understand, body)
+            return await self.executor.run(work, len(body)) if len(body) > LARGE_BODY else work()
+        finally:
+            share.give_back()
+
+    async def read_form(self, request: Request, understand: Callable[[Mapping[str, FormPart]], T]) -> T:
+        """Do what `read` does with a multipart form."""
+        boundary = check_form_type(request)
+        share = BufferShare(self)
+        try:
+            body = await self.receive(request, share)
+            self.in_flight.note(request, body)
+            work = partial(form_and, understand, body, boundary)
             return await self.executor.run(work, len(body)) if len(body) > LARGE_BODY else work()
         finally:
             share.give_back()
@@ -124,6 +137,10 @@ def parse_and(understand: Callable[[dict[str, Any]], T], body: bytes) -> T:
     return understand(parse_body(body))
 
 
+def form_and(understand: Callable[[Mapping[str, FormPart]], T], body: bytes, boundary: bytes) -> T:
+    return understand(read_form(body, boundary))
+
+
 def too_large(most: int) -> RequestError:
     return RequestError(f"the body is larger than {most} bytes, which is all that is taken: send less", status=413)
 
@@ -139,6 +156,22 @@ def check_type(request: Request) -> None:
             status=415,
             code="unsupported_media_type",
         )
+
+
+def check_form_type(request: Request) -> bytes:
+    """Return the boundary of a form. Raises RequestError (415) for another content type, and for a form that a page
+    sent: a browser sends forms to any server without a preflight."""
+    stated = request.headers.getone("content-type", None)
+    boundary = boundary_of(stated or "")
+    if boundary is None:
+        says = f"the body is declared as {stated or 'nothing':.100}: send multipart/form-data with a boundary"
+    elif "origin" in request.headers:
+        says = "forms from pages are not taken: send it from a program"
+    elif is_packed(request):
+        says = "the form is encoded as gzip: send it plain"
+    else:
+        return boundary
+    raise RequestError(says, status=415, code="unsupported_media_type")
 
 
 def is_packed(request: Request) -> bool:

@@ -3,7 +3,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pontil.http.fields.ignored import IgnoredFields
@@ -20,14 +20,16 @@ from pontil.http.fields.message_schema import (
 from pontil.http.fields.parameter import Parameter
 from pontil.http.fields.parameter_types import FlagType, NeutralType, ShapedType, TextType
 from pontil.http.fields.reader import Fields
+from pontil.http.fields.recording import INPUT_AUDIO, Recording, SpokenContent, read_recording
 from pontil.http.fields.tools import TOOLS, ToolFields, read_function, tool_fields
 from pontil.http.request.function_messages import FUNCTION_CALL, ROLE, as_tools
 
 # Members of messages that would change the prompt, with the values of them that ask for nothing.
-NEUTRAL_MESSAGE: dict[str, tuple[Any, ...]] = {"audio": (), "images": ([],)}
+NEUTRAL_MESSAGE: dict[str, tuple[Any, ...]] = {"images": ([],)}
 # Members without effect: the values with which a strict server takes them too.
 INERT_MESSAGE: dict[str, tuple[Any, ...]] = {"refusal": ("",), "annotations": ([],)}
 MAX_OPTION = 64
+MAX_RECORDINGS = 16
 # Each is tried with the template.
 MAX_OWN_ROLES = 8
 RESERVED = (
@@ -70,14 +72,31 @@ class ChatPrompt:
         return str(last.get("content", "")) if same else ""
 
     @property
+    def recordings(self) -> tuple[Recording, ...]:
+        """The recordings in messages, which have to become text before the prompt is rendered."""
+        contents = (message.get("content") for message in self.messages)
+        return tuple(one for said in contents if isinstance(said, SpokenContent) for one in said.recordings)
+
+    def heard(self, texts: Mapping[Recording, str]) -> "ChatPrompt":
+        """Return the prompt with each recording replaced by the text that was recognised in it."""
+        return replace(self, messages=tuple(heard_message(message, texts) for message in self.messages))
+
+    @property
     def own_roles(self) -> set[str]:
         """Roles that not every template knows."""
         return {message["role"] for message in self.messages} - set(ROLES)
 
     @property
     def characters(self) -> int:
-        """Number of characters in the messages' contents."""
+        """Number of characters in the messages' contents, recordings excepted."""
         return sum(len(message.get("content", "")) for message in self.messages)
+
+
+def heard_message(message: Message, texts: Mapping[Recording, str]) -> Message:
+    said = message.get("content")
+    if not isinstance(said, SpokenContent):
+        return message
+    return message | {"content": "".join(texts[one] if isinstance(one, Recording) else one for one in said.parts)}
 
 
 def chat_prompt(fields: Fields, values: Mapping[str, Any], places: Mapping[str, str] | None = None) -> ChatPrompt:
@@ -133,7 +152,7 @@ def read_message(fields: Fields) -> Message:
     if (calls or function) and role != "assistant":
         raise fields.wrong("tool_calls" if calls else FUNCTION_CALL, "is for messages of the assistant: leave it out")
     if fields.data.get("content") is not None or role != "assistant":
-        message["content"] = read_content(fields)
+        message["content"] = read_content(fields, role)
     elif not (calls or function):
         # An assistant message whose reasoning was cut off has no content.
         message["content"] = ""
@@ -144,6 +163,9 @@ def read_message(fields: Fields) -> Message:
     read_texts(fields, role, message)
     fields.take("content")
     fields.neutral(NEUTRAL_MESSAGE)
+    if fields.take("audio") is not None:
+        says = "is not kept here: send its transcript as content, and leave it out"
+        raise fields.wrong("audio", says, "unsupported_parameter")
     if fields.ignored.strict:
         fields.neutral(INERT_MESSAGE)
     fields.ignore_rest()
@@ -172,20 +194,30 @@ def read_texts(fields: Fields, role: str, message: Message) -> None:
         raise fields.wrong("name", "is missing: give the name of the function whose result this is")
 
 
-def read_content(fields: Fields) -> str:
-    """Return a string, or text parts joined."""
+def read_content(fields: Fields, role: str) -> str | SpokenContent:
+    """Return a string: text parts are joined. Recordings stay apart, until they are recognised."""
     value = fields.take("content")
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
         raise fields.typed("content", value, "a string or a list of text parts")
-    return "".join(read_part(fields.item(item, f"content[{index}]")) for index, item in enumerate(value))
+    parts = [read_part(fields.item(item, f"content[{index}]"), role) for index, item in enumerate(value)]
+    recordings = sum(isinstance(part, Recording) for part in parts)
+    if not recordings:
+        return "".join(part for part in parts if isinstance(part, str))
+    if recordings > MAX_RECORDINGS:
+        raise fields.wrong("content", f"holds {recordings} recordings: at most {MAX_RECORDINGS} may be in a message")
+    return SpokenContent(tuple(parts))
 
 
-def read_part(fields: Fields) -> str:
-    if fields.take("type") != "text":
-        kind = fields.take("type")
-        raise fields.unfit("type", kind, '"text", the only type that is supported', "unsupported_parameter")
+def read_part(fields: Fields, role: str) -> str | Recording:
+    kind = fields.take("type")
+    if kind == INPUT_AUDIO:
+        if role != "user":
+            raise fields.wrong("type", "is input_audio, which is for messages of the user: send text")
+        return read_recording(fields)
+    if kind != "text":
+        raise fields.unfit("type", kind, '"text", or "input_audio" where the model hears', "unsupported_parameter")
     text = fields.required_text("text")
     fields.ignore_rest()
     return text

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pontil.http.fields.audio_output import AUDIO_OUTPUT, AudioOutput, audio_output
 from pontil.http.fields.client_fields import INERT, UNSUPPORTED
 from pontil.http.fields.delivery import DELIVERY, Delivery, delivery_fields
 from pontil.http.fields.ignored import IgnoredFields
@@ -21,7 +22,7 @@ from pontil.runtime.sampling_params import RANGES
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """A chat completion request. `prompt` is the input of the chat template. Reasoning is left out of the reply unless
-    `include_reasoning`."""
+    `include_reasoning`. With `audio` the answer comes in sound too."""
 
     model: str | None
     prompt: ChatPrompt
@@ -30,6 +31,7 @@ class ChatRequest:
     handling: PromptFields
     include_reasoning: bool
     echo: bool = False
+    audio: AudioOutput | None = None
 
 
 def read_chat(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFields | None = None) -> ChatRequest:
@@ -53,6 +55,7 @@ def chat_of(fields: Fields, values: Mapping[str, Any]) -> ChatRequest:
         handling=prompt_fields(fields, values),
         include_reasoning=values["include_reasoning"],
         echo=values["echo"],
+        audio=audio_output(fields, values),
     )
 
 
@@ -80,8 +83,7 @@ CHAT = (
     Parameter("include_reasoning", FlagType(), "show the reasoning of a model that reasons", True),
     Parameter("echo", FlagType(), "show the last message before the answer, where the answer goes on with it", False),
     *OLDER_TOOLS,
-    Parameter("modalities", NeutralType((["text"],)), "answers that are no text"),
-    Parameter("audio", NeutralType(), "answers that are no text"),
+    *AUDIO_OUTPUT,
     Parameter("prediction", NeutralType(), "a text that the answer may repeat"),
     Parameter("web_search_options", NeutralType(), "search the web"),
     Parameter("prompt", NeutralType(("", []), "is for /v1/completions: send messages"), "text or token ids"),

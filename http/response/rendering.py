@@ -17,6 +17,9 @@ from pontil.runtime.errors import PontilError
 from pontil.runtime.grammar.verdict import Verdict
 from pontil.runtime.proxy.stream import ChoiceEvent, Ended, Stream
 
+# Makes the body of a whole answer.
+WriteAnswer = Callable[[Mapping[str, Any]], Awaitable[bytes]]
+
 
 class WholeFormat(Protocol):
     """The vocabulary of replies that are not streamed. Each has one for every reply."""
@@ -51,16 +54,21 @@ async def nothing() -> None:
     """Keep nothing of a reply."""
 
 
+async def as_json(answer: Mapping[str, Any]) -> bytes:
+    return json.dumps(answer, ensure_ascii=False).encode()
+
+
 async def reply(
-    request: Request, stream: Stream, shape: ReplyFormat, keep: Callable[[], Awaitable[None]] = nothing
-) -> HTTPResponse | None:
+    request: Request, stream: Stream, shape: ReplyFormat, keep: Callable[[], Awaitable[None]] = nothing,
+    write: WriteAnswer = as_json,
+) -> HTTPResponse | None:  # fmt: skip
     """Answer the request; return None if it was streamed. Once the answer is complete `keep` is called, before its end
-    is sent. Raises PontilError only while nothing has been sent."""
+    is sent. `write` makes the body of one that is not streamed. Raises PontilError only while nothing has been sent."""
     try:
         if shape.streamed:
             await reply_streaming(EventWriter(request, lambda: route_of(stream), stream.turn), stream, shape, keep)
             return None
-        return await reply_whole(stream, shape, keep)
+        return await reply_whole(stream, shape, keep, write)
     finally:
         stream.cancel()
 
@@ -71,7 +79,7 @@ def route_of(stream: Stream) -> dict[str, str]:
 
 
 async def reply_whole(
-    stream: Stream, shape: WholeFormat, keep: Callable[[], Awaitable[None]] = nothing
+    stream: Stream, shape: WholeFormat, keep: Callable[[], Awaitable[None]] = nothing, write: WriteAnswer = as_json
 ) -> HTTPResponse:
     choices = [ReplyChoice(request) for request in stream.by_choice]
     for index, said in await stream.all():
@@ -85,8 +93,7 @@ async def reply_whole(
     verdicts = await schema_verdicts(stream, shape)
     answer = shape.whole(choices, stream.final_usage, verdicts)
     await keep()
-    body = json.dumps(answer, ensure_ascii=False).encode()
-    return raw(body, content_type="application/json", headers=route_of(stream) | schema_header(verdicts))
+    return raw(await write(answer), content_type="application/json", headers=route_of(stream) | schema_header(verdicts))
 
 
 async def schema_verdicts(stream: Stream, shape: WholeFormat) -> dict[int, Verdict]:

@@ -47,8 +47,11 @@ USAGE = closed(COUNTS | {"prompt_tokens_details": closed({"cached_tokens": COUNT
 CHAT_USAGE = closed(COUNTS | {
     "prompt_tokens_details": closed({"cached_tokens": COUNT, "audio_tokens": COUNT}),
     "completion_tokens_details": closed(dict.fromkeys(
-        ("reasoning_tokens", "audio_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens"), COUNT
-    ), ("reasoning_tokens",)),
+        (
+            "reasoning_tokens", "audio_tokens", "text_tokens", "accepted_prediction_tokens",
+            "rejected_prediction_tokens",
+        ), COUNT
+    ), ("reasoning_tokens", "text_tokens")),
 })  # fmt: skip
 PROMPT_LOGPROBS = many(nullable({
     "type": "object",
@@ -97,6 +100,7 @@ CALL = {"id": TEXT, "type": constant("function"), "function": closed({"name": TE
 CALL_PIECE = {"anyOf": [
     closed({"index": COUNT} | CALL), closed({"index": COUNT, "function": closed({"arguments": TEXT})})
 ]}  # fmt: skip
+SOUND = {"id": TEXT, "data": TEXT, "expires_at": COUNT, "transcript": TEXT}
 MESSAGE = closed(
     {
         "role": constant("assistant"),
@@ -107,12 +111,14 @@ MESSAGE = closed(
         "reasoning": TEXT,
         "tool_calls": many(closed(CALL)),
         "function_call": CALL["function"],
+        "audio": closed(SOUND),
     },
-    ("reasoning_content", "reasoning", "tool_calls", "function_call"),
+    ("reasoning_content", "reasoning", "tool_calls", "function_call", "audio"),
 )
+SOUND_PIECE = closed(SOUND, SOUND)
 PIECES = {
-    "content": TEXT, "reasoning_content": TEXT, "reasoning": TEXT, "tool_calls": many(CALL_PIECE),
-    "function_call": closed({"name": TEXT, "arguments": TEXT}, ("name",)),
+    "content": nullable(TEXT), "reasoning_content": TEXT, "reasoning": TEXT, "tool_calls": many(CALL_PIECE),
+    "function_call": closed({"name": TEXT, "arguments": TEXT}, ("name",)), "audio": SOUND_PIECE,
 }  # fmt: skip
 OPENING: dict[str, Schema] = {"role": constant("assistant"), "refusal": {"type": "null"}}
 DELTA = closed(OPENING | PIECES, (*OPENING, *PIECES))
@@ -145,12 +151,17 @@ MODEL = closed({
     "kv_cache_dtype": nullable(TEXT),
     "embedding_size": nullable(COUNT),
     "system_fingerprint": nullable(TEXT),
-}, optional=("embedding_size",))  # fmt: skip
+    "input_modalities": many(TEXT),
+    "output_modalities": many(TEXT),
+    "voices": many(TEXT),
+}, optional=("embedding_size", "input_modalities", "output_modalities", "voices"))  # fmt: skip
 MODELS = closed({"object": constant("list"), "data": many(MODEL)})
 TOKENIZED = closed(
     {"count": COUNT, "max_model_len": nullable(COUNT), "tokens": IDS, "token_strs": nullable(many(TEXT))}
 )
 DETOKENIZED = closed({"prompt": TEXT})
+TRANSCRIBED = closed({"text": TEXT})
+SOUND_FILE: Schema = {"type": "string", "contentMediaType": "audio/wav"}
 STATUS = closed({"status": TEXT})
 FINISH = {"anyOf": [
     closed({"type": constant("stop"), "matched": {"type": ["string", "integer", "null"]}}),

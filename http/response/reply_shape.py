@@ -58,8 +58,8 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-# No token of a chat is audio. Predictions are sent by a client, which is not supported: the server's own drafts are no
-# predictions, and clients would take rejected ones as billed.
+# No token of a prompt is audio, since recordings become text. Predictions are sent by a client, which is not
+# supported: the server's own drafts are no predictions, and clients would take rejected ones as billed.
 PROMPT_DETAILS = {"audio_tokens": 0}
 COMPLETION_DETAILS = {
     "audio_tokens": 0,
@@ -72,9 +72,10 @@ def chat_usage_object(usage: Usage, reasoning_tokens: int | None) -> dict[str, A
     """Return the usage object of a chat, without reasoning tokens if they could not be counted."""
     told = usage_object(usage)
     reasoning = {} if reasoning_tokens is None else {"reasoning_tokens": reasoning_tokens}
+    audio = {"audio_tokens": usage.audio_tokens} if usage.audio_tokens else {}
     return told | {
         "prompt_tokens_details": told["prompt_tokens_details"] | PROMPT_DETAILS,
-        "completion_tokens_details": reasoning | COMPLETION_DETAILS,
+        "completion_tokens_details": reasoning | COMPLETION_DETAILS | audio,
     }
 
 

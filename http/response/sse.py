@@ -42,8 +42,11 @@ class EventWriter:
     """The writer of one response's body. The response begins with the first bytes sent, and `headers` is called then. A
     full buffer makes only this stream wait. `pending` is written at the end of the `turn`."""
 
-    def __init__(self, request: Request, headers: Callable[[], dict[str, str]], turn: MessageTurn) -> None:
-        self.request, self.headers, self.turn = request, headers, turn
+    def __init__(
+        self, request: Request, headers: Callable[[], dict[str, str]], turn: MessageTurn,
+        content_type: str = CONTENT_TYPE,
+    ) -> None:  # fmt: skip
+        self.request, self.headers, self.turn, self.content_type = request, headers, turn, content_type
         self.protocol: Any = request.protocol
         self.response: Any = None
         self.pending: list[bytes] = []
@@ -84,7 +87,7 @@ class EventWriter:
         """Send a chunk after what was held, waiting for room. A client that leaves the buffer full for READER_PATIENCE
         is disconnected, and handled as if it had left."""
         if not self.begun:
-            head = EventStreamResponse(content_type=CONTENT_TYPE, headers=HEADERS | self.headers())
+            head = EventStreamResponse(content_type=self.content_type, headers=HEADERS | self.headers())
             self.response = await self.request.respond(head)
         self.wrote_at = time.monotonic()
         if self.pending:
@@ -140,7 +143,7 @@ class StreamWriter:
             return False
         if data:
             self.writer.write(data)
-        return True
+        return not self.stream.has_more
 
     async def sleep(self) -> None:
         """Wait until the task has something to do, or send a keep-alive after too long a silence (F4)."""

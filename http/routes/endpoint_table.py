@@ -15,6 +15,8 @@ from pontil.http.request.generate_request import GENERATE
 from pontil.http.request.intake import Intake
 from pontil.http.request.prompt_reader import PromptReader
 from pontil.http.request.responses_request import RESPONSES
+from pontil.http.request.speech_request import SPEECH
+from pontil.http.request.transcription_request import TRANSCRIPTION
 from pontil.http.response import reply_schema as reply
 from pontil.http.response import responses_schema as shown
 from pontil.http.response.answer_checker import AnswerChecker
@@ -29,6 +31,7 @@ from pontil.http.routes.openapi import OpenApiRoute
 from pontil.http.routes.responses import ResponsesRoutes
 from pontil.http.routes.served_embedding import ServedEmbedding
 from pontil.http.routes.served_model import ServedModel
+from pontil.http.routes.sound import SoundRoutes
 from pontil.http.routes.status import METRICS_TYPE, StatusRoutes
 from pontil.http.routes.tokenization import DETOKENIZE, TOKENIZE, TOKENIZE_CHAT, TokenRoutes
 from pontil.runtime.chat.dialect import dialect_of
@@ -55,9 +58,12 @@ def endpoints(
     model = ServedModel(proxy)
     encoder = Encoder(proxy.tokenizer)
     prompts = PromptReader(proxy.tokenizer, dialect, encoder)
+    # A recording takes more room than its text.
+    hears = proxy.graph is not None and proxy.graph.recognizer is not None
     bodies = BodyReader(
-        lambda: config.max_body_bytes or largest_body(model.known_context), intake.in_flight, config.strict_parameters
-    )
+        lambda: config.max_body_bytes or largest_body(None if hears else model.known_context), intake.in_flight,
+        config.strict_parameters,
+    )  # fmt: skip
     routes = GenerationRoutes(proxy, model, prompts, bodies, intake.grammars, answers)
     name = config.served_embedding_model_name
     served = None if embedding is None or name is None else ServedEmbedding(proxy, name, embedding)
@@ -72,6 +78,7 @@ def endpoints(
         *response_endpoints(ResponsesRoutes(routes, kept), noting),
         Endpoint("POST", "/v1/embeddings", noting(vectors.embeddings), "Vectors of texts.", EMBEDDINGS, EMBEDDING,
                  errors=GENERATION),
+        *sound_endpoints(routes.sounds, noting),
         Endpoint("POST", "/tokenize", noting(tokens.tokenize), "Token ids of a text or a conversation.",
                  reply.TOKENIZED, (*TOKENIZE, *TOKENIZE_CHAT), errors=BODY),
         Endpoint("POST", "/detokenize", noting(tokens.detokenize), "The text of token ids.", reply.DETOKENIZED,
@@ -93,6 +100,16 @@ def endpoints(
         listed, config.version, model.vocab_size, guarded=bool(config.callers), strict=config.strict_parameters
     )
     return (*listed, described.own)
+
+
+def sound_endpoints(sounds: SoundRoutes, noting: Noting) -> tuple[Endpoint, ...]:
+    """The audio API."""
+    return (
+        Endpoint("POST", "/v1/audio/speech", noting(sounds.speech), "The sound of a text.", reply.SOUND_FILE, SPEECH,
+                 errors=GENERATION, content_type="audio/wav"),
+        Endpoint("POST", "/v1/audio/transcriptions", noting(sounds.transcriptions), "The text of a recording.",
+                 reply.TRANSCRIBED, TRANSCRIPTION, errors=GENERATION, body_type="multipart/form-data"),
+    )  # fmt: skip
 
 
 def response_endpoints(responses: ResponsesRoutes, noting: Noting) -> tuple[Endpoint, ...]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from sanic import HTTPResponse, Request
 
+from pontil.http.fields.audio_output import AudioOutput
 from pontil.http.fields.sampling import SamplingFields
 from pontil.http.fields.structured_output import OutputStructure
 from pontil.http.fields.tools import ToolFields
@@ -27,7 +28,9 @@ from pontil.http.response.parsed_chat_shape import ParsedChatShape
 from pontil.http.response.rendering import reply
 from pontil.http.response.reply_shape import ChatShape, CompletionShape, ReplyHeading, ShownText
 from pontil.http.response.schema_watch import SchemaWatch
+from pontil.http.response.spoken_shape import SpokenForm, spoken_form
 from pontil.http.routes.served_model import ServedModel
+from pontil.http.routes.sound import SoundRoutes
 from pontil.runtime.chat.answer_reader import AnswerReader
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.admission import check_together, token_budget
@@ -71,6 +74,7 @@ class GenerationRoutes:
     ) -> None:  # fmt: skip
         self.proxy, self.model, self.prompts = proxy, model, prompts
         self.bodies, self.grammars, self.answers = bodies, grammars, answers
+        self.sounds = SoundRoutes(proxy, model, bodies)
 
     async def completions(self, request: Request) -> HTTPResponse | None:
         wanted = await self.bodies.read(request, self.reading(request, read_completion))
@@ -127,11 +131,25 @@ class GenerationRoutes:
 
     async def answer_chat(self, request: Request, wanted: ChatRequest) -> HTTPResponse | None:
         """Answer a chat that has been read."""
-        ready = await self.ready(wanted, request, "messages")
+        self.check(wanted, request)
+        self.sounds.check(wanted, request)
+        ready = await self.ready(await self.sounds.heard(wanted, request), request, "messages")
         shape = self.chat_shape(ready)
         shape.schema_watch = self.schema_watch(ready.wanted.sampling)
         self.bodies.in_flight.let_go(request)
+        if wanted.audio is not None:
+            return await self.answer_spoken(request, ready, shape, wanted.audio)
         return await reply(request, self.submit([ready.admitted], request, ready.snapshot), shape)
+
+    async def answer_spoken(
+        self, request: Request, ready: ReadyChat, shape: ChatShape, wanted: AudioOutput
+    ) -> HTTPResponse | None:
+        """Answer a chat in sound: through all stages of the model."""
+        assert isinstance(shape, SpokenForm)
+        admitted = ready.admitted
+        salt = salt_of(admitted, request, self.proxy)
+        stream = self.sounds.submit(admitted.prompt, admitted.params, salt, admitted.priority, wanted, request)
+        return await reply(request, stream, shape, write=partial(shape.written, stream))
 
     async def ready(self, wanted: ChatRequest, request: Request, prompt_name: str) -> ReadyChat:
         """Check a chat, tokenize it and fit it to the context. Errors call its prompt by this name."""
@@ -141,11 +159,14 @@ class GenerationRoutes:
         return await self.fitted(wanted, snapshot, prompt_name)
 
     def snapshot_for(self, wanted: CompletionRequest | ChatRequest, request: Request) -> RegistrySnapshot:
-        """Return the snapshot for the decisions about a request. Raises RequestError for another model, or a priority
-        that its caller may not ask for."""
+        """Return the snapshot for the decisions about a request. Raises RequestError as `check` does."""
+        self.check(wanted, request)
+        return self.proxy.registry.generating.snapshot()
+
+    def check(self, wanted: CompletionRequest | ChatRequest, request: Request) -> None:
+        """Raise RequestError for another model, or a priority that its caller may not ask for."""
         self.model.check(wanted.model)
         wanted.handling.check_priority(request.ctx.allowance)
-        return self.proxy.registry.generating.snapshot()
 
     async def fitted(self, wanted: ChatRequest, snapshot: RegistrySnapshot, prompt_name: str) -> ReadyChat:
         """Tokenize a chat, whose own structure is usable, and fit it to the context."""
@@ -192,8 +213,9 @@ class GenerationRoutes:
         if not (wanted.include_reasoning or self.prompts.dialect.thinks):
             wanted.prompt.ignored.note("include_reasoning")
         if not self.prompts.dialect.reads(wanted.prompt.tools.functions):
-            return ChatShape(*made)
-        form = FunctionCallShape if wanted.prompt.tools.legacy else ParsedChatShape
+            return spoken_form(ChatShape, wanted.audio, self.proxy.graph)(*made)
+        parsed = FunctionCallShape if wanted.prompt.tools.legacy else ParsedChatShape
+        form = spoken_form(parsed, wanted.audio, self.proxy.graph)
         return form(*made, partial(self.answer_reader, ready), wanted.include_reasoning)
 
     def answer_reader(self, ready: ReadyChat) -> AnswerReader:
@@ -230,6 +252,11 @@ class GenerationRoutes:
     def submit(self, admitted: Sequence[Admitted], request: Request, snapshot: RegistrySnapshot) -> Stream:
         """Submit all of the prompts, or none."""
         name, caller, first = request.ctx.request_id, request.ctx.caller, admitted[0]
-        salt = cache_salt(caller, first.cache_salt, share_prefixes=self.proxy.config.share_prefixes)
+        salt = salt_of(first, request, self.proxy)
         asked = [(one.prompt, one.params) for one in admitted]
         return self.proxy.submit_all(asked, name, salt, first.priority, caller, request.ctx.allowance, snapshot)
+
+
+def salt_of(admitted: Admitted, request: Request, proxy: Proxy) -> str:
+    """Return the salt under which a prompt's prefixes are cached."""
+    return cache_salt(request.ctx.caller, admitted.cache_salt, share_prefixes=proxy.config.share_prefixes)

@@ -81,7 +81,7 @@ def operation(endpoint: Endpoint, vocab_size: int, strict: bool) -> dict[str, An
         kinds = [one for one in (endpoint.takes, endpoint.alternative) if one is not None]
         schemas = [object_schema(one, vocab_size) | closed for one in kinds]
         schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        described["requestBody"] = {"required": True, "content": {endpoint.body_type: {"schema": schema}}}
     return described
 
 

@@ -46,7 +46,17 @@ class ServedModel:
             "dtype": snapshot.dtype,
             "kv_cache_dtype": snapshot.kv_cache_dtype,
             "system_fingerprint": snapshot.system_fingerprint(self.proxy.config.version),
-        }
+        } | self.modalities
+
+    @property
+    def modalities(self) -> dict[str, Any]:
+        """The forms in which the model takes questions and gives answers, where these are more than text."""
+        graph = self.proxy.graph
+        if graph is None:
+            return {}
+        heard = ["text"] if graph.recognizer is None else ["text", "audio"]
+        spoken = ["text"] if graph.audio is None else ["text", "audio"]
+        return {"input_modalities": heard, "output_modalities": spoken, "voices": list(graph.voices)}
 
 
 def no_model(name: str, served: Sequence[str]) -> RequestError:

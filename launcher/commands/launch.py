@@ -14,6 +14,7 @@ import click
 from pontil.launcher.child.child import child_command
 from pontil.launcher.child.health import HealthLimits
 from pontil.launcher.commands.rank_memory import memory_lines
+from pontil.launcher.commands.stage_lines import drawing, stage_lines
 from pontil.launcher.config.environment import LaunchEnvironment
 from pontil.launcher.config.options import LaunchOptions, flag_name, read_environment, read_options
 from pontil.launcher.config.parsers import WILDCARDS
@@ -119,7 +120,7 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
     topology = plan(chosen, machine, directory.path, launch_environment.cache_directory).with_keys(secret)
     topology = topology.with_clients(clients.config)
     orders = replace(
-        orders_of(chosen, topology, launch_environment), machine=machine, shares_devices=chosen.share_devices,
+        orders_of(chosen, topology, launch_environment), machine=machine, shares_devices=topology.shares,
         reloader=Reloader(chosen, read, launch_environment.variables),
     )  # fmt: skip
     return supervise(chosen, orders, directory, Notifier(launch_environment.variables))
@@ -133,7 +134,7 @@ def supervise(options: LaunchOptions, orders: Orders, directory: RunDirectory, n
     writer = open_outlet(sys.stderr.fileno(), lambda lost: console.formed(own_line(plain_notice(lost))))
     console = Console(writer, options.log_format, files)
     try:
-        for said in open_directory(orders.topology, directory, options.role):
+        for said in [*stage_lines(orders.topology), *open_directory(orders.topology, directory, options.role)]:
             console.line(said)
         code = Supervisor(orders, console, directory, notifier).run()
         writer.finish(LAST_WORDS_WITHIN)
@@ -181,6 +182,10 @@ def orders_of(options: LaunchOptions, topology: Topology, launch_environment: La
 def show_plan(topology: Topology) -> None:
     for child in topology.children:
         click.echo(child.describe())
+    for line in drawing(topology):
+        click.echo(f"stage        {line}")
+    for line in stage_lines(topology):
+        click.echo(f"placed       {line}")
     for model in topology.prepare.config["models"]:
         click.echo(f"model        {model}")
     click.echo(f"control      {topology.control}")

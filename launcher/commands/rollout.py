@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from pontil.launcher.config.options import read_environment
-from pontil.launcher.config.worker_roles import GENERATING_ROLES, WORKER_ROLES
+from pontil.launcher.config.worker_roles import GENERATING_ROLES, LISTED_ROLES
 from pontil.launcher.control.control_client import ask, find_launch
 from pontil.launcher.errors import LaunchError, OptionError
 
@@ -87,7 +87,7 @@ def restart(names: tuple[str, ...], everyone: bool, drain_timeout: float | None,
 
 def role_counts(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add one option for each role: the wanted number of workers."""
-    for role in reversed(WORKER_ROLES):
+    for role in reversed(LISTED_ROLES):
         meaning = f"How many {role} workers there shall be."
         command = click.option(f"--{role}", type=click.IntRange(0, 1024), metavar="COUNT", help=meaning)(command)
     return command
@@ -95,16 +95,30 @@ def role_counts(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command(short_help="Change how many workers there are.")
 @role_counts
+@click.option(
+    "--node",
+    "stages",
+    multiple=True,
+    metavar="STAGE=COUNT",
+    help="How many workers a stage of a model of several shall have, like code2wav=2 or talker.decode=1.",
+)
 @DRAIN
 @FORCE
 @changes_a_launch
-def scale(drain_timeout: float | None, force: bool, **counts: int | None) -> dict[str, Any]:
+def scale(stages: tuple[str, ...], drain_timeout: float | None, force: bool, **counts: int | None) -> dict[str, Any]:
     """Start or end workers until each given role has its number. New workers are like those that run and get free cores
     or a free GPU; those with the highest numbers are ended first, drained as `drain` does."""
-    wanted = {role: count for role, count in counts.items() if count is not None}
+    wanted = {role: count for role, count in counts.items() if count is not None} | dict(map(stage_count, stages))
     if not wanted:
         raise click.UsageError("Say how many workers there shall be, such as --decode 2.")
     return {"command": "scale", "counts": wanted, "drain_timeout": drain_timeout, "force": force}
+
+
+def stage_count(text: str) -> tuple[str, int]:
+    stage, _, count = text.partition("=")
+    if not stage or not count.isascii() or not count.isdigit() or len(count) > 4:
+        raise click.UsageError(f"--node takes a stage and a number, like code2wav=2, not {text!r}.")
+    return stage, int(count)
 
 
 @click.command(short_help="Have a worker do another part of the work.")

@@ -40,7 +40,7 @@ def cut(line: str, width: int | None) -> str:
 def role(row: StatusRow) -> str:
     """Return the role if the name does not tell it: a worker may have been given another one."""
     told, name = str(row.get("role", "")), str(row.get("name", ""))
-    return "" if name.partition(":")[0] == told else told
+    return "" if name.partition(":")[0].rpartition("-")[2] == told else told
 
 
 def state(row: StatusRow) -> str:

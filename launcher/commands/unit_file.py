@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pontil.launcher.config.options import LaunchOptions
+from pontil.launcher.config.worker_roles import NODE
 from pontil.launcher.errors import OptionError
+from pontil.launcher.host.device_list import DeviceItem
 from pontil.launcher.supervisor.supervisor import DRAIN_MARGIN, KILL_GRACE, TERM_GRACE
 
 # Options that name files with secrets. systemd passes them as credentials, so that only root needs to read them.
@@ -114,14 +116,32 @@ class UnitFile:
     def name(self) -> str:
         if self.kind == "all":
             return "pontil.service"
-        return f"pontil-{self.kind}@.service" if self.is_template else "pontil-proxy.service"
+        stage = f"{self.options.node}-" if self.options.node else ""
+        return f"pontil-{stage}{self.kind}@.service" if self.is_template else "pontil-proxy.service"
+
+    @property
+    def device_option(self) -> str:
+        """The flag that gives a template's workers their devices."""
+        return "place" if self.kind == NODE else self.kind
+
+    def devices(self, item: str) -> str:
+        """Return the value of that flag for a device."""
+        return f"{self.options.node}={item}" if self.kind == NODE else item
+
+    @property
+    def asked(self) -> tuple[DeviceItem, ...] | None:
+        """The devices of a template's workers, if they were named."""
+        if self.kind == NODE:
+            return tuple(item for one in self.options.place for item in one.items) or None
+        named: tuple[DeviceItem, ...] | None = getattr(self.options, self.kind)
+        return named
 
     @property
     def command(self) -> str:
         words = [*self.program, "launch", *self.words]
         quoted = [quote(word) for word in words]
         if self.is_template:
-            quoted += [f"--{self.kind}", "%i"]
+            quoted += [f"--{self.device_option}", self.devices("%i")]
         for name in self.credentials:
             quoted += [f"--{name}", f"%d/{name}"]
         return " ".join(quoted)

@@ -12,16 +12,16 @@ import click
 
 from pontil.launcher.commands.launch import launch
 from pontil.launcher.commands.unit_file import CREDENTIALS, UnitFile
+from pontil.launcher.config.graph_choice import graph_of
 from pontil.launcher.config.options import LaunchOptions, flag_name, read_options
-from pontil.launcher.config.plan_checks import check_exposure, check_join, check_lists
+from pontil.launcher.config.plan_checks import check_exposure, check_join, check_lists, check_stages
 from pontil.launcher.errors import LaunchError, OptionError
-from pontil.launcher.host.device_list import DeviceItem
 from pontil.launcher.keys.client_keys import read_client_keys
 from pontil.launcher.keys.key_file import read_key_file
 
 # Valid names of a template's instance.
 INSTANCE = re.compile(r"[A-Za-z0-9:_.-]+", re.ASCII)
-PATHS = ("usage_log", "response_store", *CREDENTIALS)
+PATHS = ("usage_log", "response_store", "placement", *CREDENTIALS)
 
 
 @click.command(short_help="Write systemd unit files for a launch.", context_settings={"ignore_unknown_options": True})
@@ -68,12 +68,13 @@ def unit_of(program: list[str], words: tuple[str, ...], user: str | None) -> Uni
     options = replace(options, **credentials)
     check_lists(options)
     check_join(options)
+    check_stages(options, graph_of(options.model))
     check_exposure(options, options.join or options.control or "ipc:///run")
     if options.keys:
         read_key_file(Path(options.keys))
     read_client_keys(options, {})
     unit = UnitFile(program, options, (), {name.replace("_", "-"): path for name, path in credentials.items()}, user)
-    left_out = {*CREDENTIALS, *([unit.kind] if unit.is_template else [])}
+    left_out = {*CREDENTIALS, *([unit.device_option] if unit.is_template else [])}
     told = [word for each in fields(LaunchOptions) if each.name not in left_out for word in spelled(each, given)]
     return replace(unit, words=[*(["--config", str(config.absolute())] if config else []), *told])
 
@@ -97,12 +98,11 @@ def instances_of(unit: UnitFile) -> list[str]:
     """Return the names to start: for a template one for each requested device."""
     if not unit.is_template:
         return [unit.name]
-    asked: tuple[DeviceItem, ...] | None = getattr(unit.options, unit.kind)
-    devices = ["cpu"] if asked is None else [str(item) for item in asked]
+    devices = ["cpu"] if unit.asked is None else [str(item) for item in unit.asked]
     if len(set(devices)) < len(devices) or not all(map(INSTANCE.fullmatch, devices)):
         raise OptionError(
-            f"Each worker is an instance of its own here, so --{unit.kind} has to name single GPUs or ranges of cores, "
-            "like cuda:0,cuda:1 or cpu:0-3,cpu:4-7."
+            f"Each worker is an instance of its own here, so --{unit.device_option} has to name single GPUs or ranges "
+            "of cores, like cuda:0,cuda:1 or cpu:0-3,cpu:4-7."
         )
     return [unit.name.replace("@", f"@{device}") for device in devices]
 

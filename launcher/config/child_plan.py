@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pontil.launcher.config.worker_roles import WORKER_ROLES
+from pontil.launcher.config.worker_roles import EMBED, WORKER_ROLES
 from pontil.launcher.host.device_list import JOIN
 from pontil.launcher.host.devices import CPU, Placement
 from pontil.runtime.foundation.number_ranges import spell
@@ -68,6 +68,18 @@ class ChildPlan:
         if not self.followers:
             return self.device
         return JOIN.join(f"cpu:{spell(one.cores)}" if one.device == CPU else one.device for one in self.members)
+
+    @property
+    def devices(self) -> frozenset[str]:
+        """The GPUs that it computes on, or its cores if it computes on the CPU."""
+        cores = {f"core {core}" for one in self.members if one.device == CPU for core in one.cores}
+        return frozenset(cores | {one.device for one in self.members if one.device != CPU})
+
+    @property
+    def group(self) -> str:
+        """The workers that can stand in for it: those that embed texts, those of its stage in a model of several, or
+        (empty) those that generate."""
+        return EMBED if self.role == EMBED else self.config.get("node") or ""
 
     @property
     def endpoints(self) -> tuple[str, ...]:

@@ -29,10 +29,12 @@ from pontil.launcher.config.parsers import (
     whole,
 )
 from pontil.launcher.config.sources import Setting, settle
+from pontil.launcher.config.stage_list import PlacedStage, stages
+from pontil.launcher.config.worker_roles import WORKER_ROLES
 from pontil.launcher.host.device_list import DeviceItem
 from pontil.runtime.foundation import connectors
 
-Role = Literal["all", "proxy", "prefill", "decode", "mixed", "embed"]
+Role = Literal["all", "proxy", "prefill", "decode", "mixed", "embed", "node"]
 KV_REACHES = ", else ".join(row.reach for row in connectors.CONNECTORS.values())
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -45,7 +47,7 @@ def flag(section: str, default: Any, meaning: str, read: Reader, metavar: str = 
 
 MODEL, PROCESSES, NETWORK = "Model", "Processes and devices", "Network"
 ENGINE, SUPERVISION = "Engine", "Supervision"
-ROLES = ("all", "proxy", "prefill", "decode", "mixed", "embed")
+ROLES = ("all", "proxy", *WORKER_ROLES)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = (*DTYPES, "int8", "fp8")
 KERNELS = ("auto", "torch", "amx", "avx512bf16", "avx512", "avx2", "generic")
@@ -108,6 +110,18 @@ class LaunchOptions:
     embed: tuple[DeviceItem, ...] | None = flag(
         PROCESSES, None, "Workers that embed texts, in the same way (default: none).", devices, "LIST"
     )
+    placement: str | None = flag(
+        PROCESSES, None, "TOML file with the devices of each stage of a model of several, like talker.decode = \"2\".",
+        text, "FILE",
+    )  # fmt: skip
+    place: tuple[PlacedStage, ...] = flag(
+        PROCESSES, (), "Devices of stages, over those of the file: talker=2, or talker.prefill=0 and talker.decode=1.",
+        stages, "STAGE=LIST",
+    )  # fmt: skip
+    node: str | None = flag(
+        PROCESSES, None, "The stage whose workers to start, with --role and --join (default: the first one).", text,
+        "STAGE",
+    )  # fmt: skip
     lend_cores: bool = flag(
         PROCESSES, True, "Let a worker compute on the cores of another one that has nothing to do.", switch
     )
@@ -210,6 +224,10 @@ class LaunchOptions:
     kv_transfer_timeout: float = flag(
         ENGINE, 120.0, "Longest time from the reservation for a prompt to its last KV block.", some_seconds, "SECONDS"
     )
+    stream_memory: int = flag(
+        ENGINE, 256 << 20, "Memory of each worker for what it streams to the next stage of a model of several.", size,
+        "SIZE",
+    )  # fmt: skip
     kernels: str = flag(
         ENGINE, "auto", "What computes on a CPU: our kernels for an instruction set, or torch.", choice(*KERNELS),
         "auto|torch|SET",

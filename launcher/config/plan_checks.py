@@ -4,8 +4,9 @@
 from pontil.launcher.config.addresses import is_own
 from pontil.launcher.config.options import LaunchOptions
 from pontil.launcher.config.parsers import host_of
-from pontil.launcher.config.worker_roles import EMBED, WORKER_ROLES
+from pontil.launcher.config.worker_roles import EMBED, LISTED_ROLES, NODE
 from pontil.launcher.errors import OptionError
+from pontil.runtime.graph.catalog import GraphModel
 
 # Workers send heartbeats twice a second, and renew a lease in thirds of it: with shorter values a busy worker would be
 # taken for a dead one.
@@ -16,7 +17,7 @@ def check_lists(options: LaunchOptions) -> None:
     meant = {"all": ("prefill", "decode", EMBED), "mixed": ("mixed", EMBED), "proxy": ()}.get(
         options.role, (options.role,)
     )
-    for name in WORKER_ROLES:
+    for name in LISTED_ROLES:
         if getattr(options, name) is not None and name not in meant:
             raise OptionError(f"--{name} has no meaning with --role {options.role}: remove one of the two.")
 
@@ -24,7 +25,7 @@ def check_lists(options: LaunchOptions) -> None:
 def check_join(options: LaunchOptions) -> None:
     if options.role in ("all", "proxy") and options.join:
         raise OptionError(f"--join starts workers for a proxy that runs already: not with --role {options.role}.")
-    if options.role in ("prefill", "decode", EMBED) and not options.join:
+    if options.role in ("prefill", "decode", EMBED, NODE) and not options.join:
         raise OptionError(f"--role {options.role} starts workers only: name the proxy's --control with --join.")
     if options.join and options.usage_log:
         raise OptionError("--usage-log is kept by the proxy, and none is started here: give it where the proxy starts.")
@@ -34,6 +35,30 @@ def check_join(options: LaunchOptions) -> None:
         raise OptionError("--api-keys and --admin-key are the proxy's, and --join starts none: give them where it is.")
     if options.join and options.control:
         raise OptionError("--control is the endpoint of a proxy started here and --join of one elsewhere: give one.")
+
+
+def check_stages(options: LaunchOptions, graph: GraphModel | None) -> None:
+    """Check the options about stages, of which only a model of several has any."""
+    given = {"--placement": options.placement, "--place": options.place, "--node": options.node}
+    used = next((name for name, value in given.items() if value), "--role node" if options.role == NODE else None)
+    if used is None:
+        return
+    if graph is None:
+        raise OptionError(f"{used} is for a model of several stages, and {options.model} has only one: leave it out.")
+    if options.role in ("proxy", EMBED):
+        raise OptionError(f"{used} has no meaning with --role {options.role}: remove one of the two.")
+    if options.node and not options.join:
+        raise OptionError(
+            "--node starts one stage's workers for a proxy that runs already: name its --control with --join."
+        )
+    if options.join and options.placement:
+        raise OptionError(
+            "--placement places all stages, and --join starts the workers of one: name their devices with --place."
+        )
+    if options.role == NODE and not options.node:
+        raise OptionError(
+            f"--role node starts the workers of one stage: name it with --node ({', '.join(graph.node_names)})."
+        )
 
 
 def check_deadlines(options: LaunchOptions) -> None:

@@ -91,14 +91,15 @@ def variable_name(option: str) -> str:
     return PREFIX + option.upper().replace("-", "_")
 
 
-def load_toml(path: Path) -> dict[str, Any]:
+def load_toml(path: Path, kind: str = "configuration file") -> dict[str, Any]:
+    """Return the values of a file, which messages call the `kind` that it is. Raises OptionError."""
     try:
         values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
         return values
     except OSError as error:
-        raise OptionError(f"The configuration file {path} cannot be read: {error.strerror}.") from error
+        raise OptionError(f"The {kind} {path} cannot be read: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise OptionError(f"The configuration file {path} is not valid TOML: {error}.") from error
+        raise OptionError(f"The {kind} {path} is not valid TOML: {error}.") from error
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -8,24 +8,29 @@ from typing import Any
 
 from pontil.launcher.config.addresses import check_endpoints, url_host
 from pontil.launcher.config.child_plan import MODEL_KEYS, ChildPlan
+from pontil.launcher.config.graph_choice import first_stage, graph_of, stage_model
 from pontil.launcher.config.options import LaunchOptions
-from pontil.launcher.config.plan_checks import check_deadlines, check_exposure, check_join, check_lists
+from pontil.launcher.config.plan_checks import check_deadlines, check_exposure, check_join, check_lists, check_stages
 from pontil.launcher.config.served_models import embedding_model, served_embedding_name, served_name
 from pontil.launcher.config.worker_plan import plan_demands, plan_workers
 from pontil.launcher.host.devices import CPU, HostDevices
 from pontil.launcher.version import VERSION
+from pontil.runtime.graph.catalog import GraphModel
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
     """Every process of one launch: `prepare` runs first, alone, and finds the model; then the children start. `served`
-    is the model name that clients use."""
+    is the model name that clients use. `graph` is the graph of a model of several stages. `shares`: workers may share
+    a device."""
 
     prepare: ChildPlan
     children: tuple[ChildPlan, ...]
     control: str
     url: str | None
     served: str = ""
+    graph: GraphModel | None = None
+    shares: bool = False
 
     def with_models(self, paths: Mapping[str, str]) -> "Topology":
         """Return the same plan with the names of models replaced by the paths where they were found."""
@@ -48,24 +53,27 @@ class Topology:
 
 def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -> Topology:
     """Plan the whole topology. Raises OptionError for a combination of options that is impossible."""
+    graph = graph_of(options.model)
     check_lists(options)
     check_join(options)
+    check_stages(options, graph)
     check_deadlines(options)
     control = options.join or options.control or f"ipc://{run / 'control'}"
     check_exposure(options, control)
-    workers = [] if options.role == "proxy" else plan_workers(options, machine, run, control)
-    proxies = [] if options.join else [plan_proxy(options, machine, run, control)]
+    workers = [] if options.role == "proxy" else plan_workers(options, machine, run, control, graph)
+    proxies = [] if options.join else [plan_proxy(options, machine, run, control, graph)]
     check_endpoints([control, *(address for worker in workers for address in worker.endpoints)])
     children = tuple(child.configured(cache_dir=str(cache)) for child in proxies + workers)
     search = {
         "models": models_of(children),
         "cache_dir": str(cache),
         "log_level": options.log_level,
-        "demands": plan_demands(options, workers, machine),
+        "demands": plan_demands(options, workers, machine, graph),
     }
     prepare = ChildPlan("prepare", "prepare", CPU, machine.cores, search)
     url = None if options.join else f"http://{url_host(options.host)}:{options.port}"
-    return Topology(prepare, children, control, url, served_name(options))
+    shares = options.share_devices or (graph is not None and share_devices(workers))
+    return Topology(prepare, children, control, url, served_name(options), graph, shares)
 
 
 def models_of(children: Sequence[ChildPlan]) -> list[str]:
@@ -74,14 +82,23 @@ def models_of(children: Sequence[ChildPlan]) -> list[str]:
     return list(dict.fromkeys(name for name in named if name is not None))
 
 
-def plan_proxy(options: LaunchOptions, machine: HostDevices, run: Path, control: str) -> ChildPlan:
+def share_devices(workers: Sequence[ChildPlan]) -> bool:
+    """Return whether two of these workers compute on one core or GPU."""
+    held = [device for worker in workers for device in worker.devices]
+    return len(set(held)) < len(held)
+
+
+def plan_proxy(
+    options: LaunchOptions, machine: HostDevices, run: Path, control: str, graph: GraphModel | None = None
+) -> ChildPlan:
     config = {
         "host": options.host,
         "port": options.port,
-        "model": options.model,
+        "model": stage_model(options, first_stage(graph)),
         "served_model_name": served_name(options),
         "embedding_model": embedding_model(options),
         "served_embedding_model_name": served_embedding_name(options),
+        "graph": None if graph is None else graph.name,
         "control": control,
         "version": VERSION,
         "disagg": options.disagg,

@@ -2,89 +2,92 @@
 """The plan of a launch's workers: how many, on which devices, and with which configuration. Nothing here has side
 effects."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pontil.launcher.config.addresses import is_own, url_host
 from pontil.launcher.config.child_plan import ChildPlan, plan_ranks, rank_endpoint
+from pontil.launcher.config.graph_choice import first_stage, stage_model
 from pontil.launcher.config.options import LaunchOptions
 from pontil.launcher.config.parsers import host_of
 from pontil.launcher.config.served_models import embedding_model, served_embedding_name, served_name
-from pontil.launcher.config.worker_roles import EMBED
+from pontil.launcher.config.stage_plan import stage_lists
+from pontil.launcher.config.worker_lists import WorkerList, role_lists, roles_of
+from pontil.launcher.config.worker_roles import EMBED, GENERATING_ROLES
 from pontil.launcher.errors import OptionError
-from pontil.launcher.host.device_list import DeviceItem, RankDevice
+from pontil.launcher.host.device_list import repeated
 from pontil.launcher.host.devices import CPU, HostDevices, Placement, assign
 from pontil.launcher.host.ports import address_towards
+from pontil.runtime.graph.catalog import GraphModel
 
 # The fields of runtime.config's Deadlines, each an option.
 DEADLINES = ("first_byte_timeout", "kv_handshake_timeout", "kv_lease", "kv_stall_timeout", "kv_transfer_timeout")
 
 
-def plan_workers(options: LaunchOptions, machine: HostDevices, run: Path, control: str) -> list[ChildPlan]:
-    lists = wanted_items(options, machine)
-    items = [item for wanted in lists.values() for item in wanted]
+@dataclass(frozen=True, slots=True)
+class WorkerSetting:
+    """The setting that all workers of a launch have in common: the run directory and the proxy's endpoint, the graph
+    of a model of several stages, and whether some of them share a device."""
+
+    run: Path
+    control: str
+    graph: GraphModel | None = None
+    shares: bool = False
+
+
+def plan_workers(
+    options: LaunchOptions, machine: HostDevices, run: Path, control: str, graph: GraphModel | None = None
+) -> list[ChildPlan]:
+    lists = role_lists(options, roles_of(options), machine) if graph is None else stage_lists(options, graph, machine)
+    items = [item for one in lists for item in one.items]
     if not items:
         raise OptionError("No worker is left to start: give --prefill or --decode at least one device.")
-    names = [f"{role}:{number}" for role, wanted in lists.items() for number in range(len(wanted))]
-    placements = assign(items, machine, share=options.share_devices)
-    return [plan_worker(options, name, ranks, run, control) for name, ranks in zip(names, placements, strict=True)]
+    # Stages may share a device: whoever names it for two of them means it.
+    placements = assign(items, machine, share=options.share_devices or graph is not None)
+    setting = WorkerSetting(run, control, graph, options.share_devices or share_cores(placements))
+    named = [(name, one) for one in lists for name in one.names]
+    return [
+        plan_worker(options, name, one, ranks, setting) for (name, one), ranks in zip(named, placements, strict=True)
+    ]
 
 
-def wanted_items(options: LaunchOptions, machine: HostDevices) -> dict[str, tuple[DeviceItem, ...]]:
-    """Return the device items of each role of this launch; a role without a list gets one worker on what suits the
-    machine."""
-    roles: tuple[str, ...] = ("prefill", "decode") if options.role == "all" else (options.role,)
-    if options.embed is not None and EMBED not in roles:
-        roles += (EMBED,)
-    given: dict[str, tuple[DeviceItem, ...]] = {
-        role: items for role in roles if (items := getattr(options, role)) is not None
-    }
-    taken = [item for items in given.values() for item in items]
-    lists: dict[str, tuple[DeviceItem, ...]] = {}
-    for role in roles:
-        lists[role] = given[role] if role in given else (default_item(role, taken, machine, options.share_devices),)
-        taken += lists[role]
-    return lists
+def share_cores(placements: Iterable[Sequence[Placement]]) -> bool:
+    """Return whether two workers compute on one core."""
+    cores = [
+        core for ranks in placements for core in {core for rank in ranks if rank.device == CPU for core in rank.cores}
+    ]
+    return repeated(cores) is not None
 
 
-def default_item(role: str, taken: Sequence[DeviceItem], machine: HostDevices, share: bool) -> DeviceItem:
-    """Choose a free GPU if there are GPUs, unless the rest of the launch runs on the CPU; else free cores."""
-    if not machine.gpus or (taken and not any(item.gpus for item in taken)):
-        return DeviceItem()
-    free = [gpu for gpu in range(machine.gpus) if gpu not in {one for item in taken for one in item.gpus}]
-    if not free and not share:
-        raise OptionError(
-            f"No GPU is left for a {role} worker (this machine has {machine.gpus}): use --role mixed (one worker for "
-            f"both phases), --share-devices, or --{role} cpu."
-        )
-    return DeviceItem((RankDevice(gpu=free[0] if free else 0),))
-
-
-def plan_worker(options: LaunchOptions, name: str, ranks: Sequence[Placement], run: Path, control: str) -> ChildPlan:
+def plan_worker(
+    options: LaunchOptions, name: str, kind: WorkerList, ranks: Sequence[Placement], setting: WorkerSetting
+) -> ChildPlan:
     """Return the plan of a worker with a rank on each of these places."""
-    role = name.partition(":")[0]
+    role, graph, node = kind.role, setting.graph, kind.node
     embeds = role == EMBED
     if embeds and len(ranks) > 1:
         raise OptionError(
             f"{name} has {len(ranks)} devices joined by +, and an embedding model runs on one: use commas."
         )
+    # A limit or a guess is for the model that answers, not for an embedding model or a later stage beside it.
+    answers = node is None or graph is None or node.name == graph.first
     config = {
-        "lent_cores": None if embeds else lent_cores(options, ranks, run),
-        "model": embedding_model(options) if embeds else options.model,
+        "lent_cores": lent_cores(options, ranks, setting) if role in GENERATING_ROLES else None,
+        "model": embedding_model(options) if embeds else stage_model(options, node),
         "served_model_name": served_embedding_name(options) if embeds else served_name(options),
-        "control": control,
-        **meeting_point(options, name, run, control),
+        "control": setting.control,
+        **meeting_point(options, name, setting.run, setting.control),
         "dtype": options.dtype,
         "kv_cache_dtype": options.kv_cache_dtype,
-        # The limit of the model that generates is not that of the other one.
-        "max_model_len": None if embeds and options.role != EMBED else options.max_model_len,
+        "max_model_len": None if (embeds and options.role != EMBED) or not answers else options.max_model_len,
         "max_num_seqs": options.max_num_seqs,
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "max_interleaved_tokens": options.max_interleaved_tokens,
         "block_size": options.block_size,
         "prefix_caching": options.prefix_caching,
-        "speculative_tokens": options.speculative_tokens,
+        "speculative_tokens": options.speculative_tokens if answers else 0,
         "kv_cache_memory": options.kv_cache_memory,
         "kv_connector": options.kv_connector,
         "deadlines": {name: getattr(options, name) for name in DEADLINES},
@@ -92,15 +95,18 @@ def plan_worker(options: LaunchOptions, name: str, ranks: Sequence[Placement], r
         "quantization": options.quantization,
         "pooling": options.pooling,
         "log_level": options.log_level,
+        "graph": graph.name if graph is not None and node is not None else None,
+        "node": None if node is None else node.name,
+        "stream_memory": options.stream_memory,
     }
-    return plan_ranks(name, role, ranks, config, rank_endpoint(str(run), name))
+    return plan_ranks(name, role, ranks, config, rank_endpoint(str(setting.run), name))
 
 
-def lent_cores(options: LaunchOptions, ranks: Sequence[Placement], run: Path) -> str | None:
+def lent_cores(options: LaunchOptions, ranks: Sequence[Placement], setting: WorkerSetting) -> str | None:
     """Return the file through which workers lend each other cores. A core can be lent only if it belongs to a single
     worker; and a rank of several, which the others wait for in each layer, neither lends nor borrows."""
-    lent = options.lend_cores and not options.share_devices and [one.device for one in ranks] == [CPU]
-    return str(run / "cores") if lent else None
+    lent = options.lend_cores and not setting.shares and [one.device for one in ranks] == [CPU]
+    return str(setting.run / "cores") if lent else None
 
 
 def meeting_point(options: LaunchOptions, name: str, run: Path, control: str) -> dict[str, str]:
@@ -114,12 +120,14 @@ def meeting_point(options: LaunchOptions, name: str, run: Path, control: str) ->
 
 
 def plan_demands(
-    options: LaunchOptions, workers: Sequence[ChildPlan], machine: HostDevices
+    options: LaunchOptions, workers: Sequence[ChildPlan], machine: HostDevices, graph: GraphModel | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Return the memory demand of each model, which the child that finds the models compares with the available
-    memory. Embedding models are small, and not counted."""
-    generating = [worker for worker in workers if worker.role != EMBED]
-    return {options.model: plan_demand(options, generating, machine)} if generating else {}
+    """Return the memory demand of the model that answers, which the child that finds the models compares with the
+    available memory. Embedding models and the other stages of a model of several are smaller, and not counted."""
+    first = first_stage(graph)
+    answering = [worker for worker in workers if worker.role in GENERATING_ROLES]
+    answering = [worker for worker in answering if first is None or worker.config["node"] == first.name]
+    return {stage_model(options, first): plan_demand(options, answering, machine)} if answering else {}
 
 
 def plan_demand(options: LaunchOptions, workers: Sequence[ChildPlan], machine: HostDevices) -> dict[str, Any]:

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The roles of workers."""
 
-# Those that generate, which can be exchanged for each other, and those that embed texts.
+# Those that generate, which can be exchanged for each other; those that embed texts; and those that compute a stage
+# without tokens of a model of several stages.
 GENERATING_ROLES = ("prefill", "decode", "mixed")
 EMBED = "embed"
-WORKER_ROLES = (*GENERATING_ROLES, EMBED)
+NODE = "node"
+# Roles whose devices have an option of their own.
+LISTED_ROLES = (*GENERATING_ROLES, EMBED)
+WORKER_ROLES = (*LISTED_ROLES, NODE)

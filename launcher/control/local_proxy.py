@@ -11,17 +11,19 @@ from pathlib import Path
 
 from pontil.launcher.config.options import LaunchOptions
 from pontil.launcher.config.topology import Topology
+from pontil.launcher.config.worker_roles import NODE
 from pontil.launcher.control.run_directory import RunDirectory, usual_socket
 from pontil.launcher.errors import OptionError
 
 SOCKET_FILE = "ipc://"
 TIMEOUT = 1.0
 # Roles that cannot serve if a launch has only one of them.
-HALVES = ("prefill", "decode")
+HALVES = ("prefill", "decode", NODE)
 
 
 def at_home(options: LaunchOptions, base: Path) -> LaunchOptions:
-    """Return the same options. Workers for one phase join the proxy of this host, unless another one was named."""
+    """Return the same options. Workers for one phase, or for one stage without tokens, join the proxy of this host,
+    unless another one was named."""
     if options.role not in HALVES or options.join:
         return options
     if options.control:

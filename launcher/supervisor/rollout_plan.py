@@ -8,13 +8,15 @@ from typing import Any
 
 from pontil.launcher.child.child_state import DrainState
 from pontil.launcher.config.child_plan import ChildPlan
-from pontil.launcher.config.worker_roles import EMBED, GENERATING_ROLES, WORKER_ROLES
+from pontil.launcher.config.worker_roles import EMBED, GENERATING_ROLES, LISTED_ROLES, NODE
 from pontil.launcher.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.supervisor.rollout import Rollout, RolloutGoal, RolloutLimits, RolloutStep, WorkerSnapshot
-from pontil.launcher.supervisor.scale_up import another
+from pontil.launcher.supervisor.scale_up import another, kind_named
 
 ALL = "all"
+# Workers that keep their role, and why.
+SINGLE_MINDED = {EMBED: "embeds texts by a model of its own", NODE: "computes a stage without tokens"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +90,16 @@ def restarts(request: Mapping[str, Any], snapshot: LaunchSnapshot) -> list[Rollo
 
 
 def roles(request: Mapping[str, Any], snapshot: LaunchSnapshot) -> list[RolloutStep]:
-    """Return the steps that give workers another role. Those that embed texts cannot do anything else."""
+    """Return the steps that give workers another role. Those that do not generate tokens cannot do anything else."""
     role, names = checked_role(request.get("role"), GENERATING_ROLES), chosen(request, snapshot)
-    embedding = {plan.name for plan, _ in snapshot.workers if plan.role == EMBED}
+    roles = {plan.name: plan.role for plan, _ in snapshot.workers}
     for name in names:
-        if name in embedding:
-            raise OptionError(f"{name} embeds texts by a model of its own: it cannot work as {role}.")
+        if roles[name] in SINGLE_MINDED:
+            raise OptionError(f"{name} {SINGLE_MINDED[roles[name]]}: it cannot work as {role}.")
     return [RolloutStep(RolloutGoal.WORKING, name, role) for name in names]
 
 
-def checked_role(role: Any, known: Sequence[str] = WORKER_ROLES) -> str:
+def checked_role(role: Any, known: Sequence[str] = LISTED_ROLES) -> str:
     if not isinstance(role, str) or role not in known:
         raise OptionError(f"A worker's role is one of {', '.join(known)}, not {role!r}.")
     return str(role)
@@ -108,26 +110,30 @@ def scaled(request: Mapping[str, Any], snapshot: LaunchSnapshot) -> list[Rollout
     used again."""
     counts = request.get("counts")
     if not isinstance(counts, dict) or not counts:
-        raise OptionError("Say how many workers there shall be: --prefill, --decode, --mixed or --embed with a number.")
+        raise OptionError(
+            "Say how many workers there shall be: --prefill, --decode, --mixed, --embed or --node STAGE with a number."
+        )
     if not snapshot.workers:
         raise LaunchError("This launch has no workers (--role proxy): start some with launch --role decode --join.")
     plans = [plan for plan, _ in snapshot.workers]
+    wanted = {str(name): (kind_named(name, plans), whole(str(name), count)) for name, count in counts.items()}
     leaving: list[ChildPlan] = []
     coming: list[ChildPlan] = []
-    for role, count in counts.items():
-        has = sorted((plan for plan in plans if plan.role == checked_role(role)), key=number_of)
-        leaving += has[whole(role, count) :][::-1]
-    for role, count in counts.items():
-        for _ in range(count - sum(plan.role == role for plan in plans)):
+    for kind, count in wanted.values():
+        has = sorted((plan for plan in plans if kind.covers(plan)), key=number_of)
+        leaving += has[count:][::-1]
+    for name, (kind, count) in wanted.items():
+        for _ in range(count - sum(map(kind.covers, plans))):
             staying = [plan for plan in plans if plan not in leaving]
-            coming.append(another(role, staying + coming or plans, snapshot.machine, share=snapshot.shares))
+            coming.append(another(name, staying + coming, snapshot.machine, share=snapshot.shares, known=plans))
     gone = [RolloutStep(RolloutGoal.GONE, plan.name) for plan in leaving]
     return gone + [RolloutStep(RolloutGoal.THERE, plan.name, plan.role, plan) for plan in coming]
 
 
-def whole(role: str, count: Any) -> int:
+def whole(name: str, count: Any) -> int:
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= 1024:
-        raise OptionError(f"--{role} must be a whole number of workers from 0 to 1024, not {count!r}.")
+        flag = f"--{name}" if name in LISTED_ROLES else f"--node {name}"
+        raise OptionError(f"{flag} must be a whole number of workers from 0 to 1024, not {count!r}.")
     return count
 
 
@@ -137,11 +143,10 @@ def number_of(plan: ChildPlan) -> tuple[int, str]:
 
 
 def check_service(change: Rollout, snapshot: LaunchSnapshot) -> None:
-    """Refuse, before anything is touched, a change that would leave a model without a worker to serve it."""
+    """Refuse, before anything is touched, a change that would leave a model or a stage without a worker to serve it."""
     counted = {name for name, place in snapshot.places.items() if place.counts}
-    embedding = {plan.name for plan, _ in snapshot.workers if plan.role == EMBED}
-    for serving in (counted - embedding, counted & embedding):
-        check_model(change, serving)
+    for group in dict.fromkeys(plan.group for plan, _ in snapshot.workers):
+        check_model(change, counted & {plan.name for plan, _ in snapshot.workers if plan.group == group})
 
 
 def check_model(change: Rollout, serving: Set[str]) -> None:

@@ -3,38 +3,81 @@
 others'."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from pontil.launcher.config.child_plan import ChildPlan, plan_ranks, rank_endpoint
-from pontil.launcher.config.worker_roles import EMBED
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.config.stage_list import PHASES, stem
+from pontil.launcher.config.worker_roles import EMBED, GENERATING_ROLES, LISTED_ROLES, NODE
+from pontil.launcher.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import CPU, HostDevices, Placement, even_runs
 from pontil.runtime.foundation.number_ranges import spell
 
 
-def another(role: str, workers: Sequence[ChildPlan], machine: HostDevices, *, share: bool) -> ChildPlan:
-    """Plan one more worker of this role beside these, with as many ranks as they have. Raises LaunchError if no device
-    is free, or none of its model exists to copy."""
-    alike = [plan for plan in workers if (plan.role == EMBED) == (role == EMBED)]
+@dataclass(frozen=True, slots=True)
+class WorkerKind:
+    """Workers of one role that stand in for each other (`group`, as in ChildPlan). `stem` is their name without a
+    number, `asked` what an operator calls them."""
+
+    role: str
+    group: str
+    stem: str
+    asked: str
+
+    def covers(self, plan: ChildPlan) -> bool:
+        return (plan.role, plan.group) == (self.role, self.group)
+
+
+def kind_named(name: object, workers: Sequence[ChildPlan]) -> WorkerKind:
+    """Return the workers that are meant by a role, by a stage of a model of several, or by a stage and one of its
+    phases (`talker.decode`). Raises OptionError."""
+    first = next((plan.group for plan in workers if plan.name.partition(":")[0] in GENERATING_ROLES), "")
+    if name in LISTED_ROLES:
+        return WorkerKind(str(name), EMBED if name == EMBED else first, str(name), f"--{name}")
+    stage, _, phase = str(name).partition(".")
+    roles = {plan.role for plan in workers if plan.group == stage and stage and stage != EMBED}
+    if not roles:
+        known = dict.fromkeys(plan.group for plan in workers if plan.config.get("node"))
+        more = f", or a stage of the model: {', '.join(known)}" if known else ""
+        raise OptionError(f"A worker's role is one of {', '.join(LISTED_ROLES)}, not {name!r}{more}.")
+    if phase and (roles == {NODE} or phase not in PHASES):
+        has = "no prefill and decode" if roles == {NODE} else f"the walks {' and '.join(PHASES)}"
+        raise OptionError(f"The stage {stage} has {has}: there are no workers {name!r}.")
+    role = NODE if roles == {NODE} else phase or "mixed"
+    return WorkerKind(role, stage, role if stage == first else stem(stage, role), f"--place {name}")
+
+
+def another(
+    wanted: str, workers: Sequence[ChildPlan], machine: HostDevices, *, share: bool, known: Sequence[ChildPlan] = ()
+) -> ChildPlan:
+    """Plan one more worker of the wanted kind beside these, like one of these or of the `known` ones, with as many
+    ranks as that has. Raises LaunchError if no device is free, or none of its model exists to copy."""
+    models = (*workers, *known)
+    kind = kind_named(wanted, models)
+    alike = [plan for plan in models if plan.group == kind.group]
     if not alike:
-        raise LaunchError(f"This launch has no worker of the model that {role} workers have: launch with --{role}.")
-    like = next((plan for plan in alike if plan.role == role), alike[0])
-    name = free_name(role, {plan.name for plan in workers})
+        raise LaunchError(
+            f"This launch has no worker of the model that {kind.stem} workers have: launch with {kind.asked}."
+        )
+    like = next((plan for plan in alike if plan.role == kind.role), alike[0])
+    name = free_name(kind.stem, {plan.name for plan in workers})
     held = [rank for plan in workers for rank in plan.members]
     find = free_cores if like.device == CPU else free_gpus
     ranks = find(like, held, machine, share)
     if not ranks:
         what = f"No {like.ranks} devices are" if like.followers else "Nothing is"
         raise LaunchError(
-            f"{what} free for another {role} worker ({taken(workers, machine)}): stop a worker with `scale`, or "
+            f"{what} free for another {kind.stem} worker ({taken(workers, machine)}): stop a worker with `scale`, or "
             "launch with --share-devices."
         )
     config = {**like.config, "peer_endpoint": meeting_point(like, name)}
-    return plan_ranks(name, role, ranks, config, rank_endpoint(folder_of(str(like.config.get("rank_endpoint"))), name))
+    return plan_ranks(
+        name, kind.role, ranks, config, rank_endpoint(folder_of(str(like.config.get("rank_endpoint"))), name)
+    )
 
 
-def free_name(role: str, names: Collection[str]) -> str:
+def free_name(what: str, names: Collection[str]) -> str:
     """Return the name with the first free number: a worker keeps its name as long as it exists."""
-    return next(name for number in range(len(names) + 1) if (name := f"{role}:{number}") not in names)
+    return next(name for number in range(len(names) + 1) if (name := f"{what}:{number}") not in names)
 
 
 def free_gpus(like: ChildPlan, held: Sequence[ChildPlan], machine: HostDevices, share: bool) -> list[Placement]:

@@ -12,11 +12,13 @@ EMBEDDED = "embedded"
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The billed tokens of a request. `cached_tokens` of the `prompt_tokens` were not computed."""
+    """The billed tokens of a request. `cached_tokens` of the `prompt_tokens` were not computed, `audio_tokens` of the
+    `completion_tokens` became sound."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    audio_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -27,6 +29,7 @@ class Usage:
             self.prompt_tokens + other.prompt_tokens,
             self.completion_tokens + other.completion_tokens,
             self.cached_tokens + other.cached_tokens,
+            self.audio_tokens + other.audio_tokens,
         )
 
 
@@ -104,10 +107,11 @@ class ChoiceAccount:
 
 
 class Account:
-    """The account of one request: its prompt, once, and `choices` answers with `budget` tokens to generate each."""
+    """The account of one request: its prompt, once, and `choices` answers with `budget` tokens to generate each. With
+    `audible` they are tokens of sound."""
 
-    def __init__(self, prompt_tokens: int, budget: int, choices: int = 1) -> None:
-        self.prompt_tokens = prompt_tokens
+    def __init__(self, prompt_tokens: int, budget: int, choices: int = 1, audible: bool = False) -> None:
+        self.prompt_tokens, self.audible = prompt_tokens, audible
         self.choices = [ChoiceAccount(budget) for _ in range(choices)]
         self.cached_by: dict[int, dict[str, int]] = {}
 
@@ -166,7 +170,8 @@ class Account:
         return self.usage_of([min(choice.accepted, choice.budget) for choice in self.choices])
 
     def usage_of(self, completion_tokens: Iterable[int]) -> Usage:
-        return Usage(self.prompt_tokens, sum(completion_tokens), min(self.cached, self.prompt_tokens))
+        made = sum(completion_tokens)
+        return Usage(self.prompt_tokens, made, min(self.cached, self.prompt_tokens), made if self.audible else 0)
 
     @property
     def cached(self) -> int:

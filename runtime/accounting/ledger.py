@@ -104,7 +104,8 @@ class WorkShare:
 
 class LedgerEntry:
     """The entry of one request. `shares` are by attempt, worker and choice. One that was `answered` by a vector is
-    billed, though no ids were delivered."""
+    billed, though no ids were delivered. One of a stage that takes another stage's items has no prompt of its own: the
+    rows that it computes for them are whatever its worker states, the same in every share, and belong to no bill."""
 
     __slots__ = (
         "answered",
@@ -115,6 +116,7 @@ class LedgerEntry:
         "discarded",
         "prompt",
         "prompt_stated",
+        "rows_apart",
         "shares",
     )
 
@@ -125,7 +127,12 @@ class LedgerEntry:
         self.delivered = 0
         self.discarded: dict[str, int] = {}
         self.billed: Usage | None = None
-        self.answered = False
+        self.answered = self.rows_apart = False
+
+    @property
+    def rows(self) -> int | None:
+        """The rows that a worker computes for the prompt; None while that is not known."""
+        return self.prompt_stated if self.rows_apart else self.prompt
 
     def begin(self, attempt: int, phases: Mapping[str, str], known: Sequence[int] = ()) -> None:
         """Start an attempt on these workers. They are given as many ids of each choice as `known` says."""
@@ -158,7 +165,9 @@ class LedgerEntry:
     def computed_beside(self, cached: int) -> int | None:
         """Return the prompt tokens computed first for this request, beyond those billed as `cached` (found by the first
         admission): cached plus computed tokens of the first share where both are known, less `cached`. An attempt that
-        ended in mid-prompt states nothing, and the next one finds its tokens cached."""
+        ended in mid-prompt states nothing, and the next one finds its tokens cached. None without a prompt to bill."""
+        if self.rows_apart:
+            return None
         known = ((share.cached, share.computed) for share in self.shares.values())
         return next((max(0, found + computed - cached) for found, computed in known if computed is not None), None)
 
@@ -179,10 +188,11 @@ class LedgerEntry:
         wrong = abs(self.generated - self.delivered - sum(self.discarded.values()))
         if self.billed is not None:
             wrong += abs(self.billed.completion_tokens - self.delivered)
+        rows = self.rows
         for share in self.shares.values():
-            if share.computed is not None:
-                wrong += abs(self.prompt - share.cached - share.computed)
-        return wrong + (0 if self.prompt_stated is None else abs(self.prompt_stated - self.prompt))
+            if share.computed is not None and rows is not None:
+                wrong += abs(rows - share.cached - share.computed)
+        return wrong + (0 if self.prompt_stated is None or rows is None else abs(self.prompt_stated - rows))
 
     def by_worker(self) -> dict[tuple[int, str], tuple[str, int, int]]:
         """Return for each attempt and worker its phase, the ids booked and the prompt tokens computed, over all

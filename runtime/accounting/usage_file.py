@@ -19,7 +19,7 @@ from pontil.runtime.errors import UsageLogError
 
 # "pont" in ASCII: marks a usage log in SQLite's header.
 APPLICATION_ID = 0x706F6E74
-VERSION = 2
+VERSION = 3
 OPEN, CLOSED, LOST = "open", "closed", "lost(proxy)"
 # SQL: what was delivered, or answered by a vector, is billed.
 BILLED = f"(delivered > 0 OR finish IS '{EMBEDDED}')"
@@ -33,7 +33,8 @@ LARGEST = (1 << 63) - 1
 class RequestRow:
     """One request. `arrived` is in seconds since 1970; the other times count from there, None while unknown.
     `generated` is what the workers state, else what came from them. `name` is the X-Request-Id, `finish` has a reason
-    for each choice. `queue_seconds` and `computed_tokens` are stated by the worker that computed the prompt."""
+    for each choice. `queue_seconds` and `computed_tokens` are stated by the worker that computed the prompt.
+    `stage` is set for what a further stage of a model did for a request, whose id this one begins with."""
 
     id: str
     proxy: str
@@ -56,6 +57,7 @@ class RequestRow:
     first_token_seconds: float | None
     total_seconds: float | None
     computed_tokens: int | None
+    stage: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

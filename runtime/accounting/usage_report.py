@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from pontil.runtime.accounting.usage_file import BILLED, LOST, OPEN
 
-# A request of which nothing was delivered is counted as a request and billed nothing. Days are UTC.
+# A request of which nothing was delivered is counted as a request and billed nothing. The stages of a request are one
+# request together. Days are UTC.
 SUMS = f"""
-SELECT api_key, model, date(arrived, 'unixepoch') AS day, count(*),
-       sum(state = '{LOST}'), sum(state = '{OPEN}'),
+SELECT api_key, model, date(arrived, 'unixepoch') AS day, sum(stage IS NULL),
+       sum(state = '{LOST}' AND stage IS NULL), sum(state = '{OPEN}' AND stage IS NULL),
        sum(iif({BILLED}, prompt_tokens, 0)), sum(iif({BILLED}, cached_tokens, 0)),
        sum(iif({BILLED}, completion_tokens, 0))
 FROM requests GROUP BY api_key, model, day ORDER BY day, api_key, model

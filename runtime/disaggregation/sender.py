@@ -54,6 +54,8 @@ class PrefillResult:
     choices: list[int]
     logprobs: Logprobs | None = None
     drafts: list[list[int]] | None = None
+    frames: list[list[int]] | None = None
+    next_index: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,8 @@ class KVSender:
             done.choices,
             done.logprobs,
             done.drafts,
+            done.frames,
+            done.next_index,
         )
         self.publish(sent, handoff)
 

@@ -19,7 +19,8 @@ class Output:
     """The result of a step for one sequence: tokens accepted from `index` on, `count` of them in this step, with their
     logprobs if requested, and the finish reason, if it ended. All tokens were sampled; of `drafted` that had been
     guessed before, `accepted` were right (B1). `opens`: this is the first result of a request whose prompt was computed
-    here. `failure`: the reason why the sequence ended with an error, since its grammar allows no token."""
+    here. `failure`: the reason why the sequence ended with an error, since its grammar allows no token. `frames` has
+    all codes of each token's frame, where a step makes several."""
 
     sequence: Sequence
     index: int
@@ -31,6 +32,7 @@ class Output:
     drafted: int = 0
     accepted: int = 0
     failure: str | None = None
+    frames: list[list[int]] = field(default_factory=list)
 
 
 class Engine:
@@ -110,6 +112,9 @@ class Engine:
         self.prompt_computed += sequence.prompt_computed if opens else 0
         before = len(sequence.output)
         finish = sequence.append_all(sampled.tokens, sampled.logprobs)
+        if sequence.inputs is not None:
+            for frame in sampled.frames:
+                sequence.inputs.take_frame(frame)
         sequence.roll_back()
         # Tokens sampled after the end are not part of the answer: they followed a draft, which counts as rejected.
         count = sampled.count - (before + len(sampled.tokens) - len(sequence.output))
@@ -128,7 +133,10 @@ class Engine:
         # The first frame after a handoff repeats the tokens that came with it: the sender's own frame may be lost.
         index = sequence.delivered if first or sequence.delivered == len(sequence.output) else before
         ids, logprobs = sequence.output[index:], sequence.logprobs[index - sequence.delivered :]
-        return Output(sequence, index, ids, count, finish, logprobs, opens, sampled.drafted, accepted, sampled.failure)
+        frames = [] if sequence.inputs is None else sequence.inputs.frames[index:]
+        return Output(
+            sequence, index, ids, count, finish, logprobs, opens, sampled.drafted, accepted, sampled.failure, frames
+        )
 
     def close(self, sequence: Sequence, finish: FinishReason) -> None:
         self.scheduler.finish(sequence, finish)

@@ -2,6 +2,7 @@
 """Runs a batch through the model and samples from its logits. Takes no scheduling decision."""
 
 from collections.abc import Sequence as Sequential
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -13,8 +14,10 @@ from pontil.runtime.engine.batch import Batch, Span, Tile
 from pontil.runtime.engine.logprobs import logprobs_of
 from pontil.runtime.engine.sampler import Sampled, sample_rows
 from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.streamed import FrameMaker
 from pontil.runtime.engine.tile_plan import TilePlan
 from pontil.runtime.engine.tile_runner import HEAD_ROWS, TileRunner
+from pontil.runtime.models.hidden_states import HiddenStates
 from pontil.runtime.models.model import Model
 
 
@@ -42,10 +45,14 @@ NONE = NoFollowers()
 
 
 class ModelRunner:
-    """Turns tiles of sequences into plans, has them computed, and samples."""
+    """Turns tiles of sequences into plans, has them computed, and samples. With a `frame_maker` each sampled id is the
+    first code of a frame."""
 
-    def __init__(self, model: Model, storage: KVStorage, followers: Followers = NONE) -> None:
+    def __init__(
+        self, model: Model, storage: KVStorage, followers: Followers = NONE, frame_maker: FrameMaker | None = None
+    ) -> None:
         self.tiles, self.storage, self.followers = TileRunner(model, storage), storage, followers
+        self.frame_maker = frame_maker
 
     @property
     def model(self) -> Model:
@@ -77,13 +84,19 @@ class ModelRunner:
         places = {row: place for place, row in enumerate(rows)}
         plan = plan_of(tile, rows, [places[row] for row, _, _ in recorded], [places[row] for row in drawn])
         self.followers.run(plan)
-        hidden = self.tiles.forward(plan)
+        states = states_wanted(tile)
+        hidden = self.tiles.forward(plan, states)
+        if states is not None:
+            give_states(tile, states)
         self.record_prompt_logprobs(plan, hidden, [(one, position) for _, one, position in recorded])
         if not drawn:
             return []
         logits, highest = self.tiles.drawn_logits(plan, hidden)
         sequences, drafts = [span.sequence for _, span in drawing], [span.drafts for _, span in drawing]
-        return sample_rows(logits, sequences, drafts, highest, self.model.kernels)
+        sampled = sample_rows(logits, sequences, drafts, highest, self.model.kernels)
+        if self.frame_maker is None:
+            return sampled
+        return completed(self.frame_maker, sampled, hidden[self.tiles.tensor(plan.drawn)])
 
     def record_prompt_logprobs(self, plan: TilePlan, hidden: Tensor, wanted: list[tuple[Sequence, int]]) -> None:
         """Record the logprobs of prompt tokens for sequences that asked for them. `wanted`: the position of the token
@@ -102,7 +115,44 @@ class ModelRunner:
 def plan_of(tile: Tile, rows: list[int], recorded: list[int], drawn: list[int]) -> TilePlan:
     ids = [span.token(p) for span in tile.spans for p in range(span.start, span.start + span.count)]
     spans = [TileSpan(span.start, span.count, span.sequence.blocks) for span in tile.spans]
-    return TilePlan(tile.generated, ids, spans, rows, recorded, drawn)
+    return TilePlan(tile.generated, ids, spans, rows, recorded, drawn, embeddings_of(tile))
+
+
+def embeddings_of(tile: Tile) -> Tensor | None:
+    """The rows of a tile of sequences whose inputs are embeddings: all sequences of such a model have them."""
+    inputs = [(span.sequence.inputs, span) for span in tile.spans]
+    if not inputs or inputs[0][0] is None:
+        return None
+    return torch.cat([rows.rows(span.start, span.count) for rows, span in inputs if rows is not None])
+
+
+def states_wanted(tile: Tile) -> HiddenStates | None:
+    """Return a receiver of hidden states if any sequence of the tile wants them. All of a model want the same."""
+    wanted = (span.sequence.states for span in tile.spans if span.sequence.states is not None)
+    first = next(wanted, None)
+    return None if first is None else HiddenStates(first.layers)
+
+
+def give_states(tile: Tile, states: HiddenStates) -> None:
+    """Give each sequence that wants them the states of its positions. Such sequences have no drafts."""
+    assert states.embedding is not None and states.hidden is not None
+    row = 0
+    for span in tile.spans:
+        if span.sequence.states is not None:
+            rows = slice(row, row + span.count)
+            span.sequence.states.take(span.start, states.embedding[rows].cpu(), states.hidden[rows].cpu())
+        row += span.count
+
+
+def completed(maker: FrameMaker, sampled: list[Sampled], hidden: Tensor) -> list[Sampled]:
+    """Return the sampled ids with their whole frames. `hidden` has a row for each of them, as there are no drafts."""
+    rows = [
+        (one.sequence.params.seed, len(one.sequence.output), token, one.sequence.params.greedy)
+        for one in sampled
+        for token in one.tokens
+    ]
+    frames = iter(maker.frames(rows, hidden))
+    return [replace(one, frames=[next(frames) for _ in one.tokens]) for one in sampled]
 
 
 def unrecorded(span: Span) -> range:

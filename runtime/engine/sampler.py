@@ -4,15 +4,15 @@
 The order is: penalties, logit_bias, masks (grammar, allowed and bad ids, min_tokens), temperature, min_p, top_k, top_p.
 Logprobs are of the raw logits.
 
-Randomness is counter-based: the number a draw uses is a function of (seed, choice, position) alone, so the same request
-draws the same tokens alone, in a batch, after a handoff and on replay.
+Randomness is counter-based: the number a draw uses is a function of (seed, choice, position, group) alone, so the same
+request draws the same tokens alone, in a batch, after a handoff and on replay.
 """
 
 import hashlib
 import struct
 from collections import Counter, abc
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from types import MappingProxyType
@@ -40,7 +40,7 @@ NO_DRAFTS: Mapping[Run, abc.Sequence["Draw"]] = MappingProxyType({})
 class Sampled:
     """The next tokens of one choice: its accepted `drafted` tokens, and one more. `count` comes from the tensor's
     shape, and `logprobs` is empty if the request asked for none. If no token is allowed there are none, and `failure`
-    gives the reason."""
+    gives the reason. `frames` has all codes of each token's frame, where a step makes several."""
 
     sequence: Sequence
     choice: int
@@ -49,11 +49,13 @@ class Sampled:
     logprobs: list[TokenLogprobs]
     drafted: int = 0
     failure: str | None = None
+    frames: list[list[int]] = field(default_factory=list)
 
 
-def uniform(seed: int, choice: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits."""
-    counter = struct.pack("<QQQ", seed & MASK_64, choice, position)
+def uniform(seed: int, choice: int, position: int, group: int = 0) -> float:
+    """A number in [0, 1) with 53 random bits. Where a position has several draws, each but the first is of a `group`
+    above 0."""
+    counter = struct.pack("<QQQ", seed & MASK_64, choice, position) + struct.pack("<Q", group) * (group > 0)
     bits = int.from_bytes(hashlib.blake2b(counter, digest_size=8).digest(), "little")
     return (bits >> 11) * 2.0**-53
 

@@ -55,8 +55,11 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Return whether there is work for a step; sequences that wait to be parked need none."""
-        return bool(self.running) or any(sequence.remote_prefill is None for sequence in self.waiting)
+        """Return whether there is work for a step; sequences that wait to be parked, or for another stage, need
+        none."""
+        return any(not sequence.rests for sequence in self.running) or any(
+            sequence.remote_prefill is None for sequence in self.waiting
+        )
 
     def fits(self, sequence: Sequence) -> bool:
         """Return whether the sequence could run in an empty pool."""
@@ -89,13 +92,15 @@ class Scheduler:
         preempted afterwards. A sequence that finds no block and none newer to preempt waits for blocks that are
         promised or handed over."""
         for sequence in list(self.running):
-            if sequence.state is SequenceState.RUNNING and sequence.remaining == 1 and self.make_room(sequence):
+            ready = sequence.state is SequenceState.RUNNING and sequence.remaining == 1 and not sequence.rests
+            if ready and self.make_room(sequence):
                 yield Span(sequence, sequence.computed, 1)
 
     def chunks(self, budget: int) -> Iterator[Span]:
         for sequence in list(self.running):
             count = chunk(sequence.computed, sequence.remaining, budget)
-            if sequence.remaining > 1 and count and self.make_chunk_room(sequence, count):
+            ready = sequence.remaining > 1 and count and not sequence.rests
+            if ready and self.make_chunk_room(sequence, count):
                 yield Span(sequence, sequence.computed, count)
                 budget -= count
 
@@ -247,7 +252,8 @@ class Scheduler:
         self.queues.remove(sequence)
         self.prefix.drop(sequence)
         sequence.end(finish)
-        if finish in (FinishReason.STOP, FinishReason.LENGTH) and self.prefix.enabled:
+        ended = finish in (FinishReason.STOP, FinishReason.LENGTH)
+        if ended and self.prefix.enabled and sequence.inputs is None and sequence.states is None:
             self.answer_recompute.keep(sequence)
         if not sequence.hands_over or finish in (FinishReason.ABORTED, FinishReason.ERROR):
             self.memory.give_back(sequence)

@@ -16,6 +16,7 @@ from pontil.runtime.engine.narrowing import Narrowing
 from pontil.runtime.engine.prompt_lookup import PromptLookup
 from pontil.runtime.engine.remote_prefill import RemotePrefill
 from pontil.runtime.engine.sampling_state import SamplingState, penalized
+from pontil.runtime.engine.streamed import Outflow, RowInputs, StateOutputs
 from pontil.runtime.sampling_params import SamplingParams
 
 
@@ -96,6 +97,9 @@ class Sequence:
     first admitted here to be computed, in seconds of the scheduler's clock. No position from `reached` on was computed
     before; of the prompt, `prompt_computed` tokens were computed here for the first time. A waiting sequence with a
     `remote_prefill` waits for seats and blocks only: it will be parked.
+
+    In a model of several stages its rows may be `inputs` instead of ids, and it may be followed by consumers: of its
+    positions' `states`, or of its ids (`outflow`). It rests while an input is missing or a consumer is behind.
     """
 
     id: str
@@ -139,6 +143,9 @@ class Sequence:
     lookup: PromptLookup | None = None
     own_guide: Guide | None = None
     narrowing: Narrowing | None = None
+    inputs: RowInputs | None = None
+    states: StateOutputs | None = None
+    outflow: Outflow | None = None
     stop_check: StopCheck | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -156,6 +163,19 @@ class Sequence:
     def max_length(self) -> int:
         """Return the most positions whose KV may be needed: the last token sampled is never fed back."""
         return len(self.prompt) + (0 if self.hands_over else max(0, self.params.max_tokens - 1))
+
+    @property
+    def rests(self) -> bool:
+        """Return whether it waits for another stage, whatever room there is."""
+        if self.inputs is not None and not self.inputs.is_ready(self.computed, self.length - 1):
+            return True
+        behind = self.states is not None and self.states.is_full
+        return behind or (self.outflow is not None and self.outflow.is_full)
+
+    @property
+    def is_streamed(self) -> bool:
+        """Return whether it belongs to a stage that others follow or feed."""
+        return not (self.inputs is None and self.states is None and self.outflow is None)
 
     @property
     def guide(self) -> Guide | None:
@@ -245,9 +265,10 @@ class Sequence:
     def draft(self, count: int) -> tuple[int, ...]:
         """Propose at most `count` tokens that may come next, limited by the budget (minus the token that is sampled
         anyhow) and the grammar. No token is proposed if penalties make the logits depend on tokens that are not known
-        yet."""
+        yet, or if another stage gives the rows or reads their states."""
         count = min(count, self.params.max_tokens - len(self.output) - 1)
-        if count < 1 or not self.output or penalized(self.params):
+        follows = self.inputs is not None or self.states is not None
+        if count < 1 or not self.output or penalized(self.params) or follows:
             return ()
         guessed, guide = self.guess(count), self.guide
         return guessed if guide is None or not guessed else guessed[: guide.fitting(self.output, guessed)]

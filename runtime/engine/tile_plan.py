@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from pontil.gpu_ops.kernels.tile import TileSpan
 
 
@@ -16,6 +18,8 @@ class TilePlan:
 
     Final hidden states are wanted of `rows`, in rising order. Of these, by their place among `rows`: the logits of
     `recorded` give logprobs of prompt tokens; those of `drawn` give new tokens.
+
+    Rows that are no tokens are given by `embeddings`, float32 [rows, hidden_size]; followers know only ids.
     """
 
     generated: bool
@@ -24,13 +28,15 @@ class TilePlan:
     rows: Sequence[int]
     recorded: Sequence[int]
     drawn: Sequence[int]
+    embeddings: Tensor | None = None
 
     @property
     def positions(self) -> list[int]:
         return [position for span in self.spans for position in range(span.start, span.start + span.count)]
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the plan as the fields of a message; numbers are 32 bits wide, in this machine's order."""
+        """Return what followers need of the plan as the fields of a message. Numbers are 32 bits wide, in this
+        machine's order."""
         spans = [number for span in self.spans for number in (span.start, span.count, len(span.blocks))]
         blocks = array("i")
         for span in self.spans:

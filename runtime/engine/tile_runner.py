@@ -22,6 +22,7 @@ from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
 from pontil.gpu_ops.linear import Linear
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.tile_plan import TilePlan
+from pontil.runtime.models.hidden_states import HiddenStates
 from pontil.runtime.models.model import Model
 
 logger = logging.getLogger("pontil.engine")
@@ -61,17 +62,24 @@ class TileRunner:
         if plan.drawn:
             self.drawn_logits(plan, hidden)
 
-    def forward(self, plan: TilePlan) -> Tensor:
-        """Final hidden states of the plan's rows, float32 [len(plan.rows), hidden_size]."""
+    def forward(self, plan: TilePlan, states: HiddenStates | None = None) -> Tensor:
+        """Final hidden states of the plan's rows, float32 [len(plan.rows), hidden_size]. `states` receives those of all
+        the tile's rows."""
         if self.model.kernels is not None:
             tile = KernelTile(self.storage.tensor, plan.spans, self.model.dtype)
-            return self.model.forward_fused(self.tensor(plan.ids), tile, plan.rows)
-        ids, positions = list(plan.ids), plan.positions
-        padding = self.padded(plan) - len(ids)
+            return self.model.forward_fused(self.inputs(plan, 0), tile, plan.rows, states)
+        positions = plan.positions
+        padding = self.padded(plan) - len(positions)
         attend = self.attention(plan, positions)
         # Padding rows come last; their results are not used.
-        whole = self.model.forward(self.tensor(ids + [0] * padding), self.tensor(positions + [0] * padding), attend)
+        whole = self.model.forward(self.inputs(plan, padding), self.tensor(positions + [0] * padding), attend, states)
         return whole[list(plan.rows)]
+
+    def inputs(self, plan: TilePlan, padding: int) -> Tensor:
+        """Token ids int64 [rows], or embeddings float32 [rows, hidden_size], followed by rows of zeros."""
+        if plan.embeddings is None:
+            return self.tensor([*plan.ids, *([0] * padding)])
+        return torch.nn.functional.pad(plan.embeddings.to(self.device), (0, 0, 0, padding))
 
     def prompt_logits(self, plan: TilePlan, hidden: Tensor) -> Iterator[Tensor]:
         """Yield the logits of the recorded rows, in order, at most HEAD_ROWS at a time."""

@@ -1,3 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs of models of several stages: walks, partitions, connections, and the state of a request in them. Pure: no
-tensors, no sockets, no clock."""
+"""Models of several stages: graphs, walks, partitions, and the buffers of their streams. No torch and no sockets."""

@@ -17,8 +17,8 @@ class GraphPart:
 
     It produces the items of `outputs`, and consumes those of `inputs`, whose producers are named. `walks` are those of
     its stage that it computes, empty for all of them. A stage that is computed again for its items alone gets prompt
-    and answer as one prompt: the first `positions` tokens of it are the prompt of the run (None: all).
-    `options` are the client's for this stage.
+    and answer, without the last id, as one prompt: the first `positions` tokens of it are the prompt of the run (None:
+    all), and `answer` is the whole answer. `options` are the client's for this stage.
     """
 
     run: str
@@ -28,6 +28,7 @@ class GraphPart:
     inputs: Mapping[str, tuple[Producer, ...]] = field(default_factory=dict)
     walks: tuple[str, ...] = ()
     positions: int | None = None
+    answer: tuple[int, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def to_wire(self) -> dict[str, Any]:
@@ -36,6 +37,7 @@ class GraphPart:
             "run": self.run, "node": self.node, "secret": self.secret, "outputs": list(self.outputs),
             "inputs": {edge: [list(one) for one in producers] for edge, producers in self.inputs.items()},
             "walks": list(self.walks), "positions": self.positions, "options": dict(self.options),
+            "answer": list(self.answer),
         }  # fmt: skip
 
 
@@ -48,7 +50,7 @@ def graph_part(values: Mapping[str, Any]) -> GraphPart:
         }
         return GraphPart(
             str(values["run"]), str(values["node"]), str(values["secret"]), tuple(map(str, values["outputs"])), inputs,
-            tuple(map(str, values["walks"])), values["positions"], dict(values["options"]),
+            tuple(map(str, values["walks"])), values["positions"], tuple(values["answer"]), dict(values["options"]),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise MalformedFrame(f"a part of a graph is malformed: {error}") from None

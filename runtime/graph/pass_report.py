@@ -28,19 +28,40 @@ class PassReport:
 
 
 @dataclass(slots=True)
+class OpenPass:
+    """A pass of which some worker has reported: who did, and its counts so far."""
+
+    reported: set[str] = field(default_factory=set)
+    token_counts: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class PassProgress:
-    """One partition, as its reports tell. `passes` is the number of complete passes; `walk` is the walk of the last
-    report; `reported` are the workers that told of the pass that is not complete yet, and `pass_counts` its counts."""
+    """One partition, as its reports tell. `walk` is that of the latest pass that was reported, whose number is
+    `latest`. All passes before `passes` are complete, and those in `ahead`: a worker need not wait for the others'
+    reports. `token_counts` are sums over complete passes."""
 
     walk: str | None = None
+    latest: int = 0
     passes: int = 0
     produced: dict[str, int] = field(default_factory=dict)
     token_counts: dict[str, int] = field(default_factory=dict)
     positions: dict[ConnectionKey, StreamPosition] = field(default_factory=dict)
     kv_lengths: dict[str, int] = field(default_factory=dict)
-    reported: set[str] = field(default_factory=set)
-    pass_counts: dict[str, int] = field(default_factory=dict)
+    open: dict[int, OpenPass] = field(default_factory=dict)
+    ahead: set[int] = field(default_factory=set)
     is_done: bool = False
+
+    def is_complete(self, number: int) -> bool:
+        return number < self.passes or number in self.ahead
+
+    def complete(self, number: int) -> None:
+        for edge, tokens in self.open.pop(number).token_counts.items():
+            self.token_counts[edge] = self.token_counts.get(edge, 0) + tokens
+        self.ahead.add(number)
+        while self.passes in self.ahead:
+            self.ahead.remove(self.passes)
+            self.passes += 1
 
 
 class GraphProgress:
@@ -59,22 +80,21 @@ class GraphProgress:
 
     def take(self, report: PassReport) -> bool:
         """Merge a report; return whether it made its pass complete. A repeated or late report changes no maximum and
-        completes nothing. Passes of a partition follow one another, so a report of a pass that has not begun raises."""
+        completes nothing."""
         mine = self.of(report.partition)
-        assert report.number <= mine.passes, f"pass {report.number} of '{report.partition}' is reported too early"
         self.merge(mine, report)
-        if report.number < mine.passes:
-            return False
         # The walk is adopted before completeness is asked: the conductor need not have known that it was entered.
-        mine.walk = report.walk
-        mine.reported.add(report.worker)
-        larger(mine.pass_counts, report.token_counts)
+        if mine.walk is None or report.number >= mine.latest:
+            mine.walk, mine.latest = report.walk, report.number
         mine.is_done |= report.is_done
-        if not mine.reported >= set(self.workers_of(report.walk)):
+        if mine.is_complete(report.number):
             return False
-        for edge, tokens in mine.pass_counts.items():
-            mine.token_counts[edge] = mine.token_counts.get(edge, 0) + tokens
-        mine.passes, mine.reported, mine.pass_counts = mine.passes + 1, set(), {}
+        this = mine.open.setdefault(report.number, OpenPass())
+        this.reported.add(report.worker)
+        larger(this.token_counts, report.token_counts)
+        if not this.reported >= set(self.workers_of(report.walk)):
+            return False
+        mine.complete(report.number)
         return True
 
     def merge(self, mine: PassProgress, report: PassReport) -> None:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """All streams into one partition of one request: a pass takes one chunk of each."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from pontil.runtime.graph.connection import ConnectionKey
+from pontil.runtime.graph.graph import Graph
 from pontil.runtime.graph.stream_buffer import Chunk, StreamBuffer, StreamFault
 
 
@@ -28,6 +29,14 @@ class StreamInputs:
 
     def __init__(self, buffers: Mapping[ConnectionKey, StreamBuffer]) -> None:
         self.buffers = dict(buffers)
+
+    @classmethod
+    def of(cls, graph: Graph, partition: str, hosted: Collection[str] | None = None) -> "StreamInputs":
+        """Return empty buffers for all streams into a partition; `hosted` are its walks on this worker, None for all
+        (`GraphPlacement.hosted`)."""
+        last = graph.partition(partition).last_walk
+        streams = [one for one in graph.incoming(partition) if one.policy is not None]
+        return cls({one.key: StreamBuffer(one, last, hosted) for one in streams})
 
     def pop(self) -> PassInput | None:
         """Return one chunk of each stream that is not finished, if all are ready; else leave all as they are. Raises

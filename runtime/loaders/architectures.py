@@ -62,3 +62,6 @@ def check_experts(experts: ExpertConfig | None) -> None:
         raise ModelError(f"{experts.per_token} of {experts.count} experts cannot be chosen for each token")
     if experts.intermediate_size < 1:
         raise ModelError(f"the experts' intermediate size is {experts.intermediate_size}: it must be positive")
+    if experts.shared is not None and experts.shared.intermediate_size < 1:
+        size = experts.shared.intermediate_size
+        raise ModelError(f"the shared expert's intermediate size is {size}: it must be positive")

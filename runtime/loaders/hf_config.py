@@ -22,10 +22,10 @@ FIXED: dict[str, Any] = {"mlp_bias": False, "quantization_config": None, "partia
 WAYS_OUT = {"quantization_config": ", so give it the model's own weights, or a GGUF file of it"}
 
 
-def read_hf_config(directory: Path) -> ModelConfig:
-    """Read the configuration. Raises ModelError for another architecture, an unsupported feature, or a missing
-    field."""
-    data = text_model(read_json(directory / "config.json"))
+def read_hf_config(directory: Path, part: str | None = None) -> ModelConfig:
+    """Read the configuration of the text model, or of another part, by its architecture, of a model of several. Raises
+    ModelError for another architecture, an unsupported feature, or a missing field."""
+    data = text_model(read_json(directory / "config.json"), part)
     name = data.get("model_type")
     if name not in tuple(ARCHITECTURES):
         raise unknown(name, tuple(ARCHITECTURES))
@@ -35,18 +35,26 @@ def read_hf_config(directory: Path) -> ModelConfig:
     return checked(model_config(architecture, data, end_ids(directory, data)))
 
 
-def text_model(data: dict[str, Any]) -> dict[str, Any]:
+def text_model(data: dict[str, Any], part: str | None = None) -> dict[str, Any]:
     """Return the text model's fields; some files have them in a section of their own, beside one for an image
     encoder."""
     found = data.get("model_type")
-    inner = next((row for row in ARCHITECTURES.values() if found is not None and row.nested_in == found), None)
+    rows = (row for row in ARCHITECTURES.values() if found is not None and row.nested_in == found)
+    inner = next((row for row in rows if part in (None, row.name)), None)
     if inner is None:
         return data
     if data.get("vision_config"):
         raise ModelError(
             f"this model reads images too (model_type {found}): this version runs {inner.name} models only"
         )
-    return data | section(data, "text_config") | {"model_type": inner.name}
+    return {**nested(data, inner.section), "model_type": inner.name}
+
+
+def nested(data: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    """The fields of a section within sections, with those around it that it leaves open."""
+    for key in path:
+        data = data | {name: value for name, value in section(data, key).items() if value is not None}
+    return data
 
 
 def model_config(architecture: Architecture, data: dict[str, Any], eos_token_ids: tuple[int, ...]) -> ModelConfig:
@@ -144,6 +152,8 @@ def end_ids(directory: Path, data: dict[str, Any]) -> tuple[int, ...]:
     generation = directory / "generation_config.json"
     found = read_json(generation).get("eos_token_id") if generation.is_file() else None
     found = data.get("eos_token_id") if found is None else found
+    # Some files name the end of a turn only.
+    found = data.get("im_end_token_id") if found is None else found
     ids = found if isinstance(found, list) else [] if found is None else [found]
     if not all(type(item) is int for item in ids):
         raise ModelError(f"the model's eos_token_id is {short(found)}: it must be a token id or a list of them")

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from pontil.runtime.loaders.fused_experts import ExpertPart, parts_of
 from pontil.runtime.loaders.hf_config import read_hf_config
 from pontil.runtime.loaders.hf_fields import read_json
 from pontil.runtime.loaders.layout import Shape, check_shapes, tensor_shapes
+from pontil.runtime.models.architectures import ARCHITECTURES, Architecture
 from pontil.runtime.models.config import ModelConfig
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -47,29 +49,26 @@ class TensorLocation:
 
 @dataclass(frozen=True, slots=True)
 class HfCheckpoint:
-    """`places` has the location of each tensor that the model uses."""
+    """`places` has the location of each tensor that the model uses, and `left_out` the number of those of each other
+    part of a model of several, by the beginning of their names."""
 
     config: ModelConfig
     fingerprint: str
     places: dict[str, TensorLocation]
+    left_out: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, directory: Path) -> HfCheckpoint:
-        config = read_hf_config(directory)
-        files = shards(directory)
-        shapes: dict[str, Shape] = {}
-        found: dict[str, TensorLocation] = {}
-        for path in files:
-            for name, (shape, kind) in stored_tensors(path).items():
-                parts = parts_of(name, shape, config.experts.count) if config.experts else []
-                shapes |= {part.name: part.shape for part in parts} or {name: shape}
-                found |= {part.name: TensorLocation(path, name, kind, part) for part in parts} or {
-                    name: TensorLocation(path, name, kind)
-                }
-        check_shapes(config, shapes, directory)
-        places = {name: found[name] for name in tensor_shapes(config)}
+    def open(cls, directory: Path, config: ModelConfig | None = None) -> HfCheckpoint:
+        """Open the text model, or the part of a model of several whose `config` this is."""
+        config, files = config or read_hf_config(directory), shards(directory)
+        stored = [(path, name, *kept) for path in files for name, kept in stored_tensors(path).items()]
+        found = {name: place for one in stored for name, place in located(config, *one)}
+        others = ARCHITECTURES[config.architecture].others
+        left_out = Counter(part for _, name, _, _ in stored for part in others if name.startswith(part))
+        check_shapes(config, {name: shape for name, (shape, _) in found.items()}, directory)
+        places = {name: found[name][1] for name in tensor_shapes(config)}
         check_kinds(places, directory)
-        return cls(config, fingerprint(config, files), places)
+        return cls(config, fingerprint(config, files), places, dict(left_out))
 
     def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         for path in dict.fromkeys(place.path for place in self.places.values()):
@@ -77,6 +76,32 @@ class HfCheckpoint:
                 for name, place in self.places.items():
                     if place.path == path:
                         yield name, place.read(file)
+
+
+def located(
+    config: ModelConfig, path: Path, stored: str, shape: Shape, kind: str
+) -> Iterator[tuple[str, tuple[Shape, TensorLocation]]]:
+    """The model's tensors that a stored one holds, by their usual names: none if it is of another part of a model of
+    several."""
+    name = usual_name(ARCHITECTURES[config.architecture], stored)
+    if name is None:
+        return
+    parts = parts_of(name, shape, config.experts.count) if config.experts else []
+    for part in parts:
+        yield part.name, (part.shape, TensorLocation(path, stored, kind, part))
+    if not parts:
+        yield name, (shape, TensorLocation(path, stored, kind))
+
+
+def usual_name(architecture: Architecture, stored: str) -> str | None:
+    """The name that a tensor has in a model of one part, or None if it is of another part."""
+    if stored.startswith(architecture.others):
+        return None
+    name = stored.removeprefix(architecture.prefix)
+    for start, usual in architecture.renamed.items():
+        if name.startswith(start):
+            return usual + name.removeprefix(start)
+    return name
 
 
 def stored_tensors(path: Path) -> dict[str, tuple[Shape, str]]:

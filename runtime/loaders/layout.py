@@ -66,6 +66,11 @@ def expert_shapes(experts: ExpertConfig, hidden: int) -> dict[str, Shape]:
     for number in range(experts.count):
         expert = mlp_shapes(hidden, experts.intermediate_size)
         shapes |= {f"experts.{number}.{name}": shape for name, shape in expert.items()}
+    if experts.shared is not None:
+        name, shared = experts.shared.name, mlp_shapes(hidden, experts.shared.intermediate_size)
+        shapes |= {f"{name}.{part}": shape for part, shape in shared.items()}
+        if experts.shared.gated:
+            shapes[f"{name}_gate.weight"] = (1, hidden)
     return shapes
 
 

@@ -16,7 +16,11 @@ class Architecture:
     """`name` is Hugging Face's `model_type`, `gguf` the name that GGUF files have for it, if they have one. `target` is
     the module in this folder and its class. `defaults` are Hugging Face's values of fields missing from config.json,
     where architectures differ. `fixed` are the values that this version computes with; a configuration with another
-    value would give wrong results. Files with `nested_in` as their type have this one in a section of its own.
+    value would give wrong results.
+
+    Files with `nested_in` as their type have this one in a `section` of its own; of several such architectures the
+    first is the one that answers with text. Their tensors have names under `prefix`, and these of the `renamed` ones;
+    `others` begin the names of tensors of other parts of such a model, which are not read.
 
     Windows are used `never`, if they are `asked` for, if they are `stated`, or `always`; by `all` layers, by the
     `upper` ones or in a `pattern`, unless the configuration lists the layers. GGUF files state a window for `all`
@@ -33,6 +37,10 @@ class Architecture:
     gguf: str | None = None
     fixed: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
     nested_in: str | None = None
+    section: tuple[str, ...] = ("text_config",)
+    prefix: str = ""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    others: tuple[str, ...] = ()
     window_use: Literal["never", "asked", "stated", "always"] = "asked"
     window_layers: Literal["all", "upper", "pattern"] = "upper"
     gguf_windows: Literal["all", "pattern", "refused"] = "refused"
@@ -84,6 +92,26 @@ ROWS = (
         },
         nested_in="gemma3", window_use="always", window_layers="pattern", gguf_windows="pattern", gguf_rope_theta=1e6,
         head_norms=True, sandwich_norms=True, offset_norms=True, local_positions=True,
+    ),
+    # Positions have three parts (time, height, width), which are equal in text: then each part's share of a head turns
+    # as it does by one position.
+    Architecture(
+        "qwen3_omni_moe_text", "qwen3_moe:Qwen3Moe",
+        {"max_position_embeddings": 32768, "decoder_sparse_step": 1, "rope_theta": 1e6, "norm_topk_prob": True},
+        nested_in="qwen3_omni_moe", section=("thinker_config", "text_config"), prefix="thinker.",
+        renamed={"model.language_model.": "model."},
+        others=("thinker.audio_tower.", "thinker.visual.", "thinker.model.audio_tower.", "thinker.model.visual.",
+                "talker.", "code2wav."),
+        window_use="never", head_norms=True, has_experts=True,
+    ),
+    Architecture(
+        "qwen3_omni_moe_talker_text", "qwen3_moe:Qwen3Moe",
+        {"max_position_embeddings": 32768, "decoder_sparse_step": 1, "rope_theta": 1e6, "norm_topk_prob": False},
+        nested_in="qwen3_omni_moe", section=("talker_config", "text_config"), prefix="talker.",
+        renamed={"model.codec_embedding.": "model.embed_tokens.", "codec_head.": "lm_head."},
+        others=("thinker.", "talker.text_projection.", "talker.hidden_projection.", "talker.code_predictor.",
+                "code2wav."),
+        window_use="never", head_norms=True, has_experts=True,
     ),
 )  # fmt: skip
 ARCHITECTURES = {row.name: row for row in ROWS}

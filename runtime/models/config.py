@@ -30,6 +30,16 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedExpertConfig:
+    """A gated MLP that every row goes through beside its chosen experts. `name` is its own in the checkpoint. `gated`:
+    its result is multiplied by the sigmoid of a product of one output (`{name}_gate`)."""
+
+    name: str
+    intermediate_size: int
+    gated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertConfig:
     """A mixture of experts: each row goes through `per_token` of `count` gated MLPs of `intermediate_size`.
 
@@ -41,6 +51,7 @@ class ExpertConfig:
     intermediate_size: int
     normalize: bool
     dense_layers: tuple[int, ...] = ()
+    shared: SharedExpertConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +95,12 @@ class ModelConfig:
     def window(self, layer: int) -> int | None:
         """The number of positions that a query of this layer sees, itself included; None for all."""
         return self.windows[layer] if self.windows else None
+
+    @property
+    def mlp_sizes(self) -> tuple[int, ...]:
+        """The inner sizes of MLPs that are divided over ranks."""
+        shared = None if self.experts is None else self.experts.shared
+        return (self.intermediate_size,) if shared is None else (self.intermediate_size, shared.intermediate_size)
 
     def is_sparse(self, layer: int) -> bool:
         """Return whether this layer is a mixture of experts."""

@@ -18,6 +18,7 @@ from pontil.gpu_ops.kernels.tile import KernelTile
 from pontil.runtime.models.blocks import Block
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.fused_block import FusedBlock, FusedStack
+from pontil.runtime.models.hidden_states import HiddenStates
 from pontil.runtime.models.norm import Norm
 from pontil.runtime.models.partition import Partition, by_vocabulary
 from pontil.runtime.models.rotary import global_rotary, local_rotary
@@ -35,7 +36,7 @@ class Decoder(ABC):
         self.config = config
         self.dtype, self.device, self.kernels = weights.dtype, weights.device, weights.kernels
         self.communicator, self.partition = weights.communicator, weights.partition
-        self.embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self.embedding = self.take_embedding(weights)
         self.blocks = [self.block(index, weights) for index in range(config.num_layers)]
         self.norm = self.make_norm("model.norm", weights)
         self.head = self.take_head(weights)
@@ -46,7 +47,7 @@ class Decoder(ABC):
         self.fused = [] if self.kernels is None else [self.fuse(block, self.kernels) for block in self.blocks]
         # The last layer is apart: only some of its rows are needed.
         self.stack = None if self.kernels is None else FusedStack(self.fused[:-1], self.kernels)
-        self.fused_head = None if self.kernels is None else self.fuse_head(self.kernels)
+        self.fused_heads = [] if self.kernels is None else [self.fuse_head(part, self.kernels) for part in self.head]
 
     @abstractmethod
     def block(self, index: int, weights: Weights) -> Block:
@@ -58,6 +59,9 @@ class Decoder(ABC):
     def fuse(self, block: Block, library: KernelLibrary) -> FusedBlock:
         rotary = self.global_rotary if block.attention.window is None else self.local_rotary
         return FusedBlock(block, library, self.config, (rotary.cos, rotary.sin))
+
+    def take_embedding(self, weights: Weights) -> Tensor:
+        return weights.take("model.embed_tokens.weight", self.config.vocab_size, self.config.hidden_size)
 
     def take_head(self, weights: Weights) -> list[Product]:
         """Take the vocabulary's projection, whose results are float32: in bfloat16 distinct logits would round to ties.
@@ -82,38 +86,58 @@ class Decoder(ABC):
     def linears(self) -> list[Product]:
         return [linear for block in self.blocks for linear in block.linears]
 
-    def fuse_head(self, library: KernelLibrary) -> Head:
-        (head,) = self.head
-        return Head(library, matrix_of(head), self.norm.weight, self.norm.eps)
+    def fuse_head(self, part: Product, library: KernelLibrary) -> Head:
+        return Head(library, matrix_of(part), self.norm.weight, self.norm.eps)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Look up embeddings, float32 [rows, hidden_size]."""
         return self.embedding[token_ids].float()
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: PagedAttention) -> Tensor:
+    def entering(self, inputs: Tensor) -> Tensor:
+        """The rows of the first layer, in memory of their own, from token ids or embeddings."""
+        return inputs.clone() if inputs.is_floating_point() else self.embed(inputs)
+
+    def forward(
+        self, inputs: Tensor, positions: Tensor, attend: PagedAttention, states: HiddenStates | None = None
+    ) -> Tensor:
         assert not self.fused
-        hidden = self.embed(token_ids)
+        hidden = self.entering(inputs)
         everywhere = self.global_rotary(positions)
         nearby = everywhere if self.local_rotary is self.global_rotary else self.local_rotary(positions)
         for index, block in enumerate(self.blocks):
+            if states is not None:
+                states.record(index, hidden)
             angles = everywhere if self.config.window(index) is None else nearby
             hidden = block(hidden, angles, attend)
         return self.norm(hidden)
 
-    def forward_fused(self, token_ids: Tensor, tile: KernelTile, rows: Sequence[int]) -> Tensor:
+    def forward_fused(
+        self, inputs: Tensor, tile: KernelTile, rows: Sequence[int], states: HiddenStates | None = None
+    ) -> Tensor:
         assert self.stack is not None
-        hidden = self.stack(self.embed(token_ids), tile)
+        hidden = self.entering(inputs)
+        if states is None:
+            hidden = self.stack(hidden, tile)
+        else:
+            states.record(0, hidden)
+            first, rest = self.stack.parts(states.layers)
+            hidden = first(hidden, tile)
+            states.record(states.layers, hidden)
+            hidden = rest(hidden, tile)
         return self.fused[-1].only(hidden, tile, rows)
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        return self.norm(hidden) if self.fused else hidden
+
     def logits(self, hidden: Tensor) -> Tensor:
-        if self.fused_head is not None:
-            return self.whole_vocabulary(self.fused_head(hidden)[0])
+        if self.fused_heads:
+            return self.whole_vocabulary(self.fused_heads[0](hidden)[0])
         parts = [part(hidden) for part in self.head]
         return self.whole_vocabulary(parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1))
 
     def ranked_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        assert self.fused_head is not None
-        logits, highest = self.fused_head(hidden)
+        (head,) = self.fused_heads
+        logits, highest = head(hidden)
         if self.partition.size == 1:
             return logits, highest
         ids = highest.unsqueeze(1)

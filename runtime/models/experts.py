@@ -6,11 +6,33 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pontil.gpu_ops.batch_invariance import GENERATED_ROWS
+from pontil.gpu_ops.elementwise import apply
 from pontil.gpu_ops.kernels.linear import Product
-from pontil.runtime.models.config import ExpertConfig
+from pontil.runtime.models.config import ExpertConfig, SharedExpertConfig
 from pontil.runtime.models.mlp import GatedMlp
 from pontil.runtime.models.partition import whole
 from pontil.runtime.models.weights import Weights
+
+
+class SharedExpert:
+    """An MLP for every row, whose result is added to that of the row's own experts. Where it has a gate, a row's result
+    is multiplied by a number between 0 and 1; its product is float32, as the router is."""
+
+    def __init__(self, config: SharedExpertConfig, hidden: int, prefix: str, weights: Weights) -> None:
+        name = prefix + config.name
+        self.mlp = GatedMlp(weights, name + ".", hidden, config.intermediate_size)
+        self.gate: Product | None = None
+        if config.gated:
+            self.gate = weights.product(weights.take(f"{name}_gate.weight", 1, hidden, dtype=torch.float32))
+
+    @property
+    def linears(self) -> list[Product]:
+        return self.mlp.linears if self.gate is None else [*self.mlp.linears, self.gate]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map x [rows, hidden_size] in the weights' dtype to float32 of the same shape."""
+        made = self.mlp(x).float()
+        return made if self.gate is None else made * apply(torch.sigmoid, self.gate(x.float()))
 
 
 class Experts:
@@ -20,7 +42,8 @@ class Experts:
     compute tiles of exactly GENERATED_ROWS rows, short ones padded with zeros, and a row's results are added in the
     order of its ratings, one after the other. The router is float32: a rounded rating could choose another expert.
 
-    A rank has some of the experts, whole, and the router. `own` are their numbers.
+    A rank has some of the experts, whole, and the router. `own` are their numbers. A shared expert is divided like any
+    MLP.
     """
 
     def __init__(self, config: ExpertConfig, hidden: int, prefix: str, weights: Weights) -> None:
@@ -35,10 +58,12 @@ class Experts:
                 continue
             for part, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
                 weights.skip(f"{name}{part}_proj", *shape)
+        self.shared = None if config.shared is None else SharedExpert(config.shared, hidden, prefix, weights)
 
     @property
     def linears(self) -> list[Product]:
-        return [self.router, *(linear for expert in self.experts for linear in expert.linears)]
+        shared = [] if self.shared is None else self.shared.linears
+        return [self.router, *(linear for expert in self.experts for linear in expert.linears), *shared]
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map x [rows, hidden_size] in the weights' dtype to float32 of the same shape."""
@@ -47,7 +72,7 @@ class Experts:
         total = results[:, 0] * ratings[:, :1]
         for place in range(1, self.config.per_token):
             total = total + results[:, place] * ratings[:, place : place + 1]
-        return total
+        return total if self.shared is None else total + self.shared(x)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Ratings float32 and numbers int64 of each row's experts, both [rows, per_token], highest first."""

@@ -26,8 +26,9 @@ MOST_ROWS = 512
 def kernels_fit(config: ModelConfig, dtype: torch.dtype, ranks: int = 1) -> bool:
     """Return whether the kernels can compute every layer of this model, divided over so many ranks."""
     inner = config.experts.intermediate_size if config.experts else config.intermediate_size
-    parts = (size // ranks for size in (config.hidden_size, config.intermediate_size))
-    return can_compute(dtype, shape_of(config, ranks), config.hidden_size, config.intermediate_size, inner, *parts)
+    sizes = (config.hidden_size, *config.mlp_sizes)
+    parts = (size // ranks for size in sizes)
+    return can_compute(dtype, shape_of(config, ranks), *sizes, inner, *parts)
 
 
 def shape_of(config: ModelConfig, ranks: int = 1) -> HeadShape:
@@ -38,7 +39,7 @@ def shape_of(config: ModelConfig, ranks: int = 1) -> HeadShape:
 def shared_bytes(config: ModelConfig) -> int:
     """The size of the memory through which ranks that compute this model exchange rows."""
     heads = config.num_heads * config.head_dim
-    return exchange_bytes(max(config.hidden_size, config.intermediate_size, heads), MOST_ROWS)
+    return exchange_bytes(max(config.hidden_size, *config.mlp_sizes, heads), MOST_ROWS)
 
 
 class FusedBlock:
@@ -78,7 +79,8 @@ class FusedStack:
     """Blocks one after the other; all of them in one call if each consists of two kernel halves."""
 
     def __init__(self, blocks: Sequence[FusedBlock], library: KernelLibrary) -> None:
-        self.blocks = blocks
+        self.blocks, self.library = blocks, library
+        self.divided: dict[int, tuple[FusedStack, FusedStack]] = {}
         halves = [(block.attention, block.mlp) for block in blocks if block.mlp is not None]
         self.layers = Layers(library, halves) if len(halves) == len(blocks) else None
 
@@ -90,6 +92,13 @@ class FusedStack:
         for block in self.blocks:
             hidden = block(hidden, tile)
         return hidden
+
+    def parts(self, count: int) -> "tuple[FusedStack, FusedStack]":
+        """The first `count` blocks, and the others."""
+        if count not in self.divided:
+            first, rest = self.blocks[:count], self.blocks[count:]
+            self.divided[count] = FusedStack(first, self.library), FusedStack(rest, self.library)
+        return self.divided[count]
 
 
 def fused_attention(

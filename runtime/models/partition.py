@@ -88,8 +88,9 @@ def obstacle(config: ModelConfig, ranks: int) -> str | None:
         return f"it has {kv_heads} KV heads"
     if config.hidden_size % (ranks * PANEL):
         return f"its hidden size is {config.hidden_size}"
-    if config.intermediate_size % (ranks * PANEL):
-        return f"its intermediate size is {config.intermediate_size}"
+    for size in config.mlp_sizes:
+        if size % (ranks * PANEL):
+            return f"its intermediate size is {size}"
     if Partition(ranks - 1, ranks).vocabulary(config.vocab_size).start >= config.vocab_size:
         return f"its vocabulary has {config.vocab_size} tokens"
     if config.experts is not None and config.experts.count % ranks:

@@ -70,13 +70,13 @@ class AdmissionControl:
         now = self.clock()
         request.caller = caller
         self.choices += request.params.n
-        self.limits.enter(caller, 1, tokens_of(request.prompt, request.params), now)
+        self.limits.enter(caller, *claim_of(request), now)
         self.queue.push(request, allowance.weight, now)
 
     def leave(self, request: Request) -> None:
         """Forget a request that has ended, queued or dispatched."""
         self.choices -= request.params.n
-        self.limits.leave(request.caller, 1, tokens_of(request.prompt, request.params))
+        self.limits.leave(request.caller, *claim_of(request))
         self.queue.drop(request, self.clock())
 
     def dispatch(self) -> None:
@@ -108,3 +108,11 @@ class AdmissionControl:
 def tokens_of(prompt: list[int], params: SamplingParams) -> int:
     """Return the most tokens that a request may hold at once: its prompt, and everything that it may generate."""
     return len(prompt) + params.n * params.max_tokens
+
+
+def claim_of(request: Request) -> tuple[int, int]:
+    """Return the requests and tokens that count against the limits of the caller's key: none for a question to a node,
+    which is a part of the request that it is asked for."""
+    if request.stage is not None and request.stage.run is None:
+        return 0, 0
+    return 1, tokens_of(request.prompt, request.params)

@@ -15,8 +15,20 @@ from pontil.runtime.proxy.metrics import BROKEN, FAILED, MOVED, Metrics
 from pontil.runtime.proxy.model_admissions import ModelAdmissions
 from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.proxy.request import Request
+from pontil.runtime.proxy.stage_task import accept_output, makes_tokens
 from pontil.runtime.proxy.stream import Finished, MessageTurn
-from pontil.runtime.wire.messages import Embedding, Failed, Heartbeat, Hello, Message, Progress, Step, StillHere, Tokens
+from pontil.runtime.wire.messages import (
+    Embedding,
+    Failed,
+    Heartbeat,
+    Hello,
+    Message,
+    NodeOutput,
+    Progress,
+    Step,
+    StillHere,
+    Tokens,
+)
 from pontil.runtime.wire.token_batch import HEAD, frame_of, is_plain, row_of, rows_of
 
 LOG = logging.getLogger("pontil.proxy")
@@ -98,7 +110,9 @@ class AnswerFrames:
         before = request.last_frame
         if not path.try_accept(row, now):
             return False
-        if not request.trial:
+        if request.trial or (request.stage is not None and not request.is_clients):
+            self.metrics.delivered += 0 if request.trial else len(row) - HEAD
+        else:
             self.unobserved.append((len(row) - HEAD, now - before))
             if len(self.unobserved) == 1:
                 self.turn.defer(self.observe)
@@ -120,7 +134,7 @@ class AnswerFrames:
         if request is None or not request.expects(frame.sender, frame.attempt):
             self.metrics.dropped.labels("stale").inc()
             self.book_stray(frame)
-        elif request.embedding is not None or not request.is_sound(frame):
+        elif not makes_tokens(request) or not request.is_sound(frame):
             self.metrics.dropped.labels("malformed").inc()
             self.book_stray(frame)
         else:
@@ -167,6 +181,23 @@ class AnswerFrames:
             accept_embedding(request, frame, now)
             self.dispatcher.prompt_done(request)
             self.admissions.queue_of(request).started(request, now)
+            self.finish(request, frame.sender)
+
+    def on_node_output(self, frame: NodeOutput) -> None:
+        """Take an output of a node, of which the final one ends its request."""
+        request = self.requests.get(frame.request_id)
+        task = None if request is None else request.stage
+        if request is None or task is None or not request.expects(frame.sender, frame.attempt) or makes_tokens(request):
+            self.metrics.dropped.labels("stale").inc()
+            return
+        try:
+            accept_output(request, task, frame, self.clock())
+        except BrokenAnswer as error:
+            self.metrics.dropped.labels("broken").inc()
+            LOG.error("request %s: %s", request.id, error, extra={"request": request.id})
+            self.dispatcher.retry(request, str(error), BROKEN)
+            return
+        if isinstance(request.mailbox.end, Finished):
             self.finish(request, frame.sender)
 
     def on_progress(self, message: Progress) -> None:

@@ -106,12 +106,12 @@ class Bookkeeper:
         first = request.first_token
         return RequestRow(
             request.id, self.incarnation, request.id.rpartition("-")[0], request.caller,
-            request.embedding_model or self.config.served_model_name,
+            self.config.served_model_name if request.embedding is None else request.embedding.model,
             request.route_name, state, finish, request.params.n, request.attempt + 1, billed.prompt_tokens,
             billed.cached_tokens, billed.completion_tokens, entry.generated, entry.delivered, discarded,
             time.time() - (now - request.arrived), request.queued, None if first is None else first - request.arrived,
             None if state == OPEN else now - request.arrived,
-            entry.computed_beside(billed.cached_tokens),
+            entry.computed_beside(billed.cached_tokens), stage_name(request),
         )  # fmt: skip
 
     def worker_row(self, worker: str, book: Book) -> WorkerRow:
@@ -128,6 +128,11 @@ class Bookkeeper:
             self.incarnation, self.started, state, sums.requests, sums.prompt_tokens, sums.cached_tokens,
             sums.completion_tokens, sums.generated, sums.delivered, sums.settled_otherwise,
         )  # fmt: skip
+
+
+def stage_name(request: Request) -> str | None:
+    """Return the stage of a model that a request is for, besides the one that answers the client."""
+    return None if request.stage is None or request.is_clients else request.stage.node.name
 
 
 def summary(request: Request, billed: Usage, finish: str, now: float) -> str:

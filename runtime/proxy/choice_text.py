@@ -23,14 +23,24 @@ class BrokenAnswer(Exception):
     """Frames that contradict each other or leave a gap: tokens were lost, or two workers disagree."""
 
 
-class ChoiceText:
-    """One choice's ids and text. Frames may arrive late, twice and from two workers (decode repeats what prefill sent),
-    so ids are counted once, by index."""
+class NoText:
+    """The detokenizer of ids that stand for no text."""
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+    def add(self, ids: Sequence[int]) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
+class ChoiceText:
+    """One choice's ids and text, which is empty without a tokenizer. Frames may arrive late, twice and from two workers
+    (decode repeats what prefill sent), so ids are counted once, by index."""
+
+    def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams) -> None:
         self.params = params
         self.ids: list[int] = []
-        self.detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
+        self.detokenizer = NoText() if tokenizer is None else Detokenizer(tokenizer, params.skip_special_tokens)
         self.stops = StopStrings(params.stop, params.include_stop_str_in_output) if params.stop else None
 
     def unseen(self, index: int, ids: Sequence[int]) -> Sequence[int]:

@@ -4,16 +4,17 @@
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pontil.runtime.accounting.counts import DECODE
 from pontil.runtime.config import ProxyConfig
 from pontil.runtime.proxy.embedding_task import embed_message
 from pontil.runtime.proxy.metrics import MOVED, UNREACHABLE, Metrics
-from pontil.runtime.proxy.policy import Route, next_route, plan
+from pontil.runtime.proxy.policy import SPARE_SEATS, Route, next_route, plan
 from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.proxy.request import Request
-from pontil.runtime.wire.messages import Embed, Message, Submit
+from pontil.runtime.proxy.stage_task import is_joined, makes_tokens, stage_messages
+from pontil.runtime.wire.messages import Embed, Message, NodeTask, Submit
 from pontil.runtime.wire.outbox import Outbox
 
 LOG = logging.getLogger("pontil.proxy")
@@ -27,7 +28,7 @@ class Dispatcher:
     """The sender of requests to workers. `stranded` requests, which no worker serves, wait until one registers.
 
     `give_up` is called with a request that gets no other attempt, and the reason. `send` returns whether a message was
-    sent.
+    sent. `launched` is called with a request of a stage whose attempt was sent to all of its workers.
     """
 
     def __init__(
@@ -47,18 +48,39 @@ class Dispatcher:
         # strands its request anew, which then waits here for its turn instead of recursing.
         self.due: deque[Request] = deque()
         self.placing = False
-        # Cancels are kept until they are sent: without one a worker would compute for nothing.
+        # Cancels are kept until they are sent: without one a worker would compute for nothing. So is what a worker is
+        # told about the other stages of a run: without it the worker would wait for nothing.
         self.cancels = Outbox(lambda worker, message: self.send(message))
+        self.launched: Callable[[Request], None] = ignored
 
     def route(self, request: Request) -> Route | None:
         """Return the route for the next attempt of a request that broke, which does not wait for room."""
-        workers = self.registry.of(request.embedding_model).reachable_loads
-        return plan(workers, self.config.disagg, request.broken, len(request.prompt))
+        workers = self.registry.of(request.group).reachable_loads
+        # A prompt that is computed for its items alone has nothing to hand over.
+        alone = request.stage is not None and request.stage.is_replay
+        return plan(workers, "never" if alone else self.config.disagg, request.broken, prompt_load(request))
 
     def room_for(self, request: Request) -> Route | None:
-        """Return a route that has room now for a queued request's first attempt, or None."""
-        workers = self.registry.of(request.embedding_model).reachable_loads
-        return next_route(workers, self.config.disagg, len(request.prompt), request.params.n)
+        """Return a route that has room now for a queued request's first attempt, or None.
+
+        A run begins with a free seat in every stage. Otherwise a stage could wait in its worker for one that another
+        run holds, which itself waits for the items of a stage that waits for the first run.
+        """
+        run = None if request.stage is None else request.stage.run
+        if run is None:
+            return self.room_in(request.group, prompt_load(request), request.params.n)
+        seated = all(self.room_in(group, 0, 1, spare=0) is not None for group in run.groups)
+        return self.room_in(request.group, prompt_load(request), 1, spare=0) if seated else None
+
+    def room_in(self, group: str | None, tokens: int, choices: int, spare: int = SPARE_SEATS) -> Route | None:
+        return next_route(self.registry.of(group).reachable_loads, self.config.disagg, tokens, choices, spare)
+
+    def enlist(self, request: Request) -> None:
+        """Begin a request that waits in no queue: at once, or when there is a worker."""
+        request.stranded_at = self.clock()
+        self.stranded[request.id] = request
+        self.due.append(request)
+        self.place_due()
 
     def launch(self, request: Request) -> None:
         """Send the attempt that has begun to its workers, after the cancels that they have yet to get (C15)."""
@@ -72,9 +94,15 @@ class Dispatcher:
                 self.retry(request, "a worker cannot be reached", UNREACHABLE)
                 return
         request.stranded_at = None
+        if request.stage is not None:
+            self.launched(request)
 
-    def messages(self, request: Request, secret: str | None, deadline: float | None) -> "list[Submit] | list[Embed]":
+    def messages(
+        self, request: Request, secret: str | None, deadline: float | None
+    ) -> "Sequence[Submit | Embed | NodeTask]":
         """Return the messages that start the attempt, one for each worker."""
+        if request.stage is not None:
+            return stage_messages(request, request.stage, self.incarnation, secret, deadline)
         if request.embedding is not None:
             return [embed_message(request, request.embedding, self.incarnation, deadline)]
         return request.submits(self.incarnation, secret, deadline)
@@ -86,7 +114,7 @@ class Dispatcher:
         LOG.info("attempt %d broke: %s", request.attempt + 1, reason, extra={"request": request.id})
         self.withdraw(request)
         request.broke(self.clock(), excused=cause in EXCUSED)
-        if request.trial:
+        if request.trial and request.stage is None:
             self.give_up(request, reason)
             return
         if request.faults >= self.config.max_attempts:
@@ -125,7 +153,7 @@ class Dispatcher:
             del self.stranded[request.id]
             request.begin(route, self.clock())
             self.launch(request)
-        elif self.registry.of(request.embedding_model).is_given_up:
+        elif self.registry.of(request.group).is_given_up:
             self.give_up(request, "its worker is gone, and none will come back: see the launcher's log")
 
     def withdraw(self, request: Request) -> None:
@@ -150,7 +178,7 @@ class Dispatcher:
                 worker.taken += change * request.params.n
         if change > 0:
             request.prompt_worker = next(name for name, phase in request.phases.items() if phase != DECODE)
-            request.uncomputed = len(request.prompt)
+            request.uncomputed = prompt_load(request)
             if worker := self.registry.workers.get(request.prompt_worker):
                 worker.uncomputed += request.uncomputed
         else:
@@ -172,23 +200,41 @@ class Dispatcher:
         return new
 
     def time_left(self, request: Request, now: float) -> float | None:
-        """Return the seconds within which the first token is of use. None if it has arrived, or for a self-test."""
-        if request.begun or request.trial:
+        """Return the seconds within which the first token is of use. None if it has arrived, for a self-test, and for a
+        stage that waits for others."""
+        if request.begun or request.trial or is_joined(request):
             return None
         return max(0.0, request.waits_since + self.config.first_byte_timeout - now)
 
     def overdue(self, request: Request, now: float) -> str | None:
         """Return a description of the deadline that the request has missed, or None (C14). Progress of a prompt's
-        computation restarts the wait, but `prefill_timeout` limits the computation as a whole."""
+        computation restarts the wait, but `prefill_timeout` limits the computation as a whole. Progress of any stage of
+        a run restarts the wait of the others."""
         if request.stranded_at is not None:
             limit = self.config.failover_timeout
             waited = now - request.stranded_at
             return f"no worker came back within {limit:g} s" if waited > limit else None
-        waited = now - request.waits_since
+        run = None if request.stage is None else request.stage.run
+        waited = now - (request.waits_since if run is None else run.waits_since)
         limit = self.config.prefill_timeout
-        if not request.begun and request.phases and now - request.sent > limit:
+        if not request.begun and not is_joined(request) and request.phases and now - request.sent > limit:
             return f"the prompt was not computed within {limit:g} s"
         config = self.config
         wanted, limit = ("next", config.stream_idle_timeout) if request.begun else ("first", config.first_byte_timeout)
-        what = f"{wanted} token" if request.embedding is None else "embedding"
+        what = f"{wanted} {made_by(request)}" if request.embedding is None else "embedding"
         return f"the {what} did not come within {limit:g} s" if waited > limit else None
+
+
+def prompt_load(request: Request) -> int:
+    """Return the prompt tokens that keep a worker busy: none where the stage before sets the pace."""
+    return 0 if is_joined(request) else len(request.prompt)
+
+
+def made_by(request: Request) -> str:
+    """Return the word for a piece of the answer."""
+    kind = "token" if makes_tokens(request) else "output"
+    return kind if request.stage is None else f"{kind} of {request.stage.node.name}"
+
+
+def ignored(request: Request) -> None:
+    """Do nothing: there are no stages."""

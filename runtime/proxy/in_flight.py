@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from pontil.runtime.errors import PontilError, Unavailable
 from pontil.runtime.proxy.bookkeeper import Bookkeeper
-from pontil.runtime.proxy.dispatch import Dispatcher
+from pontil.runtime.proxy.dispatch import Dispatcher, ignored
 from pontil.runtime.proxy.embedding_task import EmbeddingTask
 from pontil.runtime.proxy.metrics import Metrics
 from pontil.runtime.proxy.model_admissions import ModelAdmissions
 from pontil.runtime.proxy.request import Request
+from pontil.runtime.proxy.stage_task import StageTask, is_joined
 from pontil.runtime.proxy.stream import Finished
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -18,7 +19,7 @@ from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 class InFlight:
     """The admitted requests that have not ended. `open` adds one to `requests`, where it stays until exactly one call
-    of `finish` or `end` closes its mailbox."""
+    of `finish` or `end` closes its mailbox. `ended` is called with each request of a stage after that."""
 
     def __init__(
         self, incarnation: str, tokenizer: Tokenizer, dispatcher: Dispatcher, admissions: ModelAdmissions,
@@ -27,17 +28,26 @@ class InFlight:
         self.incarnation, self.tokenizer, self.dispatcher = incarnation, tokenizer, dispatcher
         self.admissions, self.books, self.metrics, self.clock = admissions, books, metrics, clock
         self.requests: dict[str, Request] = {}
+        self.ended: Callable[[Request], None] = ignored
 
     def open(
         self, name: str | None, prompt: list[int], params: SamplingParams, salt: str, priority: int,
-        embedding: EmbeddingTask | None = None,
+        embedding: EmbeddingTask | None = None, stage: StageTask | None = None,
     ) -> Request:  # fmt: skip
         """Create a request, with `name` as a part of its id. One for an `embedding` makes a vector and no tokens."""
         request_id = f"{name or ''}-{secrets.token_hex(8)}".removeprefix("-")
-        request = self.requests[request_id] = Request.start(
-            request_id, prompt, params, self.tokenizer, self.clock(), salt, self.books.ledger, priority
-        )
+        request = self.add(request_id, prompt, params, salt, priority, stage)
         request.embedding = embedding
+        return request
+
+    def add(
+        self, request_id: str, prompt: list[int], params: SamplingParams, salt: str = "", priority: int = 0,
+        stage: StageTask | None = None,
+    ) -> Request:  # fmt: skip
+        """Create a request with this id."""
+        request = self.requests[request_id] = Request.start(
+            request_id, prompt, params, self.tokenizer, self.clock(), salt, self.books.ledger, priority, stage
+        )
         return request
 
     def finish(self, request: Request, last_sender: str) -> None:
@@ -51,6 +61,7 @@ class InFlight:
             if message.receiver != last_sender and not request.reached(message.receiver):
                 self.dispatcher.cancels.post(message.receiver, message)
         self.close_account(request, end.reason)
+        self.tell(request)
 
     def cancel(self, request: Request) -> None:
         """End a request whose client has disconnected."""
@@ -67,13 +78,19 @@ class InFlight:
         self.dispatcher.withdraw(request)
         request.mailbox.close(error)
         self.close_account(request, label)
+        self.tell(request)
         self.admissions.dispatch()
+
+    def tell(self, request: Request) -> None:
+        if request.stage is not None:
+            self.ended(request)
 
     def close_account(self, request: Request, label: str) -> None:
         if request.trial:
             self.books.ledger.set_aside(request.id)
             return
-        self.admissions.of(request).leave(request)
+        if not is_joined(request):
+            self.admissions.of(request).leave(request)
         billed = request.billed
         self.books.close(request, billed, request.finish or label)
         self.metrics.add_request(request, billed, label)

@@ -13,6 +13,7 @@ from pontil.runtime.foundation.connectors import CONNECTORS
 from pontil.runtime.proxy.latencies import Latencies, exemplar_of
 from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.proxy.request import Request
+from pontil.runtime.proxy.run_metrics import RunMetrics
 from pontil.runtime.proxy.scrape_collector import ScrapeCollector
 from pontil.runtime.threads import ThreadFailures
 
@@ -44,6 +45,7 @@ class Metrics:
         self.make_request_counters(self.registry)
         self.make_worker_counters(self.registry)
         self.make_ledger_gauges(self.registry)
+        self.runs = RunMetrics(self.registry)
 
     def make_request_counters(self, registry: CollectorRegistry) -> None:
         self.success = Counter("pontil_request_success", "Requests that ended, by how their first choice did",
@@ -134,8 +136,10 @@ class Metrics:
 
     def add_tokens(self, count: int, seconds: float, first: bool, of: Request | None = None) -> None:
         """Observe so many delivered tokens, so long after the arrival, or after the last tokens. The time to the first
-        token has the request as its exemplar."""
+        token has the request as its exemplar. Tokens of a run's further stages are counted only."""
         self.delivered += count
+        if of is not None and not of.is_clients:
+            return
         if first:
             self.latencies.first_token.observe(seconds, None if of is None else exemplar_of(of))
         else:
@@ -144,12 +148,14 @@ class Metrics:
     def add_request(self, request: Request, billed: Usage, label: str) -> None:
         """Observe a request that has ended; `label` is its cause in one word."""
         account = request.account
-        self.ended[label].inc()
-        self.latencies.add_request(request, billed)
         if clamped := account.clamped:
             self.clamped.inc(clamped)
         if request.complete and (disputed := account.disputed):
             self.disputed.inc(disputed)
+        if not request.is_clients:
+            return
+        self.ended[label].inc()
+        self.latencies.add_request(request, billed)
         if request.embedding is not None:
             self.embeddings.inc(request.complete)
             self.embedded.inc(billed.prompt_tokens if request.complete else 0)

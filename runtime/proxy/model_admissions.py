@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Admission by model: requests for one model wait in a queue of their own, and never for another model's workers."""
+"""Admission by group of workers: requests for one model, or for one stage of it, wait in a queue of their own, and
+never for another group's workers."""
 
 from collections.abc import Callable
 
@@ -15,8 +16,8 @@ from pontil.runtime.proxy.request_queue import RequestQueue
 
 
 class ModelAdmissions:
-    """The admission of each model: `by_model` has that of the generating model under None, the others by name. What a
-    caller may use is counted over all of them."""
+    """The admission of each group: `by_group` has that of the generating model under None, the others by their keys.
+    What a caller may use is counted over all of them."""
 
     def __init__(
         self,
@@ -27,30 +28,30 @@ class ModelAdmissions:
         clock: Callable[[], float],
     ) -> None:
         limits = RateLimits()
-        self.by_model = {
-            name: AdmissionControl(config, registry.of(name), limits, dispatcher, metrics, clock)
-            for name in (None, *registry.embedding_models)
+        self.by_group = {
+            key: AdmissionControl(config, group, limits, dispatcher, metrics, clock)
+            for key, group in registry.groups.items()
         }
 
     @property
     def generating(self) -> AdmissionControl:
-        return self.by_model[None]
+        return self.by_group[None]
 
     def of(self, request: Request) -> AdmissionControl:
-        return self.by_model[request.embedding_model]
+        return self.by_group[request.group]
 
     def queue_of(self, request: Request) -> RequestQueue:
         return self.of(request).queue
 
     def dispatch(self) -> None:
         """Send queued requests to workers, as far as there is room."""
-        for admission in self.by_model.values():
+        for admission in self.by_group.values():
             admission.dispatch()
 
     def pass_time(self, now: float) -> None:
-        for admission in self.by_model.values():
+        for admission in self.by_group.values():
             admission.queue.pass_time(now)
 
     def hopeless(self) -> list[tuple[Request, Unavailable]]:
         """Return the queued requests that cannot be served in time, each with its error."""
-        return [found for admission in self.by_model.values() for found in admission.hopeless()]
+        return [found for admission in self.by_group.values() for found in admission.hopeless()]

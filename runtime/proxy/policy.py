@@ -36,9 +36,9 @@ class WorkerLoad:
         """True if another prompt may be dispatched to it."""
         return self.uncomputed < AHEAD_STEPS * self.step_tokens
 
-    def can_seat(self, choices: int) -> bool:
-        """Return whether so many more choices have seats, up to SPARE_SEATS too many."""
-        return self.taken + choices <= self.seats + SPARE_SEATS
+    def can_seat(self, choices: int, spare: int = SPARE_SEATS) -> bool:
+        """Return whether so many more choices have seats, up to `spare` too many."""
+        return self.taken + choices <= self.seats + spare
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +117,17 @@ def plan(
     return whole[0]
 
 
-def next_route(workers: Sequence[WorkerLoad], disagg: Disagg, prompt_tokens: int, choices: int) -> Route | None:
-    """Return the route of a request that can wait: as `plan`, but only over workers that have room now, else None."""
+def next_route(
+    workers: Sequence[WorkerLoad], disagg: Disagg, prompt_tokens: int, choices: int, spare: int = SPARE_SEATS
+) -> Route | None:
+    """Return the route of a request that can wait: as `plan`, but only over workers that have room now, up to `spare`
+    choices more than seats, else None."""
     prefill = [worker for worker in workers if worker.role == "prefill"]
     decode = [worker for worker in workers if worker.role == "decode"]
     if disagg == "never" or not prefill or not decode:
-        free = [worker for worker in by_load(workers) if worker.can_prefill and worker.can_seat(choices)]
+        free = [worker for worker in by_load(workers) if worker.can_prefill and worker.can_seat(choices, spare)]
         return CollocatedRoute(free[0]) if free else None
-    seated = [worker for worker in decode if worker.can_seat(choices)]
+    seated = [worker for worker in decode if worker.can_seat(choices, spare)]
     if not seated:
         return None
     prefiller = by_backlog(prefill)[0]

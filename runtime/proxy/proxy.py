@@ -12,8 +12,10 @@ from typing import Any
 
 from pontil.runtime.config import ProxyConfig
 from pontil.runtime.errors import Unavailable
+from pontil.runtime.graph.catalog import GraphModel
 from pontil.runtime.proxy.answer_frames import AnswerFrames, MessageRouter
 from pontil.runtime.proxy.bookkeeper import Bookkeeper
+from pontil.runtime.proxy.conductor import Conductor
 from pontil.runtime.proxy.dispatch import Dispatcher
 from pontil.runtime.proxy.embedding_task import EmbeddingTask
 from pontil.runtime.proxy.in_flight import InFlight
@@ -24,6 +26,7 @@ from pontil.runtime.proxy.rate_limits import UNLIMITED, Allowance
 from pontil.runtime.proxy.registrar import Registrar
 from pontil.runtime.proxy.registry import RegisteredWorker, Registry, RegistrySnapshot
 from pontil.runtime.proxy.request import NO_KEY
+from pontil.runtime.proxy.run_entry import RunEntry, graph_of
 from pontil.runtime.proxy.self_test import SelfTest
 from pontil.runtime.proxy.stream import MessageTurn, Stream, joined
 from pontil.runtime.sampling_params import SamplingParams
@@ -37,8 +40,11 @@ from pontil.runtime.wire.messages import (
     Heartbeat,
     Hello,
     Message,
+    NodeOutput,
+    PassDone,
     Progress,
     RoleChange,
+    Starved,
     Step,
     StillHere,
     Tokens,
@@ -61,14 +67,19 @@ class Proxy:
     """The proxy: `bind`, then `start` in the event loop; `close` ends every request. Workers may join and leave at any
     time."""
 
-    def __init__(self, config: ProxyConfig, tokenizer: Tokenizer, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, config: ProxyConfig, tokenizer: Tokenizer, clock: Callable[[], float] = time.monotonic,
+        graph: GraphModel | None = None,
+    ) -> None:  # fmt: skip
         self.config = config
+        # The stages of the model, None for a model of one.
+        self.graph = graph_of(config.graph) if graph is None else graph
         self.tokenizer = tokenizer
         self.clock = clock
         self.incarnation = secrets.token_hex(8)
         self.started_at = int(time.time())
         names = () if config.served_embedding_model_name is None else (config.served_embedding_model_name,)
-        self.registry = Registry(config.worker_ttl, names)
+        self.registry = Registry(config.worker_ttl, names, self.graph)
         self.metrics = Metrics()
         self.dispatcher = Dispatcher(
             config, self.incarnation, self.registry, self.metrics, clock, self.send,
@@ -92,6 +103,13 @@ class Proxy:
             self.requests, self.registry, self.ledger, self.metrics, self.dispatcher, self.admissions, self.turn, clock,
             self.in_flight.finish, self.in_flight.fail,
         )  # fmt: skip
+        self.conductor = Conductor(
+            config, self.incarnation, self.dispatcher, self.in_flight, self.books, self.metrics, clock
+        )  # fmt: skip
+        self.runs = RunEntry(
+            self.graph, self.registry, self.admissions, self.in_flight, self.books, self.conductor, self.turn,
+            lambda: self.draining,
+        )  # fmt: skip
         about = {"version": config.version, "model_name": config.served_model_name}
         self.metrics.watch(self.requests, self.registry, about)
         self.draining = False
@@ -103,8 +121,12 @@ class Proxy:
         self.last_tick = clock()
         # Time of the supervisor's last process table, which it sends every second; None without a supervisor.
         self.table_at: float | None = None
+        self.router = self.make_router()
+
+    def make_router(self) -> MessageRouter:
+        """Return the dispatch of every message to the code that handles it."""
         registrar = Registrar(
-            self.incarnation, self.registry, self.ledger, self.metrics, clock, self.send, self.on_change
+            self.incarnation, self.registry, self.ledger, self.metrics, self.clock, self.send, self.on_change
         )  # fmt: skip
         handlers: dict[type[Message], Callable[[Any], None]] = {
             Hello: registrar.on_hello,
@@ -116,9 +138,12 @@ class Proxy:
             Progress: self.frames.on_progress,
             Failed: self.frames.on_failed,
             Embedding: self.frames.on_embedding,
+            NodeOutput: self.frames.on_node_output,
+            Starved: self.conductor.on_starved,
+            PassDone: self.conductor.on_pass_done,
         }
-        self.router = MessageRouter(
-            self.incarnation, self.registry, self.metrics, clock, self.send, handlers, self.turn,
+        return MessageRouter(
+            self.incarnation, self.registry, self.metrics, self.clock, self.send, handlers, self.turn,
             self.admissions.dispatch,
         )  # fmt: skip
 
@@ -195,7 +220,7 @@ class Proxy:
             raise Unavailable("the server is shutting down: try again in a moment")
         model = None if embedding is None else embedding.model
         workers = self.registry.of(model).loads if snapshot is None else snapshot.workers
-        admission = self.admissions.by_model[model]
+        admission = self.admissions.by_group[model]
         admission.check(asked, workers, priority, caller, allowance)
         requests = []
         for prompt, params in asked:
@@ -211,7 +236,7 @@ class Proxy:
         name: str | None = None, priority: int = 0, caller: str = NO_KEY, allowance: Allowance = UNLIMITED,
     ) -> Stream:  # fmt: skip
         """Do what `submit_all` does, for many texts: the event loop has its turns in between."""
-        self.admissions.by_model[embedding.model].check(asked, snapshot.workers, priority, caller, allowance)
+        self.admissions.by_group[embedding.model].check(asked, snapshot.workers, priority, caller, allowance)
         with ExitStack() as broken:
             streams = []
             for first in range(0, len(asked), PORTION):
@@ -298,7 +323,8 @@ class Proxy:
             reason = f"{worker.hello.name} {how} while it served this request"
             self.ledger.left(worker.hello.sender)
             for request in list(self.requests.values()):
-                if request.needs(worker.hello.sender, drained=worker.drained):
+                # Another stage of its run may have ended it meanwhile.
+                if request.id in self.requests and request.needs(worker.hello.sender, drained=worker.drained):
                     self.dispatcher.retry(request, reason, cause)
 
     def send(self, message: Message) -> bool:

@@ -7,19 +7,23 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pontil.runtime.errors import Unavailable
+from pontil.runtime.graph.catalog import GraphModel
 from pontil.runtime.proxy.admission import context_length
 from pontil.runtime.proxy.policy import WorkerLoad
+from pontil.runtime.proxy.process_row import ProcessRow
+from pontil.runtime.proxy.stage_task import group_of
 from pontil.runtime.proxy.system_fingerprint import FingerprintCache
 from pontil.runtime.wire.compatibility import foreign, objection
 from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello, RoleChange
 
-DEAD_STATES = ("EXITED", "KILLED", "BACKOFF", "GIVEN_UP")
 # Removed workers whose counters are kept, so that one that registers again does not count its work twice.
 REMEMBERED = 256
 # Refused workers that are shown, at most one for each name.
 REFUSED = 32
-# The role of workers that embed texts, which never changes: no other worker can, and they cannot do anything else.
-EMBED = "embed"
+# The roles of workers that embed texts, and of those that compute a stage without tokens. They never change: no other
+# worker can do this, and these cannot do anything else.
+EMBED, NODE = "embed", "node"
+FIXED = (EMBED, NODE)
 
 
 @dataclass(slots=True)
@@ -27,7 +31,8 @@ class RegisteredWorker:
     """One registered worker. `counters` are the last that it reported; `confirmed` means that the supervisor's table
     has shown it. It has yet to compute `uncomputed` prompt tokens, and to end `taken` choices. It was `drained` when it
     left: prompts that it computed lie with their decode workers, which tell if they do not. It is not `reachable`
-    between a message that its socket did not take and the next one that is heard of it."""
+    between a message that its socket did not take and the next one that is heard of it. It serves requests of `group`
+    only."""
 
     hello: Hello
     last_heard: float
@@ -42,6 +47,7 @@ class RegisteredWorker:
     drained: bool = False
     confirmed: bool = False
     reachable: bool = True
+    group: str | None = None
 
     @property
     def capacity(self) -> int:
@@ -56,9 +62,9 @@ class RegisteredWorker:
         return self.hello.role
 
     @property
-    def embedding_model(self) -> str | None:
-        """The name of its model, for a worker that embeds texts; None for one that generates."""
-        return self.hello.model if self.role == EMBED else None
+    def has_cache(self) -> bool:
+        """True if it has KV blocks."""
+        return self.role not in FIXED
 
     @property
     def seats(self) -> int:
@@ -73,7 +79,7 @@ class RegisteredWorker:
         hello = self.hello
         return WorkerLoad(
             hello.sender, hello.name, hello.role, hello.peer_endpoint, self.in_flight, self.free_blocks,
-            self.seats, self.context, self.uncomputed, hello.max_num_batched_tokens, self.taken,
+            self.seats, self.context, self.uncomputed, max(1, hello.max_num_batched_tokens), self.taken,
         )  # fmt: skip
 
     @property
@@ -84,39 +90,6 @@ class RegisteredWorker:
             "waiting": self.waiting,
             "free_blocks": self.free_blocks,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessRow:
-    """One process of the supervisor's table, or a refused worker, with the `reason`.
-
-    `about` holds the table's other fields: they are shown, and nothing here depends on them.
-    """
-
-    name: str
-    role: str
-    pid: int | None
-    state: str
-    device: str
-    reason: str | None = None
-    about: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "ProcessRow":
-        about = {name: value for name, value in values.items() if name not in cls.__slots__}
-        if "ranks" in about:
-            about["ranks"] = [{**rank, "state": state_name(rank["state"])} for rank in about["ranks"]]
-        state, reason = state_name(values["state"]), values.get("reason")
-        return cls(values["name"], values["role"], values["pid"], state, values["device"], reason, about)
-
-    @property
-    def dead(self) -> bool:
-        return self.state in DEAD_STATES
-
-
-def state_name(told: object) -> str:
-    """Return a state of the supervisor's table as it is shown."""
-    return str(told).upper().replace(" ", "_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,17 +143,18 @@ WATCHED_TTL = 45.0
 
 
 class WorkerGroup:
-    """The workers of a registry that serve one model: the one that generates, or the embedding model of this name. A
-    request stays within one group, whose workers are all alike."""
+    """The workers of a registry that serve one model, or one stage of it. Its `key` is None for the model that
+    generates, or its first stage; the name of an embedding model; or "node:" and the name of another stage. A request
+    stays within one group, whose workers are all alike."""
 
-    def __init__(self, registry: "Registry", embedding_model: str | None) -> None:
-        self.registry, self.embedding_model = registry, embedding_model
+    def __init__(self, registry: "Registry", key: str | None) -> None:
+        self.registry, self.key = registry, key
         self.fingerprints = FingerprintCache()
 
     @property
     def workers(self) -> list[RegisteredWorker]:
         every = self.registry.workers.values()
-        return [worker for worker in every if worker.embedding_model == self.embedding_model]
+        return [worker for worker in every if worker.group == self.key]
 
     @property
     def any_hello(self) -> Hello | None:
@@ -213,28 +187,38 @@ class WorkerGroup:
     @property
     def is_given_up(self) -> bool:
         """True if no worker is registered and the supervisor has given up restarting them."""
-        embeds = self.embedding_model is not None
-        rows = [row for row in self.registry.rows if row.role != "proxy" and (row.role == EMBED) == embeds]
+        rows = [row for row in self.registry.rows if row.role != "proxy" and self.registry.may_be_of(row, self.key)]
         return not self.workers and bool(rows) and all(row.state == "GIVEN_UP" for row in rows)
 
 
 class Registry:
-    """Workers by incarnation, in the order in which they registered. Those that generate run one model and layout;
-    `embedding_models` are the names of those that may embed texts beside them."""
+    """Workers by incarnation, in the order in which they registered. Those that generate run one model and layout, or
+    the stages of `graph`; `embedding_models` are the names of those that may embed texts beside them."""
 
-    def __init__(self, ttl: float, embedding_models: Collection[str] = ()) -> None:
-        self.ttl, self.embedding_models = ttl, embedding_models
+    def __init__(self, ttl: float, embedding_models: Collection[str] = (), graph: GraphModel | None = None) -> None:
+        self.ttl, self.embedding_models, self.graph = ttl, embedding_models, graph
         self.workers: dict[str, RegisteredWorker] = {}
         self.rows: tuple[ProcessRow, ...] = ()
         self.remembered: dict[str, dict[str, int]] = {}
         # The last refusal for each name, until a worker of that name fits.
         self.refused: dict[str, ProcessRow] = {}
-        self.generating = WorkerGroup(self, None)
-        self.groups = {name: WorkerGroup(self, name) for name in embedding_models}
+        stages = [] if graph is None else [group_of(graph, name) for name in graph.node_names]
+        self.groups = {key: WorkerGroup(self, key) for key in dict.fromkeys((None, *embedding_models, *stages))}
+        self.generating = self.groups[None]
 
-    def of(self, embedding_model: str | None) -> WorkerGroup:
-        """Return the workers of this embedding model; None: of the model that generates."""
-        return self.generating if embedding_model is None else self.groups[embedding_model]
+    def of(self, group: str | None) -> WorkerGroup:
+        """Return the workers with this key."""
+        return self.groups[group]
+
+    def key_of(self, message: Hello) -> str | None:
+        """Return the key of the group that a worker would belong to."""
+        return message.model if message.role == EMBED else group_of(self.graph, message.node)
+
+    def may_be_of(self, row: ProcessRow, group: str | None) -> bool:
+        """Return whether a process of the supervisor's table is a worker of this group."""
+        if row.role == EMBED:
+            return group in self.embedding_models
+        return group not in self.embedding_models and group_of(self.graph, row.about.get("node")) == group
 
     def hello(self, message: Hello, now: float) -> str | None:
         """Register a worker; return the reason if it is refused. A second Hello of one process only renews its time to
@@ -249,20 +233,22 @@ class Registry:
             return reason
         self.refused.pop(message.name, None)
         counters = self.remembered.pop(message.sender, {})
-        worker = RegisteredWorker(message, now, counters, leaving=message.draining)
+        worker = RegisteredWorker(message, now, counters, leaving=message.draining, group=self.key_of(message))
         worker.free_blocks = worker.capacity
         worker.confirmed = any(row.name == message.name and row.pid == message.pid for row in self.rows)
         self.workers[message.sender] = worker
         return None
 
     def objection(self, message: Hello) -> str | None:
-        """Return the reason why a worker is incompatible, or None. All workers of one model are alike, so comparing
+        """Return the reason why a worker is incompatible, or None. All workers of one group are alike, so comparing
         with one is enough."""
         if version := foreign(message, "the proxy", SCHEMA):
             return version
         if message.role == EMBED and message.model not in self.embedding_models:
             return f"{message.name} embeds by {message.model}, and {self.told_models}: start both alike"
-        first = self.of(message.model if message.role == EMBED else None).any_hello
+        if message.role != EMBED and (misplaced := wrong_stage(message, self.graph)):
+            return misplaced
+        first = self.of(self.key_of(message)).any_hello
         return objection(message, first) if first else None
 
     @property
@@ -307,8 +293,8 @@ class Registry:
         return worker is not None
 
     def kept_role(self, worker: RegisteredWorker, wanted: str) -> str:
-        """Return the role that a worker gets: one that embeds stays so, and no other can begin to."""
-        return wanted if (wanted == EMBED) == (worker.role == EMBED) else worker.role
+        """Return the role that a worker gets: a FIXED one stays so, and no other can turn to it."""
+        return worker.role if wanted in FIXED or worker.role in FIXED else wanted
 
     def is_leaving(self, incarnation: str) -> bool:
         """Return whether the worker is registered and takes no new requests."""
@@ -375,4 +361,21 @@ class Registry:
         for worker in self.workers.values():
             if worker.hello.name == row.name and worker.hello.pid == row.pid:
                 described["load"] = worker.shown_load
+                described |= {} if worker.hello.node is None else {"node": worker.hello.node}
         return described
+
+
+def wrong_stage(message: Hello, graph: GraphModel | None) -> str | None:
+    """Return why a worker computes no stage of this proxy's model, or None."""
+    if graph is None:
+        if message.node is None and message.role != NODE:
+            return None
+        says = f"{message.name} computes a stage of a model of several, and the proxy's model has no stages"
+        return f"{says}: start both with the same --model"
+    names = ", ".join(graph.node_names)
+    if message.node not in graph.node_names:
+        has = "no stage" if message.node is None else f"the stage {message.node}"
+        return f"{message.name} computes {has}, and the proxy's {graph.name} has {names}: start both alike"
+    if graph.node(message.node).generates == (message.role == NODE):
+        return f"{message.name} has the role {message.role}, which the stage {message.node} cannot have: start it anew"
+    return None

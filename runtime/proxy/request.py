@@ -19,6 +19,7 @@ from pontil.runtime.proxy.choice_text import MAX_TOKEN_ID, BrokenAnswer, ChoiceT
 from pontil.runtime.proxy.embedding_task import EmbeddingTask
 from pontil.runtime.proxy.logprob_check import fit
 from pontil.runtime.proxy.policy import DisaggregatedRoute, Route, Team
+from pontil.runtime.proxy.stage_task import StageTask
 from pontil.runtime.proxy.stream import Finished, Mailbox
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -58,7 +59,8 @@ class Request:
     the teams that failed it; `excused` counts attempts that ended through no fault. `sent` is the time when the attempt
     was dispatched, `stranded_at` when the last one that reached its workers broke; `prompt_worker` has yet to compute
     `uncomputed` tokens of the prompt. A request has `begun` once any token of its answer has arrived. `token_paths`
-    holds those that are open, by worker and choice. With an `embedding` task its answer is the `vector`, and no tokens.
+    holds those that are open, by worker and choice. With an `embedding` task its answer is the `vector`, and no tokens;
+    with a `stage` task it is for one stage of a model of several.
     """
 
     id: str
@@ -97,6 +99,7 @@ class Request:
     token_paths: dict[tuple[str, int], TokenPath] = field(default_factory=dict)
     embedding: EmbeddingTask | None = None
     vector: bytes | None = None
+    stage: StageTask | None = None
 
     @classmethod
     def start(
@@ -109,17 +112,22 @@ class Request:
         cache_salt: str = "",
         ledger: Ledger | None = None,
         priority: int = 0,
+        stage: StageTask | None = None,
     ) -> "Request":
         """Create a request that waits for its first attempt, and open its entry in the ledger, if there is one.
-        InFlight closes the entry."""
-        account = Account(len(prompt), params.max_tokens, params.n)
-        answers = tuple(ChoiceText(tokenizer, params) for _ in range(params.n))
+        InFlight closes the entry. A `stage` that takes another stage's items is billed no prompt, and its ids stand for
+        sound instead of text."""
+        spoken = stage is not None and stage.takes_items
+        billed = 0 if spoken else len(prompt)
+        account = Account(billed, params.max_tokens, params.n, audible=spoken)
+        answers = tuple(ChoiceText(None if spoken else tokenizer, params) for _ in range(params.n))
         # The prompt is shown before the answer, whichever worker's frame comes first.
         mailbox = Mailbox(held=params.prompt_logprobs is not None)
-        entry = (Ledger() if ledger is None else ledger).open(name, len(prompt), params.n)
+        entry = (Ledger() if ledger is None else ledger).open(name, billed, params.n)
+        entry.rows_apart = spoken
         return cls(
             name, prompt, params, account, entry, answers, now, now, now, now, cache_salt=cache_salt,
-            priority=priority, mailbox=mailbox,
+            priority=priority, mailbox=mailbox, stage=stage,
         )  # fmt: skip
 
     def begin(self, route: Route, now: float) -> None:
@@ -223,6 +231,8 @@ class Request:
         delivered = list(new[: self.params.max_tokens - len(answer.ids)])
         self.entry.settle(made, len(delivered), BEYOND_BUDGET if len(delivered) < len(new) else REPEATED)
         text = answer.add(delivered, reason, frame.stop_match)
+        if self.stage is not None:
+            self.stage.take_frames(frame, len(new), len(delivered))
         if frame.prompt_logprobs:
             self.prompt_logprobs = frame.prompt_logprobs
             self.mailbox.release()
@@ -237,15 +247,23 @@ class Request:
         return len(delivered)
 
     @property
-    def embedding_model(self) -> str | None:
-        """The embedding model that serves it; None for the one that generates."""
+    def group(self) -> str | None:
+        """The key of the workers that serve it; None for those of the model that generates."""
+        if self.stage is not None:
+            return self.stage.group
         return None if self.embedding is None else self.embedding.model
+
+    @property
+    def is_clients(self) -> bool:
+        """True for what a client asked for, and waits for the end of."""
+        return not self.trial and (self.stage is None or self.stage.is_clients)
 
     def open_token_path(self, sender: str, phase: str, choice: int) -> None:
         """Open a token path, if the worker has sent the counts that are only in its first frame and no logprobs are
         wanted."""
         said = self.entry.prompt_stated is not None and phase in self.account.cached_by[self.attempt]
-        if said and self.params.logprobs is None and self.params.prompt_logprobs is None:
+        plain = self.stage is None or self.stage.node.codes == 1
+        if said and plain and self.params.logprobs is None and self.params.prompt_logprobs is None:
             share = self.entry.shares[self.attempt, sender, choice]
             count = self.account.choices[choice].attempts[self.attempt]
             self.token_paths[sender, choice] = TokenPath(self, choice, self.attempt, self.answers[choice], share, count)
@@ -290,6 +308,7 @@ class Request:
         """Return whether the frame's numbers are in range for this request."""
         ids = frame.ids
         fits = not ids or (min(ids) >= 0 and max(ids) < MAX_TOKEN_ID)
+        fits = fits and (frame.frames is None if self.stage is None else self.stage.fits(frame))
         return (
             fits and 0 <= frame.choice < len(self.answers) and frame.index >= 0 and fit(frame, self.prompt, self.params)
         )

@@ -53,8 +53,8 @@ class ScrapeCollector(Collector):
         return memory
 
     def of_requests(self) -> Iterator[Metric]:
-        """Yield the series on requests in flight, without self-tests."""
-        begun = [request.begun for request in list(self.requests.values()) if not request.trial]
+        """Yield the series on requests in flight, without self-tests and further stages of a run."""
+        begun = [request.begun for request in list(self.requests.values()) if request.is_clients]
         running, waiting = sum(begun), len(begun) - sum(begun)
         yield GaugeMetricFamily(
             "pontil_num_requests_running", "Requests in flight that have their first token", value=running
@@ -66,7 +66,7 @@ class ScrapeCollector(Collector):
     def of_workers(self) -> Iterator[Metric]:
         """Yield the series on workers, from their last heartbeats. A worker that is gone has no series."""
         workers = list(self.registry.workers.values())
-        caches = [one for one in workers if one.embedding_model is None]
+        caches = [one for one in workers if one.has_cache]
         blocks, free = sum(one.capacity for one in caches), sum(one.free_blocks for one in caches)
         yield GaugeMetricFamily(
             "pontil_kv_cache_usage_perc", "Part of all workers' KV blocks that is in use; 1 is all of them",

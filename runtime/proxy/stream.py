@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError
@@ -166,6 +166,11 @@ class Stream:
             first += request.params.n
         self.error: PontilError | None = None
 
+    @property
+    def billed(self) -> "tuple[Request, ...]":
+        """The requests whose usage is the reply's."""
+        return self.requests
+
     def listen(self, listener: Callable[[], None]) -> None:
         """Call `listener`, which must not raise, whenever there are events to `drain`."""
         for request in self.requests:
@@ -190,6 +195,11 @@ class Stream:
         """True if all events have been drained, or a request failed."""
         return not self.open or self.error is not None
 
+    @property
+    def has_more(self) -> bool:
+        """True if what was drained was not all that there is."""
+        return False
+
     async def all(self) -> list[ChoiceEvent]:
         """Wait for the end of all requests and return their events, with a single wake-up. Raises the error of a
         request that failed."""
@@ -206,11 +216,11 @@ class Stream:
     @property
     def is_settled(self) -> bool:
         """True if the usage log has every request, which must have ended, or there is none."""
-        return all(request.receipt is None or request.receipt.done() for request in self.requests)
+        return all(request.receipt is None or request.receipt.done() for request in self.billed)
 
     async def settled(self) -> None:
         """Wait until the usage log has every request, which must have ended, for at most LOG_PATIENCE each."""
-        for request in self.requests:
+        for request in self.billed:
             if request.receipt is not None and not request.receipt.done():
                 await asyncio.wait([asyncio.wrap_future(request.receipt)], timeout=LOG_PATIENCE)
 
@@ -242,17 +252,17 @@ class Stream:
     @property
     def route(self) -> str:
         """Names of the requests' routes, like prefill:0>decode:0, each once."""
-        return ",".join(dict.fromkeys(request.route_name for request in self.requests))
+        return ",".join(dict.fromkeys(request.route_name for request in self.billed))
 
     @property
     def usage(self) -> Usage:
         """Usage of what has been delivered so far."""
-        return sum((request.usage for request in self.requests), Usage(0, 0, 0))
+        return sum((request.usage for request in self.billed), Usage(0, 0, 0))
 
     @property
     def final_usage(self) -> Usage:
         """Usage of the requests that have finished."""
-        ends = (request.mailbox.end for request in self.requests)
+        ends = (request.mailbox.end for request in self.billed)
         return sum((end.usage for end in ends if isinstance(end, Finished)), Usage(0, 0, 0))
 
 
@@ -266,6 +276,13 @@ def no_listener() -> None:
     """Leave the events to who drains them."""
 
 
-def wake_at_end(mailbox: Mailbox, wakeup: Wakeup) -> None:
+class HasEnd(Protocol):
+    """A mailbox."""
+
+    @property
+    def end(self) -> Finished | PontilError | None: ...
+
+
+def wake_at_end(mailbox: HasEnd, wakeup: Wakeup) -> None:
     if mailbox.end is not None:
         wakeup.wake()

@@ -119,6 +119,14 @@ class ProducerStream:
         for peer in self.subscriptions:
             self.port.post(peer, self.subscribed(peer))
 
+    def begin_at(self, index: int) -> None:
+        """Tell all consumers that this worker makes the items from `index` on, if it was to begin later: the prompt is
+        computed here after all."""
+        if index < self.first_index:
+            self.first_index = index
+            for peer in self.subscriptions:
+                self.port.post(peer, self.subscribed(peer))
+
     def finish(self, last_index: int) -> None:
         """Tell all consumers, also later ones, that there are no items from `last_index` on (E12)."""
         self.last_index = last_index

@@ -26,8 +26,7 @@ class Submit:
     The first token is of use for `deadline` more seconds; None: without limit.
 
     `graph` is set for a stage of a model of several stages; its keys are those of GraphPart (runtime/graph/part.py).
-    `frames` has, for each delivered id of choice 0, the other codes of its frame, where a stage makes several codes a
-    step.
+    `frames` has, for each delivered id of choice 0, all codes of its frame, where a step makes several.
     """
 
     sender: str
@@ -74,7 +73,7 @@ class Tokens:
     `first_cached_tokens` what an earlier attempt had found cached here, where that is known: it may itself find what
     that one computed. Where the prompt's KV came from another worker, the same frame says how many bytes were pulled
     and in how many seconds of copying; `pull_error` is the reason of a failed pull, where the prompt was computed here
-    after all. `frames` has the other codes of each id's frame, where a step makes several.
+    after all. `frames` has all codes of each id's frame, where a step makes several.
     """
 
     sender: str

@@ -75,8 +75,10 @@ class Handoff:
     """From prefill to decode worker: the prompt is computed and the first token sampled; pull the rest of the blocks,
     and continue the sequence. `first_tokens` has one id for each choice, and `logprobs` what was asked about them;
     `choices` are those that go on, the others ended with their first token. `computed` counts the positions whose KV
-    the blocks hold. `draft_tokens` are guesses, for each choice, of the tokens after its first (B7). `frames` has the other codes of each
-    first token's frame, where a step makes several (E14)."""
+    the blocks hold. `draft_tokens` are guesses, for each choice, of the tokens after its first (B7).
+
+    In a stage that another one drives, `frames` has the whole frame of each first token, and the prompt used up the
+    items before `next_index` (E14)."""
 
     sender: str
     receiver: str
@@ -96,6 +98,7 @@ class Handoff:
     logprobs: Logprobs | None = None
     draft_tokens: list[list[int]] | None = None
     frames: list[list[int]] | None = None
+    next_index: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

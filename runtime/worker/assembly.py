@@ -22,6 +22,8 @@ from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from pontil.runtime.worker.loading import load, memory_errors
 from pontil.runtime.worker.ranks.driver import Driver
+from pontil.runtime.worker.stage_loading import load_stage, state_layers
+from pontil.runtime.worker.stages.talker import TalkerStage
 
 CPU_INTERLEAVED_TOKENS = 64
 
@@ -30,7 +32,9 @@ CPU_INTERLEAVED_TOKENS = 64
 class WorkerResources:
     """Everything a worker computes with. `config` is the model's, with the context length this worker can hold.
     `dtype` is the model's, which the layout's may differ from. `kernels` names the kernels in use, since others may
-    round differently. `driver` drives the other ranks. `lent_cores` is the table of cores that idle workers lend."""
+    round differently. `driver` drives the other ranks. `lent_cores` is the table of cores that idle workers lend.
+    In a model of several stages, `state_layers` is the layer after which others read its states, and `talker` makes the
+    rows of a stage that speaks."""
 
     config: ModelConfig
     fingerprint: str
@@ -45,6 +49,8 @@ class WorkerResources:
     dtype: str
     kernels: str
     lent_cores: LentCores | None
+    state_layers: int | None = None
+    talker: TalkerStage | None = None
 
     @property
     def kv_cache_dtype(self) -> str:
@@ -75,13 +81,15 @@ def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> Work
         config.speculative_tokens,
     )  # fmt: skip
     report.progress("warming up")
-    engine = Engine(ModelRunner(loaded.model, storage, driver), scheduler)
+    talker = load_stage(config, loaded.model)
+    maker = None if talker is None else talker.maker
+    engine = Engine(ModelRunner(loaded.model, storage, driver, maker), scheduler)
     warm_up(engine)
     tokenizer = load_tokenizer(config.model_path, config.cache_path)
     grammars = GrammarCompiler(tokenizer, model_config.vocab_size)
     return WorkerResources(
         model_config, loaded.fingerprint, tokenizer, grammars, layout, storage, pool, scheduler, engine, driver,
-        loaded.dtype, loaded.kernels, loaded.lent_cores,
+        loaded.dtype, loaded.kernels, loaded.lent_cores, state_layers(config), talker,
     )  # fmt: skip
 
 

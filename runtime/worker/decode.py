@@ -15,7 +15,7 @@ from pontil.runtime.disaggregation.rank_connector import RankConnector
 from pontil.runtime.disaggregation.rank_pools import RankPools
 from pontil.runtime.disaggregation.receiver import DRAIN_TIMEOUT, KVReceiver, ReceiveTransfer
 from pontil.runtime.disaggregation.states import ReceiveEvent
-from pontil.runtime.engine.sequence import FinishReason
+from pontil.runtime.engine.sequence import FinishReason, Sequence
 from pontil.runtime.errors import TransferError
 from pontil.runtime.wire.context import Context
 from pontil.runtime.wire.messages import (
@@ -194,6 +194,7 @@ class DecodeSide:
         assert handoff is not None
         sequence.cached, sequence.admissions = handoff.cached_tokens, 1
         request.pulled = PullOutcome(transfer.bytes, transfer.seconds)
+        resume_rows(sequence, handoff)
         self.machine.engine.promote(sequence, handoff.computed, known_of(handoff, request))
         self.counts.complete += 1
         self.counts.bytes += transfer.bytes
@@ -210,6 +211,7 @@ class DecodeSide:
                 extra={"request": request.request_id},
             )
             request.sequence.cached, request.sequence.admissions = transfer.handoff.cached_tokens, 1
+            resume_rows(request.sequence, transfer.handoff)
             self.machine.engine.compute_here(request.sequence, known_of(transfer.handoff, request))
         else:
             self.machine.engine.end(request.key, FinishReason.ERROR)
@@ -282,6 +284,13 @@ class DecodeSide:
             connection.fail(reason)
         if not open_transfers and not any(request.submit.peer == peer for request in self.waiting):
             self.peers.hang_up(peer)
+
+
+def resume_rows(sequence: Sequence, handoff: Handoff) -> None:
+    """Go on with the rows of a sequence that another stage drives."""
+    if sequence.inputs is not None:
+        assert handoff.frames is not None and handoff.next_index is not None, "a handoff is checked when it arrives"
+        sequence.inputs.resume(handoff.frames, handoff.next_index)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

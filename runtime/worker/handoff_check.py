@@ -20,7 +20,8 @@ def is_for(handoff: Handoff, request: WorkerRequest, vocab_size: int) -> bool:
     guessed = [[]] * n if handoff.draft_tokens is None else handoff.draft_tokens
     drafts = len(guessed) == n and all(are_tokens(draft, vocab_size) for draft in guessed)
     whole = handoff.computed == len(sequence.prompt) and 0 <= handoff.cached_tokens <= handoff.computed
-    return whole and same and some and drafts and knows_its_logprobs(handoff, request)
+    framed = sequence.inputs is None or (bool(handoff.frames) and handoff.next_index is not None)
+    return whole and same and some and drafts and framed and knows_its_logprobs(handoff, request)
 
 
 def are_tokens(ids: list[int], vocab_size: int) -> bool:

@@ -19,8 +19,9 @@ from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype
 from pontil.runtime.cache.storage import TORCH_DTYPES
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.checkpoint import Checkpoint, open_checkpoint
+from pontil.runtime.loaders.checkpoint import Checkpoint
 from pontil.runtime.loaders.gguf_file import GgufCheckpoint
+from pontil.runtime.loaders.hf_directory import HfCheckpoint
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.fused_block import kernels_fit
 from pontil.runtime.models.model import Model
@@ -30,6 +31,7 @@ from pontil.runtime.models.weights import Weights
 from pontil.runtime.probe.host_memory import host_room
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.wire.compatibility import ON_GPU
+from pontil.runtime.worker.stage_loading import stage_checkpoint
 from pontil.runtime.worker.weights_progress import told
 
 logger = logging.getLogger("pontil.worker")
@@ -60,7 +62,10 @@ class ModelPart:
 def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
     """Load this process's part of the model. Raises ModelError."""
     device, lent_cores = open_device(config), open_lent_cores(config)
-    checkpoint = open_checkpoint(config.model_path)
+    checkpoint = stage_checkpoint(config)
+    if isinstance(checkpoint, HfCheckpoint) and checkpoint.left_out:
+        parts = ", ".join(f"{name}* ({count} tensors)" for name, count in checkpoint.left_out.items())
+        logger.info("other parts of this model are not read: %s", parts)
     model_config = shorten(checkpoint.config, config.max_model_len)
     check_division(model_config, config.ranks)
     dtype = choose_dtype(config.dtype, checkpoint)

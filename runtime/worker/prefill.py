@@ -305,4 +305,6 @@ def prefilled(job: PrefillJob, going_on: list[Sequence], now: float, speculative
         [one.choice for one in going_on],
         [known.get(choice, []) for choice in range(n)] if known else None,
         [drafts.get(choice, []) for choice in range(n)] if any(drafts.values()) else None,
+        None if sequence.inputs is None else [sequence.inputs.frames[0]],
+        None if sequence.inputs is None else sequence.inputs.next_index,
     )

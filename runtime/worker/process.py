@@ -13,7 +13,11 @@ from pontil.runtime.worker.assembly import assemble
 from pontil.runtime.worker.embedding_assembly import assemble_embedder
 from pontil.runtime.worker.embedding_worker import ROLE, EmbeddingWorker
 from pontil.runtime.worker.follower import Follower
+from pontil.runtime.worker.plain_worker import PlainWorker
 from pontil.runtime.worker.worker import Worker
+
+# The role of workers that compute a stage without tokens.
+NODE = "node"
 
 
 def run_worker(config: WorkerConfig, report: Reporter, commands: int | None = None) -> None:
@@ -25,17 +29,23 @@ def run_worker(config: WorkerConfig, report: Reporter, commands: int | None = No
         raise RankLost(f"{config.name} lost a rank: {error}") from error
 
 
-def make_process(config: WorkerConfig, report: Reporter, commands: int | None) -> Worker | EmbeddingWorker | Follower:
+def make_process(config: WorkerConfig, report: Reporter, commands: int | None) -> Worker | PlainWorker | Follower:
     """Make what this process is: a worker with the model that its role needs, or a follower of one."""
     if config.rank > 0:
         return Follower(config, report)
     pipe = None if commands is None else CommandPipe(commands, logging.getLogger("pontil.worker"))
     if config.role == ROLE:
         return EmbeddingWorker(config, assemble_embedder(config, report), report, pipe)
+    if config.role == NODE:
+        # Its libraries are an extra, and no other worker loads them.
+        from pontil.runtime.worker.node_assembly import assemble_node
+        from pontil.runtime.worker.node_worker import NodeWorker
+
+        return NodeWorker(config, *assemble_node(config, report), report, pipe)
     return Worker(config, assemble(config, report), report, pipe)
 
 
-def serve(process: Worker | EmbeddingWorker | Follower) -> None:
+def serve(process: Worker | PlainWorker | Follower) -> None:
     signal.signal(signal.SIGTERM, process.stop)
     signal.signal(signal.SIGINT, process.stop)
     try:

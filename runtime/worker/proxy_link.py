@@ -111,6 +111,11 @@ class ProxyLink:
             self.send_role_change()
         return gone
 
+    def limit_seats(self, seats: int | None) -> None:
+        """Register with at most so many seats. Called before the first Hello."""
+        if seats is not None:
+            self.hello = replace(self.hello, max_num_seqs=min(self.hello.max_num_seqs, seats))
+
     def turn_to(self, role: str, draining: bool) -> None:
         """Change the role and the draining flag. The proxy is told at once, and again until it confirms."""
         self.hello = replace(self.hello, role=role, draining=draining)
@@ -161,4 +166,5 @@ def make_hello(incarnation: str, config: WorkerConfig, machine: WorkerResources,
         dtype=machine.dtype,
         grammars=LIBRARY,
         kv_cache_dtype=machine.kv_cache_dtype,
+        node=config.node,
     )

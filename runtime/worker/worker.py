@@ -27,6 +27,7 @@ from pontil.runtime.worker.decode import DecodeSide
 from pontil.runtime.worker.grammar_manager import GrammarManager
 from pontil.runtime.worker.idle_work import IdleWork
 from pontil.runtime.worker.load_gauge import LoadGauge
+from pontil.runtime.worker.open_stage import open_stage
 from pontil.runtime.worker.output_processor import OutputProcessor
 from pontil.runtime.worker.prefault import Prefault
 from pontil.runtime.worker.prefill import PrefillSide
@@ -36,8 +37,9 @@ from pontil.runtime.worker.proxy_reachability import ProxyReachability
 from pontil.runtime.worker.request_table import Failure, RequestTable
 from pontil.runtime.worker.role_change import AssignedRole
 from pontil.runtime.worker.step_reporter import StepReporter
+from pontil.runtime.worker.stream_ports import StreamPorts
 from pontil.runtime.worker.supervisor_commands import SupervisorCommands
-from pontil.runtime.worker.worker_request import WorkerRequest, key_of, make_request
+from pontil.runtime.worker.worker_request import WorkerRequest, key_of
 
 logger = logging.getLogger("pontil.worker")
 
@@ -98,6 +100,13 @@ class Worker:
             self.poller,
             config.deadlines,
         )
+        self.stage = open_stage(
+            config, self.incarnation, machine, self.link,
+            lambda: StreamPorts(
+                config, self.incarnation, self.context, self.poller, self.peers_in, self.keys, self.failures
+            ),
+        )  # fmt: skip
+        self.link.limit_seats(self.stage.seats)
         self.grammars = GrammarManager(machine.grammars, self.poller.wake, self.failures)
         sockets = (self.control, self.peers_in)
         self.gauge = LoadGauge(
@@ -182,6 +191,7 @@ class Worker:
         self.step_reporter.begin()
         outputs = self.machine.engine.step()
         self.now = self.idle_work.busy_at = time.monotonic()
+        self.stage.after(outputs, self.now)
         self.processor.process(outputs, self.now)
         self.step_reporter.end(self.machine.engine.has_work)
 
@@ -195,13 +205,14 @@ class Worker:
         """Return whether no request is left, and no block that a peer still pulls."""
         open_transfers = self.prefill.kv_sender.open or self.decode.kv_receiver.open or self.decode.draining
         owed = self.prefill.outbox.backlogs or self.decode.peers.outbox.backlogs
-        return not (self.requests or self.machine.engine.sequences or open_transfers or owed)
+        busy = self.requests or self.machine.engine.sequences or open_transfers or owed
+        return not busy and self.stage.is_idle
 
     def take_messages(self, now: float) -> None:
         for message in self.control.receive_all():
             self.take_control(message, now)
         for message in self.peers_in.receive_all():
-            if self.is_mine(message):
+            if self.is_mine(message) and not self.stage.take(message, now):
                 self.prefill.take(message, now)
         for message in self.decode.peers.receive_all():
             if self.is_mine(message):
@@ -225,7 +236,7 @@ class Worker:
             request = self.requests.get(key_of(message.request_id, message.attempt))
             if request is not None and request.proxy == message.sender:
                 self.cancel(request)
-        else:
+        elif not self.stage.take(message, now):
             self.hear_of_registration(message, now)
 
     def hear_of_registration(self, message: Message, now: float) -> None:
@@ -238,7 +249,7 @@ class Worker:
 
     def submit(self, message: Submit, now: float) -> None:
         try:
-            request = make_request(message, self.machine)
+            request = self.stage.make_request(message)
             if not self.machine.scheduler.fits(request.sequence):
                 raise RequestError("the request needs more KV memory than this worker has")
         except RequestError as error:
@@ -247,6 +258,9 @@ class Worker:
         if request.key in self.requests:
             return
         request = self.requests.add(request)
+        if not self.stage.begin(request, now):
+            self.requests.end(request.key)
+            return
         logger.debug(
             "takes a request's phase %s: %d prompt tokens", message.phase, len(message.prompt),
             extra={"request": message.request_id},
@@ -285,12 +299,16 @@ class Worker:
         """Cancel all requests, since the proxy they belong to is gone."""
         logger.warning("the proxy is gone: %d requests are cancelled; waiting for the next", len(self.requests))
         self.cancel_all()
+        self.stage.orphan()
 
     def tick(self, now: float) -> None:
         if self.reachability.look(now) and self.link.proxy is None:
             self.report.progress(self.reachability.told)
         self.prefill.tick(now)
         self.decode.tick(now)
+        for key, reason in self.stage.tick(now):
+            if request := self.requests.get(key):
+                self.cancel(request, Failure(reason, 503))
         if self.prompts.is_due(now):
             self.requests.tell_progress(self.prompts.advanced(self.requests.values()))
             for request in [one for one in self.requests.values() if is_late(one, now)]:
@@ -310,6 +328,7 @@ class Worker:
         while self.grammars.failed:
             request, reason, status = self.grammars.failed.pop()
             self.requests.end(request.key, Failure(reason, status))
+        self.stage.keep_only(self.requests, self.now)
 
     def load(self) -> HeartbeatLoad:
         return self.gauge.load(self.step_reporter.steps, self.stale)
@@ -318,6 +337,7 @@ class Worker:
         self.idle_work.begin()
         self.grammars.close()
         self.connector.close()
+        self.stage.end()
         self.decode.peers.close()
         self.peers_in.close()
         self.control.close(linger=0.5)

@@ -188,4 +188,5 @@ def tokens_frame(incarnation: str, request: WorkerRequest, output: Output) -> To
         pulled_bytes=pulled.bytes,
         pulled_seconds=pulled.seconds,
         pull_error=pulled.error,
+        frames=output.frames or None,
     )

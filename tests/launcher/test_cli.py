@@ -55,6 +55,7 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
         ["--help"],
         ["launch", "--help"],
         ["launch", "--dry-run"],
+        ["graph", "--model", "speech-demo"],
         ["config"],
         ["launch", "--port", "0", "--role", "mixed", "--model", "no-such-model"],
     ],
@@ -80,6 +81,26 @@ def test_a_dry_run_prints_the_plan_and_touches_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stderr == ""
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["proxy", "mixed:0", "model", "control", "clients"]
     assert "http://127.0.0.1:8123" in done.stdout and "some/model" in done.stdout
+
+
+def test_stages_are_drawn_in_the_plan_and_as_a_diagram() -> None:
+    planned = app("launch", "--dry-run", "--model", "speech-demo", "--place", "recognizer=none,llm=cpu,speaker=cpu")
+    assert planned.returncode == 0, planned.stderr
+    assert [line.split()[1] for line in planned.stdout.splitlines() if line.startswith("stage ")] == [
+        "recognizer", "llm", "speaker"
+    ]  # fmt: skip
+    refused = app("launch", "--dry-run", "--model", "speech-demo", "--place", "lips=0")
+    assert refused.returncode == 2 and "places a stage 'lips'" in refused.stderr and "Traceback" not in refused.stderr
+    drawn = app("graph", "--model", "speech-demo")
+    assert drawn.returncode == 0 and drawn.stdout.startswith("flowchart LR\n") and "speaker" in drawn.stdout
+    unknown = app("graph", "--model", "gemma3-270m")
+    assert unknown.returncode == 2 and "gemma3-270m is no model of several stages" in unknown.stderr
+
+
+def test_the_number_of_a_stages_workers_is_checked() -> None:
+    for words in (("scale", "--node", "talker"), ("scale", "--node", "=1"), ("scale", "--node", "talker=many")):
+        refused = app(*words)
+        assert refused.returncode == 2 and "--node takes a stage and a number" in refused.stderr
 
 
 def test_a_plan_tells_the_memory_of_each_rank_or_why_it_cannot_be(tmp_path: Path) -> None:

@@ -60,6 +60,8 @@ def test_a_role_that_the_name_does_not_tell_is_shown() -> None:
     heading, switched, other = table([READY | {"role": "prefill"}, JOINED])
     assert heading.split()[:3] == ["NAME", "ROLE", "STATE"]
     assert switched.split()[:3] == ["decode:0", "prefill", "ready"] and other.split()[:2] == ["mixed:0", "ready"]
+    _, stage, mixed = table([READY | {"name": "talker-decode:0", "role": "decode"}, JOINED | {"name": "talker:0"}])
+    assert stage.split()[:2] == ["talker-decode:0", "ready"] and mixed.split()[:2] == ["talker:0", "mixed"]
 
 
 @pytest.mark.parametrize("width", [1, 10, 40, 200])

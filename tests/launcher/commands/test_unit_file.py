@@ -72,6 +72,12 @@ def test_restarts_agree_with_the_supervisors() -> None:  # G5
             "pontil-decode@.service",
             "launch --role decode --join tcp://10.0.0.1:7000 --insecure --no-prefix-caching --decode %i",
         ),
+        (
+            ("--model", "speech-demo", "--role", "node", "--node", "speaker", "--place", "speaker=cpu", *JOIN),
+            "pontil-speaker-node@.service",
+            "launch --model speech-demo --role node --node speaker --join tcp://10.0.0.1:7000 --insecure"
+            " --place speaker=%i",
+        ),
     ],
 )
 def test_what_is_launched_is_what_was_asked_for(words: tuple[str, ...], name: str, command: str) -> None:
@@ -138,6 +144,7 @@ def test_words_reach_the_launch_as_they_were(word: str, quoted: str) -> None:
         (["--dry-run"], OptionError),
         (["--role", "decode", *JOIN, "--decode", "cpu*2"], OptionError),
         (["--config", "/none.toml"], OptionError),
+        (["--placement", "/none.toml"], OptionError),
     ],
 )
 def test_what_launch_would_refuse_is_not_written(words: list[str], error: type[Exception], tmp_path: Path) -> None:
@@ -150,6 +157,9 @@ def test_the_command_says_what_to_start(tmp_path: Path) -> None:
     assert done.exit_code == 0 and [path.name for path in tmp_path.iterdir()] == ["pontil-decode@.service"]
     assert done.output.rstrip().endswith("--now pontil-decode@0.service pontil-decode@cpu:0-3.service")
     assert run("--install-dir", str(tmp_path / "none"), "--").exit_code == 1
+    stage = ("--model", "speech-demo", "--role", "node", "--node", "speaker", "--place", "speaker=0,1", *JOIN)
+    done = run("--install-dir", str(tmp_path), "--", *stage)
+    assert done.output.rstrip().endswith("--now pontil-speaker-node@0.service pontil-speaker-node@1.service")
 
 
 @pytest.mark.parametrize("name", LAUNCHES)

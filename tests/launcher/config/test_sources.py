@@ -21,7 +21,17 @@ ORDER = ("file", "environment", "flag")
 
 def another(declared: Field[Any]) -> tuple[str, Any]:
     """Return a valid text for the option, other than its default, with its meaning."""
-    for text in ("7", "7.5", "true", "false", "cpu:0,cpu", "ipc:///x", "x", *declared.metadata["metavar"].split("|")):
+    for text in (
+        "7",
+        "7.5",
+        "true",
+        "false",
+        "cpu:0,cpu",
+        "ipc:///x",
+        "x",
+        "a=cpu",
+        *declared.metadata["metavar"].split("|"),
+    ):
         try:
             value = declared.metadata["read"](text)
         except ValueError:

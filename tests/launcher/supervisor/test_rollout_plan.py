@@ -113,6 +113,40 @@ def test_each_model_keeps_a_worker() -> None:
     assert steps({"command": "drain", "names": ["decode:0"]}, three) == [(RolloutGoal.DRAINED, "decode:0")]
 
 
+def staged(*workers: tuple[str, str, str]) -> LaunchSnapshot:
+    plans = [
+        ChildPlan(name, role, "cpu", (number,), {"peer_endpoint": "ipc:///run/x", "node": node})
+        for number, (name, role, node) in enumerate(workers)
+    ]
+    found = [(plan, WorkerSnapshot(plan.name, READY)) for plan in plans]
+    return LaunchSnapshot(found, HostDevices(tuple(range(8)), 8, 0), RolloutLimits())
+
+
+STAGES = (("decode:0", "decode", "llm"), ("recognizer:0", "node", "recognizer"), ("speaker:0", "node", "speaker"))
+
+
+def test_each_stage_keeps_somebody_who_serves() -> None:
+    for name, _, _ in STAGES:
+        with pytest.raises(LaunchError, match=f"Nobody else would serve but {name}"):
+            planned({"command": "restart", "names": [name]}, staged(*STAGES))
+    two = staged(*STAGES, ("speaker:1", "node", "speaker"))
+    assert steps({"command": "restart", "names": ["speaker:0"]}, two) == [(RolloutGoal.RENEWED, "speaker:0")]
+    assert steps({"command": "scale", "counts": {"speaker": 1}}, two) == [(RolloutGoal.GONE, "speaker:1")]
+    with pytest.raises(LaunchError, match="Nobody else would serve but speaker:0, speaker:1"):
+        planned({"command": "scale", "counts": {"speaker": 0}}, two)
+    assert steps({"command": "scale", "counts": {"decode": 0, "mixed": 1, "speaker": 2}, "force": True},
+                 staged(*STAGES)) == [
+        (RolloutGoal.GONE, "decode:0"), (RolloutGoal.THERE, "mixed:0"), (RolloutGoal.THERE, "speaker:1"),
+    ]  # fmt: skip
+
+
+def test_a_worker_without_tokens_keeps_its_role() -> None:
+    with pytest.raises(OptionError, match="speaker:0 computes a stage without tokens: it cannot work as decode"):
+        planned({"command": "role", "names": ["speaker:0"], "role": "decode"}, staged(*STAGES))
+    with pytest.raises(OptionError, match="--node speaker must be a whole number of workers"):
+        planned({"command": "scale", "counts": {"speaker": -1}}, staged(*STAGES))
+
+
 def test_a_worker_that_embeds_keeps_its_role() -> None:
     three = snapshot("prefill:0", "decode:0", "embed:0")
     with pytest.raises(OptionError, match="embed:0 embeds texts by a model of its own"):

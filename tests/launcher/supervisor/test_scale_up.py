@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pontil.launcher.config.child_plan import ChildPlan, plan_ranks
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import HostDevices, Placement
 from pontil.launcher.supervisor.scale_up import another, free_name
 from pontil.runtime.config import worker_config
@@ -70,6 +71,44 @@ def test_workers_that_embed_are_like_their_own_kind_only() -> None:
     assert another("decode", both[::-1], EIGHT, share=False).config["model"] == "/m"
     with pytest.raises(LaunchError, match="no worker of the model that embed workers have"):
         another("embed", both[:1], EIGHT, share=False)
+
+
+def stage(name: str, role: str, node: str, *cores: int) -> ChildPlan:
+    return replace(worker(name, cores, node=node, model=f"/{node}"), role=role)
+
+
+STAGES = [
+    stage("prefill:0", "prefill", "thinker", 0), stage("decode:0", "decode", "thinker", 1),
+    stage("talker-prefill:0", "prefill", "talker", 2), stage("talker-decode:0", "decode", "talker", 3),
+    stage("code2wav:0", "node", "code2wav", 4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wanted", "name", "role", "model"),
+    [
+        ("decode", "decode:1", "decode", "/thinker"), ("mixed", "mixed:0", "mixed", "/thinker"),
+        ("thinker.decode", "decode:1", "decode", "/thinker"), ("talker.decode", "talker-decode:1", "decode", "/talker"),
+        ("talker", "talker:0", "mixed", "/talker"), ("code2wav", "code2wav:1", "node", "/code2wav"),
+    ],
+)  # fmt: skip
+def test_stages_have_workers_of_their_own_kind(wanted: str, name: str, role: str, model: str) -> None:
+    made = another(wanted, STAGES, EIGHT, share=False)
+    assert (made.name, made.role, made.config["model"]) == (name, role, model)
+    assert made.cores == (5,) and made.config["role"] == role
+    # Also where those who could be copied are about to go.
+    assert another(wanted, [], EIGHT, share=False, known=STAGES).config["model"] == model
+
+
+def test_a_stage_that_is_not_here_has_no_workers() -> None:
+    with pytest.raises(OptionError, match="not 'lips', or a stage of the model: thinker, talker, code2wav"):
+        another("lips", STAGES, EIGHT, share=False)
+    with pytest.raises(OptionError, match="code2wav has no prefill and decode"):
+        another("code2wav.decode", STAGES, EIGHT, share=False)
+    with pytest.raises(OptionError, match="talker has the walks prefill and decode"):
+        another("talker.sing", STAGES, EIGHT, share=False)
+    with pytest.raises(LaunchError, match="no worker of the model that embed workers have: launch with --embed"):
+        another("embed", STAGES, EIGHT, share=False)
 
 
 def group(name: str, *ranks: tuple[str, tuple[int, ...]]) -> ChildPlan:

@@ -2,7 +2,7 @@
 """Several streams into one partition."""
 
 import pytest
-from speech_graph import stream
+from speech_graph import STATES, speech_graph, stream
 
 from pontil.runtime.graph.connection import Connection
 from pontil.runtime.graph.policies import Fixed
@@ -75,3 +75,13 @@ def test_both_ends_at_once_make_one_final_pass() -> None:  # E11
     assert taken is not None and taken.final and taken.goes_on and not taken.is_last_pass
     found.close()
     assert one.closed and other.closed and found.pop() is None
+
+
+def test_the_buffers_of_a_partition_know_its_terminal_walk_and_its_worker() -> None:
+    graph = speech_graph(Connection("thinker", "talker", "voice"))
+    found = StreamInputs.of(graph, "talker", {"talker_prefill"})
+    (buffer,) = found.buffers.values()
+    assert list(found.buffers) == [STATES.key], "an input that is given once has no buffer"
+    buffer.end(0)
+    assert found.pop() is None and buffer.leaves == "talker_decode"
+    assert not StreamInputs.of(graph, "thinker").buffers

@@ -14,7 +14,13 @@ from typing import Any
 import pytest
 
 from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.builtin import BUILTINS, BuiltinFile, BuiltinModel, Piece, fetch, resolve_model
+from pontil.runtime.loaders.builtin import fetch, resolve_model
+from pontil.runtime.loaders.builtin_models import (
+    BUILTINS,
+    BuiltinFile,
+    BuiltinModel,
+    Piece,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 CONTENT = b"GGUF" + bytes(range(256)) * 64
@@ -163,16 +169,21 @@ def test_paths(tmp_path: Path) -> None:
         resolve_model("gpt-17", tmp_path)
 
 
-@pytest.mark.parametrize("name", BUILTINS)
-def test_a_cached_model_is_used_without_a_fetch(tmp_path: Path, name: str) -> None:
-    model = BUILTINS[name]
-    cached = model.place_in(tmp_path / model.name)
+def pretend_cached(model: BuiltinModel, cache: Path) -> Path:
+    """Put files of the right sizes where those of a model would be."""
+    cached = model.place_in(cache / model.name)
     for file in model.files:
         path = cached / file.name if len(model.files) > 1 else cached
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as written:
             written.truncate(file.size)
-    assert resolve_model(model.name, tmp_path) == cached
+    return cached
+
+
+@pytest.mark.parametrize("name", BUILTINS)
+def test_a_cached_model_is_used_without_a_fetch(tmp_path: Path, name: str) -> None:
+    cached = pretend_cached(BUILTINS[name], tmp_path)
+    assert resolve_model(name, tmp_path) == cached
 
 
 def test_no_torch() -> None:

@@ -2,18 +2,23 @@
 """Batch-invariance of experts: a row's result does not depend on the rows beside it."""
 
 from collections.abc import Iterator
+from itertools import chain
 
+import kernels
 import pytest
 import torch
 from torch import Tensor
 
 from pontil.gpu_ops.batch_invariance import GENERATED_ROWS
-from pontil.runtime.models.config import ExpertConfig
+from pontil.gpu_ops.kernels.library import KernelLibrary
+from pontil.runtime.models.config import ExpertConfig, SharedExpertConfig
 from pontil.runtime.models.experts import Experts
 from pontil.runtime.models.weights import Weights
 
 # With so many inputs, oneDNN computes a single row differently from several.
 HIDDEN, INNER, COUNT = 2048, 64, 6
+SHARED_INNER = 96
+GATED, UNGATED = (SharedExpertConfig("shared_expert", SHARED_INNER, gated) for gated in (True, False))
 
 
 def tensors() -> Iterator[tuple[str, Tensor]]:
@@ -24,9 +29,23 @@ def tensors() -> Iterator[tuple[str, Tensor]]:
             yield f"mlp.experts.{number}.{name}_proj.weight", torch.randn(shape, generator=generator) / 45
 
 
-def build(dtype: torch.dtype, normalize: bool = True) -> Experts:
-    weights = Weights(tensors(), torch.device("cpu"), dtype)
-    experts = Experts(ExpertConfig(COUNT, 3, INNER, normalize), HIDDEN, "mlp.", weights)
+def shared_tensors(gated: bool) -> Iterator[tuple[str, Tensor]]:
+    generator = torch.Generator().manual_seed(3)
+    for name, shape in (("gate", (SHARED_INNER, HIDDEN)), ("up", (SHARED_INNER, HIDDEN)), ("down", (HIDDEN, 96))):
+        yield f"mlp.shared_expert.{name}_proj.weight", torch.randn(shape, generator=generator) / 45
+    if gated:
+        yield "mlp.shared_expert_gate.weight", torch.randn(1, HIDDEN, generator=generator) / 45
+
+
+def build(
+    dtype: torch.dtype,
+    normalize: bool = True,
+    shared: SharedExpertConfig | None = None,
+    kernels: KernelLibrary | None = None,
+) -> Experts:
+    more = [] if shared is None else shared_tensors(shared.gated)
+    weights = Weights(chain(tensors(), more), torch.device("cpu"), dtype, kernels)
+    experts = Experts(ExpertConfig(COUNT, 3, INNER, normalize, shared=shared), HIDDEN, "mlp.", weights)
     weights.finish()
     return experts
 
@@ -61,5 +80,35 @@ def test_bits_of_a_row_in_any_company(dtype: torch.dtype) -> None:
     assert torch.equal(experts.results(x[shuffled], chosen[shuffled]), together[shuffled])
 
 
+@pytest.fixture(scope="module")
+def library() -> KernelLibrary:
+    return kernels.opened()
+
+
+@pytest.mark.parametrize("shared", [GATED, UNGATED], ids=["gated", "ungated"])
+@pytest.mark.parametrize("by_kernels", [True, False], ids=["kernels", "torch"])
+def test_a_shared_expert_is_added_to_every_row(
+    shared: SharedExpertConfig, by_kernels: bool, library: KernelLibrary
+) -> None:
+    weights, x = dict(shared_tensors(True)), torch.randn(9, HIDDEN, generator=torch.Generator().manual_seed(4))
+    gate, up, down = (weights[f"mlp.shared_expert.{name}_proj.weight"] for name in ("gate", "up", "down"))
+    added = (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
+    if shared.gated:
+        added = added * (x @ weights["mlp.shared_expert_gate.weight"].T).sigmoid()
+    used = library if by_kernels else None
+    without, both = build(torch.float32, kernels=used)(x), build(torch.float32, shared=shared, kernels=used)(x)
+    torch.testing.assert_close(both - without, added, atol=1e-4, rtol=1e-4)
+
+
+def test_bits_of_a_row_in_any_company_with_a_shared_expert(library: KernelLibrary) -> None:
+    experts = build(torch.bfloat16, shared=GATED, kernels=library)
+    x = torch.randn(70, HIDDEN, generator=torch.Generator().manual_seed(5)).bfloat16()
+    together = experts(x)
+    for start, end in ((0, 1), (7, 8), (9, 11), (20, 60)):
+        assert torch.equal(experts(x[start:end]), together[start:end])
+
+
 def test_every_product_is_measured() -> None:
     assert len(build(torch.float32).linears) == 1 + 2 * COUNT
+    assert len(build(torch.float32, shared=UNGATED).linears) == 1 + 2 * COUNT + 2
+    assert len(build(torch.float32, shared=GATED).linears) == 1 + 2 * COUNT + 3

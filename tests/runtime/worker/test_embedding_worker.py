@@ -165,7 +165,7 @@ def test_the_queue_goes_by_priority_then_by_arrival() -> None:
 
 def test_a_cancelled_text_is_not_computed(made: EmbeddingSite) -> None:
     worker = made.worker
-    worker.take(Embed("proxy", worker.incarnation, "a", 0, [5]), 0.0)
-    worker.take(Cancel("proxy", worker.incarnation, "a", 0), 0.0)
-    worker.take(Embed("proxy", "another", "b", 0, [5]), 0.0)
+    worker.hear(Embed("proxy", worker.incarnation, "a", 0, [5]), 0.0)
+    worker.hear(Cancel("proxy", worker.incarnation, "a", 0), 0.0)
+    worker.hear(Embed("proxy", "another", "b", 0, [5]), 0.0)
     assert not worker.queue and worker.stale == 1

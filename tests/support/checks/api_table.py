@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of parameters in docs/guide/api.md, responses.md and embeddings.md, generated from the declarations. Run
-as a program it prints them."""
+"""The tables of parameters in docs/guide/api.md, responses.md, embeddings.md and audio.md, generated from the
+declarations. Run as a program it prints them."""
 
 import json
 from collections.abc import Collection, Iterator, Sequence
@@ -15,6 +15,8 @@ from pontil.http.request.chat_request import CHAT
 from pontil.http.request.completion_request import COMPLETION, OF_CHATS
 from pontil.http.request.embedding_request import EMBEDDING
 from pontil.http.request.responses_request import RESPONSES
+from pontil.http.request.speech_request import SPEECH
+from pontil.http.request.transcription_request import TRANSCRIPTION
 
 VOCABULARY = 1000
 SAID = ("yes", "no effect", "not supported")
@@ -39,6 +41,16 @@ def responses_table() -> list[str]:
 def embeddings_table() -> list[str]:
     """Return one row for each parameter of a request for vectors, in the same order."""
     return one_table(EMBEDDING)
+
+
+def speech_table() -> list[str]:
+    """Return one row for each parameter of a text that is to be spoken, in the same order."""
+    return one_table(SPEECH)
+
+
+def transcription_table() -> list[str]:
+    """Return one row for each parameter of a recording that is to be transcribed, in the same order."""
+    return one_table(TRANSCRIPTION)
 
 
 def batch_table() -> list[str]:
@@ -140,4 +152,22 @@ def bounds(schema: dict[str, Any]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join([*table(), "", foreign(), "", *batch_table(), "", *responses_table(), "", *embeddings_table()]))
+    print(
+        "\n".join(
+            [
+                *table(),
+                "",
+                foreign(),
+                "",
+                *batch_table(),
+                "",
+                *responses_table(),
+                "",
+                *embeddings_table(),
+                "",
+                *speech_table(),
+                "",
+                *transcription_table(),
+            ]
+        )
+    )

@@ -92,7 +92,7 @@ class ScriptedSite:
 
     def worker(self, name: str = "mixed:0", text: str = "Hello 😀 world", **options: Any) -> ScriptedWorker:
         answer = self.tokenizer.encode(text, False)
-        worker = ScriptedWorker(self.endpoint, name, self.tokenizer, answer, role=name.split(":")[0], **options)
+        worker = ScriptedWorker(self.endpoint, name, self.tokenizer, answer, **({"role": name.split(":")[0]} | options))
         self.workers.append(worker)
         return worker.start()
 

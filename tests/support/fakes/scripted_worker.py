@@ -24,6 +24,8 @@ from pontil.runtime.wire.messages import (
     Heartbeat,
     Hello,
     Message,
+    NodeOutput,
+    NodeTask,
     Refused,
     Submit,
     Tokens,
@@ -34,6 +36,7 @@ from pontil.runtime.wire.sockets import Poller, WorkerSocket, open_context
 DEADLINE = 10.0
 Script = Callable[["ScriptedWorker", Submit], Iterator[Message]]
 Embedder = Callable[["ScriptedWorker", Embed], Iterator[Message]]
+Computer = Callable[["ScriptedWorker", NodeTask], Iterator[Message]]
 # The length of a scripted worker's vectors.
 EMBEDDING_SIZE = 4
 
@@ -56,7 +59,8 @@ class ScriptedWorker:
 
     def __init__(
         self, control: str, name: str, tokenizer: Tokenizer, answer: Sequence[int] = (), *, role: str = "mixed",
-        script: Script | None = None, pace: float = 0.0, embedder: Embedder | None = None, **hello: object,
+        script: Script | None = None, pace: float = 0.0, embedder: Embedder | None = None,
+        computer: Computer | None = None, **hello: object,
     ) -> None:  # fmt: skip
         self.name, self.role, self.tokenizer = name, role, tokenizer
         self.answer = list(answer)
@@ -66,6 +70,8 @@ class ScriptedWorker:
         self.submits: queue.Queue[Submit] = queue.Queue()
         self.embeds: queue.Queue[Embed] = queue.Queue()
         self.embedder = embedder or vector_of
+        self.tasks: queue.Queue[NodeTask] = queue.Queue()
+        self.computer = computer
         self.cancels: queue.Queue[Cancel] = queue.Queue()
         self.refused: str | None = None
         self.proxy = ""
@@ -147,6 +153,9 @@ class ScriptedWorker:
         elif isinstance(message, Embed):
             self.embeds.put(message)
             self.active[message.request_id] = self.embedder(self, message)
+        elif isinstance(message, NodeTask) and self.computer is not None:
+            self.tasks.put(message)
+            self.active[message.request_id] = self.computer(self, message)
         elif isinstance(message, Cancel):
             self.active.pop(message.request_id, None)
             self.cancels.put(message)
@@ -269,6 +278,11 @@ def vector_of(worker: ScriptedWorker, embed: Embed, **wrong: Any) -> Iterator[Me
     worker.counters["prompt_tokens_computed"] = worker.counters.get("prompt_tokens_computed", 0) + count
     fields = {"vector": struct.pack(f"<{size}f", *numbers), "prompt_tokens": count, "computed_tokens": count} | wrong
     yield Embedding(worker.incarnation, worker.proxy, embed.request_id, embed.attempt, **fields)  # type: ignore[arg-type]
+
+
+def output(worker: ScriptedWorker, task: NodeTask, index: int, kind: str, data: bytes, **fields: Any) -> NodeOutput:
+    """Return an output of a node."""
+    return NodeOutput(worker.incarnation, worker.proxy, task.request_id, task.attempt, index, kind, data, **fields)
 
 
 def silent(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recordings in messages: bytes of a WAV file in base64, checked as far as costs nothing."""
+
+import base64
+import binascii
+from dataclasses import dataclass, field
+
+from pontil.http.fields.reader import Fields
+from pontil.runtime.errors import RequestError
+from pontil.runtime.foundation.wav_header import is_wav
+
+INPUT_AUDIO = "input_audio"
+MAGICS = (
+    (b"ID3", "MP3"), (b"\xff\xfb", "MP3"), (b"\xff\xf3", "MP3"), (b"\xff\xf2", "MP3"), (b"OggS", "Ogg"),
+    (b"fLaC", "FLAC"), (b"\x1aE\xdf\xa3", "WebM"),
+)  # fmt: skip
+CONVERT = "convert it to WAV first, for example with `ffmpeg -i recording out.wav`"
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The bytes of a WAV file. Errors call it by its `place` in the request."""
+
+    data: bytes = field(repr=False)
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenContent:
+    """The content of a message with recordings, in order with its texts."""
+
+    parts: tuple[str | Recording, ...]
+
+    def __len__(self) -> int:
+        """The number of characters of its texts."""
+        return sum(len(part) for part in self.parts if isinstance(part, str))
+
+    @property
+    def recordings(self) -> tuple[Recording, ...]:
+        return tuple(part for part in self.parts if isinstance(part, Recording))
+
+
+def read_recording(fields: Fields) -> Recording:
+    """Read a content part of the type input_audio."""
+    given = fields.object(INPUT_AUDIO)
+    if given is None:
+        raise fields.wrong(INPUT_AUDIO, 'is missing: give {"data": base64, "format": "wav"}')
+    form = given.text("format")
+    if form != "wav":
+        says = '"wav", the only format that is read: convert other recordings first'
+        raise given.unfit("format", form, says, "unsupported_parameter")
+    coded = given.required_text("data")
+    place = f"{given.path}data"
+    try:
+        data = base64.b64decode(coded.encode("ascii"), validate=True)
+    except (UnicodeEncodeError, binascii.Error):
+        raise given.wrong("data", "must be base64 without line ends: encode the bytes of a WAV file") from None
+    given.ignore_rest()
+    fields.ignore_rest()
+    check_wav(data, place)
+    return Recording(data, place)
+
+
+def check_wav(data: bytes, place: str) -> None:
+    """Raise RequestError for what is no WAV file."""
+    if not is_wav(data):
+        kind = next((name for magic, name in MAGICS if data.startswith(magic)), None)
+        seems = "is empty" if not data else f"is {kind}" if kind else "is no WAV file"
+        raise RequestError(f"{place} {seems}: {CONVERT}", param=place, code="invalid_audio")

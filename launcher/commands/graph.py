@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `graph`: a model of several stages as a diagram."""
+
+import click
+
+from pontil.launcher.config.graph_choice import graph_of
+from pontil.launcher.errors import OptionError
+from pontil.runtime.graph.catalog import GRAPHS
+from pontil.runtime.graph.mermaid import mermaid
+
+
+@click.command(short_help="Show the stages of a model of several as a diagram.")
+@click.option("--model", required=True, metavar="NAME|PATH", help="A model of several stages, as `launch` takes it.")
+def graph(model: str) -> None:
+    """Print the stages of a model, their walks and the streams between them in Mermaid, which code hosts and editors
+    draw: https://mermaid.js.org."""
+    found = graph_of(model)
+    if found is None:
+        raise OptionError(
+            f"{model} is no model of several stages: there are {', '.join(GRAPHS)}, or a directory of one."
+        )
+    click.echo(mermaid(found.graph), nl=False)

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stage of a worker that generates: it connects the engine's sequences with the streams of their runs."""
+
+import time
+from collections.abc import Callable, Collection, Container, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+from pontil.runtime.engine.engine import Output
+from pontil.runtime.engine.sequence import FinishReason
+from pontil.runtime.errors import MalformedFrame, RequestError
+from pontil.runtime.graph.catalog import GraphModel, GraphNode
+from pontil.runtime.graph.part import GraphPart, graph_part
+from pontil.runtime.graph.stream_buffer import StreamBuffer
+from pontil.runtime.wire.messages import Message, PassDone, Starved, Submit, Tokens
+from pontil.runtime.worker.assembly import WorkerResources
+from pontil.runtime.worker.proxy_link import ProxyLink
+from pontil.runtime.worker.stages.edge_writer import EdgeWriter
+from pontil.runtime.worker.stages.frame_stream import FrameStream
+from pontil.runtime.worker.stages.state_stream import StateStream, units_of
+from pontil.runtime.worker.stages.stream_rows import StreamRows
+from pontil.runtime.worker.stages.talker import RowBuilder
+from pontil.runtime.worker.stages.text_stream import TextStream
+from pontil.runtime.worker.stream_ports import StreamPorts
+from pontil.runtime.worker.worker_request import WorkerRequest, make_request
+
+ENDED = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class IdStream(Protocol):
+    """A stream that is made of a sequence's ids."""
+
+    writer: EdgeWriter
+
+    @property
+    def is_full(self) -> bool: ...
+
+    def take(self, index: int, ids: list[int], frames: list[list[int]] = ...) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+@dataclass(slots=True)
+class StageRequest:
+    """A request of a run: what flows into its sequence and out of it."""
+
+    request: WorkerRequest
+    part: GraphPart
+    states: StateStream | None = None
+    ids: IdStream | None = None
+    rows: StreamRows | None = None
+    is_done: bool = False
+
+    @property
+    def writers(self) -> list[EdgeWriter]:
+        return [one.writer for one in (self.states, self.ids) if one is not None]
+
+
+class StageSide:
+    """The requests of runs on this worker, by their keys."""
+
+    def __init__(
+        self, incarnation: str, model: GraphModel, node: GraphNode, machine: WorkerResources, ports: StreamPorts,
+        link: ProxyLink,
+    ) -> None:  # fmt: skip
+        self.incarnation, self.model, self.node = incarnation, model, node
+        self.machine, self.ports, self.link = machine, ports, link
+        self.open: dict[str, StageRequest] = {}
+        self.builders: dict[str, Callable[[], RowBuilder]] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no run needs this worker: no request is open, and no item is kept."""
+        return not self.open and self.ports.is_idle
+
+    def make_request(self, submit: Submit) -> WorkerRequest:
+        """Build a request. The prompt of a stage that another drives is as long as the rows that it will get. Raises
+        RequestError."""
+        if submit.graph is None or self.machine.talker is None:
+            return make_request(submit, self.machine)
+        try:
+            make_rows = partial(self.machine.talker.rows, submit.prompt, graph_part(submit.graph).options)
+            rows = make_rows().prompt_rows
+        except MalformedFrame as error:
+            raise RequestError(str(error)) from None
+        sampling = {**submit.sampling, **self.machine.talker.sampling(submit.sampling)}
+        # Speech takes as many steps as the context has room for.
+        room = self.machine.config.max_model_len - rows
+        sampling["max_tokens"] = min(submit.sampling.get("max_tokens", 0), room)
+        if room < 1 or not all(map(self.machine.talker.is_frame, submit.frames)):
+            raise RequestError("the prompt is too long to be answered in speech, or the frames are not of this model")
+        request = make_request(replace(submit, prompt=[0] * rows, sampling=sampling), self.machine)
+        self.builders[request.key] = make_rows
+        return request
+
+    def begin(self, request: WorkerRequest, now: float) -> bool:
+        """Open the streams of a request that has just been made from its Submit. Return whether it is to be computed:
+        one whose answer is only to be streamed again is not."""
+        if request.submit.graph is None:
+            return True
+        part = graph_part(request.submit.graph)
+        stage = self.open[request.key] = StageRequest(request, part)
+        # A prefix that another request left has no states, and rows of embeddings have no ids to be found by.
+        request.sequence.salt = request.key
+        for edge in part.outputs:
+            self.open_output(stage, edge)
+        for edge in part.inputs:
+            self.open_input(stage, edge, now)
+        if stage.ids is not None and request.submit.delivered and not request.hands_over:
+            stage.ids.take(0, request.submit.delivered[0], request.submit.frames)
+        if not part.answer or stage.states is not None:
+            return True
+        self.repeat(stage)
+        return False
+
+    def open_output(self, stage: StageRequest, edge: str) -> None:
+        request, sequence, part = stage.request, stage.request.sequence, stage.part
+        connection = self.model.connection(edge)
+        of_states = connection.edge == "states"
+        prompt = len(sequence.prompt) if part.positions is None else part.positions
+        first = units_of(prompt) if of_states and is_receiver(request) else 0
+        stream = self.ports.open_output(
+            request.request_id, request.attempt, part, edge, first, window=connection.capacity
+        )
+        writer = EdgeWriter(self.model, edge, stream)
+        if of_states:
+            layers = self.machine.state_layers
+            assert layers is not None, "a model without states feeds no stage"
+            stage.states = sequence.states = StateStream(writer, prompt, layers)
+            return
+        if connection.edge == "codes":
+            walk = self.model.graph.partition(self.node.name).walks[-1].name
+            stage.ids = FrameStream(writer, walk, sequence.stop_token_ids)
+        else:
+            stage.ids = TextStream(writer, self.machine.tokenizer, sequence.params, sequence.stop_token_ids)
+        if not request.hands_over:
+            sequence.outflow = stage.ids
+
+    def open_input(self, stage: StageRequest, edge: str, now: float) -> None:
+        """Open the edge that gives the rows of a sequence. A worker of a split stage takes only the items of its own
+        walks, as long as it does only its part (E4)."""
+        request, part = stage.request, stage.part
+        connection, last = self.model.connection(edge), self.model.graph.partition(self.node.name).last_walk
+
+        def open_input(hosted: Collection[str] | None) -> StreamBuffer:
+            buffer = StreamBuffer(connection, last, hosted)
+            walks = replace(part, walks=tuple(hosted or ()))
+            self.ports.open_input(
+                request.request_id, request.attempt, walks, edge, buffer, time.monotonic(),
+                awaits_handoff=receives and hosted is not None,
+            )  # fmt: skip
+            return buffer
+
+        receives = is_receiver(request)
+        make_builder = self.builders.pop(request.key)
+        stage.rows = request.sequence.inputs = StreamRows(
+            make_builder, open_input, request.submit.frames, part.walks or None, receives
+        )
+
+    def repeat(self, stage: StageRequest) -> None:
+        """Stream an answer that is known once more, for a consumer that lost its producer."""
+        assert stage.ids is not None
+        request = stage.request
+        stage.ids.take(0, list(stage.part.answer), request.submit.frames)
+        stage.ids.finish()
+        self.tell(stage, done=True)
+        self.link.send(
+            Tokens(
+                self.incarnation, request.proxy, request.request_id, request.attempt, 0, [], finish_reason="length",
+                generated_tokens=0, prompt_tokens=len(request.sequence.prompt), cached_tokens=0, computed_tokens=0,
+            )
+        )  # fmt: skip
+
+    def take(self, message: Message, now: float) -> bool:
+        """Handle a message about streams; return whether it was one."""
+        return self.ports.take(message, now)
+
+    @property
+    def seats(self) -> int | None:
+        """The number of runs whose items can all be kept here; None: without limit."""
+        longest, layers = self.machine.config.max_model_len, self.machine.state_layers
+        if layers is None or not self.model.graph.outgoing(self.node.name):
+            return None
+        return max(1, self.ports.seats_for(2 * 4 * self.machine.config.hidden_size, longest))
+
+    def after(self, outputs: Iterable[Output], now: float) -> None:
+        """Stream what a step has accepted, and end the streams of sequences that have ended."""
+        for output in outputs:
+            stage = self.open.get(output.sequence.id)
+            if stage is None:
+                continue
+            if stage.ids is not None and not stage.request.hands_over:
+                stage.ids.take(output.index, output.ids, output.frames)
+            if output.finish in ENDED:
+                self.finish(stage, output)
+            elif output.finish is FinishReason.HANDED_OVER:
+                # The worker that goes on makes the states after the prompt, and all items of ids.
+                for writer in stage.writers:
+                    writer.stream.hand_over(writer.next_index)
+                self.tell(stage, done=False)
+        for stage in self.open.values():
+            if stage.rows is not None:
+                stage.rows.record(stage.request.sequence.computed)
+        self.ports.send(now)
+
+    def finish(self, stage: StageRequest, output: Output) -> None:
+        if stage.ids is not None:
+            stage.ids.take(output.index, output.ids, output.frames)
+            stage.ids.finish()
+        if stage.states is not None:
+            stage.states.finish()
+        stage.is_done = True
+        self.tell(stage, done=True)
+
+    def tell(self, stage: StageRequest, *, done: bool) -> None:
+        """Report to the proxy how far the stage is (E5)."""
+        request = stage.request
+        walk = self.model.graph.partition(self.node.name).walks[-1 if done else 0].name
+        self.link.send(
+            PassDone(
+                self.incarnation, request.proxy, request.request_id, request.attempt, self.node.name, walk,
+                produced={one.edge: one.next_index for one in stage.writers},
+                token_counts={one.edge: one.counted for one in stage.writers},
+                next_index={} if stage.rows is None else {stage.rows.buffer.label: stage.rows.buffer.next_index},
+                walks={name: walk for one in stage.writers for name, walk in one.producer.tracked.items()},
+                done=done,
+            )
+        )  # fmt: skip
+
+    def keep_only(self, keys: Container[str], now: float) -> None:
+        """End the streams into requests that have ended in any way. Their items are kept until the run's Release."""
+        for key in [key for key in self.open if key not in keys]:
+            stage = self.open.pop(key)
+            self.ports.close(stage.request.request_id, stage.request.attempt, stage.is_done, now)
+
+    def end(self) -> None:
+        """Close all sockets: the worker stops."""
+        self.ports.close_all()
+
+    def orphan(self) -> None:
+        """Let go of everything: the proxy is gone."""
+        self.open.clear()
+        self.ports.release_all()
+
+    def tick(self, now: float) -> list[tuple[str, str]]:
+        """Move the streams. Return the keys of requests whose streams contradict themselves, with the reasons."""
+        self.ports.poll(now)
+        for lost in self.ports.starved:
+            stage = next((one for one in self.open.values() if is_of(one.request, lost.request_id, lost.attempt)), None)
+            if stage is not None:
+                address = self.incarnation, stage.request.proxy, lost.request_id, lost.attempt
+                self.link.send(Starved(*address, lost.edge, lost.next_index, lost.lost))
+        self.ports.starved.clear()
+        broken = [
+            (key, reason)
+            for request_id, attempt, reason in self.ports.failed
+            for key, stage in self.open.items()
+            if is_of(stage.request, request_id, attempt)
+        ]
+        self.ports.failed.clear()
+        return broken
+
+
+def is_of(request: WorkerRequest, request_id: str, attempt: int) -> bool:
+    return (request.request_id, request.attempt) == (request_id, attempt)
+
+
+def is_receiver(request: WorkerRequest) -> bool:
+    """Return whether the prompt's KV comes from another worker."""
+    return request.submit.phase == "decode" and request.submit.transfer_id is not None

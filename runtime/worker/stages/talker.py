@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stage that speaks: the rows that drive it, the settings of its sampling, and the maker of its frames."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from pontil.runtime.engine.streamed import FrameMaker
+
+
+class RowBuilder(Protocol):
+    """Makes the rows of one run, each float32 [hidden_size], of the states of another stage's positions: the embedding
+    of a position and its hidden state. They arrive in order of positions, from the first one of its prompt on."""
+
+    @property
+    def prompt_rows(self) -> int:
+        """The number of rows of the prompt, which follows from the other stage's prompt alone."""
+
+    @property
+    def begins_in_prompt(self) -> bool:
+        """True if the other stage's prompt has the beginning of the text, so that steps need states of it."""
+
+    def push(self, states: Tensor) -> None:
+        """Take the states of the next positions, float32 [positions, 2, the other stage's hidden size]."""
+
+    def end(self) -> None:
+        """Note that no more states come."""
+
+    def resume(self, next_index: int) -> None:
+        """Begin behind a prompt that is made elsewhere, of the items before `next_index`."""
+
+    def take_prompt(self) -> list[Tensor]:
+        """Return the rows of the prompt that are complete and were not returned before, in order."""
+
+    def step(self, number: int, frame: Sequence[int]) -> Tensor | None:
+        """Return the row that follows frame number `number`; None while the state that it needs has not arrived."""
+
+
+class TalkerStage(Protocol):
+    """The parts of a stage that speaks, besides its decoder."""
+
+    @property
+    def maker(self) -> FrameMaker: ...
+
+    def rows(self, prompt: Sequence[int], options: Mapping[str, Any]) -> RowBuilder:
+        """Begin the rows of a run with this prompt of the first stage. Raises RequestError, or MalformedFrame."""
+
+    def is_frame(self, codes: Sequence[int]) -> bool:
+        """Return whether codes that came with a message can be a frame."""
+
+    def sampling(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of sampling that the stage needs, as they replace those asked for."""

@@ -1,0 +1,380 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sound over scripted workers, through OpenAI's client: spoken answers whole and streamed, recordings, speech and
+transcription; and each thing that a model cannot."""
+
+import base64
+import io
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from api_table import speech_table, transcription_table
+from jsonschema import validate
+from scripted_site import MODEL, HttpAnswer, ScriptedSite, site
+from scripted_worker import DEADLINE, ScriptedWorker, eventually, output
+
+from pontil.http.response.reply_schema import CHAT, CHAT_CHUNK, MODELS, TRANSCRIBED
+from pontil.runtime.foundation.wav_header import HEADER_BYTES, UNKNOWN, wav_header
+from pontil.runtime.tokenizer.tokenizer import Tokenizer
+from pontil.runtime.wire.messages import Failed, Message, NodeTask
+
+RATE = 24000
+# Pieces whose lengths are no multiples of three bytes.
+PIECES = (bytes(range(10)) * 7, b"\1\2" * 500, b"\3\4")
+SOUND = b"".join(PIECES)
+SAID = "Hello 😀 world"
+RECORDING = wav_header(16000, 4) + b"\0\0\1\1"
+
+
+def speaks(worker: ScriptedWorker, task: NodeTask) -> Iterator[Message]:
+    """Make the same sound of everything."""
+    for index, piece in enumerate(PIECES):
+        yield output(worker, task, index, "audio", piece, sample_rate=RATE)
+    yield output(worker, task, len(PIECES), "audio", b"", final=True, sample_rate=RATE)
+
+
+def hears(worker: ScriptedWorker, task: NodeTask) -> Iterator[Message]:
+    """Recognise the size of a recording."""
+    yield output(worker, task, 0, "text", f"I said {len(task.data or b'')} bytes".encode(), final=True)
+
+
+def node(made: ScriptedSite, name: str, computer: Any) -> ScriptedWorker:
+    return made.worker(
+        f"{name}:0", role="node", node=name, computer=computer, model=name, model_fingerprint=name, kv_fingerprint=""
+    )
+
+
+def demo(made: ScriptedSite, speaker: Any = speaks) -> tuple[ScriptedWorker, ScriptedWorker, ScriptedWorker]:
+    """Start the three stages of the speech pipeline."""
+    llm = made.worker("mixed:0", text=SAID, node="llm")
+    return llm, node(made, "recognizer", hears), node(made, "speaker", speaker)
+
+
+@pytest.fixture(scope="module")
+def sounds(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Iterator[ScriptedSite]:
+    with site(tmp_path_factory.mktemp("sounds"), tokenizer, graph="speech-demo") as made:
+        made.stages = demo(made)  # type: ignore[attr-defined]
+        yield made
+
+
+@pytest.fixture
+def broken(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[ScriptedSite]:
+    """A site without workers, which makes one attempt."""
+    with site(tmp_path, tokenizer, graph="speech-demo", max_attempts=1, worker_ttl=0.5) as made:
+        yield made
+
+
+def client_of(made: ScriptedSite) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{made.port}/v1", api_key="x", max_retries=0, timeout=DEADLINE)
+
+
+def spoken(made: ScriptedSite, **fields: Any) -> HttpAnswer:
+    return made.chat(**({"modalities": ["text", "audio"]} | fields))
+
+
+def frames_of(data: bytes) -> tuple[int, bytes]:
+    with wave.open(io.BytesIO(data)) as file:
+        assert (file.getnchannels(), file.getsampwidth()) == (1, 2)
+        return file.getframerate(), file.readframes(len(data))
+
+
+def test_an_answer_has_its_sound_and_its_text(sounds: ScriptedSite) -> None:
+    answer = spoken(sounds, audio={"voice": "alloy", "format": "wav"})
+    assert answer.status == 200, answer.body
+    validate(answer.json, CHAT)
+    made = client_of(sounds).chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "hi"}], modalities=["text", "audio"],
+        audio={"voice": "alloy", "format": "wav"},
+    )  # fmt: skip
+    message = made.choices[0].message
+    assert message.content is None and message.audio is not None and message.audio.transcript == SAID
+    assert message.audio.expires_at == made.created and message.audio.id.startswith("audio_")
+    assert frames_of(base64.b64decode(message.audio.data)) == (RATE, SOUND)
+    assert answer.headers["x-pontil-ignored"] == "audio.voice" and made.choices[0].finish_reason == "stop"
+    plain = sounds.chat().json
+    assert made.usage is not None and made.usage.completion_tokens == plain["usage"]["completion_tokens"]
+    details = made.usage.completion_tokens_details
+    # The speaker makes no tokens.
+    assert details is not None and (details.audio_tokens, details.text_tokens) == (0, made.usage.completion_tokens)
+    assert "text_tokens" not in plain["usage"]["completion_tokens_details"] and "audio" not in plain["choices"][0]
+
+
+def test_bare_samples_are_what_was_made(sounds: ScriptedSite) -> None:
+    audio = spoken(sounds, audio={"format": "pcm16"}).json["choices"][0]["message"]["audio"]
+    assert base64.b64decode(audio["data"]) == SOUND
+
+
+@pytest.mark.parametrize("form", ["pcm16", "wav"])
+def test_a_stream_has_both_and_ends_after_the_sound(sounds: ScriptedSite, form: str) -> None:
+    chunks = list(client_of(sounds).chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "hi"}], modalities=["text", "audio"], stream=True,
+        audio={"voice": "alloy", "format": form}, stream_options={"include_usage": True},  # type: ignore[typeddict-item]
+    ))  # fmt: skip
+    choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    parts = [choice.delta.audio for choice in choices if choice.delta.audio is not None]
+    assert parts[0].id is not None and all(choice.delta.content is None for choice in choices)
+    assert "".join(part.transcript or "" for part in parts) == SAID
+    pieces = [part.data for part in parts if part.data]
+    sound = b"".join(map(base64.b64decode, pieces))
+    assert sound == base64.b64decode("".join(pieces)), "pieces can be decoded one by one or joined"
+    head = wav_header(RATE) if form == "wav" else b""
+    assert sound == head + SOUND
+    assert [choice.finish_reason for choice in choices[-2:]] == [None, "stop"]
+    assert parts[-1].expires_at is not None and choices[-1].delta.audio is None
+    assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens_details is not None
+    events = spoken(sounds, stream=True, logprobs=True, return_token_ids=True).events
+    assert events[-1] == "[DONE]" and not [validate(one, CHAT_CHUNK) for one in events[:-1] if one is None]
+    for one in events[:-1]:
+        validate(one, CHAT_CHUNK)
+
+
+def test_an_answer_with_tools_or_a_schema_is_spoken_as_it_is(sounds: ScriptedSite) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}, "strict": False}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+    for fields in ({"response_format": schema}, {"tools": tools}, {"functions": [tools[0]["function"]]}):
+        answer = spoken(sounds, **fields)
+        assert answer.status == 200, answer.body
+        message = answer.json["choices"][0]["message"]
+        assert message["audio"]["transcript"] == SAID and base64.b64decode(message["audio"]["data"])[44:] == SOUND
+        assert spoken(sounds, stream=True, **fields).events[-1] == "[DONE]"
+
+
+def test_a_recording_becomes_the_text_of_its_place(sounds: ScriptedSite) -> None:
+    llm, recognizer, _ = sounds.stages  # type: ignore[attr-defined]
+    while not llm.submits.empty():
+        llm.submits.get()
+    part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(RECORDING).decode(), "format": "wav"}}
+    heard = f"I said {len(RECORDING)} bytes"
+    made = client_of(sounds).chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": [{"type": "text", "text": "A: "}, part]}],  # type: ignore[list-item, misc]
+    )  # fmt: skip
+    sent = llm.submits.get(timeout=DEADLINE).prompt
+    assert made.choices[0].message.content == SAID and recognizer.tasks.get(timeout=DEADLINE).data == RECORDING
+    sounds.chat(f"A: {heard}")
+    assert llm.submits.get(timeout=DEADLINE).prompt == sent
+    # Both ways at once: the question and the answer are sound.
+    assert frames_of(base64.b64decode(spoken(sounds, content=[part]).json["choices"][0]["message"]["audio"]["data"]))
+
+
+def test_only_chats_take_recordings(sounds: ScriptedSite) -> None:
+    part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(RECORDING).decode(), "format": "wav"}}
+    body = {"messages": [{"role": "user", "content": [part]}]}
+    for path in ("/tokenize", "/v1/chat/completions/render"):
+        answer = sounds.ask("POST", path, body)
+        assert answer.status == 400 and "only /v1/chat/completions takes" in answer.json["error"]["message"]
+    batch = sounds.ask("POST", "/v1/chat/completions/batch", {"messages": [body["messages"]]})
+    assert batch.status == 400, batch.body
+    batch = sounds.ask(
+        "POST",
+        "/v1/chat/completions/batch",
+        {"messages": [[{"role": "user", "content": "a"}]], "modalities": ["audio"]},
+    )
+    assert (batch.status, batch.json["error"]["param"]) == (400, "modalities")
+
+
+def test_a_text_is_spoken(sounds: ScriptedSite) -> None:
+    speaker: ScriptedWorker = sounds.stages[2]  # type: ignore[attr-defined]
+    while not speaker.tasks.empty():
+        speaker.tasks.get()
+    speech = client_of(sounds).audio.speech
+    made = speech.create(model=MODEL, voice="alloy", input="Good day 😀", response_format="wav")
+    assert frames_of(made.content) == (RATE, SOUND) and made.response.headers["content-type"] == "audio/wav"
+    assert made.response.headers["x-pontil-route"] == "speaker:0"
+    assert speaker.tasks.get(timeout=DEADLINE).data == "Good day 😀".encode()
+    assert speech.create(model=MODEL, voice="x", input="a", response_format="pcm").content == SOUND
+    for form, head in (("wav", wav_header(RATE)), ("pcm", b"")):
+        answer = sounds.ask("POST", "/v1/audio/speech", {"input": "a", "stream": True, "response_format": form})
+        assert answer.body == head + SOUND and answer.headers["transfer-encoding"] == "chunked"
+        assert answer.headers["x-pontil-sample-rate"] == str(RATE)
+    with speech.with_streaming_response.create(model=MODEL, voice="x", input="a", response_format="pcm") as streamed:
+        assert b"".join(streamed.iter_bytes()) == SOUND
+
+
+def test_a_recording_is_transcribed(sounds: ScriptedSite) -> None:
+    transcriptions = client_of(sounds).audio.transcriptions
+    heard = f"I said {len(RECORDING)} bytes"
+    made = transcriptions.create(model=MODEL, file=("a.wav", RECORDING), language="en")
+    assert made.text == heard
+    assert transcriptions.create(model=MODEL, file=("a.wav", RECORDING), response_format="text").strip() == heard
+    answer = form(sounds, file=RECORDING, response_format="json", temperature="0.5")
+    assert answer.status == 200 and answer.headers["x-pontil-ignored"] == "temperature"
+    validate(answer.json, TRANSCRIBED)
+
+
+def form(made: ScriptedSite, headers: dict[str, str] | None = None, **parts: str | bytes) -> HttpAnswer:
+    body = b""
+    for name, value in parts.items():
+        file = '; filename="x.wav"' if isinstance(value, bytes) else ""
+        data = value if isinstance(value, bytes) else value.encode()
+        body += f'--b0\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'.encode() + data + b"\r\n"
+    kind = {"content-type": "multipart/form-data; boundary=b0"}
+    return made.ask("POST", "/v1/audio/transcriptions", body + b"--b0--\r\n", kind | (headers or {}))
+
+
+def test_models_say_what_they_take_and_give(sounds: ScriptedSite, pair: ScriptedSite) -> None:
+    told = sounds.ask("GET", "/v1/models").json
+    validate(told, MODELS)
+    assert told["data"][0]["input_modalities"] == told["data"][0]["output_modalities"] == ["text", "audio"]
+    assert "input_modalities" not in pair.ask("GET", "/v1/models").json["data"][0]
+
+
+PART = {"type": "input_audio", "input_audio": {"data": "UklGRgAAAABXQVZF", "format": "wav"}}
+
+
+def content(**changes: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [PART | {"input_audio": PART["input_audio"] | changes}]}]}  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"modalities": ["video"]}, "modalities", "must be a list of text and audio"),
+        ({"modalities": []}, "modalities", "must name one or both"),
+        ({"modalities": ["text"] * 3}, "modalities", "must name one or both"),
+        ({"modalities": "audio"}, "modalities", "must be a list"),
+        ({"modalities": [{}]}, "modalities", "must be a list"),
+        ({"modalities": ["audio"], "audio": {"format": "mp3"}}, "audio.format", "must be one of wav, pcm16"),
+        ({"modalities": ["audio"], "audio": {"voice": ""}}, "audio.voice", "must have 1 to 64 characters"),
+        ({"modalities": ["audio"], "audio": 3}, "audio", "must be an object"),
+        ({"modalities": ["audio"], "n": 2}, "n", "one choice"),
+        (content(format="mp3"), "messages[0].content[0].input_audio.format", '"wav", the only format that is read'),
+        (content(data="a"), "messages[0].content[0].input_audio.data", "must be base64"),
+        (content(data="UklGRg==\n"), "messages[0].content[0].input_audio.data", "must be base64"),
+        (content(data="é"), "messages[0].content[0].input_audio.data", "must be base64"),
+        (content(data=""), "messages[0].content[0].input_audio.data", "is empty"),
+        (content(data="SUQzBAAA"), "messages[0].content[0].input_audio.data", "is MP3: convert it to WAV first"),
+        (content(data="AAAA"), "messages[0].content[0].input_audio.data", "is no WAV file"),
+        ({"messages": [{"role": "system", "content": [PART]}]}, "messages[0].content[0].type", "messages of the user"),
+        ({"messages": [{"role": "user", "content": [PART] * 17}]}, "messages[0].content", "at most 16 may be"),
+        ({"messages": [{"role": "user", "content": [PART] * 9}] * 2}, "messages", "18 recordings: at most 16"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type", '"text"'),
+        (
+            {"messages": [{"role": "assistant", "content": "a", "audio": {"id": "audio_1"}}]},
+            "messages[0].audio", "send its transcript as content",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_chat_may_not_ask_is_refused(
+    sounds: ScriptedSite, fields: dict[str, Any], param: str, says: str
+) -> None:
+    answer = sounds.chat(**fields)
+    assert answer.status == 400, answer.body
+    assert answer.json["error"]["param"] == param and says in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "input"), ({"input": " "}, "input"), ({"input": "a" * 40000}, "input"), ({"input": 3}, "input"),
+        ({"input": "a", "response_format": "mp3"}, "response_format"), ({"input": "a", "speed": 2}, "speed"),
+        ({"input": "a", "stream_format": "sse"}, "stream_format"), ({"input": "a", "voice": {"id": "v"}}, "voice"),
+    ],
+)  # fmt: skip
+def test_what_speech_may_not_ask_is_refused(sounds: ScriptedSite, fields: dict[str, Any], param: str) -> None:
+    answer = sounds.ask("POST", "/v1/audio/speech", fields)
+    assert (answer.status, answer.json["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("parts", "status", "says"),
+    [
+        ({}, 400, "file is missing"),
+        ({"file": "text"}, 400, "give its part a filename"),
+        ({"file": b"ID3"}, 400, "file is MP3"),
+        ({"file": b""}, 400, "file is empty"),
+        ({"file": RECORDING, "response_format": "srt"}, 400, "response_format must be one of json, text"),
+        ({"file": RECORDING, "stream": "true"}, 400, "stream is not supported"),
+        ({"file": RECORDING, "model": "nobody"}, 404, "there is no model"),
+        ({"file": RECORDING, "headers": {"origin": "https://a.example"}}, 415, "forms from pages are not taken"),
+        ({"file": RECORDING, "headers": {"content-type": "application/json"}}, 415, "send multipart/form-data"),
+        ({"file": RECORDING, "headers": {"content-encoding": "gzip"}}, 415, "send it plain"),
+        (
+            {"file": RECORDING, "headers": {"content-type": "multipart/form-data; boundary=b1"}},
+            400,
+            "no whole multipart",
+        ),
+    ],
+)
+def test_what_transcriptions_may_not_ask_is_refused(
+    sounds: ScriptedSite, parts: dict[str, Any], status: int, says: str
+) -> None:
+    answer = form(sounds, **parts)
+    assert answer.status == status and says in answer.json["error"]["message"], answer.body
+
+
+def test_a_model_of_text_refuses_sound_by_name(pair: ScriptedSite) -> None:
+    asked = {
+        "modalities": pair.chat(modalities=["text", "audio"]),
+        "input": pair.ask("POST", "/v1/audio/speech", {"input": "a"}),
+        "messages[0].content[0].input_audio.data": pair.chat(**content()), "file": form(pair, file=RECORDING),
+    }  # fmt: skip
+    for param, answer in asked.items():
+        assert answer.status == 400 and answer.json["error"]["param"] == param, answer.body
+        assert answer.json["error"]["code"] == "unsupported_parameter"
+        assert "'tiny'" in answer.json["error"]["message"] and "speech-demo" in answer.json["error"]["message"]
+    assert pair.chat(modalities=["text"], audio={"voice": "a", "format": "wav"}).headers["x-pontil-ignored"] == "audio"
+
+
+def test_a_model_whose_sound_needs_an_answer_speaks_no_given_text(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    with site(tmp_path, tokenizer, graph="qwen3-omni") as made:
+        refused = made.ask("POST", "/v1/audio/speech", {"input": "a"})
+        assert refused.status == 400 and "speaks its own answers and no given text" in refused.json["error"]["message"]
+        voice = made.chat(modalities=["audio"], audio={"voice": "alloy"})
+        assert voice.status == 400 and "ethan, chelsie, aiden: choose one" in voice.json["error"]["message"]
+        # All stages are missing: a chat in sound waits for none of them.
+        assert made.chat(modalities=["audio"], audio={"voice": "Ethan"}).status == 503
+        assert made.ask("GET", "/v1/models").json["data"][0]["voices"] == ["ethan", "chelsie", "aiden"]
+
+
+def test_a_sound_that_breaks_is_no_whole_one(broken: ScriptedSite) -> None:
+    def half(worker: ScriptedWorker, task: NodeTask) -> Iterator[Message]:
+        yield output(worker, task, 0, "audio", b"\1\2" * 50, sample_rate=RATE)
+        yield Failed(worker.incarnation, worker.proxy, task.request_id, task.attempt, "out of breath")
+
+    demo(broken, half)
+    whole = broken.ask("POST", "/v1/audio/speech", {"input": "a"})
+    assert whole.status == 503 and whole.headers["content-type"] == "application/json"
+    assert spoken(broken).status == 503
+    events = spoken(broken, stream=True).events
+    assert "error" in events[-1] and "[DONE]" not in events
+    with (
+        pytest.raises(openai.APIConnectionError),
+        client_of(broken).audio.speech.with_streaming_response.create(
+            model=MODEL, voice="x", input="a", response_format="pcm", extra_body={"stream": True}
+        ) as streamed,
+    ):
+        try:
+            list(streamed.iter_bytes())
+        except Exception as error:
+            raise openai.APIConnectionError(message=str(error), request=None) from error  # type: ignore[arg-type]
+    eventually(lambda: not broken.proxy.requests, "the end of all stages")
+
+
+def test_much_sound_is_sent_in_pieces(broken: ScriptedSite) -> None:
+    long = bytes(5_000_000)
+
+    def loud(worker: ScriptedWorker, task: NodeTask) -> Iterator[Message]:
+        yield output(worker, task, 0, "audio", long[:2_500_000], sample_rate=RATE)
+        yield output(worker, task, 1, "audio", long[2_500_000:], sample_rate=RATE)
+        yield output(worker, task, 2, "audio", b"", final=True, sample_rate=RATE)
+
+    broken.worker("mixed:0", text="a" * 200, node="llm")
+    node(broken, "speaker", loud)
+    answer = spoken(broken)
+    assert base64.b64decode(answer.json["choices"][0]["message"]["audio"]["data"])[HEADER_BYTES:] == long
+    said = [one["choices"][0]["delta"].get("audio", {}) for one in spoken(broken, stream=True).events[:-1]]
+    pieces = [base64.b64decode(one["data"]) for one in said if "data" in one]
+    assert b"".join(pieces) == long and max(map(len, pieces)) < (1 << 20) + HEADER_BYTES
+
+
+def test_the_parameters_are_those_of_the_guide() -> None:
+    guide = (Path(__file__).resolve().parents[2] / "docs/guide/audio.md").read_text()
+    for line in (*speech_table(), *transcription_table()):
+        assert line in guide, line
+
+
+def test_a_streams_head_states_no_length() -> None:
+    assert len(wav_header(8000)) == HEADER_BYTES and wav_header(8000)[-4:] == UNKNOWN.to_bytes(4, "little")
