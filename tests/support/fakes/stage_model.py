@@ -142,7 +142,7 @@ class StageJob:
     @property
     def items(self) -> list[Any]:
         """The items from the first one on without a gap."""
-        found = []
+        found = list[Any]()
         while len(found) in self.taken:
             found.append(self.taken[len(found)])
         return found

@@ -11,7 +11,7 @@ from typing import Any
 from stage_model import GRAPH, RATE, TALKER_END, Kept, StageJob, answer_of, sound_of
 
 from pontil.runtime.config import ProxyConfig
-from pontil.runtime.graph.part import graph_part
+from pontil.runtime.graph.part import GraphPart, graph_part
 from pontil.runtime.proxy.proxy import TICK, Proxy
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import (
@@ -115,9 +115,8 @@ class StageWorker:
     def take(self, message: Message) -> None:
         if isinstance(message, Submit | NodeTask):
             self.tasks.append(message)
-            none = {"run": "", "node": self.node, "secret": "", "outputs": [], "inputs": {}, "walks": [],
-                    "positions": None, "answer": [], "options": {}}  # fmt: skip
-            job = self.jobs[message.request_id] = StageJob(message, graph_part(message.graph or none))
+            part = GraphPart("", self.node, "") if message.graph is None else graph_part(message.graph)
+            job = self.jobs[message.request_id] = StageJob(message, part)
             job.steps = self.steps_of(job, message)
             job.producers = [peer for peers in job.part.inputs.values() for peer, _ in peers]
             for edge in job.part.outputs:
