@@ -209,11 +209,17 @@ class ConsumerStream:
             self.here.remove(self.base)
             self.base += 1
 
+    @property
+    def position(self) -> int:
+        """The index before which no item is needed: after a take-over, items that were consumed elsewhere are, until
+        they are here, as context."""
+        return min(self.base, self.buffer.next_index)
+
     def flush(self, now: float) -> None:
         """Send acknowledgements, and the position of the buffer if it has moved."""
         self.now = now
         self.advance()
-        position = self.buffer.next_index
+        position = self.position
         for peer, link in self.links.items():
             if link.lost is None and (link.to_ack or link.told not in (None, position)):
                 self.acknowledge(peer, link, position)
@@ -246,8 +252,8 @@ class ConsumerStream:
         self.port.post(peer, message)
         if link.told is not None:
             # The acknowledgement of the position may have been lost.
-            self.acknowledge(peer, link, self.buffer.next_index)
-        link.told = self.buffer.next_index
+            self.acknowledge(peer, link, self.position)
+        link.told = self.position
 
     def starved_of(self) -> list[ProducerLink]:
         """Return the lost producers that are to be reported: items from `base` on are missing, and no producer that
