@@ -110,7 +110,7 @@ class AnswerFrames:
         before = request.last_frame
         if not path.try_accept(row, now):
             return False
-        if not request.is_clients:
+        if request.trial or (request.stage is not None and not request.is_clients):
             self.metrics.delivered += 0 if request.trial else len(row) - HEAD
         else:
             self.unobserved.append((len(row) - HEAD, now - before))

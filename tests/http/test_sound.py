@@ -16,9 +16,7 @@ from jsonschema import validate
 from scripted_site import MODEL, HttpAnswer, ScriptedSite, site
 from scripted_worker import DEADLINE, ScriptedWorker, eventually, output
 
-from pontil.http.request.multipart import boundary_of, read_form
 from pontil.http.response.reply_schema import CHAT, CHAT_CHUNK, MODELS, TRANSCRIBED
-from pontil.runtime.errors import RequestError
 from pontil.runtime.foundation.wav_header import HEADER_BYTES, UNKNOWN, wav_header
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Failed, Message, NodeTask
@@ -309,7 +307,8 @@ def test_what_transcriptions_may_not_ask_is_refused(
 
 def test_a_model_of_text_refuses_sound_by_name(pair: ScriptedSite) -> None:
     asked = {
-        "modalities": pair.chat(modalities=["text", "audio"]), "input": pair.ask("POST", "/v1/audio/speech", {"input": "a"}),
+        "modalities": pair.chat(modalities=["text", "audio"]),
+        "input": pair.ask("POST", "/v1/audio/speech", {"input": "a"}),
         "messages[0].content[0].input_audio.data": pair.chat(**content()), "file": form(pair, file=RECORDING),
     }  # fmt: skip
     for param, answer in asked.items():
@@ -368,7 +367,7 @@ def test_much_sound_is_sent_in_pieces(broken: ScriptedSite) -> None:
     assert base64.b64decode(answer.json["choices"][0]["message"]["audio"]["data"])[HEADER_BYTES:] == long
     said = [one["choices"][0]["delta"].get("audio", {}) for one in spoken(broken, stream=True).events[:-1]]
     pieces = [base64.b64decode(one["data"]) for one in said if "data" in one]
-    assert b"".join(pieces) == long and max(map(len, pieces)) <= 1 << 20
+    assert b"".join(pieces) == long and max(map(len, pieces)) < (1 << 20) + HEADER_BYTES
 
 
 def test_the_parameters_are_those_of_the_guide() -> None:
@@ -379,15 +378,3 @@ def test_the_parameters_are_those_of_the_guide() -> None:
 
 def test_a_streams_head_states_no_length() -> None:
     assert len(wav_header(8000)) == HEADER_BYTES and wav_header(8000)[-4:] == UNKNOWN.to_bytes(4, "little")
-
-
-def test_a_form_is_read_as_it_was_written() -> None:
-    body = b'pre\r\n--x \r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n--x\r\nX: y\r\ncontent-disposition: ' \
-           b"form-data; name=f; filename=q\r\n\r\n\r\n--x\r\n\r\n--x--"  # fmt: skip
-    parts = read_form(body, b"x")
-    assert (parts["a"].text, parts["f"].text, parts["f"].data) == ("1", None, b"")
-    for wrong in (b"", b"--x", b"--x\r\n\r\n--x--", b"--xy\r\n", b"--x\r\nContent-Disposition: form-data\r\n\r\n1\r\n--x--",
-                  b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n1'):  # fmt: skip
-        with pytest.raises(RequestError, match="no whole multipart form"):
-            read_form(wrong, b"x")
-    assert boundary_of('multipart/form-data; boundary="a b"') == b"a b" and boundary_of("text/plain") is None

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from books import differing
-from stage_site import GRAPH, RATE, StageSite
+from stage_model import GRAPH, RATE
+from stage_site import StageSite
 
 from pontil.runtime.accounting.usage_file import open_to_read
 from pontil.runtime.accounting.usage_report import usage_sums

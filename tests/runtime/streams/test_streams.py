@@ -286,6 +286,40 @@ def test_a_consumer_that_takes_over_asks_for_what_it_needs() -> None:
     assert consumer.receiver.streams[RUN, EDGE].links["p"].lost == "a later attempt reads the edge"
 
 
+def test_a_producer_that_takes_over_knows_what_its_consumer_has_not_consumed() -> None:
+    """What has arrived is not sent again, and still counts for the window."""
+    world, producer, consumer = pair()
+    output, buffer = producer.output(window=8), a_buffer(capacity=8)
+    consumer.input(buffer, "p")
+    for index in range(6):
+        output.emit(index, "speak", item(index))
+    world.turn()
+    second = world.worker("q").output(attempt=2, window=8)
+    consumer.receiver.inputs(Inputs("px", "c", "r.code2wav", 1, EDGE, [["q", "ipc:///q"]]), world.now)
+    world.delivered.clear()
+    for index in range(8):
+        assert not second.is_full
+        second.emit(index, "speak", item(index))
+    world.turn()
+    sent = [one.index for one in world.delivered if isinstance(one, StreamItem)]
+    assert second.is_full and sent == [6, 7] and read(buffer) == list(range(8))
+
+
+def test_a_window_of_one_chunk_is_enough_for_any_context() -> None:
+    world, producer, consumer = pair()
+    output, buffer = producer.output(window=4), a_buffer(LeftContext(4, 3), capacity=4)
+    consumer.input(buffer, "p")
+    numbers, made = list[int](), 0
+    for _ in range(8):
+        while not output.is_full:
+            output.emit(made, "speak", item(made))
+            made += 1
+        world.turn()
+        numbers += read(buffer)
+        world.turn()
+    assert numbers == list(range(32))
+
+
 def test_a_silent_consumer_loses_its_blocks() -> None:
     world, producer, consumer = pair()
     producer.output().emit(0, "speak", item(0))
