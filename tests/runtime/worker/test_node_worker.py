@@ -165,24 +165,16 @@ def test_a_task_that_comes_twice_is_computed_once(site: NodeSite) -> None:
     assert heard(site.finish("a")) == SPOKEN
 
 
-def test_tasks_have_their_turn_between_pieces(site: NodeSite) -> None:
-    """The later one is over before the earlier, which has more to say; and each step is one clause."""
-    site.ask("a", data=b" ".join([TEXT] * 3))
-    site.ask("b", data=CLAUSES[0])
-    site.until(lambda: len(site.worker.tasks) == 2 or site.outputs("b"))
-    site.finish("b")
-    assert len(heard(site.outputs("a"))) < 5
-    assert len(heard(site.finish("a"))) == 9
-
-
-def test_the_more_urgent_task_goes_first(site: NodeSite) -> None:
-    site.ask("a", data=b" ".join([TEXT] * 3))
-    site.ask("b", data=TEXT, priority=-1)
-    site.until(lambda: len(site.worker.tasks) == 2)
-    before = len(site.outputs("a"))
-    site.finish("b")
-    assert len(site.outputs("a")) <= before + 1
-    site.finish("a")
+@pytest.mark.parametrize(("priority", "order"), [(0, "abababaaa"), (-1, "bbbaaaaaa"), (1, "aaaaaabbb")])
+def test_tasks_have_their_turn_between_pieces(site: NodeSite, priority: int, order: str) -> None:
+    """Each step is one clause; the most urgent task is first."""
+    steps = site.worker.step_reporter.steps
+    site.ask_at_once(
+        site.task("a", data=b" ".join([TEXT] * 2)), site.task("b", data=TEXT, priority=priority)
+    )  # fmt: skip
+    assert len(heard(site.finish("a"))) == 6 and len(heard(site.finish("b"))) == 3
+    assert "".join(one.request_id for one in site.proxy.told if one.data) == order
+    assert site.worker.step_reporter.steps - steps <= 11
 
 
 def test_another_worker_makes_the_items_after_the_first_is_gone(site: NodeSite) -> None:

@@ -42,9 +42,12 @@ class NodeProxy(ScriptedProxy):
         self.outputs: dict[tuple[str, int], list[NodeOutput]] = {}
         self.ends: dict[str, PassDone] = {}
         self.starved: list[Starved] = []
+        # Outputs in the order of their arrival.
+        self.told: list[NodeOutput] = []
 
     def hear(self, message: Message) -> None:
         if isinstance(message, NodeOutput):
+            self.told.append(message)
             self.outputs.setdefault((message.request_id, message.attempt), []).append(message)
         elif isinstance(message, PassDone):
             assert not any(one.final for one in self.outputs.get((message.request_id, message.attempt), ()))
@@ -128,10 +131,17 @@ class NodeSite:
         for _ in range(turns):
             self.turn()
 
-    def ask(self, name: str, attempt: int = 0, data: bytes | None = None, **fields: Any) -> None:
-        """Send a task that has all its data."""
-        fields = {"node": self.worker.config.node, "data": data, **fields}
-        assert self.proxy.server.send(NodeTask("proxy", self.worker.incarnation, name, attempt, **fields))
+    def task(self, name: str, attempt: int = 0, **fields: Any) -> NodeTask:
+        return NodeTask("proxy", self.worker.incarnation, name, attempt, **{"node": self.worker.config.node, **fields})
+
+    def ask(self, name: str, attempt: int = 0, **fields: Any) -> None:
+        """Send a task."""
+        assert self.proxy.server.send(self.task(name, attempt, **fields))
+
+    def ask_at_once(self, *tasks: NodeTask) -> None:
+        """Give the worker tasks in one turn."""
+        for task in tasks:
+            self.worker.hear(task, self.worker.now)
 
     def join(self, *makers: StreamMaker | Producer, run: str = RUN, attempt: int = 0, **fields: Any) -> str:
         """Send a task that reads a stream; return its name."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from node_site import NodeSite, opened
+from node_site import NodeSite, node_config, opened
 from numpy.typing import NDArray
 from omni_stages import sound
 from tiny_omni import GROUPS, omni_code2wav, write_tiny_omni
@@ -100,9 +100,7 @@ def test_loud_samples_are_cut_off_and_others_rounded() -> None:
 
 
 def test_a_worker_is_known_by_its_weights(code2wav: Code2Wav, folder: Path) -> None:
-    config = WorkerConfig(
-        "code2wav:0", "node", "cpu", (0,), str(folder), "m", "", "", graph="qwen3-omni", node="code2wav"
-    )
+    config = node_config(folder, "code2wav:0", model=str(folder), graph="qwen3-omni", node="code2wav")
     made = make_code2wav(config)
     assert made.identity and made.identity == make_code2wav(config).identity
     assert made.sample_rate == QWEN3_OMNI.sample_rate
