@@ -138,12 +138,15 @@ class SoundRoutes:
             self.held -= size
 
     async def recognised(self, recording: Recording, request: Request, priority: int = 0) -> str:
-        """Return the text of a recording."""
+        """Return the text of a recording. Errors of the stage that cannot read it name its place."""
         context = request.ctx
         node = self.hearing(recording.place)
-        return await self.proxy.runs.ask(
-            node, recording.data, {}, context.request_id, priority, context.caller
-        )  # fmt: skip
+        asked = self.proxy.runs.ask(node, recording.data, {}, context.request_id, priority, context.caller)
+        try:
+            return await asked
+        except RequestError as error:
+            says = f"{recording.place} cannot be read: {error}"
+            raise RequestError(says, status=error.status, param=recording.place, code=error.code) from None
 
     def submit(
         self, prompt: list[int], params: SamplingParams, salt: str, priority: int, wanted: AudioOutput,

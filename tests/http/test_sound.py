@@ -4,6 +4,7 @@ transcription; and each thing that a model cannot."""
 
 import base64
 import io
+import json
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -378,3 +379,30 @@ def test_the_parameters_are_those_of_the_guide() -> None:
 
 def test_a_streams_head_states_no_length() -> None:
     assert len(wav_header(8000)) == HEADER_BYTES and wav_header(8000)[-4:] == UNKNOWN.to_bytes(4, "little")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "modalities": ["text", "audio"]}),
+        ("/v1/audio/speech", {"input": "hi"}),
+    ],
+)
+def test_a_client_that_leaves_ends_every_stage(broken: ScriptedSite, path: str, fields: dict[str, Any]) -> None:  # E15
+    def endless(worker: ScriptedWorker, task: NodeTask) -> Iterator[Message]:
+        for index in range(1 << 20):
+            yield output(worker, task, index, "audio", b"\1\2" * 30, sample_rate=RATE)
+
+    broken.worker("mixed:0", text=SAID, node="llm")
+    speaker = broken.worker(
+        "speaker:0", role="node", node="speaker", computer=endless, pace=0.005, model="s", model_fingerprint="s",
+        kv_fingerprint="",
+    )  # fmt: skip
+    connection = broken.connect()
+    connection.request("POST", path, json.dumps(fields | {"stream": True}))
+    response = connection.getresponse()
+    assert response.status == 200 and response.read(100)
+    response.close()
+    connection.close()
+    assert speaker.cancels.get(timeout=DEADLINE).request_id
+    eventually(lambda: not broken.proxy.requests and not broken.proxy.conductor.runs, "the end of all stages")
