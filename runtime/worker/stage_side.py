@@ -222,7 +222,9 @@ class StageSide:
                 self.incarnation, request.proxy, request.request_id, request.attempt, self.node.name, walk,
                 produced={one.edge: one.next_index for one in stage.writers},
                 token_counts={one.edge: one.counted for one in stage.writers},
-                next_index={} if stage.rows is None else {stage.rows.buffer.label: stage.rows.buffer.next_index},
+                next_index={
+                    edge: stage.rows.buffer.next_index for edge in stage.part.inputs if stage.rows is not None
+                },
                 walks={name: walk for one in stage.writers for name, walk in one.producer.tracked.items()},
                 done=done,
             )

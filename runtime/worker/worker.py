@@ -90,16 +90,9 @@ class Worker:
             self.incarnation, machine, self.peers_in, self.connector, kv, self.pools, config.deadlines
         )
         self.decode = DecodeSide(
-            self.incarnation,
-            config.name,
-            machine,
-            self.connector,
-            self.pools,
-            kv,
-            self.context,
-            self.poller,
+            self.incarnation, config.name, machine, self.connector, self.pools, kv, self.context, self.poller,
             config.deadlines,
-        )
+        )  # fmt: skip
         self.stage = open_stage(
             config, self.incarnation, machine, self.link,
             lambda: StreamPorts(

@@ -19,7 +19,7 @@ from spoken import Spoken, speak
 from tiny_omni import OmniPair, write_tiny_omni
 
 TEXT = "the sea was calm"
-# What is asked of every placement: answers of 1, 2 and more tokens of text, greedy and drawn.
+# Asked of every placement: answers of 1, 2 and more tokens of text, greedy and drawn.
 ASKED: list[dict[str, Any]] = [
     *({"max_tokens": tokens, "temperature": 0} for tokens in (1, 2, 3, 9)),
     {"max_tokens": 6, "temperature": 0.8, "seed": 5, "audio": {"voice": "chelsie", "format": "pcm16"}},
