@@ -10,6 +10,7 @@ import rank_models
 import torch
 from architectures import SIZES, VOCAB, hugging_model
 from rank_processes import RankProcesses
+from tiny_omni import write_tiny_omni
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint
@@ -64,6 +65,24 @@ def test_torch_gives_the_bits_of_one_process(
     for answer in answers:
         assert isinstance(answer, tuple), answer
         assert torch.equal(answer[0], logits) and answer[1] == highest
+
+
+@pytest.mark.parametrize("talker", [False, True], ids=["thinker", "talker"])
+def test_parts_of_a_model_that_speaks_have_the_bits_of_one_process(
+    processes: RankProcesses, tmp_path: Path, talker: bool
+) -> None:
+    """The Talker has shared experts, which are divided, and a gate of them, which is not."""
+    write_tiny_omni(tmp_path)
+    processes.share(2)
+    library = kernels.opened()
+    answers = processes.call(
+        range(2), rank_models.compute_model, tmp_path, torch.bfloat16, PROMPT, CUTS[1], True, talker
+    )
+    logits, highest = rank_models.computed(tmp_path, torch.bfloat16, PROMPT, CUTS[1], library, talker=talker)
+    for answer in answers:
+        assert isinstance(answer, tuple), answer
+        assert torch.equal(answer[0], logits) and answer[1] == highest
+    library.close()
 
 
 def test_logits_equal_those_of_transformers(

@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from tiny_omni import CODES, GROUPS, SPEAKERS, omni_code2wav, omni_talker, write_tiny_omni
+from tiny_omni import CODES, GROUPS, SPEAKERS, THINKER_SIZE, omni_code2wav, omni_talker, write_tiny_omni
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.config import read_config
@@ -47,7 +47,7 @@ def change(directory: Path, changed: Callable[[Fields], None]) -> None:
 def test_the_parts_of_a_directory(source: Path) -> None:
     assert is_omni(source) and speech_obstacle(source) is None
     config = read_talker_config(source)
-    assert (config.groups, config.accept_layer, config.thinker_size) == (GROUPS, 2, 48)
+    assert (config.groups, config.accept_layer, config.thinker_size) == (GROUPS, 2, THINKER_SIZE)
     assert config.decoder.eos_token_ids == (CODES + 10,) and len(config.suppressed) == 1023
     assert CODES - 1 not in config.suppressed and CODES in config.suppressed and CODES + 10 not in config.suppressed
     assert config.speaker("Ethan") == SPEAKERS["ethan"] and config.speaker("nobody") is None
@@ -97,7 +97,7 @@ def test_a_directory_of_a_thinker_alone(tmp_path: Path) -> None:
 
 TALKER_FAULTS: dict[str, tuple[Fields, str]] = {
     "layer": ({"accept_hidden_layer": 3}, "reads states after 3 layers, but its Thinker has 3"),
-    "size": ({"thinker_hidden_size": 47}, "reads states of 47 numbers, but its Thinker's have 48"),
+    "size": ({"thinker_hidden_size": 47}, "reads states of 47 numbers, but its Thinker's have 64"),
     "groups": ({"num_code_groups": 1}, "has 1 codes in a frame: it must be 2 to 64"),
     "many groups": ({"num_code_groups": 10**12}, "has 1000000000000 codes in a frame"),
     "no groups": ({"num_code_groups": None}, "needs a whole number as num_code_groups"),

@@ -15,7 +15,9 @@ from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.tile_plan import TilePlan, tile_plan
 from pontil.runtime.engine.tile_runner import TileRunner
-from pontil.runtime.loaders.checkpoint import open_checkpoint
+from pontil.runtime.loaders.checkpoint import Checkpoint, open_checkpoint
+from pontil.runtime.loaders.omni_config import read_talker_config
+from pontil.runtime.loaders.omni_directory import talker_checkpoint
 from pontil.runtime.models.registry import build_model
 from pontil.runtime.models.weights import Weights
 
@@ -29,11 +31,12 @@ def computed(
     cuts: list[int],
     library: KernelLibrary | None = None,
     communicator: Communicator | None = None,
+    talker: bool = False,
 ) -> tuple[Tensor, list[int]]:
     """Return the logits of all positions of a prompt that is computed in tiles of these sizes, and the ids of the
-    highest ones of the last tile."""
+    highest ones of the last tile. The model is the text model, or the `talker` of one that speaks."""
     communicator = communicator or SingleRank()
-    checkpoint = open_checkpoint(path)
+    checkpoint: Checkpoint = talker_checkpoint(path, read_talker_config(path)) if talker else open_checkpoint(path)
     config = checkpoint.config
     weights = Weights(checkpoint.tensors(dtype), torch.device("cpu"), dtype, library, communicator=communicator)
     model = build_model(config, weights)
@@ -58,7 +61,13 @@ def computed(
 
 
 def compute_model(
-    state: dict[str, Any], path: Path, dtype: torch.dtype, ids: list[int], cuts: list[int], by_kernels: bool
+    state: dict[str, Any],
+    path: Path,
+    dtype: torch.dtype,
+    ids: list[int],
+    cuts: list[int],
+    by_kernels: bool,
+    talker: bool = False,
 ) -> tuple[Tensor, list[int]]:
     library = state["library"] if by_kernels else None
-    return computed(path, dtype, ids, cuts, library, state["communicator"])
+    return computed(path, dtype, ids, cuts, library, state["communicator"], talker)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tiny random Qwen3-Omni, made by transformers, as a Hugging Face directory with a tokenizer and a chat template.
 
-All sizes are multiples of 16, so that the kernels can compute its decoders too.
+Sizes are multiples of 32: the kernels can compute its decoders, and two ranks divide its Thinker and its Talker.
 """
 
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ MARKS = (
     "<|video_pad|>", "<|vision_start|>",
 )  # fmt: skip
 CODES, SPECIAL_CODES, GROUPS = 64, 1024, 4
+THINKER_SIZE = 64
 SPEAKERS = {"ethan": CODES + 20, "chelsie": CODES + 21}
 
 
@@ -53,10 +54,10 @@ def omni_config(tokenizer: Tokenizer, talker_positions: int = 1024, **changes: A
             "text_config": thinker_text(tokenizer.get_vocab_size()),
             "audio_config": {
                 "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16, "d_model": 16, "n_window": 4,
-                "output_dim": 48, "downsample_hidden_size": 8, "num_mel_bins": 16,
+                "output_dim": THINKER_SIZE, "downsample_hidden_size": 8, "num_mel_bins": 16,
             },
             "vision_config": {
-                "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48,
+                "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": THINKER_SIZE,
                 "num_position_embeddings": 16, "deepstack_visual_indexes": [0],
             },
         },
@@ -65,7 +66,7 @@ def omni_config(tokenizer: Tokenizer, talker_positions: int = 1024, **changes: A
             "text_config": talker_text() | {"max_position_embeddings": talker_positions},
             "code_predictor_config": code_predictor(),
             "num_code_groups": GROUPS,
-            "thinker_hidden_size": 48,
+            "thinker_hidden_size": THINKER_SIZE,
             "accept_hidden_layer": 2,
             "codec_eos_token_id": CODES + 10,
             "codec_nothink_id": CODES + 11,
@@ -99,15 +100,15 @@ def decoder(**sizes: Any) -> dict[str, Any]:
 
 def thinker_text(vocabulary: int) -> dict[str, Any]:
     return decoder(
-        vocab_size=vocabulary, hidden_size=48, intermediate_size=80, num_hidden_layers=3, moe_intermediate_size=32,
-        num_experts=5, num_experts_per_tok=2, mlp_only_layers=[1],
+        vocab_size=vocabulary, hidden_size=THINKER_SIZE, intermediate_size=96, num_hidden_layers=3,
+        moe_intermediate_size=32, num_experts=6, num_experts_per_tok=2, mlp_only_layers=[1],
     )  # fmt: skip
 
 
 def talker_text() -> dict[str, Any]:
     return decoder(
         vocab_size=CODES + SPECIAL_CODES, hidden_size=32, intermediate_size=64, num_hidden_layers=3,
-        moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2, shared_expert_intermediate_size=48,
+        moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2, shared_expert_intermediate_size=96,
     )  # fmt: skip
 
 

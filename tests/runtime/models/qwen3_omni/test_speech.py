@@ -104,8 +104,7 @@ def in_pieces(states: int) -> Iterator[int]:
     yield from (3, states - 7, 2, 2)
 
 
-@pytest.mark.parametrize("seed", [None, 5])
-@pytest.mark.parametrize("text", [CHAT, TURNS], ids=["chat", "turns"])
+@pytest.mark.parametrize("text, seed", [(CHAT, 5), (TURNS, None)], ids=["chat", "turns"])
 def test_states_may_come_in_any_division(pair: OmniPair, stages: Stages, text: str, seed: int | None) -> None:
     prompt = pair.encoded(text)
     thought = stages.think(prompt)
@@ -130,7 +129,7 @@ class FixedDraws:
         return torch.searchsorted(cumulative, number * cumulative[:, -1:], right=True)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_seeded_speech_is_that_of_transformers(
     pair: OmniPair, stages: Stages, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
