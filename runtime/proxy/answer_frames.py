@@ -110,9 +110,9 @@ class AnswerFrames:
         before = request.last_frame
         if not path.try_accept(row, now):
             return False
-        if request.trial or (request.stage is not None and not request.is_clients):
+        if request.stage is not None and not request.is_clients:
             self.metrics.delivered += 0 if request.trial else len(row) - HEAD
-        else:
+        elif not request.trial:
             self.unobserved.append((len(row) - HEAD, now - before))
             if len(self.unobserved) == 1:
                 self.turn.defer(self.observe)

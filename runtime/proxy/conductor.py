@@ -26,6 +26,8 @@ from pontil.runtime.wire.messages import Inputs, PassDone, Release, Starved
 LOG = logging.getLogger("pontil.proxy")
 # Reports that a registered worker does not give its items, before this is believed: it may only have been slow.
 MOST_REFUSALS = 2
+# A stage that takes items makes about as many rows of them as the prompt has tokens, and at most so many more.
+ROWS_BESIDE = 16
 
 
 class Conductor:
@@ -53,11 +55,12 @@ class Conductor:
         if task is None or task.run is None:
             return
         run = task.run
-        if request is run.first and request.attempt == 0:
-            for node in run.later:
-                if not run.over:
-                    self.open(run, node)
-        else:
+        # The first attempt may have reached no worker.
+        unopened = [node for node in run.later if node.name not in run.requests] if request is run.first else []
+        for node in unopened:
+            if not run.over:
+                self.open(run, node)
+        if not unopened:
             self.tell_consumers(run, task.node.name)
 
     def open(self, run: Run, node: GraphNode) -> None:
@@ -67,8 +70,9 @@ class Conductor:
         sampling = dict(node.sampling)
         if first.params.greedy:
             sampling = {"temperature": 0.0}
-        params = SamplingParams(max_tokens=node.max_tokens, seed=first.params.seed, **sampling)
         prompt = first.prompt if node.generates else []
+        budget = self.budget(task, len(prompt)) if node.generates else 0
+        params = SamplingParams(max_tokens=budget, seed=first.params.seed, **sampling)
         request = self.in_flight.add(
             f"{run.id}.{node.name}", prompt, params, first.cache_salt, first.priority, stage=task
         )
@@ -76,6 +80,11 @@ class Conductor:
         run.requests[node.name] = request
         self.books.admit(request)
         self.dispatcher.enlist(request)
+
+    def budget(self, task: StageTask, prompt: int) -> int:
+        """Return the most tokens of a stage: what its workers can hold beside its rows."""
+        context = self.dispatcher.registry.of(task.group).known_context or 0
+        return max(1, min(task.node.max_tokens or context, context - prompt - ROWS_BESIDE))
 
     def tell_consumers(self, run: Run, stage: str) -> None:
         """Tell the workers that take a stage's items where they come from now."""

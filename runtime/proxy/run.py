@@ -14,8 +14,8 @@ from pontil.runtime.proxy.stage_progress import StageProgress
 from pontil.runtime.proxy.stage_task import StageTask, group_of, inputs_of, outputs_of, streams
 
 SECRET_BYTES = 32
-# Audio is at most so long for each token that it can be made of, and in addition: what a worker sends beyond is no
-# answer. A slow reader makes the proxy hold that much.
+# Audio is at most so long for each token, or byte of a text, that it can be made of, and so long beside: what a worker
+# sends beyond is no answer. A slow reader makes the proxy hold that much.
 SECONDS_PER_TOKEN = 1.0
 SECONDS_BESIDE = 60.0
 BYTES_PER_SAMPLE = 2
@@ -65,7 +65,11 @@ class Run:
         self.served: set[str] = set()
         self.progress = {name: StageProgress() for name in graph.node_names}
         self.over = False
-        tokens = first.params.max_tokens + sum(node.max_tokens for node in self.later if node.generates)
+        tokens = (
+            len(task.data or b"")
+            + first.params.max_tokens
+            + sum(node.max_tokens for node in self.later if node.generates)
+        )
         seconds = SECONDS_BESIDE + SECONDS_PER_TOKEN * tokens
         self.audio = AudioMailbox(int(seconds * graph.sample_rate) * BYTES_PER_SAMPLE)
 

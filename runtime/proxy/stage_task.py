@@ -57,7 +57,7 @@ MOST_CODES = 64
 class StageTask:
     """A stage's work: for a `run`, or (None) a question to a node by itself, of the bytes in `data`.
 
-    `frames` has the other codes of each accepted id's frame, for an engine stage whose steps make several. `outputs`
+    `frames` has all codes of each accepted id's frame, for an engine stage whose steps make several. `outputs`
     counts those accepted of a node, `text` is what they say. A stage that is computed again for its items alone has
     the whole `answer` that it makes the items of, and a prompt that goes on with it after `positions` ids.
     """

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from books import differing
-from stage_site import GRAPH, RATE, StageSite
+from stage_model import GRAPH, RATE
+from stage_site import StageSite
 
 from pontil.runtime.accounting.usage_file import open_to_read
 from pontil.runtime.accounting.usage_report import usage_sums
@@ -108,6 +109,7 @@ def test_audio_of_a_text_alone_is_for_models_that_can(tokenizer: Tokenizer) -> N
     site.runs.graph = replace(GRAPH, audio_needs_states=False)
     stream = site.runs.speak(b"hello", {"voice": "ada"})
     assert stream.request is stream.run.first and not stream.run.later
+    assert stream.run.audio.has_room(2 * 65 * RATE) and not stream.run.audio.has_room(2 * 65 * RATE + 1)
     (task,) = site.workers["wav:0"].tasks
     assert isinstance(task, NodeTask) and task.data == b"hello" and task.graph is not None
     assert task.graph["inputs"] == {} and task.options == {"voice": "ada"}
@@ -117,6 +119,18 @@ def test_audio_of_a_text_alone_is_for_models_that_can(tokenizer: Tokenizer) -> N
 def test_a_stage_without_workers_is_told_at_once(tokenizer: Tokenizer, workers: tuple[str, ...]) -> None:
     with pytest.raises(Unavailable, match="no worker of the stage (wav|talker|thinker) is ready yet"):
         site_of(tokenizer, *workers).runs.submit(PROMPT, PARAMS)
+
+
+def test_a_later_stage_asks_for_no_more_than_its_workers_hold(tokenizer: Tokenizer) -> None:
+    site = StageSite(tokenizer)
+    site.join("thinker:0", "wav:0")
+    site.join("talker:0", max_model_len=64)
+    greedy = replace(PARAMS, temperature=0.0)
+    stream = site.runs.submit(PROMPT, greedy)
+    (task,) = site.workers["talker:0"].tasks
+    assert isinstance(task, Submit) and task.sampling["max_tokens"] == 64 - len(PROMPT) - 16
+    assert task.sampling["temperature"] == 0.0 and task.sampling["seed"] == greedy.seed
+    stream.cancel()
 
 
 def test_several_choices_with_audio_are_refused(tokenizer: Tokenizer) -> None:
