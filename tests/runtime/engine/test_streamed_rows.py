@@ -64,7 +64,7 @@ class TwoCodes:
 
     def frames(self, rows: Row[tuple[int, int, int, bool]], hidden: Tensor) -> list[list[int]]:
         assert len(rows) == len(hidden)
-        return [[token, 1000 + index] for _, index, token, _ in rows]
+        return [[token, 1000 + position - len(PROMPT)] for _, position, token, _ in rows]
 
 
 def expected(model: Model) -> list[int]:
