@@ -75,6 +75,8 @@ def expected(model: Model) -> list[int]:
 
 def driven(made: Rig, model: Model, arrived: int) -> tuple[Sequence, EmbeddedIds]:
     one = sequence("driven", PROMPT, TOKENS)
+    # Its ids are placeholders, by which no other sequence may find its blocks or wait for them.
+    one.salt = "driven"
     rows = one.inputs = EmbeddedIds(model, one, arrived)
     made.engine.add(one)
     return one, rows
