@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from stage_model import RATE, answer_of, frames_of, sound_of
 from stage_site import StageSite
@@ -130,6 +130,8 @@ def test_any_worker_may_be_lost_at_any_moment(
     workers=st.sampled_from([TOGETHER, SPLIT]),
     leaves=st.one_of(st.none(), st.integers(0, 60)),
 )
+@example(losses=[(0, 4, 12, 0), (6, 3, 0, 0)], lag=0, count=0, workers=SPLIT, leaves=None)
+@settings(deadline=None)
 def test_any_workers_may_be_lost_one_after_another(
     tokenizer: Tokenizer, losses: list[tuple[int, int, int, int]], lag: int, count: int, workers: tuple[str, ...],
     leaves: int | None,
