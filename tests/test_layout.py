@@ -97,13 +97,13 @@ ARROWS: dict[str, set[str]] = {
         "runtime/tokenizer",
     },
     "http/response": {
-        "http/fields", "runtime", "runtime/accounting", "runtime/chat", "runtime/grammar", "runtime/proxy",
-        "runtime/tokenizer", "runtime/wire/messages",
+        "http/fields", "runtime", "runtime/accounting", "runtime/chat", "runtime/grammar", "runtime/graph/catalog",
+        "runtime/proxy", "runtime/tokenizer", "runtime/wire/messages",
     },
     "http/store": {"http/fields", "runtime"},
     "http/routes": {
         "http/access", "http/fields", "http/request", "http/response", "http/store", "runtime", "runtime/chat",
-        "runtime/proxy", "runtime/tokenizer",
+        "runtime/graph/catalog", "runtime/proxy", "runtime/tokenizer",
     },
     "http/app": {
         "http/access", "http/request", "http/response", "http/routes", "runtime", "runtime/proxy", "runtime/tokenizer",

@@ -44,21 +44,20 @@ def read_form(body: bytes, boundary: bytes) -> Mapping[str, FormPart]:
     parts: dict[str, FormPart] = {}
     mark = b"--" + boundary
     place = 0 if body.startswith(mark) else find(body, b"\r\n" + mark, 0) + 2
-    while True:
+    for _ in range(MOST_PARTS + 1):
         place += len(mark)
         if body.startswith(b"--", place):
             return parts
         begin = find(body, b"\r\n", place) + 2
         if body[place : begin - 2].strip(b" \t"):
             raise broken("a boundary is followed by other bytes")
-        if len(parts) == MOST_PARTS:
-            raise broken(f"it has more than {MOST_PARTS} parts")
         end = find(body, b"\r\n" + mark, begin - 2)
         name, part = read_form_part(body, begin, end)
         if name in parts:
             raise RequestError(f"{name:.64} is there twice: send it once", param=name[:64])
         parts[name] = part
         place = end + 2
+    raise broken(f"it has more than {MOST_PARTS} parts")
 
 
 def read_form_part(body: bytes, begin: int, end: int) -> tuple[str, FormPart]:

@@ -8,6 +8,7 @@ the sound ends after the text.
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pontil.http.fields.audio_output import AudioOutput
@@ -17,6 +18,7 @@ from pontil.http.response.reply_shape import ChatShape, ReplyChoice, stop_note
 from pontil.http.response.sound_pieces import SoundPieces, samples, whole_sound
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.grammar.verdict import Verdict
+from pontil.runtime.graph.catalog import GraphModel
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.run_stream import RunStream
 from pontil.runtime.proxy.stream import ChoiceEvent, Delta, Ended, Stream
@@ -122,3 +124,12 @@ class SpokenFunctionShape(SpokenForm, FunctionCallShape):
 SPOKEN: Mapping[type[ChatShape], Callable[..., SpokenForm]] = {
     ChatShape: SpokenChatShape, ParsedChatShape: SpokenParsedShape, FunctionCallShape: SpokenFunctionShape,
 }  # fmt: skip
+
+
+def spoken_form(
+    form: type[ChatShape], wanted: AudioOutput | None, graph: GraphModel | None
+) -> Callable[..., ChatShape]:
+    """Return the form of a reply, in sound where that was asked for and can be."""
+    if wanted is None or graph is None:
+        return form
+    return partial(SPOKEN[form], wanted=wanted, sample_rate=graph.sample_rate)

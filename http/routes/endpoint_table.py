@@ -58,9 +58,12 @@ def endpoints(
     model = ServedModel(proxy)
     encoder = Encoder(proxy.tokenizer)
     prompts = PromptReader(proxy.tokenizer, dialect, encoder)
+    # A recording takes more room than its text.
+    hears = proxy.graph is not None and proxy.graph.recognizer is not None
     bodies = BodyReader(
-        lambda: config.max_body_bytes or largest_body(model.known_context), intake.in_flight, config.strict_parameters
-    )
+        lambda: config.max_body_bytes or largest_body(None if hears else model.known_context), intake.in_flight,
+        config.strict_parameters,
+    )  # fmt: skip
     routes = GenerationRoutes(proxy, model, prompts, bodies, intake.grammars, answers)
     name = config.served_embedding_model_name
     served = None if embedding is None or name is None else ServedEmbedding(proxy, name, embedding)

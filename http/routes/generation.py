@@ -28,7 +28,7 @@ from pontil.http.response.parsed_chat_shape import ParsedChatShape
 from pontil.http.response.rendering import reply
 from pontil.http.response.reply_shape import ChatShape, CompletionShape, ReplyHeading, ShownText
 from pontil.http.response.schema_watch import SchemaWatch
-from pontil.http.response.spoken_shape import SPOKEN, SpokenForm
+from pontil.http.response.spoken_shape import SpokenForm, spoken_form
 from pontil.http.routes.served_model import ServedModel
 from pontil.http.routes.sound import SoundRoutes
 from pontil.runtime.chat.answer_reader import AnswerReader
@@ -131,7 +131,7 @@ class GenerationRoutes:
 
     async def answer_chat(self, request: Request, wanted: ChatRequest) -> HTTPResponse | None:
         """Answer a chat that has been read."""
-        self.snapshot_for(wanted, request)
+        self.check(wanted, request)
         self.sounds.check(wanted, request)
         ready = await self.ready(await self.sounds.heard(wanted, request), request, "messages")
         shape = self.chat_shape(ready)
@@ -147,7 +147,7 @@ class GenerationRoutes:
         """Answer a chat in sound: through all stages of the model."""
         assert isinstance(shape, SpokenForm)
         admitted = ready.admitted
-        salt = self.salt(admitted, request)
+        salt = salt_of(admitted, request, self.proxy)
         stream = self.sounds.submit(admitted.prompt, admitted.params, salt, admitted.priority, wanted, request)
         return await reply(request, stream, shape, write=partial(shape.written, stream))
 
@@ -159,11 +159,14 @@ class GenerationRoutes:
         return await self.fitted(wanted, snapshot, prompt_name)
 
     def snapshot_for(self, wanted: CompletionRequest | ChatRequest, request: Request) -> RegistrySnapshot:
-        """Return the snapshot for the decisions about a request. Raises RequestError for another model, or a priority
-        that its caller may not ask for."""
+        """Return the snapshot for the decisions about a request. Raises RequestError as `check` does."""
+        self.check(wanted, request)
+        return self.proxy.registry.generating.snapshot()
+
+    def check(self, wanted: CompletionRequest | ChatRequest, request: Request) -> None:
+        """Raise RequestError for another model, or a priority that its caller may not ask for."""
         self.model.check(wanted.model)
         wanted.handling.check_priority(request.ctx.allowance)
-        return self.proxy.registry.generating.snapshot()
 
     async def fitted(self, wanted: ChatRequest, snapshot: RegistrySnapshot, prompt_name: str) -> ReadyChat:
         """Tokenize a chat, whose own structure is usable, and fit it to the context."""
@@ -210,16 +213,10 @@ class GenerationRoutes:
         if not (wanted.include_reasoning or self.prompts.dialect.thinks):
             wanted.prompt.ignored.note("include_reasoning")
         if not self.prompts.dialect.reads(wanted.prompt.tools.functions):
-            return self.spoken(ChatShape, wanted)(*made)
-        form = self.spoken(FunctionCallShape if wanted.prompt.tools.legacy else ParsedChatShape, wanted)
+            return spoken_form(ChatShape, wanted.audio, self.proxy.graph)(*made)
+        parsed = FunctionCallShape if wanted.prompt.tools.legacy else ParsedChatShape
+        form = spoken_form(parsed, wanted.audio, self.proxy.graph)
         return form(*made, partial(self.answer_reader, ready), wanted.include_reasoning)
-
-    def spoken(self, form: type[ChatShape], wanted: ChatRequest) -> Callable[..., ChatShape]:
-        """Return the form of a reply, in sound where that was asked for."""
-        graph = self.proxy.graph
-        if wanted.audio is None or graph is None:
-            return form
-        return partial(SPOKEN[form], wanted=wanted.audio, sample_rate=graph.sample_rate)
 
     def answer_reader(self, ready: ReadyChat) -> AnswerReader:
         """Return the reader of one answer. A grammar written by the client leaves no room for reasoning."""
@@ -252,13 +249,14 @@ class GenerationRoutes:
         budget = token_budget(len(prompt), sampling.max_tokens, default, context, names)
         return Admitted(prompt, sampling.params(budget), handling.cache_salt, handling.priority)
 
-    def salt(self, admitted: Admitted, request: Request) -> str:
-        share = self.proxy.config.share_prefixes
-        return cache_salt(request.ctx.caller, admitted.cache_salt, share_prefixes=share)
-
     def submit(self, admitted: Sequence[Admitted], request: Request, snapshot: RegistrySnapshot) -> Stream:
         """Submit all of the prompts, or none."""
         name, caller, first = request.ctx.request_id, request.ctx.caller, admitted[0]
-        salt = self.salt(first, request)
+        salt = salt_of(first, request, self.proxy)
         asked = [(one.prompt, one.params) for one in admitted]
         return self.proxy.submit_all(asked, name, salt, first.priority, caller, request.ctx.allowance, snapshot)
+
+
+def salt_of(admitted: Admitted, request: Request, proxy: Proxy) -> str:
+    """Return the salt under which a prompt's prefixes are cached."""
+    return cache_salt(request.ctx.caller, admitted.cache_salt, share_prefixes=proxy.config.share_prefixes)

@@ -2,6 +2,8 @@
 """Sound in and out: recordings in chats, answers that are spoken, and the endpoints of speech and transcription."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,13 +21,15 @@ from pontil.http.request.speech_request import read_speech
 from pontil.http.request.transcription_request import read_transcription
 from pontil.http.response.sound_reply import reply_sound
 from pontil.http.routes.served_model import ServedModel
-from pontil.runtime.errors import RequestError
+from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.graph.catalog import GraphModel
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.run_stream import RunStream
 from pontil.runtime.sampling_params import SamplingParams
 
 VOICE = "voice"
+# Bytes of recordings that may wait for their text, beside the first.
+MOST_HELD = 64 << 20
 EXAMPLE = "launch --model speech-demo starts one"
 
 
@@ -34,6 +38,7 @@ class SoundRoutes:
 
     def __init__(self, proxy: Proxy, model: ServedModel, bodies: BodyReader) -> None:
         self.proxy, self.model, self.bodies = proxy, model, bodies
+        self.held = 0
 
     async def speech(self, request: Request) -> HTTPResponse | None:
         ignored = self.bodies.ignored(request)
@@ -59,7 +64,8 @@ class SoundRoutes:
         wanted = await self.bodies.read_form(request, partial(read_transcription, ignored=ignored))
         self.model.check(wanted.model)
         self.hearing("file")
-        said = await self.recognised(wanted.recording, request)
+        with self.holding(len(wanted.recording.data)):
+            said = await self.recognised(wanted.recording, request)
         self.bodies.in_flight.let_go(request)
         if wanted.as_text:
             return text_response(said)
@@ -116,16 +122,31 @@ class SoundRoutes:
                 f"messages hold {len(recordings)} recordings: at most {MAX_RECORDINGS} may be; send older ones as text"
             )
             raise RequestError(says, param="messages")
-        texts = {one: await self.recognised(one, request, wanted.handling.priority) for one in recordings}
+        with self.holding(sum(len(one.data) for one in recordings)):
+            texts = {one: await self.recognised(one, request, wanted.handling.priority) for one in recordings}
         return replace(wanted, prompt=wanted.prompt.heard(texts))
 
+    @contextmanager
+    def holding(self, size: int) -> Iterator[None]:
+        """Hold so many bytes of recordings. Raises Unavailable where others hold too much."""
+        if self.held and self.held + size > MOST_HELD:
+            raise Unavailable("too many recordings are being recognised: try again in a moment")
+        self.held += size
+        try:
+            yield
+        finally:
+            self.held -= size
+
     async def recognised(self, recording: Recording, request: Request, priority: int = 0) -> str:
-        """Return the text of a recording."""
+        """Return the text of a recording. Errors of the stage that cannot read it name its place."""
         context = request.ctx
         node = self.hearing(recording.place)
-        return await self.proxy.runs.ask(
-            node, recording.data, {}, context.request_id, priority, context.caller
-        )  # fmt: skip
+        asked = self.proxy.runs.ask(node, recording.data, {}, context.request_id, priority, context.caller)
+        try:
+            return await asked
+        except RequestError as error:
+            says = f"{recording.place} cannot be read: {error}"
+            raise RequestError(says, status=error.status, param=recording.place, code=error.code) from None
 
     def submit(
         self, prompt: list[int], params: SamplingParams, salt: str, priority: int, wanted: AudioOutput,

@@ -11,7 +11,7 @@ from pontil.launcher.config.sources import load_toml
 from pontil.launcher.errors import OptionError
 from pontil.launcher.host.device_list import DeviceItem, parse_list
 
-# What a worker of a stage with tokens can do: the phases, which are walks of its graph. None stands for both.
+# The phases of a stage with tokens, each of which workers of their own can do.
 PHASES = ("prefill", "decode")
 FORMS = "talker=2, talker.decode=0,1 or code2wav=cpu"
 ENTRY = re.compile(r"([A-Za-z0-9_-]{1,64})(?:\.([A-Za-z0-9_-]{1,64}))?=(.*)", re.ASCII | re.DOTALL)

@@ -40,7 +40,7 @@ def later(one: StreamPosition, other: StreamPosition) -> StreamPosition:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamItem:
+class TaggedItem:
     """An item that has arrived. `walk` is its tag: the consumer's walk that it is for, None if the consumer is a
     STATE_MACHINE partition. `payload` is not looked at here."""
 
@@ -81,7 +81,7 @@ class StreamBuffer:
         self.policy, self.capacity, self.label = connection.policy, connection.capacity, connection.label
         self.last_walk = last_walk
         self.hosted = None if hosted is None else frozenset(hosted)
-        self.items = dict[int, StreamItem]()
+        self.items = dict[int, TaggedItem]()
         self.markers = dict[int, str | None]()
         self.ends_at: int | None = None
         self.taken = self.ran = StreamPosition()
@@ -139,7 +139,7 @@ class StreamBuffer:
             raise StreamFault(f"item {index} of {self.label} came although the stream ends before {self.ends_at}")
         if len(self.items) >= self.capacity + self.policy.most_context:
             raise StreamFault(f"{self.label} holds {len(self.items)} items, and its producer sends more")
-        self.items[index] = StreamItem(walk, payload)
+        self.items[index] = TaggedItem(walk, payload)
         return True
 
     def mark(self, index: int, walk: str | None) -> None:

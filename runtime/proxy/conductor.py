@@ -55,11 +55,12 @@ class Conductor:
         if task is None or task.run is None:
             return
         run = task.run
-        if request is run.first and request.attempt == 0:
-            for node in run.later:
-                if not run.over:
-                    self.open(run, node)
-        else:
+        # The first attempt may have reached no worker.
+        unopened = [node for node in run.later if node.name not in run.requests] if request is run.first else []
+        for node in unopened:
+            if not run.over:
+                self.open(run, node)
+        if not unopened:
             self.tell_consumers(run, task.node.name)
 
     def open(self, run: Run, node: GraphNode) -> None:

@@ -63,7 +63,10 @@ class RequestQueue:
         return self.rate.prompts.per_second is not None
 
     def cost_of(self, request: Request) -> float:
-        """Return the cost of a request in tokens, 1 for a node's that has none."""
+        """Return the cost of a request in tokens; of one for a node, in bytes of what it is to compute. Requests of
+        both kinds never wait in one queue."""
+        if request.stage is not None and request.stage.data is not None:
+            return max(1.0, float(len(request.stage.data)))
         output = FIRST_EXPECTATION if self.rate.output.value is None else self.rate.output.value
         return max(1.0, len(request.prompt) + request.params.n * min(float(request.params.max_tokens), output))
 

@@ -73,6 +73,11 @@ class ConsumerStream:
     def __post_init__(self) -> None:
         self.base = self.buffer.keep_from
 
+    @property
+    def consumed(self) -> int:
+        """The index before which all items were consumed; later chunks may still show some of them as context."""
+        return self.buffer.next_index
+
     def set_producers(self, producers: Iterable[Producer], now: float) -> None:
         """Take items from these workers from now on. One that was lost is tried again."""
         self.now, named = now, dict(producers)
@@ -154,8 +159,11 @@ class ConsumerStream:
         except TransferError as error:
             self.lose(link.peer, str(error))
         else:
-            link.first_index, link.stop_index = message.first_index, message.stop_index
             link.is_attached = True
+            if link.first_index is None and link.told:
+                # It knew nothing of the run when it was told.
+                self.acknowledge(link.peer, link)
+            link.first_index, link.handed_over_at = message.first_index, message.handed_over_at
 
     def announced(self, item: StreamItem, link: ProducerLink) -> None:
         """Take an item that can be pulled, unless it is here, on its way, or cannot be."""
@@ -188,7 +196,7 @@ class ConsumerStream:
         self.links[item.sender].good(item.index)
         self.here.add(item.index)
         try:
-            self.buffer.put(item.index, item.walk, array)
+            self.buffer.put(item.index, item.walk or None, array)
         except StreamFault as error:
             self.fault = str(error)
         self.advance()
@@ -201,7 +209,7 @@ class ConsumerStream:
 
     def advance(self) -> None:
         """Move `base` over what is here, and over what the buffer does not need any more."""
-        self.awaits_handoff &= self.buffer.next_index == 0
+        self.awaits_handoff &= self.consumed == 0
         if self.base < self.buffer.keep_from:
             self.base = self.buffer.keep_from
             self.here = {index for index in self.here if index >= self.base}
@@ -213,16 +221,15 @@ class ConsumerStream:
         """Send acknowledgements, and the position of the buffer if it has moved."""
         self.now = now
         self.advance()
-        position = self.buffer.next_index
         for peer, link in self.links.items():
-            if link.lost is None and (link.to_ack or link.told not in (None, position)):
-                self.acknowledge(peer, link, position)
+            if link.lost is None and (link.to_ack or link.told not in (None, self.consumed)):
+                self.acknowledge(peer, link)
 
-    def acknowledge(self, peer: str, link: ProducerLink, position: int) -> None:
+    def acknowledge(self, peer: str, link: ProducerLink) -> None:
         taken = sorted(link.to_ack)
-        ack = StreamAck(self.port.incarnation, peer, self.run, self.edge, self.attempt, taken, position)
+        ack = StreamAck(self.port.incarnation, peer, self.run, self.edge, self.attempt, taken, self.consumed)
         self.port.post(peer, ack)
-        link.to_ack, link.told = set(), position
+        link.to_ack, link.told = set(), self.consumed
 
     def tick(self, now: float) -> None:
         """Subscribe, renew subscriptions, and give up producers that do not answer."""
@@ -241,23 +248,19 @@ class ConsumerStream:
         damaged = [[index, epoch] for index, epoch in link.damaged.items()]
         message = Subscribe(
             self.port.incarnation, peer, self.run, self.edge, self.secret, self.request_id, self.attempt, self.base,
-            list(self.walks), damaged,
+            list(self.walks), damaged, self.consumed,
         )  # fmt: skip
+        link.told = self.consumed
         self.port.post(peer, message)
-        if link.told is not None:
-            # The acknowledgement of the position may have been lost.
-            self.acknowledge(peer, link, self.buffer.next_index)
-        link.told = self.buffer.next_index
 
     def starved_of(self) -> list[ProducerLink]:
-        """Return the lost producers that are to be reported: items from `base` on are missing, and no producer that
-        is left makes them. They are reported again as long as nothing is done about it."""
+        """Return the lost producers that are to be reported: the item `base` is missing, and no other producer
+        makes it. They are reported again as long as nothing is done about it."""
         due = self.now - REPORT_EVERY
         lost = [link for link in self.links.values() if link.lost is not None and link.reported_at <= due]
         if not lost or self.awaits_handoff or (self.last_index is not None and self.base >= self.last_index):
             return []
-        left = [link for link in self.links.values() if link.lost is None]
-        if any(link.may_make(self.base) for link in left):
+        if any(link.makes(self.base) for link in self.links.values()):
             return []
         for link in lost:
             link.reported_at = self.now

@@ -15,8 +15,8 @@ REPORT_EVERY = 10.0
 
 @dataclass(slots=True, eq=False)
 class ProducerLink:
-    """`first_index` is the first item that the producer makes, None while it does not know; those from `stop_index` on
-    are not its. It has not answered since
+    """`first_index` is the first item that the producer makes, None while it does not know; from `handed_over_at` on it
+    makes none. It has not answered since
     `silent_since`; None: it has. `damaged` maps items to the epochs under which they did not arrive. With a reason for
     which it is `lost`, nothing is asked of it any more."""
 
@@ -24,7 +24,7 @@ class ProducerLink:
     endpoint: str
     ask_at: float
     first_index: int | None = None
-    stop_index: int | None = None
+    handed_over_at: int | None = None
     is_attached: bool = False
     silent_since: float | None = None
     to_ack: set[int] = field(default_factory=set)
@@ -34,11 +34,11 @@ class ProducerLink:
     lost: str | None = None
     reported_at: float = float("-inf")
 
-    def may_make(self, index: int) -> bool:
-        """Return whether this item may come from the producer."""
-        if self.first_index is None:
-            return True
-        return self.first_index <= index and (self.stop_index is None or index < self.stop_index)
+    def makes(self, index: int) -> bool:
+        """Return whether the producer makes this item, or may."""
+        is_before = self.first_index is not None and index < self.first_index
+        is_after = self.handed_over_at is not None and index >= self.handed_over_at
+        return self.lost is None and not is_before and not is_after
 
     def asked(self, now: float) -> None:
         """Record that a Subscribe was sent."""

@@ -49,8 +49,8 @@ class SenderPort:
 
 @dataclass(slots=True, eq=False)
 class ProducerStream:
-    """One edge of one run, opened by StreamPorts for an attempt. This worker makes the items from `first_index` on, up to
-    `stop_index`; the consumer may be `window` items behind.
+    """One edge of one run, opened by StreamPorts for an attempt. This worker makes the items from `first_index` on; the
+    consumer may be `window` items behind.
 
     Blocks are used only for items on their way; items beyond the window of their reader wait in `kept`. With a reason
     for which it is `gone`, nothing is kept any more. `ended_at` is the time when the request ended, `heard` when a
@@ -64,13 +64,13 @@ class ProducerStream:
     request_id: str
     attempt: int
     first_index: int = 0
-    stop_index: int | None = None
     window: int = WINDOW
     kept: dict[int, KeptItem] = field(default_factory=dict)
     marks: dict[int, str] = field(default_factory=dict)
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
     emitted: int = 0
     last_index: int | None = None
+    handed_over_at: int | None = None
     gone: str | None = None
     # The index before which everything was consumed, as it was known when there was a subscription.
     position: int = 0
@@ -82,8 +82,8 @@ class ProducerStream:
         """The index before which everything is consumed. Of a consumer's workers, the one that computes now knows best;
         a later attempt of it begins again."""
         if self.subscriptions:
-            self.position = max(one.next_index for one in self.subscriptions.values())
-        return max(self.position, self.first_index)
+            self.position = max(one.consumed for one in self.subscriptions.values())
+        return self.position
 
     @property
     def is_full(self) -> bool:
@@ -95,14 +95,14 @@ class ProducerStream:
         """Return whether items are on their way, or wait for it."""
         return any(one.sent for one in self.subscriptions.values())
 
-    def emit(self, index: int, walk: str, array: NDArray[Any]) -> None:
-        """Keep an item, and send it as soon as its consumer takes it. An item that an earlier attempt made is the same
-        one, and changes nothing."""
+    def emit(self, index: int, walk: str | None, array: NDArray[Any]) -> None:
+        """Keep an item, and send it as soon as its consumer takes it. An item without a walk is for every subscriber.
+        An item that an earlier attempt made is the same one, and changes nothing."""
         assert str(array.dtype) in DTYPES and array.nbytes <= self.port.memory.most_item_bytes, "no item of a stream"
         self.emitted = max(self.emitted, index + 1)
         if self.gone is not None or index in self.kept:
             return
-        self.kept[index] = KeptItem(walk, array.shape, str(array.dtype), np.ascontiguousarray(array).tobytes())
+        self.kept[index] = KeptItem(walk or "", array.shape, str(array.dtype), np.ascontiguousarray(array).tobytes())
         self.port.memory.kept += array.nbytes
         for one in self.subscriptions.values():
             one.cursor = min(one.cursor, index)
@@ -112,6 +112,20 @@ class ProducerStream:
         if self.marks.get(index) != walk:
             self.marks[index] = walk
             self.tell(StreamMark(self.port.incarnation, "", self.run, self.edge, self.attempt, index, walk))
+
+    def hand_over(self, index: int) -> None:
+        """Tell all consumers that another worker makes the items from `index` on: the prompt is handed over (E14)."""
+        self.handed_over_at = index
+        for peer in self.subscriptions:
+            self.port.post(peer, self.subscribed(peer))
+
+    def begin_at(self, index: int) -> None:
+        """Tell all consumers that this worker makes the items from `index` on, if it was to begin later: the prompt is
+        computed here after all."""
+        if index < self.first_index:
+            self.first_index = index
+            for peer in self.subscriptions:
+                self.port.post(peer, self.subscribed(peer))
 
     def finish(self, last_index: int) -> None:
         """Tell all consumers, also later ones, that there are no items from `last_index` on (E12)."""
@@ -133,7 +147,7 @@ class ProducerStream:
         """Begin, renew or replace a subscription; its secret was checked. Return why it is refused, if it is."""
         if self.gone is not None:
             return self.gone
-        if not is_index(message.next_index):
+        if not (is_index(message.next_index) and is_index(message.consumed)):
             return "it asks for an index that is none"
         if any(one.attempt > message.attempt for one in self.subscriptions.values()):
             return "a later attempt reads the edge"
@@ -143,10 +157,11 @@ class ProducerStream:
         if known is None:
             known = self.subscriptions[message.sender] = Subscription.of(message, now)
         self.heard = known.heard = now
+        self.free(known.arrived((), message.next_index, message.consumed))
         self.free(known.damaged(message.damaged))
         self.port.post(message.sender, self.subscribed(message.sender))
         for index, walk in sorted(self.marks.items()):
-            if index >= known.next_index:
+            if index >= known.consumed:
                 mark = StreamMark(self.port.incarnation, "", self.run, self.edge, self.attempt, index, walk)
                 self.send(message.sender, mark)
         if self.last_index is not None:
@@ -154,23 +169,14 @@ class ProducerStream:
         return None
 
     def subscribed(self, peer: str) -> Subscribed:
-        return Subscribed(
-            self.port.incarnation, peer, self.run, self.edge, self.port.descriptor(), first_index=self.first_index,
-            stop_index=self.stop_index,
-        )  # fmt: skip
-
-    def make(self, first_index: int, stop_index: int | None) -> None:
-        """Change which items this worker makes, and tell those who read them."""
-        if (first_index, stop_index) != (self.first_index, self.stop_index):
-            self.first_index, self.stop_index = first_index, stop_index
-            for peer in self.subscriptions:
-                self.port.post(peer, self.subscribed(peer))
+        own, pool = self.port.incarnation, self.port.descriptor()
+        return Subscribed(own, peer, self.run, self.edge, pool, None, self.first_index, self.handed_over_at)
 
     def acknowledged(self, message: StreamAck, now: float) -> None:
         known = self.subscriptions.get(message.sender)
         if known is not None and known.attempt == message.attempt and is_index(message.next_index):
             self.heard = known.heard = now
-            self.free(known.arrived(message.taken, message.next_index))
+            self.free(known.arrived(message.taken, 0, message.next_index))
 
     def unsubscribed(self, message: Unsubscribe) -> None:
         known = self.subscriptions.get(message.sender)

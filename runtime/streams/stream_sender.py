@@ -45,10 +45,10 @@ class StreamSender:
         """Open an edge for an attempt. The stream of an earlier attempt goes on as this one's, with its items."""
         stream = self.streams.get((run, edge))
         if stream is None or stream.gone not in (None, ENDED):
-            stream = ProducerStream(self.port, run, edge, secret, request_id, attempt, first_index, window=window)
+            stream = ProducerStream(self.port, run, edge, secret, request_id, attempt, first_index, window)
             self.streams[run, edge] = stream
         stream.attempt, stream.request_id, stream.ended_at = attempt, request_id, None
-        stream.make(min(first_index, stream.first_index), None)
+        stream.first_index, stream.handed_over_at = min(first_index, stream.first_index), None
         self.released.pop(run, None)
         return stream
 

@@ -22,25 +22,25 @@ class SentItem:
 
 @dataclass(slots=True, eq=False)
 class Subscription:
-    """`next_index`: the subscriber has consumed all items before it. `cursor`: items before it need not be looked at
-    again. `taken` are items from `next_index` on that have arrived. The subscriber was heard of at `heard`, and asked
-    for a sign of life at `asked`."""
+    """`consumed`: the subscriber has consumed all items before it. It wants those from `wanted_from` on, except `taken`
+    ones, which have arrived; a chunk may show consumed items again. Items before `cursor` need not be looked at again.
+    The subscriber was heard of at `heard`, and asked for a sign of life at `asked`."""
 
     peer: str
     request_id: str
     attempt: int
     walks: frozenset[str]
-    next_index: int
     heard: float
     asked: float
+    consumed: int = 0
+    wanted_from: int = 0
     cursor: int = 0
     taken: set[int] = field(default_factory=set)
     sent: dict[int, SentItem] = field(default_factory=dict)
 
     @classmethod
     def of(cls, message: Subscribe, now: float) -> "Subscription":
-        walks, index = frozenset(message.walks), message.next_index
-        return cls(message.sender, message.request_id, message.attempt, walks, index, now, now, index)
+        return cls(message.sender, message.request_id, message.attempt, frozenset(message.walks), now, now)
 
     def is_replaced_by(self, message: Subscribe) -> bool:
         """Return whether it ends with this one: of a later attempt, or of the same worker for other walks."""
@@ -49,15 +49,16 @@ class Subscription:
 
     def wants(self, index: int, walk: str) -> bool:
         """Return whether an item is to be sent, that is neither there nor on its way."""
-        hosted = not self.walks or walk in self.walks
-        return hosted and index >= self.next_index and index not in self.taken and index not in self.sent
+        hosted = not self.walks or not walk or walk in self.walks
+        return hosted and index >= self.wanted_from and index not in self.taken and index not in self.sent
 
-    def arrived(self, indices: Collection[int], next_index: int) -> list[StagedItem]:
-        """Handle an acknowledgement. Return the items that need no blocks any more."""
+    def arrived(self, indices: Collection[int], wanted_from: int, consumed: int) -> list[StagedItem]:
+        """Record what is there, and what is consumed. Return the items that need no blocks any more."""
+        self.consumed = max(self.consumed, consumed)
+        self.wanted_from = max(self.wanted_from, wanted_from)
         self.taken.update(index for index in indices if index in self.sent)
-        self.next_index = max(self.next_index, next_index)
-        self.taken = {index for index in self.taken if index >= self.next_index}
-        over = [index for index in self.sent if index < self.next_index or index in self.taken]
+        self.taken = {index for index in self.taken if index >= self.wanted_from}
+        over = [index for index in self.sent if index < self.wanted_from or index in self.taken]
         return [self.sent.pop(index).staged for index in over]
 
     def damaged(self, named: list[list[int]]) -> list[StagedItem]:

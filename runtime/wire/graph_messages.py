@@ -15,7 +15,8 @@ class Subscribe:
     """From consumer to producer worker: send me the items of this edge from `next_index` on that are meant for one of
     my `walks`. `request_id` and `attempt` are those of my stage's request. The proxy gave `secret` to all workers of
     the run. Repeated as long as items may come: a consumer that is silent for the time of a lease loses its
-    subscription. A later attempt of the stage replaces earlier ones. `damaged` are items, each [index, epoch], that did
+    subscription. A later attempt of the stage replaces earlier ones. All items before `consumed` are consumed; those
+    from there to `next_index` are here. `damaged` are items, each [index, epoch], that did
     not arrive as they were sent: they are needed in other blocks."""
 
     sender: str
@@ -28,14 +29,15 @@ class Subscribe:
     next_index: int = 0
     walks: list[str] = field(default_factory=list)
     damaged: list[list[int]] = field(default_factory=list)
+    consumed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Subscribed:
     """From producer to consumer worker: the answer to Subscribe. `pool` says how to read the blocks that hold items
     (the connector's descriptor). `reason` is set when refused. `first_index` is the first item that this worker makes:
-    items before it come from another producer of the edge, as do those from `stop_index` on. It is None while the run
-    has not come to this worker."""
+    items before it come from another producer of the edge. It is None while the run has not come to this worker. From
+    `handed_over_at` on, again another producer makes the items; None: this one makes the rest."""
 
     sender: str
     receiver: str
@@ -44,7 +46,7 @@ class Subscribed:
     pool: dict[str, Any] | None = None
     reason: str | None = None
     first_index: int | None = None
-    stop_index: int | None = None
+    handed_over_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,9 @@ class StreamItem:
     """From producer to consumer worker: item `index` of an edge lies in these blocks of my stream memory.
 
     An index stands for the same positions whichever worker or attempt makes the item, so a copy that comes again is
-    dropped. `walk` is the consumer's walk that the item is meant for. The item is an array of `shape` and `dtype`, its
-    bytes lie at the beginning of the blocks in order, the rest of the last block is zero. `slot`, `epoch` and `digests`
-    are as in ChunkReady, a digest for each block.
+    dropped. `walk` is the consumer's walk that the item is meant for, "" for any. The item is an array of `shape` and
+    `dtype`, its bytes lie at the beginning of the blocks in order, the rest of the last block is zero. `slot`, `epoch`
+    and `digests` are as in ChunkReady, a digest for each block.
     """
 
     sender: str

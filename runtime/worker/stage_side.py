@@ -127,17 +127,14 @@ class StageSide:
         if of_states:
             layers = self.machine.state_layers
             assert layers is not None, "a model without states feeds no stage"
-            stage.states = sequence.states = StateStream(writer, prompt, layers, request.hands_over)
+            stage.states = sequence.states = StateStream(writer, prompt, layers)
             return
         if connection.edge == "codes":
             walk = self.model.graph.partition(self.node.name).walks[-1].name
             stage.ids = FrameStream(writer, walk, sequence.stop_token_ids)
         else:
             stage.ids = TextStream(writer, self.machine.tokenizer, sequence.params, sequence.stop_token_ids)
-        if request.hands_over:
-            # The worker that goes on makes all items of ids, unless the answer ends here.
-            stream.make(0, 0)
-        else:
+        if not request.hands_over:
             sequence.outflow = stage.ids
 
     def open_input(self, stage: StageRequest, edge: str, now: float) -> None:
@@ -198,6 +195,9 @@ class StageSide:
             if output.finish in ENDED:
                 self.finish(stage, output)
             elif output.finish is FinishReason.HANDED_OVER:
+                # The worker that goes on makes the states after the prompt, and all items of ids.
+                for writer in stage.writers:
+                    writer.stream.hand_over(writer.next_index)
                 self.tell(stage, done=False)
         for stage in self.open.values():
             if stage.rows is not None:
@@ -206,7 +206,6 @@ class StageSide:
 
     def finish(self, stage: StageRequest, output: Output) -> None:
         if stage.ids is not None:
-            stage.ids.writer.stream.make(0, None)
             stage.ids.take(output.index, output.ids, output.frames)
             stage.ids.finish()
         if stage.states is not None:

@@ -53,7 +53,8 @@ class StreamPorts:
     3. Schedule a pass only while no output `is_full`; then `output.emit(index, walk, array)` for each item, and
        `output.mark(index, walk)` for each marker. After a pass that took a chunk, `buffer.record(chunk)`: the producers
        hear of it with the next `send` or `poll`.
-    4. When the partition ends (E12): `output.finish(last_index)`.
+    4. When the partition ends (E12): `output.finish(last_index)`. When its prompt is handed over to a decode worker,
+       which makes the items from an index on: `output.hand_over(index)`.
     5. When the request ends in any way: `close(request_id, attempt, finished)`, `finished` if the stage is done and no
        other worker goes on with it. Its inputs end; the items of its outputs are kept until `release(run)`, which the
        proxy's Release calls. When the proxy is another one, `release_all`.

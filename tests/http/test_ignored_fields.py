@@ -14,8 +14,9 @@ from pontil.runtime.tokenizer.tokenizer import Tokenizer
 HEADER = "x-pontil-ignored"
 SENT: dict[str, Any] = {
     "metadata": {"a": "b"}, "user": "me", "service_tier": "flex", "safety_identifier": "s", "store": True,
-    "prompt_cache_retention": "24h", "parallel_tool_calls": True, "include_reasoning": False, "modalities": ["text"],
-    "litellm_trace": {"id": 1}, "extra_body": None, "vllm_xargs": {}, "tool_choice": "auto",
+    "prompt_cache_retention": "24h", "parallel_tool_calls": True, "include_reasoning": False,
+    "audio": {"voice": "alloy"}, "litellm_trace": {"id": 1}, "extra_body": None, "vllm_xargs": {},
+    "tool_choice": "auto",
 }  # fmt: skip
 NAMED = sorted(SENT.keys() - {"extra_body"})
 

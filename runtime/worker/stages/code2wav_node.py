@@ -37,11 +37,10 @@ class FrameRun:
     def feed(self, items: Items, context: Items, final: bool) -> Iterator[bytes | None]:
         if not items:
             return
-        codes = torch.from_numpy(np.concatenate([*context, *items]).astype(np.int64))
-        config = self.code2wav.config
-        if codes.shape[1] != config.groups or not bool(((codes >= 0) & (codes < config.codebook_size)).all()):
-            raise RequestError("the frames are not of this model", status=503)
-        yield pcm16(self.code2wav.decode(codes, len(context)))
+        frames, config = [*context, *items], self.code2wav.config
+        if any(one.shape != (1, config.groups) or one.min() < 0 or one.max() >= config.codebook_size for one in frames):
+            raise RequestError("a frame is not of this model", status=503)
+        yield pcm16(self.code2wav.decode(torch.from_numpy(np.concatenate(frames).astype(np.int64)), len(context)))
 
 
 def pcm16(samples: torch.Tensor) -> bytes:

@@ -14,11 +14,10 @@ from pontil.runtime.worker.stages.edge_writer import EdgeWriter
 
 class StateStream:
     """A StateOutputs. An item is float32 [positions, 2, hidden_size]: of each position its embedding, and its state
-    after `layers` layers. The first `prompt` positions are the prompt; `position` is the first that was not taken. A
-    worker that `hands_over` makes the prompt's items only."""
+    after `layers` layers. The first `prompt` positions are the prompt; `position` is the first that was not taken."""
 
-    def __init__(self, writer: EdgeWriter, prompt: int, layers: int, hands_over: bool = False) -> None:
-        self.writer, self.prompt, self.layers, self.hands_over = writer, prompt, layers, hands_over
+    def __init__(self, writer: EdgeWriter, prompt: int, layers: int) -> None:
+        self.writer, self.prompt, self.layers = writer, prompt, layers
         self.position = 0
         self.held: list[Tensor] = []
 
@@ -37,7 +36,7 @@ class StateStream:
             self.writer.skip(PREFILL, self.units)
             self.position = self.prompt
         elif self.position == 0:
-            self.writer.stream.make(0, self.units if self.hands_over else None)
+            self.writer.stream.begin_at(0)
         fresh = start + len(embedding) - self.position
         if fresh <= 0:
             return

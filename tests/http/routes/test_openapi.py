@@ -67,6 +67,9 @@ ASKED: list[tuple[str, str, Any, int]] = [
     ("POST", "/v1/responses/{response_id}/cancel", None, 404),
     ("GET", "/v1/responses/{response_id}/input_items", None, 404),
     ("POST", "/v1/embeddings", {"input": "hi"}, 404),
+    ("POST", "/v1/audio/speech", {"input": "hi"}, 400),
+    ("POST", "/v1/audio/transcriptions", {}, 415),
+    ("POST", "/v1/chat/completions", {"messages": TWO_CHATS[0], "modalities": ["text", "audio"]}, 400),
     ("POST", "/v1/completions", {}, 400),
     ("POST", "/v1/chat/completions", {"model": "nobody", "messages": [{"role": "user", "content": "x"}]}, 404),
     ("POST", "/tokenize", {"prompt": "x", "model": "nobody"}, 404),
@@ -130,8 +133,8 @@ def test_schemas_are_schemas(document: dict[str, Any]) -> None:
     for operations in document["paths"].values():
         for operation in operations.values():
             if "requestBody" in operation:
-                schema = operation["requestBody"]["content"]["application/json"]["schema"]
-                jsonschema.Draft202012Validator.check_schema(schema)
+                (body,) = operation["requestBody"]["content"].values()
+                jsonschema.Draft202012Validator.check_schema(body["schema"])
             for response in operation["responses"].values():
                 for content in response["content"].values():
                     jsonschema.Draft202012Validator.check_schema(content.get("schema") or content["itemSchema"])

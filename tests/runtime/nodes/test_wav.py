@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pontil.runtime.errors import ModelError, RequestError
+from pontil.runtime.foundation.wav_header import wav_header
 from pontil.runtime.nodes import wav
 from pontil.runtime.nodes.libraries import library, missing
-from pontil.runtime.foundation.wav_header import wav_header
 from pontil.runtime.nodes.wav import Sound, read_pcm16, read_wav, resample, to_pcm16, write_wav
 
 HALF = np.array([0.0, 0.5, -0.5, -1.0], np.float32)

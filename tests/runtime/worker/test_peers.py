@@ -226,7 +226,9 @@ def test_workers_of_several_ranks_refuse_those_that_know_none(pair: Pair) -> Non
     connection = PeerConnection("p", "ipc://p", None, 1.0, 1.0)
     connection.greeted(Greeting("p", "d", pool={"kind": "shm"}), decode.connector, ranks=2)
     assert connection.state is HandshakeState.FAILED and "same version" in connection.reason
-    greet = replace(decode.decode.peers.greeting, receiver=prefill.incarnation)
+    greeting = decode.decode.peers.greeting
+    assert greeting is not None
+    greet = replace(greeting, receiver=prefill.incarnation)
     assert prefill.prefill.answer(greet).ranks == 1 and prefill.prefill.answer(replace(greet, ranks=None)).pool
     side = prefill.prefill
     side.machine = replace(side.machine, layout=replace(side.machine.layout, ranks=2))

@@ -73,17 +73,23 @@ def turns(*workers: PortsWorker, until: Any) -> None:
             worker.turn()
 
 
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    before = held()
+    yield
+    assert held() == before
+
+
 @pytest.fixture(params=["shm", "tcp", "auto", "keys"])
 def workers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[PortsWorker, PortsWorker]]:
-    before = held()
     connector, keys = ("tcp", KEYS) if request.param == "keys" else (request.param, None)
     made = PortsWorker(tmp_path, "p", connector, keys), PortsWorker(tmp_path, "c", connector, keys)
     yield made
     for worker in made:
         worker.close()
-    assert held() == before
 
 
+@pytest.mark.usefixtures("nothing_left")
 def test_a_stream_from_worker_to_worker(workers: tuple[PortsWorker, PortsWorker]) -> None:
     producer, consumer = workers
     free = len(producer.ports.memory.free)

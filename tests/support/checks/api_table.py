@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of parameters in docs/guide/api.md, responses.md, embeddings.md and audio.md, generated from the declarations. Run
-as a program it prints them."""
+"""The tables of parameters in docs/guide/api.md, responses.md, embeddings.md and audio.md, generated from the
+declarations. Run as a program it prints them."""
 
 import json
 from collections.abc import Collection, Iterator, Sequence

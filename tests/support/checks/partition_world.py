@@ -7,7 +7,7 @@ from speech_graph import stream
 
 from pontil.runtime.graph.partition_state import PARTITION_ENDS, PartitionRun, PartitionState, PartitionTable
 from pontil.runtime.graph.policies import Fixed
-from pontil.runtime.graph.stream_buffer import Chunk, StreamBuffer, StreamItem, StreamPosition
+from pontil.runtime.graph.stream_buffer import Chunk, StreamBuffer, StreamPosition, TaggedItem
 
 LAST = "decode"
 SPLIT = (frozenset({"prefill", "last"}), frozenset({"decode"}))
@@ -139,7 +139,7 @@ class RecordingRun:
 
 def thawed(state: BufferState, hosted: frozenset[str], kind: type[StreamBuffer]) -> StreamBuffer:
     buffer = kind(CONNECTION, LAST, hosted)
-    buffer.items = {index: StreamItem(walk, index) for index, walk in state.items}
+    buffer.items = {index: TaggedItem(walk, index) for index, walk in state.items}
     buffer.markers = dict(state.markers)
     buffer.ends_at, buffer.taken, buffer.ran, buffer.closed = state.ends_at, state.taken, state.ran, state.closed
     return buffer

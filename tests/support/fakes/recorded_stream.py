@@ -35,8 +35,8 @@ class RecordedStream(ProducerStream):
     def mark(self, index: int, walk: str) -> None:
         self.markers.append((index, walk))
 
-    def make(self, first_index: int, stop_index: int | None) -> None:
-        self.first_index, self.stop_index = first_index, stop_index
+    def begin_at(self, index: int) -> None:
+        assert index == 0
 
     def finish(self, last_index: int) -> None:
         self.last = last_index

@@ -202,3 +202,9 @@ def read(buffer: StreamBuffer) -> list[int]:
 def spoiled(result: PullResult) -> PullResult:
     """Return a result whose bytes are not what was sent."""
     return replace(result, digests=[one ^ 1 for one in result.digests])
+
+
+def pair(total: int = 1 << 16) -> tuple[StreamWorld, WorldWorker, WorldWorker]:
+    """Return a world with a worker for the producer and one for the consumer."""
+    world = StreamWorld()
+    return world, world.worker("p", total), world.worker("c", total)

@@ -36,8 +36,8 @@ def omni_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def omni_config(tokenizer: Tokenizer, **changes: Any) -> Qwen3OmniMoeConfig:
-    """The configuration; `changes` are fields of its top."""
+def omni_config(tokenizer: Tokenizer, talker_positions: int = 1024, **changes: Any) -> Qwen3OmniMoeConfig:
+    """The configuration; `changes` are fields of its top, `talker_positions` is the Talker's context."""
     ids = {name: tokenizer.token_to_id(name) for name in (*ROLES, *MARKS)}
     media = {
         "audio_token_id": ids["<|audio_pad|>"],
@@ -62,7 +62,7 @@ def omni_config(tokenizer: Tokenizer, **changes: Any) -> Qwen3OmniMoeConfig:
         },
         "talker_config": {
             **media,
-            "text_config": talker_text(),
+            "text_config": talker_text() | {"max_position_embeddings": talker_positions},
             "code_predictor_config": code_predictor(),
             "num_code_groups": GROUPS,
             "thinker_hidden_size": 48,
@@ -161,6 +161,10 @@ class OmniPair:
     def encoded(self, text: str) -> list[int]:
         ids: list[int] = omni_tokenizer().encode(text).ids
         return ids
+
+    def decoded(self, ids: list[int]) -> str:
+        text: str = omni_tokenizer().decode(ids)
+        return text
 
 
 def omni_talker(path: Path, dtype: torch.dtype = torch.float32, kernels: KernelLibrary | None = None) -> Talker:

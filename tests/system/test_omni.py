@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model of three stages as real processes: the same text and sound wherever its stages run, and after kills (E)."""
+
+import os
+import signal
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from effort import is_long
+from oracle import settled
+from served import Served, launched, wait_for
+from spoken import Spoken, speak
+from tiny_omni import OmniPair, write_tiny_omni
+
+TEXT = "the sea was calm"
+# What is asked of every placement: answers of 1, 2 and more tokens of text, greedy and drawn.
+ASKED: list[dict[str, Any]] = [
+    *({"max_tokens": tokens, "temperature": 0} for tokens in (1, 2, 3, 9)),
+    {"max_tokens": 6, "temperature": 0.8, "seed": 5, "audio": {"voice": "chelsie", "format": "pcm16"}},
+]
+# Frames that are compared with those of transformers: over hundreds, last bits decide some choice of a random model.
+COMPARED = 24
+STAGES = {
+    "together": ("--place", "thinker=cpu:0", "--place", "talker=cpu:0", "--place", "code2wav=cpu:0"),
+    "thinker split": ("--place", "thinker.prefill=cpu:0", "--place", "thinker.decode=cpu:1"),
+    "talker split": ("--place", "thinker=cpu:0", "--place", "talker.prefill=cpu:0", "--place", "talker.decode=cpu:1"),
+    "both split": (
+        "--place", "thinker.prefill=cpu:0", "--place", "thinker.decode=cpu:1", "--place", "talker.prefill=cpu:0",
+        "--place", "talker.decode=cpu:1",
+    ),
+    "thinker of two ranks": ("--place", "thinker=cpu:0+cpu:1", "--place", "talker=cpu:0"),
+}  # fmt: skip
+PLACED = list(STAGES) if is_long() else ["both split"]
+# The worker that dies, and the pieces of text and of sound that the client has then.
+WORKERS = ("prefill:0", "decode:0", "talker-prefill:0", "talker-decode:0", "code2wav:0")
+MOMENTS = ((0, 0), (1, 0), (5, 0), (5, 1))
+KILLS = [
+    (worker, moment)
+    for worker in WORKERS
+    for moment in MOMENTS
+    if is_long() or (worker, moment) in (
+        ("decode:0", (1, 0)), ("talker-decode:0", (5, 1)), ("code2wav:0", (5, 1)), ("prefill:0", (5, 0)),
+    )
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> OmniPair:
+    folder = tmp_path_factory.mktemp("omni")
+    return OmniPair(write_tiny_omni(folder, talker_positions=400), folder)
+
+
+def options(pair: OmniPair) -> tuple[str, ...]:
+    return ("--model", str(pair.path), "--dtype", "float32", "--share-devices", "--disagg", "always")
+
+
+def answers(served: Served) -> list[Spoken]:
+    with ThreadPoolExecutor(len(ASKED)) as threads:
+        return list(threads.map(lambda asked: speak(served, TEXT, **asked), ASKED))
+
+
+@pytest.fixture(scope="module")
+def site(pair: OmniPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Both decoders split over two workers."""
+    with launched(tmp_path_factory.mktemp("site"), *STAGES["both split"], *options(pair)) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def alone(pair: OmniPair, tmp_path_factory: pytest.TempPathFactory) -> list[Spoken]:
+    """The answers of stages that are not split."""
+    with launched(tmp_path_factory.mktemp("alone"), *STAGES["together"], *options(pair)) as served:
+        return answers(served)
+
+
+def test_the_answer_is_that_of_transformers(pair: OmniPair, alone: list[Spoken]) -> None:
+    """Greedy: the text, and the sound of the first frames to the precision of 16 bits."""
+    chat = f"<|im_start|>user\n{TEXT}<|im_end|>\n<|im_start|>assistant\n"
+    prompt = torch.tensor([pair.encoded(chat)])
+    for asked, spoken in zip(ASKED[1:4], alone[1:4], strict=True):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            text, sound = pair.hugging.generate(
+                prompt, attention_mask=torch.ones_like(prompt), return_audio=True, speaker="ethan",
+                thinker_max_new_tokens=asked["max_tokens"], thinker_eos_token_id=2, thinker_do_sample=False,
+                talker_do_sample=False, talker_max_new_tokens=COMPARED,
+            )  # fmt: skip
+        assert len(text[0]) - prompt.shape[1] == spoken.usage["completion_tokens_details"]["text_tokens"]
+        assert pair.decoded(text[0, prompt.shape[1] :].tolist()) == spoken.text
+        heard = np.frombuffer(spoken.sound, "<i2")[: sound.numel()] / 32767
+        assert np.abs(heard - sound.flatten().numpy()).max() < 1e-4
+
+
+@pytest.mark.parametrize("placed", PLACED)
+def test_every_placement_says_the_same(
+    pair: OmniPair, alone: list[Spoken], site: Served, placed: str, tmp_path: Path
+) -> None:
+    """E16: text, all codes and all samples."""
+    if placed == "both split":
+        assert answers(site) == alone
+        settled(site)
+        return
+    with launched(tmp_path, *STAGES[placed], *options(pair)) as served:
+        assert answers(served) == alone
+        settled(served)
+
+
+@pytest.mark.parametrize(("worker", "moment"), KILLS)
+def test_a_killed_worker_of_any_stage_changes_nothing(
+    site: Served, alone: list[Spoken], worker: str, moment: tuple[int, int]
+) -> None:
+    """E15, E16: no sound twice and none missing, everything is freed, and the books balance."""
+    before = settled(site)
+    victim = int(site.topology()[worker]["pid"])
+    killed: list[int] = []
+
+    def harm(texts: int, sounds: int) -> None:
+        if not killed and texts >= moment[0] and sounds >= moment[1]:
+            killed.append(victim)
+            os.kill(victim, signal.SIGKILL)
+
+    if moment == (0, 0):
+        harm(0, 0)
+    assert speak(site, TEXT, harm, **ASKED[3]) == alone[3]
+    assert killed == [victim], "the worker died while the answer was on its way"
+    wait_for(lambda: site.topology().get(worker, {}).get("pid") not in (None, victim), 60, "another worker")
+    assert settled(site).free_blocks == before.free_blocks
+
+
+def test_a_client_that_leaves_frees_every_stage(site: Served) -> None:
+    """E15: within a second of work at most, and nothing of the run is left."""
+    before = settled(site)
+
+    class Left(Exception):
+        pass
+
+    def leave(texts: int, sounds: int) -> None:
+        if sounds:
+            raise Left
+
+    with pytest.raises(Left):
+        speak(site, TEXT, leave, **ASKED[3])
+    assert settled(site).free_blocks == before.free_blocks
+    assert site.metric("pontil_runs_running") == 0
