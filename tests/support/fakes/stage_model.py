@@ -88,10 +88,16 @@ def sound_of(frames: list[list[int]]) -> bytes:
 
 @dataclass
 class Kept:
-    """The items of one stream that a worker keeps: `last` is their number once the stream has ended."""
+    """The items of one stream that a worker keeps: `last` is their number once the stream has ended. Those from `stop`
+    on are another worker's."""
 
     items: dict[int, Any] = field(default_factory=dict)
     last: int | None = None
+    stop: int | None = None
+
+    def covers(self, index: int) -> bool:
+        """Return whether an item is here, or will be."""
+        return min(self.items, default=index) <= index and (self.stop is None or index < self.stop)
 
 
 @dataclass(eq=False)

@@ -120,7 +120,7 @@ class StageWorker:
             job.steps = self.steps_of(job, message)
             job.producers = [peer for peers in job.part.inputs.values() for peer, _ in peers]
             for edge in job.part.outputs:
-                self.kept.setdefault((job.part.run, edge), Kept())
+                self.kept.setdefault((job.part.run, edge), Kept()).stop = None
         elif isinstance(message, Cancel):
             self.jobs.pop(message.request_id, None)
         elif isinstance(message, Inputs) and message.request_id in self.jobs:
@@ -155,7 +155,7 @@ class StageWorker:
             if worker is not None and not worker.forgets and (job.part.run, edge) in worker.kept
         }
         base = len(job.items)
-        covered = any(min(kept.items, default=base) <= base for kept in there.values())
+        covered = any(kept.covers(base) for kept in there.values())
         if not covered and not job.is_all and job.waits <= self.site.steps:
             job.waits = self.site.steps + PATIENCE
             for name in sources.keys() - there.keys():
@@ -255,6 +255,9 @@ class StageWorker:
             self.tell(job, 1, [], opens=True, made=0)
         else:
             self.tell(job, 0, ids, opens=True, made=1, reason="stop" if ends else None, **frames)
+        for edge in job.part.outputs:
+            kept = self.kept[job.part.run, edge]
+            kept.stop = max(kept.items) + 1
         if not ends:
             self.site.handed.add((task.request_id, task.attempt))
 
