@@ -94,5 +94,12 @@ def attention_factor(found: dict[str, Any], factor: float) -> float:
     return yarn_magnitude(factor)
 
 
+def score_factor(data: dict[str, Any]) -> float:
+    """The factor of both queries and keys that DeepSeek's models have beside the one of cosines and sines."""
+    found = rope(data)
+    below = number(found, "mscale_all_dim", 0.0)
+    return yarn_magnitude(number(found, "factor", 1.0), below) if below and kind(found) != "default" else 1.0
+
+
 def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

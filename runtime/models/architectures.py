@@ -24,7 +24,8 @@ class Architecture:
 
     `head_norms` are applied to queries and keys, `sandwich_norms` also after each half of a layer. GGUF files add one
     to norms that are `offset_norms`, and hold query and key rows that are `interleaved`. With `local_positions`, layers
-    with a window have a rotary base of their own and queries are scaled by a stated number.
+    with a window have a rotary base of their own and queries are scaled by a stated number. The attention is `latent`.
+    Checkpoints may hold `guessing_layers` behind the model's own, which predict further tokens; they are not read.
     """
 
     name: str
@@ -44,7 +45,11 @@ class Architecture:
     local_positions: bool = False
     qkv_bias: bool = False
     has_experts: bool = False
+    latent: bool = False
+    guessing_layers: bool = False
 
+
+DEEPSEEK: dict[str, Any] = {"first_k_dense_replace": 0, "moe_layer_freq": 1, "rope_interleave": True}
 
 ROWS = (
     Architecture(
@@ -70,6 +75,25 @@ ROWS = (
         "qwen3_moe", "qwen3_moe:Qwen3Moe",
         {"max_position_embeddings": 32768, "sliding_window": 4096, "decoder_sparse_step": 1},
         gguf="qwen3moe", window_layers="all", head_norms=True, has_experts=True,
+    ),
+    Architecture(
+        "deepseek_v2", "deepseek:DeepSeek",
+        DEEPSEEK | {
+            "max_position_embeddings": 2048, "norm_topk_prob": False, "scoring_func": "softmax",
+            "topk_method": "greedy", "n_shared_experts": 2,
+        },
+        # These weights are never divided by their sum.
+        fixed={"hidden_act": "silu", "attention_bias": False, "norm_topk_prob": False},
+        window_use="never", has_experts=True, latent=True,
+    ),
+    Architecture(
+        "deepseek_v3", "deepseek:DeepSeek",
+        DEEPSEEK | {
+            "max_position_embeddings": 4096, "norm_topk_prob": True, "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc", "first_k_dense_replace": 3, "n_shared_experts": 1,
+        },
+        fixed={"hidden_act": "silu", "attention_bias": False}, window_use="never", has_experts=True, latent=True,
+        guessing_layers=True,
     ),
     Architecture(
         "gemma3_text", "gemma3:Gemma3",

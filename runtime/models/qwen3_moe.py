@@ -3,14 +3,19 @@
 
 from pontil.runtime.models.blocks import FeedForward
 from pontil.runtime.models.experts import Experts
+from pontil.runtime.models.llama import Llama
 from pontil.runtime.models.qwen3 import Qwen3
 from pontil.runtime.models.weights import Weights
 
 
-class Qwen3Moe(Qwen3):
+class SparseLlama(Llama):
     """`config.experts` gives the number of experts, and the layers that stay dense."""
 
     def feed_forward(self, index: int, weights: Weights) -> FeedForward:
         if self.config.experts is None or not self.config.is_sparse(index):
             return super().feed_forward(index, weights)
         return Experts(self.config.experts, self.config.hidden_size, f"model.layers.{index}.mlp.", weights)
+
+
+class Qwen3Moe(SparseLlama, Qwen3):
+    """Qwen3's attention."""

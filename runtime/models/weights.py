@@ -75,6 +75,11 @@ class Weights:
         gates, ups = (self.weight(f"{name}.weight", outputs, inputs, cut) for name in (gate, up))
         return self.product(alternate(gates, ups))
 
+    def dense(self, name: str, outputs: int, inputs: int, cut: Cut) -> Tensor:
+        """This rank's outputs of a weight that is not used as one product, in the type of the weights."""
+        weight = self.weight(f"{name}.weight", outputs, inputs, cut)
+        return weight if isinstance(weight, Tensor) else weight.dense().to(self.dtype)
+
     def weight(self, name: str, outputs: int, inputs: int, cut: Cut) -> Tensor | QuantizedWeights:
         """This rank's outputs of a product's weight, quantized if the checkpoint holds it so or `int8` asks for it."""
         levels = self.levels(name, outputs, inputs)

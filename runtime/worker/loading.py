@@ -73,7 +73,7 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
     model = build_model(model_config, weights)
     layout = KVLayout(
         config.block_size, model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, cells,
-        packed=kernels is not None, rank=config.rank, ranks=config.ranks,
+        packed=kernels is not None, rank=config.rank, ranks=config.ranks, planes=model_config.kv_planes,
     )  # fmt: skip
     named = name_of_kernels(device, kernels)
     if config.quantization != "none":
