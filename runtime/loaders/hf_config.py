@@ -80,7 +80,7 @@ def model_config(architecture: Architecture, data: dict[str, Any], eos_token_ids
         query_scalar=query_scalar(architecture, data, latent),
         qkv_bias=architecture.qkv_bias or biased,
         output_bias=biased and not architecture.qkv_bias,
-        experts=expert_config(data) if architecture.has_experts else None,
+        experts=expert_config(architecture, data) if architecture.has_experts else None,
         latent=latent,
         rotary_dim=latent.rotary_dim if latent else None,
         interleaved=bool(data.get("rope_interleave")),

@@ -19,6 +19,7 @@ from pontil.runtime.loaders.fused_experts import ExpertPart, parts_of
 from pontil.runtime.loaders.hf_config import read_hf_config
 from pontil.runtime.loaders.hf_fields import read_json
 from pontil.runtime.loaders.layout import Shape, check_shapes, tensor_shapes
+from pontil.runtime.models.architectures import ARCHITECTURES, Architecture
 from pontil.runtime.models.config import ModelConfig
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -55,19 +56,15 @@ class HfCheckpoint:
 
     @classmethod
     def open(cls, directory: Path) -> HfCheckpoint:
-        config = read_hf_config(directory)
-        files = shards(directory)
-        shapes: dict[str, Shape] = {}
-        found: dict[str, TensorLocation] = {}
-        for path in files:
-            for name, (shape, kind) in stored_tensors(path).items():
-                parts = parts_of(name, shape, config.experts.count) if config.experts else []
-                shapes |= {part.name: part.shape for part in parts} or {name: shape}
-                found |= {part.name: TensorLocation(path, name, kind, part) for part in parts} or {
-                    name: TensorLocation(path, name, kind)
-                }
-        check_shapes(config, shapes, directory)
-        places = {name: found[name] for name in tensor_shapes(config)}
+        config, files = read_hf_config(directory), shards(directory)
+        found = {
+            name: place
+            for path in files
+            for stored, (shape, kind) in stored_tensors(path).items()
+            for name, place in located(config, path, stored, shape, kind)
+        }
+        check_shapes(config, {name: shape for name, (shape, _) in found.items()}, directory)
+        places = {name: found[name][1] for name in tensor_shapes(config)}
         check_kinds(places, directory)
         return cls(config, fingerprint(config, files), places)
 
@@ -77,6 +74,25 @@ class HfCheckpoint:
                 for name, place in self.places.items():
                     if place.path == path:
                         yield name, place.read(file)
+
+
+def located(
+    config: ModelConfig, path: Path, stored: str, shape: Shape, kind: str
+) -> Iterator[tuple[str, tuple[Shape, TensorLocation]]]:
+    """The model's tensors that a stored one holds, by their usual names."""
+    name = usual_name(ARCHITECTURES[config.architecture], stored)
+    parts = parts_of(name, shape, config.experts.count) if config.experts else []
+    for part in parts:
+        yield part.name, (part.shape, TensorLocation(path, stored, kind, part))
+    if not parts:
+        yield name, (shape, TensorLocation(path, stored, kind))
+
+
+def usual_name(architecture: Architecture, stored: str) -> str:
+    name = stored
+    for part, usual in architecture.replaced.items():
+        name = name.replace(part, usual)
+    return name
 
 
 def stored_tensors(path: Path) -> dict[str, tuple[Shape, str]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.hf_fields import integer, number, short
+from pontil.runtime.models.architectures import Architecture
 from pontil.runtime.models.config import ExpertConfig, RoutingConfig, SharedExpertConfig
 
 # Newer files have another name than older ones of the same model.
@@ -16,10 +17,10 @@ COUNTS = ("n_routed_experts", "num_experts", "num_local_experts")
 METHODS = ("greedy", "group_limited_greedy", "noaux_tc")
 
 
-def expert_config(data: dict[str, Any]) -> ExpertConfig:
+def expert_config(architecture: Architecture, data: dict[str, Any]) -> ExpertConfig:
     """Raises ModelError for a missing field, or a way to choose experts that is not known."""
     count = integer(data, next((name for name in COUNTS if data.get(name) is not None), COUNTS[-1]))
-    size = integer(data, "moe_intermediate_size")
+    size = integer(data, architecture.expert_size)
     shared = integer(data, "n_shared_experts", 0)
     return ExpertConfig(
         count=count,

@@ -25,6 +25,7 @@ class Architecture:
     `head_norms` are applied to queries and keys, `sandwich_norms` also after each half of a layer. GGUF files add one
     to norms that are `offset_norms`, and hold query and key rows that are `interleaved`. With `local_positions`, layers
     with a window have a rotary base of their own and queries are scaled by a stated number. The attention is `latent`.
+    `expert_size` is the field with the size of an expert. `replaced` parts of tensors' names have others here.
     Checkpoints may hold `guessing_layers` behind the model's own, which predict further tokens; they are not read.
     """
 
@@ -45,6 +46,8 @@ class Architecture:
     local_positions: bool = False
     qkv_bias: bool = False
     has_experts: bool = False
+    expert_size: str = "moe_intermediate_size"
+    replaced: Mapping[str, str] = field(default_factory=dict)
     latent: bool = False
     guessing_layers: bool = False
 
@@ -75,6 +78,18 @@ ROWS = (
         "qwen3_moe", "qwen3_moe:Qwen3Moe",
         {"max_position_embeddings": 32768, "sliding_window": 4096, "decoder_sparse_step": 1},
         gguf="qwen3moe", window_layers="all", head_norms=True, has_experts=True,
+    ),
+    Architecture(
+        "mixtral", "sparse_llama:SparseLlama",
+        {
+            "max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": None, "rope_theta": 1e6,
+            "norm_topk_prob": True, "rms_norm_eps": 1e-5,
+        },
+        fixed={"hidden_act": "silu", "attention_bias": False}, window_use="stated", window_layers="all",
+        has_experts=True, expert_size="intermediate_size",
+        replaced={
+            ".block_sparse_moe.": ".mlp.", ".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj.",
+        },
     ),
     Architecture(
         "deepseek_v2", "deepseek:DeepSeek",

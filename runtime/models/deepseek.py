@@ -3,7 +3,7 @@
 
 from pontil.runtime.models.blocks import SelfAttention
 from pontil.runtime.models.latent_attention import LatentAttention
-from pontil.runtime.models.qwen3_moe import SparseLlama
+from pontil.runtime.models.sparse_llama import SparseLlama
 from pontil.runtime.models.weights import Weights
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configurations of tiny models that only torch's operations compute, and that no GGUF file holds here."""
+"""Configurations of tiny models that no GGUF file holds here. Most of them are computed by torch's operations only."""
 
 from collections.abc import Callable
 from typing import Any
 
-from transformers import DeepseekV2Config, DeepseekV3Config, PretrainedConfig
+from transformers import DeepseekV2Config, DeepseekV3Config, MixtralConfig, PretrainedConfig
 
 YARN = {
     "rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 256, "mscale": 0.7,
@@ -23,7 +23,10 @@ def latent(sizes: Sizes, **fields: Any) -> Sizes:
     return LATENT | sizes | {"num_key_value_heads": sizes["num_attention_heads"]} | fields
 
 
+KERNEL_NAMES = ("mixtral",)
+"""Those that the kernels compute."""
 MORE_CONFIGS: dict[str, Callable[[Sizes], PretrainedConfig]] = {
+    "mixtral": lambda sizes: MixtralConfig(**sizes, num_local_experts=5, num_experts_per_tok=2, sliding_window=65),
     "deepseek_v2": lambda sizes: DeepseekV2Config(**latent(sizes, q_lora_rank=None, n_shared_experts=2)),
     "deepseek_v2-groups": lambda sizes: DeepseekV2Config(
         **latent(
