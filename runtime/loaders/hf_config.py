@@ -14,14 +14,14 @@ from pontil.runtime.loaders.architectures import checked, unknown
 from pontil.runtime.loaders.hf_experts import expert_config
 from pontil.runtime.loaders.hf_fields import integer, number, read_json, section, short
 from pontil.runtime.loaders.hf_latent import latent_config
+from pontil.runtime.loaders.hf_quantization import weight_block
 from pontil.runtime.loaders.hf_rope import FULL, SLIDING, local_theta, rope_scaling, score_factor, theta
 from pontil.runtime.models.architectures import ARCHITECTURES, Architecture
 from pontil.runtime.models.config import LatentConfig, ModelConfig
 
 DTYPES = ("bfloat16", "float16", "float32")
-FIXED: dict[str, Any] = {"mlp_bias": False, "quantization_config": None, "partial_rotary_factor": 1.0}
+FIXED: dict[str, Any] = {"mlp_bias": False, "partial_rotary_factor": 1.0}
 """What this version computes, whatever the architecture."""
-WAYS_OUT = {"quantization_config": ", so give it the model's own weights, or a GGUF file of it"}
 
 
 def read_hf_config(directory: Path) -> ModelConfig:
@@ -84,6 +84,7 @@ def model_config(architecture: Architecture, data: dict[str, Any], eos_token_ids
         latent=latent,
         rotary_dim=latent.rotary_dim if latent else None,
         interleaved=bool(data.get("rope_interleave")),
+        weight_block=weight_block(data),
     )
 
 
@@ -123,9 +124,7 @@ def refuse_unsupported(data: dict[str, Any], fixed: dict[str, Any]) -> None:
     for key, only in fixed.items():
         if data.get(key) not in (None, only):
             known = "models without it" if only is None else f"{only!r} only"
-            raise ModelError(
-                f"the model has {key} = {short(data[key])}: this version runs {known}{WAYS_OUT.get(key, '')}"
-            )
+            raise ModelError(f"the model has {key} = {short(data[key])}: this version runs {known}")
 
 
 def dtype(data: dict[str, Any]) -> str:

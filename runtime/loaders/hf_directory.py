@@ -18,13 +18,14 @@ from pontil.runtime.loaders.fingerprint import fingerprint
 from pontil.runtime.loaders.fused_experts import ExpertPart, parts_of
 from pontil.runtime.loaders.hf_config import read_hf_config
 from pontil.runtime.loaders.hf_fields import read_json
+from pontil.runtime.loaders.hf_quantization import FLOAT8, SCALE, with_scales
 from pontil.runtime.loaders.layout import Shape, check_shapes, tensor_shapes
 from pontil.runtime.models.architectures import ARCHITECTURES, Architecture
 from pontil.runtime.models.config import ModelConfig
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 READABLE = ("F32", "F16", "BF16")
-"""Supported types of numbers. Others need scales, which are stored elsewhere in each of their formats."""
+"""Types of numbers that are read as they are. Others need scales, which each of their formats stores elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +64,11 @@ class HfCheckpoint:
             for stored, (shape, kind) in stored_tensors(path).items()
             for name, place in located(config, path, stored, shape, kind)
         }
-        check_shapes(config, {name: shape for name, (shape, _) in found.items()}, directory)
-        places = {name: found[name][1] for name in tensor_shapes(config)}
-        check_kinds(places, directory)
+        shapes = {name: shape for name, (shape, _) in found.items()}
+        check_shapes(config, shapes, directory)
+        wanted = with_scales(tensor_shapes(config), shapes, config.weight_block)
+        places = {name: found[name][1] for name in wanted}
+        check_kinds(places, directory, config.weight_block is not None)
         return cls(config, fingerprint(config, files), places)
 
     def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
@@ -103,10 +106,16 @@ def stored_tensors(path: Path) -> dict[str, tuple[Shape, str]]:
         return {name: (tuple(one.get_shape()), one.get_dtype()) for name, one in slices.items()}
 
 
-def check_kinds(places: dict[str, TensorLocation], source: object) -> None:
-    """Raise ModelError for a tensor whose type of numbers is not supported."""
+def check_kinds(places: dict[str, TensorLocation], source: object, scaled: bool = False) -> None:
+    """Raise ModelError for a tensor whose type of numbers is not supported. Floats of 8 bits are, if the weights are
+    `scaled`."""
     for name, place in places.items():
-        if place.kind not in READABLE:
+        if scaled and (place.kind == FLOAT8) != (name + SCALE in places):
+            raise ModelError(
+                f"{source} stores the tensor {name} as {place.kind}: floats of 8 bits, and only these, need a tensor "
+                f"{name + SCALE} with their scales: fetch the model again"
+            )
+        if place.kind not in (READABLE + (FLOAT8,) * scaled):
             raise ModelError(
                 f"{source} stores the tensor {name} as {place.kind}: this version reads {', '.join(READABLE)} there, "
                 "and quantized weights from GGUF files"

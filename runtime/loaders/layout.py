@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 
 from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.hf_quantization import with_scales
 from pontil.runtime.loaders.name_list import name_list
 from pontil.runtime.models.architectures import ARCHITECTURES
 from pontil.runtime.models.config import ExpertConfig, LatentConfig, ModelConfig
@@ -100,7 +101,7 @@ def expert_shapes(experts: ExpertConfig, hidden: int) -> dict[str, Shape]:
 def check_shapes(config: ModelConfig, found: dict[str, Shape], source: object) -> None:
     """Raise ModelError that names every tensor that is missing, or that this architecture would ignore, or, if there is
     none, every one that has another shape."""
-    wanted = tensor_shapes(config)
+    wanted = with_scales(tensor_shapes(config), found, config.weight_block)
     faults = []
     missing = [name for name in wanted if name not in found]
     if missing:

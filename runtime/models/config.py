@@ -109,6 +109,8 @@ class ModelConfig:
 
     With `latent`, there is one KV head, and `head_dim` is what it stores for a position (decision 054). Rotary
     positions turn `rotary_dim` dimensions of a head (None: all): those of its halves together, or `interleaved` ones.
+
+    With a `weight_block`, weights are floats of 8 bits, and so many outputs and inputs share a scale.
     """
 
     architecture: str
@@ -136,6 +138,7 @@ class ModelConfig:
     latent: LatentConfig | None = None
     rotary_dim: int | None = None
     interleaved: bool = False
+    weight_block: tuple[int, int] | None = None
 
     @property
     def rotated(self) -> int:

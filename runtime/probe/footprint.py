@@ -120,7 +120,7 @@ def weight_bytes(path: Path, config: ModelConfig, demand: MemoryDemand, number_b
     if demand.quantization == "gguf":
         return path.stat().st_size // ranks
     numbers = sum(math.prod(shape) // divisor(name, config, ranks) for name, shape in tensor_shapes(config).items())
-    return numbers * (1 if demand.quantization == "int8" else number_bytes)
+    return numbers * (1 if demand.quantization == "int8" or config.weight_block else number_bytes)
 
 
 def divisor(name: str, config: ModelConfig, ranks: int) -> int:

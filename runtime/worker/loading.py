@@ -127,8 +127,9 @@ def read_weights(
         raise ModelError(f"--quantization {wanted} is not known: choose none, int8 or gguf")
     if wanted == "none":
         return Weights(
-            telling(checkpoint.tensors(torch_dtype)), device, torch_dtype, kernels, communicator=communicator
-        )
+            telling(checkpoint.tensors(torch_dtype)), device, torch_dtype, kernels, communicator=communicator,
+            block=checkpoint.config.weight_block,
+        )  # fmt: skip
     if kernels is None or dtype != "bfloat16":
         raise ModelError(f"--quantization {wanted} needs a CPU's kernels and bfloat16: leave out --kernels and --dtype")
     if wanted == "int8":

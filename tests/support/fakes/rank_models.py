@@ -35,7 +35,10 @@ def computed(
     communicator = communicator or SingleRank()
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
-    weights = Weights(checkpoint.tensors(dtype), torch.device("cpu"), dtype, library, communicator=communicator)
+    weights = Weights(
+        checkpoint.tensors(dtype), torch.device("cpu"), dtype, library, communicator=communicator,
+        block=config.weight_block,
+    )  # fmt: skip
     model = build_model(config, weights)
     layout = KVLayout(
         BLOCK, config.num_layers, config.num_kv_heads, config.head_dim, str(dtype).removeprefix("torch."),

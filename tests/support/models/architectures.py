@@ -118,4 +118,6 @@ def read_model(
     path: Path, dtype: torch.dtype = torch.float32, device: str = "cpu", kernels: KernelLibrary | None = None
 ) -> Model:
     checkpoint = open_checkpoint(path)
-    return build_model(checkpoint.config, Weights(checkpoint.tensors(dtype), torch.device(device), dtype, kernels))
+    config = checkpoint.config
+    weights = Weights(checkpoint.tensors(dtype), torch.device(device), dtype, kernels, block=config.weight_block)
+    return build_model(config, weights)
