@@ -15,12 +15,12 @@ from pontil.runtime.loaders.hf_experts import expert_config
 from pontil.runtime.loaders.hf_fields import integer, number, read_json, section, short
 from pontil.runtime.loaders.hf_latent import latent_config
 from pontil.runtime.loaders.hf_quantization import weight_block
-from pontil.runtime.loaders.hf_rope import FULL, SLIDING, local_theta, rope_scaling, score_factor, theta
+from pontil.runtime.loaders.hf_rope import FULL, SLIDING, local_theta, rope_scaling, rotated_dim, score_factor, theta
 from pontil.runtime.models.architectures import ARCHITECTURES, Architecture
 from pontil.runtime.models.config import LatentConfig, ModelConfig
 
 DTYPES = ("bfloat16", "float16", "float32")
-FIXED: dict[str, Any] = {"mlp_bias": False, "partial_rotary_factor": 1.0}
+FIXED: dict[str, Any] = {"mlp_bias": False}
 """What this version computes, whatever the architecture."""
 
 
@@ -55,6 +55,8 @@ def model_config(architecture: Architecture, data: dict[str, Any], eos_token_ids
     hidden, heads = integer(data, "hidden_size"), integer(data, "num_attention_heads")
     biased = bool(data.get("attention_bias"))
     scaling, latent = rope_scaling(data), latent_config(data) if architecture.latent else None
+    head_dim = latent.stored_dim if latent else integer(data, "head_dim", hidden // max(heads, 1))
+    rotated = rotated_dim(data, head_dim, architecture.partial_rotary)
     max_model_len = integer(data, "max_position_embeddings")
     if scaling is not None and scaling.kind == "yarn":
         max_model_len = max(max_model_len, int(scaling.original_max_len * scaling.factor))
@@ -66,7 +68,7 @@ def model_config(architecture: Architecture, data: dict[str, Any], eos_token_ids
         num_layers=integer(data, "num_hidden_layers"),
         num_heads=heads,
         num_kv_heads=1 if latent else integer(data, "num_key_value_heads", heads),
-        head_dim=latent.stored_dim if latent else integer(data, "head_dim", hidden // max(heads, 1)),
+        head_dim=head_dim,
         max_model_len=max_model_len,
         rms_norm_eps=number(data, "rms_norm_eps", 1e-6),
         rope_theta=theta(data),
@@ -79,12 +81,13 @@ def model_config(architecture: Architecture, data: dict[str, Any], eos_token_ids
         windows=windows(architecture, data),
         query_scalar=query_scalar(architecture, data, latent),
         qkv_bias=architecture.qkv_bias or biased,
-        output_bias=biased and not architecture.qkv_bias,
+        output_bias=biased and architecture.output_bias and not architecture.qkv_bias,
         experts=expert_config(architecture, data) if architecture.has_experts else None,
         latent=latent,
-        rotary_dim=latent.rotary_dim if latent else None,
+        rotary_dim=latent.rotary_dim if latent else rotated,
         interleaved=bool(data.get("rope_interleave")),
         weight_block=weight_block(data),
+        head_norms=architecture.optional_head_norms and bool(data.get("use_qk_norm")),
     )
 
 

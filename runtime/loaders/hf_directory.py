@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.fingerprint import fingerprint
-from pontil.runtime.loaders.fused_experts import ExpertPart, parts_of
+from pontil.runtime.loaders.fused_experts import FusedPart, parts_of
 from pontil.runtime.loaders.hf_config import read_hf_config
 from pontil.runtime.loaders.hf_fields import read_json
 from pontil.runtime.loaders.hf_quantization import FLOAT8, SCALE, with_scales
@@ -35,15 +35,21 @@ class TensorLocation:
     path: Path
     stored_name: str
     kind: str
-    part: ExpertPart | None = None
+    part: FusedPart | None = None
 
     def read(self, file: Any) -> torch.Tensor:
         """Read the tensor from the opened file."""
         if self.part is None:
             whole: torch.Tensor = file.get_tensor(self.stored_name)
             return whole
-        expert = self.part.expert
-        cut: torch.Tensor = file.get_slice(self.stored_name)[expert : expert + 1, self.part.start : self.part.end]
+        part, stored = self.part, file.get_slice(self.stored_name)
+        if part.expert is None:
+            rows: torch.Tensor = stored[part.start : part.end]
+            return rows
+        if part.transposed or part.step > 1:
+            one: torch.Tensor = stored[part.expert : part.expert + 1][0]
+            return (one.T if part.transposed else one)[part.start : part.end : part.step].contiguous()
+        cut: torch.Tensor = stored[part.expert : part.expert + 1, part.start : part.end]
         return cut[0]
 
 
@@ -83,8 +89,9 @@ def located(
     config: ModelConfig, path: Path, stored: str, shape: Shape, kind: str
 ) -> Iterator[tuple[str, tuple[Shape, TensorLocation]]]:
     """The model's tensors that a stored one holds, by their usual names."""
-    name = usual_name(ARCHITECTURES[config.architecture], stored)
-    parts = parts_of(name, shape, config.experts.count) if config.experts else []
+    architecture = ARCHITECTURES[config.architecture]
+    name = usual_name(architecture, stored)
+    parts = parts_of(name, shape, config.experts.count if config.experts else 0, architecture.fused_experts)
     for part in parts:
         yield part.name, (part.shape, TensorLocation(path, stored, kind, part))
     if not parts:

@@ -57,7 +57,7 @@ def attention_shapes(config: ModelConfig) -> dict[str, Shape]:
         shapes |= {f"{name}.bias": (size,) for name, size in inwards.items()}
     if config.output_bias:
         shapes["o_proj.bias"] = (hidden,)
-    if ARCHITECTURES[config.architecture].head_norms:
+    if ARCHITECTURES[config.architecture].head_norms or config.head_norms:
         shapes |= {f"{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
     return shapes
 

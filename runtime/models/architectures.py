@@ -25,6 +25,10 @@ class Architecture:
     `head_norms` are applied to queries and keys, `sandwich_norms` also after each half of a layer. GGUF files add one
     to norms that are `offset_norms`, and hold query and key rows that are `interleaved`. With `local_positions`, layers
     with a window have a rotary base of their own and queries are scaled by a stated number. The attention is `latent`.
+    Biases that a configuration asks for are also those of the attention's `output`. Heads may be rotated in part
+    (`partial_rotary`), and have norms if the configuration says so (`optional_head_norms`). `fused_experts` is how a
+    tensor of all experts' gates and ups holds them (runtime/loaders/fused_experts.py).
+
     `expert_size` is the field with the size of an expert. `replaced` parts of tensors' names have others here.
     Checkpoints may hold `guessing_layers` behind the model's own, which predict further tokens; they are not read.
     """
@@ -45,6 +49,10 @@ class Architecture:
     interleaved: bool = False
     local_positions: bool = False
     qkv_bias: bool = False
+    output_bias: bool = True
+    partial_rotary: bool = False
+    optional_head_norms: bool = False
+    fused_experts: Literal["rows", "columns", "pairs"] = "rows"
     has_experts: bool = False
     expert_size: str = "moe_intermediate_size"
     replaced: Mapping[str, str] = field(default_factory=dict)
@@ -108,6 +116,29 @@ ROWS = (
             "topk_method": "noaux_tc", "first_k_dense_replace": 3, "n_shared_experts": 1,
         },
         fixed={"hidden_act": "silu", "attention_bias": False}, window_use="never", has_experts=True, latent=True,
+        guessing_layers=True,
+    ),
+    Architecture(
+        "glm4", "glm4:Glm4",
+        {
+            "max_position_embeddings": 131072, "num_key_value_heads": 2, "head_dim": 128, "attention_bias": True,
+            "rms_norm_eps": 1.5625e-7, "partial_rotary_factor": 0.5, "rope_interleave": True,
+        },
+        window_use="never", sandwich_norms=True, output_bias=False, partial_rotary=True,
+        replaced={
+            ".post_attention_layernorm.": ".pre_feedforward_layernorm.",
+            ".post_self_attn_layernorm.": ".post_attention_layernorm.",
+            ".post_mlp_layernorm.": ".post_feedforward_layernorm.",
+        },
+    ),
+    Architecture(
+        "glm4_moe", "glm4:Glm4Moe",
+        {
+            "max_position_embeddings": 131072, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5, "norm_topk_prob": True, "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc", "first_k_dense_replace": 1, "n_shared_experts": 1,
+        },
+        window_use="never", output_bias=False, partial_rotary=True, optional_head_norms=True, has_experts=True,
         guessing_layers=True,
     ),
     Architecture(

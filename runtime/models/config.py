@@ -110,6 +110,7 @@ class ModelConfig:
     With `latent`, there is one KV head, and `head_dim` is what it stores for a position (decision 054). Rotary
     positions turn `rotary_dim` dimensions of a head (None: all): those of its halves together, or `interleaved` ones.
 
+    `head_norms`: queries and keys are normed where the architecture leaves that open.
     With a `weight_block`, weights are floats of 8 bits, and so many outputs and inputs share a scale.
     """
 
@@ -139,6 +140,7 @@ class ModelConfig:
     rotary_dim: int | None = None
     interleaved: bool = False
     weight_block: tuple[int, int] | None = None
+    head_norms: bool = False
 
     @property
     def rotated(self) -> int:
