@@ -40,8 +40,8 @@ KERNEL_NAMES = ("mixtral",)
 MORE_CONFIGS: dict[str, Callable[[Sizes], PretrainedConfig]] = {
     "mixtral": lambda sizes: MixtralConfig(**sizes, num_local_experts=5, num_experts_per_tok=2, sliding_window=65),
     "gpt_oss": lambda sizes: GptOssConfig(
-        **(sizes | {"initializer_range": 0.2}), head_dim=16, num_local_experts=5, num_experts_per_tok=2,
-        sliding_window=65, swiglu_limit=1.5,
+        **(sizes | {"initializer_range": 0.2}), head_dim=16, num_local_experts=sizes.get("num_experts", 5),
+        num_experts_per_tok=2, sliding_window=65, swiglu_limit=1.5,
     ),
     "glm4": lambda sizes: Glm4Config(**sizes, head_dim=16),
     "glm4_moe": lambda sizes: Glm4MoeConfig(
