@@ -24,6 +24,8 @@ KEY_CHUNK = 256
 KEY_STRIP = 64
 QUERY_TILE = 64
 QUERY_SCALE = 1 / math.log(2)
+# Query heads of one KV head whose scores of a tile exist at a time.
+MOST_HEADS = 16
 
 
 class PagedAttention(Protocol):
@@ -209,14 +211,16 @@ class PromptAttention:
         laid = q.new_zeros(tiles * QUERY_TILE, heads, dim)
         laid[offset : offset + count] = q
         laid = laid.view(tiles, QUERY_TILE, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
-        laid = laid.reshape(tiles, kv_heads, group * QUERY_TILE, dim)
         skipped = first_chunk(first * QUERY_TILE, window)
         keys, values = gather_kv(self.pool, layer, span.table[skipped:])
-        if sinks is not None:
-            sinks = (sinks * QUERY_SCALE).view(kv_heads, group).repeat_interleave(QUERY_TILE, dim=1)
         starts = range(first * QUERY_TILE, (first + tiles) * QUERY_TILE, QUERY_TILE)
-        done = [tile(laid[i], keys, values, start, window, skipped, sinks) for i, start in enumerate(starts)]
-        out = torch.stack(done).view(tiles, kv_heads, group, QUERY_TILE, dim).permute(0, 3, 1, 2, 4)
+        done = laid.new_empty(laid.shape)
+        for head in range(0, group, MOST_HEADS):
+            some = slice(head, head + MOST_HEADS)
+            own = None if sinks is None else (sinks * QUERY_SCALE).view(kv_heads, group)[:, some]
+            for i, start in enumerate(starts):
+                done[i, :, some] = tile(laid[i, :, some], keys, values, start, window, skipped, own)
+        out = done.permute(0, 3, 1, 2, 4)
         return out.reshape(tiles * QUERY_TILE, heads, dim)[offset : offset + count]
 
 
@@ -228,10 +232,11 @@ def first_chunk(start: int, window: int | None) -> int:
 def tile(
     q: Tensor, keys: Tensor, values: Tensor, start: int, window: int | None, skipped: int, sinks: Tensor | None
 ) -> Tensor:
-    """One tile of queries [kv_heads, group * QUERY_TILE, head_dim] at positions start…, over the chunks it sees.
+    """One tile of queries [kv_heads, group, QUERY_TILE, head_dim] at positions start…, over the chunks it sees.
 
-    `keys` and `values` begin with chunk number `skipped`.
+    `keys` and `values` begin with chunk number `skipped`; sinks [kv_heads, group]. The result has q's shape.
     """
+    shape, q = q.shape, q.flatten(1, 2)
     kv_heads, queries, _ = q.shape
     # A tile never straddles two chunks (KEY_CHUNK is a multiple of QUERY_TILE): the span's table covers it.
     first, end = first_chunk(start, window), start // KEY_CHUNK + 1
@@ -245,4 +250,6 @@ def tile(
     if window is not None:
         visible &= positions > asking - window
     scores += hide(visible)
-    return weigh(scores, values[used], sinks)[0]
+    if sinks is not None:
+        sinks = sinks.repeat_interleave(QUERY_TILE, dim=1)
+    return weigh(scores, values[used], sinks)[0].view(shape)
