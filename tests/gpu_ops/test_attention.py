@@ -149,7 +149,7 @@ def test_cells_of_8_bits_are_read_as_they_are_stored(cells: torch.dtype) -> None
 
 
 def test_many_heads_of_one_kv_head_and_a_single_plane() -> None:
-    """As in latent attention, with more heads than are computed at a time, and with sinks."""
+    """Latent attention has this form. There are more heads than are computed at a time, and sinks."""
     generator = torch.Generator().manual_seed(8)
     heads, dim, length = MOST_HEADS + 4, 40, 150
     q, k = (torch.randn(length, count, dim, generator=generator) for count in (heads, 1))
