@@ -282,7 +282,9 @@ def open_small(
     model: Path, folder: Path, name: str, role: Literal["prefill", "decode", "mixed"], kv: str, drafts: int
 ) -> PromptWorker:
     shape = open_checkpoint(model).config
-    layout = KVLayout(BLOCK_SIZE, shape.num_layers, shape.num_kv_heads, shape.head_dim, shape.dtype)
+    layout = KVLayout(
+        BLOCK_SIZE, shape.num_layers, shape.num_kv_heads, shape.head_dim, shape.dtype, planes=shape.kv_planes
+    )
     memory = (BLOCKS + 1) * layout.block_bytes
     return open_worker(
         model, folder, name, role, kv_cache_memory=memory, block_size=BLOCK_SIZE, kv_connector=kv,

@@ -63,7 +63,7 @@ def rig(
     shape, dtype = model.config, "float32" if model.dtype == torch.float32 else "bfloat16"
     layout = KVLayout(
         block_size, shape.num_layers, shape.num_kv_heads, shape.head_dim, choose_kv_dtype(cells, dtype),
-        model.kernels is not None,
+        model.kernels is not None, planes=shape.kv_planes,
     )  # fmt: skip
     storage = KVStorage(layout, blocks, model.device)
     pool = BlockPool(blocks)
