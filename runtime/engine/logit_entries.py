@@ -69,7 +69,9 @@ def entries(lists: list[tuple[int, Tensor]]) -> tuple[Tensor, Tensor]:
 
 def state_of(sequence: Sequence, logits: Tensor) -> SamplingState:
     if sequence.sampling_state is None:
+        # Rows that are no ids have none to be penalized for.
+        prompt = sequence.prompt if sequence.inputs is None else []
         sequence.sampling_state = SamplingState(
-            sequence.params, sequence.prompt, sequence.stop_token_ids, logits.shape[1], logits.device
+            sequence.params, prompt, sequence.stop_token_ids, logits.shape[1], logits.device
         )
     return sequence.sampling_state

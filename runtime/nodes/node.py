@@ -34,7 +34,7 @@ class NodeRun(Protocol):
         end before the next chunk, or dropped with the task. Raises RequestError for an input that is not one."""
 
 
-class Node(Protocol):
+class StageNode(Protocol):
     """A node with its weights. `identity` is a hash of everything that its outputs depend on besides their input;
     `kind` and `sample_rate` are those of all its outputs. `one_per_chunk`: each chunk makes one output, from its items
     and context alone, so that chunks whose outputs are delivered need not be taken again."""

@@ -17,7 +17,7 @@ from pontil.runtime.nodes.wav import Sound, read_wav
 SLICE: Final = 4096
 
 
-class Listener(Protocol):
+class Transcriber(Protocol):
     """Something that understands speech."""
 
     def parts(self, sound: Sound) -> Iterator[Transcript]: ...
@@ -39,24 +39,24 @@ class RecognizerNode:
 
     kind, sample_rate, one_per_chunk = TEXT, None, False
 
-    def __init__(self, listener: Listener, identity: str) -> None:
-        self.listener, self.identity = listener, identity
+    def __init__(self, transcriber: Transcriber, identity: str) -> None:
+        self.transcriber, self.identity = transcriber, identity
 
     def begin(self, task: NodeInput) -> NodeRun:
         if not task.data:
             raise RequestError("there is no recording: send a WAV file", param="input_audio")
-        return Recognition(self.listener, task.data)
+        return Recognition(self.transcriber, task.data)
 
 
 class Recognition:
     """One recording. An output is the text of one window of it that has any."""
 
-    def __init__(self, listener: Listener, data: bytes) -> None:
-        self.listener, self.data = listener, data
+    def __init__(self, transcriber: Transcriber, data: bytes) -> None:
+        self.transcriber, self.data = transcriber, data
 
     def feed(self, items: Items, context: Items, final: bool) -> Iterator[bytes | None]:
         gap = ""
-        for part in self.listener.parts(read_wav(self.data)):
+        for part in self.transcriber.parts(read_wav(self.data)):
             yield f"{gap}{part.text}".encode() if part.text else None
             gap = " " if part.text else gap
 

@@ -11,7 +11,7 @@ from pontil.runtime.errors import ModelError
 from pontil.runtime.graph.catalog import GRAPHS, QWEN3_OMNI, SPEECH_DEMO, TINY_SPEECH, GraphModel
 from pontil.runtime.loaders.omni_config import read_code2wav_config
 from pontil.runtime.loaders.omni_directory import code2wav_checkpoint
-from pontil.runtime.nodes.node import Node
+from pontil.runtime.nodes.node import StageNode
 from pontil.runtime.nodes.recognizer import Recognizer
 from pontil.runtime.nodes.speaker import Speaker
 from pontil.runtime.nodes.speech_nodes import RecognizerNode, SpeakerNode, identity_of
@@ -21,7 +21,7 @@ from pontil.runtime.worker.speech_loading import load_code2wav
 from pontil.runtime.worker.stages.code2wav_node import Code2WavNode
 
 
-def assemble_node(config: WorkerConfig, report: Reporter) -> tuple[GraphModel, Node]:
+def assemble_node(config: WorkerConfig, report: Reporter) -> tuple[GraphModel, StageNode]:
     """Load the node that the configuration names. Raises ModelError."""
     graph, node = config.graph or "", config.node or ""
     if graph not in GRAPHS or (graph, node) not in MAKERS:
@@ -30,20 +30,20 @@ def assemble_node(config: WorkerConfig, report: Reporter) -> tuple[GraphModel, N
     return GRAPHS[graph], MAKERS[graph, node](config)
 
 
-def make_recognizer(config: WorkerConfig) -> Node:
+def make_recognizer(config: WorkerConfig) -> StageNode:
     recognizer = Recognizer(config.model_path, max(1, len(config.cores)))
     return RecognizerNode(recognizer, identity_of(config.model_path))
 
 
-def make_speaker(config: WorkerConfig) -> Node:
+def make_speaker(config: WorkerConfig) -> StageNode:
     return SpeakerNode(Speaker(config.model_path), identity_of(config.model_path))
 
 
-def make_tones(config: WorkerConfig) -> Node:
+def make_tones(config: WorkerConfig) -> StageNode:
     return SpeakerNode(Tones(), TONES)
 
 
-def make_code2wav(config: WorkerConfig) -> Node:
+def make_code2wav(config: WorkerConfig) -> StageNode:
     """Load Code2Wav, on one thread: sums by more would depend on their number."""
     torch.set_num_threads(1)
     path = config.model_path
@@ -51,7 +51,7 @@ def make_code2wav(config: WorkerConfig) -> Node:
     return Code2WavNode(load_code2wav(path, torch.device("cpu")), identity)
 
 
-MAKERS: Mapping[tuple[str, str], Callable[[WorkerConfig], Node]] = MappingProxyType(
+MAKERS: Mapping[tuple[str, str], Callable[[WorkerConfig], StageNode]] = MappingProxyType(
     {
         (QWEN3_OMNI.name, "code2wav"): make_code2wav,
         (SPEECH_DEMO.name, "recognizer"): make_recognizer,

@@ -11,9 +11,9 @@ from pontil.runtime.errors import GraphError, PontilError, RequestError
 from pontil.runtime.graph.catalog import GraphModel
 from pontil.runtime.graph.part import GraphPart, graph_part
 from pontil.runtime.graph.stream_buffer import StreamBuffer
-from pontil.runtime.nodes.node import Node, NodeInput
+from pontil.runtime.nodes.node import NodeInput, StageNode
 from pontil.runtime.reporting import Reporter
-from pontil.runtime.wire.messages import SCHEMA, Cancel, Hello, Message, NodeOutput, NodeTask, PassDone, Starved
+from pontil.runtime.wire.messages import SCHEMA, Cancel, Hello, Message, NodeOutput, NodeTask, Starved
 from pontil.runtime.wire.sockets import PeerServer
 from pontil.runtime.worker.open_task import OpenTask, skip
 from pontil.runtime.worker.plain_worker import PlainWorker
@@ -37,7 +37,12 @@ class NodeWorker(PlainWorker):
     in turn."""
 
     def __init__(
-        self, config: WorkerConfig, model: GraphModel, node: Node, report: Reporter, pipe: CommandPipe | None = None
+        self,
+        config: WorkerConfig,
+        model: GraphModel,
+        node: StageNode,
+        report: Reporter,
+        pipe: CommandPipe | None = None,
     ) -> None:
         self.model, self.node = model, node
         self.tasks: dict[tuple[str, int], OpenTask] = {}
@@ -92,7 +97,7 @@ class NodeWorker(PlainWorker):
                 raise GraphError(f"this worker computes {self.config.node}, not {message.node}")
             part = None if message.graph is None else graph_part(message.graph)
             run = self.node.begin(NodeInput(message.data, message.options, message.delivered))
-            task = OpenTask(message, now, run)
+            task = OpenTask(self.incarnation, message, now, run)
             if part is not None and part.inputs:
                 self.open_input(task, part, now)
         except PontilError as error:
@@ -133,7 +138,7 @@ class NodeWorker(PlainWorker):
         for lost in self.ports.starved:
             task = self.tasks.get((lost.request_id, lost.attempt))
             if task is not None:
-                self.link.send(Starved(*self.address(task), lost.edge, lost.next_index, lost.lost))
+                self.link.send(Starved(*task.address, lost.edge, lost.next_index, lost.lost))
         self.ports.starved.clear()
         for request_id, attempt, reason in self.ports.failed:
             task = self.tasks.get((request_id, attempt))
@@ -189,28 +194,18 @@ class NodeWorker(PlainWorker):
             return
         if final:
             task.said_final = True
-            self.report_end(task)
+            report = task.last_report(self.model.graph.partition(task.message.node).walks[-1].name)
+            if report is not None:
+                self.link.send(report)
         queued = None if task.said else task.queue_seconds
         task.said = True
         node = self.node
         self.link.send(
             NodeOutput(
-                *self.address(task), max(number, task.message.delivered), node.kind, data, final, node.sample_rate,
+                *task.address, max(number, task.message.delivered), node.kind, data, final, node.sample_rate,
                 task.consumed, queued,
             )
         )  # fmt: skip
-
-    def report_end(self, task: OpenTask) -> None:
-        if task.edge is None or task.buffer is None:
-            return
-        node = task.message.node
-        walk = self.model.graph.partition(node).walks[-1].name
-        position = task.buffer.next_index if task.chunk is None else task.chunk.after.index
-        counts = {task.edge: task.consumed}
-        self.link.send(PassDone(*self.address(task), node, walk, {}, counts, {task.edge: position}, {}, done=True))
-
-    def address(self, task: OpenTask) -> tuple[str, str, str, int]:
-        return self.incarnation, task.message.sender, *task.key
 
     def end(self, key: tuple[str, int], now: float, *, finished: bool) -> None:
         """Remove a task in any state; an unknown one is no error."""

@@ -9,18 +9,20 @@ from numpy.typing import NDArray
 
 from pontil.runtime.graph.stream_buffer import Chunk, StreamBuffer, StreamPosition
 from pontil.runtime.nodes.node import NodeRun
-from pontil.runtime.wire.messages import NodeTask
+from pontil.runtime.wire.messages import NodeTask, PassDone
 
 
 @dataclass(slots=True, eq=False)
 class OpenTask:
-    """One attempt. Its input is a stream, `edge` with its `buffer`, or (None) the data of the message.
+    """One attempt, at the `worker` of this incarnation. Its input is a stream, `edge` with its `buffer`, or (None) the
+    data of the message.
 
     `pieces` is the work on the `chunk` that was taken from the buffer. `ready_at` is the time when something could
     first be computed, `begun_at` when it was. `outputs` counts those made, `consumed` the tokens that went into them.
     `said` is true once an output was sent, `said_final` once the last was.
     """
 
+    worker: str
     message: NodeTask
     arrived: float
     run: NodeRun
@@ -39,6 +41,11 @@ class OpenTask:
     @property
     def key(self) -> tuple[str, int]:
         return self.message.request_id, self.message.attempt
+
+    @property
+    def address(self) -> tuple[str, str, str, int]:
+        """The first fields of every message about it."""
+        return self.worker, self.message.sender, *self.key
 
     @property
     def is_at_end(self) -> bool:
@@ -87,6 +94,14 @@ class OpenTask:
             return True
         self.buffer.record(chunk)
         return chunk.final
+
+    def last_report(self, walk: str) -> PassDone | None:
+        """Return the report that the partition has ended (E5), if its input is a stream."""
+        if self.edge is None or self.buffer is None:
+            return None
+        position = self.buffer.next_index if self.chunk is None else self.chunk.after.index
+        counts = {self.edge: self.consumed}
+        return PassDone(*self.address, self.message.node, walk, {}, counts, {self.edge: position}, {}, done=True)
 
     @property
     def queue_seconds(self) -> float:

@@ -108,7 +108,8 @@ class PlainWorker(ABC):
         self.tick(self.now)
         while self.link.proxy is None and not self.stopping:
             self.turn()
-        self.report.ready(device=self.config.device, max_model_len=self.max_model_len)
+        length = {} if self.max_model_len is None else {"max_model_len": self.max_model_len}
+        self.report.ready(device=self.config.device, **length)
         while not self.stopping:
             self.turn()
         self.leave()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from scripted_site import ScriptedSite, site
+from scripted_speech import demo
 
 from pontil.runtime.loaders.synthetic import byte_level_tokenizer, tokenizer_config, write_json
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -36,4 +37,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Iter
 def bare(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[ScriptedSite]:
     """A proxy without workers that declares silent ones dead after half a second and makes one attempt."""
     with site(tmp_path, tokenizer, worker_ttl=0.5, max_attempts=1) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def sounds(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Iterator[ScriptedSite]:
+    """The three stages of the speech pipeline; shared, so tests leave the site as it was."""
+    with site(tmp_path_factory.mktemp("sounds"), tokenizer, graph="speech-demo") as made:
+        made.stages = demo(made)  # type: ignore[attr-defined]
         yield made

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sound over scripted workers, through OpenAI's client: spoken answers whole and streamed, recordings, speech and
-transcription; and each thing that a model cannot."""
+transcription, and what breaks on the way."""
 
 import base64
 import io
@@ -15,50 +15,13 @@ import pytest
 from api_table import speech_table, transcription_table
 from jsonschema import validate
 from scripted_site import MODEL, HttpAnswer, ScriptedSite, site
+from scripted_speech import RATE, RECORDING, SAID, SOUND, demo, form, node
 from scripted_worker import DEADLINE, ScriptedWorker, eventually, output
 
 from pontil.http.response.reply_schema import CHAT, CHAT_CHUNK, MODELS, TRANSCRIBED
 from pontil.runtime.foundation.wav_header import HEADER_BYTES, UNKNOWN, wav_header
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Failed, Message, NodeTask
-
-RATE = 24000
-# Pieces whose lengths are no multiples of three bytes.
-PIECES = (bytes(range(10)) * 7, b"\1\2" * 500, b"\3\4")
-SOUND = b"".join(PIECES)
-SAID = "Hello 😀 world"
-RECORDING = wav_header(16000, 4) + b"\0\0\1\1"
-
-
-def speaks(worker: ScriptedWorker, task: NodeTask) -> Iterator[Message]:
-    """Make the same sound of everything."""
-    for index, piece in enumerate(PIECES):
-        yield output(worker, task, index, "audio", piece, sample_rate=RATE)
-    yield output(worker, task, len(PIECES), "audio", b"", final=True, sample_rate=RATE)
-
-
-def hears(worker: ScriptedWorker, task: NodeTask) -> Iterator[Message]:
-    """Recognise the size of a recording."""
-    yield output(worker, task, 0, "text", f"I said {len(task.data or b'')} bytes".encode(), final=True)
-
-
-def node(made: ScriptedSite, name: str, computer: Any) -> ScriptedWorker:
-    return made.worker(
-        f"{name}:0", role="node", node=name, computer=computer, model=name, model_fingerprint=name, kv_fingerprint=""
-    )
-
-
-def demo(made: ScriptedSite, speaker: Any = speaks) -> tuple[ScriptedWorker, ScriptedWorker, ScriptedWorker]:
-    """Start the three stages of the speech pipeline."""
-    llm = made.worker("mixed:0", text=SAID, node="llm")
-    return llm, node(made, "recognizer", hears), node(made, "speaker", speaker)
-
-
-@pytest.fixture(scope="module")
-def sounds(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Iterator[ScriptedSite]:
-    with site(tmp_path_factory.mktemp("sounds"), tokenizer, graph="speech-demo") as made:
-        made.stages = demo(made)  # type: ignore[attr-defined]
-        yield made
 
 
 @pytest.fixture
@@ -108,12 +71,13 @@ def test_bare_samples_are_what_was_made(sounds: ScriptedSite) -> None:
     assert base64.b64decode(audio["data"]) == SOUND
 
 
-@pytest.mark.parametrize("form", ["pcm16", "wav"])
-def test_a_stream_has_both_and_ends_after_the_sound(sounds: ScriptedSite, form: str) -> None:
-    chunks = list(client_of(sounds).chat.completions.create(
-        model=MODEL, messages=[{"role": "user", "content": "hi"}], modalities=["text", "audio"], stream=True,
-        audio={"voice": "alloy", "format": form}, stream_options={"include_usage": True},  # type: ignore[typeddict-item]
-    ))  # fmt: skip
+@pytest.mark.parametrize("style", ["pcm16", "wav"])
+def test_a_stream_has_both_and_ends_after_the_sound(sounds: ScriptedSite, style: str) -> None:
+    asked: Any = {
+        "model": MODEL, "messages": [{"role": "user", "content": "hi"}], "modalities": ["text", "audio"],
+        "stream": True, "audio": {"voice": "alloy", "format": style}, "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    chunks: list[Any] = list(client_of(sounds).chat.completions.create(**asked))
     choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
     parts = [choice.delta.audio for choice in choices if choice.delta.audio is not None]
     assert parts[0].id is not None and all(choice.delta.content is None for choice in choices)
@@ -121,7 +85,7 @@ def test_a_stream_has_both_and_ends_after_the_sound(sounds: ScriptedSite, form: 
     pieces = [part.data for part in parts if part.data]
     sound = b"".join(map(base64.b64decode, pieces))
     assert sound == base64.b64decode("".join(pieces)), "pieces can be decoded one by one or joined"
-    head = wav_header(RATE) if form == "wav" else b""
+    head = wav_header(RATE) if style == "wav" else b""
     assert sound == head + SOUND
     assert [choice.finish_reason for choice in choices[-2:]] == [None, "stop"]
     assert parts[-1].expires_at is not None and choices[-1].delta.audio is None
@@ -186,8 +150,8 @@ def test_a_text_is_spoken(sounds: ScriptedSite) -> None:
     assert made.response.headers["x-pontil-route"] == "speaker:0"
     assert speaker.tasks.get(timeout=DEADLINE).data == "Good day 😀".encode()
     assert speech.create(model=MODEL, voice="x", input="a", response_format="pcm").content == SOUND
-    for form, head in (("wav", wav_header(RATE)), ("pcm", b"")):
-        answer = sounds.ask("POST", "/v1/audio/speech", {"input": "a", "stream": True, "response_format": form})
+    for style, head in (("wav", wav_header(RATE)), ("pcm", b"")):
+        answer = sounds.ask("POST", "/v1/audio/speech", {"input": "a", "stream": True, "response_format": style})
         assert answer.body == head + SOUND and answer.headers["transfer-encoding"] == "chunked"
         assert answer.headers["x-pontil-sample-rate"] == str(RATE)
     with speech.with_streaming_response.create(model=MODEL, voice="x", input="a", response_format="pcm") as streamed:
@@ -205,118 +169,11 @@ def test_a_recording_is_transcribed(sounds: ScriptedSite) -> None:
     validate(answer.json, TRANSCRIBED)
 
 
-def form(made: ScriptedSite, headers: dict[str, str] | None = None, **parts: str | bytes) -> HttpAnswer:
-    body = b""
-    for name, value in parts.items():
-        file = '; filename="x.wav"' if isinstance(value, bytes) else ""
-        data = value if isinstance(value, bytes) else value.encode()
-        body += f'--b0\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'.encode() + data + b"\r\n"
-    kind = {"content-type": "multipart/form-data; boundary=b0"}
-    return made.ask("POST", "/v1/audio/transcriptions", body + b"--b0--\r\n", kind | (headers or {}))
-
-
 def test_models_say_what_they_take_and_give(sounds: ScriptedSite, pair: ScriptedSite) -> None:
     told = sounds.ask("GET", "/v1/models").json
     validate(told, MODELS)
     assert told["data"][0]["input_modalities"] == told["data"][0]["output_modalities"] == ["text", "audio"]
     assert "input_modalities" not in pair.ask("GET", "/v1/models").json["data"][0]
-
-
-PART = {"type": "input_audio", "input_audio": {"data": "UklGRgAAAABXQVZF", "format": "wav"}}
-
-
-def content(**changes: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": [PART | {"input_audio": PART["input_audio"] | changes}]}]}  # type: ignore[operator]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "says"),
-    [
-        ({"modalities": ["video"]}, "modalities", "must be a list of text and audio"),
-        ({"modalities": []}, "modalities", "must name one or both"),
-        ({"modalities": ["text"] * 3}, "modalities", "must name one or both"),
-        ({"modalities": "audio"}, "modalities", "must be a list"),
-        ({"modalities": [{}]}, "modalities", "must be a list"),
-        ({"modalities": ["audio"], "audio": {"format": "mp3"}}, "audio.format", "must be one of wav, pcm16"),
-        ({"modalities": ["audio"], "audio": {"voice": ""}}, "audio.voice", "must have 1 to 64 characters"),
-        ({"modalities": ["audio"], "audio": 3}, "audio", "must be an object"),
-        ({"modalities": ["audio"], "n": 2}, "n", "one choice"),
-        (content(format="mp3"), "messages[0].content[0].input_audio.format", '"wav", the only format that is read'),
-        (content(data="a"), "messages[0].content[0].input_audio.data", "must be base64"),
-        (content(data="UklGRg==\n"), "messages[0].content[0].input_audio.data", "must be base64"),
-        (content(data="é"), "messages[0].content[0].input_audio.data", "must be base64"),
-        (content(data=""), "messages[0].content[0].input_audio.data", "is empty"),
-        (content(data="SUQzBAAA"), "messages[0].content[0].input_audio.data", "is MP3: convert it to WAV first"),
-        (content(data="AAAA"), "messages[0].content[0].input_audio.data", "is no WAV file"),
-        ({"messages": [{"role": "system", "content": [PART]}]}, "messages[0].content[0].type", "messages of the user"),
-        ({"messages": [{"role": "user", "content": [PART] * 17}]}, "messages[0].content", "at most 16 may be"),
-        ({"messages": [{"role": "user", "content": [PART] * 9}] * 2}, "messages", "18 recordings: at most 16"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type", '"text"'),
-        (
-            {"messages": [{"role": "assistant", "content": "a", "audio": {"id": "audio_1"}}]},
-            "messages[0].audio", "send its transcript as content",
-        ),
-    ],
-)  # fmt: skip
-def test_what_a_chat_may_not_ask_is_refused(
-    sounds: ScriptedSite, fields: dict[str, Any], param: str, says: str
-) -> None:
-    answer = sounds.chat(**fields)
-    assert answer.status == 400, answer.body
-    assert answer.json["error"]["param"] == param and says in answer.json["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({}, "input"), ({"input": " "}, "input"), ({"input": "a" * 40000}, "input"), ({"input": 3}, "input"),
-        ({"input": "a", "response_format": "mp3"}, "response_format"), ({"input": "a", "speed": 2}, "speed"),
-        ({"input": "a", "stream_format": "sse"}, "stream_format"), ({"input": "a", "voice": {"id": "v"}}, "voice"),
-    ],
-)  # fmt: skip
-def test_what_speech_may_not_ask_is_refused(sounds: ScriptedSite, fields: dict[str, Any], param: str) -> None:
-    answer = sounds.ask("POST", "/v1/audio/speech", fields)
-    assert (answer.status, answer.json["error"]["param"]) == (400, param)
-
-
-@pytest.mark.parametrize(
-    ("parts", "status", "says"),
-    [
-        ({}, 400, "file is missing"),
-        ({"file": "text"}, 400, "give its part a filename"),
-        ({"file": b"ID3"}, 400, "file is MP3"),
-        ({"file": b""}, 400, "file is empty"),
-        ({"file": RECORDING, "response_format": "srt"}, 400, "response_format must be one of json, text"),
-        ({"file": RECORDING, "stream": "true"}, 400, "stream is not supported"),
-        ({"file": RECORDING, "model": "nobody"}, 404, "there is no model"),
-        ({"file": RECORDING, "headers": {"origin": "https://a.example"}}, 415, "forms from pages are not taken"),
-        ({"file": RECORDING, "headers": {"content-type": "application/json"}}, 415, "send multipart/form-data"),
-        ({"file": RECORDING, "headers": {"content-encoding": "gzip"}}, 415, "send it plain"),
-        (
-            {"file": RECORDING, "headers": {"content-type": "multipart/form-data; boundary=b1"}},
-            400,
-            "no whole multipart",
-        ),
-    ],
-)
-def test_what_transcriptions_may_not_ask_is_refused(
-    sounds: ScriptedSite, parts: dict[str, Any], status: int, says: str
-) -> None:
-    answer = form(sounds, **parts)
-    assert answer.status == status and says in answer.json["error"]["message"], answer.body
-
-
-def test_a_model_of_text_refuses_sound_by_name(pair: ScriptedSite) -> None:
-    asked = {
-        "modalities": pair.chat(modalities=["text", "audio"]),
-        "input": pair.ask("POST", "/v1/audio/speech", {"input": "a"}),
-        "messages[0].content[0].input_audio.data": pair.chat(**content()), "file": form(pair, file=RECORDING),
-    }  # fmt: skip
-    for param, answer in asked.items():
-        assert answer.status == 400 and answer.json["error"]["param"] == param, answer.body
-        assert answer.json["error"]["code"] == "unsupported_parameter"
-        assert "'tiny'" in answer.json["error"]["message"] and "speech-demo" in answer.json["error"]["message"]
-    assert pair.chat(modalities=["text"], audio={"voice": "a", "format": "wav"}).headers["x-pontil-ignored"] == "audio"
 
 
 def test_a_model_whose_sound_needs_an_answer_speaks_no_given_text(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -68,7 +68,7 @@ def test_the_command_line_loads_nothing_heavy(words: list[str]) -> None:
         for script in ("import json, sys; print(json.dumps(list(sys.modules)))", LOADED)
     )
     loaded = set(json.loads(done.stdout.splitlines()[-1])) - set(json.loads(blank.stdout))
-    if "--model" in words:
+    if "--port" in words:
         # A launch asks the kernel to end its children with it, and only C can.
         loaded.remove("ctypes")
     assert loaded - sys.stdlib_module_names <= ALLOWED and not loaded & HEAVY, sorted(loaded)

@@ -27,14 +27,13 @@ ASKED: list[dict[str, Any]] = [
 # Frames that are compared with those of transformers: over hundreds, last bits decide some choice of a random model.
 COMPARED = 24
 STAGES = {
-    "together": ("--place", "thinker=cpu:0", "--place", "talker=cpu:0", "--place", "code2wav=cpu:0"),
-    "thinker split": ("--place", "thinker.prefill=cpu:0", "--place", "thinker.decode=cpu:1"),
-    "talker split": ("--place", "thinker=cpu:0", "--place", "talker.prefill=cpu:0", "--place", "talker.decode=cpu:1"),
+    "together": ("thinker=cpu:0", "talker=cpu:0", "code2wav=cpu:0"),
+    "thinker split": ("thinker.prefill=cpu:0", "thinker.decode=cpu:1", "talker=cpu:0", "code2wav=cpu:1"),
+    "talker split": ("thinker=cpu:0", "talker.prefill=cpu:0", "talker.decode=cpu:1", "code2wav=cpu:1"),
     "both split": (
-        "--place", "thinker.prefill=cpu:0", "--place", "thinker.decode=cpu:1", "--place", "talker.prefill=cpu:0",
-        "--place", "talker.decode=cpu:1",
+        "thinker.prefill=cpu:0", "thinker.decode=cpu:1", "talker.prefill=cpu:0", "talker.decode=cpu:1", "code2wav=cpu:0",
     ),
-    "thinker of two ranks": ("--place", "thinker=cpu:0+cpu:1", "--place", "talker=cpu:0"),
+    "thinker of two ranks": ("thinker=cpu:0+cpu:1", "talker=cpu:0", "code2wav=cpu:1"),
 }  # fmt: skip
 PLACED = list(STAGES) if is_long() else ["both split"]
 # The worker that dies, and the pieces of text and of sound that the client has then.
@@ -56,8 +55,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> OmniPair:
     return OmniPair(write_tiny_omni(folder, talker_positions=400), folder)
 
 
-def options(pair: OmniPair) -> tuple[str, ...]:
-    return ("--model", str(pair.path), "--dtype", "float32", "--share-devices", "--disagg", "always")
+def options(pair: OmniPair, placed: str) -> tuple[str, ...]:
+    places = [word for place in STAGES[placed] for word in ("--place", place)]
+    return (*places, "--model", str(pair.path), "--dtype", "float32", "--share-devices", "--disagg", "always")
 
 
 def answers(served: Served) -> list[Spoken]:
@@ -68,14 +68,14 @@ def answers(served: Served) -> list[Spoken]:
 @pytest.fixture(scope="module")
 def site(pair: OmniPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Both decoders split over two workers."""
-    with launched(tmp_path_factory.mktemp("site"), *STAGES["both split"], *options(pair)) as served:
+    with launched(tmp_path_factory.mktemp("site"), *options(pair, "both split")) as served:
         yield served
 
 
 @pytest.fixture(scope="module")
 def alone(pair: OmniPair, tmp_path_factory: pytest.TempPathFactory) -> list[Spoken]:
     """The answers of stages that are not split."""
-    with launched(tmp_path_factory.mktemp("alone"), *STAGES["together"], *options(pair)) as served:
+    with launched(tmp_path_factory.mktemp("alone"), *options(pair, "together")) as served:
         return answers(served)
 
 
@@ -106,7 +106,7 @@ def test_every_placement_says_the_same(
         assert answers(site) == alone
         settled(site)
         return
-    with launched(tmp_path, *STAGES[placed], *options(pair)) as served:
+    with launched(tmp_path, *options(pair, placed)) as served:
         assert answers(served) == alone
         settled(served)
 

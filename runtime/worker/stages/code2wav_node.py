@@ -15,7 +15,7 @@ LOUDEST = 32767
 
 
 class Code2WavNode:
-    """A Node. Each chunk of frames is one output; the connection's policy cuts them alike for every attempt."""
+    """A StageNode. Each chunk of frames is one output; the connection's policy cuts them alike for every attempt."""
 
     kind, sample_rate, one_per_chunk = AUDIO, SAMPLE_RATE, True
 

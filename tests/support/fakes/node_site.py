@@ -15,7 +15,7 @@ from pontil.runtime.config import WorkerConfig
 from pontil.runtime.graph.catalog import TINY_SPEECH, GraphModel, edge_name
 from pontil.runtime.graph.part import GraphPart, Producer
 from pontil.runtime.graph.policies import ChunkPolicy
-from pontil.runtime.nodes.node import Node
+from pontil.runtime.nodes.node import StageNode
 from pontil.runtime.streams.producer_stream import ProducerStream
 from pontil.runtime.wire.messages import Cancel, Inputs, Message, NodeOutput, NodeTask, PassDone, Starved
 from pontil.runtime.wire.sockets import PeerServer, Poller, open_context
@@ -95,7 +95,7 @@ class StreamMaker:
 class NodeSite:
     """One worker of a node whose only stream comes from `maker`."""
 
-    def __init__(self, folder: Path, made: Node, model: GraphModel = TINY_SPEECH, **settings: Any) -> None:
+    def __init__(self, folder: Path, made: StageNode, model: GraphModel = TINY_SPEECH, **settings: Any) -> None:
         self.folder, self.model = folder, model
         name = str(settings.get("node", "speaker"))
         self.connection = next((one for one in model.graph.connections if one.target == name), None)
