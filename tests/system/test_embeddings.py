@@ -17,7 +17,8 @@ import pytest
 from served import ROOT, Served, launched, wait_for
 from tiny_bert import write_tiny_bert
 
-from pontil.runtime.loaders.builtin import BUILTINS, fetch
+from pontil.runtime.loaders.builtin import fetch
+from pontil.runtime.loaders.builtin_models import BUILTINS
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 TEXTS = [
