@@ -42,6 +42,10 @@ class ModelError(PontilError):
     """A model that cannot be found, read or run: wrong name, corrupt file, unknown architecture, too little memory."""
 
 
+class DraftModelError(ModelError):
+    """A draft model that cannot guess for the model that is served: unknown, too large, or with another tokenizer."""
+
+
 class MalformedFrame(PontilError):
     """Bytes from a peer that are not a valid message. Counted and dropped, never fatal."""
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from pontil.launcher.config.addresses import is_own, url_host
 from pontil.launcher.config.child_plan import ChildPlan, plan_ranks, rank_endpoint
-from pontil.launcher.config.options import LaunchOptions
+from pontil.launcher.config.options import DRAFT_TOKENS, LaunchOptions
 from pontil.launcher.config.parsers import host_of
 from pontil.launcher.config.served_models import embedding_model, served_embedding_name, served_name
-from pontil.launcher.config.worker_roles import EMBED
+from pontil.launcher.config.worker_roles import EMBED, PREFILL
 from pontil.launcher.errors import OptionError
 from pontil.launcher.host.device_list import DeviceItem, RankDevice
 from pontil.launcher.host.devices import CPU, HostDevices, Placement, assign
@@ -69,6 +69,10 @@ def plan_worker(options: LaunchOptions, name: str, ranks: Sequence[Placement], r
         raise OptionError(
             f"{name} has {len(ranks)} devices joined by +, and an embedding model runs on one: use commas."
         )
+    if len(ranks) > 1 and options.speculative_model is not None and role != PREFILL:
+        raise OptionError(
+            f"{name} has {len(ranks)} devices joined by +, and --speculative-model is for workers of one: use commas."
+        )
     config = {
         "lent_cores": None if embeds else lent_cores(options, ranks, run),
         "model": embedding_model(options) if embeds else options.model,
@@ -84,7 +88,8 @@ def plan_worker(options: LaunchOptions, name: str, ranks: Sequence[Placement], r
         "max_interleaved_tokens": options.max_interleaved_tokens,
         "block_size": options.block_size,
         "prefix_caching": options.prefix_caching,
-        "speculative_tokens": options.speculative_tokens,
+        "speculative_tokens": speculative_tokens(options),
+        "speculative_model": None if embeds else options.speculative_model,
         "kv_cache_memory": options.kv_cache_memory,
         "kv_connector": options.kv_connector,
         "deadlines": {name: getattr(options, name) for name in DEADLINES},
@@ -94,6 +99,12 @@ def plan_worker(options: LaunchOptions, name: str, ranks: Sequence[Placement], r
         "log_level": options.log_level,
     }
     return plan_ranks(name, role, ranks, config, rank_endpoint(str(run), name))
+
+
+def speculative_tokens(options: LaunchOptions) -> int:
+    if options.speculative_tokens is not None:
+        return options.speculative_tokens
+    return 0 if options.speculative_model is None else DRAFT_TOKENS
 
 
 def lent_cores(options: LaunchOptions, ranks: Sequence[Placement], run: Path) -> str | None:
@@ -131,5 +142,7 @@ def plan_demand(options: LaunchOptions, workers: Sequence[ChildPlan], machine: H
         "kv_cache_memory": options.kv_cache_memory,
         "block_size": options.block_size,
         "workers": [[rank.device for rank in worker.members] for worker in workers],
+        "speculative_model": options.speculative_model,
+        "drafting": [options.speculative_model is not None and worker.role != PREFILL for worker in workers],
         "gpu_memory": {f"cuda:{gpu}": free for gpu, free in enumerate(machine.gpu_memory) if free is not None},
     }

@@ -3,5 +3,6 @@
 
 # Those that generate, which can be exchanged for each other, and those that embed texts.
 GENERATING_ROLES = ("prefill", "decode", "mixed")
+PREFILL = "prefill"
 EMBED = "embed"
 WORKER_ROLES = (*GENERATING_ROLES, EMBED)

@@ -28,9 +28,11 @@ def other() -> Model:
     return made
 
 
-def drafting(target: Model, draft: Model, count: int, blocks: int = 200, lookup: bool = False, **how: int) -> Rig:
-    made = draft_model(draft, how.pop("draft_blocks", 200))
-    return rig(target, blocks=blocks, drafts=count, drafter=ModelDrafter(made, AlwaysDraft(lookup)), **how)
+def drafting(
+    target: Model, draft: Model, count: int, blocks: int = 200, lookup: bool = False, draft_blocks: int = 200
+) -> Rig:
+    made = ModelDrafter(draft_model(draft, draft_blocks), AlwaysDraft(lookup))
+    return rig(target, blocks=blocks, drafts=count, drafter=made)
 
 
 def draft_of(one: Rig) -> DraftModel:
