@@ -15,6 +15,7 @@ from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.engine.batch import Batch, Span
 from pontil.runtime.engine.drafter import Draft
+from pontil.runtime.engine.guide import Guide
 from pontil.runtime.engine.kv_cache_manager import KVCacheManager
 from pontil.runtime.engine.model_runner import ModelRunner
 from pontil.runtime.engine.prefix_cache import PrefixCache
@@ -33,6 +34,38 @@ class Follower:
     twin: Sequence
     agreed: int
     before: int
+
+
+@dataclass(frozen=True, slots=True)
+class TwinGuide:
+    """The guide of a sequence as its twin sees it: the masks of guesses behind what is known."""
+
+    sequence: Sequence
+    follower: Follower
+
+    @property
+    def guide(self) -> Guide:
+        guide = self.sequence.guide
+        assert guide is not None
+        return guide
+
+    @property
+    def ends(self) -> frozenset[int]:
+        return self.guide.ends
+
+    @property
+    def failure(self) -> str | None:
+        return self.guide.failure
+
+    def masks(self, output: list[int], drafts: abc.Sequence[int] = ()) -> list[bytes]:
+        guesses = [*output[self.follower.agreed :], *drafts]
+        return self.guide.masks(self.sequence.output, guesses)[-1 - len(drafts) :]
+
+    def is_cut(self, count: int) -> bool:
+        return False
+
+    def fitting(self, output: list[int], drafts: abc.Sequence[int]) -> int:
+        return len(drafts)
 
 
 class DraftModel:
@@ -57,6 +90,8 @@ class DraftModel:
         self.memory = KVCacheManager(pool, layout)
         self.shape, self.known_ids = runner.model.config, min(vocab_size, runner.model.config.vocab_size)
         self.limits_ids = self.known_ids < vocab_size
+        # A mask has a bit for each of the target's logits.
+        self.takes_masks = vocab_size == runner.model.config.vocab_size
         self.followers: dict[Sequence, Follower] = {}
 
     def missing(self, sequence: Sequence) -> int | None:
@@ -103,11 +138,11 @@ class DraftModel:
         ]
 
     def can_go_on(self, twin: Sequence, ahead: int) -> bool:
-        """Return whether there is room for the twin's missing positions. After the first guess only one is missing,
-        unless the last guess failed."""
-        return (ahead == 0 or twin.remaining == 1) and twin.length < self.shape.max_model_len and self.grow(
-            twin, twin.remaining
-        )  # fmt: skip
+        """Return whether there is room for the twin's missing positions. After the first guess only one is missing:
+        none if the grammar ends here, more if there was no room before."""
+        if twin.remaining < 1 or (ahead and twin.remaining > 1) or twin.length >= self.shape.max_model_len:
+            return False
+        return self.grow(twin, twin.remaining)
 
     def guesses(self, twin: Sequence, start: int) -> Draft:
         """Return the twin's tokens from this position on, up to one that the target does not have."""
@@ -161,8 +196,10 @@ class DraftModel:
         twin.computed = twin.reached = hit.computed
         twin.move(SequenceState.RUNNING)
         known = len(twin.output)
-        self.followers[sequence] = Follower(twin, known, len(sequence.output) - known)
-        return self.followers[sequence]
+        follower = self.followers[sequence] = Follower(twin, known, len(sequence.output) - known)
+        if sequence.make_guide is not None and self.takes_masks:
+            twin.own_guide = TwinGuide(sequence, follower)
+        return follower
 
     def grow(self, twin: Sequence, count: int) -> bool:
         """Make room for `count` positions from the first that is not computed."""
@@ -183,8 +220,7 @@ class DraftModel:
 
 
 def twin_of(sequence: Sequence, skipped: int) -> Sequence:
-    """Return a sequence that draws as this one does, whose text begins after the first `skipped` tokens. Grammars are
-    checked on the target's side."""
+    """Return a sequence that draws as this one does, whose text begins after the first `skipped` tokens."""
     cut = max(0, skipped - len(sequence.prompt))
     prompt, output = sequence.prompt[skipped:], sequence.output[cut:]
     if not prompt:

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 from drafted import REPEATING, Stops, requests, run
+from rule_guide import END, Rule, every_third
 from tiny import VOCAB, AlwaysDraft, Rig, build, check_free, draft_model, reference, rig, sequence
 
 from pontil.runtime.engine.draft_model import WINDOW, DraftModel
 from pontil.runtime.engine.draft_policy import DraftPlan, Option
 from pontil.runtime.engine.model_drafter import ModelDrafter
-from pontil.runtime.engine.sequence import FinishReason
+from pontil.runtime.engine.sequence import FinishReason, Sequence
 from pontil.runtime.models.model import Model
 
 
@@ -207,3 +208,21 @@ def test_a_penalized_request_has_no_guesses(model: Model) -> None:
     asked.params = replace(asked.params, repetition_penalty=1.2)
     run(one, [asked])
     assert one.engine.drafted == 0 and not draft_of(one).followers
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_guided_answer_is_guessed_within_its_grammar(model: Model, other: Model, right: bool) -> None:
+    def asked() -> list[Sequence]:
+        made = [sequence(f"n{number}", REPEATING, 24, seed=number, temperature=0.9 * number) for number in range(3)]
+        for each in made:
+            each.make_guide, each.stop_token_ids = (lambda: Rule(every_third)), frozenset({END})
+        return made
+
+    one = drafting(model, model if right else other, 5)
+    assert run(one, asked()) == run(rig(model), asked())
+    assert one.engine.drafted > 20 and (one.engine.accepted == one.engine.drafted) == right
+    check_draft_free(one)
+    # With another number of logits the masks do not fit: guesses are cut at the first that the grammar forbids.
+    unmasked = rig(model, drafts=5, drafter=ModelDrafter(draft_model(model, vocab_size=VOCAB - 1), AlwaysDraft()))
+    assert run(unmasked, asked()) == run(rig(model), asked())
+    assert unmasked.engine.drafted < one.engine.drafted
