@@ -14,16 +14,13 @@ from dataclasses import dataclass, replace
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.engine.batch import Batch, Span
+from pontil.runtime.engine.draft_policy import WINDOW
 from pontil.runtime.engine.drafter import Draft
 from pontil.runtime.engine.guide import Guide
 from pontil.runtime.engine.kv_cache_manager import KVCacheManager
 from pontil.runtime.engine.model_runner import ModelRunner
 from pontil.runtime.engine.prefix_cache import PrefixCache
 from pontil.runtime.engine.sequence import FinishReason, Sequence, SequenceState
-
-# The most known tokens that are computed for a sequence when it is first followed: of a longer text only the last ones
-# are, for a guess depends mostly on these, and reading all would cost more than guesses save.
-WINDOW = 128
 
 
 @dataclass(slots=True)

@@ -18,8 +18,12 @@ from pontil.runtime.engine.draft_costs import LinearCost, Rate, depth, gain
 
 # In units of a plain step.
 SHARE, START, CAP = 0.02, 16.0, 64.0
-# With more than this in the account, guesses are tried that are not expected to help.
-TRY_ABOVE = 8.0
+# With more than the first in the account, a text is read for guesses that are not expected to help; these are then
+# tried until no more than the second is left, so that they come in rows long enough to learn from.
+TRY_ABOVE, KEEP = 10.0, 3.0
+# The most known tokens that are computed for a sequence when the draft model first follows it: of a longer text the
+# last ones, for a guess depends mostly on these, and reading all would cost more than guesses save.
+WINDOW = 128
 # A plan has to be better by this factor: the estimates are not exact.
 MARGIN = 1.02
 # The next tokens that have to make up for reading a text into the draft model.
@@ -138,7 +142,7 @@ class AdaptivePolicy:
         for place, one in enumerate(options):
             if one.is_ready and one.limit and not plan.lookups[place] and sum(plan.lookups) < room:
                 plan.models[place] = 1
-                if not self.can_pay(self.cost(options, plan), TRY_ABOVE):
+                if not self.can_pay(self.cost(options, plan), KEEP):
                     plan.models[place] = 0
                 return
 
@@ -150,7 +154,9 @@ class AdaptivePolicy:
             if one.missing is None or one.is_ready or not one.limit or not room:
                 continue
             cost = self.draft_seconds(one.missing)
-            if self.can_pay(cost, 0.0 if self.benefit(one, pace) > cost else TRY_ABOVE):
+            # What was begun goes on: less is asked for the rest of a text.
+            spare = KEEP + (TRY_ABOVE - KEEP) * one.missing / WINDOW
+            if self.can_pay(cost, 0.0 if self.benefit(one, pace) > cost else spare):
                 plan.reads[place] = min(one.missing - 1, room)
                 room -= plan.reads[place]
 

@@ -9,8 +9,8 @@ from drafted import REPEATING, Stops, requests, run
 from rule_guide import END, Rule, every_third
 from tiny import VOCAB, AlwaysDraft, Rig, build, check_free, draft_model, reference, rig, sequence
 
-from pontil.runtime.engine.draft_model import WINDOW, DraftModel
-from pontil.runtime.engine.draft_policy import DraftPlan, Option
+from pontil.runtime.engine.draft_model import DraftModel
+from pontil.runtime.engine.draft_policy import WINDOW, DraftPlan, Option
 from pontil.runtime.engine.model_drafter import ModelDrafter
 from pontil.runtime.engine.sequence import FinishReason, Sequence
 from pontil.runtime.models.model import Model
