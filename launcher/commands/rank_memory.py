@@ -12,7 +12,7 @@ def memory_lines(topology: Topology) -> list[str]:
 
 
 def draft_lines(topology: Topology) -> list[str]:
-    if not any(each["speculative_model"] for each in topology.prepare.config["demands"].values()):
+    if not any(each.get("speculative_model") for each in topology.prepare.config["demands"].values()):
         return []
     from pontil.launcher.roles import memory_of_draft
 

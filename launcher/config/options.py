@@ -58,7 +58,7 @@ REASONING_PARSERS = ("auto", "think", "none")
 FAIRNESS = ("key", "none")
 POOLINGS = ("auto", "mean", "last", "cls")
 LEVELS = ("debug", "info", "warning", "error")
-# With a draft model, unless --speculative-tokens says otherwise.
+# The most guesses of a draft model, unless --speculative-tokens says otherwise.
 DRAFT_TOKENS = 8
 
 
@@ -187,9 +187,9 @@ class LaunchOptions:
     prefix_caching: bool = flag(
         ENGINE, True, "Keep computed prompts, so that those that begin alike are not computed again.", switch
     )
-    speculative_tokens: int | None = flag(
-        ENGINE, None, "Most tokens guessed at a time; changes no answer, only its speed (default: 0, with a draft "
-        f"model {DRAFT_TOKENS}).", whole(0, 16), "COUNT",
+    speculative_tokens: int = flag(
+        ENGINE, 0, "Most tokens guessed at a time; changes no answer, only its speed. With a draft model 0 stands for "
+        f"{DRAFT_TOKENS}.", whole(0, 16), "COUNT",
     )  # fmt: skip
     speculative_model: str | None = flag(
         ENGINE, None, "A smaller model with the same tokenizer that guesses; else guesses are what stood before.", text,

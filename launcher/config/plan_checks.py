@@ -36,13 +36,6 @@ def check_join(options: LaunchOptions) -> None:
         raise OptionError("--control is the endpoint of a proxy started here and --join of one elsewhere: give one.")
 
 
-def check_speculation(options: LaunchOptions) -> None:
-    if options.speculative_model is not None and options.speculative_tokens == 0:
-        raise OptionError(
-            "--speculative-model guesses nothing with --speculative-tokens 0: give at least 1, or neither."
-        )
-
-
 def check_deadlines(options: LaunchOptions) -> None:
     """Check that a deadline that includes another one is the longer of the two."""
     for name, value, least in (

@@ -9,13 +9,7 @@ from typing import Any
 from pontil.launcher.config.addresses import check_endpoints, url_host
 from pontil.launcher.config.child_plan import MODEL_KEYS, ChildPlan
 from pontil.launcher.config.options import LaunchOptions
-from pontil.launcher.config.plan_checks import (
-    check_deadlines,
-    check_exposure,
-    check_join,
-    check_lists,
-    check_speculation,
-)
+from pontil.launcher.config.plan_checks import check_deadlines, check_exposure, check_join, check_lists
 from pontil.launcher.config.served_models import embedding_model, served_embedding_name, served_name
 from pontil.launcher.config.worker_plan import plan_demands, plan_workers
 from pontil.launcher.host.devices import CPU, HostDevices
@@ -57,7 +51,6 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
     check_lists(options)
     check_join(options)
     check_deadlines(options)
-    check_speculation(options)
     control = options.join or options.control or f"ipc://{run / 'control'}"
     check_exposure(options, control)
     workers = [] if options.role == "proxy" else plan_workers(options, machine, run, control)

@@ -102,9 +102,7 @@ def plan_worker(options: LaunchOptions, name: str, ranks: Sequence[Placement], r
 
 
 def speculative_tokens(options: LaunchOptions) -> int:
-    if options.speculative_tokens is not None:
-        return options.speculative_tokens
-    return 0 if options.speculative_model is None else DRAFT_TOKENS
+    return options.speculative_tokens or (0 if options.speculative_model is None else DRAFT_TOKENS)
 
 
 def lent_cores(options: LaunchOptions, ranks: Sequence[Placement], run: Path) -> str | None:
@@ -134,7 +132,10 @@ def plan_demands(
 
 
 def plan_demand(options: LaunchOptions, workers: Sequence[ChildPlan], machine: HostDevices) -> dict[str, Any]:
+    draft = options.speculative_model
+    drafting = {"speculative_model": draft, "drafting": [worker.role != PREFILL for worker in workers]} if draft else {}
     return {
+        **drafting,
         "dtype": options.dtype,
         "kv_cache_dtype": options.kv_cache_dtype,
         "quantization": options.quantization,
@@ -142,7 +143,5 @@ def plan_demand(options: LaunchOptions, workers: Sequence[ChildPlan], machine: H
         "kv_cache_memory": options.kv_cache_memory,
         "block_size": options.block_size,
         "workers": [[rank.device for rank in worker.members] for worker in workers],
-        "speculative_model": options.speculative_model,
-        "drafting": [options.speculative_model is not None and worker.role != PREFILL for worker in workers],
         "gpu_memory": {f"cuda:{gpu}": free for gpu, free in enumerate(machine.gpu_memory) if free is not None},
     }

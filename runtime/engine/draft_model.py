@@ -24,7 +24,7 @@ from pontil.runtime.engine.sequence import FinishReason, Sequence, SequenceState
 
 
 @dataclass(slots=True)
-class Follower:
+class Followed:
     """A twin, and how many of its output tokens its sequence is known to have. Of the sequence's output the first
     `before` tokens are not in the twin's."""
 
@@ -33,26 +33,12 @@ class Follower:
     before: int
 
 
-@dataclass(frozen=True, slots=True)
 class TwinGuide:
-    """The guide of a sequence as its twin sees it: the masks of guesses behind what is known."""
+    """The guide of a sequence as its twin sees it: the masks of guesses behind the tokens that are known."""
 
-    sequence: Sequence
-    follower: Follower
-
-    @property
-    def guide(self) -> Guide:
-        guide = self.sequence.guide
-        assert guide is not None
-        return guide
-
-    @property
-    def ends(self) -> frozenset[int]:
-        return self.guide.ends
-
-    @property
-    def failure(self) -> str | None:
-        return self.guide.failure
+    def __init__(self, sequence: Sequence, guide: Guide, follower: Followed) -> None:
+        self.sequence, self.guide, self.follower = sequence, guide, follower
+        self.ends, self.failure = guide.ends, guide.failure
 
     def masks(self, output: list[int], drafts: abc.Sequence[int] = ()) -> list[bytes]:
         guesses = [*output[self.follower.agreed :], *drafts]
@@ -89,7 +75,7 @@ class DraftModel:
         self.limits_ids = self.known_ids < vocab_size
         # A mask has a bit for each of the target's logits.
         self.takes_masks = vocab_size == runner.model.config.vocab_size
-        self.followers: dict[Sequence, Follower] = {}
+        self.followers: dict[Sequence, Followed] = {}
 
     def missing(self, sequence: Sequence) -> int | None:
         """Return how many positions have to be computed before the next guess, from 1 to WINDOW; None where the model
@@ -165,7 +151,7 @@ class DraftModel:
         self.agree(sequence, follower)
         return follower.twin
 
-    def agree(self, sequence: Sequence, follower: Follower) -> None:
+    def agree(self, sequence: Sequence, follower: Followed) -> None:
         """Replace the twin's guesses by the tokens that came since. What was computed stays as far as they are equal;
         the last known position is always still to be computed."""
         twin, known = follower.twin, sequence.output[follower.before + follower.agreed :]
@@ -177,7 +163,7 @@ class DraftModel:
         twin.computed = twin.reached = min(twin.computed, valid, twin.length - 1)
         follower.agreed = len(twin.output)
 
-    def start(self, sequence: Sequence) -> Follower | None:
+    def start(self, sequence: Sequence) -> Followed | None:
         """Follow a sequence, from the end of what the prefix cache has of its prompt. Of what is then still missing
         only the last WINDOW tokens are read."""
         if self.limits_ids and not self.knows(sequence):
@@ -193,9 +179,9 @@ class DraftModel:
         twin.computed = twin.reached = hit.computed
         twin.move(SequenceState.RUNNING)
         known = len(twin.output)
-        follower = self.followers[sequence] = Follower(twin, known, len(sequence.output) - known)
-        if sequence.make_guide is not None and self.takes_masks:
-            twin.own_guide = TwinGuide(sequence, follower)
+        follower = self.followers[sequence] = Followed(twin, known, len(sequence.output) - known)
+        if sequence.guide is not None and self.takes_masks:
+            twin.own_guide = TwinGuide(sequence, sequence.guide, follower)
         return follower
 
     def grow(self, twin: Sequence, count: int) -> bool:

@@ -154,7 +154,7 @@ class AdaptivePolicy:
             if one.missing is None or one.is_ready or not one.limit or not room:
                 continue
             cost = self.draft_seconds(one.missing)
-            # What was begun goes on: less is asked for the rest of a text.
+            # A text that was begun goes on: less is asked for the rest of it.
             spare = KEEP + (TRY_ABOVE - KEEP) * one.missing / WINDOW
             if self.can_pay(cost, 0.0 if self.benefit(one, pace) > cost else spare):
                 plan.reads[place] = min(one.missing - 1, room)

@@ -38,7 +38,7 @@ class ModelDrafter:
     def __init__(self, model: DraftModel, policy: DraftPolicy, clock: Callable[[], float] = time.monotonic) -> None:
         self.model, self.policy, self.clock = model, policy, clock
         self.shares = SharesRight()
-        # What made each draft of the step that is being computed, and the seconds that the drafts took.
+        # The source of each draft of the step that is being computed, and the seconds that the drafts took.
         self.made_by: dict[Sequence, Hashable] = {}
         self.spent = 0.0
 

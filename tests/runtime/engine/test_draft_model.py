@@ -52,7 +52,7 @@ def check_draft_free(one: Rig) -> None:
 
 @pytest.mark.parametrize("count", [1, 4, 16])
 def test_a_draft_of_the_model_itself_is_always_right(model: Model, count: int) -> None:  # B1, C16
-    """Whatever is asked: greedy or drawn, for a draft is drawn with the number of its position."""
+    """Greedy or drawn: a draft is drawn with the number of its position."""
     expected = run(rig(model), requests())
     one = drafting(model, model, count)
     assert run(one, requests()) == expected

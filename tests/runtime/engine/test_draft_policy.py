@@ -26,7 +26,7 @@ MOST = 8
 
 
 @dataclass
-class Stream:
+class GuessedStream:
     """One answer: the chance that a guess of the draft model is right, and that repeated text is, where it is found."""
 
     model: float
@@ -37,10 +37,10 @@ class Stream:
 
 
 @dataclass
-class World:
+class GuessWorld:
     """Two models with linear costs in seconds, and a policy that sees only results."""
 
-    streams: list[Stream]
+    streams: list[GuessedStream]
     base: float = 0.05
     row: float = 0.002
     draft_base: float = 0.015
@@ -62,7 +62,7 @@ class World:
         self.policy.drafted(rows, taken)
         return taken
 
-    def option(self, place: int, stream: Stream, found: bool) -> Option:
+    def option(self, place: int, stream: GuessedStream, found: bool) -> Option:
         lookup = self.shares.expected(place, 3) if found else 0.0
         return Option(
             MOST, MOST if found else 0, stream.missing, 1000, lookup, self.shares.expected(place, ("model", 0))
@@ -95,7 +95,7 @@ class World:
             spent += self.draft(sum(stream.missing for stream in wanted) if ahead == 0 else len(wanted))
         return spent
 
-    def verify(self, place: int, stream: Stream, plan: DraftPlan) -> None:
+    def verify(self, place: int, stream: GuessedStream, plan: DraftPlan) -> None:
         made, looked = plan.models[place], plan.lookups[place]
         share, kind = (stream.model, ("model", 0)) if made else (stream.lookup, 3)
         right = 0
@@ -120,7 +120,7 @@ class World:
 @pytest.mark.parametrize("rows", [1, 2, 8, 20])
 def test_where_no_guess_is_right_little_time_is_lost(rows: int, seed: int) -> None:
     """A stream that never repeats takes at most 3 % longer, reading its prompt into the draft model included."""
-    world = World([Stream(0.0, found=0.3) for _ in range(rows)], seed=seed)
+    world = GuessWorld([GuessedStream(0.0, found=0.3) for _ in range(rows)], seed=seed)
     assert world.run(2000) > 1 / 1.03
 
 
@@ -133,8 +133,8 @@ def test_whatever_the_costs_are_the_loss_is_bounded(
     model: float, base: float, row: float, draft_base: float, draft_row: float, rows: int, seed: int
 ) -> None:
     """The account is all that can be lost: a share of each step, and what was there at the start."""
-    streams = [Stream(model, found=0.5) for _ in range(rows)]
-    world = World(streams, base, row, draft_base, draft_row, seed)
+    streams = [GuessedStream(model, found=0.5) for _ in range(rows)]
+    world = GuessWorld(streams, base, row, draft_base, draft_row, seed)
     world.run(600)
     plain = sum(stream.tokens for stream in streams) / rows * world.target(rows)
     allowed = SHARE * plain + (START + 2) * world.target(1)
@@ -144,30 +144,30 @@ def test_whatever_the_costs_are_the_loss_is_bounded(
 
 @pytest.mark.parametrize(("share", "least"), [(0.8, 1.25), (0.95, 1.6)])
 def test_a_draft_model_that_is_often_right_pays(share: float, least: float) -> None:
-    world = World([Stream(share)])
+    world = GuessWorld([GuessedStream(share)])
     assert world.run(2000) > least
     best = max((1 + gain(share, k)) * 0.052 / (0.05 + 0.002 * (1 + k) + 0.016 * k) for k in range(1, MOST + 1))
-    assert World([Stream(share)]).run(2000) > 0.9 * best, "near to what the costs allow"
+    assert GuessWorld([GuessedStream(share)]).run(2000) > 0.9 * best, "near to what the costs allow"
 
 
 def test_repeated_text_is_preferred_where_it_is_found() -> None:
     """It costs no step of the draft model."""
-    world = World([Stream(0.8, lookup=0.9, found=0.5)])
-    alone = World([Stream(0.8)])
+    world = GuessWorld([GuessedStream(0.8, lookup=0.9, found=0.5)])
+    alone = GuessWorld([GuessedStream(0.8)])
     assert world.run(2000) > alone.run(2000) * 1.1
 
 
 def test_with_many_rows_nothing_is_guessed() -> None:
-    world = World([Stream(1.0, lookup=1.0, found=1.0) for _ in range(32)])
+    world = GuessWorld([GuessedStream(1.0, lookup=1.0, found=1.0) for _ in range(32)])
     world.run(50)
     assert world.guesses == 0
-    busy = World([Stream(0.8) for _ in range(24)], row=0.02)
+    busy = GuessWorld([GuessedStream(0.8) for _ in range(24)], row=0.02)
     busy.run(200)
     assert busy.guesses < 24 * 200 * 0.1, "nor where rows cost as much as steps"
 
 
 def test_a_stream_that_becomes_predictable_is_noticed() -> None:
-    world = World([Stream(0.0)])
+    world = GuessWorld([GuessedStream(0.0)])
     world.run(1500)
     world.streams[0].model = 0.9
     before, tokens = world.seconds, world.streams[0].tokens

@@ -118,7 +118,7 @@ def test_prefill_workers_have_no_draft_model(guessing: list[PromptWorker]) -> No
 
 
 def test_both_models_share_the_kv_memory(guessing: list[PromptWorker]) -> None:
-    """As many tokens of one as of the other; together no more than was given."""
+    """The pools hold equally many tokens, together no more than was given."""
     _, decode, _ = guessing
     draft, machine = drafter_of(decode).model, decode.machine
     assert draft.pool.num_blocks == machine.pool.num_blocks
