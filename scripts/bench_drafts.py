@@ -117,10 +117,11 @@ class SilentReports:
 def open_machine(arguments: argparse.Namespace) -> WorkerResources:
     config = WorkerConfig(
         "mixed:0", "mixed", "cpu", tuple(arguments.cores), str(resolve_model(arguments.model, CACHE)), "bench", "", "",
-        quantization=arguments.quantization, max_model_len=2048, kv_cache_memory=512 << 20, cache_dir=str(CACHE),
+        quantization=arguments.quantization, max_model_len=arguments.max_model_len,
+        kv_cache_memory=512 << 20, cache_dir=str(CACHE),
         speculative_tokens=arguments.tokens, speculative_model=str(resolve_model(arguments.draft, CACHE)),
     )  # fmt: skip
-    return assemble(config, SilentReports())  # type: ignore[arg-type]
+    return assemble(config, SilentReports())
 
 
 def measure_costs(machine: WorkerResources, drafter: ModelDrafter, now: Callable[[], float]) -> Timings:
@@ -216,6 +217,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), default=list(TASKS))
     parser.add_argument("--tokens", type=int, default=8, help="most guesses at a time")
     parser.add_argument("--answer", type=int, default=256, help="most tokens of an answer")
+    parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--cores", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--cpu", action="store_true")
     arguments = parser.parse_args()
