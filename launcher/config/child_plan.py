@@ -11,7 +11,7 @@ from pontil.launcher.host.devices import CPU, Placement
 from pontil.runtime.foundation.number_ranges import spell
 
 # Keys of a child's configuration that name a model.
-MODEL_KEYS = ("model", "embedding_model")
+MODEL_KEYS = ("model", "embedding_model", "speculative_model")
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,8 @@ class Sequence:
     the client has them. A sequence with `draws` false exists for its KV alone. `scheduled_at` is when its prompt was
     first admitted here to be computed, in seconds of the scheduler's clock. No position from `reached` on was computed
     before; of the prompt, `prompt_computed` tokens were computed here for the first time. A waiting sequence with a
-    `remote_prefill` waits for seats and blocks only: it will be parked.
+    `remote_prefill` waits for seats and blocks only: it will be parked. Before the prompt stand `skipped` tokens that
+    are not computed in this engine; only a draft model leaves out any.
 
     In a model of several stages its rows may be `inputs` instead of ids, and it may be followed by consumers: of its
     positions' `states`, or of its ids (`outflow`). It rests while an input is missing or a consumer is behind.
@@ -133,6 +134,7 @@ class Sequence:
     reached: int = 0
     prompt_computed: int = 0
     remote_prefill: RemotePrefill | None = None
+    skipped: int = 0
     state: SequenceState = SequenceState.WAITING
     finish: FinishReason | None = None
     stop_match: str | None = None
@@ -263,17 +265,26 @@ class Sequence:
             self.computed = self.reached = self.length - 1
 
     def draft(self, count: int) -> tuple[int, ...]:
-        """Propose at most `count` tokens that may come next, limited by the budget (minus the token that is sampled
-        anyhow) and the grammar. No token is proposed if penalties make the logits depend on tokens that are not known
-        yet, or if another stage gives the rows or reads their states."""
-        count = min(count, self.params.max_tokens - len(self.output) - 1)
+        """Propose at most `count` tokens that may come next, from what stood before."""
+        count = self.guessable(count)
+        return self.fitting(self.guess(count)) if count else ()
+
+    def guessable(self, count: int) -> int:
+        """Return how many tokens may be guessed, at most `count`: no more than the budget, minus the token that is
+        sampled anyhow, and none if penalties make the logits depend on tokens that are not known yet, or if another
+        stage gives the rows or reads their states."""
         follows = self.inputs is not None or self.states is not None
-        if count < 1 or not self.output or penalized(self.params) or follows:
-            return ()
-        guessed, guide = self.guess(count), self.guide
+        if not self.output or penalized(self.params) or follows:
+            return 0
+        return max(0, min(count, self.params.max_tokens - len(self.output) - 1))
+
+    def fitting(self, guessed: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the guesses up to the first that the grammar forbids."""
+        guide = self.guide
         return guessed if guide is None or not guessed else guessed[: guide.fitting(self.output, guessed)]
 
     def guess(self, count: int) -> tuple[int, ...]:
+        """Return tokens that a handoff brought, or that followed an earlier occurrence of the last ones."""
         handed, self.handed_draft = self.handed_draft[:count], ()
         if handed and self.generated == 0:
             return handed

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype
@@ -29,7 +29,7 @@ KV_HEADS = ("k_proj", "v_proj")
 @dataclass(frozen=True, slots=True)
 class MemoryDemand:
     """The settings that all workers of a launch share, as in WorkerConfig; for each worker its ranks' devices; and
-    the free bytes of those GPUs where that is known."""
+    the free bytes of those GPUs where that is known. A worker that is `drafting` also has the draft model."""
 
     dtype: str
     kv_cache_dtype: str
@@ -39,6 +39,8 @@ class MemoryDemand:
     block_size: int
     workers: Sequence[Sequence[str]]
     gpu_memory: Mapping[str, int]
+    speculative_model: str | None = None
+    drafting: Sequence[bool] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +55,18 @@ class Footprint:
     def total(self) -> int:
         return self.weights + self.kv
 
+    def __add__(self, other: Footprint) -> Footprint:
+        return Footprint(self.weights + other.weights, self.kv + other.kv)
+
     @property
     def words(self) -> str:
         return f"{gibibytes(self.weights)} of weights and {gibibytes(self.kv)} of KV cache"
 
 
-def check_memory(path: Path, demand: MemoryDemand) -> None:
+def check_memory(path: Path, demand: MemoryDemand, draft: Path | None = None) -> None:
     """Raise ModelError when the model cannot be divided as it is planned, or when its weights and the KV cache of one
-    sequence do not fit the free memory, for all ranks on a device together."""
+    sequence do not fit the free memory, for all ranks on a device together, with the draft model where there is
+    one."""
     if not demand.workers:
         return
     config = read_config(path)
@@ -68,9 +74,15 @@ def check_memory(path: Path, demand: MemoryDemand) -> None:
     for size in sizes:
         check_division(config, size)
     parts = {size: footprint(path, config, demand, size) for size in sizes}
+    extra = Footprint(0, 0) if draft is None else draft_footprint(draft, demand)
     for device in dict.fromkeys(device for worker in demand.workers for device in worker):
         room = host_room() if device == CPU else FreeMemory(demand.gpu_memory.get(device, NO_LIMIT))
-        held = [parts[len(worker)] for worker in demand.workers for rank in worker if rank == device]
+        held = [
+            parts[len(worker)] + extra if drafts else parts[len(worker)]
+            for worker, drafts in zip(demand.workers, demand.drafting or [False] * len(demand.workers), strict=True)
+            for rank in worker
+            if rank == device
+        ]
         if sum(one.total for one in held) > room.bytes:
             where = room.where if device == CPU else device
             raise ModelError(refusal(path, device, held, sizes, f"{where} has {gibibytes(room.bytes)} left"))
@@ -82,6 +94,14 @@ def memory_by_ranks(path: Path, demand: MemoryDemand) -> dict[int, str]:
     check_memory(path, demand)
     config, sizes = read_config(path), sorted({len(worker) for worker in demand.workers})
     return {size: footprint(path, config, demand, size).words for size in sizes}
+
+
+def draft_footprint(path: Path, demand: MemoryDemand) -> Footprint:
+    """Return what a draft model takes of a worker. A given size of the KV cache includes the draft model's."""
+    if demand.quantization == "gguf" and path.suffix != ".gguf":
+        demand = replace(demand, quantization="none")
+    made = footprint(path, read_config(path), demand)
+    return made if demand.kv_cache_memory is None else replace(made, kv=0)
 
 
 def refusal(path: Path, device: str, held: Sequence[Footprint], sizes: Mapping[int, None], left: str) -> str:
