@@ -147,7 +147,7 @@ def give_states(tile: Tile, states: HiddenStates) -> None:
 def completed(maker: FrameMaker, sampled: list[Sampled], hidden: Tensor) -> list[Sampled]:
     """Return the sampled ids with their whole frames. `hidden` has a row for each of them, as there are no drafts."""
     rows = [
-        (one.sequence.params.seed, len(one.sequence.output), token, one.sequence.params.greedy)
+        (one.sequence.params.seed, one.sequence.length, token, one.sequence.params.greedy)
         for one in sampled
         for token in one.tokens
     ]

@@ -63,4 +63,4 @@ class FrameMaker(Protocol):
 
     def frames(self, rows: Sequence[tuple[int, int, int, bool]], hidden: Tensor) -> list[list[int]]:
         """Return the whole frame of each row. `hidden` float32 [rows, hidden_size] are the final hidden states, as the
-        model's `forward` gives them; each of `rows` is (seed, index of the frame, sampled id, greedy)."""
+        model's `forward` gives them; each of `rows` is (seed, position of the frame's id, sampled id, greedy)."""

@@ -69,7 +69,7 @@ class Conductor:
         task = StageTask(run.graph, node, run, options=run.options)
         sampling = dict(node.sampling)
         if first.params.greedy:
-            sampling = {"temperature": 0.0}
+            sampling["temperature"] = 0.0
         prompt = first.prompt if node.generates else []
         budget = self.budget(task, len(prompt)) if node.generates else 0
         params = SamplingParams(max_tokens=budget, seed=first.params.seed, **sampling)

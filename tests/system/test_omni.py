@@ -31,7 +31,8 @@ STAGES = {
     "thinker split": ("thinker.prefill=cpu:0", "thinker.decode=cpu:1", "talker=cpu:0", "code2wav=cpu:1"),
     "talker split": ("thinker=cpu:0", "talker.prefill=cpu:0", "talker.decode=cpu:1", "code2wav=cpu:1"),
     "both split": (
-        "thinker.prefill=cpu:0", "thinker.decode=cpu:1", "talker.prefill=cpu:0", "talker.decode=cpu:1", "code2wav=cpu:0",
+        "thinker.prefill=cpu:0", "thinker.decode=cpu:1", "talker.prefill=cpu:0", "talker.decode=cpu:1",
+        "code2wav=cpu:0",
     ),
     "thinker of two ranks": ("thinker=cpu:0+cpu:1", "talker=cpu:0", "code2wav=cpu:1"),
 }  # fmt: skip

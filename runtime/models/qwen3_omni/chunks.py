@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class FrameChunk:
     """Frames [start, end), decoded together with the `context` frames before them."""
 
     start: int
@@ -19,7 +19,7 @@ class Chunk:
         return self.start - self.context
 
 
-def chunks(frames: int, size: int, left: int) -> Iterator[Chunk]:
+def chunks(frames: int, size: int, left: int) -> Iterator[FrameChunk]:
     """Divide so many frames into chunks of `size`, the last perhaps smaller, each after at most `left` others."""
     for start in range(0, frames, size):
-        yield Chunk(start, min(start + size, frames), min(start, left))
+        yield FrameChunk(start, min(start + size, frames), min(start, left))

@@ -14,7 +14,7 @@ from pontil.gpu_ops.kernels.linear import Product
 from pontil.gpu_ops.rotary import apply_rotary, rotary_frequencies, rotary_table
 from pontil.gpu_ops.sequence_attention import attend_within
 from pontil.runtime.models.norm import Norm
-from pontil.runtime.models.qwen3_omni.chunks import Chunk
+from pontil.runtime.models.qwen3_omni.chunks import FrameChunk
 from pontil.runtime.models.qwen3_omni.config import Code2WavConfig
 from pontil.runtime.models.qwen3_omni.convolutions import (
     CausalConvolution,
@@ -110,7 +110,7 @@ class Code2Wav:
         sound = self.last(self.activation(sound)).clamp(-1, 1)
         return sound[0, 0, context * self.config.samples_per_frame :].contiguous()
 
-    def decode_chunk(self, frames: Tensor, chunk: Chunk) -> Tensor:
+    def decode_chunk(self, frames: Tensor, chunk: FrameChunk) -> Tensor:
         """Return the samples of a chunk of all frames so far, int64 [frames, groups]."""
         return self.decode(frames[chunk.first : chunk.end], chunk.context)
 

@@ -28,7 +28,8 @@ class OmniTalker:
         first = torch.tensor([token for _, _, token, _ in rows], device=hidden.device)
         groups = range(1, self.talker.config.groups)
         numbers = [
-            None if greedy else [uniform(seed, group, index) for group in groups] for seed, index, _, greedy in rows
+            None if greedy else [uniform(seed, 0, position, group) for group in groups]
+            for seed, position, _, greedy in rows
         ]
         codes, _ = self.talker.frames(self.talker.decoder.normed(hidden), first, numbers)
         made: list[list[int]] = codes.tolist()

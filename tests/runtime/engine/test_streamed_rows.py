@@ -64,7 +64,7 @@ class TwoCodes:
 
     def frames(self, rows: Row[tuple[int, int, int, bool]], hidden: Tensor) -> list[list[int]]:
         assert len(rows) == len(hidden)
-        return [[token, 1000 + index] for _, index, token, _ in rows]
+        return [[token, 1000 + position - len(PROMPT)] for _, position, token, _ in rows]
 
 
 def expected(model: Model) -> list[int]:
@@ -75,6 +75,8 @@ def expected(model: Model) -> list[int]:
 
 def driven(made: Rig, model: Model, arrived: int) -> tuple[Sequence, EmbeddedIds]:
     one = sequence("driven", PROMPT, TOKENS)
+    # Its ids are placeholders, by which no other sequence may find its blocks or wait for them.
+    one.salt = "driven"
     rows = one.inputs = EmbeddedIds(model, one, arrived)
     made.engine.add(one)
     return one, rows

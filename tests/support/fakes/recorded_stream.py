@@ -28,9 +28,9 @@ class RecordedStream(ProducerStream):
     def is_full(self) -> bool:
         return self.full
 
-    def emit(self, index: int, walk: str, array: NDArray[Any]) -> None:
+    def emit(self, index: int, walk: str | None, array: NDArray[Any]) -> None:
         assert index not in self.items, "an index is used once"
-        self.items[index] = walk, array.copy()
+        self.items[index] = str(walk), array.copy()
 
     def mark(self, index: int, walk: str) -> None:
         self.markers.append((index, walk))

@@ -30,7 +30,8 @@ def speak(served: Served, text: str, on_event: Callable[[int, int], None] = NOTH
     }  # fmt: skip
     reply = served.request("POST", "/v1/chat/completions", body | fields)
     assert reply.status == 200, reply.text()
-    said, sound, usage, reason = "", b"", {}, ""
+    said, sound, reason = "", b"", ""
+    usage: dict[str, Any] = {}
     texts = sounds = 0
     for event in reply.events():
         if event == "[DONE]":
