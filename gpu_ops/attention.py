@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paged attention over a block-major KV pool, `[block][layer][k|v][kv_head][slot]`, of rows of cells (kv_cells.py).
+"""Paged attention over a block-major KV pool, `[block][layer][plane][kv_head][slot]`, of rows of cells (kv_cells.py).
+A pool of two planes holds keys and values; in a pool of one, keys are values too.
 
 A query's bits depend only on its position and its keys. Every product therefore has one fixed shape: queries of a
 prompt run in tiles aligned to their absolute position, keys in chunks of KEY_CHUNK positions (KEY_STRIP for single
@@ -28,33 +29,40 @@ QUERY_SCALE = 1 / math.log(2)
 class PagedAttention(Protocol):
     """The attention of one tile of rows, as the model calls it layer by layer without knowledge of blocks."""
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
-        """Store k and v [rows, kv_heads, head_dim], then attend: q [rows, heads, head_dim] to the same shape.
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, scale: float, window: int | None
+    ) -> Tensor:
+        """Store k and v [rows, kv_heads, head_dim], then attend: q [rows, heads, head_dim] to the same shape. Without v
+        the keys are the values.
 
         `scale` multiplies the product of a query and a key. With a `window` a query sees at most that many positions,
         its own being the last. Rows that only pad the tile are neither stored nor attended; their result is zero.
         """
 
 
-def write_kv(pool: Tensor, layer: int, blocks: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
+def write_kv(pool: Tensor, layer: int, blocks: Tensor, offsets: Tensor, k: Tensor, v: Tensor | None) -> None:
     """Put row r of k and v [rows, kv_heads, head_dim] into slot `offsets[r]` of block `blocks[r]`."""
-    _, layers, _, heads, slots, width = pool.shape
+    _, layers, planes, heads, slots, width = pool.shape
+    parts = [k] if v is None else [k, v]
+    assert len(parts) == planes, "the pool has another number of planes"
     head = torch.arange(heads, device=pool.device)
-    places = (((blocks * layers + layer) * 2 * heads).unsqueeze(1) + head) * slots + offsets.unsqueeze(1)
+    places = (((blocks * layers + layer) * planes * heads).unsqueeze(1) + head) * slots + offsets.unsqueeze(1)
     rows = movable(pool).view(-1, width)
-    for part, numbers in ((places, k), (places + heads * slots, v)):
-        rows.index_copy_(0, part.view(-1), movable(encode(numbers, pool.dtype)).reshape(-1, width))
+    for plane, numbers in enumerate(parts):
+        cells = movable(encode(numbers, pool.dtype)).reshape(-1, width)
+        rows.index_copy_(0, (places + plane * heads * slots).view(-1), cells)
 
 
 def gather_kv(pool: Tensor, layer: int, tables: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values of block tables [n, blocks per chunk], each float32 [n * kv_heads, width, head_dim]."""
+    """Keys and values of block tables [n, blocks per chunk], each float32 [n * kv_heads, width, head_dim]; one tensor
+    twice where keys are values."""
     n, per_chunk = tables.shape
-    blocks, layers, _, heads, slots, width = pool.shape
+    blocks, layers, planes, heads, slots, width = pool.shape
     # Select whole runs of bytes by row: many times faster than indexing by block and layer.
     rows = movable(pool).view(blocks * layers, -1).index_select(0, (tables * layers + layer).view(-1)).view(pool.dtype)
-    chunks = decode(rows.view(n, per_chunk, 2, heads, slots, width).permute(2, 0, 3, 1, 4, 5))
-    k, v = chunks.reshape(2, n * heads, per_chunk * slots, -1)
-    return k, v
+    chunks = decode(rows.view(n, per_chunk, planes, heads, slots, width).permute(2, 0, 3, 1, 4, 5))
+    parts = chunks.reshape(planes, n * heads, per_chunk * slots, -1)
+    return parts[0], parts[-1]
 
 
 def hide(visible: Tensor) -> Tensor:
@@ -99,11 +107,13 @@ class GeneratedAttention:
         self.tables, self.lengths = tables, lengths
         self.strips: dict[int | None, Strips] = {}
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, scale: float, window: int | None
+    ) -> Tensor:
         rows = len(self.tables)
         heads, dim = q.shape[1:]
         kv_heads = k.shape[1]
-        write_kv(self.pool, layer, self.blocks, self.offsets, k[:rows], v[:rows])
+        write_kv(self.pool, layer, self.blocks, self.offsets, k[:rows], v if v is None else v[:rows])
         seen = self.seen(window)
         strips = seen.hidden.shape[1]
         keys, values = gather_kv(self.pool, layer, seen.tables)
@@ -163,9 +173,11 @@ class PromptAttention:
     offsets: Tensor
     spans: Sequence[PromptSpan]
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, scale: float, window: int | None
+    ) -> Tensor:
         rows = len(self.blocks)
-        write_kv(self.pool, layer, self.blocks, self.offsets, k[:rows], v[:rows])
+        write_kv(self.pool, layer, self.blocks, self.offsets, k[:rows], v if v is None else v[:rows])
         out = torch.zeros_like(q)
         for span in self.spans:
             here = slice(span.row, span.row + span.count)

@@ -40,7 +40,7 @@ class Attention:
         self.index, self.norms, self.exchange = index, norms, weights.communicator.gather_columns
         queries, keys = (len(weights.partition.heads(heads, 1)) for heads in (config.num_heads, config.num_kv_heads))
         self.head_dim, self.heads = dim, (queries, keys, keys)
-        self.scale, self.window = config.query_scale, config.window(index)
+        self.scale, self.window, self.interleaved = config.query_scale, config.window(index), config.interleaved
 
     @property
     def linears(self) -> list[Product]:
@@ -51,6 +51,6 @@ class Attention:
         q, k, v = self.qkv(x).view(len(x), -1, self.head_dim).split(self.heads, dim=1)
         if self.norms is not None:
             q, k = self.norms(q, k)
-        q, k = apply_rotary(q, *angles), apply_rotary(k, *angles)
+        q, k = apply_rotary(q, *angles, self.interleaved), apply_rotary(k, *angles, self.interleaved)
         attended = attend(self.index, q, k, v, scale=self.scale, window=self.window)
         return self.exchange(self.o(self.exchange(attended.reshape(len(x), -1))))

@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,33 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedExpertConfig:
+    """A gated MLP that every row goes through beside its chosen experts. `name` is its own in the checkpoint. `gated`:
+    its result is multiplied by the sigmoid of a product of one output (`{name}_gate`)."""
+
+    name: str
+    intermediate_size: int
+    gated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingConfig:
+    """The way from a router's products to the weights of a row's experts.
+
+    `scores` are the function of the products. With a `bias` each expert has a number that is added to its score for the
+    choice, and not for its weight (Wang et al., 2024). With `groups`, only experts of the `kept_groups` best groups of
+    neighbours are chosen; a group's score is the sum of its `group_best` best. The weights are multiplied by `factor`.
+    """
+
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    bias: bool = False
+    groups: int = 1
+    kept_groups: int = 1
+    group_best: int = 1
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertConfig:
     """A mixture of experts: each row goes through `per_token` of `count` gated MLPs of `intermediate_size`.
 
@@ -41,6 +69,33 @@ class ExpertConfig:
     intermediate_size: int
     normalize: bool
     dense_layers: tuple[int, ...] = ()
+    shared: SharedExpertConfig | None = None
+    routing: RoutingConfig = RoutingConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class LatentConfig:
+    """Multi-head latent attention (DeepSeek-AI, 2024): the keys and values of all heads are products of one latent
+    vector of `rank` numbers for each position.
+
+    A head's key has `key_dim` numbers made from the latent and `rotary_dim` rotated ones, which all heads share; its
+    value has `value_dim`. Queries are products of `query_rank` numbers, or with None of the hidden state.
+    """
+
+    rank: int
+    query_rank: int | None
+    key_dim: int
+    rotary_dim: int
+    value_dim: int
+
+    @property
+    def query_dim(self) -> int:
+        return self.key_dim + self.rotary_dim
+
+    @property
+    def stored_dim(self) -> int:
+        """The numbers of a position that are stored: the latent and the rotated part of the keys."""
+        return self.rank + self.rotary_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +106,12 @@ class ModelConfig:
     empty means all of them everywhere. `local_rope_theta` is the base of layers with a window if it differs;
     `rope_scaling` does not apply to those. `query_scalar`: scores are divided by its square root (None: by that of
     `head_dim`). `qkv_bias` and `output_bias`: the attention's projections in and out have biases.
+
+    With `latent`, there is one KV head, and `head_dim` is what it stores for a position (decision 054). Rotary
+    positions turn `rotary_dim` dimensions of a head (None: all): those of its halves together, or `interleaved` ones.
+
+    `head_norms`: queries and keys are normed where the architecture leaves that open.
+    With a `weight_block`, weights are floats of 8 bits, and so many outputs and inputs share a scale.
     """
 
     architecture: str
@@ -75,6 +136,21 @@ class ModelConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     experts: ExpertConfig | None = None
+    latent: LatentConfig | None = None
+    rotary_dim: int | None = None
+    interleaved: bool = False
+    weight_block: tuple[int, int] | None = None
+    head_norms: bool = False
+
+    @property
+    def rotated(self) -> int:
+        """The number of dimensions of a head that are rotated."""
+        return self.rotary_dim or self.head_dim
+
+    @property
+    def kv_planes(self) -> int:
+        """The number of tensors of KV heads that a layer stores: keys and values, or one latent."""
+        return 2 if self.latent is None else 1
 
     @property
     def query_scale(self) -> float:
@@ -84,6 +160,12 @@ class ModelConfig:
     def window(self, layer: int) -> int | None:
         """The number of positions that a query of this layer sees, itself included; None for all."""
         return self.windows[layer] if self.windows else None
+
+    @property
+    def mlp_sizes(self) -> tuple[int, ...]:
+        """The inner sizes of MLPs that are divided over ranks."""
+        shared = None if self.experts is None else self.experts.shared
+        return (self.intermediate_size,) if shared is None else (self.intermediate_size, shared.intermediate_size)
 
     def is_sparse(self, layer: int) -> bool:
         """Return whether this layer is a mixture of experts."""

@@ -6,11 +6,34 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pontil.gpu_ops.batch_invariance import GENERATED_ROWS
+from pontil.gpu_ops.elementwise import apply
 from pontil.gpu_ops.kernels.linear import Product
-from pontil.runtime.models.config import ExpertConfig
+from pontil.runtime.models.config import ExpertConfig, SharedExpertConfig
 from pontil.runtime.models.mlp import GatedMlp
 from pontil.runtime.models.partition import whole
+from pontil.runtime.models.routing import choose_experts
 from pontil.runtime.models.weights import Weights
+
+
+class SharedExpert:
+    """An MLP for every row, whose result is added to that of the row's own experts. Where it has a gate, a row's result
+    is multiplied by a number between 0 and 1; its product is float32, as the router is."""
+
+    def __init__(self, config: SharedExpertConfig, hidden: int, prefix: str, weights: Weights) -> None:
+        name = prefix + config.name
+        self.mlp = GatedMlp(weights, name + ".", hidden, config.intermediate_size)
+        self.gate: Product | None = None
+        if config.gated:
+            self.gate = weights.product(weights.take(f"{name}_gate.weight", 1, hidden, dtype=torch.float32))
+
+    @property
+    def linears(self) -> list[Product]:
+        return self.mlp.linears if self.gate is None else [*self.mlp.linears, self.gate]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map x [rows, hidden_size] in the weights' dtype to float32 of the same shape."""
+        made = self.mlp(x).float()
+        return made if self.gate is None else made * apply(torch.sigmoid, self.gate(x.float()))
 
 
 class Experts:
@@ -20,12 +43,16 @@ class Experts:
     compute tiles of exactly GENERATED_ROWS rows, short ones padded with zeros, and a row's results are added in the
     order of its ratings, one after the other. The router is float32: a rounded rating could choose another expert.
 
-    A rank has some of the experts, whole, and the router. `own` are their numbers.
+    A rank has some of the experts, whole, and the router. `own` are their numbers. A shared expert is divided like any
+    MLP.
     """
 
     def __init__(self, config: ExpertConfig, hidden: int, prefix: str, weights: Weights) -> None:
         self.config = config
         self.router = weights.product(weights.take(prefix + "gate.weight", config.count, hidden, dtype=torch.float32))
+        self.bias: Tensor | None = None
+        if config.routing.bias:
+            self.bias = weights.take(prefix + "gate.e_score_correction_bias", config.count, dtype=torch.float32)
         self.own, self.communicator = weights.partition.experts(config.count), weights.communicator
         self.experts: list[GatedMlp] = []
         for number in range(config.count):
@@ -35,10 +62,12 @@ class Experts:
                 continue
             for part, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
                 weights.skip(f"{name}{part}_proj", *shape)
+        self.shared = None if config.shared is None else SharedExpert(config.shared, hidden, prefix, weights)
 
     @property
     def linears(self) -> list[Product]:
-        return [self.router, *(linear for expert in self.experts for linear in expert.linears)]
+        shared = [] if self.shared is None else self.shared.linears
+        return [self.router, *(linear for expert in self.experts for linear in expert.linears), *shared]
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map x [rows, hidden_size] in the weights' dtype to float32 of the same shape."""
@@ -47,14 +76,11 @@ class Experts:
         total = results[:, 0] * ratings[:, :1]
         for place in range(1, self.config.per_token):
             total = total + results[:, place] * ratings[:, place : place + 1]
-        return total
+        return total if self.shared is None else total + self.shared(x)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Ratings float32 and numbers int64 of each row's experts, both [rows, per_token], highest first."""
-        ratings, chosen = self.router(x.float()).softmax(-1).topk(self.config.per_token, dim=-1)
-        if self.config.normalize:
-            ratings = ratings / ratings.sum(-1, keepdim=True)
-        return ratings, chosen
+        return choose_experts(self.router(x.float()), self.config, self.bias)
 
     def results(self, x: Tensor, chosen: Tensor) -> Tensor:
         """The results of each row's experts, float32 [rows, per_token, hidden_size]."""

@@ -25,8 +25,15 @@ MOST_ROWS = 512
 
 def kernels_fit(config: ModelConfig, dtype: torch.dtype, ranks: int = 1) -> bool:
     """Return whether the kernels can compute every layer of this model, divided over so many ranks."""
+    if (
+        config.weight_block is not None
+        or config.latent is not None
+        or config.rotated != config.head_dim
+        or config.interleaved
+    ):
+        return False
     inner = config.experts.intermediate_size if config.experts else config.intermediate_size
-    parts = (size // ranks for size in (config.hidden_size, config.intermediate_size))
+    parts = (size // ranks for size in (config.hidden_size, *config.mlp_sizes))
     return can_compute(dtype, shape_of(config, ranks), config.hidden_size, config.intermediate_size, inner, *parts)
 
 
@@ -38,7 +45,7 @@ def shape_of(config: ModelConfig, ranks: int = 1) -> HeadShape:
 def shared_bytes(config: ModelConfig) -> int:
     """The size of the memory through which ranks that compute this model exchange rows."""
     heads = config.num_heads * config.head_dim
-    return exchange_bytes(max(config.hidden_size, config.intermediate_size, heads), MOST_ROWS)
+    return exchange_bytes(max(config.hidden_size, *config.mlp_sizes, heads), MOST_ROWS)
 
 
 class FusedBlock:
@@ -48,6 +55,7 @@ class FusedBlock:
     def __init__(self, block: Block, library: KernelLibrary, config: ModelConfig, angles: Angles) -> None:
         self.block = block
         after = (None, None) if block.after is None else block.after
+        assert isinstance(block.attention, Attention)
         self.attention = fused_attention(block.attention, library, config, angles, (block.before[0], after[0]))
         self.mlp = None
         if isinstance(block.feed_forward, GatedMlp):

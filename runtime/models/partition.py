@@ -82,14 +82,17 @@ def check_division(config: ModelConfig, ranks: int) -> None:
 def obstacle(config: ModelConfig, ranks: int) -> str | None:
     """Return why the model cannot be divided over so many ranks, or None."""
     heads, kv_heads = config.num_heads, config.num_kv_heads
+    if ranks == 1:
+        return None
     if heads % ranks:
         return f"it has {heads} query heads"
     if kv_heads % ranks and ranks % kv_heads:
         return f"it has {kv_heads} KV heads"
     if config.hidden_size % (ranks * PANEL):
         return f"its hidden size is {config.hidden_size}"
-    if config.intermediate_size % (ranks * PANEL):
-        return f"its intermediate size is {config.intermediate_size}"
+    for size in config.mlp_sizes:
+        if size % (ranks * PANEL):
+            return f"its intermediate size is {size}"
     if Partition(ranks - 1, ranks).vocabulary(config.vocab_size).start >= config.vocab_size:
         return f"its vocabulary has {config.vocab_size} tokens"
     if config.experts is not None and config.experts.count % ranks:

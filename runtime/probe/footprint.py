@@ -21,7 +21,7 @@ from pontil.runtime.probe.host_memory import NO_LIMIT, FreeMemory, gibibytes, ho
 
 CPU = "cpu"
 # Parts of the names of tensors that every rank of a worker holds whole, and of those with a row for each KV head.
-WHOLE = ("embed_tokens", "norm", "mlp.gate.weight", ROPE_FACTORS)
+WHOLE = ("embed_tokens", "norm", "mlp.gate.", "q_a_proj", "kv_a_proj", ROPE_FACTORS)
 KV_HEADS = ("k_proj", "v_proj")
 
 
@@ -126,7 +126,10 @@ def footprint(path: Path, config: ModelConfig, demand: MemoryDemand, ranks: int 
     if dtype not in DTYPE_BYTES:
         raise ModelError(f"--dtype {dtype} is not possible: choose one of {', '.join(DTYPE_BYTES)}")
     cells = choose_kv_dtype(demand.kv_cache_dtype, dtype)
-    layout = KVLayout(demand.block_size, config.num_layers, config.num_kv_heads, config.head_dim, cells, ranks=ranks)
+    layout = KVLayout(
+        demand.block_size, config.num_layers, config.num_kv_heads, config.head_dim, cells, ranks=ranks,
+        planes=config.kv_planes,
+    )  # fmt: skip
     # Without a requested length a sequence is as long as fits, so one block is enough. Block 0 is padding.
     blocks = layout.blocks_for(demand.max_model_len or 1) + 1
     kv = demand.kv_cache_memory or blocks * layout.block_bytes
@@ -137,7 +140,7 @@ def weight_bytes(path: Path, config: ModelConfig, demand: MemoryDemand, number_b
     if demand.quantization == "gguf":
         return path.stat().st_size // ranks
     numbers = sum(math.prod(shape) // divisor(name, config, ranks) for name, shape in tensor_shapes(config).items())
-    return numbers * (1 if demand.quantization == "int8" else number_bytes)
+    return numbers * (1 if demand.quantization == "int8" or config.weight_block else number_bytes)
 
 
 def divisor(name: str, config: ModelConfig, ranks: int) -> int:

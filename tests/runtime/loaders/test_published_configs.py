@@ -2,11 +2,21 @@
 """Configurations in the form their publishers gave them, which is older than the one transformers writes today."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pontil.runtime.loaders.config import read_config
-from pontil.runtime.models.config import ExpertConfig, ModelConfig, RopeScaling
+from pontil.runtime.models.config import (
+    ExpertConfig,
+    LatentConfig,
+    ModelConfig,
+    RopeScaling,
+    RoutingConfig,
+    SharedExpertConfig,
+)
 
 COMMON: dict[str, Any] = {"hidden_act": "silu", "torch_dtype": "bfloat16", "use_cache": True, "rope_scaling": None}
 
@@ -70,3 +80,44 @@ def test_gemma_3_1b(tmp_path: Path) -> None:
     assert config.windows == ((512,) * 5 + (None,)) * 4 + (512, 512)
     assert (config.local_rope_theta, config.rope_theta) == (10000.0, 1e6)
     assert (config.tie_word_embeddings, config.query_scale, config.eos_token_ids) == (True, 1 / 16, (1, 106))
+
+
+def test_deepseek_v3(tmp_path: Path) -> None:
+    scaling = {
+        "type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1,
+        "mscale": 1.0, "mscale_all_dim": 1.0,
+    }  # fmt: skip
+    config = read(
+        tmp_path, model_type="deepseek_v3", hidden_size=7168, intermediate_size=18432, num_hidden_layers=61,
+        num_attention_heads=128, num_key_value_heads=128, vocab_size=129280, max_position_embeddings=163840,
+        kv_lora_rank=512, q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+        moe_intermediate_size=2048, n_routed_experts=256, n_shared_experts=1, num_experts_per_tok=8, n_group=8,
+        topk_group=4, topk_method="noaux_tc", scoring_func="sigmoid", norm_topk_prob=True, routed_scaling_factor=2.5,
+        first_k_dense_replace=3, moe_layer_freq=1, num_nextn_predict_layers=1, rms_norm_eps=1e-6, rope_theta=10000,
+        rope_scaling=scaling, attention_bias=False, tie_word_embeddings=False, bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    assert config.latent == LatentConfig(rank=512, query_rank=1536, key_dim=128, rotary_dim=64, value_dim=128)
+    assert (config.num_kv_heads, config.head_dim, config.kv_planes, config.rotated) == (1, 576, 1, 64)
+    # The first three layers have no experts.
+    assert config.experts == ExpertConfig(
+        256, 8, 2048, True, (0, 1, 2), SharedExpertConfig("shared_experts", 2048),
+        RoutingConfig("sigmoid", True, groups=8, kept_groups=4, group_best=2, factor=2.5),
+    )  # fmt: skip
+    assert config.query_scale == pytest.approx(192**-0.5 * (0.1 * math.log(40) + 1) ** 2)
+    assert config.rope_scaling is not None and config.rope_scaling.attention_factor == 1.0
+    assert config.interleaved and config.max_model_len == 163840
+
+
+def test_deepseek_v2_lite(tmp_path: Path) -> None:
+    config = read(
+        tmp_path, model_type="deepseek_v2", hidden_size=2048, intermediate_size=10944, num_hidden_layers=27,
+        num_attention_heads=16, num_key_value_heads=16, vocab_size=102400, max_position_embeddings=163840,
+        kv_lora_rank=512, q_lora_rank=None, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+        moe_intermediate_size=1408, n_routed_experts=64, n_shared_experts=2, num_experts_per_tok=6, n_group=1,
+        topk_group=1, topk_method="greedy", scoring_func="softmax", norm_topk_prob=False, routed_scaling_factor=1.0,
+        first_k_dense_replace=1, moe_layer_freq=1, rms_norm_eps=1e-6, rope_theta=10000, attention_bias=False,
+        tie_word_embeddings=False, bos_token_id=100000, eos_token_id=100001,
+    )  # fmt: skip
+    assert config.latent is not None and config.latent.query_rank is None
+    shared = SharedExpertConfig("shared_experts", 2816)
+    assert config.experts == ExpertConfig(64, 6, 1408, False, (0,), shared, RoutingConfig())

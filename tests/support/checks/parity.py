@@ -290,7 +290,9 @@ def open_small(
     draft_model: Path | None = None,
 ) -> PromptWorker:
     shape = open_checkpoint(model).config
-    layout = KVLayout(BLOCK_SIZE, shape.num_layers, shape.num_kv_heads, shape.head_dim, shape.dtype)
+    layout = KVLayout(
+        BLOCK_SIZE, shape.num_layers, shape.num_kv_heads, shape.head_dim, shape.dtype, planes=shape.kv_planes
+    )
     # The draft model has the model's own sizes, and as many blocks.
     shares = 2 if draft_model is not None and role != "prefill" else 1
     worker = open_worker(

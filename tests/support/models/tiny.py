@@ -76,7 +76,7 @@ def layout_of(model: Model, block_size: int = 16, cells: str = "auto") -> KVLayo
     shape, dtype = model.config, "float32" if model.dtype == torch.float32 else "bfloat16"
     return KVLayout(
         block_size, shape.num_layers, shape.num_kv_heads, shape.head_dim, choose_kv_dtype(cells, dtype),
-        model.kernels is not None,
+        model.kernels is not None, planes=shape.kv_planes,
     )  # fmt: skip
 
 
