@@ -18,6 +18,7 @@ from pontil.gpu_ops.kernels.tile import KernelTile
 from pontil.runtime.models.blocks import Block
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.fused_block import FusedBlock, FusedStack
+from pontil.runtime.models.hidden_states import HiddenStates
 from pontil.runtime.models.norm import Norm
 from pontil.runtime.models.partition import Partition, by_vocabulary
 from pontil.runtime.models.rotary import global_rotary, local_rotary
@@ -90,19 +91,37 @@ class Decoder(ABC):
         """Look up embeddings, float32 [rows, hidden_size]."""
         return self.embedding[token_ids].float()
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: PagedAttention) -> Tensor:
+    def entering(self, inputs: Tensor) -> Tensor:
+        """The rows of the first layer, in memory of their own, from token ids or embeddings."""
+        return inputs.clone() if inputs.is_floating_point() else self.embed(inputs)
+
+    def forward(
+        self, inputs: Tensor, positions: Tensor, attend: PagedAttention, states: HiddenStates | None = None
+    ) -> Tensor:
         assert not self.fused
-        hidden = self.embed(token_ids)
+        hidden = self.entering(inputs)
         everywhere = self.global_rotary(positions)
         nearby = everywhere if self.local_rotary is self.global_rotary else self.local_rotary(positions)
         for index, block in enumerate(self.blocks):
+            if states is not None:
+                states.record(index, hidden)
             angles = everywhere if self.config.window(index) is None else nearby
             hidden = block(hidden, angles, attend)
         return self.norm(hidden)
 
-    def forward_fused(self, token_ids: Tensor, tile: KernelTile, rows: Sequence[int]) -> Tensor:
+    def forward_fused(
+        self, inputs: Tensor, tile: KernelTile, rows: Sequence[int], states: HiddenStates | None = None
+    ) -> Tensor:
         assert self.stack is not None
-        hidden = self.stack(self.embed(token_ids), tile)
+        hidden = self.entering(inputs)
+        if states is None:
+            hidden = self.stack(hidden, tile)
+        else:
+            states.record(0, hidden)
+            first, rest = self.stack.parts(states.layers)
+            hidden = first(hidden, tile)
+            states.record(states.layers, hidden)
+            hidden = rest(hidden, tile)
         return self.fused[-1].only(hidden, tile, rows)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -86,7 +86,8 @@ class FusedStack:
     """Blocks one after the other; all of them in one call if each consists of two kernel halves."""
 
     def __init__(self, blocks: Sequence[FusedBlock], library: KernelLibrary) -> None:
-        self.blocks = blocks
+        self.blocks, self.library = blocks, library
+        self.divided: dict[int, tuple[FusedStack, FusedStack]] = {}
         halves = [(block.attention, block.mlp) for block in blocks if block.mlp is not None]
         self.layers = Layers(library, halves) if len(halves) == len(blocks) else None
 
@@ -98,6 +99,13 @@ class FusedStack:
         for block in self.blocks:
             hidden = block(hidden, tile)
         return hidden
+
+    def parts(self, count: int) -> "tuple[FusedStack, FusedStack]":
+        """The first `count` blocks, and the others."""
+        if count not in self.divided:
+            first, rest = self.blocks[:count], self.blocks[count:]
+            self.divided[count] = FusedStack(first, self.library), FusedStack(rest, self.library)
+        return self.divided[count]
 
 
 def fused_attention(

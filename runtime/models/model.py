@@ -12,6 +12,7 @@ from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.linear import Product
 from pontil.gpu_ops.kernels.tile import KernelTile
 from pontil.runtime.models.config import ModelConfig
+from pontil.runtime.models.hidden_states import HiddenStates
 
 
 class Model(Protocol):
@@ -43,12 +44,23 @@ class Model(Protocol):
     @property
     def head(self) -> Sequence[Product]: ...
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: PagedAttention) -> Tensor:
-        """Return the normed hidden states, float32 [rows, hidden_size], of token_ids and positions int64 [rows]."""
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Return the embeddings of token_ids int64 [rows]: float32 [rows, hidden_size]."""
 
-    def forward_fused(self, token_ids: Tensor, tile: KernelTile, rows: Sequence[int]) -> Tensor:
+    def forward(
+        self, inputs: Tensor, positions: Tensor, attend: PagedAttention, states: HiddenStates | None = None
+    ) -> Tensor:
+        """Return the normed hidden states, float32 [rows, hidden_size], of inputs at positions int64 [rows].
+
+        `inputs` are token ids int64 [rows], or embeddings as `embed` gives them, with the same results. `states`
+        receives states of all rows."""
+
+    def forward_fused(
+        self, inputs: Tensor, tile: KernelTile, rows: Sequence[int], states: HiddenStates | None = None
+    ) -> Tensor:
         """Return the last layer's hidden states of the given rows, in rising order, before the last norm: float32
-        [len(rows), hidden_size]. token_ids int64 [tile.rows]. That layer's results for other rows are not computed."""
+        [len(rows), hidden_size]. `inputs` and `states`, of all the tile's rows, are those of `forward`. The last
+        layer's results for other rows are not computed."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map rows of `forward` or `forward_fused`, float32 [rows, hidden_size], to float32 [rows, vocab_size]."""
