@@ -33,13 +33,14 @@ HEAD_ROWS = 32
 class TileRunner:
     """The owner of the model and of its KV memory. It knows no sequences."""
 
-    def __init__(self, model: Model, storage: KVStorage) -> None:
+    def __init__(self, model: Model, storage: KVStorage, classes: BatchInvariance | None = None) -> None:
+        """`classes` are measured unless they are given."""
         assert storage.layout.packed == (model.kernels is not None), "the blocks are another's"
         self.model, self.storage = model, storage
         self.device = model.device
         self.block_size = storage.layout.block_size
-        if model.kernels is not None:
-            self.classes: BatchInvariance = ANY_ROWS
+        if classes is not None or model.kernels is not None:
+            self.classes: BatchInvariance = classes or ANY_ROWS
             return
         if self.device.type == "cpu" and torch.get_num_threads() > 1:
             self.agree_with_fewer_cores()
@@ -61,16 +62,21 @@ class TileRunner:
         if plan.drawn:
             self.drawn_logits(plan, hidden)
 
-    def forward(self, plan: TilePlan) -> Tensor:
-        """Final hidden states of the plan's rows, float32 [len(plan.rows), hidden_size]."""
+    def forward(self, plan: TilePlan, inputs: Tensor | None = None) -> Tensor:
+        """Final hidden states of the plan's rows, float32 [len(plan.rows), hidden_size]. `inputs` float32 [rows,
+        hidden_size] replace the embeddings of its ids."""
         if self.model.kernels is not None:
             tile = KernelTile(self.storage.tensor, plan.spans, self.model.dtype)
-            return self.model.forward_fused(self.tensor(plan.ids), tile, plan.rows)
+            return self.model.forward_fused(self.tensor(plan.ids) if inputs is None else inputs, tile, plan.rows)
         ids, positions = list(plan.ids), plan.positions
         padding = self.padded(plan) - len(ids)
         attend = self.attention(plan, positions)
         # Padding rows come last; their results are not used.
-        whole = self.model.forward(self.tensor(ids + [0] * padding), self.tensor(positions + [0] * padding), attend)
+        if inputs is None:
+            inputs = self.tensor(ids + [0] * padding)
+        else:
+            inputs = torch.nn.functional.pad(inputs, (0, 0, 0, padding))
+        whole = self.model.forward(inputs, self.tensor(positions + [0] * padding), attend)
         return whole[list(plan.rows)]
 
     def prompt_logits(self, plan: TilePlan, hidden: Tensor) -> Iterator[Tensor]:

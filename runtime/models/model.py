@@ -62,6 +62,9 @@ class Model(Protocol):
         [len(rows), hidden_size]. `inputs` and `states`, of all the tile's rows, are those of `forward`. The last
         layer's results for other rows are not computed."""
 
+    def final_states(self, hidden: Tensor) -> Tensor:
+        """Return the normed hidden states, float32 [rows, hidden_size], of rows of `forward` or `forward_fused`."""
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Map rows of `forward` or `forward_fused`, float32 [rows, hidden_size], to float32 [rows, vocab_size]."""
 
