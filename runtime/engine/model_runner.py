@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a batch through the model and samples from its logits. Takes no scheduling decision."""
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Sequential
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from pontil.gpu_ops.batch_invariance import BatchInvariance
 from pontil.gpu_ops.kernels.tile import TileSpan
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.batch import Batch, Span, Tile
 from pontil.runtime.engine.logprobs import logprobs_of
 from pontil.runtime.engine.sampler import Sampled, sample_rows
 from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.target_states import KEPT_STATES, TargetStates
 from pontil.runtime.engine.tile_plan import TilePlan
 from pontil.runtime.engine.tile_runner import HEAD_ROWS, TileRunner
 from pontil.runtime.models.model import Model
@@ -42,10 +45,18 @@ NONE = NoFollowers()
 
 
 class ModelRunner:
-    """Turns tiles of sequences into plans, has them computed, and samples."""
+    """Turns tiles of sequences into plans, has them computed, and samples. Where `keeps_states` is set, each sequence
+    gets the final hidden states of its newest positions."""
 
-    def __init__(self, model: Model, storage: KVStorage, followers: Followers = NONE) -> None:
-        self.tiles, self.storage, self.followers = TileRunner(model, storage), storage, followers
+    def __init__(
+        self,
+        model: Model,
+        storage: KVStorage,
+        followers: Followers = NONE,
+        classes: BatchInvariance | None = None,
+    ) -> None:
+        self.tiles, self.storage, self.followers = TileRunner(model, storage, classes), storage, followers
+        self.keeps_states = False
 
     @property
     def model(self) -> Model:
@@ -73,17 +84,31 @@ class ModelRunner:
             for end, span in zip(ends_of(tile), tile.spans, strict=True)
             for position in unrecorded(span)
         ]
-        rows = sorted({*drawn, *(row for row, _, _ in recorded)})
+        kept = list(states_of(tile)) if self.keeps_states else []
+        rows = sorted({*drawn, *(row for row, _, _ in recorded), *(row for _, own in kept for row in own)})
         places = {row: place for place, row in enumerate(rows)}
         plan = plan_of(tile, rows, [places[row] for row, _, _ in recorded], [places[row] for row in drawn])
         self.followers.run(plan)
-        hidden = self.tiles.forward(plan)
+        hidden = self.forward(tile, plan)
+        for span, own in kept:
+            self.keep_states(span, hidden[self.tiles.tensor([places[row] for row in own])])
         self.record_prompt_logprobs(plan, hidden, [(one, position) for _, one, position in recorded])
         if not drawn:
             return []
         logits, highest = self.tiles.drawn_logits(plan, hidden)
         sequences, drafts = [span.sequence for _, span in drawing], [span.drafts for _, span in drawing]
         return sample_rows(logits, sequences, drafts, highest, self.model.kernels)
+
+    def forward(self, tile: Tile, plan: TilePlan) -> Tensor:
+        """Final hidden states of the plan's rows."""
+        return self.tiles.forward(plan)
+
+    def keep_states(self, span: Span, hidden: Tensor) -> None:
+        """Give a sequence the states of a span's last positions."""
+        first, sequence = span.start + span.count - len(hidden), span.sequence
+        if sequence.states is None:
+            sequence.states = TargetStates(first, [])
+        sequence.states.record(first, list(self.model.final_states(hidden)))
 
     def record_prompt_logprobs(self, plan: TilePlan, hidden: Tensor, wanted: list[tuple[Sequence, int]]) -> None:
         """Record the logprobs of prompt tokens for sequences that asked for them. `wanted`: the position of the token
@@ -103,6 +128,15 @@ def plan_of(tile: Tile, rows: list[int], recorded: list[int], drawn: list[int]) 
     ids = [span.token(p) for span in tile.spans for p in range(span.start, span.start + span.count)]
     spans = [TileSpan(span.start, span.count, span.sequence.blocks) for span in tile.spans]
     return TilePlan(tile.generated, ids, spans, rows, recorded, drawn)
+
+
+def states_of(tile: Tile) -> Iterator[tuple[Span, range]]:
+    """Yield spans with the rows whose states their sequences keep: those of the newest known positions, and drafts."""
+    for end, span in zip(ends_of(tile), tile.spans, strict=True):
+        behind = span.start + span.count
+        count = behind - max(span.start, span.sequence.length - KEPT_STATES)
+        if span.sequence.draws and count > 0:
+            yield span, range(end + 1 - count, end + 1)
 
 
 def unrecorded(span: Span) -> range:
