@@ -54,6 +54,8 @@ class PrefillResult:
     choices: list[int]
     logprobs: Logprobs | None = None
     drafts: list[list[int]] | None = None
+    hidden_state: bytes | None = None
+    hidden_digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,8 @@ class KVSender:
             done.choices,
             done.logprobs,
             done.drafts,
+            done.hidden_state,
+            done.hidden_digest,
         )
         self.publish(sent, handoff)
 

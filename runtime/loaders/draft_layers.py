@@ -11,6 +11,7 @@ vLLM and SGLang read it so.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -62,6 +63,9 @@ class DraftLayerSource:
             return shapes | block | {"model.norm.weight": (size,)}
         del block[INNER + "input_layernorm.weight"]
         return shapes | block
+
+    def count_weights(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes.values())
 
     @property
     def form(self) -> DraftLayerForm:

@@ -2,22 +2,18 @@
 """Draft layers in an engine: an MTP layer and an EAGLE head change only the number of steps of an answer."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
-from drafted import REPEATING, requests, run
-from tiny import AlwaysDraft, Rig, check_free, rig, sequence
+from drafted import requests, run
+from tiny import AlwaysDraft, Rig, check_free, rig
 from tiny_draft_layers import write_eagle_head, write_mtp_model
 
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.draft_head import DraftHead, DraftLayerRunner
-from pontil.runtime.engine.draft_policy import WINDOW
 from pontil.runtime.engine.model_drafter import ModelDrafter
-from pontil.runtime.engine.sequence import Sequence
-from pontil.runtime.engine.target_states import TargetStates
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.draft_layers import find_draft_layer, open_draft_layer
 from pontil.runtime.loaders.synthetic import write_tiny_llama
