@@ -13,6 +13,9 @@ from pontil.gpu_ops.linear import Linear
 
 # Outputs whose weights are taken apart at a time: few enough to stay in a cache until they are multiplied.
 OUTPUTS = 256
+# The values of a float of 4 bits: a sign, two bits of exponent and one of mantissa.
+FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+FP4_GROUP, FP4_BIAS = 32, 127
 
 
 class StoredWeights(Protocol):
@@ -62,6 +65,40 @@ class ScaledWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class Fp4Weights:
+    """Floats of 4 bits, two in a byte, the earlier in its lower half, of which 32 neighbouring inputs share a power of
+    two (MXFP4 in "OCP Microscaling Formats", Open Compute Project, 2023): `numbers` uint8 [outputs, groups, 16] and
+    `scales` uint8 [outputs, groups], the exponents plus 127."""
+
+    numbers: Tensor
+    scales: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((len(self.numbers), self.numbers.shape[1] * FP4_GROUP))
+
+    def rows(self, own: range) -> "Fp4Weights":
+        """Some outputs. The others take no memory."""
+        if len(own) == len(self.numbers):
+            return self
+        kept = slice(own.start, own.stop)
+        return Fp4Weights(self.numbers[kept].clone(), self.scales[kept].clone())
+
+    def part(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        values = torch.tensor(FP4_VALUES, device=self.numbers.device)
+        numbers = self.numbers[start:stop].int()
+        pairs = torch.stack((values[numbers & 15], values[numbers >> 4]), dim=-1).flatten(2)
+        whole: Tensor = torch.ldexp(pairs, self.scales[start:stop].int().unsqueeze(-1) - FP4_BIAS).flatten(1)
+        return whole.to(dtype)
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        return self.part(0, len(self.numbers), dtype)
+
+
+PackedWeights = ScaledWeights | Fp4Weights
+
+
+@dataclass(frozen=True, slots=True)
 class PlainWeights:
     """Numbers as they are, in the form of stored weights."""
 
@@ -75,12 +112,16 @@ class PlainWeights:
         return self.numbers[start:stop].to(dtype)
 
 
-def stacked(parts: Sequence[ScaledWeights]) -> ScaledWeights | None:
-    """One weight with the outputs of all parts, or None if their groups differ."""
-    if len({part.group for part in parts}) != 1:
+def stacked(parts: Sequence[PackedWeights]) -> PackedWeights | None:
+    """One weight with the outputs of all parts, or None if they differ in kind or in their groups."""
+    kinds = {part.group if isinstance(part, ScaledWeights) else None for part in parts}
+    if len(kinds) != 1:
         return None
-    numbers = torch.cat([part.numbers.view(torch.uint8) for part in parts]).view(parts[0].numbers.dtype)
-    return ScaledWeights(numbers, torch.cat([part.scales for part in parts]), parts[0].group)
+    first, scales = parts[0], torch.cat([part.scales for part in parts])
+    numbers = torch.cat([part.numbers.view(torch.uint8) for part in parts]).view(first.numbers.dtype)
+    return (
+        ScaledWeights(numbers, scales, first.group) if isinstance(first, ScaledWeights) else Fp4Weights(numbers, scales)
+    )
 
 
 class ScaledLinear(Linear):

@@ -87,6 +87,7 @@ def model_config(architecture: Architecture, data: dict[str, Any], eos_token_ids
         rotary_dim=latent.rotary_dim if latent else rotated,
         interleaved=bool(data.get("rope_interleave")),
         weight_block=weight_block(data),
+        sinks=architecture.sinks,
         head_norms=architecture.optional_head_norms and bool(data.get("use_qk_norm")),
     )
 

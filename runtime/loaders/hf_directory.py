@@ -18,7 +18,7 @@ from pontil.runtime.loaders.fingerprint import fingerprint
 from pontil.runtime.loaders.fused_experts import FusedPart, parts_of
 from pontil.runtime.loaders.hf_config import read_hf_config
 from pontil.runtime.loaders.hf_fields import read_json
-from pontil.runtime.loaders.hf_quantization import FLOAT8, SCALE, with_scales
+from pontil.runtime.loaders.hf_quantization import FLOAT8, FP4_PARTS, SCALE, with_scales
 from pontil.runtime.loaders.layout import Shape, check_shapes, tensor_shapes
 from pontil.runtime.models.architectures import ARCHITECTURES, Architecture
 from pontil.runtime.models.config import ModelConfig
@@ -122,7 +122,8 @@ def check_kinds(places: dict[str, TensorLocation], source: object, scaled: bool 
                 f"{source} stores the tensor {name} as {place.kind}: floats of 8 bits, and only these, need a tensor "
                 f"{name + SCALE} with their scales: fetch the model again"
             )
-        if place.kind not in (READABLE + (FLOAT8,) * scaled):
+        fours = scaled and name.endswith(FP4_PARTS) and place.kind == "U8"
+        if not fours and place.kind not in (READABLE + (FLOAT8,) * scaled):
             raise ModelError(
                 f"{source} stores the tensor {name} as {place.kind}: this version reads {', '.join(READABLE)} there, "
                 "and quantized weights from GGUF files"

@@ -30,7 +30,14 @@ def expert_config(architecture: Architecture, data: dict[str, Any]) -> ExpertCon
         dense_layers=dense_layers(data),
         shared=SharedExpertConfig("shared_experts", shared * size) if shared else None,
         routing=routing_config(data),
+        clamp=clamp(data),
     )
+
+
+def clamp(data: dict[str, Any]) -> tuple[float, float] | None:
+    if data.get("swiglu_limit") is None:
+        return None
+    return number(data, "swiglu_alpha"), number(data, "swiglu_limit")
 
 
 def dense_layers(data: dict[str, Any]) -> tuple[int, ...]:
@@ -57,6 +64,7 @@ def routing_config(data: dict[str, Any]) -> RoutingConfig:
     return RoutingConfig(
         scores=scores,
         bias=method == "noaux_tc",
+        product_bias=bool(data.get("router_bias")),
         groups=integer(data, "n_group", 1) if grouped else 1,
         kept_groups=integer(data, "topk_group", 1) if grouped else 1,
         group_best=2 if method == "noaux_tc" else 1,

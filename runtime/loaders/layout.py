@@ -59,6 +59,8 @@ def attention_shapes(config: ModelConfig) -> dict[str, Shape]:
         shapes["o_proj.bias"] = (hidden,)
     if ARCHITECTURES[config.architecture].head_norms or config.head_norms:
         shapes |= {f"{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
+    if config.sinks:
+        shapes["sinks"] = (config.num_heads,)
     return shapes
 
 
@@ -87,8 +89,12 @@ def expert_shapes(experts: ExpertConfig, hidden: int) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {"gate.weight": (experts.count, hidden)}
     if experts.routing.bias:
         shapes["gate.e_score_correction_bias"] = (experts.count,)
+    if experts.routing.product_bias:
+        shapes["gate.bias"] = (experts.count,)
     for number in range(experts.count):
         expert = mlp_shapes(hidden, experts.intermediate_size)
+        if experts.clamp is not None:
+            expert |= {name.replace(".weight", ".bias"): shape[:1] for name, shape in expert.items()}
         shapes |= {f"experts.{number}.{name}": shape for name, shape in expert.items()}
     if experts.shared is not None:
         name, shared = experts.shared.name, mlp_shapes(hidden, experts.shared.intermediate_size)

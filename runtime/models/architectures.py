@@ -26,8 +26,8 @@ class Architecture:
     to norms that are `offset_norms`, and hold query and key rows that are `interleaved`. With `local_positions`, layers
     with a window have a rotary base of their own and queries are scaled by a stated number. The attention is `latent`.
     Biases that a configuration asks for are also those of the attention's `output`. Heads may be rotated in part
-    (`partial_rotary`), and have norms if the configuration says so (`optional_head_norms`). `fused_experts` is how a
-    tensor of all experts' gates and ups holds them (runtime/loaders/fused_experts.py).
+    (`partial_rotary`), have `sinks`, and have norms if the configuration says so (`optional_head_norms`).
+    `fused_experts` is how a tensor of all experts' gates and ups holds them (runtime/loaders/fused_experts.py).
 
     `expert_size` is the field with the size of an expert. `replaced` parts of tensors' names have others here.
     Checkpoints may hold `guessing_layers` behind the model's own, which predict further tokens; they are not read.
@@ -51,6 +51,7 @@ class Architecture:
     qkv_bias: bool = False
     output_bias: bool = True
     partial_rotary: bool = False
+    sinks: bool = False
     optional_head_norms: bool = False
     fused_experts: Literal["rows", "columns", "pairs"] = "rows"
     has_experts: bool = False
@@ -117,6 +118,16 @@ ROWS = (
         },
         fixed={"hidden_act": "silu", "attention_bias": False}, window_use="never", has_experts=True, latent=True,
         guessing_layers=True,
+    ),
+    Architecture(
+        "gpt_oss", "gpt_oss:GptOss",
+        {
+            "max_position_embeddings": 131072, "num_key_value_heads": 8, "head_dim": 64, "attention_bias": True,
+            "rms_norm_eps": 1e-5, "rope_theta": 150000.0, "sliding_window": 128, "sliding_window_pattern": 2,
+            "norm_topk_prob": True, "swiglu_alpha": 1.702, "swiglu_limit": 7.0, "router_bias": True,
+        },
+        window_use="always", window_layers="pattern", sinks=True, has_experts=True, expert_size="intermediate_size",
+        fused_experts="pairs", replaced={".mlp.router.": ".mlp.gate."},
     ),
     Architecture(
         "glm4", "glm4:Glm4",

@@ -45,12 +45,14 @@ class RoutingConfig:
     """The way from a router's products to the weights of a row's experts.
 
     `scores` are the function of the products. With a `bias` each expert has a number that is added to its score for the
-    choice, and not for its weight (Wang et al., 2024). With `groups`, only experts of the `kept_groups` best groups of
-    neighbours are chosen; a group's score is the sum of its `group_best` best. The weights are multiplied by `factor`.
+    choice, and not for its weight (Wang et al., 2024); with a `product_bias` one that is added to its product. With
+    `groups`, only experts of the `kept_groups` best groups of neighbours are chosen; a group's score is the sum of its
+    `group_best` best. The weights are multiplied by `factor`.
     """
 
     scores: Literal["softmax", "sigmoid"] = "softmax"
     bias: bool = False
+    product_bias: bool = False
     groups: int = 1
     kept_groups: int = 1
     group_best: int = 1
@@ -62,6 +64,7 @@ class ExpertConfig:
     """A mixture of experts: each row goes through `per_token` of `count` gated MLPs of `intermediate_size`.
 
     `normalize`: the chosen experts' weights are divided by their sum. Layers in `dense_layers` have one MLP instead.
+    With `clamp` (its sharpness and its limit) experts have biases and a clamped activation.
     """
 
     count: int
@@ -71,6 +74,7 @@ class ExpertConfig:
     dense_layers: tuple[int, ...] = ()
     shared: SharedExpertConfig | None = None
     routing: RoutingConfig = RoutingConfig()
+    clamp: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +114,9 @@ class ModelConfig:
     With `latent`, there is one KV head, and `head_dim` is what it stores for a position (decision 054). Rotary
     positions turn `rotary_dim` dimensions of a head (None: all): those of its halves together, or `interleaved` ones.
 
-    `head_norms`: queries and keys are normed where the architecture leaves that open.
-    With a `weight_block`, weights are floats of 8 bits, and so many outputs and inputs share a scale.
+    `sinks`: each head has a score that belongs to no key. `head_norms`: queries and keys are normed where the
+    architecture leaves that open. With a `weight_block`, weights are floats of 8 or 4 bits, and so many outputs and
+    inputs share a scale.
     """
 
     architecture: str
@@ -141,6 +146,7 @@ class ModelConfig:
     interleaved: bool = False
     weight_block: tuple[int, int] | None = None
     head_norms: bool = False
+    sinks: bool = False
 
     @property
     def rotated(self) -> int:

@@ -25,12 +25,9 @@ MOST_ROWS = 512
 
 def kernels_fit(config: ModelConfig, dtype: torch.dtype, ranks: int = 1) -> bool:
     """Return whether the kernels can compute every layer of this model, divided over so many ranks."""
-    if (
-        config.weight_block is not None
-        or config.latent is not None
-        or config.rotated != config.head_dim
-        or config.interleaved
-    ):
+    if config.weight_block is not None or config.latent is not None or config.sinks:
+        return False
+    if config.rotated != config.head_dim or config.interleaved:
         return False
     inner = config.experts.intermediate_size if config.experts else config.intermediate_size
     parts = (size // ranks for size in (config.hidden_size, *config.mlp_sizes))

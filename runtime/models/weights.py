@@ -12,11 +12,11 @@ from pontil.gpu_ops.kernels.linear import PackedLinear, Product
 from pontil.gpu_ops.kernels.matrix import Matrix, alternate, stack
 from pontil.gpu_ops.kernels.quantized import QuantizedWeights, per_channel
 from pontil.gpu_ops.linear import Linear
-from pontil.gpu_ops.scaled_weights import ScaledLinear, ScaledWeights, stacked
+from pontil.gpu_ops.scaled_weights import FP4_GROUP, Fp4Weights, PackedWeights, ScaledLinear, ScaledWeights, stacked
 from pontil.runtime.errors import ModelError
 from pontil.runtime.models.partition import Cut, Partition, by_columns, whole
 
-Weight = Tensor | QuantizedWeights | ScaledWeights
+Weight = Tensor | QuantizedWeights | PackedWeights
 
 
 class Weights:
@@ -28,7 +28,7 @@ class Weights:
 
     With `kernels`, products are laid out for these; the model they are for must fit them. `int8` rounds their weights
     to signed bytes. A rank of `communicator` keeps its part of a product, which the product's `cut` says. Floats of 8
-    bits stay so; they have a scale for each `block` of outputs and inputs.
+    or 4 bits stay so; they have a scale for each `block` of outputs and inputs.
     """
 
     def __init__(
@@ -76,35 +76,37 @@ class Weights:
         biases = [self.part(self.take(f"{name}.bias", outputs), cut) for name, outputs in parts if bias]
         return self.product(weight, torch.cat(biases) if biases else None)
 
-    def gate_and_up(self, inputs: int, gate: str, up: str, outputs: int, cut: Cut = by_columns) -> Product:
+    def gate_and_up(
+        self, inputs: int, gate: str, up: str, outputs: int, cut: Cut = by_columns, bias: bool = False
+    ) -> Product:
         """Gates and ups in one product: side by side, or in the kernels' layout."""
         if self.kernels is None:
-            return self.linear(inputs, (gate, outputs), (up, outputs), cut=cut)
+            return self.linear(inputs, (gate, outputs), (up, outputs), bias=bias, cut=cut)
         gates, ups = (self.weight(f"{name}.weight", outputs, inputs, cut) for name in (gate, up))
-        assert not isinstance(gates, ScaledWeights) and not isinstance(ups, ScaledWeights)
+        assert not bias and not isinstance(gates, PackedWeights) and not isinstance(ups, PackedWeights)
         return self.product(alternate(gates, ups))
 
     def join(self, parts: list[Weight]) -> Weight:
         """One weight with the outputs of all parts."""
-        scaled = [part for part in parts if isinstance(part, ScaledWeights)]
+        scaled = [part for part in parts if isinstance(part, PackedWeights)]
         whole = stacked(scaled) if len(scaled) == len(parts) else None
         if whole is not None:
             return whole
-        return stack(*(part.dense(self.dtype) if isinstance(part, ScaledWeights) else part for part in parts))
+        return stack(*(part.dense(self.dtype) if isinstance(part, PackedWeights) else part for part in parts))
 
     def dense(self, name: str, outputs: int, inputs: int, cut: Cut) -> Tensor:
         """This rank's outputs of a weight that is not used as one product, in the type of the weights."""
         weight = self.weight(f"{name}.weight", outputs, inputs, cut)
-        if isinstance(weight, ScaledWeights):
+        if isinstance(weight, PackedWeights):
             return weight.dense(self.dtype)
         return weight if isinstance(weight, Tensor) else weight.dense().to(self.dtype)
 
     def weight(self, name: str, outputs: int, inputs: int, cut: Cut) -> Weight:
         """This rank's outputs of a product's weight, quantized if the checkpoint holds it so or `int8` asks for it."""
+        packed = self.packed(name, outputs, inputs)
+        if packed is not None:
+            return packed.rows(cut(self.partition, outputs))
         levels = self.levels(name, outputs, inputs)
-        scaled = self.scaled(name, outputs, inputs)
-        if scaled is not None:
-            return scaled.rows(cut(self.partition, outputs))
         if levels is None:
             return self.rounded(self.part(self.take(name, outputs, inputs), cut))
         return rows(levels, cut(self.partition, outputs))
@@ -114,16 +116,25 @@ class Weights:
         own = cut(self.partition, len(tensor))
         return tensor if len(own) == len(tensor) else tensor[own.start : own.stop].clone()
 
-    def skip(self, name: str, outputs: int, inputs: int) -> None:
+    def skip(self, name: str, outputs: int, inputs: int, bias: bool = False) -> None:
         """Pass over a product's weight that other ranks have."""
+        if bias:
+            self.take(f"{name}.bias", outputs)
         name, shape = f"{name}.weight", (outputs, inputs)
-        if self.levels(name, *shape) is None and self.scaled(name, *shape) is None:
+        if self.packed(name, *shape) is None and self.levels(name, *shape) is None:
             self.take(name, *shape)
 
-    def scaled(self, name: str, outputs: int, inputs: int) -> ScaledWeights | None:
-        """Return the checkpoint's own floats of 8 bits with their scales."""
-        self.read_on(name)
-        if self.block is None or name not in self.left or self.left[name].dtype != torch.float8_e4m3fn:
+    def packed(self, name: str, outputs: int, inputs: int) -> PackedWeights | None:
+        """Return the checkpoint's own floats of 8 or 4 bits with their scales."""
+        if self.block is None:
+            return None
+        fours = f"{name}_blocks"
+        self.read_on(name, fours)
+        if fours in self.left:
+            groups = inputs // FP4_GROUP
+            numbers = self.take(fours, outputs, groups, FP4_GROUP // 2, dtype=torch.uint8)
+            return Fp4Weights(numbers, self.take(f"{name}_scales", outputs, groups, dtype=torch.uint8))
+        if name not in self.left or self.left[name].dtype != torch.float8_e4m3fn:
             return None
         if self.left[name].shape != (outputs, inputs):
             raise wrong_shape(name, self.left[name].shape, (outputs, inputs))
@@ -147,7 +158,7 @@ class Weights:
         return per_channel(weight) if self.int8 else weight
 
     def product(self, weight: Weight, bias: Tensor | None = None) -> Product:
-        if isinstance(weight, ScaledWeights):
+        if isinstance(weight, PackedWeights):
             return ScaledLinear(weight, self.dtype, self.device, bias)
         if self.kernels is not None:
             return PackedLinear(self.kernels, Matrix(weight, bias))

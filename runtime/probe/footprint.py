@@ -14,6 +14,7 @@ from pathlib import Path
 from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.config import read_config
+from pontil.runtime.loaders.hf_quantization import FP4_GROUP
 from pontil.runtime.loaders.layout import ROPE_FACTORS, tensor_shapes
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.partition import check_division
@@ -140,6 +141,8 @@ def weight_bytes(path: Path, config: ModelConfig, demand: MemoryDemand, number_b
     if demand.quantization == "gguf":
         return path.stat().st_size // ranks
     numbers = sum(math.prod(shape) // divisor(name, config, ranks) for name, shape in tensor_shapes(config).items())
+    if config.weight_block == (1, FP4_GROUP):
+        return numbers // 2
     return numbers * (1 if demand.quantization == "int8" or config.weight_block else number_bytes)
 
 

@@ -9,6 +9,7 @@ import rank_calls
 import rank_models
 import torch
 from architectures import SIZES, VOCAB, hugging_model
+from fp8_directory import write_fp8
 from rank_processes import RankProcesses
 
 from pontil.runtime.errors import ModelError
@@ -28,7 +29,11 @@ ARCHITECTURES = {
     "gemma3_text": EVEN | {"num_key_value_heads": 1, "num_hidden_layers": 3},
 }
 # Models that only torch's operations compute.
-WITHOUT_KERNELS = {"deepseek_v3": EVEN | {"n_routed_experts": 8}}
+WITHOUT_KERNELS = {
+    "deepseek_v3": EVEN | {"n_routed_experts": 8},
+    "deepseek_v3-fp8": EVEN | {"n_routed_experts": 8},
+    "gpt_oss": EVEN,
+}
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
@@ -41,7 +46,11 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module", params=ARCHITECTURES | WITHOUT_KERNELS)
 def torch_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp(request.param)
-    hugging_model(request.param, (ARCHITECTURES | WITHOUT_KERNELS)[request.param]).save_pretrained(made)
+    model = hugging_model(request.param.removesuffix("-fp8"), (ARCHITECTURES | WITHOUT_KERNELS)[request.param])
+    if request.param.endswith("-fp8"):
+        write_fp8(model, made)
+    else:
+        model.save_pretrained(made)
     return made
 
 

@@ -92,8 +92,8 @@ def test_a_product_in_parts_is_that_of_the_whole_weight() -> None:
 @pytest.mark.parametrize(
     ("form", "says"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "runs fp8 with a weight_block_size"),
-        ({"quant_method": "fp8", "weight_block_size": None}, "runs fp8 with a weight_block_size"),
+        ({"quant_method": "gptq", "bits": 4}, "runs mxfp4, and fp8 with a weight_block_size"),
+        ({"quant_method": "fp8", "weight_block_size": None}, "runs mxfp4, and fp8 with a weight_block_size"),
         ({"quant_method": "fp8", "weight_block_size": [128, 0]}, r"two positive numbers as weight_block_size"),
         ({"quant_method": "fp8", "weight_block_size": "128"}, r"two positive numbers as weight_block_size"),
     ],

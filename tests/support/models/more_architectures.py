@@ -9,6 +9,7 @@ from transformers import (
     DeepseekV3Config,
     Glm4Config,
     Glm4MoeConfig,
+    GptOssConfig,
     MixtralConfig,
     PretrainedConfig,
 )
@@ -31,28 +32,29 @@ Sizes = dict[str, Any]
 
 def latent(sizes: Sizes, **fields: Any) -> Sizes:
     """The fields of a tiny DeepSeek model: in transformers each query head has a KV head."""
-    return LATENT | sizes | {"num_key_value_heads": sizes["num_attention_heads"]} | fields
+    own = {"num_key_value_heads": sizes["num_attention_heads"], "initializer_range": 0.2}
+    return LATENT | sizes | own | fields
 
 
 KERNEL_NAMES = ("mixtral",)
 """Those that the kernels compute."""
 MORE_CONFIGS: dict[str, Callable[[Sizes], PretrainedConfig]] = {
     "mixtral": lambda sizes: MixtralConfig(**sizes, num_local_experts=5, num_experts_per_tok=2, sliding_window=65),
+    "gpt_oss": lambda sizes: GptOssConfig(
+        **(sizes | {"initializer_range": 0.2}), head_dim=16, num_local_experts=sizes.get("num_experts", 5),
+        num_experts_per_tok=2, sliding_window=65, swiglu_limit=1.5,
+    ),
     "glm4": lambda sizes: Glm4Config(**sizes, head_dim=16),
     "glm4_moe": lambda sizes: Glm4MoeConfig(
         **(GLM_EXPERTS | sizes), use_qk_norm=True, attention_bias=True, routed_scaling_factor=1.5
     ),
-    "deepseek_v2": lambda sizes: DeepseekV2Config(**latent(sizes, q_lora_rank=None, n_shared_experts=2)),
-    "deepseek_v2-groups": lambda sizes: DeepseekV2Config(
+    "deepseek_v2": lambda sizes: DeepseekV2Config(
         **latent(
-            sizes, topk_method="group_limited_greedy", n_group=4, topk_group=2, routed_scaling_factor=16.0,
-            rope_parameters=YARN,
+            sizes, q_lora_rank=None, n_shared_experts=2, topk_method="group_limited_greedy", n_group=4, topk_group=2,
+            routed_scaling_factor=4.0, rope_parameters=YARN,
         )
     ),
     "deepseek_v3": lambda sizes: DeepseekV3Config(
         **latent(sizes, n_group=4, topk_group=2, routed_scaling_factor=2.5, rope_parameters=YARN)
-    ),
-    "deepseek_v3-ungrouped": lambda sizes: DeepseekV3Config(
-        **latent(sizes, n_group=1, topk_group=1, rope_interleave=False, norm_topk_prob=False)
     ),
 }  # fmt: skip
