@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pontil.runtime.errors import DraftModelError, ModelError
+from pontil.runtime.foundation.draft_names import MTP
 from pontil.runtime.loaders.architectures import checked
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.hf_config import FIXED, model_config, refuse_unsupported
@@ -32,8 +33,6 @@ from pontil.runtime.models.config import DraftLayerForm, ModelConfig
 if TYPE_CHECKING:
     from pontil.runtime.loaders.hf_directory import HfCheckpoint, TensorLocation
 
-MTP = "mtp"
-"""The name that `--speculative-model` takes for a checkpoint's own MTP layer; a directory so named is `./mtp`."""
 INNER = "model.layers.0."
 EAGLE_NAMES = ("eagle", "Eagle", "EAGLE")
 
