@@ -171,15 +171,13 @@ def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) ->
 def find_draft(target: Path, name: str, cache: Path) -> Path:
     """Find the model that guesses for another. Raises DraftModelError."""
     from pontil.runtime.loaders.builtin import resolve_model
-    from pontil.runtime.loaders.draft_layers import find_draft_layer
     from pontil.runtime.worker.draft_pair import check_pair
 
     try:
         found = Path(MTP) if name == MTP else resolve_model(name, cache)
     except ModelError as error:
         raise DraftModelError(f"--speculative-model: {error}") from error
-    if find_draft_layer(target, found) is None:
-        check_pair(target, found, cache)
+    check_pair(target, found, cache)
     return found
 
 

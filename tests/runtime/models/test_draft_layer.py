@@ -89,7 +89,7 @@ def eagle_reference(folder: Path, head: Path, ids: Tensor) -> tuple[Tensor, Tens
     target = LlamaForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32).eval()
     own = load_file(head / WHOLE)
     block = LlamaDecoderLayer(config, 0).eval()
-    block.input_layernorm = torch.nn.Identity()  # type: ignore[assignment]
+    block.input_layernorm = torch.nn.Identity()
     names = {name.removeprefix("layers.0."): one for name, one in own.items() if name.startswith("layers.0.")}
     assert not block.load_state_dict(names).missing_keys
     with torch.no_grad():
