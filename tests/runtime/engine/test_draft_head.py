@@ -5,15 +5,22 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from drafted import requests, run
-from tiny import AlwaysDraft, Rig, check_free, rig
+from drafted import REPEATING, requests, run
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import AlwaysDraft, Rig, check_free, rig, sequence
 from tiny_draft_layers import write_eagle_head, write_mtp_model
 
+from pontil.gpu_ops.kernels.tile import TileSpan
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.draft_head import DraftHead, DraftLayerRunner
+from pontil.runtime.engine.draft_policy import WINDOW
 from pontil.runtime.engine.model_drafter import ModelDrafter
+from pontil.runtime.engine.sequence import FinishReason
+from pontil.runtime.engine.target_states import TargetStates
+from pontil.runtime.engine.tile_plan import TilePlan
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.draft_layers import find_draft_layer, open_draft_layer
 from pontil.runtime.loaders.synthetic import write_tiny_llama
@@ -93,3 +100,73 @@ def test_replay_and_little_room_give_the_same_with_a_draft_layer(pair: Drafting)
         assert run(tight, requests(24)) == expected
         assert tight.engine.drafted > 0
         check_head_free(tight)
+
+
+def test_a_layer_that_was_left_behind_begins_anew(pair: Drafting) -> None:
+    """A sequence that decoded for long without guesses: only the newest states are known."""
+    plain = run(rig(pair.target), [sequence("a", REPEATING, WINDOW + 40)])["a"]
+    one = drafting(pair, 3)
+    made = sequence("a", REPEATING, WINDOW + 40)
+    one.engine.add(made)
+    while len(made.output) < 5:
+        one.engine.step()
+    one.scheduler.speculative_tokens = 0
+    first = head_in(one).followers[made].twin
+    while len(made.output) < WINDOW + 10:
+        one.engine.step()
+    assert made.states is not None and len(made.states.rows) == WINDOW
+    one.scheduler.speculative_tokens = 3
+    one.engine.step()
+    again = head_in(one).followers[made].twin
+    assert again is not first and first.skipped == 1 < again.skipped
+    while one.engine.has_work:
+        one.engine.step()
+    assert made.output == plain.ids
+    check_head_free(one)
+
+
+def test_guesses_are_those_of_the_layer_fed_with_the_targets_states(pair: Drafting) -> None:
+    """Chained: the first guess from the target's last state, each further one from the layer's own result; and what is
+    computed piece by piece, with guesses in between, is what is computed at once."""
+    one = drafting(pair, 4)
+    made = sequence("a", REPEATING, 24)
+    one.engine.add(made)
+    while len(made.output) < 15:
+        one.engine.step()
+    (found,) = head_in(one).propose([(made, 4)])
+    fresh = head_of(pair)
+    assert made.states is not None and made.states.start == 0
+    (expected,) = fresh.propose([(made, 4)])
+    assert found == expected and len(found) == 4
+    states, known, guessed = torch.stack(made.states.rows), made.prompt + made.output, list[int]()
+    for _ in range(4):
+        hidden, logits = once(pair, known[1:] + guessed, states)
+        guessed.append(int(logits[-1].argmax()))
+        states = torch.cat((states, hidden[-1:]))
+    assert tuple(guessed) == found
+    one.engine.end("a", FinishReason.ABORTED)
+
+
+def once(pair: Drafting, ids: list[int], states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute all positions in one tile, in new memory."""
+    head = head_of(pair)
+    runner = head.runner
+    assert isinstance(runner, DraftLayerRunner)
+    with torch.inference_mode():
+        plan = TilePlan(False, ids, [TileSpan(0, len(ids), [1, 2, 3, 4, 5])], range(len(ids)), [], [])
+        hidden = runner.tiles.forward(plan, pair.layer.rows(torch.tensor(ids), states))
+        return hidden, pair.layer.logits(hidden)
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(1, 200), st.integers(0, 400))))
+def test_states_are_those_of_neighbouring_positions(steps: list[tuple[int, int, int]]) -> None:
+    """Against a table of all positions: whatever is recorded and cut, each state is the last one of its position."""
+    kept, known = TargetStates(0, []), dict[int, float]()
+    for start, count, end in steps:
+        rows = [torch.tensor([float(number)]) for number in torch.rand(count).tolist()]
+        kept.record(start, rows)
+        known |= {start + at: float(row) for at, row in enumerate(rows)}
+        copy = kept.copy()
+        kept.cut(end)
+        assert kept.end <= max(end, kept.start) and len(copy.rows) <= WINDOW and copy.end == start + count
+        assert all(float(one.at(at)) == known[at] for one in (kept, copy) for at in range(one.start, one.end))

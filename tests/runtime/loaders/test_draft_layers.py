@@ -33,10 +33,10 @@ def change(folder: Path, **fields: Any) -> None:
     write_json(folder / "config.json", json.loads((folder / "config.json").read_text()) | fields)
 
 
-def change_tensors(folder: Path, drop: str = "", **more: torch.Tensor) -> None:
+def change_tensors(folder: Path, drop: str = "", more: dict[str, torch.Tensor] | None = None) -> None:
     tensors = load_file(folder / WHOLE)
     kept = {name: tensor for name, tensor in tensors.items() if name != drop}
-    save_file(kept | more, folder / WHOLE, metadata={"format": "pt"})
+    save_file(kept | (more or {}), folder / WHOLE, metadata={"format": "pt"})
 
 
 def test_a_head_is_known_by_its_configuration(target: Path, head: Path) -> None:
@@ -79,10 +79,10 @@ def test_a_heads_tensors_are_checked(target: Path, head: Path) -> None:
     change_tensors(head, drop="fc.bias")
     with pytest.raises(DraftModelError, match=r"EAGLE head in .* lacks eh_proj\.bias"):
         open_draft_layer(source)
-    change_tensors(head, **{"fc.bias": torch.zeros(3)})
+    change_tensors(head, more={"fc.bias": torch.zeros(3)})
     with pytest.raises(DraftModelError, match=r"has in another shape eh_proj\.bias \[3\]"):
         open_draft_layer(source)
-    change_tensors(head, **{"fc.bias": torch.zeros(64), "layers.0.input_layernorm.weight": torch.ones(64)})
+    change_tensors(head, more={"fc.bias": torch.zeros(64), "layers.0.input_layernorm.weight": torch.ones(64)})
     with pytest.raises(DraftModelError, match=r"holds besides model\.layers\.0\.input_layernorm\.weight"):
         open_draft_layer(source)
 

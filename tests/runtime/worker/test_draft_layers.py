@@ -30,6 +30,7 @@ KINDS: dict[str, SamplingParams] = {
     "seeded": drawn(30, top_p=0.9, seed=5),
     "choices": drawn(20, n=3, logprobs=0, allowed_token_ids=FRESH),
     "penalized": greedy(20, ignore_eos=True, repetition_penalty=1.3),
+    "stop": greedy(40, min_tokens=20, stop=("e", "t")),
     "guided": drawn(30, grammar=grammar_of_choices(["the whole of it", "a part of that", "nothing"])),
 }
 
