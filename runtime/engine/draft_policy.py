@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pontil.runtime.engine.draft_costs import LinearCost, Rate, depth, gain
 
 # In units of a plain step.
-SHARE, START, CAP = 0.02, 16.0, 64.0
+SHARE, START, CAP = 0.02, 8.0, 64.0
 # With more than the first in the account, a text is read for guesses that are not expected to help; these are then
 # tried until no more than the second is left, so that they come in rows long enough to learn from.
-TRY_ABOVE, KEEP = 10.0, 3.0
+TRY_ABOVE, KEEP = 12.0, 4.0
 # The most known tokens that are computed for a sequence when the draft model first follows it: of a longer text the
 # last ones, for a guess depends mostly on these, and reading all would cost more than guesses save.
 WINDOW = 128
