@@ -31,6 +31,7 @@ from pontil.launcher.errors import LaunchError, RefusedError
 from pontil.launcher.logs.log_line import PipeFormatter, TextFormatter
 from pontil.launcher.logs.non_blocking_writer import NonBlockingWriter, plain_notice
 from pontil.runtime.errors import DraftModelError, IncompatiblePeer, ModelError, PontilError, RankLost
+from pontil.runtime.foundation.draft_names import MTP
 from pontil.runtime.reporting import Reporter
 
 EXIT_FAILED = 1
@@ -163,6 +164,7 @@ def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) ->
         if draft is not None:
             found[draft] = find_draft(found[name], draft, cache)
         check_memory(found[name], demand, None if draft is None else found[draft])
+    found.pop(MTP, None)
     reporter.ready(paths={name: str(path.resolve()) for name, path in found.items()})
 
 
@@ -172,7 +174,7 @@ def find_draft(target: Path, name: str, cache: Path) -> Path:
     from pontil.runtime.worker.draft_pair import check_pair
 
     try:
-        found = resolve_model(name, cache)
+        found = Path(MTP) if name == MTP else resolve_model(name, cache)
     except ModelError as error:
         raise DraftModelError(f"--speculative-model: {error}") from error
     check_pair(target, found, cache)
@@ -216,10 +218,14 @@ def memory_of_draft(config: Mapping[str, Any]) -> str | None:
     from pontil.runtime.probe.footprint import MemoryDemand, draft_footprint
 
     try:
-        for demand in (MemoryDemand(**each) for each in config["demands"].values()):
-            path = demand.speculative_model and local_model(demand.speculative_model, Path(config["cache_dir"]))
-            if path:
-                return draft_footprint(path, demand).words
+        for model, demand in ((name, MemoryDemand(**each)) for name, each in config["demands"].items()):
+            if demand.speculative_model is None:
+                continue
+            cache, name = Path(config["cache_dir"]), demand.speculative_model
+            path = Path(MTP) if name == MTP else local_model(name, cache)
+            target = local_model(model, cache)
+            if path is not None and target is not None:
+                return draft_footprint(target, path, demand).words
     except PontilError as error:
         raise LaunchError(f"{error}.") from None
     return None

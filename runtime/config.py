@@ -85,10 +85,14 @@ class WorkerConfig:
         return Path(self.model)
 
     @property
+    def drafts(self) -> bool:
+        """Return whether a draft model or a draft layer may guess here: not in a worker of several processes."""
+        return self.speculative_model is not None and self.speculative_tokens > 0 and self.ranks == 1
+
+    @property
     def draft_model_path(self) -> Path | None:
-        """The model that guesses for this worker's, if it may decode and is a single process."""
-        drafts = self.speculative_model is not None and self.speculative_tokens > 0 and self.ranks == 1
-        return Path(str(self.speculative_model)) if drafts and self.role in ("decode", "mixed") else None
+        """The model that guesses for this worker's, if it may decode."""
+        return Path(str(self.speculative_model)) if self.drafts and self.role in ("decode", "mixed") else None
 
     @property
     def cache_path(self) -> Path | None:

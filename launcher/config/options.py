@@ -206,8 +206,8 @@ class LaunchOptions:
         f"{DRAFT_TOKENS}.", whole(0, 16), "COUNT",
     )  # fmt: skip
     speculative_model: str | None = flag(
-        ENGINE, None, "A smaller model with the same tokenizer that guesses; else guesses are what stood before.", text,
-        "NAME|PATH",
+        ENGINE, None, "What guesses: a smaller model with the same tokenizer, an EAGLE head, or mtp, a layer of "
+        "the model's own; else guesses are what stood before.", text, "NAME|PATH|mtp",
     )  # fmt: skip
     kv_cache_memory: int | None = flag(ENGINE, None, "KV cache of each worker, like 2GiB or 512MB.", size, "SIZE")
     kv_cache_dtype: str = flag(

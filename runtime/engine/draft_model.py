@@ -19,7 +19,7 @@ from pontil.runtime.engine.drafter import Draft
 from pontil.runtime.engine.guide import Guide
 from pontil.runtime.engine.kv_cache_manager import KVCacheManager
 from pontil.runtime.engine.model_runner import ModelRunner
-from pontil.runtime.engine.prefix_cache import PrefixCache
+from pontil.runtime.engine.prefix_cache import PrefixCache, PrefixHit
 from pontil.runtime.engine.sequence import FinishReason, Sequence, SequenceState
 
 
@@ -55,8 +55,11 @@ class DraftModel:
     """Guesses the next tokens of sequences. The owner of its blocks; a sequence that finds none is not followed.
 
     Not thread-safe: the engine's thread owns it. `vocab_size` is the target's: an id that only one of the two models
-    has is neither read nor proposed. `runs` has the rows and the seconds of each batch since they were last taken.
+    has is neither read nor proposed. `runs` has the rows and the seconds of each batch since they were last taken. A
+    model that `hands_over` guesses for prompts that go to another worker.
     """
+
+    hands_over = False
 
     def __init__(
         self,
@@ -168,11 +171,7 @@ class DraftModel:
         only the last WINDOW tokens are read."""
         if self.limits_ids and not self.knows(sequence):
             return None
-        twin = twin_of(sequence, 0)
-        hit = self.prefix.find(twin)
-        if twin.length - hit.computed > WINDOW:
-            twin = twin_of(sequence, sequence.length - WINDOW)
-            hit = self.prefix.find(twin)
+        twin, hit = self.begin(sequence)
         if twin.length >= self.shape.max_model_len or not self.memory.reserve(twin, hit, 1):
             return None
         self.memory.adopt(twin, hit)
@@ -183,6 +182,15 @@ class DraftModel:
         if sequence.guide is not None and self.takes_masks:
             twin.own_guide = TwinGuide(sequence, sequence.guide, follower)
         return follower
+
+    def begin(self, sequence: Sequence) -> tuple[Sequence, PrefixHit]:
+        """Return a twin for a sequence, and the part of it that is computed already."""
+        twin = twin_of(sequence, 0)
+        hit = self.prefix.find(twin)
+        if twin.length - hit.computed > WINDOW:
+            twin = twin_of(sequence, sequence.length - WINDOW)
+            hit = self.prefix.find(twin)
+        return twin, hit
 
     def grow(self, twin: Sequence, count: int) -> bool:
         """Make room for `count` positions from the first that is not computed."""

@@ -23,6 +23,10 @@ class Drafter(Protocol):
     def verified(self, sequence: Sequence, guessed: int, right: int) -> None:
         """Take the outcome of a sequence's draft in that step: the first `right` guesses were right."""
 
+    def hand_over(self, sequences: abc.Sequence[Sequence], most: int) -> list[Draft]:
+        """Return a draft of at most `most` tokens for each of these sequences, which have ended here with their first
+        tokens and go on elsewhere (B7). Nothing is kept for them."""
+
     def forget(self, sequence: Sequence) -> None:
         """Free what is kept for a sequence, which has ended."""
 
@@ -42,6 +46,9 @@ class LookupDrafter:
 
     def verified(self, sequence: Sequence, guessed: int, right: int) -> None:
         return
+
+    def hand_over(self, sequences: abc.Sequence[Sequence], most: int) -> list[Draft]:
+        return [sequence.draft(most) for sequence in sequences]
 
     def forget(self, sequence: Sequence) -> None:
         return

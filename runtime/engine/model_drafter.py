@@ -14,6 +14,10 @@ from pontil.runtime.engine.sequence import Sequence
 
 # Temperatures up to which requests are of one kind: guesses are right as often.
 KINDS = (0.0, 0.5, 1.0, 1.5)
+# The most guesses of a draft layer that are made for a handoff, which waits for them.
+HANDED_OVER = 4
+# The kind of a draft that came with a handoff.
+HANDED = "handed over"
 
 
 class DraftPolicy(Protocol):
@@ -90,15 +94,25 @@ class ModelDrafter:
             self.shares.add(sequence, kind, guessed, right)
             self.policy.saved(right)
 
+    def hand_over(self, sequences: abc.Sequence[Sequence], most: int) -> list[Draft]:
+        if not self.model.hands_over:
+            return [one.draft(most) for one in sequences]
+        made = self.model.propose([(one, one.guessable(min(most, HANDED_OVER))) for one in sequences])
+        drafts = [one.fitting(guesses) or one.draft(most) for one, guesses in zip(sequences, made, strict=True)]
+        self.model.runs.clear()
+        for one in sequences:
+            self.model.forget(one)
+        return drafts
+
     def forget(self, sequence: Sequence) -> None:
         self.model.forget(sequence)
         self.shares.forget(sequence)
         self.made_by.pop(sequence, None)
 
 
-def lookup_kind(sequence: Sequence) -> int:
-    """Return the number of last tokens that were found again; a draft that came with a handoff is one of the surest."""
-    return 3 if sequence.lookup is None else sequence.lookup.matching
+def lookup_kind(sequence: Sequence) -> Hashable:
+    """Return the number of last tokens that were found again, or that the draft came with a handoff."""
+    return HANDED if sequence.lookup is None else sequence.lookup.matching
 
 
 def model_kind(sequence: Sequence) -> Hashable:

@@ -7,7 +7,7 @@ from collections import abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pontil.runtime.cache.prefix import Key
 from pontil.runtime.engine.guide import Guide
@@ -17,7 +17,11 @@ from pontil.runtime.engine.prompt_lookup import PromptLookup
 from pontil.runtime.engine.remote_prefill import RemotePrefill
 from pontil.runtime.engine.sampling_state import SamplingState, penalized
 from pontil.runtime.engine.streamed import Outflow, RowInputs, StateOutputs
+from pontil.runtime.engine.target_states import TargetStates
 from pontil.runtime.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class SequenceState(Enum):
@@ -70,13 +74,15 @@ class PromptKeys:
 @dataclass(frozen=True, slots=True)
 class Known:
     """The first tokens of one choice, sampled elsewhere. The client has the first `delivered` of them; `logprobs` are
-    those of the others, if requested. `draft` guesses the tokens that follow."""
+    those of the others, if requested. `draft` guesses the tokens that follow. `hidden` is the target's state of the
+    prompt's last position, float32 [hidden_size]."""
 
     choice: int
     tokens: list[int]
     delivered: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     draft: tuple[int, ...] = ()
+    hidden: Tensor | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -138,6 +144,8 @@ class Sequence:
     state: SequenceState = SequenceState.WAITING
     finish: FinishReason | None = None
     stop_match: str | None = None
+    # The target's states of the newest positions, where a draft layer reads them.
+    target_states: TargetStates | None = None
     # The draft that came with a handoff; used once.
     handed_draft: tuple[int, ...] = ()
     # Built from the parameters and the tokens when first needed.
@@ -247,6 +255,7 @@ class Sequence:
             blocks=list(self.blocks),
             keys=self.keys,
             state=self.state,
+            target_states=None if self.target_states is None else self.target_states.copy(),
         )
 
     def advance(self, end: int) -> int:
@@ -298,6 +307,7 @@ class Sequence:
         self.output += known.tokens
         self.logprobs += known.logprobs
         self.received, self.delivered, self.handed_draft = len(known.tokens), known.delivered, known.draft
+        self.target_states = None if known.hidden is None else TargetStates(len(self.prompt) - 1, [known.hidden])
         if self.stop_check is not None:
             for token in known.tokens:
                 self.stop_check.feed(token)

@@ -34,7 +34,8 @@ class Architecture:
     `fused_experts` is how a tensor of all experts' gates and ups holds them (runtime/loaders/fused_experts.py).
 
     `expert_size` is the field with the size of an expert. `replaced` parts of tensors' names have others here.
-    Checkpoints may hold `guessing_layers` behind the model's own, which predict further tokens; they are not read.
+    Checkpoints may hold `guessing_layers` behind the model's own, which predict further tokens; they are
+    read as draft layers only.
     """
 
     name: str

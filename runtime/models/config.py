@@ -180,3 +180,13 @@ class ModelConfig:
     def fingerprint(self) -> str:
         """A hash that is equal for equal configurations. The loader adds the identity of the weights."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLayerForm:
+    """The differences between the kinds of such layers. With `normed`, embedding and state are normed before they are
+    joined. `bias`: their product has one. Its layer has no norms of the names `without_norms`."""
+
+    normed: bool
+    bias: bool = False
+    without_norms: frozenset[str] = frozenset()

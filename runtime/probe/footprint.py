@@ -14,6 +14,7 @@ from pathlib import Path
 from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.config import read_config
+from pontil.runtime.loaders.draft_layers import find_draft_layer
 from pontil.runtime.loaders.hf_quantization import FP4_GROUP
 from pontil.runtime.loaders.layout import ROPE_FACTORS, tensor_shapes
 from pontil.runtime.models.config import ModelConfig
@@ -74,18 +75,25 @@ def check_memory(path: Path, demand: MemoryDemand, draft: Path | None = None) ->
     for size in sizes:
         check_division(config, size)
     parts = {size: footprint(path, config, demand, size) for size in sizes}
-    extra = Footprint(0, 0) if draft is None else draft_footprint(draft, demand)
+    extra = Footprint(0, 0) if draft is None else draft_footprint(path, draft, demand)
     for device in dict.fromkeys(device for worker in demand.workers for device in worker):
         room = host_room() if device == CPU else FreeMemory(demand.gpu_memory.get(device, NO_LIMIT))
         held = [
-            parts[len(worker)] + extra if drafts else parts[len(worker)]
-            for worker, drafts in zip(demand.workers, demand.drafting or [False] * len(demand.workers), strict=True)
+            parts[len(worker)] + extra if guesses else parts[len(worker)]
+            for worker, guesses in zip(demand.workers, drafting(path, demand, draft), strict=True)
             for rank in worker
             if rank == device
         ]
         if sum(one.total for one in held) > room.bytes:
             where = room.where if device == CPU else device
             raise ModelError(refusal(path, device, held, sizes, f"{where} has {gibibytes(room.bytes)} left"))
+
+
+def drafting(path: Path, demand: MemoryDemand, draft: Path | None) -> list[bool]:
+    """Return for each worker whether it has what guesses: a draft layer is also where prompts are computed."""
+    if draft is not None and find_draft_layer(path, draft) is not None:
+        return [len(worker) == 1 for worker in demand.workers]
+    return list(demand.drafting) or [False] * len(demand.workers)
 
 
 def memory_by_ranks(path: Path, demand: MemoryDemand) -> dict[int, str]:
@@ -96,11 +104,16 @@ def memory_by_ranks(path: Path, demand: MemoryDemand) -> dict[int, str]:
     return {size: footprint(path, config, demand, size).words for size in sizes}
 
 
-def draft_footprint(path: Path, demand: MemoryDemand) -> Footprint:
-    """Return what a draft model takes of a worker. A given size of the KV cache includes the draft model's."""
-    if demand.quantization == "gguf" and path.suffix != ".gguf":
+def draft_footprint(target: Path, path: Path, demand: MemoryDemand) -> Footprint:
+    """Return what a draft model, or a draft layer, takes of a worker. A given size of the KV cache includes it."""
+    layer = find_draft_layer(target, path)
+    if layer is not None or (demand.quantization == "gguf" and path.suffix != ".gguf"):
         demand = replace(demand, quantization="none")
-    made = footprint(path, read_config(path), demand)
+    made = footprint(path, read_config(path) if layer is None else layer.config, demand)
+    if layer is not None:
+        # The footprint of its configuration has an embedding and a head, which are the target's.
+        dtype = layer.config.dtype if demand.dtype == "auto" else demand.dtype
+        made = replace(made, weights=layer.count_weights() * (1 if layer.config.weight_block else DTYPE_BYTES[dtype]))
     return made if demand.kv_cache_memory is None else replace(made, kv=0)
 
 

@@ -17,6 +17,7 @@ from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.errors import ModelError
 from pontil.runtime.grammar.grammar import GrammarCompiler
 from pontil.runtime.models.config import ModelConfig
+from pontil.runtime.models.draft_layer import DraftLayer
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -72,7 +73,7 @@ def assemble(config: WorkerConfig, report: Reporter) -> WorkerResources:
 def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> WorkerResources:
     loaded = load(config, report, driver.join)
     layout = loaded.layout
-    draft = None if config.draft_model_path is None else load_draft(config, config.draft_model_path, loaded, report)
+    draft = load_draft(config, loaded, report)
     room = loaded.num_blocks if draft is None else draft.shared_blocks(config, loaded)
     num_blocks = driver.agree(loaded.fingerprint, layout.fingerprint(), loaded.kernels, room)
     block_bytes = layout.block_bytes + (0 if draft is None else draft.layout.block_bytes)
@@ -92,6 +93,7 @@ def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> Work
     if draft is not None:
         # The steps above were slower than any later one, and no measure of the model.
         scheduler.drafter = make_drafter(config, draft, loaded, num_blocks)
+        engine.runner.keeps_states = isinstance(draft.model, DraftLayer)
     tokenizer = load_tokenizer(config.model_path, config.cache_path)
     grammars = GrammarCompiler(tokenizer, model_config.vocab_size)
     return WorkerResources(

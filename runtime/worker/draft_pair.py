@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pontil.runtime.errors import DraftModelError, ModelError
 from pontil.runtime.loaders.config import read_config
+from pontil.runtime.loaders.draft_layers import find_draft_layer
 from pontil.runtime.loaders.layout import tensor_shapes
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -13,7 +14,10 @@ from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 def check_pair(target: Path, draft: Path, cache_dir: Path | None = None) -> None:
     """Raise DraftModelError for a draft model that is larger than the model that it guesses for, or that means other
-    text by the same ids. A vocabulary may be padded further than the other."""
+    text by the same ids. A vocabulary may be padded further than the other. A draft layer has its target's tokens and
+    needs its sizes."""
+    if find_draft_layer(target, draft) is not None:
+        return
     try:
         ours, theirs = count_weights(read_config(target)), count_weights(read_config(draft))
         if theirs > ours:

@@ -198,6 +198,7 @@ UNSUITED: dict[str, tuple[Break, str]] = {
     "one with other tokens": (with_other_tokens, "has another tokenizer than"),
     "none at all": (lambda model: model / "none", "--speculative-model: the model"),
     "garbled configuration": (cut("config.json", 30), "--speculative-model cannot be used"),
+    "no MTP layer": (lambda model: Path("mtp"), "needs a checkpoint with an MTP layer, and tiny has none"),
 }
 
 

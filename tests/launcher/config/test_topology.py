@@ -306,6 +306,11 @@ def test_a_draft_model_is_for_workers_that_decode() -> None:
     assert prefill.draft_model_path is None and prefill.speculative_model == "/d.gguf"
     # One that is started anew in another role has it.
     assert worker_config(made.children[1].in_role("mixed").config).draft_model_path == Path("/d.gguf")
+    # The model's own layer is no model to be found.
+    own = topology(prefill="cpu:0", decode="cpu:1", speculative_model="mtp")
+    assert own.prepare.config["models"] == ["smollm2-135m-instruct"]
+    found = own.with_models({"smollm2-135m-instruct": "/m"}).children[1:]
+    assert [worker_config(child.config).speculative_model for child in found] == ["mtp", "mtp"]
     default = topology(role="mixed", speculative_model="gemma3-270m").children[1].config
     assert default["speculative_tokens"] == 8
     with pytest.raises(OptionError, match=r"decode:0 has 2 devices joined by \+, and --speculative-model"):

@@ -127,7 +127,10 @@ def test_a_draft_model_is_part_of_what_must_fit(tiny: Path, monkeypatch: pytest.
         check_memory(tiny, demand, tiny)
     # A given size of the KV cache is for both models.
     given = replace(DEMAND, kv_cache_memory=12345)
-    assert draft_footprint(tiny, given).kv == 0 and draft_footprint(tiny, DEMAND) == footprint(tiny, config, DEMAND)
+    assert draft_footprint(tiny, tiny, given).kv == 0 and draft_footprint(tiny, tiny, DEMAND) == footprint(
+        tiny, config, DEMAND
+    )
     assert (
-        draft_footprint(tiny, replace(DEMAND, quantization="gguf")).weights == footprint(tiny, config, DEMAND).weights
+        draft_footprint(tiny, tiny, replace(DEMAND, quantization="gguf")).weights
+        == footprint(tiny, config, DEMAND).weights
     )
