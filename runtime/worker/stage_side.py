@@ -2,14 +2,14 @@
 """The stage of a worker that generates: it connects the engine's sequences with the streams of their runs."""
 
 import time
-from collections.abc import Callable, Collection, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.sequence import FinishReason
-from pontil.runtime.errors import MalformedFrame, RequestError
+from pontil.runtime.errors import GraphError, MalformedFrame, RequestError
 from pontil.runtime.graph.catalog import GraphModel, GraphNode
 from pontil.runtime.graph.part import GraphPart, graph_part
 from pontil.runtime.graph.stream_buffer import StreamBuffer
@@ -20,7 +20,7 @@ from pontil.runtime.worker.stages.edge_writer import EdgeWriter
 from pontil.runtime.worker.stages.frame_stream import FrameStream
 from pontil.runtime.worker.stages.state_stream import StateStream, units_of
 from pontil.runtime.worker.stages.stream_rows import StreamRows
-from pontil.runtime.worker.stages.talker import RowBuilder
+from pontil.runtime.worker.stages.talker import RowBuilder, TalkerStage
 from pontil.runtime.worker.stages.text_stream import TextStream
 from pontil.runtime.worker.stream_ports import StreamPorts
 from pontil.runtime.worker.worker_request import WorkerRequest, make_request
@@ -67,7 +67,8 @@ class StageSide:
         self.incarnation, self.model, self.node = incarnation, model, node
         self.machine, self.ports, self.link = machine, ports, link
         self.open: dict[str, StageRequest] = {}
-        self.builders: dict[str, Callable[[], RowBuilder]] = {}
+        # Of requests that were made and not begun.
+        self.prepared: dict[str, tuple[GraphPart, Callable[[], RowBuilder] | None]] = {}
 
     @property
     def is_idle(self) -> bool:
@@ -77,36 +78,57 @@ class StageSide:
     def make_request(self, submit: Submit) -> WorkerRequest:
         """Build a request. The prompt of a stage that another drives is as long as the rows that it will get. Raises
         RequestError."""
-        if submit.graph is None or self.machine.talker is None:
+        if submit.graph is None:
             return make_request(submit, self.machine)
-        try:
-            make_rows = partial(self.machine.talker.rows, submit.prompt, graph_part(submit.graph).options)
-            rows = make_rows().prompt_rows
-        except MalformedFrame as error:
-            raise RequestError(str(error)) from None
-        sampling = {**submit.sampling, **self.machine.talker.sampling(submit.sampling)}
-        # Speech takes as many steps as the context has room for.
-        room = self.machine.config.max_model_len - rows
-        sampling["max_tokens"] = min(submit.sampling.get("max_tokens", 0), room)
-        if room < 1 or not all(map(self.machine.talker.is_frame, submit.frames)):
-            raise RequestError("the prompt is too long to be answered in speech, or the frames are not of this model")
-        request = make_request(replace(submit, prompt=[0] * rows, sampling=sampling), self.machine)
-        self.builders[request.key] = make_rows
+        part = self.checked_part(submit.graph)
+        make_rows: Callable[[], RowBuilder] | None = None
+        if self.machine.talker is not None:
+            make_rows = partial(self.machine.talker.rows, submit.prompt, part.options)
+            submit = self.spoken(submit, self.machine.talker, make_rows().prompt_rows)
+        request = make_request(submit, self.machine)
+        self.prepared[request.key] = part, make_rows
         return request
+
+    def checked_part(self, values: Mapping[str, Any]) -> GraphPart:
+        """Return the part of a run, whose edges lead into and out of this worker's stage. Raises RequestError."""
+        try:
+            part = graph_part(values)
+            sources = {self.model.connection(edge).source for edge in part.outputs}
+            targets = {self.model.connection(edge).target for edge in part.inputs}
+        except (MalformedFrame, GraphError) as error:
+            raise RequestError(str(error)) from None
+        is_driven = self.machine.talker is not None
+        if not (sources | targets) <= {self.node.name} or len(part.inputs) != is_driven:
+            raise RequestError(f"the part of the run is not one of the stage {self.node.name}")
+        if self.machine.state_layers is None and any(is_of_states(edge) for edge in part.outputs):
+            raise RequestError("this model has no states that another stage could read")
+        return part
+
+    def spoken(self, submit: Submit, talker: TalkerStage, rows: int) -> Submit:
+        """Return the Submit of a stage that speaks: with a prompt of placeholders, and settings of its own. Speech
+        takes as many steps as the context has room for. Raises RequestError."""
+        room = self.machine.config.max_model_len - rows
+        if room < 1 or not all(map(talker.is_frame, submit.frames)):
+            raise RequestError("the prompt is too long to be answered in speech, or the frames are not of this model")
+        sampling = {**submit.sampling, **talker.sampling(submit.sampling)}
+        sampling["max_tokens"] = min(submit.sampling.get("max_tokens", 0), room)
+        return replace(submit, prompt=[0] * rows, sampling=sampling)
 
     def begin(self, request: WorkerRequest, now: float) -> bool:
         """Open the streams of a request that has just been made from its Submit. Return whether it is to be computed:
         one whose answer is only to be streamed again is not."""
         if request.submit.graph is None:
             return True
-        part = graph_part(request.submit.graph)
+        part, make_rows = self.prepared.pop(request.key)
         stage = self.open[request.key] = StageRequest(request, part)
-        # A prefix that another request left has no states, and rows of embeddings have no ids to be found by.
-        request.sequence.salt = request.key
+        if make_rows is not None or any(is_of_states(edge) for edge in part.outputs):
+            # A prefix that another request left has no states, and rows of embeddings have no ids to be found by.
+            request.sequence.salt = request.key
         for edge in part.outputs:
             self.open_output(stage, edge)
-        for edge in part.inputs:
-            self.open_input(stage, edge, now)
+        if make_rows is not None:
+            for edge in part.inputs:
+                self.open_input(stage, edge, make_rows)
         if stage.ids is not None and request.submit.delivered and not request.hands_over:
             stage.ids.take(0, request.submit.delivered[0], request.submit.frames)
         if not part.answer or stage.states is not None:
@@ -117,7 +139,7 @@ class StageSide:
     def open_output(self, stage: StageRequest, edge: str) -> None:
         request, sequence, part = stage.request, stage.request.sequence, stage.part
         connection = self.model.connection(edge)
-        of_states = connection.edge == "states"
+        of_states = is_of_states(edge)
         prompt = len(sequence.prompt) if part.positions is None else part.positions
         first = units_of(prompt) if of_states and is_receiver(request) else 0
         stream = self.ports.open_output(
@@ -137,7 +159,7 @@ class StageSide:
         if not request.hands_over:
             sequence.outflow = stage.ids
 
-    def open_input(self, stage: StageRequest, edge: str, now: float) -> None:
+    def open_input(self, stage: StageRequest, edge: str, make_rows: Callable[[], RowBuilder]) -> None:
         """Open the edge that gives the rows of a sequence. A worker of a split stage takes only the items of its own
         walks, as long as it does only its part (E4)."""
         request, part = stage.request, stage.part
@@ -153,9 +175,8 @@ class StageSide:
             return buffer
 
         receives = is_receiver(request)
-        make_builder = self.builders.pop(request.key)
         stage.rows = request.sequence.inputs = StreamRows(
-            make_builder, open_input, request.submit.frames, part.walks or None, receives
+            make_rows, open_input, request.submit.frames, part.walks or None, receives
         )
 
     def repeat(self, stage: StageRequest) -> None:
@@ -232,6 +253,7 @@ class StageSide:
 
     def keep_only(self, keys: Container[str], now: float) -> None:
         """End the streams into requests that have ended in any way. Their items are kept until the run's Release."""
+        self.prepared.clear()
         for key in [key for key in self.open if key not in keys]:
             stage = self.open.pop(key)
             self.ports.close(stage.request.request_id, stage.request.attempt, stage.is_done, now)
@@ -266,6 +288,10 @@ class StageSide:
 
 def is_of(request: WorkerRequest, request_id: str, attempt: int) -> bool:
     return (request.request_id, request.attempt) == (request_id, attempt)
+
+
+def is_of_states(edge: str) -> bool:
+    return edge.endswith("/states")
 
 
 def is_receiver(request: WorkerRequest) -> bool:

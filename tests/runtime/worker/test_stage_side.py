@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker of a stage that generates: its part of a run, the items that it keeps, and parts that cannot be its own."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workers import ScriptedProxy, open_worker
+
+from pontil.runtime.graph.part import GraphPart
+from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.wire.messages import Release, Submit
+
+EDGE = "llm/speaker/text"
+PROMPT = [20 + 7 * number for number in range(20)]
+GREEDY = SamplingParams(max_tokens=8, seed=1, temperature=0.0, ignore_eos=True)
+
+
+class StagedWorker:
+    """The worker of the first stage of a speech pipeline, and its proxy."""
+
+    def __init__(self, proxy: ScriptedProxy, model: Path, folder: Path) -> None:
+        self.proxy = proxy
+        self.worker = open_worker(model, folder, "mixed:0", "mixed", graph="speech-demo", node="llm")
+        proxy.admit(self.worker)
+
+    def ask(self, run: str, part: dict[str, Any] | None, params: SamplingParams = GREEDY) -> Any:
+        """Submit a request; return what was answered, once it has ended."""
+        message = Submit(self.proxy.incarnation, self.worker.incarnation, run, 0, PROMPT, params.to_wire(), graph=part)
+        assert self.proxy.server.send(message)
+        self.proxy.turn_until(lambda: run in self.proxy.answers and bool(
+            self.proxy.answers[run].failures or self.proxy.answers[run].finished
+        ))  # fmt: skip
+        return self.proxy.answers[run]
+
+    def text(self, run: str) -> str:
+        """Return the text of the items that are kept for a run."""
+        kept = self.worker.stage.ports.sender.streams[run, EDGE].kept  # type: ignore[union-attr]
+        return b"".join(kept[index].data for index in sorted(kept)).decode()
+
+
+@pytest.fixture
+def staged(proxy: ScriptedProxy, model: Path, tmp_path: Path) -> StagedWorker:
+    return StagedWorker(proxy, model, tmp_path)
+
+
+def part_of(name: str, **changes: Any) -> dict[str, Any]:
+    return GraphPart(name, "llm", "secret", (EDGE,)).to_wire() | changes
+
+
+def test_the_items_of_an_answer_are_its_text_and_are_kept_until_release(staged: StagedWorker) -> None:
+    answer = staged.ask("r", part_of("r"))
+    ids = [token for frame in answer.frames for token in frame.ids]
+    whole = staged.worker.machine.tokenizer.decode(ids)
+    assert staged.text("r") == whole and not staged.worker.is_idle
+    assert staged.proxy.server.send(Release(staged.proxy.incarnation, staged.worker.incarnation, "r"))
+    staged.proxy.turn_until(lambda: staged.worker.is_idle)
+
+
+def test_an_answer_is_streamed_again_without_being_computed(staged: StagedWorker) -> None:
+    """E15: the items of a worker that died after its answer."""
+    answer = staged.ask("r", part_of("r"))
+    ids = [token for frame in answer.frames for token in frame.ids]
+    said = staged.text("r")
+    before = staged.worker.machine.engine.prompt_computed, staged.worker.machine.engine.generated
+    nothing = SamplingParams(max_tokens=0, seed=1, temperature=0.0)
+    again = staged.ask("again", part_of("again", answer=ids, positions=len(PROMPT)), nothing)
+    assert [frame.ids for frame in again.frames] == [[]] and staged.text("again") == said
+    assert (staged.worker.machine.engine.prompt_computed, staged.worker.machine.engine.generated) == before
+
+
+def test_a_prefix_is_found_by_the_next_run(staged: StagedWorker) -> None:
+    """Text needs no states, so its runs share what is cached."""
+    staged.ask("first", part_of("first"))
+    assert staged.ask("second", part_of("second")).frames[0].cached_tokens > 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"run": None, "outputs": 3},
+        {"outputs": ["llm/speaker/smoke"]},
+        {"outputs": ["recognizer/llm/transcript"]},
+        {"inputs": {EDGE: [["w", "ipc://nowhere"]]}},
+        {"inputs": {EDGE: ["w"]}},
+        {"answer": 7},
+        {"walks": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_part_that_is_not_its_own_is_refused_in_a_sentence(staged: StagedWorker, wrong: dict[str, Any]) -> None:
+    answer = staged.ask("bad", part_of("bad", **wrong))
+    assert [failure.status for failure in answer.failures] == [400] and answer.failures[0].reason
+    assert staged.worker.is_idle
+    assert staged.ask("good", part_of("good")).finished
