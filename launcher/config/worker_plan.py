@@ -73,7 +73,7 @@ def plan_worker(
         )
     # A limit or a guess is for the model that answers, not for an embedding model or a later stage beside it.
     answers = node is None or graph is None or node.name == graph.first
-    guesses = answers and not embeds
+    guesses = answers and role in GENERATING_ROLES
     if len(ranks) > 1 and options.speculative_model is not None and guesses and role != PREFILL:
         raise OptionError(
             f"{name} has {len(ranks)} devices joined by +, and --speculative-model is for workers of one: use commas."

@@ -90,8 +90,9 @@ def load_draft_model(config: WorkerConfig, path: Path, target: ModelPart, report
     model = build_model(shape, weights)
     cells = choose_kv_dtype(config.kv_cache_dtype, target.dtype)
     layout = KVLayout(
-        config.block_size, shape.num_layers, shape.num_kv_heads, shape.head_dim, cells, packed=kernels is not None
-    )
+        config.block_size, shape.num_layers, shape.num_kv_heads, shape.head_dim, cells, packed=kernels is not None,
+        planes=shape.kv_planes,
+    )  # fmt: skip
     number_bytes = 1 if settings.quantization != "none" else dtype.itemsize
     return LoadedDraft(model, layout, count_weights(shape) * number_bytes, count_weights(shape))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tiny import AlwaysDraft
+from tiny_latent import write_tiny_deepseek
 from workers import PromptWorker, ScriptedProxy, WorkerAnswer, drawn, everyone_clean, greedy, open_worker
 
 from pontil.runtime.engine.draft_policy import AdaptivePolicy
@@ -158,3 +159,23 @@ def test_a_pair_of_models_is_checked_by_its_files(model: Path, other: Path, tmp_
         check_pair(model, foreign)
     with pytest.raises(DraftModelError, match="--speculative-model cannot be used"):
         check_pair(model, tmp_path / "none")
+
+
+def test_a_draft_model_may_have_latent_attention(proxy: ScriptedProxy, tmp_path: Path) -> None:  # B1
+    """Its blocks have one plane, and each guess of a model for itself is right."""
+    write_tiny_deepseek(tmp_path / "latent")
+    settings: dict[str, Any] = {"dtype": "float32", "kernels": "auto"}
+    drafting = settings | {"speculative_model": str(tmp_path / "latent"), "speculative_tokens": 4}
+    worker = open_worker(tmp_path / "latent", tmp_path, "mixed:0", "mixed", **drafting)
+    drafter = drafter_of(worker)
+    drafter.policy = AlwaysDraft()
+    plain = open_worker(tmp_path / "latent", tmp_path, "mixed:1", "mixed", **settings)
+    proxy.admit(worker, plain)
+    proxy.submit(worker, "drafted", PROMPT, greedy(20, ignore_eos=True))
+    proxy.submit(plain, "plain", PROMPT, greedy(20, ignore_eos=True))
+    drafted, alone = proxy.finish("drafted", "plain")
+    assert drafted.ids == alone.ids and len(alone.ids) == 20
+    assert drafter.model.memory.layout.planes == 1
+    counts = worker.machine.engine.drafts
+    assert counts.guessed >= 12 and counts.right == counts.guessed
+    everyone_clean(proxy)
