@@ -30,7 +30,7 @@ from typing import Any
 
 from bench_compare import ComparedLaunch
 from bench_failover import APP, PATIENCE, FailoverServer
-from question_set import Question, question_set
+from question_set import KnownQuestion, question_set
 
 PAIR = ("--prefill", "cpu:0", "--decode", "cpu:1")
 WAYS = ("pair", "mixed", "drafts", "kills")
@@ -66,7 +66,7 @@ class Killer:
                     self.killed += 1
 
 
-def ask(server: FailoverServer, question: Question, tokens: int) -> "Answered | str":
+def ask(server: FailoverServer, question: KnownQuestion, tokens: int) -> "Answered | str":
     """Return the answer, or why there is none."""
     body = {
         "model": server.model,
@@ -110,11 +110,11 @@ def read_stream(response: http.client.HTTPResponse) -> "Answered | str":
 
 
 def ask_all(
-    server: FailoverServer, asked: Sequence[Question], streams: int, tokens: int, answered: Callable[[], None]
+    server: FailoverServer, asked: Sequence[KnownQuestion], streams: int, tokens: int, answered: Callable[[], None]
 ) -> list["Answered | str"]:
     """Ask all questions, so many at a time; return what came of each."""
 
-    def one(question: Question) -> "Answered | str":
+    def one(question: KnownQuestion) -> "Answered | str":
         found = ask(server, question, tokens)
         answered()
         return found
@@ -123,7 +123,7 @@ def ask_all(
         return list(pool.map(one, asked))
 
 
-def score(asked: Sequence[Question], found: Sequence["Answered | str"], first: Sequence["Answered | str"]) -> Any:
+def score(asked: Sequence[KnownQuestion], found: Sequence["Answered | str"], first: Sequence["Answered | str"]) -> Any:
     """Return a way's figures beside those of the `first` way."""
     right = [
         isinstance(one, Answered) and question.is_right(one.text) for question, one in zip(asked, found, strict=True)

@@ -54,7 +54,7 @@ SUMS = 88
 
 
 @dataclass(frozen=True)
-class Question:
+class KnownQuestion:
     """`answer` is a letter for one `with_choices`, else a whole number."""
 
     text: str
@@ -68,7 +68,7 @@ class Question:
         return bool(found) and found[0 if self.with_choices else -1] == self.answer
 
 
-def question_set() -> list[Question]:
+def question_set() -> list[KnownQuestion]:
     """Return all questions, always the same."""
     chance = random.Random(22)
     return [
@@ -77,14 +77,14 @@ def question_set() -> list[Question]:
     ]
 
 
-def choice_question(number: int, text: str, right: str, *wrong: str) -> Question:
+def choice_question(number: int, text: str, right: str, *wrong: str) -> KnownQuestion:
     place = (5 * number + number // 4) % len(LETTERS)
     choices = [*wrong[:place], right, *wrong[place:]]
     lines = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=True)]
-    return Question("\n".join([text, *lines, "Answer with the letter only."]), LETTERS[place], True)
+    return KnownQuestion("\n".join([text, *lines, "Answer with the letter only."]), LETTERS[place], True)
 
 
-def sum_question(chance: random.Random) -> Question:
+def sum_question(chance: random.Random) -> KnownQuestion:
     left, right = chance.randint(2, 99), chance.randint(2, 99)
     word, result = chance.choice([("plus", left + right), ("minus", left - right), ("times", left * right)])
-    return Question(f"What is {left} {word} {right}? Answer with the number only.", str(result), False)
+    return KnownQuestion(f"What is {left} {word} {right}? Answer with the number only.", str(result), False)

@@ -12,7 +12,7 @@ import bench_answers
 import pytest
 from bench_answers import Answered
 from bench_failover import FailoverServer
-from question_set import LETTERS, Question, question_set
+from question_set import LETTERS, KnownQuestion, question_set
 
 ASKED = {one.text: one for one in question_set()}
 
@@ -44,7 +44,7 @@ class KnowingServer:
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.http.serve_forever, daemon=True).start()
 
-    def stream(self, question: Question) -> bytes:
+    def stream(self, question: KnownQuestion) -> bytes:
         reply = "none" if question.text in self.wrong else f"It is {question.answer}."
         events = [
             {"choices": [{"delta": {"content": reply[:4]}, "finish_reason": None}]},
@@ -95,7 +95,7 @@ def test_every_question_has_one_answer_and_letters_are_spread() -> None:
     ],
 )
 def test_replies_are_judged(with_choices: bool, answer: str, reply: str, right: bool) -> None:
-    assert Question("?", answer, with_choices).is_right(reply) is right
+    assert KnownQuestion("?", answer, with_choices).is_right(reply) is right
 
 
 def test_a_server_has_a_score(
