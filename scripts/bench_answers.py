@@ -6,8 +6,9 @@
 The questions are those of scripts/question_set.py: 40 with four choices, and 88 sums. All are asked as chats, greedily,
 so many at a time. Ways: `pair`, a prefill and a decode worker; `mixed`, one worker; `drafts`, a pair with the draft
 model, or without --draft with guesses from repeated text; `kills`, a pair whose decode and prefill worker are killed
-(SIGKILL) in turn when a quarter, a half and three quarters of the answers are there. Each way is launched by itself on
---port; further flags go to every launch. With --url nothing is launched: a running server is the only way.
+(SIGKILL) when a third and two thirds of the answers are there: as many deaths as a request may meet. Each way is
+launched by itself on --port; further flags go to every launch. With --url nothing is launched: a running server is the
+only way.
 
 Prints a JSON object for each way: the right answers of each kind, the answers that are not those of the first way, word
 for word and token for token, failures, processes that were killed, and seconds. Exit code 1 if anything differs or
@@ -154,7 +155,7 @@ def measure(way: str, arguments: argparse.Namespace, more: Sequence[str]) -> tup
     asked = question_set()[: arguments.questions]
     url = arguments.url or f"http://127.0.0.1:{arguments.port}"
     server = FailoverServer(url, arguments.model)
-    marks = [len(asked) * quarter // 4 for quarter in (1, 2, 3)] if way == "kills" else []
+    marks = [len(asked) * third // 3 for third in (1, 2)] if way == "kills" else []
     killer = Killer(server, marks)
 
     def run() -> tuple[list["Answered | str"], Any]:
