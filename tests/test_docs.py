@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 from source_tree import each, text_of, texts
 
 from pontil.launcher.cli import cli
@@ -107,6 +108,13 @@ def test_configuration_files_are_read(path: Path, tmp_path: Path) -> None:  # D9
             read_options({}, file)
         else:
             plan(read_options({"model": graph.name, "placement": str(file)}), EIGHT_GPUS, tmp_path, tmp_path)
+
+
+def test_the_diagram_is_that_of_the_command() -> None:
+    page = (ROOT / "docs" / "internals" / "adding-a-model-of-stages.md").read_text()
+    (drawn,) = re.findall(r"```mermaid\n(.*?)```", page, re.DOTALL)
+    (model,) = re.findall(r"^ {4}python app\.py graph --model (\S+)$", page, re.MULTILINE)
+    assert CliRunner().invoke(cli, ["graph", "--model", model]).output == drawn
 
 
 def test_the_readme_is_short_and_its_figure_was_measured() -> None:

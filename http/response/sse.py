@@ -68,8 +68,9 @@ class EventWriter:
             self.turn.defer(self.flush)
 
     def hold(self, data: bytes) -> None:
-        """Keep data of the body that goes out with what is written or sent next."""
-        self.pending.append(data)
+        """Keep data of the body that goes out with what is written or sent next. An empty chunk would end the body."""
+        if data:
+            self.pending.append(data)
 
     def flush(self) -> None:
         """Write the pending data as one chunk. Does nothing if the client has disconnected: that cancels its task

@@ -5,6 +5,9 @@ transcription, and what breaks on the way."""
 import base64
 import io
 import json
+import re
+import shutil
+import subprocess
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +25,8 @@ from pontil.http.response.reply_schema import CHAT, CHAT_CHUNK, MODELS, TRANSCRI
 from pontil.runtime.foundation.wav_header import HEADER_BYTES, UNKNOWN, wav_header
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Failed, Message, NodeTask
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -228,8 +233,36 @@ def test_much_sound_is_sent_in_pieces(broken: ScriptedSite) -> None:
     assert b"".join(pieces) == long and max(map(len, pieces)) < (1 << 20) + HEADER_BYTES
 
 
+def shell(made: ScriptedSite, folder: Path, page: str) -> None:
+    """Run the page's lines about sound in a folder, in their order, against a site."""
+    lines = re.findall(r"^ {4}(.*curl .*)$", (ROOT / page).read_text(), re.MULTILINE)
+    assert lines and all("http://127.0.0.1:8000/" in line for line in lines)
+    script = "\n".join(lines).replace("127.0.0.1:8000", f"127.0.0.1:{made.port}")
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script], cwd=folder, capture_output=True, text=True, timeout=DEADLINE
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
+def test_the_lines_of_the_readme_answer_a_spoken_question(broken: ScriptedSite, tmp_path: Path) -> None:
+    llm, *_ = demo(broken)
+    shell(broken, tmp_path, "README.md")
+    assert frames_of((tmp_path / "question.wav").read_bytes()) == (RATE, SOUND)
+    assert frames_of((tmp_path / "answer.wav").read_bytes()) == (RATE, SOUND)
+    asked = broken.tokenizer.decode(llm.submits.get(timeout=DEADLINE).prompt)
+    assert f"I said {HEADER_BYTES + len(SOUND)} bytes" in asked, "the question was heard"
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
+def test_the_lines_of_the_guide_run(broken: ScriptedSite, tmp_path: Path) -> None:
+    demo(broken)
+    shell(broken, tmp_path, "docs/guide/audio.md")
+    assert frames_of((tmp_path / "good-day.wav").read_bytes()) == (RATE, SOUND)
+
+
 def test_the_parameters_are_those_of_the_guide() -> None:
-    guide = (Path(__file__).resolve().parents[2] / "docs/guide/audio.md").read_text()
+    guide = (ROOT / "docs/guide/audio.md").read_text()
     for line in (*speech_table(), *transcription_table()):
         assert line in guide, line
 

@@ -266,6 +266,20 @@ def test_the_last_text_goes_out_with_the_end_unless_that_has_to_wait(logged: boo
     assert sent == [(b"abc" if logged else b"c", True)]
 
 
+def test_nothing_that_is_held_never_ends_the_body() -> None:
+    """An empty chunk is the end of a chunked body."""
+    written: list[bytes] = []
+    transport = SimpleNamespace(write=written.append, is_closing=lambda: False)
+    request = SimpleNamespace(protocol=SimpleNamespace(transport=transport, has_room=True))
+    writer = EventWriter(cast(Any, request), dict, MessageTurn())
+    writer.hold(b"")
+    writer.flush()
+    writer.hold(b"a")
+    writer.hold(b"")
+    writer.flush()
+    assert written == [b"1\r\na\r\n"]
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_whole_reply_wakes_its_task_at_the_end_only(fails: bool) -> None:
     async def read() -> None:
