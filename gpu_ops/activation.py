@@ -3,6 +3,7 @@
 
 from functools import partial
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -19,3 +20,11 @@ def gelu_and_mul(gate_up: Tensor) -> Tensor:
     """`gelu(gate) * up`, gelu by its tanh formula (Hendrycks and Gimpel, 2016): [rows, 2 * size] to [rows, size]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return apply(partial(F.gelu, approximate="tanh"), gate) * up
+
+
+def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+    """`gate * sigmoid(alpha * gate) * (up + 1)`, gate at most `limit` and up within it (OpenAI, 2025): [rows, 2 * size]
+    to [rows, size]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * apply(torch.sigmoid, gate * alpha) * (up + 1)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paged attention over a block-major KV pool, `[block][layer][k|v][kv_head][slot]`, of rows of cells (kv_cells.py).
+"""Paged attention over a block-major KV pool, `[block][layer][plane][kv_head][slot]`, of rows of cells (kv_cells.py).
+A pool of two planes holds keys and values; in a pool of one, keys are values too.
 
 A query's bits depend only on its position and its keys. Every product therefore has one fixed shape: queries of a
 prompt run in tiles aligned to their absolute position, keys in chunks of KEY_CHUNK positions (KEY_STRIP for single
@@ -23,38 +24,49 @@ KEY_CHUNK = 256
 KEY_STRIP = 64
 QUERY_TILE = 64
 QUERY_SCALE = 1 / math.log(2)
+# Query heads of one KV head whose scores of a tile exist at a time.
+MOST_HEADS = 16
 
 
 class PagedAttention(Protocol):
     """The attention of one tile of rows, as the model calls it layer by layer without knowledge of blocks."""
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
-        """Store k and v [rows, kv_heads, head_dim], then attend: q [rows, heads, head_dim] to the same shape.
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, scale: float, window: int | None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Store k and v [rows, kv_heads, head_dim], then attend: q [rows, heads, head_dim] to the same shape. Without v
+        the keys are the values.
 
         `scale` multiplies the product of a query and a key. With a `window` a query sees at most that many positions,
-        its own being the last. Rows that only pad the tile are neither stored nor attended; their result is zero.
+        its own being the last. With `sinks` float32 [heads] each head has a score more, of no key: what it weighs is
+        taken from the keys. Rows that only pad the tile are neither stored nor attended; their result is zero.
         """
 
 
-def write_kv(pool: Tensor, layer: int, blocks: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
+def write_kv(pool: Tensor, layer: int, blocks: Tensor, offsets: Tensor, k: Tensor, v: Tensor | None) -> None:
     """Put row r of k and v [rows, kv_heads, head_dim] into slot `offsets[r]` of block `blocks[r]`."""
-    _, layers, _, heads, slots, width = pool.shape
+    _, layers, planes, heads, slots, width = pool.shape
+    parts = [k] if v is None else [k, v]
+    assert len(parts) == planes, "the pool has another number of planes"
     head = torch.arange(heads, device=pool.device)
-    places = (((blocks * layers + layer) * 2 * heads).unsqueeze(1) + head) * slots + offsets.unsqueeze(1)
+    places = (((blocks * layers + layer) * planes * heads).unsqueeze(1) + head) * slots + offsets.unsqueeze(1)
     rows = movable(pool).view(-1, width)
-    for part, numbers in ((places, k), (places + heads * slots, v)):
-        rows.index_copy_(0, part.view(-1), movable(encode(numbers, pool.dtype)).reshape(-1, width))
+    for plane, numbers in enumerate(parts):
+        cells = movable(encode(numbers, pool.dtype)).reshape(-1, width)
+        rows.index_copy_(0, (places + plane * heads * slots).view(-1), cells)
 
 
 def gather_kv(pool: Tensor, layer: int, tables: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values of block tables [n, blocks per chunk], each float32 [n * kv_heads, width, head_dim]."""
+    """Keys and values of block tables [n, blocks per chunk], each float32 [n * kv_heads, width, head_dim]; one tensor
+    twice where keys are values."""
     n, per_chunk = tables.shape
-    blocks, layers, _, heads, slots, width = pool.shape
+    blocks, layers, planes, heads, slots, width = pool.shape
     # Select whole runs of bytes by row: many times faster than indexing by block and layer.
     rows = movable(pool).view(blocks * layers, -1).index_select(0, (tables * layers + layer).view(-1)).view(pool.dtype)
-    chunks = decode(rows.view(n, per_chunk, 2, heads, slots, width).permute(2, 0, 3, 1, 4, 5))
-    k, v = chunks.reshape(2, n * heads, per_chunk * slots, -1)
-    return k, v
+    chunks = decode(rows.view(n, per_chunk, planes, heads, slots, width).permute(2, 0, 3, 1, 4, 5))
+    parts = chunks.reshape(planes, n * heads, per_chunk * slots, -1)
+    return parts[0], parts[-1]
 
 
 def hide(visible: Tensor) -> Tensor:
@@ -62,20 +74,27 @@ def hide(visible: Tensor) -> Tensor:
     return torch.zeros(visible.shape, device=visible.device).masked_fill_(~visible, -torch.inf)
 
 
-def weigh(scores: Tensor, v: Tensor) -> Tensor:
+def weigh(scores: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
     """Softmax over all chunks, then the weighted sum of v, chunk after chunk.
 
     scores [sequences, chunks, kv_heads, queries, width], in units of ln 2 (the queries carry QUERY_SCALE: on a CPU
-    exp2 takes a fraction of the time of exp), -inf where hidden; v as `gather_kv` gives it.
+    exp2 takes a fraction of the time of exp), -inf where hidden; v as `gather_kv` gives it; sinks [kv_heads, queries],
+    in the same units.
     Returns [sequences, kv_heads, queries, head_dim].
     """
     sequences, chunks, heads, queries, width = scores.shape
     highest = scores.amax(dim=(1, 4), keepdim=True)
+    if sinks is not None:
+        sinks = sinks.view(1, 1, heads, queries, 1)
+        highest = torch.maximum(highest, sinks)
     weights = apply(torch.exp2, scores - highest)
     values = torch.bmm(weights.view(-1, queries, width), v).view(sequences, chunks, heads, queries, -1)
     sums = weights.sum(-1, keepdim=True)
     # A cumulative sum adds in order for any number of chunks; a tree of partial sums would not.
-    return values.cumsum(1)[:, -1] / sums.cumsum(1)[:, -1]
+    total = sums.cumsum(1)[:, -1]
+    if sinks is not None:
+        total = total + apply(torch.exp2, sinks - highest)[:, 0]
+    return values.cumsum(1)[:, -1] / total
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +118,14 @@ class GeneratedAttention:
         self.tables, self.lengths = tables, lengths
         self.strips: dict[int | None, Strips] = {}
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, scale: float, window: int | None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         rows = len(self.tables)
         heads, dim = q.shape[1:]
         kv_heads = k.shape[1]
-        write_kv(self.pool, layer, self.blocks, self.offsets, k[:rows], v[:rows])
+        write_kv(self.pool, layer, self.blocks, self.offsets, k[:rows], v if v is None else v[:rows])
         seen = self.seen(window)
         strips = seen.hidden.shape[1]
         keys, values = gather_kv(self.pool, layer, seen.tables)
@@ -112,7 +134,9 @@ class GeneratedAttention:
         scores = torch.bmm(query, keys.transpose(1, 2)).view(rows, strips, kv_heads, -1, KEY_STRIP)
         scores += seen.hidden
         out = torch.zeros_like(q)
-        out[:rows] = weigh(scores, values).reshape(rows, heads, dim).to(q.dtype)
+        if sinks is not None:
+            sinks = (sinks * QUERY_SCALE).view(kv_heads, -1)
+        out[:rows] = weigh(scores, values, sinks).reshape(rows, heads, dim).to(q.dtype)
         return out
 
     def seen(self, window: int | None) -> Strips:
@@ -163,16 +187,21 @@ class PromptAttention:
     offsets: Tensor
     spans: Sequence[PromptSpan]
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, scale: float, window: int | None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         rows = len(self.blocks)
-        write_kv(self.pool, layer, self.blocks, self.offsets, k[:rows], v[:rows])
+        write_kv(self.pool, layer, self.blocks, self.offsets, k[:rows], v if v is None else v[:rows])
         out = torch.zeros_like(q)
         for span in self.spans:
             here = slice(span.row, span.row + span.count)
-            out[here] = self.attend(layer, span, q[here].float() * (QUERY_SCALE * scale), k.shape[1], window)
+            out[here] = self.attend(layer, span, q[here].float() * (QUERY_SCALE * scale), k.shape[1], window, sinks)
         return out
 
-    def attend(self, layer: int, span: PromptSpan, q: Tensor, kv_heads: int, window: int | None) -> Tensor:
+    def attend(
+        self, layer: int, span: PromptSpan, q: Tensor, kv_heads: int, window: int | None, sinks: Tensor | None
+    ) -> Tensor:
         """The span's scaled queries, laid onto tiles that start at multiples of QUERY_TILE."""
         count, heads, dim = q.shape
         group = heads // kv_heads
@@ -182,11 +211,16 @@ class PromptAttention:
         laid = q.new_zeros(tiles * QUERY_TILE, heads, dim)
         laid[offset : offset + count] = q
         laid = laid.view(tiles, QUERY_TILE, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
-        laid = laid.reshape(tiles, kv_heads, group * QUERY_TILE, dim)
         skipped = first_chunk(first * QUERY_TILE, window)
         keys, values = gather_kv(self.pool, layer, span.table[skipped:])
-        done = [tile(laid[i], keys, values, (first + i) * QUERY_TILE, window, skipped) for i in range(tiles)]
-        out = torch.stack(done).view(tiles, kv_heads, group, QUERY_TILE, dim).permute(0, 3, 1, 2, 4)
+        starts = range(first * QUERY_TILE, (first + tiles) * QUERY_TILE, QUERY_TILE)
+        done = laid.new_empty(laid.shape)
+        for head in range(0, group, MOST_HEADS):
+            some = slice(head, head + MOST_HEADS)
+            own = None if sinks is None else (sinks * QUERY_SCALE).view(kv_heads, group)[:, some]
+            for i, start in enumerate(starts):
+                done[i, :, some] = tile(laid[i, :, some], keys, values, start, window, skipped, own)
+        out = done.permute(0, 3, 1, 2, 4)
         return out.reshape(tiles * QUERY_TILE, heads, dim)[offset : offset + count]
 
 
@@ -195,11 +229,14 @@ def first_chunk(start: int, window: int | None) -> int:
     return 0 if window is None else max(0, start - window + 1) // KEY_CHUNK
 
 
-def tile(q: Tensor, keys: Tensor, values: Tensor, start: int, window: int | None, skipped: int) -> Tensor:
-    """One tile of queries [kv_heads, group * QUERY_TILE, head_dim] at positions start…, over the chunks it sees.
+def tile(
+    q: Tensor, keys: Tensor, values: Tensor, start: int, window: int | None, skipped: int, sinks: Tensor | None
+) -> Tensor:
+    """One tile of queries [kv_heads, group, QUERY_TILE, head_dim] at positions start…, over the chunks it sees.
 
-    `keys` and `values` begin with chunk number `skipped`.
+    `keys` and `values` begin with chunk number `skipped`; sinks [kv_heads, group]. The result has q's shape.
     """
+    shape, q = q.shape, q.flatten(1, 2)
     kv_heads, queries, _ = q.shape
     # A tile never straddles two chunks (KEY_CHUNK is a multiple of QUERY_TILE): the span's table covers it.
     first, end = first_chunk(start, window), start // KEY_CHUNK + 1
@@ -213,4 +250,6 @@ def tile(q: Tensor, keys: Tensor, values: Tensor, start: int, window: int | None
     if window is not None:
         visible &= positions > asking - window
     scores += hide(visible)
-    return weigh(scores, values[used])[0]
+    if sinks is not None:
+        sinks = sinks.repeat_interleave(QUERY_TILE, dim=1)
+    return weigh(scores, values[used], sinks)[0].view(shape)

@@ -91,7 +91,7 @@ def same_on_one_thread(linears: Sequence[Linear], head: Sequence[Linear]) -> boo
 
 def probes_of(linears: Iterable[Linear]) -> list[InvarianceProbe]:
     """One probe for each distinct shape, with and without a bias."""
-    distinct = {(one.out_features, one.in_features, one.dtype, one.bias is None): one for one in linears}
+    distinct = {(type(one), one.out_features, one.in_features, one.dtype, one.bias is None): one for one in linears}
     return [probe(one) for one in distinct.values()]
 
 

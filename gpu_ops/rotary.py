@@ -16,8 +16,14 @@ def rotary_table(frequencies: Tensor, positions: int, amplitude: float = 1.0) ->
     return angles.cos() * amplitude, angles.sin() * amplitude
 
 
-def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn x [rows, heads, head_dim] by one angle per row; cos and sin are [rows, head_dim / 2]."""
-    first, second = x.float().chunk(2, dim=-1)
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+    """Turn x [rows, heads, head_dim] by one angle per row; cos and sin are [rows, rotated / 2]. Dimensions from
+    `rotated` on stay as they are.
+
+    With `interleaved`, dimensions 2i and 2i + 1 turn together. The result has them in the halves layout: queries and
+    keys that both were turned so have the same products.
+    """
+    turned, rest = x.float().split((2 * cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]), dim=-1)
+    first, second = turned.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else turned.chunk(2, dim=-1)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(x.dtype)

@@ -5,11 +5,15 @@ import torch
 from torch import Tensor
 
 
-def attend_within(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window: int | None = None) -> Tensor:
+def attend_within(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window: int | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Attend q [rows, heads, head_dim] to k and v [rows, kv_heads, head_dim]; the result has q's shape.
 
-    Every row sees all rows; with `causal` only those up to itself, and with a `window` at most that many of them. The
-    bits depend on this sequence only, and on the number of threads.
+    Every row sees all rows; with `causal` only those up to itself, and with a `window` at most that many of them. Heads
+    with `sinks` float32 [heads] have a score more, of no key. The bits depend on this sequence only, and on the number
+    of threads.
     """
     rows, heads, _ = q.shape
     # Copies: a product's order of addition may depend on how its operands are aligned.
@@ -18,7 +22,9 @@ def attend_within(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool
     scores = torch.bmm(query, keys.transpose(1, 2).contiguous())
     if causal:
         scores += hidden_places(rows, window, scores.device)
-    weights = torch.softmax(scores, dim=-1)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.view(-1, 1, 1).expand(-1, rows, 1)), dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., :rows].contiguous()
     return torch.bmm(weights, values.contiguous()).transpose(0, 1).to(q.dtype)
 
 

@@ -30,12 +30,15 @@ from pontil.launcher.config.worker_roles import WORKER_ROLES
 from pontil.launcher.errors import LaunchError, RefusedError
 from pontil.launcher.logs.log_line import PipeFormatter, TextFormatter
 from pontil.launcher.logs.non_blocking_writer import NonBlockingWriter, plain_notice
-from pontil.runtime.errors import IncompatiblePeer, PontilError, RankLost
+from pontil.runtime.errors import DraftModelError, IncompatiblePeer, ModelError, PontilError, RankLost
+from pontil.runtime.foundation.draft_names import MTP
 from pontil.runtime.reporting import Reporter
 
 EXIT_FAILED = 1
 EXIT_BROKEN = 70
-EXIT_CODES = ((IncompatiblePeer, RefusedError.exit_code), (RankLost, EXIT_RANK_LOST))
+EXIT_CODES = (
+    (IncompatiblePeer, RefusedError.exit_code), (DraftModelError, RefusedError.exit_code), (RankLost, EXIT_RANK_LOST),
+)  # fmt: skip
 STDERR = 2
 # Seconds that an ending child waits for its last output to be read.
 LAST_WORDS_WITHIN = 1.0
@@ -152,10 +155,30 @@ def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) ->
     from pontil.runtime.loaders.builtin import resolve_model
     from pontil.runtime.probe.footprint import MemoryDemand, check_memory
 
-    found = {name: resolve_model(name, Path(config["cache_dir"])) for name in config["models"]}
-    for name, demand in config["demands"].items():
-        check_memory(found[name], MemoryDemand(**demand))
+    cache = Path(config["cache_dir"])
+    demands = {name: MemoryDemand(**demand) for name, demand in config["demands"].items()}
+    drafts = {demand.speculative_model for demand in demands.values()} - set(demands)
+    found = {name: resolve_model(name, cache) for name in config["models"] if name not in drafts}
+    for name, demand in demands.items():
+        draft = demand.speculative_model
+        if draft is not None:
+            found[draft] = find_draft(found[name], draft, cache)
+        check_memory(found[name], demand, None if draft is None else found[draft])
+    found.pop(MTP, None)
     reporter.ready(paths={name: str(path.resolve()) for name, path in found.items()})
+
+
+def find_draft(target: Path, name: str, cache: Path) -> Path:
+    """Find the model that guesses for another. Raises DraftModelError."""
+    from pontil.runtime.loaders.builtin import resolve_model
+    from pontil.runtime.worker.draft_pair import check_pair
+
+    try:
+        found = Path(MTP) if name == MTP else resolve_model(name, cache)
+    except ModelError as error:
+        raise DraftModelError(f"--speculative-model: {error}") from error
+    check_pair(target, found, cache)
+    return found
 
 
 def work(config: dict[str, Any], reporter: Reporter, commands: int | None) -> None:
@@ -186,6 +209,26 @@ def memory_of_ranks(config: Mapping[str, Any]) -> "dict[int, str] | None":
         return dict(ChainMap(*sizes)) if sizes else None
     except PontilError as error:
         raise LaunchError(f"{error}.") from None
+
+
+def memory_of_draft(config: Mapping[str, Any]) -> str | None:
+    """Return what the draft model of a plan takes of each worker that has one, in words; None without one, or if it is
+    not here yet. Raises LaunchError for what would be refused."""
+    from pontil.runtime.loaders.builtin import local_model
+    from pontil.runtime.probe.footprint import MemoryDemand, draft_footprint
+
+    try:
+        for model, demand in ((name, MemoryDemand(**each)) for name, each in config["demands"].items()):
+            if demand.speculative_model is None:
+                continue
+            cache, name = Path(config["cache_dir"]), demand.speculative_model
+            path = Path(MTP) if name == MTP else local_model(name, cache)
+            target = local_model(model, cache)
+            if path is not None and target is not None:
+                return draft_footprint(target, path, demand).words
+    except PontilError as error:
+        raise LaunchError(f"{error}.") from None
+    return None
 
 
 def read_usage(path: Path) -> list[dict[str, Any]]:

@@ -39,9 +39,10 @@ class WorkerConfig:
     address of this machine under which peers reach its KV blocks over TCP. `cache_dir` keeps data that is slow to
     derive; None keeps nothing. A worker of several processes has `ranks` of them; this one is `rank`, and rank 0 serves
     the others at `rank_endpoint`. `lent_cores` is the file through which the workers of a launch lend each other cores,
-    if they do. `keys` is the system's secret (runtime/wire/keys.py), where it has one. `pooling` is for a worker that
-    embeds. In a model of several stages, `graph` is its name in runtime/graph/catalog.py and `node` the stage that this
-    worker computes; items of its streams take at most `stream_memory`."""
+    if they do. `speculative_model` guesses tokens for `model`. `keys` is the system's secret (runtime/wire/keys.py),
+    where it has one. `pooling` is for a worker that embeds. In a model of several stages, `graph` is its name in
+    runtime/graph/catalog.py and `node` the stage that this worker computes; items of its streams take at most
+    `stream_memory`."""
 
     name: str
     role: WorkerRole
@@ -60,6 +61,7 @@ class WorkerConfig:
     block_size: int = 16
     prefix_caching: bool = True
     speculative_tokens: int = 0
+    speculative_model: str | None = None
     kv_cache_memory: int | None = None
     kv_connector: str = AUTO
     kernels: str = "auto"
@@ -81,6 +83,16 @@ class WorkerConfig:
     @property
     def model_path(self) -> Path:
         return Path(self.model)
+
+    @property
+    def drafts(self) -> bool:
+        """Return whether a draft model or a draft layer may guess here: not in a worker of several processes."""
+        return self.speculative_model is not None and self.speculative_tokens > 0 and self.ranks == 1
+
+    @property
+    def draft_model_path(self) -> Path | None:
+        """The model that guesses for this worker's, if it may decode."""
+        return Path(str(self.speculative_model)) if self.drafts and self.role in ("decode", "mixed") else None
 
     @property
     def cache_path(self) -> Path | None:

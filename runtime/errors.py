@@ -46,6 +46,10 @@ class GraphError(ModelError):
     """A model of several stages whose graph or placement cannot run. Raised before anything starts."""
 
 
+class DraftModelError(ModelError):
+    """A draft model that cannot guess for the model that is served: unknown, too large, or with another tokenizer."""
+
+
 class MalformedFrame(PontilError):
     """Bytes from a peer that are not a valid message. Counted and dropped, never fatal."""
 

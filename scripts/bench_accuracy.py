@@ -76,7 +76,9 @@ def open_engine(path: Path, way: str) -> Engine:
     config = checkpoint.config
     model = build_model(config, weights)
     cells = choose_kv_dtype(asked, dtype)
-    layout = KVLayout(16, config.num_layers, config.num_kv_heads, config.head_dim, cells, library is not None)
+    layout = KVLayout(
+        16, config.num_layers, config.num_kv_heads, config.head_dim, cells, library is not None, planes=config.kv_planes
+    )
     storage = KVStorage(layout, BLOCKS, torch.device("cpu"))
     return Engine(ModelRunner(model, storage), Scheduler(BlockPool(BLOCKS), layout, 8, WINDOW, prefix_caching=False))
 

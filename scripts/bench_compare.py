@@ -74,8 +74,12 @@ class ComparedLaunch:
         with subprocess.Popen(self.command, stderr=subprocess.PIPE, text=True, bufsize=1) as process:
             assert process.stderr is not None
             try:
-                if not any("ready on" in line for line in process.stderr):
-                    raise RuntimeError(f"{self.name} ended before it was ready")
+                last = ""
+                for last in process.stderr:
+                    if "ready on" in last:
+                        break
+                else:
+                    raise RuntimeError(f"{self.name} ended before it was ready: {last.strip()}")
                 # The log is read away, so that it does not fill the pipe.
                 threading.Thread(target=process.stderr.read).start()
                 yield

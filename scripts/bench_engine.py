@@ -91,7 +91,9 @@ def open_engine(arguments: argparse.Namespace, library: KernelLibrary | None) ->
     int8 = library is not None and arguments.quantization == "int8"
     model = build_model(config, Weights(tensors, torch.device("cpu"), dtype, library, int8))
     cells = choose_kv_dtype(arguments.kv_cache_dtype, arguments.dtype)
-    layout = KVLayout(16, config.num_layers, config.num_kv_heads, config.head_dim, cells, library is not None)
+    layout = KVLayout(
+        16, config.num_layers, config.num_kv_heads, config.head_dim, cells, library is not None, planes=config.kv_planes
+    )
     longest = max(arguments.context + arguments.rounds, arguments.prompt) + 16
     seats = max(*arguments.rows, MANY)
     blocks = seats * layout.blocks_for(longest) + 1

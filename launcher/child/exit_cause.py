@@ -72,7 +72,8 @@ class ExitCause:
 
     @property
     def refused(self) -> bool:
-        """Return whether the proxy refused the child: restarted unchanged, it would be refused again."""
+        """Return whether the child was refused, by the proxy or for its options: restarted unchanged, it would be
+        refused again."""
         return self.failure is not None and self.code == RefusedError.exit_code
 
     @property

@@ -8,10 +8,11 @@ from typing import Any
 from pontil.launcher.config.worker_roles import EMBED, WORKER_ROLES
 from pontil.launcher.host.device_list import JOIN
 from pontil.launcher.host.devices import CPU, Placement
+from pontil.runtime.foundation.draft_names import MTP
 from pontil.runtime.foundation.number_ranges import spell
 
 # Keys of a child's configuration that name a model.
-MODEL_KEYS = ("model", "embedding_model")
+MODEL_KEYS = ("model", "embedding_model", "speculative_model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +94,13 @@ class ChildPlan:
 
     def with_models(self, paths: Mapping[str, str]) -> "ChildPlan":
         """Return the same plan with the names of models replaced by the paths where they were found."""
+        return self.configured(**{key: paths[name] for key, name in self.models.items()})
+
+    @property
+    def models(self) -> dict[str, str]:
+        """The names of models in its configuration, by key."""
         named = {key: self.config[key] for key in MODEL_KEYS if self.config.get(key) is not None}
-        return self.configured(**{key: paths[name] for key, name in named.items()})
+        return {key: name for key, name in named.items() if (key, name) != ("speculative_model", MTP)}
 
     def in_role(self, role: str) -> "ChildPlan":
         """Return the plan of the same worker in another role. Its name stays."""

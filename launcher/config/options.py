@@ -60,6 +60,8 @@ REASONING_PARSERS = ("auto", "think", "none")
 FAIRNESS = ("key", "none")
 POOLINGS = ("auto", "mean", "last", "cls")
 LEVELS = ("debug", "info", "warning", "error")
+# The most guesses of a draft model, unless --speculative-tokens says otherwise.
+DRAFT_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +202,12 @@ class LaunchOptions:
         ENGINE, True, "Keep computed prompts, so that those that begin alike are not computed again.", switch
     )
     speculative_tokens: int = flag(
-        ENGINE, 0, "Tokens guessed at a time from what stood before; changes no answer, only its speed.", whole(0, 16),
-        "COUNT",
+        ENGINE, 0, "Most tokens guessed at a time; changes no answer, only its speed. With a draft model 0 stands for "
+        f"{DRAFT_TOKENS}.", whole(0, 16), "COUNT",
+    )  # fmt: skip
+    speculative_model: str | None = flag(
+        ENGINE, None, "What guesses: a smaller model with the same tokenizer, an EAGLE head, or mtp, a layer of "
+        "the model's own; else guesses are what stood before.", text, "NAME|PATH|mtp",
     )  # fmt: skip
     kv_cache_memory: int | None = flag(ENGINE, None, "KV cache of each worker, like 2GiB or 512MB.", size, "SIZE")
     kv_cache_dtype: str = flag(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pontil.launcher.config.addresses import check_endpoints, url_host
-from pontil.launcher.config.child_plan import MODEL_KEYS, ChildPlan
+from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.config.graph_choice import first_stage, graph_of, stage_model
 from pontil.launcher.config.options import LaunchOptions
 from pontil.launcher.config.plan_checks import check_deadlines, check_exposure, check_join, check_lists, check_stages
@@ -78,8 +78,7 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
 
 def models_of(children: Sequence[ChildPlan]) -> list[str]:
     """Return the models that these processes need, each once."""
-    named = (child.config.get(key) for child in children for key in MODEL_KEYS)
-    return list(dict.fromkeys(name for name in named if name is not None))
+    return list(dict.fromkeys(name for child in children for name in child.models.values()))
 
 
 def share_devices(workers: Sequence[ChildPlan]) -> bool:

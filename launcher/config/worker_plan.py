@@ -10,12 +10,12 @@ from typing import Any
 from pontil.launcher.config.addresses import is_own, url_host
 from pontil.launcher.config.child_plan import ChildPlan, plan_ranks, rank_endpoint
 from pontil.launcher.config.graph_choice import first_stage, stage_model
-from pontil.launcher.config.options import LaunchOptions
+from pontil.launcher.config.options import DRAFT_TOKENS, LaunchOptions
 from pontil.launcher.config.parsers import host_of
 from pontil.launcher.config.served_models import embedding_model, served_embedding_name, served_name
 from pontil.launcher.config.stage_plan import stage_lists
 from pontil.launcher.config.worker_lists import WorkerList, role_lists, roles_of
-from pontil.launcher.config.worker_roles import EMBED, GENERATING_ROLES
+from pontil.launcher.config.worker_roles import EMBED, GENERATING_ROLES, PREFILL
 from pontil.launcher.errors import OptionError
 from pontil.launcher.host.device_list import repeated
 from pontil.launcher.host.devices import CPU, HostDevices, Placement, assign
@@ -73,6 +73,11 @@ def plan_worker(
         )
     # A limit or a guess is for the model that answers, not for an embedding model or a later stage beside it.
     answers = node is None or graph is None or node.name == graph.first
+    guesses = answers and role in GENERATING_ROLES
+    if len(ranks) > 1 and options.speculative_model is not None and guesses and role != PREFILL:
+        raise OptionError(
+            f"{name} has {len(ranks)} devices joined by +, and --speculative-model is for workers of one: use commas."
+        )
     config = {
         "lent_cores": lent_cores(options, ranks, setting) if role in GENERATING_ROLES else None,
         "model": embedding_model(options) if embeds else stage_model(options, node),
@@ -87,7 +92,8 @@ def plan_worker(
         "max_interleaved_tokens": options.max_interleaved_tokens,
         "block_size": options.block_size,
         "prefix_caching": options.prefix_caching,
-        "speculative_tokens": options.speculative_tokens if answers else 0,
+        "speculative_tokens": speculative_tokens(options) if guesses else 0,
+        "speculative_model": options.speculative_model if guesses else None,
         "kv_cache_memory": options.kv_cache_memory,
         "kv_connector": options.kv_connector,
         "deadlines": {name: getattr(options, name) for name in DEADLINES},
@@ -100,6 +106,10 @@ def plan_worker(
         "stream_memory": options.stream_memory,
     }
     return plan_ranks(name, role, ranks, config, rank_endpoint(str(setting.run), name))
+
+
+def speculative_tokens(options: LaunchOptions) -> int:
+    return options.speculative_tokens or (0 if options.speculative_model is None else DRAFT_TOKENS)
 
 
 def lent_cores(options: LaunchOptions, ranks: Sequence[Placement], setting: WorkerSetting) -> str | None:
@@ -131,7 +141,10 @@ def plan_demands(
 
 
 def plan_demand(options: LaunchOptions, workers: Sequence[ChildPlan], machine: HostDevices) -> dict[str, Any]:
+    draft = options.speculative_model
+    drafting = {"speculative_model": draft, "drafting": [worker.role != PREFILL for worker in workers]} if draft else {}
     return {
+        **drafting,
         "dtype": options.dtype,
         "kv_cache_dtype": options.kv_cache_dtype,
         "quantization": options.quantization,

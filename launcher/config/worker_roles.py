@@ -4,6 +4,7 @@
 # Those that generate, which can be exchanged for each other; those that embed texts; and those that compute a stage
 # without tokens of a model of several stages.
 GENERATING_ROLES = ("prefill", "decode", "mixed")
+PREFILL = "prefill"
 EMBED = "embed"
 NODE = "node"
 # Roles whose devices have an option of their own.

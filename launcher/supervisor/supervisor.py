@@ -152,7 +152,7 @@ class Supervisor:
         self.children = []
         if "paths" not in child.facts:
             exit_cause = child.exits[-1]
-            self.failure = LaunchError(
+            self.failure = exit_cause.error(
                 exit_cause.failure or f"The process that looks for the model {exit_cause.describe()}."
             )
             return ()

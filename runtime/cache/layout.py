@@ -18,7 +18,8 @@ BLOCK_SIZES = (8, 16, 32, 64)
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Block-major: `[block][layer][k|v][kv_head][slot]` rows of cells, one block being one contiguous run of bytes.
+    """Block-major: `[block][layer][plane][kv_head][slot]` rows of cells, one block being one contiguous run of bytes.
+    There are two `planes`, keys and values, or one where values are a part of the keys (decision 054).
 
     `dtype` is the cells' type: a key of DTYPE_BYTES, or one of EIGHT_BITS. `packed`: the slots of a head are
     interleaved as the CPU's kernels read them (gpu_ops/kernels/slots.py).
@@ -35,6 +36,7 @@ class KVLayout:
     packed: bool = False
     rank: int = 0
     ranks: int = 1
+    planes: int = 2
 
     def __post_init__(self) -> None:
         if self.block_size not in BLOCK_SIZES:
@@ -47,7 +49,7 @@ class KVLayout:
 
     @property
     def block_shape(self) -> tuple[int, int, int, int, int]:
-        return (self.num_layers, 2, len(self.kv_heads), self.block_size, self.row_cells)
+        return (self.num_layers, self.planes, len(self.kv_heads), self.block_size, self.row_cells)
 
     @property
     def row_cells(self) -> int:
@@ -60,8 +62,13 @@ class KVLayout:
 
     @property
     def head_bytes(self) -> int:
-        """Bytes of one head's keys, or values, of one layer of a block: they follow each other, packed or not."""
-        return self.block_bytes // (2 * self.num_layers * len(self.kv_heads))
+        """Bytes of one head in one plane of a layer of a block: they follow each other, packed or not."""
+        return self.block_bytes // (self.runs * len(self.kv_heads))
+
+    @property
+    def runs(self) -> int:
+        """Planes of all layers. In each of them the heads of a block follow each other."""
+        return self.planes * self.num_layers
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold this many positions."""
@@ -69,7 +76,9 @@ class KVLayout:
 
     def fingerprint(self) -> str:
         """A hash that is equal for pools whose blocks can be exchanged, however their heads are divided over ranks."""
-        compared = {name: value for name, value in asdict(self).items() if name not in ("rank", "ranks")}
+        # Layouts with two planes have the fingerprints that they had before there were others.
+        left_out = {"rank", "ranks"} | ({"planes"} if self.planes == 2 else set())
+        compared = {name: value for name, value in asdict(self).items() if name not in left_out}
         return hashlib.sha256(json.dumps(compared, sort_keys=True).encode()).hexdigest()[:16]
 
 

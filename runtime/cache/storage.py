@@ -50,8 +50,8 @@ def epoch_after_data(epochs: NDArray[np.int64], slot: int) -> int:
 
 
 class KVStorage:
-    """`tensor` [block, layer, 2, kv_head, slot, cells of a row] is the engine's memory; `shared` uint8 [block, bytes]
-    is what peers map. Both start as zeros: stale garbage times a zero weight would poison a sum."""
+    """`tensor` [block, layer, plane, kv_head, slot, cells of a row] is the engine's memory; `shared` uint8 [block,
+    bytes] is what peers map. Both start as zeros: stale garbage times a zero weight would poison a sum."""
 
     def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
         self.layout, self.num_blocks, self.device = layout, num_blocks, device
@@ -110,19 +110,19 @@ class KVStorage:
         """The weights for digests of so many heads."""
         if heads not in self.digest_weights:
             run = heads * self.layout.head_bytes // 8
-            words = 2 * self.layout.num_layers * run
+            words = self.layout.runs * run
             self.digest_weights[heads] = digest_weights(words, words if heads == self.layout.num_kv_heads else run)
         return self.digest_weights[heads]
 
     def slice_bytes(self, heads: range) -> int:
         """Bytes of these heads in one block."""
-        return 2 * self.layout.num_layers * len(heads) * self.layout.head_bytes
+        return self.layout.runs * len(heads) * self.layout.head_bytes
 
     def slices(self, pool: NDArray[np.uint8], held: range, heads: range) -> NDArray[np.uint8]:
         """View some heads in a pool of blocks uint8 [block, bytes] that holds the heads `held`, ours or a peer's:
-        uint8 [block, layer and k|v, bytes]."""
+        uint8 [block, layer and plane, bytes]."""
         size = self.layout.head_bytes
-        rows = pool.reshape(len(pool), 2 * self.layout.num_layers, len(held) * size)
+        rows = pool.reshape(len(pool), self.layout.runs, len(held) * size)
         return rows[:, :, (heads.start - held.start) * size : (heads.stop - held.start) * size]
 
     def clear_tail(self, block: int, filled: int) -> None:

@@ -56,6 +56,8 @@ class PrefillResult:
     drafts: list[list[int]] | None = None
     frames: list[list[int]] | None = None
     next_index: int | None = None
+    hidden_state: bytes | None = None
+    hidden_digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,8 @@ class KVSender:
             done.drafts,
             done.frames,
             done.next_index,
+            done.hidden_state,
+            done.hidden_digest,
         )
         self.publish(sent, handoff)
 

@@ -4,6 +4,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from pontil.runtime.engine.draft_counts import DraftCounts
 from pontil.runtime.engine.logprobs import TokenLogprobs
 from pontil.runtime.engine.model_runner import ModelRunner
 from pontil.runtime.engine.remote_prefill import NoHandshake, RemotePrefill
@@ -48,7 +49,16 @@ class Engine:
         self.runner, self.scheduler = runner, scheduler
         scheduler.answer_recompute.found_at_once = runner.rows_are_alike
         self.sequences: dict[str, list[Sequence]] = {}
-        self.generated = self.prompt_computed = self.drafted = self.accepted = 0
+        self.generated = self.prompt_computed = 0
+        self.drafts = DraftCounts()
+
+    @property
+    def drafted(self) -> int:
+        return self.drafts.guessed
+
+    @property
+    def accepted(self) -> int:
+        return self.drafts.right
 
     @property
     def has_work(self) -> bool:
@@ -79,8 +89,10 @@ class Engine:
             self.scheduler.finish(sequence, finish)
 
     def step(self) -> list[Output]:
-        batch = self.scheduler.schedule()
+        batch, clock = self.scheduler.schedule(), self.scheduler.clock
+        began = clock()
         sampled = [as_given(one) for one in self.runner.run(batch)]
+        self.scheduler.drafter.computed(batch, clock() - began)
         self.scheduler.advance(batch)
         drawn = [(self.branch(one), one) for one in sampled]
         return [self.accept(sequence, one) for sequence, one in drawn]
@@ -120,8 +132,9 @@ class Engine:
         count = sampled.count - (before + len(sampled.tokens) - len(sequence.output))
         accepted = max(0, min(count, len(sampled.tokens) - 1))
         sequence.generated += count
-        self.generated, self.drafted = self.generated + count, self.drafted + sampled.drafted
-        self.accepted += accepted
+        self.generated += count
+        self.drafts.add(sampled.drafted, accepted)
+        self.scheduler.drafter.verified(sequence, sampled.drafted, accepted)
         if sampled.count == 0 and sampled.failure is None:
             sequence.delivered = len(sequence.output)
         if sampled.failure is not None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a batch through the model and samples from its logits. Takes no scheduling decision."""
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Sequential
 from dataclasses import replace
 from typing import Protocol
@@ -8,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pontil.gpu_ops.batch_invariance import BatchInvariance
 from pontil.gpu_ops.kernels.tile import TileSpan
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.batch import Batch, Span, Tile
@@ -15,6 +17,7 @@ from pontil.runtime.engine.logprobs import logprobs_of
 from pontil.runtime.engine.sampler import Sampled, sample_rows
 from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.engine.streamed import FrameMaker
+from pontil.runtime.engine.target_states import KEPT_STATES, TargetStates
 from pontil.runtime.engine.tile_plan import TilePlan
 from pontil.runtime.engine.tile_runner import HEAD_ROWS, TileRunner
 from pontil.runtime.models.hidden_states import HiddenStates
@@ -46,13 +49,19 @@ NONE = NoFollowers()
 
 class ModelRunner:
     """Turns tiles of sequences into plans, has them computed, and samples. With a `frame_maker` each sampled id is the
-    first code of a frame."""
+    first code of a frame. Where `keeps_states` is set, each sequence gets the final hidden states of its newest
+    positions."""
 
     def __init__(
-        self, model: Model, storage: KVStorage, followers: Followers = NONE, frame_maker: FrameMaker | None = None
+        self,
+        model: Model,
+        storage: KVStorage,
+        followers: Followers = NONE,
+        frame_maker: FrameMaker | None = None,
+        classes: BatchInvariance | None = None,
     ) -> None:
-        self.tiles, self.storage, self.followers = TileRunner(model, storage), storage, followers
-        self.frame_maker = frame_maker
+        self.tiles, self.storage, self.followers = TileRunner(model, storage, classes), storage, followers
+        self.frame_maker, self.keeps_states = frame_maker, False
 
     @property
     def model(self) -> Model:
@@ -80,14 +89,17 @@ class ModelRunner:
             for end, span in zip(ends_of(tile), tile.spans, strict=True)
             for position in unrecorded(span)
         ]
-        rows = sorted({*drawn, *(row for row, _, _ in recorded)})
+        kept = list(states_of(tile)) if self.keeps_states else []
+        rows = sorted({*drawn, *(row for row, _, _ in recorded), *(row for _, own in kept for row in own)})
         places = {row: place for place, row in enumerate(rows)}
         plan = plan_of(tile, rows, [places[row] for row, _, _ in recorded], [places[row] for row in drawn])
         self.followers.run(plan)
         states = states_wanted(tile)
-        hidden = self.tiles.forward(plan, states)
+        hidden = self.forward(tile, plan, states)
         if states is not None:
             give_states(tile, states)
+        for span, own in kept:
+            self.keep_states(span, hidden[self.tiles.tensor([places[row] for row in own])])
         self.record_prompt_logprobs(plan, hidden, [(one, position) for _, one, position in recorded])
         if not drawn:
             return []
@@ -97,6 +109,17 @@ class ModelRunner:
         if self.frame_maker is None:
             return sampled
         return completed(self.frame_maker, sampled, hidden[self.tiles.tensor(plan.drawn)])
+
+    def forward(self, tile: Tile, plan: TilePlan, states: HiddenStates | None) -> Tensor:
+        """Final hidden states of the plan's rows. `states` receives those of all the tile's rows."""
+        return self.tiles.forward(plan, states)
+
+    def keep_states(self, span: Span, hidden: Tensor) -> None:
+        """Give a sequence the states of a span's last positions."""
+        first, sequence = span.start + span.count - len(hidden), span.sequence
+        if sequence.target_states is None:
+            sequence.target_states = TargetStates(first, [])
+        sequence.target_states.record(first, list(self.model.normed(hidden)))
 
     def record_prompt_logprobs(self, plan: TilePlan, hidden: Tensor, wanted: list[tuple[Sequence, int]]) -> None:
         """Record the logprobs of prompt tokens for sequences that asked for them. `wanted`: the position of the token
@@ -153,6 +176,15 @@ def completed(maker: FrameMaker, sampled: list[Sampled], hidden: Tensor) -> list
     ]
     frames = iter(maker.frames(rows, hidden))
     return [replace(one, frames=[next(frames) for _ in one.tokens]) for one in sampled]
+
+
+def states_of(tile: Tile) -> Iterator[tuple[Span, range]]:
+    """Yield spans with the rows whose states their sequences keep: those of the newest known positions, and drafts."""
+    for end, span in zip(ends_of(tile), tile.spans, strict=True):
+        behind = span.start + span.count
+        count = behind - max(span.start, span.sequence.length - KEPT_STATES)
+        if span.sequence.draws and count > 0:
+            yield span, range(end + 1 - count, end + 1)
 
 
 def unrecorded(span: Span) -> range:

@@ -16,6 +16,8 @@ class PromptLookup:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.places: dict[int, list[int]] = {}
+        # The number of last tokens that matched at the last proposal.
+        self.matching = 0
 
     def follow(self, prompt: list[int], output: list[int]) -> None:
         """Take the sequence's current tokens; those known before must be the same."""
@@ -39,13 +41,15 @@ class PromptLookup:
         return tuple(followed[at % len(followed)] for at in range(count))
 
     def best_place(self) -> int | None:
-        """The earlier place at which most of the last tokens match, at most LONGEST; of equal places the latest."""
+        """The earlier place at which most of the last tokens match, at most LONGEST; of equal places the latest. Set
+        `matching`."""
         best, longest = None, 0
         for place in reversed(self.places[self.tokens[-1]][-1 - MOST_PLACES : -1]):
             if (matched := self.matched(place)) > longest:
                 best, longest = place, matched
             if longest == LONGEST:
                 break
+        self.matching = longest
         return best
 
     def matched(self, place: int) -> int:

@@ -76,8 +76,12 @@ class Draw:
         return self.sequence, self.choice
 
     @property
+    def position(self) -> int:
+        return self.sequence.skipped + self.sequence.length + self.ahead
+
+    @property
     def number(self) -> float:
-        return uniform(self.sequence.params.seed, self.choice, self.sequence.length + self.ahead)
+        return uniform(self.sequence.params.seed, self.choice, self.position)
 
 
 def sample_rows(

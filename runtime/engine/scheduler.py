@@ -10,6 +10,7 @@ from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.engine.answer_recompute import AnswerRecompute
 from pontil.runtime.engine.batch import Batch, Span
+from pontil.runtime.engine.drafter import Drafter, LookupDrafter
 from pontil.runtime.engine.kv_cache_manager import KVCacheManager
 from pontil.runtime.engine.prefix_cache import PrefixCache, PrefixHit
 from pontil.runtime.engine.queues import SequenceQueues
@@ -41,8 +42,10 @@ class Scheduler:
         max_interleaved_tokens: int | None = None,
         speculative_tokens: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        drafter: Drafter | None = None,
     ) -> None:
         self.speculative_tokens, self.clock = speculative_tokens, clock
+        self.drafter: Drafter = drafter or LookupDrafter()
         self.max_interleaved_tokens = min(max_interleaved_tokens or max_num_batched_tokens, max_num_batched_tokens)
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.prefix = PrefixCache(pool, layout.block_size, prefix_caching)
@@ -77,7 +80,7 @@ class Scheduler:
         """Build a batch of at most `max_num_batched_tokens` prompt positions, or at most `max_interleaved_tokens` if
         other sequences decode in the step. A decode row is never refused for its cost."""
         self.admit()
-        spans = with_drafts(list(self.decode_spans()), self.speculative_tokens, self.memory)
+        spans = self.with_drafts(list(self.decode_spans()))
         spans += self.chunks(self.max_interleaved_tokens if spans else self.max_num_batched_tokens)
         self.stalled = not spans and self.has_work
         return Batch(tuple(spans), self.memory.take_copies())
@@ -95,6 +98,18 @@ class Scheduler:
             ready = sequence.state is SequenceState.RUNNING and sequence.remaining == 1 and not sequence.rests
             if ready and self.make_room(sequence):
                 yield Span(sequence, sequence.computed, 1)
+
+    def with_drafts(self, spans: list[Span]) -> list[Span]:
+        """Return the spans with drafts. Oldest first, sequences verify at most `speculative_tokens` guesses each, in
+        the rows that the first tile has left. Slots for all of them are reserved before anything is written (C10), from
+        blocks that no other sequence needs in this step."""
+        room = max(0, GENERATED_ROWS - len(spans))
+        drafts = self.drafter.propose([span.sequence for span in spans], self.speculative_tokens, room)
+        for place, (span, draft) in enumerate(zip(spans, drafts, strict=True)):
+            count = 1 + len(draft)
+            if draft and self.memory.grow(span.sequence, span.start + count):
+                spans[place] = Span(span.sequence, span.start, count, draft)
+        return spans
 
     def chunks(self, budget: int) -> Iterator[Span]:
         for sequence in list(self.running):
@@ -251,26 +266,13 @@ class Scheduler:
         peer may be reading them, and the prefill side releases them."""
         self.queues.remove(sequence)
         self.prefix.drop(sequence)
+        self.drafter.forget(sequence)
         sequence.end(finish)
         ended = finish in (FinishReason.STOP, FinishReason.LENGTH)
         if ended and self.prefix.enabled and sequence.inputs is None and sequence.states is None:
             self.answer_recompute.keep(sequence)
         if not sequence.hands_over or finish in (FinishReason.ABORTED, FinishReason.ERROR):
             self.memory.give_back(sequence)
-
-
-def with_drafts(spans: list[Span], most: int, memory: KVCacheManager) -> list[Span]:
-    """Return the spans with drafts. Oldest first, sequences verify at most `most` guesses each, in the rows that the
-    first tile has left. Slots for all of them are reserved before anything is written (C10), from blocks that no other
-    sequence needs in this step."""
-    room = GENERATED_ROWS - len(spans)
-    for place, span in enumerate(spans if most else ()):
-        drafts = span.sequence.draft(min(most, room))
-        count = 1 + len(drafts)
-        if drafts and memory.grow(span.sequence, span.start + count):
-            spans[place] = Span(span.sequence, span.start, count, drafts)
-            room -= len(drafts)
-    return spans
 
 
 def chunk(start: int, remaining: int, budget: int) -> int:

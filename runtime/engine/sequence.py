@@ -7,7 +7,7 @@ from collections import abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pontil.runtime.cache.prefix import Key
 from pontil.runtime.engine.guide import Guide
@@ -17,7 +17,11 @@ from pontil.runtime.engine.prompt_lookup import PromptLookup
 from pontil.runtime.engine.remote_prefill import RemotePrefill
 from pontil.runtime.engine.sampling_state import SamplingState, penalized
 from pontil.runtime.engine.streamed import Outflow, RowInputs, StateOutputs
+from pontil.runtime.engine.target_states import TargetStates
 from pontil.runtime.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class SequenceState(Enum):
@@ -70,13 +74,15 @@ class PromptKeys:
 @dataclass(frozen=True, slots=True)
 class Known:
     """The first tokens of one choice, sampled elsewhere. The client has the first `delivered` of them; `logprobs` are
-    those of the others, if requested. `draft` guesses the tokens that follow."""
+    those of the others, if requested. `draft` guesses the tokens that follow. `hidden` is the target's state of the
+    prompt's last position, float32 [hidden_size]."""
 
     choice: int
     tokens: list[int]
     delivered: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     draft: tuple[int, ...] = ()
+    hidden: Tensor | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -96,7 +102,8 @@ class Sequence:
     the client has them. A sequence with `draws` false exists for its KV alone. `scheduled_at` is when its prompt was
     first admitted here to be computed, in seconds of the scheduler's clock. No position from `reached` on was computed
     before; of the prompt, `prompt_computed` tokens were computed here for the first time. A waiting sequence with a
-    `remote_prefill` waits for seats and blocks only: it will be parked.
+    `remote_prefill` waits for seats and blocks only: it will be parked. Before the prompt stand `skipped` tokens that
+    are not computed in this engine; only a draft model leaves out any.
 
     In a model of several stages its rows may be `inputs` instead of ids, and it may be followed by consumers: of its
     positions' `states`, or of its ids (`outflow`). It rests while an input is missing or a consumer is behind.
@@ -133,9 +140,12 @@ class Sequence:
     reached: int = 0
     prompt_computed: int = 0
     remote_prefill: RemotePrefill | None = None
+    skipped: int = 0
     state: SequenceState = SequenceState.WAITING
     finish: FinishReason | None = None
     stop_match: str | None = None
+    # The target's states of the newest positions, where a draft layer reads them.
+    target_states: TargetStates | None = None
     # The draft that came with a handoff; used once.
     handed_draft: tuple[int, ...] = ()
     # Built from the parameters and the tokens when first needed.
@@ -245,6 +255,7 @@ class Sequence:
             blocks=list(self.blocks),
             keys=self.keys,
             state=self.state,
+            target_states=None if self.target_states is None else self.target_states.copy(),
         )
 
     def advance(self, end: int) -> int:
@@ -263,17 +274,26 @@ class Sequence:
             self.computed = self.reached = self.length - 1
 
     def draft(self, count: int) -> tuple[int, ...]:
-        """Propose at most `count` tokens that may come next, limited by the budget (minus the token that is sampled
-        anyhow) and the grammar. No token is proposed if penalties make the logits depend on tokens that are not known
-        yet, or if another stage gives the rows or reads their states."""
-        count = min(count, self.params.max_tokens - len(self.output) - 1)
+        """Propose at most `count` tokens that may come next, from what stood before."""
+        count = self.guessable(count)
+        return self.fitting(self.guess(count)) if count else ()
+
+    def guessable(self, count: int) -> int:
+        """Return how many tokens may be guessed, at most `count`: no more than the budget, minus the token that is
+        sampled anyhow, and none if penalties make the logits depend on tokens that are not known yet, or if another
+        stage gives the rows or reads their states."""
         follows = self.inputs is not None or self.states is not None
-        if count < 1 or not self.output or penalized(self.params) or follows:
-            return ()
-        guessed, guide = self.guess(count), self.guide
+        if not self.output or penalized(self.params) or follows:
+            return 0
+        return max(0, min(count, self.params.max_tokens - len(self.output) - 1))
+
+    def fitting(self, guessed: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the guesses up to the first that the grammar forbids."""
+        guide = self.guide
         return guessed if guide is None or not guessed else guessed[: guide.fitting(self.output, guessed)]
 
     def guess(self, count: int) -> tuple[int, ...]:
+        """Return tokens that a handoff brought, or that followed an earlier occurrence of the last ones."""
         handed, self.handed_draft = self.handed_draft[:count], ()
         if handed and self.generated == 0:
             return handed
@@ -287,6 +307,7 @@ class Sequence:
         self.output += known.tokens
         self.logprobs += known.logprobs
         self.received, self.delivered, self.handed_draft = len(known.tokens), known.delivered, known.draft
+        self.target_states = None if known.hidden is None else TargetStates(len(self.prompt) - 1, [known.hidden])
         if self.stop_check is not None:
             for token in known.tokens:
                 self.stop_check.feed(token)

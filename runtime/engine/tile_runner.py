@@ -34,13 +34,14 @@ HEAD_ROWS = 32
 class TileRunner:
     """The owner of the model and of its KV memory. It knows no sequences."""
 
-    def __init__(self, model: Model, storage: KVStorage) -> None:
+    def __init__(self, model: Model, storage: KVStorage, classes: BatchInvariance | None = None) -> None:
+        """`classes` are measured unless they are given."""
         assert storage.layout.packed == (model.kernels is not None), "the blocks are another's"
         self.model, self.storage = model, storage
         self.device = model.device
         self.block_size = storage.layout.block_size
-        if model.kernels is not None:
-            self.classes: BatchInvariance = ANY_ROWS
+        if classes is not None or model.kernels is not None:
+            self.classes: BatchInvariance = classes or ANY_ROWS
             return
         if self.device.type == "cpu" and torch.get_num_threads() > 1:
             self.agree_with_fewer_cores()

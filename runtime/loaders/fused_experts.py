@@ -1,44 +1,68 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts that a safetensors file holds in one tensor for all of them, the gate's rows above the up projection's.
+"""Tensors that hold several of a model's: all experts' weights in one, or an MLP's gate and up projections.
 
-Files on the hub have a tensor for each expert; newer programs may save their fused tensors. No torch here.
+Files on the hub mostly have a tensor for each expert and product; newer programs may save their fused tensors. No torch
+here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 Shape = tuple[int, ...]
-GATE_UP, DOWN = ".mlp.experts.gate_up_proj", ".mlp.experts.down_proj"
+# The places of the gate's and the up projection's outputs: of `rows` [experts, outputs, inputs] or of columns [experts,
+# inputs, outputs] one behind the other, or every other one of columns.
+Form = Literal["rows", "columns", "pairs"]
+GATE_UP, DOWN = "gate_up_proj", "down_proj"
+STEMS = {GATE_UP: ("gate_proj", "up_proj"), DOWN: ("down_proj",)}
+# Endings of fused tensors' names and of the parts' names.
+ENDINGS = {"": ".weight", "_bias": ".bias", "_blocks": ".weight_blocks", "_scales": ".weight_scales"}
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertPart:
-    """A tensor by its usual name, as expert number `expert`, rows [start, end) of a fused one."""
+class FusedPart:
+    """A tensor by its usual name: of expert number `expert`, if the first dimension counts experts, the outputs [start,
+    end) in steps of `step`, which are columns if it is `transposed`."""
 
     name: str
-    expert: int
+    shape: Shape
+    expert: int | None
     start: int
     end: int
-    columns: int
-
-    @property
-    def shape(self) -> Shape:
-        return (self.end - self.start, self.columns)
+    step: int = 1
+    transposed: bool = False
 
 
-def parts_of(name: str, shape: Shape, experts: int) -> list[ExpertPart]:
-    """The parts of a tensor [experts, rows, columns] of that name; none for any other tensor."""
-    if not name.endswith((GATE_UP, DOWN)) or len(shape) != 3 or shape[0] != experts:
+def parts_of(name: str, shape: Shape, experts: int, form: Form) -> list[FusedPart]:
+    """The parts of a fused tensor; none for any other tensor."""
+    prefix, _, last = name.rpartition(".")
+    if name.endswith(f".mlp.{GATE_UP}.weight") and len(shape) == 2:
+        half = shape[0] // 2
+        cut = name.removesuffix(f"{GATE_UP}.weight")
+        return [
+            FusedPart(f"{cut}{stem}.weight", (half, shape[1]), None, place * half, (place + 1) * half)
+            for place, stem in enumerate(STEMS[GATE_UP])
+        ]
+    stem, ending = next(
+        ((stem, ending) for stem in STEMS for ending in ENDINGS if last == stem + ending), ("", "")
+    )  # fmt: skip
+    if not stem or not prefix.endswith(".mlp.experts") or len(shape) < 2 or shape[0] != experts:
         return []
-    _, rows, columns = shape
-    if name.endswith(DOWN):
-        cuts = [("down_proj", 0, rows)]
-    else:
-        cuts = [("gate_proj", 0, rows // 2), ("up_proj", rows // 2, rows)]
-    prefix = name.rpartition(".")[0]
+    return [part for expert in range(experts) for part in of_expert(prefix, shape, expert, stem, ending, form)]
+
+
+def of_expert(prefix: str, shape: Shape, expert: int, stem: str, ending: str, form: Form) -> list[FusedPart]:
+    transposed = ending == "" and form != "rows"
+    rest = (shape[1],) if transposed else shape[2:]
+    outputs = shape[-1] if transposed else shape[1]
+    names = STEMS[stem]
+    size = outputs // len(names)
+    pairs = form == "pairs" and len(names) == 2
     return [
-        ExpertPart(f"{prefix}.{expert}.{stem}.weight", expert, start, end, columns)
-        for expert in range(experts)
-        for stem, start, end in cuts
-    ]
+        FusedPart(
+            f"{prefix}.{expert}.{name}{ENDINGS[ending]}", (size, *rest), expert, place if pairs else place * size,
+            outputs if pairs else (place + 1) * size, 2 if pairs else 1, transposed,
+        )
+        for place, name in enumerate(names)
+    ]  # fmt: skip

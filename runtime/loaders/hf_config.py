@@ -11,15 +11,17 @@ from typing import Any
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.architectures import checked, unknown
+from pontil.runtime.loaders.hf_experts import expert_config
 from pontil.runtime.loaders.hf_fields import integer, number, read_json, section, short
-from pontil.runtime.loaders.hf_rope import FULL, SLIDING, local_theta, rope_scaling, theta
+from pontil.runtime.loaders.hf_latent import latent_config
+from pontil.runtime.loaders.hf_quantization import weight_block
+from pontil.runtime.loaders.hf_rope import FULL, SLIDING, local_theta, rope_scaling, rotated_dim, score_factor, theta
 from pontil.runtime.models.architectures import ARCHITECTURES, Architecture
-from pontil.runtime.models.config import ExpertConfig, ModelConfig
+from pontil.runtime.models.config import LatentConfig, ModelConfig
 
 DTYPES = ("bfloat16", "float16", "float32")
-FIXED: dict[str, Any] = {"mlp_bias": False, "quantization_config": None, "partial_rotary_factor": 1.0}
+FIXED: dict[str, Any] = {"mlp_bias": False}
 """What this version computes, whatever the architecture."""
-WAYS_OUT = {"quantization_config": ", so give it the model's own weights, or a GGUF file of it"}
 
 
 def read_hf_config(directory: Path, part: str | None = None) -> ModelConfig:
@@ -60,7 +62,9 @@ def nested(data: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
 def model_config(architecture: Architecture, data: dict[str, Any], eos_token_ids: tuple[int, ...]) -> ModelConfig:
     hidden, heads = integer(data, "hidden_size"), integer(data, "num_attention_heads")
     biased = bool(data.get("attention_bias"))
-    scaling = rope_scaling(data)
+    scaling, latent = rope_scaling(data), latent_config(data) if architecture.latent else None
+    head_dim = latent.stored_dim if latent else integer(data, "head_dim", hidden // max(heads, 1))
+    rotated = rotated_dim(data, head_dim, architecture.partial_rotary)
     max_model_len = integer(data, "max_position_embeddings")
     if scaling is not None and scaling.kind == "yarn":
         max_model_len = max(max_model_len, int(scaling.original_max_len * scaling.factor))
@@ -71,8 +75,8 @@ def model_config(architecture: Architecture, data: dict[str, Any], eos_token_ids
         intermediate_size=integer(data, "intermediate_size"),
         num_layers=integer(data, "num_hidden_layers"),
         num_heads=heads,
-        num_kv_heads=integer(data, "num_key_value_heads", heads),
-        head_dim=integer(data, "head_dim", hidden // max(heads, 1)),
+        num_kv_heads=1 if latent else integer(data, "num_key_value_heads", heads),
+        head_dim=head_dim,
         max_model_len=max_model_len,
         rms_norm_eps=number(data, "rms_norm_eps", 1e-6),
         rope_theta=theta(data),
@@ -83,11 +87,24 @@ def model_config(architecture: Architecture, data: dict[str, Any], eos_token_ids
         rope_scaling=scaling,
         local_rope_theta=local_theta(data) if architecture.local_positions else None,
         windows=windows(architecture, data),
-        query_scalar=number(data, "query_pre_attn_scalar") if architecture.local_positions else None,
+        query_scalar=query_scalar(architecture, data, latent),
         qkv_bias=architecture.qkv_bias or biased,
-        output_bias=biased and not architecture.qkv_bias,
-        experts=experts(data) if architecture.has_experts else None,
+        output_bias=biased and architecture.output_bias and not architecture.qkv_bias,
+        experts=expert_config(architecture, data) if architecture.has_experts else None,
+        latent=latent,
+        rotary_dim=latent.rotary_dim if latent else rotated,
+        interleaved=bool(data.get("rope_interleave")),
+        weight_block=weight_block(data),
+        sinks=architecture.sinks,
+        head_norms=architecture.optional_head_norms and bool(data.get("use_qk_norm")),
     )
+
+
+def query_scalar(architecture: Architecture, data: dict[str, Any], latent: LatentConfig | None) -> float | None:
+    if latent is not None:
+        # Scores are multiplied by the square of the factor.
+        return latent.query_dim / score_factor(data) ** 4
+    return number(data, "query_pre_attn_scalar") if architecture.local_positions else None
 
 
 def windows(architecture: Architecture, data: dict[str, Any]) -> tuple[int | None, ...]:
@@ -115,28 +132,11 @@ def sliding_layers(architecture: Architecture, data: dict[str, Any], layers: int
     return [one == SLIDING for one in kinds]
 
 
-def experts(data: dict[str, Any]) -> ExpertConfig:
-    step, layers = integer(data, "decoder_sparse_step"), integer(data, "num_hidden_layers")
-    dense = data.get("mlp_only_layers") or []
-    if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
-        raise ModelError(f"config.json needs a list of layers as mlp_only_layers, not {short(dense)}")
-    return ExpertConfig(
-        # Newer files have the second name.
-        count=integer(data, "num_experts" if data.get("num_experts") is not None else "num_local_experts"),
-        per_token=integer(data, "num_experts_per_tok"),
-        intermediate_size=integer(data, "moe_intermediate_size"),
-        normalize=bool(data.get("norm_topk_prob", False)),
-        dense_layers=tuple(layer for layer in range(layers) if layer in dense or (layer + 1) % max(step, 1)),
-    )
-
-
 def refuse_unsupported(data: dict[str, Any], fixed: dict[str, Any]) -> None:
     for key, only in fixed.items():
         if data.get(key) not in (None, only):
             known = "models without it" if only is None else f"{only!r} only"
-            raise ModelError(
-                f"the model has {key} = {short(data[key])}: this version runs {known}{WAYS_OUT.get(key, '')}"
-            )
+            raise ModelError(f"the model has {key} = {short(data[key])}: this version runs {known}")
 
 
 def dtype(data: dict[str, Any]) -> str:

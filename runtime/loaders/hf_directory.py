@@ -16,16 +16,17 @@ from safetensors import SafetensorError, safe_open
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.fingerprint import fingerprint
-from pontil.runtime.loaders.fused_experts import ExpertPart, parts_of
+from pontil.runtime.loaders.fused_experts import FusedPart, parts_of
 from pontil.runtime.loaders.hf_config import read_hf_config
 from pontil.runtime.loaders.hf_fields import read_json
+from pontil.runtime.loaders.hf_quantization import FLOAT8, FP4_PARTS, SCALE, with_scales
 from pontil.runtime.loaders.layout import Shape, check_shapes, tensor_shapes
 from pontil.runtime.models.architectures import ARCHITECTURES, Architecture
 from pontil.runtime.models.config import ModelConfig
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 READABLE = ("F32", "F16", "BF16")
-"""Supported types of numbers. Others need scales, which are stored elsewhere in each of their formats."""
+"""Types of numbers that are read as they are. Others need scales, which each of their formats stores elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +36,21 @@ class TensorLocation:
     path: Path
     stored_name: str
     kind: str
-    part: ExpertPart | None = None
+    part: FusedPart | None = None
 
     def read(self, file: Any) -> torch.Tensor:
         """Read the tensor from the opened file."""
         if self.part is None:
             whole: torch.Tensor = file.get_tensor(self.stored_name)
             return whole
-        expert = self.part.expert
-        cut: torch.Tensor = file.get_slice(self.stored_name)[expert : expert + 1, self.part.start : self.part.end]
+        part, stored = self.part, file.get_slice(self.stored_name)
+        if part.expert is None:
+            rows: torch.Tensor = stored[part.start : part.end]
+            return rows
+        if part.transposed or part.step > 1:
+            one: torch.Tensor = stored[part.expert : part.expert + 1][0]
+            return (one.T if part.transposed else one)[part.start : part.end : part.step].contiguous()
+        cut: torch.Tensor = stored[part.expert : part.expert + 1, part.start : part.end]
         return cut[0]
 
 
@@ -65,9 +72,11 @@ class HfCheckpoint:
         found = {name: place for one in stored for name, place in located(config, *one)}
         others = ARCHITECTURES[config.architecture].others
         left_out = Counter(part for _, name, _, _ in stored for part in others if name.startswith(part))
-        check_shapes(config, {name: shape for name, (shape, _) in found.items()}, directory)
-        places = {name: found[name][1] for name in tensor_shapes(config)}
-        check_kinds(places, directory)
+        shapes = {name: shape for name, (shape, _) in found.items()}
+        check_shapes(config, shapes, directory)
+        wanted = with_scales(tensor_shapes(config), shapes, config.weight_block)
+        places = {name: found[name][1] for name in wanted}
+        check_kinds(places, directory, config.weight_block is not None)
         return cls(config, fingerprint(config, files), places, dict(left_out))
 
     def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
@@ -83,10 +92,11 @@ def located(
 ) -> Iterator[tuple[str, tuple[Shape, TensorLocation]]]:
     """The model's tensors that a stored one holds, by their usual names: none if it is of another part of a model of
     several."""
-    name = usual_name(ARCHITECTURES[config.architecture], stored)
+    architecture = ARCHITECTURES[config.architecture]
+    name = usual_name(architecture, stored)
     if name is None:
         return
-    parts = parts_of(name, shape, config.experts.count) if config.experts else []
+    parts = parts_of(name, shape, config.experts.count if config.experts else 0, architecture.fused_experts)
     for part in parts:
         yield part.name, (part.shape, TensorLocation(path, stored, kind, part))
     if not parts:
@@ -101,6 +111,8 @@ def usual_name(architecture: Architecture, stored: str) -> str | None:
     for start, usual in architecture.renamed.items():
         if name.startswith(start):
             return usual + name.removeprefix(start)
+    for part, usual in architecture.replaced.items():
+        name = name.replace(part, usual)
     return name
 
 
@@ -112,10 +124,17 @@ def stored_tensors(path: Path) -> dict[str, tuple[Shape, str]]:
         return {name: (tuple(one.get_shape()), one.get_dtype()) for name, one in slices.items()}
 
 
-def check_kinds(places: dict[str, TensorLocation], source: object) -> None:
-    """Raise ModelError for a tensor whose type of numbers is not supported."""
+def check_kinds(places: dict[str, TensorLocation], source: object, scaled: bool = False) -> None:
+    """Raise ModelError for a tensor whose type of numbers is not supported. Floats of 8 bits are, if the weights are
+    `scaled`."""
     for name, place in places.items():
-        if place.kind not in READABLE:
+        if scaled and (place.kind == FLOAT8) != (name + SCALE in places):
+            raise ModelError(
+                f"{source} stores the tensor {name} as {place.kind}: floats of 8 bits, and only these, need a tensor "
+                f"{name + SCALE} with their scales: fetch the model again"
+            )
+        fours = scaled and name.endswith(FP4_PARTS) and place.kind == "U8"
+        if not fours and place.kind not in (READABLE + (FLOAT8,) * scaled):
             raise ModelError(
                 f"{source} stores the tensor {name} as {place.kind}: this version reads {', '.join(READABLE)} there, "
                 "and quantized weights from GGUF files"

@@ -48,8 +48,6 @@ def refuse_other_kinds(found: dict[str, Any], known: tuple[str, ...]) -> None:
         raise ModelError(
             f"the model scales its rotary positions ({short(kind(found))}): this version runs {', '.join(known)} only"
         )
-    if found.get("partial_rotary_factor") not in (None, 1, 1.0):
-        raise ModelError("the model turns only a part of each head: this version runs partial_rotary_factor = 1 only")
 
 
 def rope_scaling(data: dict[str, Any]) -> RopeScaling | None:
@@ -67,6 +65,22 @@ def rope_scaling(data: dict[str, Any]) -> RopeScaling | None:
             high_freq_factor=number(found, "high_freq_factor"),
         )
     return yarn(found, data) if kind(found) == "yarn" else None
+
+
+def rotated_dim(data: dict[str, Any], head_dim: int, partial: bool) -> int | None:
+    """The number of a head's dimensions that are rotated, or None for all. Raises ModelError for a part of them, unless
+    the architecture rotates a `partial` head."""
+    factors = [data.get("partial_rotary_factor"), *(found.get("partial_rotary_factor") for found in
+               (rope(data), local_rope(data)))]  # fmt: skip
+    stated = [number({"partial_rotary_factor": one}, "partial_rotary_factor") for one in factors if one is not None]
+    if all(one == 1 for one in stated):
+        return None
+    if not partial or not 0 < stated[-1] <= 1:
+        raise ModelError(
+            f"the model has partial_rotary_factor = {short(min(stated))}: this version turns "
+            f"{'a part of each head' if partial else 'whole heads of it'} only"
+        )
+    return int(head_dim * stated[-1])
 
 
 def original_max_len(found: dict[str, Any], data: dict[str, Any]) -> int:
@@ -92,6 +106,13 @@ def attention_factor(found: dict[str, Any], factor: float) -> float:
     if above and below:
         return yarn_magnitude(factor, above) / yarn_magnitude(factor, below)
     return yarn_magnitude(factor)
+
+
+def score_factor(data: dict[str, Any]) -> float:
+    """The factor of both queries and keys that DeepSeek's models have beside the one of cosines and sines."""
+    found = rope(data)
+    below = number(found, "mscale_all_dim", 0.0)
+    return yarn_magnitude(number(found, "factor", 1.0), below) if below and kind(found) != "default" else 1.0
 
 
 def yarn_magnitude(factor: float, weight: float = 1.0) -> float:

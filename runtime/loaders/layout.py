@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.hf_quantization import with_scales
 from pontil.runtime.loaders.name_list import name_list
 from pontil.runtime.models.architectures import ARCHITECTURES
-from pontil.runtime.models.config import ExpertConfig, ModelConfig
+from pontil.runtime.models.config import ExpertConfig, LatentConfig, ModelConfig
 
 Shape = tuple[int, ...]
 ROPE_FACTORS = "model.rope_factors"
@@ -22,12 +26,13 @@ def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
     if config.rope_scaling is not None and config.rope_scaling.kind == "factors":
-        shapes[ROPE_FACTORS] = (config.head_dim // 2,)
+        shapes[ROPE_FACTORS] = (config.rotated // 2,)
     return shapes
 
 
 def layer_shapes(config: ModelConfig, layer: int) -> dict[str, Shape]:
-    attention = {f"self_attn.{name}": shape for name, shape in attention_shapes(config).items()}
+    shapes = attention_shapes(config) if config.latent is None else latent_shapes(config, config.latent)
+    attention = {f"self_attn.{name}": shape for name, shape in shapes.items()}
     if config.experts is not None and config.is_sparse(layer):
         mlp = expert_shapes(config.experts, config.hidden_size)
     else:
@@ -52,9 +57,28 @@ def attention_shapes(config: ModelConfig) -> dict[str, Shape]:
         shapes |= {f"{name}.bias": (size,) for name, size in inwards.items()}
     if config.output_bias:
         shapes["o_proj.bias"] = (hidden,)
-    if ARCHITECTURES[config.architecture].head_norms:
+    if ARCHITECTURES[config.architecture].head_norms or config.head_norms:
         shapes |= {f"{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
+    if config.sinks:
+        shapes["sinks"] = (config.num_heads,)
     return shapes
+
+
+def latent_shapes(config: ModelConfig, latent: LatentConfig) -> dict[str, Shape]:
+    hidden, heads = config.hidden_size, config.num_heads
+    queries: dict[str, Shape] = {"q_proj.weight": (heads * latent.query_dim, hidden)}
+    if latent.query_rank is not None:
+        queries = {
+            "q_a_proj.weight": (latent.query_rank, hidden),
+            "q_a_layernorm.weight": (latent.query_rank,),
+            "q_b_proj.weight": (heads * latent.query_dim, latent.query_rank),
+        }
+    return queries | {
+        "kv_a_proj_with_mqa.weight": (latent.stored_dim, hidden),
+        "kv_a_layernorm.weight": (latent.rank,),
+        "kv_b_proj.weight": (heads * (latent.key_dim + latent.value_dim), latent.rank),
+        "o_proj.weight": (hidden, heads * latent.value_dim),
+    }
 
 
 def mlp_shapes(hidden: int, inner: int) -> dict[str, Shape]:
@@ -63,8 +87,14 @@ def mlp_shapes(hidden: int, inner: int) -> dict[str, Shape]:
 
 def expert_shapes(experts: ExpertConfig, hidden: int) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {"gate.weight": (experts.count, hidden)}
+    if experts.routing.bias:
+        shapes["gate.e_score_correction_bias"] = (experts.count,)
+    if experts.routing.product_bias:
+        shapes["gate.bias"] = (experts.count,)
     for number in range(experts.count):
         expert = mlp_shapes(hidden, experts.intermediate_size)
+        if experts.clamp is not None:
+            expert |= {name.replace(".weight", ".bias"): shape[:1] for name, shape in expert.items()}
         shapes |= {f"experts.{number}.{name}": shape for name, shape in expert.items()}
     if experts.shared is not None:
         name, shared = experts.shared.name, mlp_shapes(hidden, experts.shared.intermediate_size)
@@ -77,12 +107,13 @@ def expert_shapes(experts: ExpertConfig, hidden: int) -> dict[str, Shape]:
 def check_shapes(config: ModelConfig, found: dict[str, Shape], source: object) -> None:
     """Raise ModelError that names every tensor that is missing, or that this architecture would ignore, or, if there is
     none, every one that has another shape."""
-    wanted = tensor_shapes(config)
+    wanted = with_scales(tensor_shapes(config), found, config.weight_block)
     faults = []
     missing = [name for name in wanted if name not in found]
     if missing:
         faults.append(f"lacks the tensor{'s' * (len(missing) > 1)} {name_list(missing)}")
-    extra = [name for name in found if name not in wanted and name not in ignorable(config)]
+    ignored = ignorable(config)
+    extra = [name for name in found if name not in wanted and not ignored(name)]
     if extra:
         faults.append(f"holds {len(extra)} that {config.architecture} does not have: {name_list(extra)}")
     if faults:
@@ -95,7 +126,15 @@ def check_shapes(config: ModelConfig, found: dict[str, Shape], source: object) -
         )
 
 
-def ignorable(config: ModelConfig) -> set[str]:
-    """Return the names of tensors that some programs add and that repeat the configuration or another tensor."""
+def ignorable(config: ModelConfig) -> Callable[[str], bool]:
+    """Return whether a tensor of that name may be there and is not read: one that repeats the configuration or another
+    tensor, or one of the layers that guess further tokens, which follow the model's own."""
     names = {f"model.layers.{layer}.self_attn.rotary_emb.inv_freq" for layer in range(config.num_layers)}
-    return names | ({"lm_head.weight"} if config.tie_word_embeddings else set())
+    names |= {"lm_head.weight"} if config.tie_word_embeddings else set()
+    guessing = ARCHITECTURES[config.architecture].guessing_layers
+
+    def ignored(name: str) -> bool:
+        layer = re.match(r"model\.layers\.(\d{1,5})\.", name) if guessing else None
+        return name in names or (layer is not None and int(layer[1]) >= config.num_layers)
+
+    return ignored

@@ -28,7 +28,14 @@ class Architecture:
 
     `head_norms` are applied to queries and keys, `sandwich_norms` also after each half of a layer. GGUF files add one
     to norms that are `offset_norms`, and hold query and key rows that are `interleaved`. With `local_positions`, layers
-    with a window have a rotary base of their own and queries are scaled by a stated number.
+    with a window have a rotary base of their own and queries are scaled by a stated number. The attention is `latent`.
+    Biases that a configuration asks for are also those of the attention's `output`. Heads may be rotated in part
+    (`partial_rotary`), have `sinks`, and have norms if the configuration says so (`optional_head_norms`).
+    `fused_experts` is how a tensor of all experts' gates and ups holds them (runtime/loaders/fused_experts.py).
+
+    `expert_size` is the field with the size of an expert. `replaced` parts of tensors' names have others here.
+    Checkpoints may hold `guessing_layers` behind the model's own, which predict further tokens; they are
+    read as draft layers only.
     """
 
     name: str
@@ -51,8 +58,19 @@ class Architecture:
     interleaved: bool = False
     local_positions: bool = False
     qkv_bias: bool = False
+    output_bias: bool = True
+    partial_rotary: bool = False
+    sinks: bool = False
+    optional_head_norms: bool = False
+    fused_experts: Literal["rows", "columns", "pairs"] = "rows"
     has_experts: bool = False
+    expert_size: str = "moe_intermediate_size"
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    latent: bool = False
+    guessing_layers: bool = False
 
+
+DEEPSEEK: dict[str, Any] = {"first_k_dense_replace": 0, "moe_layer_freq": 1, "rope_interleave": True}
 
 ROWS = (
     Architecture(
@@ -78,6 +96,70 @@ ROWS = (
         "qwen3_moe", "qwen3_moe:Qwen3Moe",
         {"max_position_embeddings": 32768, "sliding_window": 4096, "decoder_sparse_step": 1},
         gguf="qwen3moe", window_layers="all", head_norms=True, has_experts=True,
+    ),
+    Architecture(
+        "mixtral", "sparse_llama:SparseLlama",
+        {
+            "max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": None, "rope_theta": 1e6,
+            "norm_topk_prob": True, "rms_norm_eps": 1e-5,
+        },
+        fixed={"hidden_act": "silu", "attention_bias": False}, window_use="stated", window_layers="all",
+        has_experts=True, expert_size="intermediate_size",
+        replaced={
+            ".block_sparse_moe.": ".mlp.", ".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj.",
+        },
+    ),
+    Architecture(
+        "deepseek_v2", "deepseek:DeepSeek",
+        DEEPSEEK | {
+            "max_position_embeddings": 2048, "norm_topk_prob": False, "scoring_func": "softmax",
+            "topk_method": "greedy", "n_shared_experts": 2,
+        },
+        # These weights are never divided by their sum.
+        fixed={"hidden_act": "silu", "attention_bias": False, "norm_topk_prob": False},
+        window_use="never", has_experts=True, latent=True,
+    ),
+    Architecture(
+        "deepseek_v3", "deepseek:DeepSeek",
+        DEEPSEEK | {
+            "max_position_embeddings": 4096, "norm_topk_prob": True, "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc", "first_k_dense_replace": 3, "n_shared_experts": 1,
+        },
+        fixed={"hidden_act": "silu", "attention_bias": False}, window_use="never", has_experts=True, latent=True,
+        guessing_layers=True,
+    ),
+    Architecture(
+        "gpt_oss", "gpt_oss:GptOss",
+        {
+            "max_position_embeddings": 131072, "num_key_value_heads": 8, "head_dim": 64, "attention_bias": True,
+            "rms_norm_eps": 1e-5, "rope_theta": 150000.0, "sliding_window": 128, "sliding_window_pattern": 2,
+            "norm_topk_prob": True, "swiglu_alpha": 1.702, "swiglu_limit": 7.0, "router_bias": True,
+        },
+        window_use="always", window_layers="pattern", sinks=True, has_experts=True, expert_size="intermediate_size",
+        fused_experts="pairs", replaced={".mlp.router.": ".mlp.gate."},
+    ),
+    Architecture(
+        "glm4", "glm4:Glm4",
+        {
+            "max_position_embeddings": 131072, "num_key_value_heads": 2, "head_dim": 128, "attention_bias": True,
+            "rms_norm_eps": 1.5625e-7, "partial_rotary_factor": 0.5, "rope_interleave": True,
+        },
+        window_use="never", sandwich_norms=True, output_bias=False, partial_rotary=True,
+        replaced={
+            ".post_attention_layernorm.": ".pre_feedforward_layernorm.",
+            ".post_self_attn_layernorm.": ".post_attention_layernorm.",
+            ".post_mlp_layernorm.": ".post_feedforward_layernorm.",
+        },
+    ),
+    Architecture(
+        "glm4_moe", "glm4:Glm4Moe",
+        {
+            "max_position_embeddings": 131072, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5, "norm_topk_prob": True, "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc", "first_k_dense_replace": 1, "n_shared_experts": 1,
+        },
+        window_use="never", output_bias=False, partial_rotary=True, optional_head_norms=True, has_experts=True,
+        guessing_layers=True,
     ),
     Architecture(
         "gemma3_text", "gemma3:Gemma3",

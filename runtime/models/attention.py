@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grouped-query self-attention (Ainslie et al., 2023) of one layer."""
 
+import torch
 from torch import Tensor
 
 from pontil.gpu_ops.attention import PagedAttention
@@ -30,17 +31,23 @@ class Attention:
     """Projections in, head norms where the architecture has them, rotation, attention, projection out. `heads` are the
     numbers of this rank's query heads, key heads and value heads."""
 
-    def __init__(self, config: ModelConfig, index: int, weights: Weights, norms: HeadNorms | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, index: int, weights: Weights, norms: HeadNorms | None = None, sinks: bool = False
+    ) -> None:
         hidden, dim = config.hidden_size, config.head_dim
         prefix = f"model.layers.{index}.self_attn."
         q_size, kv_size = config.num_heads * dim, config.num_kv_heads * dim
         parts = ((prefix + "q_proj", q_size), (prefix + "k_proj", kv_size), (prefix + "v_proj", kv_size))
         self.qkv = weights.linear(hidden, *parts, bias=config.qkv_bias, cut=by_heads(dim))
         self.o = weights.linear(q_size, (prefix + "o_proj", hidden), bias=config.output_bias, cut=by_columns)
+        self.sinks: Tensor | None = None
+        if sinks:
+            taken = weights.take(prefix + "sinks", config.num_heads, dtype=torch.float32)
+            self.sinks = weights.part(taken, by_heads(1))
         self.index, self.norms, self.exchange = index, norms, weights.communicator.gather_columns
         queries, keys = (len(weights.partition.heads(heads, 1)) for heads in (config.num_heads, config.num_kv_heads))
         self.head_dim, self.heads = dim, (queries, keys, keys)
-        self.scale, self.window = config.query_scale, config.window(index)
+        self.scale, self.window, self.interleaved = config.query_scale, config.window(index), config.interleaved
 
     @property
     def linears(self) -> list[Product]:
@@ -51,6 +58,6 @@ class Attention:
         q, k, v = self.qkv(x).view(len(x), -1, self.head_dim).split(self.heads, dim=1)
         if self.norms is not None:
             q, k = self.norms(q, k)
-        q, k = apply_rotary(q, *angles), apply_rotary(k, *angles)
-        attended = attend(self.index, q, k, v, scale=self.scale, window=self.window)
+        q, k = apply_rotary(q, *angles, self.interleaved), apply_rotary(k, *angles, self.interleaved)
+        attended = attend(self.index, q, k, v, scale=self.scale, window=self.window, sinks=self.sinks)
         return self.exchange(self.o(self.exchange(attended.reshape(len(x), -1))))

@@ -9,9 +9,20 @@ from torch import Tensor
 
 from pontil.gpu_ops.attention import PagedAttention
 from pontil.gpu_ops.kernels.linear import Product
-from pontil.runtime.models.attention import Attention
 from pontil.runtime.models.norm import Norm
 from pontil.runtime.models.rotary import Angles
+
+
+class SelfAttention(Protocol):
+    """The attention of one layer. x [rows, hidden_size] in the weights' dtype. With a `window` a query sees at most
+    that many positions."""
+
+    window: int | None
+
+    @property
+    def linears(self) -> Sequence[Product]: ...
+
+    def __call__(self, x: Tensor, angles: Angles, attend: PagedAttention) -> Tensor: ...
 
 
 class FeedForward(Protocol):
@@ -30,7 +41,7 @@ class Block:
     def __init__(
         self,
         dtype: torch.dtype,
-        attention: Attention,
+        attention: SelfAttention,
         feed_forward: FeedForward,
         *,
         before: tuple[Norm, Norm],

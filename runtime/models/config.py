@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,30 @@ class SharedExpertConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RoutingConfig:
+    """The way from a router's products to the weights of a row's experts.
+
+    `scores` are the function of the products. With a `bias` each expert has a number that is added to its score for the
+    choice, and not for its weight (Wang et al., 2024); with a `product_bias` one that is added to its product. With
+    `groups`, only experts of the `kept_groups` best groups of neighbours are chosen; a group's score is the sum of its
+    `group_best` best. The weights are multiplied by `factor`.
+    """
+
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    bias: bool = False
+    product_bias: bool = False
+    groups: int = 1
+    kept_groups: int = 1
+    group_best: int = 1
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertConfig:
     """A mixture of experts: each row goes through `per_token` of `count` gated MLPs of `intermediate_size`.
 
     `normalize`: the chosen experts' weights are divided by their sum. Layers in `dense_layers` have one MLP instead.
+    With `clamp` (its sharpness and its limit) experts have biases and a clamped activation.
     """
 
     count: int
@@ -52,6 +73,33 @@ class ExpertConfig:
     normalize: bool
     dense_layers: tuple[int, ...] = ()
     shared: SharedExpertConfig | None = None
+    routing: RoutingConfig = RoutingConfig()
+    clamp: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LatentConfig:
+    """Multi-head latent attention (DeepSeek-AI, 2024): the keys and values of all heads are products of one latent
+    vector of `rank` numbers for each position.
+
+    A head's key has `key_dim` numbers made from the latent and `rotary_dim` rotated ones, which all heads share; its
+    value has `value_dim`. Queries are products of `query_rank` numbers, or with None of the hidden state.
+    """
+
+    rank: int
+    query_rank: int | None
+    key_dim: int
+    rotary_dim: int
+    value_dim: int
+
+    @property
+    def query_dim(self) -> int:
+        return self.key_dim + self.rotary_dim
+
+    @property
+    def stored_dim(self) -> int:
+        """The numbers of a position that are stored: the latent and the rotated part of the keys."""
+        return self.rank + self.rotary_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +110,13 @@ class ModelConfig:
     empty means all of them everywhere. `local_rope_theta` is the base of layers with a window if it differs;
     `rope_scaling` does not apply to those. `query_scalar`: scores are divided by its square root (None: by that of
     `head_dim`). `qkv_bias` and `output_bias`: the attention's projections in and out have biases.
+
+    With `latent`, there is one KV head, and `head_dim` is what it stores for a position (decision 054). Rotary
+    positions turn `rotary_dim` dimensions of a head (None: all): those of its halves together, or `interleaved` ones.
+
+    `sinks`: each head has a score that belongs to no key. `head_norms`: queries and keys are normed where the
+    architecture leaves that open. With a `weight_block`, weights are floats of 8 or 4 bits, and so many outputs and
+    inputs share a scale.
     """
 
     architecture: str
@@ -86,6 +141,22 @@ class ModelConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     experts: ExpertConfig | None = None
+    latent: LatentConfig | None = None
+    rotary_dim: int | None = None
+    interleaved: bool = False
+    weight_block: tuple[int, int] | None = None
+    head_norms: bool = False
+    sinks: bool = False
+
+    @property
+    def rotated(self) -> int:
+        """The number of dimensions of a head that are rotated."""
+        return self.rotary_dim or self.head_dim
+
+    @property
+    def kv_planes(self) -> int:
+        """The number of tensors of KV heads that a layer stores: keys and values, or one latent."""
+        return 2 if self.latent is None else 1
 
     @property
     def query_scale(self) -> float:
@@ -109,3 +180,13 @@ class ModelConfig:
     def fingerprint(self) -> str:
         """A hash that is equal for equal configurations. The loader adds the identity of the weights."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLayerForm:
+    """The differences between the kinds of such layers. With `normed`, embedding and state are normed before they are
+    joined. `bias`: their product has one. Its layer has no norms of the names `without_norms`."""
+
+    normed: bool
+    bias: bool = False
+    without_norms: frozenset[str] = frozenset()

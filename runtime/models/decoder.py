@@ -5,7 +5,8 @@ The residual stream and the logits are float32 for every type of weights.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from pontil.runtime.models.blocks import Block
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.fused_block import FusedBlock, FusedStack
 from pontil.runtime.models.hidden_states import HiddenStates
-from pontil.runtime.models.norm import Norm
+from pontil.runtime.models.norm import Norm, Unnormed
 from pontil.runtime.models.partition import Partition, by_vocabulary
 from pontil.runtime.models.rotary import global_rotary, local_rotary
 from pontil.runtime.models.weights import Weights, rows
@@ -29,17 +30,26 @@ HEAD_ROWS = 1 << 16
 the memory of a copy."""
 
 
+@dataclass(frozen=True, slots=True)
+class SharedParts:
+    """The parts of another model that a decoder uses instead of its own, and its own norms that do not exist."""
+
+    embedding: Tensor
+    head: list[Product]
+    without_norms: Set[str] = frozenset()
+
+
 class Decoder(ABC):
     """A Model. An architecture adds its blocks and its other peculiarities. Tensor names are Hugging Face's."""
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        self.config = config
+    def __init__(self, config: ModelConfig, weights: Weights, shared: SharedParts | None = None) -> None:
+        self.config, self.shared = config, shared
         self.dtype, self.device, self.kernels = weights.dtype, weights.device, weights.kernels
         self.communicator, self.partition = weights.communicator, weights.partition
-        self.embedding = self.take_embedding(weights)
+        self.embedding = shared.embedding if shared else self.take_embedding(weights)
         self.blocks = [self.block(index, weights) for index in range(config.num_layers)]
         self.norm = self.make_norm("model.norm", weights)
-        self.head = self.take_head(weights)
+        self.head = shared.head if shared else self.take_head(weights)
         self.global_rotary = global_rotary(config, weights)
         theta = config.local_rope_theta
         self.local_rotary = self.global_rotary if theta is None else local_rotary(config, theta, weights)
@@ -54,6 +64,8 @@ class Decoder(ABC):
         """Build the layer of that index."""
 
     def make_norm(self, name: str, weights: Weights) -> Norm:
+        if self.shared is not None and name in self.shared.without_norms:
+            return Unnormed()
         return Norm(weights, name, self.config.hidden_size, self.config.rms_norm_eps)
 
     def fuse(self, block: Block, library: KernelLibrary) -> FusedBlock:

@@ -25,8 +25,11 @@ class EmbeddingModel(Protocol):
 class CausalAttention:
     """A PagedAttention of one whole sequence, which needs no pages: nothing is read again later."""
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
-        return attend_within(q, k, v, scale=scale, causal=True, window=window)
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, scale: float, window: int | None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        return attend_within(q, k, k if v is None else v, scale=scale, causal=True, window=window, sinks=sinks)
 
 
 class DecoderEmbedding:

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A mixture of experts (Shazeer et al., 2017) in the place of a layer's MLP."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pontil.gpu_ops.activation import clamped_swiglu, silu_and_mul
 from pontil.gpu_ops.batch_invariance import GENERATED_ROWS
 from pontil.gpu_ops.elementwise import apply
 from pontil.gpu_ops.kernels.linear import Product
 from pontil.runtime.models.config import ExpertConfig, SharedExpertConfig
-from pontil.runtime.models.mlp import GatedMlp
+from pontil.runtime.models.mlp import GatedActivation, GatedMlp
 from pontil.runtime.models.partition import whole
+from pontil.runtime.models.routing import choose_experts
 from pontil.runtime.models.weights import Weights
 
 
@@ -48,16 +52,25 @@ class Experts:
 
     def __init__(self, config: ExpertConfig, hidden: int, prefix: str, weights: Weights) -> None:
         self.config = config
-        self.router = weights.product(weights.take(prefix + "gate.weight", config.count, hidden, dtype=torch.float32))
+        router = weights.take(prefix + "gate.weight", config.count, hidden, dtype=torch.float32)
+        bias = None
+        if config.routing.product_bias:
+            bias = weights.take(prefix + "gate.bias", config.count, dtype=torch.float32)
+        self.router = weights.product(router, bias)
+        self.bias: Tensor | None = None
+        if config.routing.bias:
+            self.bias = weights.take(prefix + "gate.e_score_correction_bias", config.count, dtype=torch.float32)
         self.own, self.communicator = weights.partition.experts(config.count), weights.communicator
         self.experts: list[GatedMlp] = []
         for number in range(config.count):
             name, inner = f"{prefix}experts.{number}.", config.intermediate_size
             if number in self.own:
-                self.experts.append(GatedMlp(weights, name, hidden, inner, cut=whole))
+                biased = config.clamp is not None
+                made = GatedMlp(weights, name, hidden, inner, activation_of(config), whole, biased)
+                self.experts.append(made)
                 continue
             for part, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
-                weights.skip(f"{name}{part}_proj", *shape)
+                weights.skip(f"{name}{part}_proj", *shape, bias=config.clamp is not None)
         self.shared = None if config.shared is None else SharedExpert(config.shared, hidden, prefix, weights)
 
     @property
@@ -76,10 +89,7 @@ class Experts:
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Ratings float32 and numbers int64 of each row's experts, both [rows, per_token], highest first."""
-        ratings, chosen = self.router(x.float()).softmax(-1).topk(self.config.per_token, dim=-1)
-        if self.config.normalize:
-            ratings = ratings / ratings.sum(-1, keepdim=True)
-        return ratings, chosen
+        return choose_experts(self.router(x.float()), self.config, self.bias)
 
     def results(self, x: Tensor, chosen: Tensor) -> Tensor:
         """The results of each row's experts, float32 [rows, per_token, hidden_size]."""
@@ -95,3 +105,10 @@ class Experts:
                     results[part] = expert(tile)[: len(part)].float()
         owners = chosen.view(-1) // len(self.own)
         return self.communicator.choose_rows(results, owners).view(*chosen.shape, -1)
+
+
+def activation_of(config: ExpertConfig) -> GatedActivation:
+    if config.clamp is None:
+        return silu_and_mul
+    alpha, limit = config.clamp
+    return partial(clamped_swiglu, alpha=alpha, limit=limit)

@@ -25,6 +25,10 @@ MOST_ROWS = 512
 
 def kernels_fit(config: ModelConfig, dtype: torch.dtype, ranks: int = 1) -> bool:
     """Return whether the kernels can compute every layer of this model, divided over so many ranks."""
+    if config.weight_block is not None or config.latent is not None or config.sinks:
+        return False
+    if config.rotated != config.head_dim or config.interleaved:
+        return False
     inner = config.experts.intermediate_size if config.experts else config.intermediate_size
     sizes = (config.hidden_size, *config.mlp_sizes)
     parts = (size // ranks for size in sizes)
@@ -49,6 +53,7 @@ class FusedBlock:
     def __init__(self, block: Block, library: KernelLibrary, config: ModelConfig, angles: Angles) -> None:
         self.block = block
         after = (None, None) if block.after is None else block.after
+        assert isinstance(block.attention, Attention)
         self.attention = fused_attention(block.attention, library, config, angles, (block.before[0], after[0]))
         self.mlp = None
         if isinstance(block.feed_forward, GatedMlp):

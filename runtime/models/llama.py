@@ -2,7 +2,7 @@
 """Llama (Touvron et al., 2023): pre-norm blocks of grouped-query attention with rotary positions and a gated MLP."""
 
 from pontil.runtime.models.attention import Attention
-from pontil.runtime.models.blocks import Block, FeedForward
+from pontil.runtime.models.blocks import Block, FeedForward, SelfAttention
 from pontil.runtime.models.decoder import Decoder
 from pontil.runtime.models.mlp import GatedMlp
 from pontil.runtime.models.weights import Weights
@@ -17,7 +17,7 @@ class Llama(Decoder):
         attention, feed_forward = self.attention(index, weights), self.feed_forward(index, weights)
         return Block(self.dtype, attention, feed_forward, before=(before[0], before[1]))
 
-    def attention(self, index: int, weights: Weights) -> Attention:
+    def attention(self, index: int, weights: Weights) -> SelfAttention:
         return Attention(self.config, index, weights)
 
     def feed_forward(self, index: int, weights: Weights) -> FeedForward:

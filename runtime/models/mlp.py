@@ -22,10 +22,10 @@ class GatedMlp:
 
     def __init__(
         self, weights: Weights, prefix: str, hidden: int, inner: int, activation: GatedActivation = silu_and_mul,
-        cut: Cut = by_columns,
+        cut: Cut = by_columns, bias: bool = False,
     ) -> None:  # fmt: skip
-        self.gate_up = weights.gate_and_up(hidden, prefix + "gate_proj", prefix + "up_proj", inner, cut)
-        self.down = weights.linear(inner, (prefix + "down_proj", hidden), cut=cut)
+        self.gate_up = weights.gate_and_up(hidden, prefix + "gate_proj", prefix + "up_proj", inner, cut, bias)
+        self.down = weights.linear(inner, (prefix + "down_proj", hidden), bias=bias, cut=cut)
         self.exchange = SingleRank().gather_columns if cut is whole else weights.communicator.gather_columns
         self.activation = activation
         self.half = None

@@ -18,3 +18,13 @@ class Norm:
 
     def __call__(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         return rms_norm(x, self.weight, self.eps, dtype)
+
+
+class Unnormed(Norm):
+    """A norm that an architecture leaves out: it changes the type only."""
+
+    def __init__(self) -> None:
+        self.eps = 0.0
+
+    def __call__(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        return x.to(dtype)

@@ -82,6 +82,8 @@ def check_division(config: ModelConfig, ranks: int) -> None:
 def obstacle(config: ModelConfig, ranks: int) -> str | None:
     """Return why the model cannot be divided over so many ranks, or None."""
     heads, kv_heads = config.num_heads, config.num_kv_heads
+    if ranks == 1:
+        return None
     if heads % ranks:
         return f"it has {heads} query heads"
     if kv_heads % ranks and ranks % kv_heads:

@@ -1,16 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Qwen3's mixtures of experts (Yang et al., 2025): Qwen3 with experts in the place of most or all MLPs."""
 
-from pontil.runtime.models.blocks import FeedForward
-from pontil.runtime.models.experts import Experts
 from pontil.runtime.models.qwen3 import Qwen3
-from pontil.runtime.models.weights import Weights
+from pontil.runtime.models.sparse_llama import SparseLlama
 
 
-class Qwen3Moe(Qwen3):
-    """`config.experts` gives the number of experts, and the layers that stay dense."""
-
-    def feed_forward(self, index: int, weights: Weights) -> FeedForward:
-        if self.config.experts is None or not self.config.is_sparse(index):
-            return super().feed_forward(index, weights)
-        return Experts(self.config.experts, self.config.hidden_size, f"model.layers.{index}.mlp.", weights)
+class Qwen3Moe(SparseLlama, Qwen3):
+    """Qwen3's attention."""

@@ -5,8 +5,9 @@ from importlib import import_module
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.models.architectures import ARCHITECTURES
-from pontil.runtime.models.config import ModelConfig
-from pontil.runtime.models.decoder import Decoder
+from pontil.runtime.models.config import DraftLayerForm, ModelConfig
+from pontil.runtime.models.decoder import Decoder, SharedParts
+from pontil.runtime.models.draft_layer import DraftLayer, StateJoin
 from pontil.runtime.models.fused_block import kernels_fit
 from pontil.runtime.models.model import Model
 from pontil.runtime.models.weights import Weights
@@ -21,6 +22,14 @@ def build_model(config: ModelConfig, weights: Weights) -> Model:
     if weights.kernels is not None and not kernels_fit(config, weights.dtype, weights.partition.size):
         raise ModelError(f"the kernels cannot compute this model in {weights.dtype}: use --kernels torch")
     return decoder_class(row.target)(config, weights)
+
+
+def build_draft_layer(config: ModelConfig, weights: Weights, target: Model, form: DraftLayerForm) -> DraftLayer:
+    """Build the layer that guesses for a target of the same sizes, by torch's operations. Raises ModelError."""
+    assert isinstance(target, Decoder)
+    join = StateJoin(config, weights, form)
+    shared = SharedParts(target.embedding, target.head, form.without_norms)
+    return DraftLayer(decoder_class(ARCHITECTURES[config.architecture].target)(config, weights, shared), join)
 
 
 def decoder_class(target: str) -> type[Decoder]:

@@ -22,14 +22,14 @@ class Rotary:
         self.cos, self.sin = cos.to(device), sin.to(device)
 
     def __call__(self, positions: Tensor) -> Angles:
-        """Cosines and sines, each float32 [rows, head_dim / 2], of int64 positions [rows]."""
+        """Cosines and sines, each float32 [rows, rotated / 2], of int64 positions [rows]."""
         return self.cos[positions], self.sin[positions]
 
 
 def global_rotary(config: ModelConfig, weights: Weights) -> Rotary:
     """Angles of layers that see every position: the frequencies are scaled as the configuration says."""
     scaling = config.rope_scaling
-    frequencies = rotary_frequencies(config.head_dim, config.rope_theta)
+    frequencies = rotary_frequencies(config.rotated, config.rope_theta)
     if scaling is not None:
         frequencies = scaled(frequencies, scaling, config, weights)
     return Rotary(frequencies, config.max_model_len, scaling.attention_factor if scaling else 1.0, weights.device)
@@ -37,7 +37,7 @@ def global_rotary(config: ModelConfig, weights: Weights) -> Rotary:
 
 def local_rotary(config: ModelConfig, theta: float, weights: Weights) -> Rotary:
     """Angles of layers with a window that have a rotary base of their own, never scaled."""
-    return Rotary(rotary_frequencies(config.head_dim, theta), config.max_model_len, 1.0, weights.device)
+    return Rotary(rotary_frequencies(config.rotated, theta), config.max_model_len, 1.0, weights.device)
 
 
 def scaled(frequencies: Tensor, scaling: RopeScaling, config: ModelConfig, weights: Weights) -> Tensor:
@@ -66,12 +66,12 @@ def stretched_by_turns(frequencies: Tensor, scaling: RopeScaling, config: ModelC
     def dimension(turns: float) -> float:
         """The pair of dimensions that makes so many turns in the original context."""
         waves = scaling.original_max_len / (turns * 2 * math.pi)
-        return config.head_dim * math.log(waves) / (2 * math.log(config.rope_theta))
+        return config.rotated * math.log(waves) / (2 * math.log(config.rope_theta))
 
     low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, config.head_dim - 1)
+    low, high = max(low, 0), min(high, config.rotated - 1)
     pairs = torch.arange(len(frequencies), dtype=torch.float32)
     kept = 1 - (pairs - low) / max(high - low, 0.001)
     return mixed(frequencies, frequencies / scaling.factor, kept)

@@ -12,8 +12,11 @@ from pontil.gpu_ops.kernels.linear import PackedLinear, Product
 from pontil.gpu_ops.kernels.matrix import Matrix, alternate, stack
 from pontil.gpu_ops.kernels.quantized import QuantizedWeights, per_channel
 from pontil.gpu_ops.linear import Linear
+from pontil.gpu_ops.scaled_weights import FP4_GROUP, Fp4Weights, PackedWeights, ScaledLinear, ScaledWeights, stacked
 from pontil.runtime.errors import ModelError
 from pontil.runtime.models.partition import Cut, Partition, by_columns, whole
+
+Weight = Tensor | QuantizedWeights | PackedWeights
 
 
 class Weights:
@@ -24,7 +27,8 @@ class Weights:
     come in the order in which the model takes them, so that the model is never in memory twice.
 
     With `kernels`, products are laid out for these; the model they are for must fit them. `int8` rounds their weights
-    to signed bytes. A rank of `communicator` keeps its part of a product, which the product's `cut` says.
+    to signed bytes. A rank of `communicator` keeps its part of a product, which the product's `cut` says. Floats of 8
+    or 4 bits stay so; they have a scale for each `block` of outputs and inputs.
     """
 
     def __init__(
@@ -35,6 +39,7 @@ class Weights:
         kernels: KernelLibrary | None = None,
         int8: bool = False,
         communicator: Communicator | None = None,
+        block: tuple[int, int] | None = None,
     ) -> None:
         self.source = iter(tensors)
         self.left: dict[str, Tensor] = {}
@@ -42,6 +47,7 @@ class Weights:
         self.dtype = dtype
         self.kernels = kernels
         self.int8 = int8
+        self.block = block
         self.missing: list[str] = []
         self.communicator = communicator or SingleRank()
         self.partition = Partition(self.communicator.rank, self.communicator.size)
@@ -56,6 +62,8 @@ class Weights:
             return torch.zeros(shape)
         if tensor.shape != shape:
             raise wrong_shape(name, tensor.shape, shape)
+        if tensor.dtype == torch.float8_e4m3fn:
+            raise ModelError(f"the tensor {name} has floats of 8 bits: this version reads them in products only")
         return tensor.to(device=self.device, dtype=dtype or self.dtype)
 
     def linear(self, inputs: int, *parts: tuple[str, int], bias: bool = False, cut: Cut = whole) -> Product:
@@ -64,19 +72,40 @@ class Weights:
 
         A part's tensors are `name.weight` and, where there are biases, `name.bias`.
         """
-        weight = stack(*(self.weight(f"{name}.weight", outputs, inputs, cut) for name, outputs in parts))
+        weight = self.join([self.weight(f"{name}.weight", outputs, inputs, cut) for name, outputs in parts])
         biases = [self.part(self.take(f"{name}.bias", outputs), cut) for name, outputs in parts if bias]
         return self.product(weight, torch.cat(biases) if biases else None)
 
-    def gate_and_up(self, inputs: int, gate: str, up: str, outputs: int, cut: Cut = by_columns) -> Product:
+    def gate_and_up(
+        self, inputs: int, gate: str, up: str, outputs: int, cut: Cut = by_columns, bias: bool = False
+    ) -> Product:
         """Gates and ups in one product: side by side, or in the kernels' layout."""
         if self.kernels is None:
-            return self.linear(inputs, (gate, outputs), (up, outputs), cut=cut)
+            return self.linear(inputs, (gate, outputs), (up, outputs), bias=bias, cut=cut)
         gates, ups = (self.weight(f"{name}.weight", outputs, inputs, cut) for name in (gate, up))
+        assert not bias and not isinstance(gates, PackedWeights) and not isinstance(ups, PackedWeights)
         return self.product(alternate(gates, ups))
 
-    def weight(self, name: str, outputs: int, inputs: int, cut: Cut) -> Tensor | QuantizedWeights:
+    def join(self, parts: list[Weight]) -> Weight:
+        """One weight with the outputs of all parts."""
+        scaled = [part for part in parts if isinstance(part, PackedWeights)]
+        whole = stacked(scaled) if len(scaled) == len(parts) else None
+        if whole is not None:
+            return whole
+        return stack(*(part.dense(self.dtype) if isinstance(part, PackedWeights) else part for part in parts))
+
+    def dense(self, name: str, outputs: int, inputs: int, cut: Cut) -> Tensor:
+        """This rank's outputs of a weight that is not used as one product, in the type of the weights."""
+        weight = self.weight(f"{name}.weight", outputs, inputs, cut)
+        if isinstance(weight, PackedWeights):
+            return weight.dense(self.dtype)
+        return weight if isinstance(weight, Tensor) else weight.dense().to(self.dtype)
+
+    def weight(self, name: str, outputs: int, inputs: int, cut: Cut) -> Weight:
         """This rank's outputs of a product's weight, quantized if the checkpoint holds it so or `int8` asks for it."""
+        packed = self.packed(name, outputs, inputs)
+        if packed is not None:
+            return packed.rows(cut(self.partition, outputs))
         levels = self.levels(name, outputs, inputs)
         if levels is None:
             return self.rounded(self.part(self.take(name, outputs, inputs), cut))
@@ -87,10 +116,32 @@ class Weights:
         own = cut(self.partition, len(tensor))
         return tensor if len(own) == len(tensor) else tensor[own.start : own.stop].clone()
 
-    def skip(self, name: str, outputs: int, inputs: int) -> None:
+    def skip(self, name: str, outputs: int, inputs: int, bias: bool = False) -> None:
         """Pass over a product's weight that other ranks have."""
-        if self.levels(f"{name}.weight", outputs, inputs) is None:
-            self.take(f"{name}.weight", outputs, inputs)
+        if bias:
+            self.take(f"{name}.bias", outputs)
+        name, shape = f"{name}.weight", (outputs, inputs)
+        if self.packed(name, *shape) is None and self.levels(name, *shape) is None:
+            self.take(name, *shape)
+
+    def packed(self, name: str, outputs: int, inputs: int) -> PackedWeights | None:
+        """Return the checkpoint's own floats of 8 or 4 bits with their scales."""
+        if self.block is None:
+            return None
+        fours = f"{name}_blocks"
+        self.read_on(name, fours)
+        if fours in self.left:
+            groups = inputs // FP4_GROUP
+            numbers = self.take(fours, outputs, groups, FP4_GROUP // 2, dtype=torch.uint8)
+            return Fp4Weights(numbers, self.take(f"{name}_scales", outputs, groups, dtype=torch.uint8))
+        if name not in self.left or self.left[name].dtype != torch.float8_e4m3fn:
+            return None
+        if self.left[name].shape != (outputs, inputs):
+            raise wrong_shape(name, self.left[name].shape, (outputs, inputs))
+        numbers = self.left.pop(name).to(self.device)
+        blocks = (-(-outputs // self.block[0]), -(-inputs // self.block[1]))
+        scales = self.take(f"{name}_scale_inv", *blocks, dtype=torch.float32)
+        return ScaledWeights.of_blocks(numbers, scales, self.block)
 
     def levels(self, name: str, outputs: int, inputs: int) -> QuantizedWeights | None:
         """Return the checkpoint's own quantized numbers, with their scales and offsets."""
@@ -106,7 +157,9 @@ class Weights:
     def rounded(self, weight: Tensor) -> Tensor | QuantizedWeights:
         return per_channel(weight) if self.int8 else weight
 
-    def product(self, weight: Tensor | QuantizedWeights, bias: Tensor | None = None) -> Product:
+    def product(self, weight: Weight, bias: Tensor | None = None) -> Product:
+        if isinstance(weight, PackedWeights):
+            return ScaledLinear(weight, self.dtype, self.device, bias)
         if self.kernels is not None:
             return PackedLinear(self.kernels, Matrix(weight, bias))
         assert isinstance(weight, Tensor)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.config import read_config
+from pontil.runtime.loaders.draft_layers import find_draft_layer
+from pontil.runtime.loaders.hf_quantization import FP4_GROUP
 from pontil.runtime.loaders.layout import ROPE_FACTORS, tensor_shapes
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.partition import check_division
@@ -21,14 +23,14 @@ from pontil.runtime.probe.host_memory import NO_LIMIT, FreeMemory, gibibytes, ho
 
 CPU = "cpu"
 # Parts of the names of tensors that every rank of a worker holds whole, and of those with a row for each KV head.
-WHOLE = ("embed_tokens", "norm", "mlp.gate.weight", ROPE_FACTORS)
+WHOLE = ("embed_tokens", "norm", "mlp.gate.", "q_a_proj", "kv_a_proj", ROPE_FACTORS)
 KV_HEADS = ("k_proj", "v_proj")
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryDemand:
     """The settings that all workers of a launch share, as in WorkerConfig; for each worker its ranks' devices; and
-    the free bytes of those GPUs where that is known."""
+    the free bytes of those GPUs where that is known. A worker that is `drafting` also has the draft model."""
 
     dtype: str
     kv_cache_dtype: str
@@ -38,6 +40,8 @@ class MemoryDemand:
     block_size: int
     workers: Sequence[Sequence[str]]
     gpu_memory: Mapping[str, int]
+    speculative_model: str | None = None
+    drafting: Sequence[bool] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +56,18 @@ class Footprint:
     def total(self) -> int:
         return self.weights + self.kv
 
+    def __add__(self, other: Footprint) -> Footprint:
+        return Footprint(self.weights + other.weights, self.kv + other.kv)
+
     @property
     def words(self) -> str:
         return f"{gibibytes(self.weights)} of weights and {gibibytes(self.kv)} of KV cache"
 
 
-def check_memory(path: Path, demand: MemoryDemand) -> None:
+def check_memory(path: Path, demand: MemoryDemand, draft: Path | None = None) -> None:
     """Raise ModelError when the model cannot be divided as it is planned, or when its weights and the KV cache of one
-    sequence do not fit the free memory, for all ranks on a device together."""
+    sequence do not fit the free memory, for all ranks on a device together, with the draft model where there is
+    one."""
     if not demand.workers:
         return
     config = read_config(path)
@@ -67,12 +75,25 @@ def check_memory(path: Path, demand: MemoryDemand) -> None:
     for size in sizes:
         check_division(config, size)
     parts = {size: footprint(path, config, demand, size) for size in sizes}
+    extra = Footprint(0, 0) if draft is None else draft_footprint(path, draft, demand)
     for device in dict.fromkeys(device for worker in demand.workers for device in worker):
         room = host_room() if device == CPU else FreeMemory(demand.gpu_memory.get(device, NO_LIMIT))
-        held = [parts[len(worker)] for worker in demand.workers for rank in worker if rank == device]
+        held = [
+            parts[len(worker)] + extra if guesses else parts[len(worker)]
+            for worker, guesses in zip(demand.workers, drafting(path, demand, draft), strict=True)
+            for rank in worker
+            if rank == device
+        ]
         if sum(one.total for one in held) > room.bytes:
             where = room.where if device == CPU else device
             raise ModelError(refusal(path, device, held, sizes, f"{where} has {gibibytes(room.bytes)} left"))
+
+
+def drafting(path: Path, demand: MemoryDemand, draft: Path | None) -> list[bool]:
+    """Return for each worker whether it has what guesses: a draft layer is also where prompts are computed."""
+    if draft is not None and find_draft_layer(path, draft) is not None:
+        return [len(worker) == 1 for worker in demand.workers]
+    return list(demand.drafting) or [False] * len(demand.workers)
 
 
 def memory_by_ranks(path: Path, demand: MemoryDemand) -> dict[int, str]:
@@ -81,6 +102,19 @@ def memory_by_ranks(path: Path, demand: MemoryDemand) -> dict[int, str]:
     check_memory(path, demand)
     config, sizes = read_config(path), sorted({len(worker) for worker in demand.workers})
     return {size: footprint(path, config, demand, size).words for size in sizes}
+
+
+def draft_footprint(target: Path, path: Path, demand: MemoryDemand) -> Footprint:
+    """Return what a draft model, or a draft layer, takes of a worker. A given size of the KV cache includes it."""
+    layer = find_draft_layer(target, path)
+    if layer is not None or (demand.quantization == "gguf" and path.suffix != ".gguf"):
+        demand = replace(demand, quantization="none")
+    made = footprint(path, read_config(path) if layer is None else layer.config, demand)
+    if layer is not None:
+        # The footprint of its configuration has an embedding and a head, which are the target's.
+        dtype = layer.config.dtype if demand.dtype == "auto" else demand.dtype
+        made = replace(made, weights=layer.count_weights() * (1 if layer.config.weight_block else DTYPE_BYTES[dtype]))
+    return made if demand.kv_cache_memory is None else replace(made, kv=0)
 
 
 def refusal(path: Path, device: str, held: Sequence[Footprint], sizes: Mapping[int, None], left: str) -> str:
@@ -106,7 +140,10 @@ def footprint(path: Path, config: ModelConfig, demand: MemoryDemand, ranks: int 
     if dtype not in DTYPE_BYTES:
         raise ModelError(f"--dtype {dtype} is not possible: choose one of {', '.join(DTYPE_BYTES)}")
     cells = choose_kv_dtype(demand.kv_cache_dtype, dtype)
-    layout = KVLayout(demand.block_size, config.num_layers, config.num_kv_heads, config.head_dim, cells, ranks=ranks)
+    layout = KVLayout(
+        demand.block_size, config.num_layers, config.num_kv_heads, config.head_dim, cells, ranks=ranks,
+        planes=config.kv_planes,
+    )  # fmt: skip
     # Without a requested length a sequence is as long as fits, so one block is enough. Block 0 is padding.
     blocks = layout.blocks_for(demand.max_model_len or 1) + 1
     kv = demand.kv_cache_memory or blocks * layout.block_bytes
@@ -117,7 +154,9 @@ def weight_bytes(path: Path, config: ModelConfig, demand: MemoryDemand, number_b
     if demand.quantization == "gguf":
         return path.stat().st_size // ranks
     numbers = sum(math.prod(shape) // divisor(name, config, ranks) for name, shape in tensor_shapes(config).items())
-    return numbers * (1 if demand.quantization == "int8" else number_bytes)
+    if config.weight_block == (1, FP4_GROUP):
+        return numbers // 2
+    return numbers * (1 if demand.quantization == "int8" or config.weight_block else number_bytes)
 
 
 def divisor(name: str, config: ModelConfig, ranks: int) -> int:

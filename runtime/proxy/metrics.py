@@ -10,6 +10,7 @@ from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.accounting.usage_log import UsageLog
 from pontil.runtime.foundation.connectors import CONNECTORS
+from pontil.runtime.proxy.draft_metrics import DraftMetrics
 from pontil.runtime.proxy.latencies import Latencies, exemplar_of
 from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.proxy.request import Request
@@ -84,12 +85,7 @@ class Metrics:
         self.handoffs = Counter("pontil_handoffs", "Handoffs from prefill to decode", ["result"], registry=registry)
         for result in RESULTS:
             self.handoffs.labels(result)
-        self.drafted = Counter(
-            "pontil_spec_decode_num_draft_tokens", "Tokens guessed and verified", ["worker"], registry=registry
-        )
-        self.accepted = Counter(
-            "pontil_spec_decode_num_accepted_tokens", "Guesses that were right", ["worker"], registry=registry
-        )
+        self.drafts = DraftMetrics(registry)
         self.plain = {
             "kv_transfer_bytes": counter("kv_transfer_bytes", "Bytes of KV blocks pulled"),
             "prefix_cache_queries": counter("prefix_cache_queries", "Prompt tokens looked up in a prefix cache"),
@@ -124,11 +120,11 @@ class Metrics:
 
     def add_worker_counters(self, worker: str, grown: Mapping[str, int]) -> None:
         """Add the growth of a worker's counters. Unknown names are ignored."""
-        own = {"draft_tokens": self.drafted.labels(worker), "accepted_draft_tokens": self.accepted.labels(worker)}
-        known = self.plain | own
         for name, difference in grown.items():
-            if name in known:
-                known[name].inc(difference)
+            if self.drafts.add(worker, name, difference):
+                continue
+            if name in self.plain:
+                self.plain[name].inc(difference)
             elif name.startswith(HANDOFFS) and name.removeprefix(HANDOFFS) in RESULTS:
                 self.handoffs.labels(name.removeprefix(HANDOFFS)).inc(difference)
             elif name.startswith(THREAD_FAILURES) and name.removeprefix(THREAD_FAILURES) in WORKER_THREADS:

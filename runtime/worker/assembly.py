@@ -17,9 +17,11 @@ from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.errors import ModelError
 from pontil.runtime.grammar.grammar import GrammarCompiler
 from pontil.runtime.models.config import ModelConfig
+from pontil.runtime.models.draft_layer import DraftLayer
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from pontil.runtime.worker.draft_loading import load_draft, make_drafter
 from pontil.runtime.worker.loading import load, memory_errors
 from pontil.runtime.worker.ranks.driver import Driver
 from pontil.runtime.worker.stage_loading import load_stage, state_layers
@@ -71,8 +73,11 @@ def assemble(config: WorkerConfig, report: Reporter) -> WorkerResources:
 def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> WorkerResources:
     loaded = load(config, report, driver.join)
     layout = loaded.layout
-    num_blocks = driver.agree(loaded.fingerprint, layout.fingerprint(), loaded.kernels, loaded.num_blocks)
-    model_config = fit(loaded.config, config, layout, num_blocks)
+    draft = load_draft(config, loaded, report)
+    room = loaded.num_blocks if draft is None else draft.shared_blocks(config, loaded)
+    num_blocks = driver.agree(loaded.fingerprint, layout.fingerprint(), loaded.kernels, room)
+    block_bytes = layout.block_bytes + (0 if draft is None else draft.layout.block_bytes)
+    model_config = fit(loaded.config, config, layout, num_blocks, block_bytes)
     storage = KVStorage(layout, num_blocks, loaded.model.device)
     driver.wait_for_pools()
     pool = BlockPool(num_blocks)
@@ -85,6 +90,10 @@ def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> Work
     maker = None if talker is None else talker.maker
     engine = Engine(ModelRunner(loaded.model, storage, driver, maker), scheduler)
     warm_up(engine)
+    if draft is not None:
+        # The steps above were slower than any later one, and no measure of the model.
+        scheduler.drafter = make_drafter(config, draft, loaded, num_blocks)
+        engine.runner.keeps_states = isinstance(draft.model, DraftLayer)
     tokenizer = load_tokenizer(config.model_path, config.cache_path)
     grammars = GrammarCompiler(tokenizer, model_config.vocab_size)
     return WorkerResources(
@@ -99,10 +108,11 @@ def interleaved(config: WorkerConfig) -> int | None:
     return config.max_interleaved_tokens or (CPU_INTERLEAVED_TOKENS if config.device == "cpu" else None)
 
 
-def fit(model: ModelConfig, config: WorkerConfig, layout: KVLayout, num_blocks: int) -> ModelConfig:
-    """Return the configuration with a context length that fits the pool. Block 0 is reserved as padding."""
+def fit(model: ModelConfig, config: WorkerConfig, layout: KVLayout, num_blocks: int, block_bytes: int) -> ModelConfig:
+    """Return the configuration with a context length that fits the pool. Block 0 is reserved as padding. `block_bytes`
+    are those of a block of each model that has a share of the memory."""
     tokens = (num_blocks - 1) * layout.block_size
-    needed = (layout.blocks_for(model.max_model_len) + 1) * layout.block_bytes
+    needed = (layout.blocks_for(model.max_model_len) + 1) * block_bytes
     if tokens < layout.block_size or (config.max_model_len and tokens < config.max_model_len):
         raise ModelError(
             f"the KV memory holds {max(0, tokens)} tokens, too few for one sequence: "

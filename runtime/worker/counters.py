@@ -38,6 +38,7 @@ class WorkerCounters:
             "prefix_cache_hits": scheduler.prefix.hit,
             "preemptions": scheduler.preemptions,
             "recomputed_tokens": scheduler.recomputed,
+            "drafts": engine.drafts.drafts,
             "draft_tokens": engine.drafted,
             "accepted_draft_tokens": engine.accepted,
             "generated_tokens": generated,
@@ -45,4 +46,5 @@ class WorkerCounters:
             "prompt_tokens_computed": computed,
             "prompt_tokens_computed_before": self.computed_before,
             "results_dropped": self.results_dropped,
+            **{f"accepted_draft_tokens_at_{place}": count for place, count in enumerate(engine.drafts.right_at)},
         }

@@ -10,6 +10,8 @@ import time
 from bisect import insort
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from pontil.runtime.config import DEADLINES, Deadlines
 from pontil.runtime.disaggregation.rank_connector import RankConnector
 from pontil.runtime.disaggregation.rank_pools import RankPools
@@ -35,6 +37,7 @@ from pontil.runtime.wire.outbox import PATIENCE
 from pontil.runtime.wire.sockets import Poller
 from pontil.runtime.worker.assembly import WorkerResources
 from pontil.runtime.worker.handoff_check import is_for, known_of
+from pontil.runtime.worker.hidden_row import handed_state
 from pontil.runtime.worker.peer_connection import HandshakeState, PeerConnection
 from pontil.runtime.worker.peer_connections import PeerConnections
 from pontil.runtime.worker.worker_request import PullOutcome, WorkerRequest
@@ -195,9 +198,17 @@ class DecodeSide:
         sequence.cached, sequence.admissions = handoff.cached_tokens, 1
         request.pulled = PullOutcome(transfer.bytes, transfer.seconds)
         resume_rows(sequence, handoff)
-        self.machine.engine.promote(sequence, handoff.computed, known_of(handoff, request))
+        known = known_of(handoff, request, self.hidden_of(handoff))
+        self.machine.engine.promote(sequence, handoff.computed, known)
         self.counts.complete += 1
         self.counts.bytes += transfer.bytes
+
+    def hidden_of(self, handoff: Handoff) -> Tensor | None:
+        """Return the state that came with a handoff, if this worker has a draft layer that goes on from it."""
+        runner = self.machine.engine.runner
+        if not runner.keeps_states:
+            return None
+        return handed_state(handoff, runner.model.config.hidden_size, runner.model.device)
 
     def go_on_without(self, transfer: ReceiveTransfer) -> None:
         """Handle a failed transfer: with the Handoff at hand the prompt is computed here, else the proxy is told."""

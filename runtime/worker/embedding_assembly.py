@@ -89,7 +89,8 @@ def load_decoder(config: WorkerConfig, device: torch.device, report: Reporter) -
     checkpoint = open_checkpoint(config.model_path)
     telling = partial(told, total=len(checkpoint.places), tell=report.progress)
     shape = checkpoint.config
-    model = DecoderEmbedding(build_model(shape, Weights(telling(checkpoint.tensors(DTYPE)), device, DTYPE)))
+    weights = Weights(telling(checkpoint.tensors(DTYPE)), device, DTYPE, block=shape.weight_block)
+    model = DecoderEmbedding(build_model(shape, weights))
     return LoadedModel(model, shape.vocab_size, shape.max_model_len, checkpoint.fingerprint, "last")
 
 

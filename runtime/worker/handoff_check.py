@@ -3,6 +3,8 @@
 
 import math
 
+from torch import Tensor
+
 from pontil.runtime.engine.logprobs import TokenLogprobs
 from pontil.runtime.engine.sequence import Known
 from pontil.runtime.wire.messages import Handoff
@@ -53,15 +55,15 @@ def are_logprobs(entries: list[list[float]]) -> bool:
     )
 
 
-def known_of(handoff: Handoff, request: WorkerRequest) -> list[Known]:
+def known_of(handoff: Handoff, request: WorkerRequest, hidden: Tensor | None = None) -> list[Known]:
     """Return the known tokens of each choice that continues: those delivered, else the first token from the handoff,
-    which was checked."""
-    return [known_of_choice(handoff, choice, delivered_of(request, choice)) for choice in handoff.choices]
+    which was checked. `hidden` is the state that came with it, if there is one."""
+    return [known_of_choice(handoff, choice, delivered_of(request, choice), hidden) for choice in handoff.choices]
 
 
-def known_of_choice(handoff: Handoff, choice: int, delivered: list[int]) -> Known:
+def known_of_choice(handoff: Handoff, choice: int, delivered: list[int], hidden: Tensor | None) -> Known:
     if delivered:
-        return Known(choice, delivered, len(delivered))
+        return Known(choice, delivered, len(delivered), hidden=hidden)
     logprobs = () if handoff.logprobs is None else (TokenLogprobs.from_wire(handoff.logprobs[choice]),)
     draft = () if handoff.draft_tokens is None else tuple(handoff.draft_tokens[choice])
-    return Known(choice, [handoff.first_tokens[choice]], logprobs=logprobs, draft=draft)
+    return Known(choice, [handoff.first_tokens[choice]], logprobs=logprobs, draft=draft, hidden=hidden)

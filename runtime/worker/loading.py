@@ -78,7 +78,7 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
     model = build_model(model_config, weights)
     layout = KVLayout(
         config.block_size, model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, cells,
-        packed=kernels is not None, rank=config.rank, ranks=config.ranks,
+        packed=kernels is not None, rank=config.rank, ranks=config.ranks, planes=model_config.kv_planes,
     )  # fmt: skip
     named = name_of_kernels(device, kernels)
     if config.quantization != "none":
@@ -132,8 +132,9 @@ def read_weights(
         raise ModelError(f"--quantization {wanted} is not known: choose none, int8 or gguf")
     if wanted == "none":
         return Weights(
-            telling(checkpoint.tensors(torch_dtype)), device, torch_dtype, kernels, communicator=communicator
-        )
+            telling(checkpoint.tensors(torch_dtype)), device, torch_dtype, kernels, communicator=communicator,
+            block=checkpoint.config.weight_block,
+        )  # fmt: skip
     if kernels is None or dtype != "bfloat16":
         raise ModelError(f"--quantization {wanted} needs a CPU's kernels and bfloat16: leave out --kernels and --dtype")
     if wanted == "int8":

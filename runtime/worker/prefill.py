@@ -15,6 +15,7 @@ from pontil.runtime.disaggregation.rank_pools import RankPools
 from pontil.runtime.disaggregation.sender import KVSender, PrefillResult, SendTransfer
 from pontil.runtime.disaggregation.states import SendEvent, SendState
 from pontil.runtime.engine.engine import Output
+from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequence import FinishReason, Sequence
 from pontil.runtime.transfer.connector import Connector
 from pontil.runtime.wire.compatibility import foreign, objection
@@ -35,6 +36,7 @@ from pontil.runtime.wire.messages import (
 from pontil.runtime.wire.outbox import PATIENCE, Outbox
 from pontil.runtime.wire.sockets import PeerServer
 from pontil.runtime.worker.assembly import WorkerResources
+from pontil.runtime.worker.hidden_row import digest_of, last_state
 from pontil.runtime.worker.peer_connection import WITHOUT_RANKS
 from pontil.runtime.worker.worker_request import WorkerRequest
 
@@ -202,7 +204,7 @@ class PrefillSide:
         if filled:
             # A block is hashed and sent whole: data that an earlier owner left after the prompt must not be sent.
             self.pools.clear_tail(sequence.blocks[-1], filled)
-        done = prefilled(job, going_on, now, self.machine.scheduler.speculative_tokens)
+        done = prefilled(job, going_on, now, self.machine.scheduler)
         del self.jobs[job.request.key]
         self.held[job.sent.transfer_id] = job.request
         self.kv_sender.hold(job.sent, sequence.blocks, done, now)
@@ -290,10 +292,12 @@ class PrefillSide:
         self.failed.append((request, reason))
 
 
-def prefilled(job: PrefillJob, going_on: list[Sequence], now: float, speculative_tokens: int) -> PrefillResult:
+def prefilled(job: PrefillJob, going_on: list[Sequence], now: float, scheduler: Scheduler) -> PrefillResult:
     """Return the result of a computed prompt, for the Handoff."""
     sequence, n = going_on[0], going_on[0].params.n
-    drafts = {first.sequence.choice: list(first.sequence.draft(speculative_tokens)) for first in job.firsts}
+    made = scheduler.drafter.hand_over(going_on, scheduler.speculative_tokens)
+    drafts = {one.choice: list(draft) for one, draft in zip(going_on, made, strict=True)}
+    hidden = last_state(sequence)
     tokens = {first.sequence.choice: first.sequence.output[0] for first in job.firsts}
     known = {first.sequence.choice: first.logprobs[0].to_wire() for first in job.firsts if first.logprobs}
     return PrefillResult(
@@ -307,4 +311,6 @@ def prefilled(job: PrefillJob, going_on: list[Sequence], now: float, speculative
         [drafts.get(choice, []) for choice in range(n)] if any(drafts.values()) else None,
         None if sequence.inputs is None else [sequence.inputs.frames[0]],
         None if sequence.inputs is None else sequence.inputs.next_index,
+        hidden,
+        None if hidden is None else digest_of(hidden),
     )

@@ -28,7 +28,8 @@ def load_talker_decoder(
     """Load the model that draws the first code of each frame. Raises ModelError."""
     config = read_talker_config(path)
     tensors = talker_checkpoint(path, config).tensors(dtype)
-    return build_model(config.decoder, Weights(tensors, device, dtype, kernels))
+    block = config.decoder.weight_block
+    return build_model(config.decoder, Weights(tensors, device, dtype, kernels, block=block))
 
 
 def load_talker(path: Path, decoder: Model) -> Talker:

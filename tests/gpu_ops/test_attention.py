@@ -7,8 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.attention import KEY_CHUNK, KEY_STRIP, GeneratedAttention, PromptAttention, PromptSpan
+from pontil.gpu_ops.attention import (
+    KEY_CHUNK,
+    KEY_STRIP,
+    MOST_HEADS,
+    GeneratedAttention,
+    PromptAttention,
+    PromptSpan,
+)
 from pontil.gpu_ops.kv_cells import LARGEST, decode, encode
+from pontil.gpu_ops.sequence_attention import attend_within
 
 BLOCK = 16
 KV_HEADS, GROUP = 2, 3
@@ -138,3 +146,25 @@ def test_cells_of_8_bits_are_read_as_they_are_stored(cells: torch.dtype) -> None
     together = generated(text, positions, window)
     torch.testing.assert_close(together.double(), expected[positions], atol=2e-5, rtol=0)
     assert torch.equal(torch.cat([generated(text, [one], window) for one in positions]), together)
+
+
+def test_many_heads_of_one_kv_head_and_a_single_plane() -> None:
+    """Latent attention has this form. There are more heads than are computed at a time, and sinks."""
+    generator = torch.Generator().manual_seed(8)
+    heads, dim, length = MOST_HEADS + 4, 40, 150
+    q, k = (torch.randn(length, count, dim, generator=generator) for count in (heads, 1))
+    sinks = torch.randn(heads, generator=generator)
+    blocks = list(range(1, -(-length // BLOCK) + 1))
+    pool = torch.randn(len(blocks) + 1, 1, 1, 1, BLOCK, dim, generator=generator) * 9
+    positions = torch.arange(length)
+    places = (torch.tensor(blocks)[positions // BLOCK], positions % BLOCK)
+    attend = PromptAttention(pool, *places, [PromptSpan(0, 0, length, table(blocks, length, KEY_CHUNK))])
+    made = attend(0, q, k, None, scale=SCALE, window=None, sinks=sinks)
+    expected = attend_within(q, k, k, scale=SCALE, causal=True, sinks=sinks)
+    torch.testing.assert_close(made, expected, atol=2e-5, rtol=0)
+    last = slice(length - 1, length)
+    one = GeneratedAttention(
+        pool, places[0][last], places[1][last], table(blocks, length, KEY_STRIP).unsqueeze(0), torch.tensor([length])
+    )
+    alone = one(0, q[last], k[last], None, scale=SCALE, window=None, sinks=sinks)
+    torch.testing.assert_close(alone, expected[last], atol=2e-5, rtol=0)

@@ -194,7 +194,7 @@ def labels_of(made: ScriptedSite) -> dict[str, set[str]]:
 
 def test_the_page_has_every_series(fresh: ScriptedSite) -> None:
     for worker in fresh.pair(script=pulling):
-        worker.counters = {"draft_tokens": 2, "accepted_draft_tokens": 1}
+        worker.counters = {"drafts": 1, "draft_tokens": 2, "accepted_draft_tokens": 1, "accepted_draft_tokens_at_0": 1}
     assert fresh.complete("hi", max_tokens=4).status == 200
     proxy = {"name": "proxy", "role": "proxy", "pid": 0, "state": "ready", "device": "cpu", "rss_bytes": 1}
     fresh.proxy.registry.show([proxy])
@@ -226,5 +226,5 @@ def test_names_are_the_ones_dashboards_know(pair: ScriptedSite) -> None:
         inter_token_latency_seconds request_time_per_output_token_seconds e2e_request_latency_seconds
         request_queue_time_seconds request_inference_time_seconds request_prefill_time_seconds
         request_decode_time_seconds request_prompt_tokens request_generation_tokens spec_decode_num_draft_tokens
-        spec_decode_num_accepted_tokens"""
+        spec_decode_num_accepted_tokens spec_decode_num_drafts spec_decode_num_accepted_tokens_per_pos"""
     assert {f"pontil_{name}" for name in known.split()} <= labels_of(pair).keys()

@@ -127,11 +127,11 @@ BROKEN: dict[str, tuple[Break, tuple[str, ...], str]] = {
 }  # fmt: skip
 
 
-def refused(model: Path, *flags: str) -> str:
+def refused(model: Path, *flags: str, code: int = 1) -> str:
     """Return the sentence with which a launch of this model ends."""
     done = app("launch", "--model", str(model), *flags)
     *before, sentence = done.stderr.splitlines()
-    assert done.returncode == 1 and sentence.startswith("Error: "), done.stderr
+    assert done.returncode == code and sentence.startswith("Error: "), done.stderr
     assert "Traceback" not in done.stderr and not any("starting it again" in line for line in before)
     return sentence
 
@@ -184,3 +184,31 @@ def test_a_gguf_model_that_is_whole_is_read(tmp_path: Path) -> None:
     """The unbroken model of the table above works."""
     path = as_gguf()(tmp_path / "tiny")
     assert len(read_header(path).tensors) == 21
+
+
+def with_other_tokens(model: Path) -> Path:
+    path = model / "tokenizer.json"
+    path.write_text(path.read_text().replace('"!":', '"!!":'))
+    return model
+
+
+# Breaks of a draft model, and the reason why it cannot guess.
+UNSUITED: dict[str, tuple[Break, str]] = {
+    "a larger one": (with_config(num_hidden_layers=3), "is larger"),
+    "one with other tokens": (with_other_tokens, "has another tokenizer than"),
+    "none at all": (lambda model: model / "none", "--speculative-model: the model"),
+    "garbled configuration": (cut("config.json", 30), "--speculative-model cannot be used"),
+    "no MTP layer": (lambda model: Path("mtp"), "needs a checkpoint with an MTP layer, and tiny has none"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "a larger one" else [pytest.mark.long]) for name in UNSUITED]
+)
+def test_a_draft_model_that_cannot_guess_is_refused_before_weights_are_read(tmp_path: Path, name: str) -> None:
+    breaks, says = UNSUITED[name]
+    write_tiny_llama(tmp_path / "tiny")
+    write_tiny_llama(tmp_path / "draft")
+    draft = str(breaks(tmp_path / "draft"))
+    sentence = refused(tmp_path / "tiny", "--port", "0", "--role", "mixed", "--speculative-model", draft, code=2)
+    assert says in sentence

@@ -148,6 +148,16 @@ def test_the_answers_are_those_of_one_worker(pair: Served, mixed: dict[str, dict
         assert found[name] == mixed[name], name
 
 
+@pytest.mark.long
+def test_the_answers_are_those_with_a_draft_model(tmp_path: Path, mixed: dict[str, dict[str, Any]]) -> None:  # B1, C16
+    """The model itself guesses: always right, and never worth its cost, so what is seen are the tries."""
+    with launched(tmp_path, "--speculative-model", "smollm2-135m-instruct", "--speculative-tokens", "4") as served:
+        found = answers(served)
+        assert served.metric('pontil_spec_decode_num_accepted_tokens_total{worker="decode:0"}') > 0
+    for name in PROMPTS:
+        assert found[name] == mixed[name], name
+
+
 @pytest.mark.parametrize("name", PROMPTS)
 def test_usage_is_the_number_of_token_ids(mixed: dict[str, dict[str, Any]], name: str) -> None:  # A8
     answer, (prompt, options) = mixed[name], PROMPTS[name]

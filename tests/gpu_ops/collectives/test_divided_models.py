@@ -9,6 +9,7 @@ import rank_calls
 import rank_models
 import torch
 from architectures import SIZES, VOCAB, hugging_model
+from fp8_directory import write_fp8
 from rank_processes import RankProcesses
 from tiny_omni import write_tiny_omni
 
@@ -28,12 +29,29 @@ ARCHITECTURES = {
     "qwen3_moe": EVEN | {"num_key_value_heads": 2},
     "gemma3_text": EVEN | {"num_key_value_heads": 1, "num_hidden_layers": 3},
 }
+# Models that only torch's operations compute.
+WITHOUT_KERNELS = {
+    "deepseek_v3": EVEN | {"n_routed_experts": 8},
+    "deepseek_v3-fp8": EVEN | {"n_routed_experts": 8},
+    "gpt_oss": EVEN,
+}
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp(request.param)
     hugging_model(request.param, ARCHITECTURES[request.param]).save_pretrained(made)
+    return made
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES | WITHOUT_KERNELS)
+def torch_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp(request.param)
+    model = hugging_model(request.param.removesuffix("-fp8"), (ARCHITECTURES | WITHOUT_KERNELS)[request.param])
+    if request.param.endswith("-fp8"):
+        write_fp8(model, made)
+    else:
+        model.save_pretrained(made)
     return made
 
 
@@ -55,13 +73,13 @@ def test_kernels_give_the_bits_of_one_process(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_torch_gives_the_bits_of_one_process(
-    processes: RankProcesses, path: Path, tmp_path: Path, dtype: torch.dtype
+    processes: RankProcesses, torch_path: Path, tmp_path: Path, dtype: torch.dtype
 ) -> None:
     """Without kernels, over gloo."""
     (descriptor,) = processes.call([0], rank_calls.create_over_torch, 2, f"file://{tmp_path}/store", 60.0)
     assert processes.call([1], rank_calls.join_over_torch, descriptor, 1) == [None]
-    answers = processes.call([0, 1], rank_models.compute_model, path, dtype, PROMPT, CUTS[1], False)
-    logits, highest = rank_models.computed(path, dtype, PROMPT, CUTS[1])
+    answers = processes.call([0, 1], rank_models.compute_model, torch_path, dtype, PROMPT, CUTS[1], False)
+    logits, highest = rank_models.computed(torch_path, dtype, PROMPT, CUTS[1])
     for answer in answers:
         assert isinstance(answer, tuple), answer
         assert torch.equal(answer[0], logits) and answer[1] == highest

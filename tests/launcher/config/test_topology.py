@@ -293,3 +293,25 @@ def test_the_own_address_is_the_one_packets_leave_from() -> None:
     assert address_towards("127.0.0.1") == "127.0.0.1"
     with pytest.raises(OptionError, match="cannot be reached"):
         address_towards("nobody.invalid")
+
+
+def test_a_draft_model_is_for_workers_that_decode() -> None:
+    made = topology(HostDevices((0, 1), 2, 0), speculative_model="gemma3-270m", speculative_tokens="4")
+    assert made.prepare.config["models"] == ["smollm2-135m-instruct", "gemma3-270m"]
+    demand = MemoryDemand(**made.prepare.config["demands"]["smollm2-135m-instruct"])
+    assert demand.speculative_model == "gemma3-270m" and demand.drafting == [False, True]
+    made = made.with_models({"smollm2-135m-instruct": "/m.gguf", "gemma3-270m": "/d.gguf"})
+    prefill, decode = (worker_config(child.config) for child in made.children[1:])
+    assert decode.draft_model_path == Path("/d.gguf") and decode.speculative_tokens == 4
+    assert prefill.draft_model_path is None and prefill.speculative_model == "/d.gguf"
+    # One that is started anew in another role has it.
+    assert worker_config(made.children[1].in_role("mixed").config).draft_model_path == Path("/d.gguf")
+    # The model's own layer is no model to be found.
+    own = topology(prefill="cpu:0", decode="cpu:1", speculative_model="mtp")
+    assert own.prepare.config["models"] == ["smollm2-135m-instruct"]
+    found = own.with_models({"smollm2-135m-instruct": "/m"}).children[1:]
+    assert [worker_config(child.config).speculative_model for child in found] == ["mtp", "mtp"]
+    default = topology(role="mixed", speculative_model="gemma3-270m").children[1].config
+    assert default["speculative_tokens"] == 8
+    with pytest.raises(OptionError, match=r"decode:0 has 2 devices joined by \+, and --speculative-model"):
+        topology(HostDevices((0, 1, 2), 3, 0), prefill="cpu:0", decode="cpu:1+cpu:2", speculative_model="gemma3-270m")

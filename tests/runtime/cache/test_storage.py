@@ -40,12 +40,13 @@ def memory(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("blocks", [[], [3], [4, 1, 3], [1, 2, 3, 4]])
+@pytest.mark.parametrize("planes", [1, 2])
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "fp8"])
 def test_what_is_published_is_what_the_engine_wrote_and_what_is_received_is_what_it_reads(
-    memory: str, blocks: list[int], dtype: str
+    memory: str, blocks: list[int], dtype: str, planes: int
 ) -> None:
     """An empty list too: a step may finish no block of a prompt."""
-    ours, theirs = (storage_in(memory, replace(LAYOUT, dtype=dtype), 5) for _ in range(2))
+    ours, theirs = (storage_in(memory, replace(LAYOUT, dtype=dtype, planes=planes), 5) for _ in range(2))
     ours.tensor.copy_(9 * torch.randn(ours.tensor.shape))
     before = as_bytes(theirs.tensor).clone()
     ours.publish(blocks)
@@ -67,8 +68,9 @@ def test_what_is_not_published_is_not_shown_where_the_engines_memory_is_its_own(
     assert bool((storage.tensor[1] == 1.5).all())
 
 
-def test_clear_tail_zeroes_only_the_slots_behind_the_filled_ones(memory: str) -> None:
-    storage = storage_in(memory, LAYOUT, 3)
+@pytest.mark.parametrize("planes", [1, 2])
+def test_clear_tail_zeroes_only_the_slots_behind_the_filled_ones(memory: str, planes: int) -> None:
+    storage = storage_in(memory, replace(LAYOUT, planes=planes), 3)
     storage.tensor[:] = 1
     storage.clear_tail(2, 5)
     assert bool((storage.tensor[2, :, :, :, :5] == 1).all()) and not storage.tensor[2, :, :, :, 5:].any()
@@ -85,6 +87,20 @@ def test_the_fingerprint_tells_layouts_apart() -> None:
     assert LAYOUT.fingerprint() != KVLayout(16, 2, 3, 4, "bfloat16").fingerprint()
     assert LAYOUT.fingerprint() != KVLayout(8, 2, 3, 4, "bfloat16", packed=True).fingerprint()
     assert len({KVLayout(8, 2, 3, 4, dtype).fingerprint() for dtype in ("bfloat16", "int8", "fp8")}) == 3
+    assert LAYOUT.fingerprint() != replace(LAYOUT, planes=1).fingerprint()
+
+
+def test_layouts_of_keys_and_values_keep_the_fingerprint_that_they_had_before_there_were_others() -> None:
+    assert LAYOUT.fingerprint() == "95234fcd2eb3fd04"
+
+
+def test_a_latent_takes_the_bytes_of_one_head() -> None:
+    """DeepSeek V3: 512 numbers and 64 rotated ones for each position and layer."""
+    latent = KVLayout(16, 61, 1, 576, "bfloat16", planes=1)
+    assert latent.block_bytes == 16 * 61 * 576 * 2 and latent.head_bytes == 16 * 576 * 2
+    parts = [replace(latent, rank=rank, ranks=4) for rank in range(4)]
+    assert all(part.block_shape == (61, 1, 1, 16, 576) and part.kv_heads == range(1) for part in parts)
+    assert {part.fingerprint() for part in parts} == {latent.fingerprint()}
 
 
 @pytest.mark.parametrize("dtype", ["int8", "fp8"])

@@ -71,6 +71,16 @@ def arrived(one: RankPair, ours: list[int] = OURS, theirs: list[int] = THEIRS) -
     )
 
 
+@pytest.mark.parametrize("kind", ["shm", "tcp"])
+@pytest.mark.parametrize(("giving", "taking"), SIZES)
+def test_every_rank_gets_the_latent(pair: Pair, giving: int, taking: int, kind: str) -> None:
+    """One KV head in one plane, which all ranks hold."""
+    one = pair(giving, taking, 1, kind, planes=1)
+    one.hand_over(*one.begin(), THEIRS, OURS)
+    one.settle()
+    assert arrived(one)
+
+
 @pytest.mark.parametrize("kind", ["shm", "tcp", "guarded"])
 @pytest.mark.parametrize(("giving", "taking", "heads"), DIVISIONS)
 def test_every_rank_gets_its_heads(pair: Pair, giving: int, taking: int, heads: int, kind: str) -> None:

@@ -1,76 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafts change only the number of steps of an answer: no token, logprob, end or count."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from drafted import REPEATING, Stops, requests, run
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import Rig, build, check_free, drain, name_of, reference, rig, sequence
+from tiny import build, check_free, drain, reference, rig, sequence
 
 from pontil.runtime.engine.batch import Batch
-from pontil.runtime.engine.logprobs import TokenLogprobs
 from pontil.runtime.engine.prompt_lookup import LONGEST, PromptLookup
 from pontil.runtime.engine.sampler import Sampled
-from pontil.runtime.engine.sequence import FinishReason, Known, Sequence, StopCheck
+from pontil.runtime.engine.sequence import FinishReason, Known, Sequence
 from pontil.runtime.models.model import Model
-
-REPEATING = [5, 6, 7, 8, 9] * 6
-KINDS: tuple[dict[str, Any], ...] = (
-    {},
-    {"logprobs": 3},
-    {"temperature": 0.4},
-    {"temperature": 0.7, "top_k": 5, "logprobs": 0},
-    {"min_tokens": 9, "logit_bias": ((11, 2.0),)},
-    {"allowed_token_ids": (5, 6, 7, 8, 9, 40)},
-    {"frequency_penalty": 0.5},
-    {"temperature": 0.5, "n": 3, "logprobs": 2},
-)
 
 
 @pytest.fixture(scope="module")
 def model() -> Model:
     made: Model = build(reference())
-    return made
-
-
-def requests(budget: int = 40, **more: Any) -> list[Sequence]:
-    return [
-        sequence(f"n{number}", REPEATING[: 12 + number], budget, seed=number, **(kind | more))
-        for number, kind in enumerate(KINDS)
-    ]
-
-
-@dataclass(frozen=True)
-class Made:
-    ids: list[int]
-    logprobs: list[TokenLogprobs]
-    finish: FinishReason | None
-    generated: int
-
-
-def run(one: Rig, sequences: Iterable[Sequence]) -> dict[str, Made]:
-    """Run to the end; check that every output extends the last one, and that its count is the number of its ids."""
-    made: dict[str, Made] = {}
-    before = one.engine.generated
-    for each in sequences:
-        one.engine.add(each)
-    while one.engine.has_work:
-        for output in one.engine.step():
-            known, own = made.get(name_of(output.sequence)), output.sequence
-            assert output.index == (0 if known is None else len(known.ids)) and 1 <= output.count == len(output.ids)
-            assert 0 <= output.accepted <= min(output.drafted, output.count)
-            assert output.accepted >= output.count - 1
-            ids = [*(() if known is None else known.ids), *output.ids]
-            logprobs = [*(() if known is None else known.logprobs), *output.logprobs]
-            made[name_of(own)] = Made(ids, logprobs, output.finish, own.generated)
-            assert own.computed == own.length - 1 and ids == own.output and logprobs == own.logprobs
-    assert one.engine.generated - before == sum(len(each.ids) for each in made.values())
-    assert all(each.generated == len(each.ids) for each in made.values())
-    check_free(one)
     return made
 
 
@@ -101,17 +50,6 @@ def test_the_budget_ends_an_answer_inside_a_draft(model: Model, budget: int) -> 
     found = run(drafting, requests(budget))
     assert found == run(rig(model), requests(budget))
     assert all(len(one.ids) == budget and one.finish is FinishReason.LENGTH for one in found.values())
-
-
-class Stops(StopCheck):
-    """A stop check that ends at the second 40, for example: its state is the tokens it has seen."""
-
-    def __init__(self, ids: tuple[int, ...]) -> None:
-        self.ids, self.seen = ids, list[int]()
-
-    def feed(self, token_id: int) -> str | None:
-        self.seen.append(token_id)
-        return "stop" if tuple(self.seen[-len(self.ids) :]) == self.ids else None
 
 
 def test_an_end_inside_an_accepted_draft_is_the_end(model: Model) -> None:

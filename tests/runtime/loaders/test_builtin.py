@@ -15,12 +15,7 @@ import pytest
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.builtin import fetch, resolve_model
-from pontil.runtime.loaders.builtin_models import (
-    BUILTINS,
-    BuiltinFile,
-    BuiltinModel,
-    Piece,
-)
+from pontil.runtime.loaders.builtin_models import BUILTINS, BuiltinFile, BuiltinModel, Piece
 
 ROOT = Path(__file__).resolve().parents[3]
 CONTENT = b"GGUF" + bytes(range(256)) * 64

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_latent import write_tiny_deepseek
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.builtin import fetch
@@ -165,3 +166,30 @@ def test_a_damaged_config(tiny: Path, content: str, says: str) -> None:
 def test_no_torch() -> None:
     code = "import app, sys, pontil.runtime.loaders.config; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"kv_lora_rank": ...}, "whole number as kv_lora_rank, not None"),
+        ({"q_lora_rank": "8"}, "whole number as q_lora_rank, not '8'"),
+        ({"v_head_dim": 0}, "value_dim of the model's latent attention is 0"),
+        ({"qk_rope_head_dim": 7}, "turns 7 of 39 dimensions"),
+        (
+            {"topk_method": "best"},
+            "chooses experts by 'best': this version runs greedy, group_limited_greedy, noaux_tc",
+        ),
+        ({"scoring_func": ["sigmoid"]}, r"rates experts by \['sigmoid'\]"),
+        ({"n_group": 3}, "8 experts cannot be divided into 3 groups"),
+        ({"topk_group": 5}, "5 of 4 groups of experts cannot be kept"),
+        ({"num_experts_per_tok": 6}, "groups of 2 experts are too small for 6 experts"),
+        ({"n_shared_experts": -1}, "the shared expert's intermediate size is -24"),
+        ({"attention_bias": True}, "attention_bias = True"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5: this version turns whole heads"),
+    ],
+)
+def test_a_deepseek_that_cannot_run_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    write_tiny_deepseek(tmp_path)
+    change(tmp_path, **changes)
+    with pytest.raises(ModelError, match=says):
+        read_config(tmp_path)

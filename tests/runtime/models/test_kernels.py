@@ -9,8 +9,9 @@ from pathlib import Path
 import kernels
 import pytest
 import torch
-from architectures import NAMES, ROUND_SIZES, SIZES, VOCAB, hugging_model, read_model
+from architectures import FUSED_NAMES, ROUND_SIZES, SIZES, VOCAB, hugging_model, read_model
 from company import TOKENS, alone_in_company_and_again, handed_over
+from more_architectures import KERNEL_NAMES
 from tiny import check_free, drain, rig, sequence
 from transformers import PreTrainedModel
 
@@ -39,7 +40,7 @@ def library() -> KernelLibrary:
     return kernels.opened()
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=FUSED_NAMES + KERNEL_NAMES)
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, library: KernelLibrary
 ) -> Iterator[KernelPair]:

@@ -11,7 +11,7 @@ from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.probe import footprint as module
-from pontil.runtime.probe.footprint import MemoryDemand, check_memory, footprint
+from pontil.runtime.probe.footprint import MemoryDemand, check_memory, draft_footprint, footprint
 from pontil.runtime.probe.host_memory import FreeMemory
 
 DEMAND = MemoryDemand("auto", "auto", "none", None, None, 16, [["cpu"]], {})
@@ -114,3 +114,23 @@ def test_what_no_worker_could_do_is_refused_before_one_starts(tiny: Path) -> Non
         check_memory(tiny, replace(DEMAND, block_size=17))
     with pytest.raises(ModelError, match="--kv-cache-dtype bfloat16 is not possible with --dtype float32: choose auto"):
         check_memory(tiny, replace(DEMAND, kv_cache_dtype="bfloat16"))
+
+
+def test_a_draft_model_is_part_of_what_must_fit(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = read_config(tiny)
+    one, demand = footprint(tiny, config, DEMAND).total, replace(DEMAND, workers=[["cpu"]] * 2, drafting=[False, True])
+    monkeypatch.setattr(module, "host_room", lambda: FreeMemory(3 * one))
+    check_memory(tiny, demand, tiny)
+    monkeypatch.setattr(module, "host_room", lambda: FreeMemory(3 * one - 1))
+    check_memory(tiny, demand)
+    with pytest.raises(ModelError, match="2 workers with .* or less each need"):
+        check_memory(tiny, demand, tiny)
+    # A given size of the KV cache is for both models.
+    given = replace(DEMAND, kv_cache_memory=12345)
+    assert draft_footprint(tiny, tiny, given).kv == 0 and draft_footprint(tiny, tiny, DEMAND) == footprint(
+        tiny, config, DEMAND
+    )
+    assert (
+        draft_footprint(tiny, tiny, replace(DEMAND, quantization="gguf")).weights
+        == footprint(tiny, config, DEMAND).weights
+    )

@@ -178,9 +178,11 @@ def test_the_small_pool_makes_the_newer_answer_give_way(way: Way) -> None:
     assert way.preemptions > before
 
 
-@pytest.fixture(scope="module", params=WAYS)
+@pytest.fixture(scope="module", params=(*WAYS, "pair over shm with a draft model"))
 def drafting(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Way]:
-    with opened(request.param, model, tmp_path_factory.mktemp("drafting"), drafts=5) as made:
+    way, _, with_model = request.param.partition(" with ")
+    folder = tmp_path_factory.mktemp("drafting")
+    with opened(way, model, folder, drafts=5, draft_model=model if with_model else None) as made:
         yield made
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from tiny import AlwaysDraft
 from workers import PromptWorker, ScriptedProxy, everyone_clean, open_worker
 
 from pontil.runtime.accounting.counts import Usage
@@ -21,6 +22,7 @@ from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.engine.batch import Batch, Span
 from pontil.runtime.engine.engine import Engine
 from pontil.runtime.engine.logprobs import TokenLogprobs
+from pontil.runtime.engine.model_drafter import ModelDrafter
 from pontil.runtime.engine.sampler import Sampled
 from pontil.runtime.engine.sequence import FinishReason
 from pontil.runtime.loaders.checkpoint import open_checkpoint
@@ -279,15 +281,29 @@ class OverSockets:
 
 
 def open_small(
-    model: Path, folder: Path, name: str, role: Literal["prefill", "decode", "mixed"], kv: str, drafts: int
+    model: Path,
+    folder: Path,
+    name: str,
+    role: Literal["prefill", "decode", "mixed"],
+    kv: str,
+    drafts: int,
+    draft_model: Path | None = None,
 ) -> PromptWorker:
     shape = open_checkpoint(model).config
-    layout = KVLayout(BLOCK_SIZE, shape.num_layers, shape.num_kv_heads, shape.head_dim, shape.dtype)
-    memory = (BLOCKS + 1) * layout.block_bytes
-    return open_worker(
-        model, folder, name, role, kv_cache_memory=memory, block_size=BLOCK_SIZE, kv_connector=kv,
-        speculative_tokens=drafts,
+    layout = KVLayout(
+        BLOCK_SIZE, shape.num_layers, shape.num_kv_heads, shape.head_dim, shape.dtype, planes=shape.kv_planes
+    )
+    # The draft model has the model's own sizes, and as many blocks.
+    shares = 2 if draft_model is not None and role != "prefill" else 1
+    worker = open_worker(
+        model, folder, name, role, kv_cache_memory=shares * (BLOCKS + 1) * layout.block_bytes, block_size=BLOCK_SIZE,
+        kv_connector=kv, speculative_tokens=drafts, speculative_model=draft_model and str(draft_model),
     )  # fmt: skip
+    drafter = worker.machine.scheduler.drafter
+    if isinstance(drafter, ModelDrafter):
+        # So tiny a model saves no time that could be measured.
+        drafter.policy = AlwaysDraft(with_lookup=True)
+    return worker
 
 
 WAYS = ("in process", "one worker", "pair over shm", "pair over tcp")
@@ -295,21 +311,24 @@ Way = InProcess | OverSockets
 
 
 @contextmanager
-def opened(name: str, model: Path, folder: Path, drafts: int = 0) -> Iterator[Way]:
-    """Open one of `WAYS`, all of whose blocks must be free at the end. Its workers draft `drafts` tokens at a time."""
+def opened(name: str, model: Path, folder: Path, drafts: int = 0, draft_model: Path | None = None) -> Iterator[Way]:
+    """Open one of `WAYS`, all of whose blocks must be free at the end. Its workers draft `drafts` tokens at a time, by
+    this draft model if there is one."""
     if name == "in process":
-        alone = open_small(model, folder, "mixed:0", "mixed", "shm", drafts)
+        alone = open_small(model, folder, "mixed:0", "mixed", "shm", drafts, draft_model)
         yield InProcess(alone.machine)
         alone.close()
         return
     proxy = ParityProxy(folder)
     if name == "one worker":
-        whole = open_small(model, folder, "mixed:0", "mixed", "shm", drafts)
+        whole = open_small(model, folder, "mixed:0", "mixed", "shm", drafts, draft_model)
         proxy.admit(whole)
         yield OverSockets(proxy, CollocatedRoute(load(whole.incarnation, "mixed")), [whole])
     else:
         kv = name.rpartition(" ")[2]
-        prefill, decode = (open_small(model, folder, f"{role}:0", role, kv, drafts) for role in ("prefill", "decode"))
+        prefill, decode = (
+            open_small(model, folder, f"{role}:0", role, kv, drafts, draft_model) for role in ("prefill", "decode")
+        )
         proxy.admit(prefill, decode)
         sending = load(prefill.incarnation, "prefill", prefill.peers_in.endpoint)
         yield OverSockets(proxy, DisaggregatedRoute(sending, load(decode.incarnation, "decode")), [prefill, decode])

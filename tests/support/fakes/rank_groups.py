@@ -45,9 +45,9 @@ def opened(kind: str) -> Open:
 class FakeRanks:
     """The ranks of one worker. Followers get plans by `exchange`; those of `stopped` ones wait."""
 
-    def __init__(self, ranks: int, heads: int, open_connector: Open, packed: bool = False) -> None:
+    def __init__(self, ranks: int, heads: int, open_connector: Open, packed: bool = False, planes: int = 2) -> None:
         self.wakeup = threading.Event()
-        layouts = [KVLayout(16, 3, heads, 8, "bfloat16", packed, rank, ranks) for rank in range(ranks)]
+        layouts = [KVLayout(16, 3, heads, 8, "bfloat16", packed, rank, ranks, planes) for rank in range(ranks)]
         self.storages = [KVStorage(layout, BLOCKS, torch.device("cpu")) for layout in layouts]
         self.grants = [Grants() for _ in layouts]
         self.transports = [
@@ -97,7 +97,7 @@ class FakeRanks:
             transport.close()
 
     def whole(self, blocks: list[int]) -> torch.Tensor:
-        """Return the blocks with all heads of the model [block, layer, k|v, head, slot, dim]."""
+        """Return the blocks with all heads of the model [block, layer, plane, head, slot, dim]."""
         heads = self.storages[0].layout.num_kv_heads
         first = {head: rank for rank, one in reversed(list(enumerate(self.storages))) for head in one.layout.kv_heads}
         return torch.stack(
@@ -109,7 +109,7 @@ class FakeRanks:
         """Fill the pools with the same random heads however these are divided."""
         layout = self.storages[0].layout
         generator = torch.Generator().manual_seed(seed)
-        shape = (BLOCKS, layout.num_layers, 2, layout.num_kv_heads, layout.block_size, layout.row_cells)
+        shape = (BLOCKS, layout.num_layers, layout.planes, layout.num_kv_heads, layout.block_size, layout.row_cells)
         data = torch.randn(shape, generator=generator).to(torch.bfloat16)
         for storage in self.storages:
             held = storage.layout.kv_heads
@@ -122,10 +122,10 @@ class RankPair:
 
     def __init__(
         self, giving: int, taking: int, heads: int = 4, kind: str = "shm", packed: bool = False,
-        open_taking: Open | None = None,
+        open_taking: Open | None = None, planes: int = 2,
     ) -> None:  # fmt: skip
-        self.theirs = FakeRanks(giving, heads, opened(kind), packed)
-        self.ours = FakeRanks(taking, heads, open_taking or opened(kind), packed)
+        self.theirs = FakeRanks(giving, heads, opened(kind), packed, planes)
+        self.ours = FakeRanks(taking, heads, open_taking or opened(kind), packed, planes)
         self.theirs.fill(1)
         self.ours.fill(2)
         self.letting_go, self.receiving = GivingNotes(), TakingNotes()

@@ -38,11 +38,14 @@ def computed(
     communicator = communicator or SingleRank()
     checkpoint: Checkpoint = talker_checkpoint(path, read_talker_config(path)) if talker else open_checkpoint(path)
     config = checkpoint.config
-    weights = Weights(checkpoint.tensors(dtype), torch.device("cpu"), dtype, library, communicator=communicator)
+    weights = Weights(
+        checkpoint.tensors(dtype), torch.device("cpu"), dtype, library, communicator=communicator,
+        block=config.weight_block,
+    )  # fmt: skip
     model = build_model(config, weights)
     layout = KVLayout(
         BLOCK, config.num_layers, config.num_kv_heads, config.head_dim, str(dtype).removeprefix("torch."),
-        library is not None, communicator.rank, communicator.size,
+        library is not None, communicator.rank, communicator.size, config.kv_planes,
     )  # fmt: skip
     blocks = list(range(1, len(ids) // BLOCK + 2))
     runner = TileRunner(model, KVStorage(layout, len(blocks) + 1, torch.device("cpu")))

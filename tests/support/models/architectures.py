@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from more_architectures import MORE_CONFIGS
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
@@ -53,6 +54,8 @@ YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_
 
 def hugging_config(name: str, sizes: dict[str, Any] = SIZES) -> PretrainedConfig:
     """Return the config; `name` is an architecture, or one with a special feature after a dash."""
+    if name in MORE_CONFIGS:
+        return MORE_CONFIGS[name](sizes)
     match name:
         case "llama":
             return LlamaConfig(**sizes, attention_bias=True)
@@ -85,10 +88,11 @@ def expert_sizes() -> dict[str, int]:
     return {"head_dim": 16, "moe_intermediate_size": 24, "num_experts": 5, "num_experts_per_tok": 2}
 
 
-NAMES = (
+FUSED_NAMES = (
     "llama", "llama-linear", "llama-llama3", "llama-yarn", "mistral", "qwen2", "qwen2-windows", "qwen3", "qwen3_moe",
     "qwen3_moe-dense", "gemma3_text",
 )  # fmt: skip
+NAMES = (*FUSED_NAMES, *MORE_CONFIGS)
 
 
 def hugging_model(name: str, sizes: dict[str, Any] = SIZES) -> PreTrainedModel:
@@ -100,6 +104,10 @@ def hugging_model(name: str, sizes: dict[str, Any] = SIZES) -> PreTrainedModel:
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+        for buffer in model.buffers():
+            if buffer.ndim == 1 and buffer.dtype == torch.float32 and not buffer.any():
+                # The bias of a choice of experts.
+                buffer.add_(torch.randn_like(buffer) * 0.1)
         if name == "gemma3_text":
             # With a tied head, unscaled embeddings would make every token predict itself.
             model.get_input_embeddings().weight.mul_(0.1)
@@ -110,4 +118,6 @@ def read_model(
     path: Path, dtype: torch.dtype = torch.float32, device: str = "cpu", kernels: KernelLibrary | None = None
 ) -> Model:
     checkpoint = open_checkpoint(path)
-    return build_model(checkpoint.config, Weights(checkpoint.tensors(dtype), torch.device(device), dtype, kernels))
+    config = checkpoint.config
+    weights = Weights(checkpoint.tensors(dtype), torch.device(device), dtype, kernels, block=config.weight_block)
+    return build_model(config, weights)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tiny random Llama, in transformers and in our engine."""
 
+from collections import abc
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,9 @@ from pontil.runtime.cache.layout import KVLayout, choose_kv_dtype
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.batch import Batch
+from pontil.runtime.engine.draft_model import DraftModel
+from pontil.runtime.engine.draft_policy import DraftPlan, Option
+from pontil.runtime.engine.drafter import Drafter
 from pontil.runtime.engine.engine import Engine
 from pontil.runtime.engine.model_runner import ModelRunner
 from pontil.runtime.engine.sampler import Sampled
@@ -24,8 +28,8 @@ from pontil.runtime.sampling_params import SamplingParams
 VOCAB = 97
 
 
-def reference(tie: bool = True) -> LlamaForCausalLM:
-    torch.manual_seed(7)
+def reference(tie: bool = True, seed: int = 7) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=48,
@@ -58,18 +62,48 @@ class Rig:
 
 def rig(
     model: Model, *, blocks: int = 200, block_size: int = 16, seats: int = 40, budget: int = 256, caching: bool = True,
-    drafts: int = 0, cells: str = "auto",
+    drafts: int = 0, cells: str = "auto", drafter: Drafter | None = None,
 ) -> Rig:  # fmt: skip
-    shape, dtype = model.config, "float32" if model.dtype == torch.float32 else "bfloat16"
-    layout = KVLayout(
-        block_size, shape.num_layers, shape.num_kv_heads, shape.head_dim, choose_kv_dtype(cells, dtype),
-        model.kernels is not None,
-    )  # fmt: skip
+    layout = layout_of(model, block_size, cells)
     storage = KVStorage(layout, blocks, model.device)
     pool = BlockPool(blocks)
-    scheduler = Scheduler(pool, layout, seats, budget, caching, speculative_tokens=drafts)
+    scheduler = Scheduler(pool, layout, seats, budget, caching, speculative_tokens=drafts, drafter=drafter)
     runner = ModelRunner(model, storage)
     return Rig(Engine(runner, scheduler), scheduler, runner, pool, storage)
+
+
+def layout_of(model: Model, block_size: int = 16, cells: str = "auto") -> KVLayout:
+    shape, dtype = model.config, "float32" if model.dtype == torch.float32 else "bfloat16"
+    return KVLayout(
+        block_size, shape.num_layers, shape.num_kv_heads, shape.head_dim, choose_kv_dtype(cells, dtype),
+        model.kernels is not None, planes=shape.kv_planes,
+    )  # fmt: skip
+
+
+def draft_model(model: Model, blocks: int = 200, vocab_size: int = VOCAB, caching: bool = True) -> DraftModel:
+    layout = layout_of(model)
+    runner = ModelRunner(model, KVStorage(layout, blocks, model.device))
+    return DraftModel(runner, BlockPool(blocks), layout, vocab_size, caching)
+
+
+class AlwaysDraft:
+    """A policy that has the draft model make as many guesses as there may be, or else takes them from repeated text."""
+
+    def __init__(self, with_lookup: bool = False) -> None:
+        self.with_lookup = with_lookup
+
+    def plan(self, options: abc.Sequence[Option], room: int) -> DraftPlan:
+        plan = DraftPlan.empty(len(options))
+        for place, one in enumerate(options):
+            looked = min(one.found, room) if self.with_lookup or one.missing is None else 0
+            plan.lookups[place] = looked
+            plan.models[place] = 0 if looked or one.missing is None else min(one.limit, room)
+            room -= max(looked, plan.models[place])
+        return plan
+
+    def drafted(self, rows: int, seconds: float) -> None: ...
+    def stepped(self, sequences: int, rows: int, seconds: float | None, spent: float) -> None: ...
+    def saved(self, tokens: int) -> None: ...
 
 
 def build(

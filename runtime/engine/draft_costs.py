@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running estimates for drafts: the seconds of a step by its rows, and how often a guess is right."""
+
+# The weight of earlier observations after each new one.
+FORGET_COST, FORGET_RATE = 0.97, 0.98
+# An observation counts at most this many times what was expected: the system may have run something else meanwhile.
+MOST_SURPRISE = 4.0
+# Without evidence one more row takes this share of a step of one row; the assumption weighs so much, in rows squared.
+ROW_SHARE, ASSUMED = 0.05, 0.25
+
+
+class LinearCost:
+    """The seconds of a step: so many for the weights, and so many for each row. Least squares, of which old
+    observations fade; an assumption replaces the slope while all observations have one number of rows."""
+
+    def __init__(self) -> None:
+        self.weight = self.rows = self.squares = self.total = self.products = 0.0
+
+    @property
+    def is_known(self) -> bool:
+        return self.weight > 0
+
+    def add(self, rows: int, seconds: float) -> None:
+        if self.is_known:
+            seconds = min(seconds, MOST_SURPRISE * self.seconds(rows))
+        self.weight = self.weight * FORGET_COST + 1
+        self.rows = self.rows * FORGET_COST + rows
+        self.squares = self.squares * FORGET_COST + rows * rows
+        self.total = self.total * FORGET_COST + seconds
+        self.products = self.products * FORGET_COST + rows * seconds
+
+    def line(self) -> tuple[float, float]:
+        """Return the seconds without rows, and those of each row."""
+        rows, seconds = self.rows / self.weight, self.total / self.weight
+        variance = max(0.0, self.squares / self.weight - rows * rows)
+        covariance = self.products / self.weight - rows * seconds
+        slope = (covariance + ASSUMED * ROW_SHARE * seconds / rows) / (variance + ASSUMED)
+        slope = min(max(slope, 0.0), seconds / rows)
+        return seconds - slope * rows, slope
+
+    @property
+    def per_row(self) -> float:
+        return self.line()[1]
+
+    def seconds(self, rows: int) -> float:
+        base, slope = self.line()
+        return base + slope * rows
+
+
+class Rate:
+    """The share of guesses that are right, those after a wrong one not counted. It starts from `share`, which weighs as
+    much as `weight` guesses."""
+
+    def __init__(self, share: float, weight: float) -> None:
+        self.right, self.tried = share * weight, weight
+
+    @property
+    def share(self) -> float:
+        return self.right / self.tried
+
+    def add(self, guessed: int, right: int) -> None:
+        tried = right + (right < guessed)
+        faded = FORGET_RATE**tried
+        self.right, self.tried = self.right * faded + right, self.tried * faded + tried
+
+
+def gain(share: float, count: int) -> float:
+    """Return the expected number of right guesses of a draft."""
+    return float(count) if share >= 1.0 else share * (1.0 - share**count) / (1.0 - share)
+
+
+def depth(share: float, cost: float, most: int) -> int:
+    """Return how many guesses are worth their cost: each costs so many tokens, and brings one if it and all before it
+    are right."""
+    count, right = 0, share
+    while count < most and right > cost:
+        count, right = count + 1, right * share
+    return count

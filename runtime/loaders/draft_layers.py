@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers that guess from another model's hidden states: found, checked and opened in Hugging Face directories. Torch is
+loaded only to open one.
+
+A DeepSeek V3 or GLM-4.5 directory holds an MTP layer behind the model's own (`model.layers.<num_hidden_layers>.`):
+`enorm`, `hnorm`, `eh_proj`, a decoder layer and `shared_head.norm`. Its embedding and head repeat the model's.
+
+An EAGLE directory holds `fc`, which joins embedding and state, and `layers.0.`, a decoder layer without its first norm.
+vLLM and SGLang read it so.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pontil.runtime.errors import DraftModelError, ModelError
+from pontil.runtime.foundation.draft_names import MTP
+from pontil.runtime.loaders.architectures import checked
+from pontil.runtime.loaders.config import read_config
+from pontil.runtime.loaders.hf_config import FIXED, model_config, refuse_unsupported
+from pontil.runtime.loaders.hf_fields import read_json, section
+from pontil.runtime.loaders.hf_quantization import with_scales
+from pontil.runtime.loaders.layout import Shape, layer_shapes
+from pontil.runtime.loaders.name_list import name_list
+from pontil.runtime.models.architectures import ARCHITECTURES
+from pontil.runtime.models.config import DraftLayerForm, ModelConfig
+
+if TYPE_CHECKING:
+    from pontil.runtime.loaders.hf_directory import HfCheckpoint, TensorLocation
+
+INNER = "model.layers.0."
+EAGLE_NAMES = ("eagle", "Eagle", "EAGLE")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLayerSource:
+    """A draft layer in a directory. `config` is that of a model of this one layer; `renamed` has patterns of tensors'
+    names there, with what they are called here; `ignored` ones repeat tensors of the target."""
+
+    directory: Path
+    config: ModelConfig
+    is_mtp: bool
+    renamed: Mapping[str, str]
+    ignored: str = ""
+    bias: bool = False
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """The layer's tensors by their names here."""
+        size = self.config.hidden_size
+        shapes: dict[str, Shape] = {"enorm.weight": (size,), "hnorm.weight": (size,)} if self.is_mtp else {}
+        shapes["eh_proj.weight"] = (size, 2 * size)
+        if self.bias:
+            shapes["eh_proj.bias"] = (size,)
+        block = {INNER + name: shape for name, shape in layer_shapes(self.config, 0).items()}
+        if self.is_mtp:
+            return shapes | block | {"model.norm.weight": (size,)}
+        del block[INNER + "input_layernorm.weight"]
+        return shapes | block
+
+    def count_weights(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    @property
+    def form(self) -> DraftLayerForm:
+        if self.is_mtp:
+            return DraftLayerForm(normed=True)
+        unnormed = frozenset({INNER + "input_layernorm", "model.norm"})
+        return DraftLayerForm(normed=False, bias=self.bias, without_norms=unnormed)
+
+    def name_here(self, stored: str) -> str | None:
+        """Return the name of a stored tensor here; None for one that is not of this layer."""
+        for pattern, name in self.renamed.items():
+            found = re.fullmatch(pattern, stored)
+            if found is not None:
+                return name + found[1]
+        return None
+
+
+def find_draft_layer(target: Path, name: str | Path) -> DraftLayerSource | None:
+    """Return the layer that `--speculative-model` names, checked to fit its target; None where a whole model is named.
+    Raises DraftModelError for one that is not there, or does not fit."""
+    try:
+        if str(name) == MTP:
+            return mtp_source(target)
+        return eagle_source(target, Path(name)) if is_eagle(Path(name)) else None
+    except DraftModelError:
+        raise
+    except ModelError as error:
+        raise DraftModelError(f"--speculative-model cannot be used: {error}") from error
+
+
+def mtp_source(target: Path) -> DraftLayerSource:
+    """Raises DraftModelError for a model that has no MTP layer."""
+    config = read_config(target)
+    data = read_json(target / "config.json") if target.is_dir() else {}
+    if not ARCHITECTURES[config.architecture].guessing_layers or not data.get("num_nextn_predict_layers"):
+        raise DraftModelError(
+            f"--speculative-model {MTP} needs a checkpoint with an MTP layer, and {target.name} has none: name a "
+            "smaller model with the same tokenizer, or an EAGLE head, or leave it out"
+        )
+    prefix = re.escape(f"model.layers.{config.num_layers}.")
+    renamed = {
+        prefix + r"((?:enorm|hnorm|eh_proj)\..+)": "",
+        prefix + r"shared_head\.norm\.(weight)": "model.norm.",
+        prefix + r"((?!shared_head|embed_tokens).+)": INNER,
+    }
+    return DraftLayerSource(target, one_layer(config), True, renamed)
+
+
+def is_eagle(path: Path) -> bool:
+    """Return whether this is a directory of an EAGLE head, by its configuration."""
+    if not (path / "config.json").is_file():
+        return False
+    data = read_json(path / "config.json")
+    names = data.get("architectures")
+    named = [data.get("model_type"), *(names if isinstance(names, list) else ())]
+    return any(word in name for name in named if isinstance(name, str) for word in EAGLE_NAMES)
+
+
+def eagle_source(target: Path, path: Path) -> DraftLayerSource:
+    """Raises ModelError for a head that does not fit."""
+    data, ours = read_json(path / "config.json"), read_config(target)
+    if data.get("model_type") == "eagle":
+        data |= section(data, "model")
+    if "draft_vocab_size" in data or any("agle3" in str(name) for name in data.get("architectures") or ()):
+        raise DraftModelError(
+            f"--speculative-model {path.name} is an EAGLE-3 head, which reads states of several layers: this version "
+            "runs the first kind, so name such a head, or a smaller model with the same tokenizer"
+        )
+    kind = data.get("model_type")
+    name = kind if kind in tuple(ARCHITECTURES) else ours.architecture
+    row = ARCHITECTURES[name]
+    data = {**row.defaults, **data, "tie_word_embeddings": False}
+    refuse_unsupported(data, {**FIXED, **row.fixed})
+    config = checked(model_config(row, data, ours.eos_token_ids))
+    if (config.num_layers, config.hidden_size, config.vocab_size) != (1, ours.hidden_size, ours.vocab_size):
+        raise DraftModelError(
+            f"--speculative-model {path.name} is an EAGLE head of {config.num_layers} layers, hidden size "
+            f"{config.hidden_size} and {config.vocab_size} tokens, and {target.name} needs 1 layer, hidden size "
+            f"{ours.hidden_size} and {ours.vocab_size} tokens: name a head that was trained for this model"
+        )
+    config = replace(one_layer(config), max_model_len=min(config.max_model_len, ours.max_model_len))
+    renamed = {r"(?:model\.)?fc\.(.+)": "eh_proj.", r"(?:model\.)?layers\.0\.(.+)": INNER}
+    ignored = r"((?:model\.)?embed_tokens|lm_head)\..+"
+    return DraftLayerSource(path, config, False, renamed, ignored, bool(data.get("bias")))
+
+
+def one_layer(config: ModelConfig) -> ModelConfig:
+    """A model of one layer like the last of this one."""
+    experts = None if config.experts is None else replace(config.experts, dense_layers=())
+    return replace(config, num_layers=1, windows=config.windows[-1:], experts=experts)
+
+
+def open_draft_layer(source: DraftLayerSource) -> HfCheckpoint:
+    """Open the layer's tensors, by their names here. Raises DraftModelError for a directory that does not hold them."""
+    from pontil.runtime.loaders.hf_directory import HfCheckpoint, check_kinds
+
+    places = dict(find_tensors(source))
+    shapes = {name: shape for name, (shape, _) in places.items()}
+    wanted = with_scales(source.shapes, shapes, source.config.weight_block)
+    check_tensors(source, wanted, shapes)
+    found = {name: places[name][1] for name in wanted}
+    check_kinds(found, source.directory, source.config.weight_block is not None)
+    return HfCheckpoint(source.config, "", found)
+
+
+def find_tensors(source: DraftLayerSource) -> Iterable[tuple[str, tuple[Shape, TensorLocation]]]:
+    from pontil.runtime.loaders.hf_directory import located, shards, stored_tensors
+
+    for path in shards(source.directory):
+        for stored, (shape, kind) in stored_tensors(path).items():
+            for name, place in located(source.config, path, stored, shape, kind):
+                here = source.name_here(name)
+                if here is not None:
+                    yield here, place
+                elif not source.is_mtp and re.fullmatch(source.ignored, name) is None:
+                    yield name, place
+
+
+def check_tensors(source: DraftLayerSource, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    what = "MTP layer" if source.is_mtp else "EAGLE head"
+    missing = [name for name in wanted if name not in found]
+    extra = [name for name in found if name not in wanted]
+    wrong = [f"{name} {list(found[name])}" for name in wanted if name in found and found[name] != wanted[name]]
+    for fault, names in (("lacks", missing), ("has in another shape", wrong), ("holds besides", extra)):
+        if names:
+            raise DraftModelError(
+                f"the {what} in {source.directory} {fault} {name_list(names)}: fetch it again, or leave out "
+                "--speculative-model"
+            )

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers with a draft layer: the same answers by one worker and by two, and what a handoff carries for it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import AlwaysDraft
+from tiny_draft_layers import write_eagle_head, write_mtp_model
+from workers import PromptWorker, ScriptedProxy, WorkerAnswer, drawn, everyone_clean, greedy, open_worker
+
+from pontil.runtime.disaggregation.sender import KVSender, PrefillResult
+from pontil.runtime.engine.draft_head import DraftHead
+from pontil.runtime.engine.model_drafter import ModelDrafter
+from pontil.runtime.errors import DraftModelError
+from pontil.runtime.grammar.grammar_text import grammar_of_choices
+from pontil.runtime.loaders.draft_layers import find_draft_layer
+from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.worker.hidden_row import digest_of, handed_state
+
+# No token stands twice, and answers have none of these: nothing repeats at first.
+PROMPT = [20 + at for at in range(42)]
+FRESH = tuple(range(100, 108))
+COUNT = 3
+KINDS: dict[str, SamplingParams] = {
+    "greedy": greedy(30, ignore_eos=True, logprobs=2),
+    "seeded": drawn(30, top_p=0.9, seed=5),
+    "choices": drawn(20, n=3, logprobs=0, allowed_token_ids=FRESH),
+    "penalized": greedy(20, ignore_eos=True, repetition_penalty=1.3),
+    "stop": greedy(40, min_tokens=20, stop=("e", "t")),
+    "guided": drawn(30, grammar=grammar_of_choices(["the whole of it", "a part of that", "nothing"])),
+}
+
+
+def head_of(worker: PromptWorker) -> DraftHead:
+    drafter = worker.machine.scheduler.drafter
+    assert isinstance(drafter, ModelDrafter) and isinstance(drafter.model, DraftHead)
+    return drafter.model
+
+
+@pytest.fixture(scope="module", params=["mtp", "eagle"])
+def named(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Path, str]:
+    """Return a model, and what is named to guess for it."""
+    folder = tmp_path_factory.mktemp("named")
+    if request.param == "mtp":
+        write_mtp_model(folder)
+        return folder, "mtp"
+    write_eagle_head(folder, model)
+    return model, str(folder)
+
+
+@pytest.fixture
+def guessing(proxy: ScriptedProxy, named: tuple[Path, str], tmp_path: Path) -> Iterator[list[PromptWorker]]:
+    """Open a pair with a draft layer, and a worker without one."""
+    path, name = named
+    how: dict[str, Any] = {"speculative_model": name, "speculative_tokens": COUNT, "kernels": "auto"}
+    made = [
+        open_worker(path, tmp_path, "prefill:0", "prefill", **how),
+        open_worker(path, tmp_path, "decode:0", "decode", **how),
+        open_worker(path, tmp_path, "mixed:0", "mixed", kernels="auto"),
+    ]
+    drafter = made[1].machine.scheduler.drafter
+    assert isinstance(drafter, ModelDrafter)
+    drafter.policy = AlwaysDraft(with_lookup=True)
+    proxy.admit(*made)
+    yield made
+    everyone_clean(proxy)
+    for head in map(head_of, made[:2]):
+        head.pool.check()
+        assert not head.followers and not head.feeds and head.pool.available == head.pool.capacity
+
+
+def told(answer: WorkerAnswer, n: int) -> dict[str, Any]:
+    """Return the contents of the frames, however they are cut."""
+    logprobs = {
+        (frame.choice, index): entries
+        for frame in answer.frames
+        for index, entries in enumerate(frame.logprobs or (), frame.index)
+    }
+    ends = sorted((frame.choice, frame.finish_reason) for frame in answer.frames if frame.finish_reason)
+    count = sum(frame.generated_tokens or 0 for frame in answer.frames)
+    return {"ids": [answer.choice(number) for number in range(n)], "logprobs": logprobs, "ends": ends, "count": count}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_a_draft_layer_all_is_as_without(
+    proxy: ScriptedProxy, guessing: list[PromptWorker], kind: str
+) -> None:  # B1, C16
+    prefill, decode, plain = guessing
+    params = KINDS[kind]
+    proxy.submit(plain, "plain", PROMPT, params)
+    proxy.submit(decode, "whole", PROMPT, params)
+    proxy.submit_pair(prefill, decode, "split", PROMPT, params)
+    names = ("plain", "whole", "split")
+    proxy.turn_until(lambda: all(name in proxy.answers and proxy.answers[name].ended(params.n) for name in names))
+    plainly, wholly, split = (told(proxy.answers[name], params.n) for name in names)
+    assert plainly == wholly == split and plainly["count"] == sum(map(len, plainly["ids"]))
+    assert (decode.machine.engine.drafted > 0) == (kind != "penalized") and prefill.machine.engine.drafted == 0
+    # Of a prompt in the prefix cache the states are not known: the layer begins behind it.
+    proxy.submit(decode, "again", PROMPT, params, salt="whole")
+    proxy.turn_until(lambda: "again" in proxy.answers and proxy.answers["again"].ended(params.n))
+    assert told(proxy.answers["again"], params.n)["ids"] == plainly["ids"]
+
+
+Change = Callable[[PrefillResult], PrefillResult]
+CHANGES: dict[str, Change] = {
+    "both": lambda done: done,
+    "only the state": lambda done: replace(done, drafts=None),
+    "neither": lambda done: replace(done, drafts=None, hidden_state=None, hidden_digest=None),
+    "damaged": lambda done: replace(done, drafts=None, hidden_state=bytes(len(done.hidden_state or b""))),
+}
+
+
+@pytest.mark.parametrize("handed", CHANGES)
+def test_what_prefill_guessed_decode_could_not(
+    proxy: ScriptedProxy, guessing: list[PromptWorker], handed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # B7, B8
+    """Decode's first step verifies what was handed over, or guesses from the state that came; without both it has
+    nothing to guess from, and goes on from its own first state."""
+    prefill, decode, plain = guessing
+    held: list[PrefillResult] = []
+    hold = KVSender.hold
+
+    def changed(self: KVSender, sent: Any, blocks: list[int], done: PrefillResult, now: float) -> None:
+        held.append(done)
+        hold(self, sent, blocks, CHANGES[handed](done), now)
+
+    monkeypatch.setattr(KVSender, "hold", changed)
+    params = greedy(20, ignore_eos=True, allowed_token_ids=FRESH)
+    proxy.submit(plain, "plain", PROMPT, params)
+    proxy.submit_pair(prefill, decode, "split", PROMPT, params)
+    plainly, split = proxy.finish("plain", "split")
+    assert split.ids == plainly.ids
+    (done,) = held
+    assert done.drafts is not None and len(done.drafts[0]) == COUNT and set(done.drafts[0]) <= set(FRESH)
+    assert done.hidden_state is not None and done.hidden_digest == digest_of(done.hidden_state)
+    steps = [frame for frame in split.frames if frame.sender == decode.incarnation]
+    assert [frame.draft_tokens for frame in steps[:2]] == [
+        COUNT if handed in ("both", "only the state") else None,
+        COUNT,
+    ]
+    # Each step gives one token, and those that were guessed right: their number follows from the cumulative count.
+    made = sum(frame.generated_tokens or 0 for frame in steps)
+    right = sum(frame.accepted_draft_tokens or 0 for frame in steps)
+    assert right == made - len(steps) == decode.machine.engine.accepted > 0
+    if handed == "both":
+        right = steps[0].accepted_draft_tokens or 0
+        assert done.drafts[0][:right] == plainly.ids[1 : 1 + right]
+        assert right == COUNT or done.drafts[0][right] != plainly.ids[1 + right]
+
+
+def test_only_a_whole_and_finite_state_is_taken(recorded_handoff: Any) -> None:
+    row = torch.tensor([1.0, -2.0]).numpy().tobytes()
+    good = replace(recorded_handoff, hidden_state=row, hidden_digest=digest_of(row))
+    taken = handed_state(good, 2, torch.device("cpu"))
+    assert taken is not None and taken.tolist() == [1.0, -2.0]
+    bad = torch.tensor([1.0, float("nan")]).numpy().tobytes()
+    for each in (
+        replace(good, hidden_digest=None),
+        replace(good, hidden_state=row[:4], hidden_digest=digest_of(row[:4])),
+        replace(good, hidden_state=row[::-1]),
+        replace(good, hidden_state=bad, hidden_digest=digest_of(bad)),
+        recorded_handoff,
+    ):
+        assert handed_state(each, 2, torch.device("cpu")) is None
+
+
+@pytest.fixture
+def recorded_handoff() -> Any:
+    from recorded_frames import MESSAGES
+
+    return MESSAGES["handoff"]
+
+
+def test_mtp_of_a_model_without_it_is_refused(model: Path) -> None:
+    with pytest.raises(DraftModelError, match="needs a checkpoint with an MTP layer, and .* has none: name a smaller"):
+        find_draft_layer(model, "mtp")

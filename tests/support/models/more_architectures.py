@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configurations of tiny models that no GGUF file holds here. Most of them are computed by torch's operations only."""
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV3Config,
+    Glm4Config,
+    Glm4MoeConfig,
+    GptOssConfig,
+    MixtralConfig,
+    PretrainedConfig,
+)
+
+YARN = {
+    "rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 256, "mscale": 0.7,
+    "mscale_all_dim": 1.1,
+}  # fmt: skip
+LATENT = {
+    "kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12,
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
+GLM_EXPERTS = {
+    "head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 2,
+    "topk_group": 1,
+}  # fmt: skip
+Sizes = dict[str, Any]
+
+
+def latent(sizes: Sizes, **fields: Any) -> Sizes:
+    """The fields of a tiny DeepSeek model: in transformers each query head has a KV head."""
+    own = {"num_key_value_heads": sizes["num_attention_heads"], "initializer_range": 0.2}
+    return LATENT | sizes | own | fields
+
+
+KERNEL_NAMES = ("mixtral",)
+"""Those that the kernels compute."""
+MORE_CONFIGS: dict[str, Callable[[Sizes], PretrainedConfig]] = {
+    "mixtral": lambda sizes: MixtralConfig(**sizes, num_local_experts=5, num_experts_per_tok=2, sliding_window=65),
+    "gpt_oss": lambda sizes: GptOssConfig(
+        **(sizes | {"initializer_range": 0.2}), head_dim=16, num_local_experts=sizes.get("num_experts", 5),
+        num_experts_per_tok=2, sliding_window=65, swiglu_limit=1.5,
+    ),
+    "glm4": lambda sizes: Glm4Config(**sizes, head_dim=16),
+    "glm4_moe": lambda sizes: Glm4MoeConfig(
+        **(GLM_EXPERTS | sizes), use_qk_norm=True, attention_bias=True, routed_scaling_factor=1.5
+    ),
+    "deepseek_v2": lambda sizes: DeepseekV2Config(
+        **latent(
+            sizes, q_lora_rank=None, n_shared_experts=2, topk_method="group_limited_greedy", n_group=4, topk_group=2,
+            routed_scaling_factor=4.0, rope_parameters=YARN,
+        )
+    ),
+    "deepseek_v3": lambda sizes: DeepseekV3Config(
+        **latent(sizes, n_group=4, topk_group=2, routed_scaling_factor=2.5, rope_parameters=YARN)
+    ),
+}  # fmt: skip

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random draft layers: an MTP layer in a tiny DeepSeek V3's directory, and an EAGLE head for a tiny Llama."""
+
+import json
+import re
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_latent import write_tiny_deepseek
+
+from pontil.runtime.loaders.config import read_config
+from pontil.runtime.loaders.draft_layers import DraftLayerSource, eagle_source, mtp_source
+from pontil.runtime.loaders.hf_directory import WHOLE
+from pontil.runtime.loaders.synthetic import write_json
+
+
+def random_layer(source: DraftLayerSource, seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    made = {}
+    for name, shape in source.shapes.items():
+        values = torch.randn(shape, generator=generator)
+        made[name] = 1 + 0.1 * values if len(shape) == 1 else values / shape[-1] ** 0.5
+    return made
+
+
+def write_mtp_model(folder: Path, seed: int = 5, dtype: str = "float32") -> None:
+    """Write a tiny DeepSeek V3 with an MTP layer, by the names under which it is published."""
+    write_tiny_deepseek(folder, dtype)
+    data = json.loads((folder / "config.json").read_text())
+    write_json(folder / "config.json", data | {"num_nextn_predict_layers": 1, "routed_scaling_factor": 2.5})
+    layer, tensors = data["num_hidden_layers"], load_file(folder / WHOLE)
+    kind = tensors["model.norm.weight"].dtype
+    for name, tensor in random_layer(mtp_source(folder), seed).items():
+        own = name.removeprefix("model.layers.0.").replace("model.norm", "shared_head.norm")
+        tensors[f"model.layers.{layer}.{own}"] = tensor.to(kind)
+    tensors[f"model.layers.{layer}.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors[f"model.layers.{layer}.shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    save_file(tensors, folder / WHOLE, metadata={"format": "pt"})
+
+
+def eagle_config(target: Path) -> dict[str, object]:
+    """The fields of config.json of an EAGLE head for this Llama."""
+    config = read_config(target)
+    return {
+        "architectures": ["LlamaForCausalLMEagle"], "model_type": "llama", "num_hidden_layers": 1,
+        "vocab_size": config.vocab_size, "hidden_size": config.hidden_size, "rms_norm_eps": config.rms_norm_eps,
+        "intermediate_size": config.intermediate_size, "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads, "head_dim": config.head_dim, "hidden_act": "silu",
+        "max_position_embeddings": config.max_model_len, "rope_theta": config.rope_theta, "torch_dtype": "float32",
+        "bias": True,
+    }  # fmt: skip
+
+
+def write_eagle_head(folder: Path, target: Path, seed: int = 6) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "config.json", eagle_config(target))
+    made = random_layer(eagle_source(target, folder), seed)
+    tensors = {re.sub("^model.", "", name).replace("eh_proj", "fc"): tensor for name, tensor in made.items()}
+    tensors["embed_tokens.weight"] = load_file(target / WHOLE)["model.embed_tokens.weight"].clone()
+    save_file(tensors, folder / WHOLE, metadata={"format": "pt"})
