@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 from processor import hide_faster_sets
 from xdist.scheduler import LoadFileScheduling
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from served import Served
 
 hide_faster_sets()
+# No verdict depends on how fast a machine is.
+settings.register_profile("any speed", deadline=None)
+settings.load_profile("any speed")
 for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)

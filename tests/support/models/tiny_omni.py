@@ -135,7 +135,10 @@ def omni_model(config: Qwen3OmniMoeConfig) -> Qwen3OmniMoeForConditionalGenerati
     model = Qwen3OmniMoeForConditionalGeneration._from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.ndim == 1:
+            if name.startswith("talker.") and parameter.ndim == 3:
+                # transformers leaves these experts as the memory was.
+                parameter.copy_(torch.randn_like(parameter) * 0.3)
+            elif parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
             elif name.startswith("code2wav."):
                 parameter.copy_(torch.randn_like(parameter) * 0.6 * parameter[0].numel() ** -0.5)
