@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A decode worker's connection to one prefill worker: one handshake for each incarnation, with a deadline."""
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -23,14 +24,15 @@ class HandshakeState(Enum):
 @dataclass(slots=True, eq=False)
 class PeerConnection:
     """The connection to `peer`, the prefill worker's incarnation, at the address `endpoint`. The peer must answer by
-    `deadline`, `patience` seconds after the handshake began. `reason` says why a FAILED connection failed. A connection
-    whose address now belongs to another process has no socket."""
+    `deadline`, `patience` seconds after the handshake began; at `greet_again` it is asked once more. `reason` says why
+    a FAILED connection failed. A connection whose address now belongs to another process has no socket."""
 
     peer: str
     endpoint: str
     socket: PeerClient | None
     deadline: float
     patience: float
+    greet_again: float = math.inf
     state: HandshakeState = HandshakeState.GREETING
     reason: str = ""
 

@@ -13,6 +13,10 @@ from pontil.runtime.wire.outbox import Outbox
 from pontil.runtime.wire.sockets import PeerClient, Poller
 from pontil.runtime.worker.peer_connection import HandshakeState, PeerConnection
 
+# Seconds until a handshake without an answer is repeated. The socket of an older connection to the same address may
+# still be closing; if it reaches the peer after ours, under our name, the peer's answer goes to it and is lost.
+GREET_EVERY = 0.5
+
 
 class PeerConnections(Mapping[str, PeerConnection]):
     """Connections by the peer's incarnation. `greeting` is the first message to each peer, except for its receiver;
@@ -59,7 +63,11 @@ class PeerConnections(Mapping[str, PeerConnection]):
         if self.greeting is None:
             connection.state = HandshakeState.READY
         else:
-            self.tell(peer, replace(self.greeting, receiver=peer))
+            self.greet(connection, self.greeting, now)
+
+    def greet(self, connection: PeerConnection, greeting: Greet, now: float) -> None:
+        connection.greet_again = now + GREET_EVERY
+        self.tell(connection.peer, replace(greeting, receiver=connection.peer))
 
     def clear_the_address(self, endpoint: str) -> None:
         """Close older connections to this address, which one process owns at a time. A socket for the previous owner
@@ -100,11 +108,13 @@ class PeerConnections(Mapping[str, PeerConnection]):
         return list(self.outbox.flush(now))
 
     def tick(self, now: float) -> None:
-        """Give up handshakes that failed."""
+        """Give up handshakes that failed, and repeat those that have no answer."""
         for connection in self.by_peer.values():
             connection.tick(now)
             if connection.state is HandshakeState.FAILED:
                 self.silence(connection)
+            elif connection.state is HandshakeState.GREETING and self.greeting and now >= connection.greet_again:
+                self.greet(connection, self.greeting, now)
 
     def close(self) -> None:
         for connection in self.by_peer.values():

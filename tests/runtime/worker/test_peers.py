@@ -94,6 +94,29 @@ def test_a_peer_that_came_back_is_another_peer(
     everyone_clean(proxy)
 
 
+def test_a_handshake_that_was_lost_is_repeated(
+    proxy: ScriptedProxy, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:  # C8
+    prefill, decode = pair
+    peers, put, lost = decode.decode.peers, decode.decode.peers.put, list[Message]()
+
+    def losing(peer: str, message: Message) -> bool:
+        if isinstance(message, Greet) and not lost:
+            lost.append(message)
+            return True
+        return put(peer, message)
+
+    monkeypatch.setattr(peers.outbox, "send", losing)
+    proxy.submit_pair(prefill, decode, "r", prompt(30), drawn(4))
+    proxy.turn_until(lambda: bool(lost))
+    connection = peers[prefill.incarnation]
+    assert connection.greet_again < connection.deadline
+    decode.decode.tick(connection.greet_again)
+    (answer,) = proxy.finish("r")
+    assert len(answer.ids) == 4 and not answer.failures
+    everyone_clean(proxy)
+
+
 def test_transfers_go_on_when_there_is_nothing_to_compute(proxy: ScriptedProxy, pair: Pair) -> None:  # C5
     """A finished pull wakes a decode worker that sleeps: only the connector's wake-up tells it."""
     prefill, decode = pair
