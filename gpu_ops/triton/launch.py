@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one place where kernels are started."""
+
+from collections.abc import Callable
+from typing import Any
+
+import triton
+
+Grid = tuple[int, ...]
+
+# Triton's interpreter computes with NumPy on a CPU. Its products and sums of bfloat16 are wrong, so that kernels, which
+# take this as a constant, widen to float32 before they compute.
+WIDE = bool(triton.knobs.runtime.interpret)
+
+
+def start(kernel: Any, grid: Grid, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
+    kernel[grid](*arguments, **constants)
+
+
+# Tests compile instead, or record what would be started.
+starter: Callable[[Any, Grid, tuple[Any, ...], dict[str, Any]], None] = start
+
+
+def launch(kernel: Any, grid: Grid, *arguments: Any, **constants: Any) -> None:
+    """Start `kernel` with so many programs. `constants` are compile-time values and options such as num_warps."""
+    starter(kernel, grid, arguments, constants)
+
+
+def ceil_div(number: int, divisor: int) -> int:
+    return -(-number // divisor)
+
+
+def power_of_2(number: int) -> int:
+    """The least power of two that is not less."""
+    return int(triton.next_power_of_2(number))

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tries cases in a process of its own, since a kernel that reads outside its memory ends the process, and since
+Triton's interpreter is chosen for a process. Started with the name of a target, or with "interpreter"; reads case names
+from standard input and writes a JSON object for each to standard output."""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from cases import CASES
+from ladder import KernelCase, largest_error
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+
+import app  # noqa: F401
+from pontil.gpu_ops.triton import launch
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90a": GPUTarget("cuda", 90, 32),
+    "sm_100a": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+CPU = torch.device("cpu")
+
+
+class NamedTarget(DriverBase):  # type: ignore[misc]
+    """A driver without a device, which only says for which one to compile."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        super().__init__()
+        self.target = target
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        return ty
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return CPU
+
+    def get_benchmarker(self) -> Any:
+        raise AssertionError("kernels are not tuned here")
+
+
+def interpret(case: KernelCase) -> dict[str, Any]:
+    assert case.expected is not None
+    return {"error": largest_error(case.call(CPU), case.expected())}
+
+
+class Compiler:
+    """Compiles each kernel that a case would start, for one target."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.target = name, TARGETS[name]
+        triton.runtime.driver.set_active(NamedTarget(self.target))
+        self.kernels: list[dict[str, Any]] = []
+        launch.starter = self.compile
+
+    def __call__(self, case: KernelCase) -> dict[str, Any]:
+        self.kernels = []
+        case.call(CPU)
+        return {"kernels": self.kernels}
+
+    def compile(self, kernel: Any, grid: launch.Grid, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
+        made = kernel.warmup(*arguments, grid=grid, **constants)
+        facts = {"kernel": kernel.fn.__name__, "shared": made.metadata.shared}
+        if self.target.backend == "hip":
+            facts |= amd_facts(made.asm["amdgcn"])
+        else:
+            facts |= nvidia_facts(made.asm["ptx"])
+        self.kernels.append(facts)
+
+
+def nvidia_facts(ptx: str) -> dict[str, Any]:
+    """Registers and spills as the assembler that comes with Triton counts them, and the assembly's instructions."""
+    (architecture,) = re.findall(r"^\.target (sm_\w+)", ptx, re.MULTILINE)
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    assembler = tool / ("ptxas-blackwell" if architecture.startswith(("sm_10", "sm_12")) else "ptxas")
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx)
+        done = subprocess.run(
+            [assembler, "-v", f"--gpu-name={architecture}", source, "-o", source.with_suffix(".cubin")],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    said = done.stderr + done.stdout
+    (registers,) = re.findall(r"Used (\d+) registers", said)
+    spills = sum(int(count) for count in re.findall(r"(\d+) bytes spill stores", said))
+    names = sorted(set(re.findall(r"^\s+(?:@!?%\w+ )?([a-z][\w.:]*)", ptx, re.MULTILINE)))
+    return {"registers": int(registers), "spills": spills, "instructions": names}
+
+
+def amd_facts(assembly: str) -> dict[str, Any]:
+    def number(name: str) -> int:
+        return int(re.findall(rf"\.{name}:\s+(\d+)", assembly)[0])
+
+    spills = number("vgpr_spill_count") + number("sgpr_spill_count")
+    names = sorted(set(re.findall(r"^\s+([a-z]\w+)", assembly, re.MULTILINE)))
+    return {"registers": number("vgpr_count"), "spills": spills, "instructions": names}
+
+
+def main() -> None:
+    rung = sys.argv[1]
+    try_case = interpret if rung == "interpreter" else Compiler(rung)
+    for line in sys.stdin:
+        print(json.dumps(try_case(CASES[line.strip()])), flush=True)
+
+
+if __name__ == "__main__":
+    main()
