@@ -13,7 +13,9 @@ from collections.abc import Iterable
 from math import gcd
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 GOLDEN = 0x9E3779B97F4A7C15
 LARGEST = (1 << 63) - 1
@@ -36,3 +38,14 @@ def block_digests(pool: NDArray[np.uint8], blocks: Iterable[int], weights: NDArr
     rows = words.reshape(*words.shape[:-1], -1, words[0].size // len(weights))
     sums = [int(np.dot(np.add.reduce(rows[block], axis=-1).ravel(), weights)) for block in blocks]
     return [(total & LARGEST) ^ (total < 0) for total in sums]
+
+
+def device_digests(blocks: Tensor, weights: NDArray[np.int64]) -> list[int]:
+    """`block_digests` of all blocks uint8 [blocks, …, bytes], on any device, with the same numbers. Waits for the
+    device."""
+    if not len(blocks):
+        return []
+    rows = blocks.contiguous().view(torch.int64).view(len(blocks), len(weights), -1)
+    totals = (rows.sum(-1) * torch.from_numpy(weights).to(blocks.device)).sum(-1)
+    digests: list[int] = ((totals & LARGEST) ^ (totals < 0).long()).tolist()
+    return digests

@@ -45,10 +45,12 @@ from pontil.runtime.disaggregation.receiver import KVReceiver, ReceiveTransfer  
 from pontil.runtime.disaggregation.sender import KVSender, PrefillResult  # noqa: E402
 from pontil.runtime.transfer.auto_connector import AutoConnector  # noqa: E402
 from pontil.runtime.transfer.connector import Connector, Pair, PullResult, runs  # noqa: E402
+from pontil.runtime.transfer.copying_connector import CopyJob  # noqa: E402
 from pontil.runtime.transfer.grants import Grant  # noqa: E402
+from pontil.runtime.transfer.peer_pool import PeerPool  # noqa: E402
 from pontil.runtime.transfer.ranked_connector import RankedConnector  # noqa: E402
 from pontil.runtime.transfer.security import TransferSecurity  # noqa: E402
-from pontil.runtime.transfer.shm_connector import ShmConnector, ShmPull  # noqa: E402
+from pontil.runtime.transfer.shm_connector import ShmConnector  # noqa: E402
 from pontil.runtime.transfer.tcp_connector import TcpConnector  # noqa: E402
 from pontil.runtime.wire.messages import ChunkReady, Handoff  # noqa: E402
 
@@ -157,7 +159,7 @@ class SlowPull(ShmConnector):
 
     rate = 50e6
 
-    def copy(self, job: ShmPull) -> PullResult:
+    def copy(self, job: CopyJob[PeerPool]) -> PullResult:
         until = time.monotonic() + len(job.pairs) * LAYOUT.block_bytes / self.rate
         done = super().copy(job)
         time.sleep(max(0.0, until - time.monotonic()))

@@ -4,8 +4,9 @@
 The memory is an anonymous file (memfd): it has no name in any file system, so nothing is left behind however the
 process ends. It starts with a header: the epoch cells, one 64-bit number per reservation slot, never reset, then the
 random identity of this pool, by which a peer checks that it opened the right memory. The blocks follow. On a CPU the
-engine computes directly in this memory. On a GPU it is the staging area: `publish` copies blocks out to it, `receive`
-copies them in.
+engine computes directly in this memory. On a GPU it is the staging area for peers that cannot read the GPU: `stage`
+copies blocks out to it, `land` copies them in, and `forget` gives its pages back, so that it takes no more memory than
+the blocks that are on their way.
 """
 
 import mmap
@@ -13,14 +14,17 @@ import os
 import secrets
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from pontil.gpu_ops.digest import block_digests, digest_weights
+from pontil.gpu_ops.digest import block_digests, device_digests, digest_weights
 from pontil.gpu_ops.kernels.slots import clear_packed
+from pontil.runtime.cache.device_memory import DeviceMemory, memory_of
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.errors import ModelError
 
@@ -50,11 +54,15 @@ def epoch_after_data(epochs: NDArray[np.int64], slot: int) -> int:
 
 
 class KVStorage:
-    """`tensor` [block, layer, plane, kv_head, slot, cells of a row] is the engine's memory; `shared` uint8 [block,
-    bytes] is what peers map. Both start as zeros: stale garbage times a zero weight would poison a sum."""
+    """`tensor` [block, layer, plane, kv_head, slot, cells of a row] is the engine's memory, and `own` the same as bytes
+    uint8 [block, bytes]; `shared` uint8 [block, bytes] is what peers map. All start as zeros: stale garbage times a
+    zero weight would poison a sum. `memory` is the device's, None on a CPU, where `own` and `shared` are one."""
 
-    def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
+    def __init__(
+        self, layout: KVLayout, num_blocks: int, device: torch.device, memory: DeviceMemory | None = None
+    ) -> None:
         self.layout, self.num_blocks, self.device = layout, num_blocks, device
+        self.memory = memory or memory_of(device)
         self.size = HEADER_BYTES + num_blocks * layout.block_bytes
         self.fd = os.memfd_create("pontil-kv", os.MFD_CLOEXEC)
         weakref.finalize(self, os.close, self.fd)
@@ -75,29 +83,63 @@ class KVStorage:
         self.bytes = self.shared.numpy()
         self.identity = secrets.token_bytes(IDENTITY_BYTES)
         self.map[HEADER_BYTES - IDENTITY_BYTES : HEADER_BYTES] = self.identity
-        # Unless the engine runs on the CPU, `shared` is separate memory with only the published or pulled blocks.
-        self.staged = device.type != "cpu"
-        shape = (num_blocks, *layout.block_shape)
-        if device.type == "cpu":
-            self.tensor = self.shared.view(-1).view(CELL_DTYPES[layout.dtype]).view(shape)
-        else:
-            self.tensor = torch.zeros(shape, dtype=CELL_DTYPES[layout.dtype], device=device)
+        size = num_blocks * layout.block_bytes
+        own = self.shared.view(-1) if self.memory is None else self.memory.allocate(size)
+        self.own = own.view(num_blocks, layout.block_bytes)
+        self.tensor = own.view(CELL_DTYPES[layout.dtype]).view(num_blocks, *layout.block_shape)
+
+    @property
+    def staged(self) -> bool:
+        """True where `shared` is other memory than the engine's."""
+        return self.memory is not None
 
     def set_epoch(self, slot: int, epoch: int) -> None:
         """Write an epoch that every reader sees before any data that is written to the blocks from now on."""
         self.epochs[slot] = epoch
         fence()
 
-    def publish(self, blocks: list[int]) -> None:
-        """Make these blocks' bytes, as the engine left them, visible in `shared`. Does nothing for an empty list."""
+    def stage(self, blocks: Sequence[int]) -> None:
+        """Copy these blocks' bytes from the engine's memory to `shared`, where these are two."""
         if self.staged and blocks:
-            self.shared[blocks] = self.tensor[blocks].cpu().view(torch.uint8).flatten(1)
+            self.shared[list(blocks)] = self.own[list(blocks)].cpu()
 
-    def receive(self, blocks: list[int]) -> None:
-        """Copy these blocks' bytes from `shared` to the engine."""
-        if self.staged and blocks:
-            data = self.shared[blocks].view(self.tensor.dtype)
-            self.tensor[blocks] = data.view(-1, *self.layout.block_shape).to(self.device)
+    def mark(self) -> Any:
+        """Return the moment behind everything that was started on the device so far; None on a CPU."""
+        return None if self.memory is None else self.memory.mark()
+
+    def land(self, blocks: Sequence[int], heads: range | None, mark: Any) -> None:
+        """Copy these blocks' bytes, or some of the model's heads in them, from `shared` to the engine's memory behind
+        the mark, and forget them, where these are two. For a connector's thread: on return the copy is complete."""
+        if self.memory is None or not blocks:
+            return
+        with self.memory.after(mark):
+            target, source = self.heads_in(self.own, heads), self.heads_in(self.shared, heads)
+            target[list(blocks)] = source[list(blocks)].to(self.device)
+        self.forget(blocks)
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Give back the memory of these blocks in `shared`, where the engine's is another: they read as zeros. The
+        pages that blocks share with neighbours stay."""
+        if self.memory is None:
+            return
+        for block in blocks:
+            start = HEADER_BYTES + block * self.layout.block_bytes
+            first, end = -(-start // mmap.PAGESIZE), (start + self.layout.block_bytes) // mmap.PAGESIZE
+            if first < end:
+                self.map.madvise(mmap.MADV_REMOVE, first * mmap.PAGESIZE, (end - first) * mmap.PAGESIZE)
+
+    def heads_in(self, pool: Tensor, heads: range | None) -> Tensor:
+        """View some of the model's heads in a pool like ours uint8 [block, bytes]: uint8 [block, layer and plane,
+        bytes]; the pool itself if they are all that it holds."""
+        return self.heads_of_pool(pool, self.layout.kv_heads, heads)
+
+    def heads_of_pool(self, pool: Tensor, held: range, heads: range | None) -> Tensor:
+        """The same of a pool that holds the heads `held`, ours or a peer's."""
+        size = self.layout.head_bytes
+        if heads is None or heads == held:
+            return pool
+        first = (heads.start - held.start) * size
+        return pool.view(len(pool), self.layout.runs, -1)[:, :, first : first + len(heads) * size]
 
     def digests(self, blocks: Iterable[int], heads: range | None = None) -> list[int]:
         """Digest each block in `shared`, or some of the model's heads in it. Thread-safe. Pools with other heads
@@ -105,6 +147,12 @@ class KVStorage:
         held = self.layout.kv_heads
         pool = self.bytes if heads is None or heads == held else self.slices(self.bytes, held, heads)
         return block_digests(pool, blocks, self.weights_of(len(heads or held)))
+
+    def own_digests(self, blocks: Sequence[int], heads: range | None = None) -> list[int]:
+        """`digests` of what the engine's memory holds. Waits for the device."""
+        held = self.layout.kv_heads
+        pool = self.heads_in(self.own, heads)
+        return device_digests(pool[list(blocks)], self.weights_of(len(heads or held)))
 
     def weights_of(self, heads: int) -> NDArray[np.int64]:
         """The weights for digests of so many heads."""

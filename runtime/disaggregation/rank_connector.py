@@ -59,6 +59,11 @@ class RankConnector:
         for known in (self.divisions, self.progress, self.counts, self.broken):
             known.pop(peer, None)
 
+    def staged(self, peer: str) -> bool:
+        """Return whether the peer has to stage its blocks for some rank. It always has to where there are followers,
+        which may reach it in another way."""
+        return self.orders.ranks > 1 or self.own.staged(peer)
+
     def lost(self) -> list[str]:
         return list(self.unreachable())
 

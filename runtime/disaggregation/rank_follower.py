@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of a follower that carries out its driver's orders about KV blocks. It decides nothing."""
 
+import queue
+from functools import partial
 from typing import Any
 
 from pontil.runtime.cache.head_groups import HeadGroups
 from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.disaggregation.publisher import HostPublisher, Publisher
 from pontil.runtime.disaggregation.rank_pools import published
 from pontil.runtime.errors import TransferError
 from pontil.runtime.transfer.connector import Connector, PullResult
@@ -16,14 +19,18 @@ class FollowerTransfers:
     """The transfers of one follower. `obey` each plan before its copies and rows; `report` after it, and whenever the
     connector wakes the process or a second has passed while `pulling`."""
 
-    def __init__(self, storage: KVStorage, connector: Connector, grants: Grants | None = None) -> None:
+    def __init__(
+        self, storage: KVStorage, connector: Connector, grants: Grants | None = None, publisher: Publisher | None = None
+    ) -> None:
         self.storage, self.connector, self.grants = storage, connector, grants or Grants()
+        self.publisher = publisher or HostPublisher(storage)
         # The driver's tickets by our connector's, and the other way.
         self.tickets: dict[int, int] = {}
         self.ours: dict[int, int] = {}
         self.peers: dict[str, int] = {}
         self.lost: set[str] = set()
-        self.digests: list[list[int]] = []
+        # Filled by the publisher's thread, too.
+        self.digests: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
         self.failed_peers: dict[str, str] = {}
 
     @property
@@ -47,8 +54,9 @@ class FollowerTransfers:
             self.storage.clear_tail(block, filled)
         for number, taking, *blocks in plan.published:
             division = HeadGroups(self.storage.layout.num_kv_heads, self.storage.layout.ranks, taking)
-            self.digests.append([number, *published(self.storage, blocks, division)])
-        self.storage.receive(plan.accepted)
+            wanted = published(blocks, division, self.storage.layout.rank, staged=True)
+            self.publisher.publish(wanted, partial(self.published, number))
+        self.publisher.forget(plan.forgotten)
         for peer in plan.detached:
             self.detach(peer)
         for peer, descriptor in plan.attached.items():
@@ -58,6 +66,9 @@ class FollowerTransfers:
         for ticket in plan.cancelled:
             if ticket in self.ours:
                 self.connector.cancel(self.ours[ticket])
+
+    def published(self, number: int, digests: list[int]) -> None:
+        self.digests.put([number, *digests])
 
     def change_grant(self, told: dict[str, Any]) -> None:
         if "secret" in told:
@@ -94,10 +105,11 @@ class FollowerTransfers:
         lost = [peer for peer in self.connector.lost() if peer not in self.lost]
         self.peers |= fresh
         self.lost |= set(lost)
+        digests = [self.digests.get() for _ in range(self.digests.qsize())]
         news = {
-            "digests": self.digests, "pulls": ended, "failed_peers": self.failed_peers, "received": fresh, "lost": lost,
+            "digests": digests, "pulls": ended, "failed_peers": self.failed_peers, "received": fresh, "lost": lost,
         }  # fmt: skip
-        self.digests, self.failed_peers = [], {}
+        self.failed_peers = {}
         return {name: told for name, told in news.items() if told}
 
     def ended(self, done: PullResult) -> dict[str, Any]:
@@ -111,3 +123,4 @@ class FollowerTransfers:
 
     def close(self) -> None:
         self.connector.close()
+        self.publisher.close()

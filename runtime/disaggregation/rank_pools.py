@@ -2,9 +2,11 @@
 """The KV pools of all ranks of a worker as its driver changes them: its own at once, the followers' by orders."""
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from pontil.runtime.cache.head_groups import HeadGroups, in_order
 from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.disaggregation.publisher import HostPublisher, PublishedBlocks, Publisher
 from pontil.runtime.disaggregation.rank_orders import RankOrders
 from pontil.runtime.transfer.grants import Grant, Grants
 from pontil.runtime.wire.messages import RankDone
@@ -19,6 +21,9 @@ class Publication:
     division: HeadGroups
     parts: dict[int, list[int]] = field(default_factory=dict)
 
+    def stated(self, rank: int, digests: list[int]) -> None:
+        self.parts[rank] = digests
+
     def digests(self) -> list[int] | None:
         """Return the digests in the order (block, head group) once all ranks have answered. Raises ValueError if an
         answer is not for these blocks."""
@@ -32,8 +37,12 @@ class RankPools:
     """Owner of nothing: the pool of block numbers is the engine's. An order is carried out by a follower before
     anything that is computed or pulled later, as it is here."""
 
-    def __init__(self, storage: KVStorage, orders: RankOrders | None = None, grants: Grants | None = None) -> None:
+    def __init__(
+        self, storage: KVStorage, orders: RankOrders | None = None, grants: Grants | None = None,
+        publisher: Publisher | None = None,
+    ) -> None:  # fmt: skip
         self.storage, self.layout = storage, storage.layout
+        self.publisher = publisher or HostPublisher(storage)
         self.orders, self.grants = orders if orders is not None else RankOrders(), grants or Grants()
         self.last = 0
         # Publications that some rank has not answered, by their number.
@@ -47,15 +56,11 @@ class RankPools:
         self.storage.clear_tail(block, filled)
         self.orders.add("cleared", [block, filled])
 
-    def receive(self, blocks: list[int]) -> None:
-        """Let the engine have blocks that were pulled and verified."""
-        self.storage.receive(blocks)
-        self.orders.add("accepted", *blocks)
-
-    def publish(self, blocks: list[int], taking: int) -> Publication:
-        """Make blocks readable for a peer of so many ranks, and digest them."""
+    def publish(self, blocks: list[int], taking: int, staged: bool = True) -> Publication:
+        """Make blocks readable for a peer of so many ranks, and digest them. `staged`: in host memory."""
         division = HeadGroups(self.layout.num_kv_heads, self.layout.ranks, taking)
-        made = Publication(list(blocks), division, {0: published(self.storage, blocks, division)})
+        made = Publication(list(blocks), division)
+        self.publisher.publish(published(blocks, division, self.layout.rank, staged), partial(made.stated, 0))
         if blocks and self.orders.ranks > 1:
             self.last += 1
             self.unanswered[self.last] = made
@@ -64,6 +69,12 @@ class RankPools:
             made.parts.update({rank: [] for rank in self.orders.followers})
         return made
 
+    def forget(self, blocks: list[int]) -> None:
+        """Give back the host memory in which blocks were published."""
+        self.publisher.forget(blocks)
+        if self.storage.staged:
+            self.orders.add("forgotten", *blocks)
+
     def take(self, done: RankDone) -> None:
         """Record a follower's digests. Those that were not asked for, or came before, are ignored."""
         for number, *digests in (told for told in done.digests if told):
@@ -71,7 +82,7 @@ class RankPools:
             if made is None or done.rank not in self.orders.followers:
                 continue
             made.parts.setdefault(done.rank, digests)
-            if len(made.parts) == self.orders.ranks:
+            if made.parts.keys() >= set(self.orders.followers):
                 del self.unanswered[number]
 
     def open_grant(self, granted: Grant, slot: int) -> None:
@@ -88,10 +99,7 @@ class RankPools:
         self.orders.close_grant(transfer_id)
 
 
-def published(storage: KVStorage, blocks: list[int], division: HeadGroups) -> list[int]:
-    """Make the head groups that this rank reads out readable; return their digests in the order (block, group)."""
-    groups = division.given_by(storage.layout.rank)
-    if groups:
-        storage.publish(blocks)
-    columns = [storage.digests(blocks, division.all[group]) for group in groups]
-    return [digest for row in zip(*columns, strict=True) for digest in row]
+def published(blocks: list[int], division: HeadGroups, rank: int, staged: bool) -> PublishedBlocks:
+    """The blocks with the head groups that a rank reads out; of none, nothing is made readable."""
+    groups = [division.all[group] for group in division.given_by(rank)]
+    return PublishedBlocks(blocks if groups else [], groups, staged)

@@ -98,7 +98,6 @@ class KVReceiver:
         self.by_ticket: dict[int, ReceiveTransfer] = {}
         self.acts: dict[ReceiveAction, Callable[[ReceiveTransfer], None]] = {
             ReceiveAction.START_PULL: self.start_pull,
-            ReceiveAction.ACCEPT_BLOCKS: self.accept_blocks,
             ReceiveAction.CANCEL_PULLS: self.cancel_pulls,
             ReceiveAction.KEEP_BLOCKS: callbacks.keep_blocks,
             ReceiveAction.FREE_BLOCKS: callbacks.free_blocks,
@@ -240,10 +239,6 @@ class KVReceiver:
             ticket = self.connector.pull(transfer.peer, transfer.ready.pairs, transfer.slot, transfer.shown)
             transfer.pending[ticket] = transfer.ready
             self.by_ticket[ticket] = transfer
-
-    def accept_blocks(self, transfer: ReceiveTransfer) -> None:
-        assert transfer.ready is not None
-        self.pools.receive([ours for _, ours in transfer.ready.pairs])
 
     def cancel_pulls(self, transfer: ReceiveTransfer) -> None:
         for ticket in transfer.pending:

@@ -27,7 +27,7 @@ from pontil.runtime.wire.messages import ChunkReady, Handoff, Logprobs
 class SendTransfer:
     """One transfer to a peer of so many `ranks`. `blocks` are the prompt's once it is computed; the first `announced`
     of them have been announced, or are about to be. At `deadline` the transfer ends in any case. `reason` says why it
-    failed, if it did."""
+    failed, if it did. `staged`: the peer reads host memory, in which the `published` blocks are."""
 
     transfer_id: str
     peer: str
@@ -40,6 +40,8 @@ class SendTransfer:
     held_since: float = 0.0
     reason: str = ""
     ranks: int = 1
+    staged: bool = True
+    published: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,24 +104,25 @@ class KVSender:
             SendAction.START_LEASE: self.start_lease,
             SendAction.EXTEND_LEASE: self.extend_lease,
             SendAction.BUMP_EPOCH: self.bump_epoch,
-            SendAction.FREE_BLOCKS: lambda sent, now: callbacks.free_blocks(sent),
+            SendAction.FREE_BLOCKS: self.free_blocks,
             SendAction.FREE_SLOT: self.free_slot,
             SendAction.SEND_FINISHED: lambda sent, now: callbacks.withdraw(sent, True),
             SendAction.SEND_WITHDRAWN: lambda sent, now: callbacks.withdraw(sent, False),
         }
 
     def begin(
-        self, transfer_id: str, peer: str, now: float, have: int = 0, secret: str | None = None, ranks: int = 1
-    ) -> SendTransfer | None:
+        self, transfer_id: str, peer: str, now: float, have: int = 0, secret: str | None = None, ranks: int = 1,
+        staged: bool = True,
+    ) -> SendTransfer | None:  # fmt: skip
         """Start a transfer of all but the first `have` blocks to a peer of so many ranks. Return None when every slot
         is taken, or a transfer with this id is open. With a `secret`, peers that have it may read its announced blocks
-        across a network."""
+        across a network. A peer for which they are not `staged` opens our GPU's memory itself."""
         if not self.free_slots or transfer_id in self.open:
             return None
         slot = self.free_slots.popleft()
         deadline = now + self.deadlines.kv_transfer_timeout
         epoch = int(self.pools.storage.epochs[slot])
-        sent = SendTransfer(transfer_id, peer, slot, epoch, deadline, announced=have, ranks=ranks)
+        sent = SendTransfer(transfer_id, peer, slot, epoch, deadline, announced=have, ranks=ranks, staged=staged)
         self.open[transfer_id] = sent
         if secret is not None:
             self.pools.open_grant(Grant(transfer_id, sent.epoch, secret), slot)
@@ -170,7 +173,10 @@ class KVSender:
         """Make the message's blocks readable, and send it when their digests are known."""
         self.pools.allow(sent.transfer_id, message.block_ids)
         sent.announced += len(message.block_ids)
-        self.announcements.append(PendingAnnouncement(sent, message, self.pools.publish(message.block_ids, sent.ranks)))
+        if sent.staged:
+            sent.published += message.block_ids
+        publication = self.pools.publish(message.block_ids, sent.ranks, sent.staged)
+        self.announcements.append(PendingAnnouncement(sent, message, publication))
         self.flush()
 
     def flush(self) -> None:
@@ -223,6 +229,10 @@ class KVSender:
     def extend_lease(self, sent: SendTransfer, now: float) -> None:
         longest = sent.held_since + self.deadlines.kv_transfer_timeout
         sent.deadline = min(now + self.deadlines.kv_lease, longest)
+
+    def free_blocks(self, sent: SendTransfer, now: float) -> None:
+        self.pools.forget(sent.published)
+        self.callbacks.free_blocks(sent)
 
     def bump_epoch(self, sent: SendTransfer, now: float) -> None:
         self.last_epoch += 1

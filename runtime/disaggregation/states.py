@@ -81,7 +81,6 @@ class ReceiveAction(Enum):
     copier that does not end makes its blocks unsafe for ever."""
 
     START_PULL = "start pull"
-    ACCEPT_BLOCKS = "accept blocks"
     CANCEL_PULLS = "cancel pulls"
     KEEP_BLOCKS = "keep blocks"
     FREE_BLOCKS = "free blocks"
@@ -128,7 +127,7 @@ RECEIVING: ReceivingTable = {
     ),
     (ReceiveState.RESERVED, ReceiveEvent.FINISHED): (ReceiveState.DRAINING, (ReceiveAction.KEEP_BLOCKS,)),
     (ReceiveState.PULLING, ReceiveEvent.ANNOUNCED): (ReceiveState.PULLING, (ReceiveAction.START_PULL,)),
-    (ReceiveState.PULLING, ReceiveEvent.ARRIVED): (ReceiveState.PULLING, (ReceiveAction.ACCEPT_BLOCKS,)),
+    (ReceiveState.PULLING, ReceiveEvent.ARRIVED): (ReceiveState.PULLING, ()),
     (ReceiveState.PULLING, ReceiveEvent.WHOLE): (
         ReceiveState.COMPLETE,
         (ReceiveAction.PROMOTE, ReceiveAction.SEND_FETCHED),

@@ -16,7 +16,7 @@ class ConnectorRow:
     """One connector. `target` is a module of `runtime/transfer/` and its class, `threads` are the names of its threads,
     and `reach` says where it can be used. Below `slow` bytes a second a handoff costs more than it should. For a
     connector that does not work here, `without` is the consequence and `mend` the remedy; a launch cannot do without
-    one that is `needed`."""
+    one that is `needed`. One that is `on_gpus` moves blocks from GPU to GPU: a worker on a CPU has no use for it."""
 
     name: str
     target: str
@@ -26,12 +26,19 @@ class ConnectorRow:
     without: str
     mend: str
     needed: bool = False
+    on_gpus: bool = False
 
 
 # By name, in the order in which `auto` tries them.
 CONNECTORS = {
     row.name: row
     for row in (
+        ConnectorRow(
+            "cuda", "cuda_connector:CudaConnector", "cuda between GPUs of one host", ("over-cuda",), 10e9,
+            "workers on GPUs of this host hand over through host memory, which takes longer",
+            "let processes of one user share GPU memory, which containers without a common IPC namespace forbid",
+            on_gpus=True,
+        ),
         ConnectorRow(
             "shm", "shm_connector:ShmConnector", "shm on one host", ("over-shm",), 1e9,
             "workers of this host hand over through TCP, which takes longer",
@@ -45,3 +52,8 @@ CONNECTORS = {
     )
 }  # fmt: skip
 NAMES = (AUTO, *CONNECTORS)
+
+
+def usable(on_gpu: bool) -> list[str]:
+    """Return the names of the connectors that a worker on a GPU, or on a CPU, can use."""
+    return [name for name, row in CONNECTORS.items() if on_gpu or not row.on_gpus]

@@ -14,7 +14,7 @@ import torch
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.errors import PontilError, TransferError
-from pontil.runtime.foundation.connectors import CONNECTORS
+from pontil.runtime.foundation.connectors import usable
 from pontil.runtime.transfer.auto_connector import AutoConnector
 from pontil.runtime.transfer.connector import Connector, ConnectorOptions
 from pontil.runtime.transfer.connector_factory import opener
@@ -33,7 +33,7 @@ def measure() -> dict[str, float | str]:
     """
     with lender() as descriptor:
         storage = filled_storage()
-        return {kind: rate(kind, storage, descriptor) for kind in CONNECTORS}
+        return {kind: rate(kind, storage, descriptor) for kind in usable(on_gpu=False)}
 
 
 def rate(kind: str, storage: KVStorage, descriptor: dict[str, Any]) -> float | str:

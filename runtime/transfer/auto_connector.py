@@ -8,7 +8,7 @@ from typing import Any
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config import DEADLINES, Deadlines
 from pontil.runtime.errors import TransferError
-from pontil.runtime.foundation.connectors import AUTO, CONNECTORS
+from pontil.runtime.foundation.connectors import AUTO, usable
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.transfer.connector import ConnectorOptions, Pair, PullResult, SliceConnector
 from pontil.runtime.transfer.connector_factory import opener
@@ -25,7 +25,7 @@ class AutoConnector:
         guard: TransferSecurity | None = None, deadlines: Deadlines = DEADLINES, failures: ThreadFailures | None = None,
     ) -> None:  # fmt: skip
         options = ConnectorOptions(host, deadlines, guard, failures, count(1))
-        self.ways = {name: opener(name)(storage, wake, options) for name in CONNECTORS}
+        self.ways = {name: opener(name)(storage, wake, options) for name in usable(storage.staged)}
         self.chosen: dict[str, SliceConnector] = {}
         self.pulls: dict[int, SliceConnector] = {}
 
@@ -55,6 +55,10 @@ class AutoConnector:
         connector = self.chosen.pop(peer, None)
         if connector is not None:
             connector.detach(peer)
+
+    def staged(self, peer: str) -> bool:
+        connector = self.chosen.get(peer)
+        return connector is None or connector.staged(peer)
 
     def lost(self) -> list[str]:
         return [peer for way in self.ways.values() for peer in way.lost()]

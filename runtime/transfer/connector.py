@@ -65,6 +65,10 @@ class Connector(Protocol):
     def detach(self, peer: str) -> None:
         """Forget a peer once its pulls have ended. Unknown peers are no error."""
 
+    def staged(self, peer: str) -> bool:
+        """Return whether this peer has to copy its blocks to host memory before we can read them, if it computes on a
+        GPU."""
+
     def lost(self) -> list[str]:
         """Return the attached peers whose process has ended."""
 

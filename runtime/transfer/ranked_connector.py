@@ -75,6 +75,9 @@ class RankedConnector:
             self.inner.detach(source.key)
         self.progress.pop(peer, None)
 
+    def staged(self, peer: str) -> bool:
+        return any(self.inner.staged(source.key) for source in self.sources.get(peer, [HeadSource(peer)]))
+
     def lost(self) -> list[str]:
         return sorted({key.rpartition("/")[0] for key in self.inner.lost()})
 

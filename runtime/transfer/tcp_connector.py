@@ -47,14 +47,16 @@ TRIALS = (0.1, 0.5, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class TcpPull:
-    """A pull: runs of blocks (first block of theirs, first of ours, count), the cell to read, the grant to show, and
-    the KV heads if they are not all that both pools have."""
+    """A pull: runs of blocks (first block of theirs, first of ours, count), the cell to read, the grant to show, the
+    KV heads if they are not all that both pools have, and the moment on our device after which its blocks may be
+    written."""
 
     ticket: int
     runs: list[tuple[int, int, int]]
     slot: int
     shown: Grant | None = None
     heads: range | None = None
+    mark: Any = None
 
 
 class PeerStream:
@@ -169,6 +171,8 @@ class PeerStream:
             self.channel.close()
             return PullResult(job.ticket, str(error), None, 0, time.monotonic() - begun)
         self.may_try = True
+        taken = [block for _, ours, length in job.runs for block in range(ours, ours + length)]
+        self.storage.land(taken, job.heads, job.mark)
         moved = self.size_of(job.heads) * sum(length for _, _, length in job.runs)
         return PullResult(job.ticket, None, epoch, moved, time.monotonic() - begun, digests)
 
@@ -311,8 +315,11 @@ class TcpConnector:
         else:
             self.pulls[ticket] = stream
             named = None if stream.address.heads == heads == held else heads
-            stream.give(TcpPull(ticket, runs(pairs), slot, shown if self.seed else None, named))
+            stream.give(TcpPull(ticket, runs(pairs), slot, shown if self.seed else None, named, self.storage.mark()))
         return ticket
+
+    def staged(self, peer: str) -> bool:
+        return True
 
     def poll(self) -> list[PullResult]:
         done = []

@@ -64,14 +64,14 @@ class RankReady:
 @dataclass(frozen=True, slots=True)
 class RankPlan:
     """From driver to follower: the work of one step. Any field may be empty. First come the orders about blocks, which
-    the driver gave before it planned the step, in the order `epochs`, `grants`, `cleared`, `published`, `accepted`,
+    the driver gave before it planned the step, in the order `epochs`, `grants`, `cleared`, `published`, `forgotten`,
     `detached`, `attached`, `pulls`, `cancelled`; then `copies` and `tiles`.
 
     `epochs`: [slot, epoch] to write into epoch cells. `grants`: changes of what peers may read, see
     runtime/disaggregation/rank_orders.py. `cleared`: [block, filled slots] whose rest is zeroed. `published`: requests,
-    each a number, the ranks of the taking worker, and then blocks to make readable and to digest. `accepted`: pulled
-    blocks that are good. `detached`: peers. `attached`: {peer: descriptor}. `pulls`: see
-    runtime/disaggregation/rank_connector.py. `cancelled`: tickets of pulls. `copies`: [from, to] of whole blocks.
+    each a number, the ranks of the taking worker, and then blocks to make readable and to digest. `forgotten`: blocks
+    whose copies in host memory no transfer needs any more. `detached`: peers. `attached`: {peer: descriptor}. `pulls`:
+    see runtime/disaggregation/rank_connector.py. `cancelled`: tickets of pulls. `copies`: [from, to] of whole blocks.
     `tiles`: rows to compute, as runtime/engine/tile_plan.py writes them. `stop`: leave after this plan.
     """
 
@@ -83,7 +83,7 @@ class RankPlan:
     tiles: list[dict[str, Any]] = field(default_factory=list)
     cleared: list[list[int]] = field(default_factory=list)
     published: list[list[int]] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
+    forgotten: list[int] = field(default_factory=list)
     attached: dict[str, dict[str, Any]] = field(default_factory=dict)
     detached: list[str] = field(default_factory=list)
     pulls: list[dict[str, Any]] = field(default_factory=list)

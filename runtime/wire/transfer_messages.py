@@ -41,7 +41,8 @@ class Greeting:
 @dataclass(frozen=True, slots=True)
 class Begin:
     """From decode to prefill worker: there is room for this transfer; start computing. The first `have` blocks of the
-    prompt are here already and need not be sent. I take it with so many `ranks`."""
+    prompt are here already and need not be sent. I take it with so many `ranks`. I read blocks from host memory, in
+    which they are `staged`, or else from the GPU itself."""
 
     sender: str
     receiver: str
@@ -50,6 +51,7 @@ class Begin:
     attempt: int
     have: int = 0
     ranks: int = 1
+    staged: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,7 @@ class DecodeSide:
                 request.attempt,
                 have,
                 self.machine.layout.ranks,
+                self.connector.staged(connection.peer),
             ),  # fmt: skip
         )
 

@@ -16,6 +16,7 @@ from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config import WorkerConfig
+from pontil.runtime.disaggregation.publisher import publisher_for
 from pontil.runtime.disaggregation.rank_follower import FollowerTransfers
 from pontil.runtime.engine.tile_plan import tile_plan
 from pontil.runtime.engine.tile_runner import TileRunner
@@ -62,6 +63,7 @@ class Follower:
         self.driver = ""
         self.done = 0
         self.steps = StepReporter(report)
+        self.failures = ThreadFailures()
         self.context = open_context()
         self.poller = Poller()
         self.socket = PeerClient(self.context, self.incarnation, config.rank_endpoint)
@@ -120,8 +122,10 @@ class Follower:
     def open_transfers(self, storage: KVStorage) -> FollowerTransfers:
         keys = None if self.config.keys is None else Keys.of(self.config.keys)
         guard = None if keys is None else TransferSecurity(keys.transfer)
-        own = open_connector(self.config, storage, self.poller.wake, guard, ThreadFailures())
-        return FollowerTransfers(storage, RankedConnector(own, storage), None if guard is None else guard.grants)
+        own = open_connector(self.config, storage, self.poller.wake, guard, self.failures)
+        grants = None if guard is None else guard.grants
+        publisher = publisher_for(storage, self.poller.wake, self.failures)
+        return FollowerTransfers(storage, RankedConnector(own, storage), grants, publisher)
 
     def turn(self, tiles: TileRunner, transfers: FollowerTransfers, prefault: Prefault) -> None:
         """Follow the plans that have arrived, and report what has ended."""

@@ -39,7 +39,8 @@ class Prefault:
     ) -> None:
         self.storage, self.pool, self.ahead, self.left = storage, pool, ahead, left
         self.mapped = 0
-        self.possible = True
+        # Pages of staged blocks are given back as soon as these have arrived.
+        self.possible = not storage.staged
 
     @property
     def goal(self) -> int:

@@ -158,7 +158,7 @@ class PrefillSide:
             self.give_up(request, "the decode worker claims ranks that cannot hold the model's KV heads")
             return
         secret = request.submit.transfer_secret
-        sent = self.kv_sender.begin(transfer_id, begin.sender, now, begin.have, secret, begin.ranks)
+        sent = self.kv_sender.begin(transfer_id, begin.sender, now, begin.have, secret, begin.ranks, begin.staged)
         if sent is None:
             self.refuse(begin, "too many transfers are open")
             self.give_up(request, "the prefill worker has too many transfers open")

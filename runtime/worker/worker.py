@@ -8,6 +8,7 @@ from types import FrameType
 
 from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config import WorkerConfig
+from pontil.runtime.disaggregation.publisher import publisher_for
 from pontil.runtime.disaggregation.rank_connector import RankConnector
 from pontil.runtime.disaggregation.rank_pools import RankPools
 from pontil.runtime.engine.sequence import FinishReason
@@ -79,7 +80,8 @@ class Worker:
         own = RankedConnector(self.transport, machine.storage)
         self.connector = RankConnector(own, machine.storage, self.driver.orders, self.driver.pools)
         grants = None if self.guard is None else self.guard.grants
-        self.pools = RankPools(machine.storage, self.driver.orders, grants)
+        self.publisher = publisher_for(machine.storage, self.poller.wake, self.failures)
+        self.pools = RankPools(machine.storage, self.driver.orders, grants, self.publisher)
         self.link = ProxyLink(self.control, make_hello(self.incarnation, config, machine, self.peers_in.endpoint))
         self.requests = RequestTable(self.incarnation, self.link)
         self.reachability = ProxyReachability(self.control.connection, config.control)
@@ -155,6 +157,7 @@ class Worker:
         for request in self.grammars.poll(now):
             self.start(request, now)
         self.decode.poll(now)
+        self.prefill.kv_sender.flush()
         self.tick(now)
         if self.may_step:
             self.step()
@@ -330,6 +333,7 @@ class Worker:
         self.idle_work.begin()
         self.grammars.close()
         self.connector.close()
+        self.publisher.close()
         self.stage.end()
         self.decode.peers.close()
         self.peers_in.close()

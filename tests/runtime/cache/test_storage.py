@@ -42,27 +42,28 @@ def memory(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("blocks", [[], [3], [4, 1, 3], [1, 2, 3, 4]])
 @pytest.mark.parametrize("planes", [1, 2])
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "fp8"])
-def test_what_is_published_is_what_the_engine_wrote_and_what_is_received_is_what_it_reads(
+def test_what_is_staged_is_what_the_engine_wrote_and_what_landed_is_what_it_reads(
     memory: str, blocks: list[int], dtype: str, planes: int
 ) -> None:
     """An empty list too: a step may finish no block of a prompt."""
     ours, theirs = (storage_in(memory, replace(LAYOUT, dtype=dtype, planes=planes), 5) for _ in range(2))
     ours.tensor.copy_(9 * torch.randn(ours.tensor.shape))
     before = as_bytes(theirs.tensor).clone()
-    ours.publish(blocks)
+    ours.stage(blocks)
     assert torch.equal(ours.shared[blocks], as_bytes(ours.tensor[blocks]))
+    assert ours.digests(blocks) == ours.own_digests(blocks)
     theirs.shared[blocks] = ours.shared[blocks]
-    theirs.receive(blocks)
+    theirs.land(blocks, None, theirs.mark())
     assert torch.equal(as_bytes(theirs.tensor[blocks]), as_bytes(ours.tensor[blocks]))
-    assert ours.digests(blocks) == theirs.digests(blocks) and len(ours.digests(blocks)) == len(blocks)
+    assert ours.own_digests(blocks) == theirs.own_digests(blocks) and len(ours.own_digests(blocks)) == len(blocks)
     others = [block for block in range(5) if block not in blocks]
     assert torch.equal(as_bytes(theirs.tensor[others]), before[others])
 
 
-def test_what_is_not_published_is_not_shown_where_the_engines_memory_is_its_own() -> None:
+def test_what_is_not_staged_is_not_shown_where_the_engines_memory_is_its_own() -> None:
     storage = storage_in("staged", LAYOUT, 3)
     storage.tensor[1:] = 1.5
-    storage.publish([2])
+    storage.stage([2])
     assert not storage.shared[1].any() and bool(storage.shared[2].any())
     storage.shared[1] = 7
     assert bool((storage.tensor[1] == 1.5).all())

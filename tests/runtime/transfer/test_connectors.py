@@ -23,7 +23,7 @@ from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import EPOCH_SLOTS
 from pontil.runtime.errors import TransferError
 
-WAYS = ("shm", "tcp", "sealed", "auto", "far", "hostile")
+WAYS = ("cuda", "shm", "tcp", "sealed", "auto", "far", "hostile")
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -55,7 +55,8 @@ def site(request: pytest.FixtureRequest) -> Iterator[ConnectorSite]:
     yield made
     for pool in made.pools:
         pool.connector.close()
-    memory = 2 * len(made.pools)  # the memory of a pool and its mapping stay open
+    # The memory of a pool and its mapping stay open, and so does that of an emulated device.
+    memory = (6 if made.way == "cuda" else 2) * len(made.pools)
     assert threading.active_count() == threads  # D5
     assert len(os.listdir("/proc/self/fd")) <= descriptors + memory
 
@@ -63,14 +64,14 @@ def site(request: pytest.FixtureRequest) -> Iterator[ConnectorSite]:
 def test_blocks_arrive_whole_with_the_cell_and_nothing_else_changes(site: ConnectorSite) -> None:
     ours, theirs = site.join("P")
     theirs.storage.epochs[EPOCH_SLOTS - 1] = 1 << 40
-    before = ours.storage.shared.clone()
+    before = ours.storage.own.clone()
     here, there = [5, 6, 7, 39, 2, 1], [10, 11, 12, 1, 39, 38]
     (done,) = ours.finish(ours.connector.pull("P", list(zip(there, here, strict=True)), EPOCH_SLOTS - 1))
     assert (done.error, done.epoch, done.bytes) == (None, 1 << 40, 6 * LAYOUT.block_bytes)
-    assert done.digests == theirs.storage.digests(there) == ours.storage.digests(here)
+    assert done.digests == theirs.storage.own_digests(there) == ours.storage.own_digests(here)
     assert ours.has(here, theirs, there)
     rest = [block for block in range(40) if block not in here]
-    assert torch.equal(ours.storage.shared[rest], before[rest])
+    assert torch.equal(ours.storage.own[rest], before[rest])
 
 
 @settings(max_examples=25, deadline=None)
@@ -116,14 +117,14 @@ def test_heads_arrive_and_nothing_else_changes(
     site.attach(reader, "P", other.connector.register(), other.storage.layout.kv_heads)
     other.storage.epochs[3] = 1 << 40
     here, there = [5, 6, 7, 39, 2], [10, 11, 12, 1, 39]
-    expected = reader.storage.shared.clone()
+    expected = reader.storage.own.clone()
     slices = reader.storage.slices(expected.numpy(), reader.storage.layout.kv_heads, heads)
-    given = other.storage.slices(other.storage.bytes, other.storage.layout.kv_heads, heads)
+    given = other.storage.slices(other.storage.own.numpy(), other.storage.layout.kv_heads, heads)
     slices[here] = given[there]
     (done,) = reader.finish(reader.connector.pull("P", list(zip(there, here, strict=True)), 3, heads=heads))
     assert (done.error, done.epoch, done.bytes) == (None, 1 << 40, 5 * reader.storage.slice_bytes(heads))
-    assert done.digests == other.storage.digests(there, heads) == reader.storage.digests(here, heads)
-    assert torch.equal(reader.storage.shared, expected)
+    assert done.digests == other.storage.own_digests(there, heads) == reader.storage.own_digests(here, heads)
+    assert torch.equal(reader.storage.own, expected)
     mine, given_heads = heads_in(reader, here, heads), heads_in(other, there, heads)
     assert torch.equal(mine.view(torch.int16), given_heads.view(torch.int16))
 
@@ -159,10 +160,10 @@ def test_pulls_from_two_peers_do_not_mix(site: ConnectorSite) -> None:
 def test_two_pools_read_each_other(site: ConnectorSite) -> None:
     one, two = site.join("two")
     site.attach(two, "one", one.connector.register())
-    kept = two.storage.shared[5].clone()
+    kept = two.storage.own[5].clone()
     one.finish(one.connector.pull("two", [(5, 6)], 0))
     two.finish(two.connector.pull("one", [(6, 7)], 0))
-    assert torch.equal(two.storage.shared[7], kept)
+    assert torch.equal(two.storage.own[7], kept)
 
 
 @pytest.mark.parametrize(("block", "slot"), [(0, 0), (40, 0), (-1, 0), (1 << 40, 0), (3, -1), (3, EPOCH_SLOTS)])
@@ -268,7 +269,7 @@ signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 for line in sys.stdin:
     if os.fork() == 0:
         pool = Pool(KINDS[line.strip()])
-        pool.storage.shared[:] = 7
+        pool.storage.own[:] = 7
         print(json.dumps([os.getpid(), pool.connector.register()]), flush=True)
         signal.pause()
 """
@@ -300,7 +301,7 @@ def test_a_peer_that_is_killed_is_lost_and_nothing_hangs(site: ConnectorSite, ow
         ends = ours.finish(*tickets)
         assert all(end.error or end.bytes == 39 * LAYOUT.block_bytes for end in ends)
         if not any(end.error for end in ends):
-            assert bool((ours.storage.shared[1:] == 7).all())
+            assert bool((ours.storage.own[1:] == 7).all())
         wait_for(lambda: ours.connector.lost() == ["child"])
         ours.connector.detach("child")
         assert ours.connector.lost() == []

@@ -5,7 +5,7 @@ import threading
 
 import torch
 from recording_callbacks import GivingNotes, TakingNotes
-from staged import storage_in
+from staged import PublisherAtOnce, storage_in
 
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.disaggregation.rank_pools import RankPools
@@ -25,7 +25,8 @@ class Pair1P1D:
         self.theirs.tensor.copy_(torch.randn(self.theirs.tensor.shape))
         self.wakeup = threading.Event()
         self.letting_go, self.receiving = GivingNotes(), TakingNotes()
-        self.kv_sender = KVSender(RankPools(self.theirs), "P", self.letting_go)
+        self.publisher = PublisherAtOnce(self.theirs, lambda: None) if self.theirs.staged else None
+        self.kv_sender = KVSender(RankPools(self.theirs, publisher=self.publisher), "P", self.letting_go)
         self.source = ShmConnector(self.theirs, lambda: None)
         self.connector = ShmConnector(self.ours, self.wakeup.set)
         self.connector.attach("P", self.source.register())
@@ -34,6 +35,8 @@ class Pair1P1D:
     def close(self) -> None:
         self.source.close()
         self.connector.close()
+        if self.publisher is not None:
+            self.publisher.close()
 
     def wait(self, now: float = 0.0) -> list[ReceiveTransfer]:
         """Poll until some transfer has ended; return the ended ones."""

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 from hostile_connector import HostileConnector
+from staged import StagedStorage
 
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.transfer.auto_connector import AutoConnector
 from pontil.runtime.transfer.connector import Pair, PullResult, SliceConnector
+from pontil.runtime.transfer.cuda_connector import CudaConnector
 from pontil.runtime.transfer.grants import Grant, Grants
 from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.transfer.shm_connector import ShmConnector
@@ -43,7 +45,14 @@ class GuardedPool(TcpConnector):
         return super().pull(peer, pairs, slot, Grant("any", 0, "any"), heads)
 
 
+class EmulatedCuda(CudaConnector):
+    """The connector between GPUs, whose memory is emulated."""
+
+    storage_kind = StagedStorage
+
+
 KINDS: dict[str, Open] = {
+    "cuda": EmulatedCuda,
     "shm": ShmConnector, "tcp": TcpConnector, "sealed": GuardedPool, "auto": AutoConnector, "hostile": HostileConnector,
 }  # fmt: skip
 
@@ -52,8 +61,8 @@ class Pool:
     """A pool of random blocks with its connector and the results of its pulls."""
 
     def __init__(self, open_connector: Open, blocks: int = 40, layout: KVLayout = LAYOUT) -> None:
-        self.storage = KVStorage(layout, blocks, torch.device("cpu"))
-        self.storage.shared.random_(0, 256)
+        self.storage = getattr(open_connector, "storage_kind", KVStorage)(layout, blocks, torch.device("cpu"))
+        self.storage.own.random_(0, 256)
         self.wakeup = threading.Event()
         self.connector = open_connector(self.storage, self.wakeup.set)
         self.ended: list[PullResult] = []
@@ -70,7 +79,7 @@ class Pool:
         return [ends[ticket] for ticket in tickets]
 
     def has(self, ours: list[int], other: "Pool", theirs: list[int]) -> bool:
-        return torch.equal(self.storage.shared[ours], other.storage.shared[theirs])
+        return torch.equal(self.storage.own[ours], other.storage.own[theirs])
 
 
 def without_memory(descriptor: dict[str, Any]) -> dict[str, Any]:

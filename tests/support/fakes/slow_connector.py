@@ -4,7 +4,9 @@
 import time
 
 from pontil.runtime.transfer.connector import PullResult
-from pontil.runtime.transfer.shm_connector import ShmConnector, ShmPull
+from pontil.runtime.transfer.copying_connector import CopyJob
+from pontil.runtime.transfer.peer_pool import PeerPool
+from pontil.runtime.transfer.shm_connector import ShmConnector
 
 RATE = 50e6
 
@@ -12,7 +14,7 @@ RATE = 50e6
 class SlowConnector(ShmConnector):
     """Connector limited to RATE bytes a second: a pull ends no sooner than that allows, and closing ends the wait."""
 
-    def copy(self, job: ShmPull) -> PullResult:
+    def copy(self, job: CopyJob[PeerPool]) -> PullResult:
         until = time.monotonic() + len(job.pairs) * self.storage.layout.block_bytes / RATE
         done = super().copy(job)
         self.stopping.wait(max(0.0, until - time.monotonic()))

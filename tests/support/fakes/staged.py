@@ -1,23 +1,91 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KV memory as on a GPU, without one: the engine's tensor differs from the memory that peers map, and only copies cross
-between them."""
+"""KV memory as on a GPU, without one: the engine's memory differs from that which peers map, another process opens it
+by a handle, and only copies cross between the two."""
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
+from pontil.runtime.cache.device_memory import HANDLE_BYTES
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.disaggregation.publisher import DevicePublisher, Done, PublishedBlocks
+
+HANDLE = struct.Struct("<qq")
+
+
+class EmulatedMemory:
+    """A device's memory in files without a name, each behind a handle. It has nothing to wait for; `marks` counts the
+    moments that were asked for, and `waits` those that were waited for."""
+
+    def __init__(self) -> None:
+        self.files: dict[int, int] = {}
+        self.opened: list[Tensor] = []
+        self.marks = self.waits = 0
+
+    def allocate(self, size: int) -> Tensor:
+        fd = os.memfd_create("device", os.MFD_CLOEXEC)
+        os.ftruncate(fd, size)
+        made = torch.frombuffer(mmap.mmap(fd, size), dtype=torch.uint8)
+        self.files[made.data_ptr()] = fd
+        return made
+
+    def export(self, memory: Tensor) -> bytes:
+        return HANDLE.pack(os.getpid(), self.files[memory.data_ptr()]).ljust(HANDLE_BYTES, b"\0")
+
+    def open(self, handle: bytes, size: int) -> Tensor:
+        pid, fd = HANDLE.unpack_from(handle)
+        found = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if os.fstat(found).st_size != size:
+                raise OSError("it has another size")
+            made = torch.frombuffer(mmap.mmap(found, size), dtype=torch.uint8)
+        finally:
+            os.close(found)
+        self.opened.append(made)
+        return made
+
+    def close(self, opened: Tensor) -> None:
+        self.opened = [one for one in self.opened if one is not opened]
+
+    def mark(self) -> int:
+        self.marks += 1
+        return self.marks
+
+    @contextmanager
+    def after(self, mark: int) -> Iterator[None]:
+        assert 0 < mark <= self.marks
+        yield
+        self.waits += 1
+
+    def __del__(self) -> None:
+        for fd in self.files.values():
+            os.close(fd)
 
 
 class StagedStorage(KVStorage):
-    """Storage in which a second tensor in host memory stands for the device's own."""
+    """Storage in an emulated device's memory."""
 
     def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
-        super().__init__(layout, num_blocks, device)
-        if not self.staged:
-            self.staged, self.tensor = True, torch.zeros_like(self.tensor)
+        super().__init__(layout, num_blocks, device, EmulatedMemory() if device.type == "cpu" else None)
 
 
-# Memory that the engine computes in: the shared memory itself, private host memory, and a real device if there is one.
+class PublisherAtOnce(DevicePublisher):
+    """Publisher that works in the caller's thread."""
+
+    def publish(self, wanted: PublishedBlocks, done: Done) -> None:
+        done(self.publish_now(self.memory.mark(), wanted) if wanted.blocks else [])
+
+    def forget(self, blocks: Sequence[int]) -> None:
+        self.clear(blocks)
+
+
+# Memory that the engine computes in: the shared memory itself, an emulated device's, and a real one's if there is one.
 MEMORIES: dict[str, tuple[type[KVStorage], str]] = {
     "host": (KVStorage, "cpu"),
     "staged": (StagedStorage, "cpu"),

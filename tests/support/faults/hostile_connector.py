@@ -13,8 +13,9 @@ from typing import Any
 
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.transfer.connector import Pair, PullResult
+from pontil.runtime.transfer.copying_connector import CopyJob
 from pontil.runtime.transfer.grants import Grant
-from pontil.runtime.transfer.shm_connector import ShmConnector, ShmPull
+from pontil.runtime.transfer.shm_connector import ShmConnector
 
 NEVER = 1 << 60
 
@@ -51,7 +52,7 @@ class PullAtOnce(ShmConnector):
         if pool is None:
             self.finish(PullResult(ticket, "the peer is gone", None, 0, 0.0))
         else:
-            self.finish(self.copy(ShmPull(ticket, pool, tuple(pairs), slot, heads)))
+            self.finish(self.copy(CopyJob(ticket, pool, tuple(pairs), slot, heads, self.storage.mark())))
         return ticket
 
 
@@ -92,6 +93,9 @@ class HostileConnector:
 
     def detach(self, peer: str) -> None:
         self.inner.detach(peer)
+
+    def staged(self, peer: str) -> bool:
+        return self.inner.staged(peer)
 
     def lost(self) -> list[str]:
         return self.inner.lost()

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of a GPU that other processes of this host can open, and the order of copies in it."""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+# The size of an exported handle, in CUDA and in HIP.
+HANDLE_BYTES = 64
+# cudaIpcMemLazyEnablePeerAccess: the memory of another GPU can be opened too, where the two can reach each other.
+LAZY_PEER_ACCESS = 1
+
+
+class DeviceMemory(Protocol):
+    """The memory of one device. All methods but `after` are called by the engine's thread."""
+
+    def allocate(self, size: int) -> Tensor:
+        """Return so many bytes of zeros on the device, uint8 [size], that `export` accepts. Raise MemoryError."""
+
+    def export(self, memory: Tensor) -> bytes:
+        """Return HANDLE_BYTES by which another process can open what `allocate` returned."""
+
+    def open(self, handle: bytes, size: int) -> Tensor:
+        """Return another process's memory, uint8 [size]. Raise OSError if that cannot be opened here."""
+
+    def close(self, opened: Tensor) -> None:
+        """Give back what `open` returned, once nothing reads it any more."""
+
+    def mark(self) -> Any:
+        """Return the moment behind everything that was started on the device so far."""
+
+    def after(self, mark: Any) -> AbstractContextManager[None]:
+        """What a thread starts in this context runs after the mark, beside the engine's steps. On leaving the context
+        it has ended."""
+
+
+class ForeignBytes:
+    """Device memory that torch did not allocate, as torch accepts it."""
+
+    def __init__(self, pointer: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size,), "typestr": "|u1", "data": (pointer, False), "strides": None, "version": 3,
+        }  # fmt: skip
+
+
+class Handle(ctypes.Structure):
+    _fields_ = [("reserved", ctypes.c_char * HANDLE_BYTES)]
+
+
+class CudaMemory:
+    """The memory of an NVIDIA GPU, or of an AMD one, whose library has the same functions under other names.
+
+    The pool is allocated here and not by torch's allocator: a handle opens a whole allocation, and torch's may belong
+    to several tensors.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.prefix, self.library = runtime_library()
+        self.side = torch.cuda.Stream(device)
+
+    def call(self, function: str, *arguments: Any) -> None:
+        """Call a function of the runtime. Raise OSError with its error's number."""
+        with torch.cuda.device(self.device):
+            status = getattr(self.library, self.prefix + function)(*arguments)
+        if status:
+            raise OSError(f"{self.prefix}{function} failed with {status}")
+
+    def tensor(self, pointer: int, size: int) -> Tensor:
+        return torch.as_tensor(ForeignBytes(pointer, size), device=self.device)
+
+    def allocate(self, size: int) -> Tensor:
+        pointer = ctypes.c_void_p()
+        try:
+            self.call("Malloc", ctypes.byref(pointer), ctypes.c_size_t(size))
+        except OSError as error:
+            raise MemoryError(f"{size >> 20} MiB of KV memory cannot be had on {self.device} ({error})") from None
+        made = self.tensor(int(pointer.value or 0), size)
+        made.zero_()
+        return made
+
+    def export(self, memory: Tensor) -> bytes:
+        handle = Handle()
+        self.call("IpcGetMemHandle", ctypes.byref(handle), ctypes.c_void_p(memory.data_ptr()))
+        return bytes(handle)
+
+    def open(self, handle: bytes, size: int) -> Tensor:
+        pointer = ctypes.c_void_p()
+        self.call("IpcOpenMemHandle", ctypes.byref(pointer), Handle.from_buffer_copy(handle), LAZY_PEER_ACCESS)
+        return self.tensor(int(pointer.value or 0), size)
+
+    def close(self, opened: Tensor) -> None:
+        self.call("IpcCloseMemHandle", ctypes.c_void_p(opened.data_ptr()))
+
+    def mark(self) -> torch.cuda.Event:
+        made = torch.cuda.Event()
+        made.record(torch.cuda.current_stream(self.device))
+        return made
+
+    @contextmanager
+    def after(self, mark: Any) -> Iterator[None]:
+        with torch.cuda.device(self.device), torch.cuda.stream(self.side):
+            self.side.wait_event(mark)
+            yield
+            self.side.synchronize()
+
+
+def runtime_library() -> tuple[str, ctypes.CDLL]:
+    """Return the prefix of the runtime's functions, and the runtime that torch has loaded."""
+    if torch.version.hip:
+        return "hip", ctypes.CDLL("libamdhip64.so")
+    major = (torch.version.cuda or "").partition(".")[0]
+    return "cuda", ctypes.CDLL(f"libcudart.so.{major}")
+
+
+def memory_of(device: torch.device) -> DeviceMemory | None:
+    """Return the memory of a GPU; None for a CPU, whose memory every process can map."""
+    return None if device.type == "cpu" else CudaMemory(device)
