@@ -67,7 +67,11 @@ def check_gpus(items: Sequence[DeviceItem], machine: HostDevices, share: bool) -
     wanted = [gpu for item in items for gpu in item.gpus]
     for gpu in wanted:
         if gpu >= machine.gpus:
-            found = f"it has {spell(range(machine.gpus))}" if machine.gpus else "nvidia-smi shows none: use cpu"
+            found = (
+                f"it has {spell(range(machine.gpus))}"
+                if machine.gpus
+                else "neither nvidia-smi nor AMD's driver shows any: use cpu"
+            )
             raise OptionError(f"There is no cuda:{gpu} on this machine ({found}).")
     if (twice := repeated(wanted)) is not None and not share:
         raise OptionError(
