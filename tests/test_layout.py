@@ -64,7 +64,7 @@ ARROWS: dict[str, set[str]] = {
     "runtime/grammar": {"runtime/tokenizer"},
     "runtime/chat": {"runtime/grammar", "runtime/tokenizer"},
     "runtime/wire": set(),
-    "runtime/transfer": {"runtime/cache/head_groups", "runtime/cache/storage"},
+    "runtime/transfer": {"runtime/cache/device_memory", "runtime/cache/head_groups", "runtime/cache/storage"},
     "runtime/disaggregation": {
         "runtime/transfer", "runtime/wire", "runtime/cache/head_groups", "runtime/cache/storage",
     },

@@ -131,7 +131,7 @@ def judge_cache(place: str, writable: bool, free: int) -> Finding:
 
 def judge_connectors(facts: MachineFacts) -> list[Finding]:
     """Judge the KV connectors, given as rates in bytes a second or as words that say why there is none."""
-    return [judge_connector(kind, facts[kind]) for kind in CONNECTORS]
+    return [judge_connector(kind, facts[kind]) for kind in CONNECTORS if kind in facts]
 
 
 def judge_connector(kind: str, rate: float | str) -> Finding:

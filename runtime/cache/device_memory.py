@@ -34,8 +34,8 @@ class DeviceMemory(Protocol):
         """Return the moment behind everything that was started on the device so far."""
 
     def after(self, mark: Any) -> AbstractContextManager[None]:
-        """What a thread starts in this context runs after the mark, beside the engine's steps. On leaving the context
-        it has ended."""
+        """Run what a thread starts in this context after the mark, beside the engine's steps. On leaving the context it
+        has ended."""
 
 
 class ForeignBytes:

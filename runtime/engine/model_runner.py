@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a batch through the model and samples from its logits. Takes no scheduling decision."""
 
+import logging
 from collections.abc import Iterator
 from collections.abc import Sequence as Sequential
 from dataclasses import replace
@@ -14,6 +15,12 @@ from pontil.gpu_ops.kernels.tile import TileSpan
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.batch import Batch, Span, Tile
 from pontil.runtime.engine.logprobs import logprobs_of
+from pontil.runtime.engine.memory_errors import (
+    MEMORY_RAN_OUT,
+    RecordedLogprobs,
+    is_out_of_memory,
+    without_largest,
+)
 from pontil.runtime.engine.sampler import Sampled, sample_rows
 from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.engine.streamed import FrameMaker
@@ -23,9 +30,15 @@ from pontil.runtime.engine.tile_runner import HEAD_ROWS, TileRunner
 from pontil.runtime.models.hidden_states import HiddenStates
 from pontil.runtime.models.model import Model
 
+logger = logging.getLogger("pontil.engine")
+
 
 class Followers(Protocol):
     """The other ranks of a worker, which compute every tile together with this process."""
+
+    @property
+    def none(self) -> bool:
+        """Return whether there are no other ranks."""
 
     def copy(self, pairs: Sequential[tuple[int, int]]) -> None:
         """Have whole blocks copied, (from, to) each, before the next tile."""
@@ -36,6 +49,8 @@ class Followers(Protocol):
 
 class NoFollowers:
     """The other ranks of a worker of one process."""
+
+    none = True
 
     def copy(self, pairs: Sequential[tuple[int, int]]) -> None:
         return
@@ -78,6 +93,22 @@ class ModelRunner:
         if batch.copies:
             self.followers.copy(batch.copies)
             self.storage.copy(list(batch.copies))
+        dropped, recorded = list[Sampled](), RecordedLogprobs(batch)
+        while batch.spans:
+            try:
+                return [*self.compute(batch), *dropped]
+            except (MemoryError, RuntimeError) as error:
+                # Followers would wait for the rest of the step.
+                if not is_out_of_memory(error) or not self.followers.none:
+                    raise
+                logger.warning("memory ran out in a step, whose largest request ends: %s", error)
+            recorded.restore()
+            batch, largest = without_largest(batch)
+            dropped.append(Sampled(largest, largest.choice, [], 0, [], failure=MEMORY_RAN_OUT))
+        return dropped
+
+    def compute(self, batch: Batch) -> list[Sampled]:
+        """Compute every tile. A second time has the same results: it writes the same KV."""
         tiles = batch.tiles() if self.model.kernels is None else batch.mixed_tiles()
         return [sampled for tile in tiles for sampled in self.run_tile(tile)]
 

@@ -18,6 +18,7 @@ from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype
 from pontil.runtime.cache.storage import TORCH_DTYPES
 from pontil.runtime.config import WorkerConfig
+from pontil.runtime.engine.memory_errors import is_out_of_memory
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import Checkpoint
 from pontil.runtime.loaders.gguf_file import GgufCheckpoint
@@ -101,11 +102,6 @@ def memory_errors(device: str) -> Iterator[None]:
             f"the model does not fit the memory of {device}: choose a smaller one or --quantization, or lower "
             "--kv-cache-memory, or start fewer workers"
         ) from error
-
-
-def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
-    """Return whether memory ran out. torch has an error type of its own for GPUs only."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def name_of_kernels(device: torch.device, kernels: KernelLibrary | None) -> str:

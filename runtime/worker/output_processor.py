@@ -4,6 +4,7 @@
 from collections.abc import Callable, Sequence
 
 from pontil.runtime.engine.engine import Engine, Output
+from pontil.runtime.engine.memory_errors import MEMORY_RAN_OUT
 from pontil.runtime.engine.sequence import FinishReason
 from pontil.runtime.wire.messages import Tokens
 from pontil.runtime.worker.counters import WorkerCounters
@@ -45,8 +46,8 @@ class OutputProcessor:
         return tokens_frame(self.requests.incarnation, request, output)
 
     def break_off(self, key: str, reason: str, now: float) -> None:
-        """End a request one of whose choices cannot continue because of its own parameters."""
-        request, failure = self.requests.get(key), Failure(reason, 400)
+        """End a request one of whose choices cannot continue because of its own parameters, or for lack of memory."""
+        request, failure = self.requests.get(key), Failure(reason, 503 if reason == MEMORY_RAN_OUT else 400)
         if request is None:
             return
         if request.hands_over:

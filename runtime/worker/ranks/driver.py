@@ -66,6 +66,11 @@ class Driver:
         # Arrived while something else was waited for.
         self.early: list[Message] = []
 
+    @property
+    def none(self) -> bool:
+        """Return whether there are no followers."""
+        return self.orders.ranks == 1
+
     def join(self, model: ModelConfig, kernels: KernelLibrary | None, device: torch.device) -> Communicator:
         """Wait for the followers' processes, and make the communicator of all ranks."""
         store = f"file://{str(self.config.rank_endpoint).removeprefix('ipc://')}.store"

@@ -7,6 +7,8 @@ import pytest
 import torch
 from tiny import VOCAB, Rig, build, drain, reference, rig, sequence
 
+from pontil.runtime.engine.batch import Tile
+from pontil.runtime.engine.sampler import Sampled
 from pontil.runtime.engine.sequence import FinishReason, Known, Sequence, SequenceState
 from pontil.runtime.models.model import Model
 from pontil.runtime.sampling_params import SamplingParams
@@ -151,3 +153,45 @@ def test_abort_frees_in_every_state(model: Model) -> None:
         assert one.finish is FinishReason.ABORTED
     assert not tight.engine.has_work
     assert tight.pool.available == tight.pool.capacity
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()], ids=type)
+def test_memory_that_runs_out_ends_the_largest_request_and_changes_no_other(
+    model: Model, alone: Rig, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    settings: dict[str, object] = {"prompt_logprobs": 2, "seed": 3}
+    alone.engine.add(sequence("small", prompt(20), 12, **settings))
+    expected = drain(alone.engine)["small"]
+    crowded = rig(model, budget=100)
+    for name, length in (("small", 20), ("large", 60)):
+        crowded.engine.add(sequence(name, prompt(length), 12, **settings))
+    run_tile, sizes = crowded.runner.run_tile, list[int]()
+
+    def limited(tile: Tile) -> list[Sampled]:
+        made = run_tile(tile)
+        sizes.append(tile.rows)
+        if tile.rows > 50:
+            raise error
+        return made
+
+    monkeypatch.setattr(crowded.runner, "run_tile", limited)
+    (failed, first) = sorted(crowded.engine.step(), key=lambda one: one.sequence.id)
+    assert sizes[:2] == [80, 20]
+    assert (failed.sequence.id, failed.finish, failed.count, failed.ids) == ("large", FinishReason.ERROR, 0, [])
+    assert failed.failure is not None and "memory" in failed.failure
+    assert first.sequence.id == "small" and len(first.sequence.prompt_logprobs) == 20
+    assert drain(crowded.engine)["small"] == expected
+    crowded.pool.check()
+    assert crowded.pool.available == crowded.pool.capacity
+
+
+def test_other_errors_of_a_step_are_not_swallowed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = rig(model)
+    broken.engine.add(sequence("a", prompt(20)))
+
+    def fail(tile: Tile) -> list[Sampled]:
+        raise RuntimeError("a kernel failed")
+
+    monkeypatch.setattr(broken.runner, "run_tile", fail)
+    with pytest.raises(RuntimeError, match="a kernel failed"):
+        broken.engine.step()

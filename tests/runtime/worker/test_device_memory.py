@@ -28,7 +28,7 @@ def memory_of(storage: KVStorage) -> EmulatedMemory:
 @pytest.mark.parametrize("way", ["auto", "cuda", "shm", "tcp"])
 def test_prompts_of_several_requests_are_handed_over(
     proxy: ScriptedProxy, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:  # C1
+) -> None:
     whole = open_worker(model, tmp_path, "mixed:0", "mixed")
     monkeypatch.setattr(assembly, "KVStorage", StagedStorage)
     prefill = open_worker(model, tmp_path, "prefill:0", "prefill", kv_connector=way)
