@@ -63,6 +63,7 @@ class WorkerConfig:
     speculative_tokens: int = 0
     speculative_model: str | None = None
     kv_cache_memory: int | None = None
+    gpu_memory_share: float = 0.9
     kv_connector: str = AUTO
     kernels: str = "auto"
     quantization: str = "none"

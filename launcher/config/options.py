@@ -19,6 +19,7 @@ from pontil.launcher.config.parsers import (
     devices,
     endpoint,
     names,
+    number,
     origins,
     seconds,
     size,
@@ -210,6 +211,10 @@ class LaunchOptions:
         "the model's own; else guesses are what stood before.", text, "NAME|PATH|mtp",
     )  # fmt: skip
     kv_cache_memory: int | None = flag(ENGINE, None, "KV cache of each worker, like 2GiB or 512MB.", size, "SIZE")
+    gpu_memory_share: float = flag(
+        ENGINE, 0.9, "Share of a GPU's memory that may be used, by KV cache whatever weights and steps leave of it.",
+        number(0.05, 1.0), "SHARE",
+    )  # fmt: skip
     kv_cache_dtype: str = flag(
         ENGINE, "auto", "Type of the KV cache; auto: as --dtype. int8, fp8: half of 16 bits.", choice(*KV_DTYPES),
         "|".join(KV_DTYPES),

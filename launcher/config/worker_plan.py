@@ -95,6 +95,7 @@ def plan_worker(
         "speculative_tokens": speculative_tokens(options) if guesses else 0,
         "speculative_model": options.speculative_model if guesses else None,
         "kv_cache_memory": options.kv_cache_memory,
+        "gpu_memory_share": options.gpu_memory_share,
         "kv_connector": options.kv_connector,
         "deadlines": {name: getattr(options, name) for name in DEADLINES},
         "kernels": options.kernels,

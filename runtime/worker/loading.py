@@ -32,6 +32,7 @@ from pontil.runtime.models.weights import Weights
 from pontil.runtime.probe.host_memory import host_room
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.wire.compatibility import ON_GPU
+from pontil.runtime.worker.gpu_room import TorchMeter, measure_room
 from pontil.runtime.worker.stage_loading import stage_checkpoint
 from pontil.runtime.worker.weights_progress import told
 
@@ -39,7 +40,6 @@ logger = logging.getLogger("pontil.worker")
 
 MOST_CPU_KV_BYTES = 4 << 30
 CPU_KV_SHARE = 0.2
-CUDA_KV_SHARE = 0.85
 
 # Makes the communicator of this process, which exchanges parts of this model with the other ranks.
 Join = Callable[[ModelConfig, KernelLibrary | None, torch.device], Communicator]
@@ -85,7 +85,7 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
     if config.quantization != "none":
         named = f"{named} {config.quantization}"
     return ModelPart(
-        model_config, checkpoint.fingerprint, model, layout, count_blocks(config, layout, device), dtype, named,
+        model_config, checkpoint.fingerprint, model, layout, count_blocks(config, model, layout), dtype, named,
         lent_cores,
     )  # fmt: skip
 
@@ -195,11 +195,12 @@ def shorten(model: ModelConfig, asked: int | None) -> ModelConfig:
     return replace(model, max_model_len=asked)
 
 
-def count_blocks(config: WorkerConfig, layout: KVLayout, device: torch.device) -> int:
-    """Return the number of blocks in the KV memory: the configured size, else a share of the free memory."""
+def count_blocks(config: WorkerConfig, model: Model, layout: KVLayout) -> int:
+    """Return the number of blocks in the KV memory: the configured size, else a share of the free memory of the host,
+    or what weights and steps leave of a GPU's."""
     size = config.kv_cache_memory
-    if size is None and device.type == "cuda":
-        size = int(torch.cuda.mem_get_info(device)[0] * CUDA_KV_SHARE)
+    if size is None and model.device.type == "cuda":
+        size = measure_room(config, model, layout, TorchMeter(model.device)).kv
     if size is None:
         size = min(MOST_CPU_KV_BYTES, int(host_room().bytes * CPU_KV_SHARE))
     return size // layout.block_bytes
