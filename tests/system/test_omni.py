@@ -177,7 +177,7 @@ def test_a_slow_stage_stops_the_one_before_it(site: Served) -> None:
 
 
 def test_a_client_that_leaves_frees_every_stage(site: Served) -> None:
-    """E15: within a second of work at most, and nothing of the run is left."""
+    """E15: nothing of the run is left. That no stage makes anything after it was told is in tests of workers."""
     before = settled(site)
 
     class Left(Exception):
