@@ -45,7 +45,8 @@ class GraphModel:
     `first` is the stage that answers in text, to which a client's request goes. `audio` is the stage that makes PCM of
     `sample_rate`, and `recognizer` the one that makes text of a recording, where there are such. `audio_needs_states`:
     the audio is made of the first stage's states, so there is none of a text alone. `graph` has its walks and streams.
-    `voices` are those that a client may ask for, the first one by default. A directory is this model if its config.json
+    `voices` are those that a client may ask for, the first one by default. `question` is a prompt that it answers in
+    sound, for a self-test. A directory is this model if its config.json
     names `architecture`; `names` are other names by which it is known, such as its id on a hub.
     """
 
@@ -58,6 +59,7 @@ class GraphModel:
     recognizer: str | None = None
     audio_needs_states: bool = False
     voices: tuple[str, ...] = ()
+    question: str = "Say good day."
     architecture: str | None = None
     names: tuple[str, ...] = ()
 
@@ -163,6 +165,7 @@ QWEN3_OMNI = GraphModel(
     audio="code2wav",
     audio_needs_states=True,
     voices=("ethan", "chelsie", "aiden"),
+    question="<|im_start|>user\nSay good day.<|im_end|>\n<|im_start|>assistant\n",
     architecture="Qwen3OmniMoeForConditionalGeneration",
     names=("Qwen/Qwen3-Omni-30B-A3B-Instruct",),
 )  # fmt: skip
