@@ -65,7 +65,7 @@ class SoundRoutes:
         self.model.check(wanted.model)
         self.hearing("file")
         with self.holding(len(wanted.recording.data)):
-            said = await self.recognised(wanted.recording, request)
+            said = await self.recognised(wanted.recording, request, beside=False)
         self.bodies.in_flight.let_go(request)
         if wanted.as_text:
             return text_response(said)
@@ -137,11 +137,16 @@ class SoundRoutes:
         finally:
             self.held -= size
 
-    async def recognised(self, recording: Recording, request: Request, priority: int = 0) -> str:
-        """Return the text of a recording. Errors of the stage that cannot read it name its place."""
+    async def recognised(
+        self, recording: Recording, request: Request, priority: int = 0, beside: bool = True
+    ) -> str:  # fmt: skip
+        """Return the text of a recording, which is `beside` the request that it is a part of or a request by itself.
+        Errors of the stage that cannot read it name its place."""
         context = request.ctx
         node = self.hearing(recording.place)
-        asked = self.proxy.runs.ask(node, recording.data, {}, context.request_id, priority, context.caller)
+        asked = self.proxy.runs.ask(
+            node, recording.data, {}, context.request_id, priority, context.caller, context.allowance, beside=beside
+        )
         try:
             return await asked
         except RequestError as error:

@@ -27,15 +27,12 @@ class StatusRoutes:
         return json_response({"status": "alive"})
 
     async def ready(self, request: Request) -> HTTPResponse:
-        """Return 200 only if a request can be served now (D21). A fault of the usage log is included, but does not make
-        the server unready."""
-        if self.proxy.ready:
-            complaint = self.proxy.books.complaint
-            return json_response({"status": "ready"} | ({"usage_log": complaint} if complaint else {}))
-        if self.proxy.draining:
-            raise Unavailable("the server is shutting down")
-        waits = self.proxy.self_test.passed or not self.proxy.registry.workers
-        raise Unavailable("no worker is ready yet" if waits else "the self-test has not passed yet")
+        """Return 200 only if every kind of request that the model takes can be served now (D21). A fault of the usage
+        log is included, but does not make the server unready."""
+        if objection := self.proxy.readiness.objection:
+            raise Unavailable(objection)
+        complaint = self.proxy.books.complaint
+        return json_response({"status": "ready"} | ({"usage_log": complaint} if complaint else {}))
 
     async def metrics(self, request: Request) -> HTTPResponse:
         """Return the metrics, with exemplars for a client that accepts OpenMetrics."""

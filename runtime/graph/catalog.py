@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The models of several stages: for each its stages, and how audio goes in and comes out."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -19,15 +19,14 @@ NodeKind = Literal["engine", "node"]
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """One stage. `model` is the built-in name of its own model; None: it is part of the one model directory. `splits`:
-    prefill and decode of it may be on different workers (E1). Then `prefill_walks` are those of its prefill worker. A
-    step of it makes `codes`, of which the first is the sampled id. As a later stage of a run it makes at most
-    `max_tokens`, and samples by `sampling` unless the client's own request is greedy."""
+    """One stage. `model` is the built-in name of its own model; None: it is part of the one model directory. It
+    `splits` if it has `prefill_walks`: then prefill and decode of it may be on different workers, and these walks are
+    those of its prefill worker. A step of it makes `codes`, of which the first is the sampled id. As a later stage of a
+    run it makes at most `max_tokens`, and samples by `sampling` unless the client's own request is greedy."""
 
     name: str
     kind: NodeKind
     model: str | None = None
-    splits: bool = False
     prefill_walks: tuple[str, ...] = ()
     codes: int = 1
     max_tokens: int = 0
@@ -37,6 +36,10 @@ class GraphNode:
     def generates(self) -> bool:
         return self.kind == "engine"
 
+    @property
+    def splits(self) -> bool:
+        return bool(self.prefill_walks)
+
 
 @dataclass(frozen=True, slots=True)
 class GraphModel:
@@ -45,7 +48,8 @@ class GraphModel:
     `first` is the stage that answers in text, to which a client's request goes. `audio` is the stage that makes PCM of
     `sample_rate`, and `recognizer` the one that makes text of a recording, where there are such. `audio_needs_states`:
     the audio is made of the first stage's states, so there is none of a text alone. `graph` has its walks and streams.
-    `voices` are those that a client may ask for, the first one by default. A directory is this model if its config.json
+    `voices` are those that a client may ask for, the first one by default. `question` is a prompt that it answers in
+    sound, for a self-test. A directory is this model if its config.json
     names `architecture`; `names` are other names by which it is known, such as its id on a hub.
     """
 
@@ -58,8 +62,13 @@ class GraphModel:
     recognizer: str | None = None
     audio_needs_states: bool = False
     voices: tuple[str, ...] = ()
+    question: str = "Say good day."
     architecture: str | None = None
     names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for mistake in stage_mistakes(self):
+            raise GraphError(f"the model '{self.name}' cannot run: {mistake}")
 
     @property
     def node_names(self) -> tuple[str, ...]:
@@ -87,6 +96,24 @@ class GraphModel:
             if edge_name(one) == edge:
                 return one
         raise GraphError(f"{self.name} has no stream '{edge}': it has {', '.join(self.edges)}")
+
+
+def stage_mistakes(model: GraphModel) -> Iterator[str]:
+    """Yield the mistakes of a model whose graph is valid: what no worker could carry out (E1)."""
+    for node in model.nodes:
+        stage = model.graph.partition(node.name)
+        streams = [one.edge for one in model.graph.incoming(node.name) if one.policy is not None]
+        if len(streams) > 1:
+            yield f"the stage '{node.name}' takes the streams {', '.join(streams)}: a stage takes one at most"
+        if unknown := [name for name in node.prefill_walks if stage.walk(name) is None]:
+            yield f"the stage '{node.name}' has no walk '{unknown[0]}' for its prefill worker"
+        if node.splits and len(node.prefill_walks) == len(stage.walks):
+            yield f"the stage '{node.name}' leaves no walk to its decode worker"
+        if node.splits and streams and not stage.is_driven:
+            yield (
+                f"the stage '{node.name}' is STATE_MACHINE and takes a stream, so all of its walks are on one worker:"
+                " give it no prefill walks"
+            )
 
 
 def edge_name(connection: Connection) -> str:
@@ -137,9 +164,9 @@ TALKER_SAMPLING = (("temperature", 0.9), ("top_k", 50), ("top_p", 1.0), ("repeti
 QWEN3_OMNI = GraphModel(
     name="qwen3-omni",
     nodes=(
-        GraphNode("thinker", "engine", splits=True, prefill_walks=(PREFILL,)),
+        GraphNode("thinker", "engine", prefill_walks=(PREFILL,)),
         GraphNode(
-            "talker", "engine", splits=True, prefill_walks=(TALKER_PREFILL, TALKER_LAST_PREFILL), codes=16,
+            "talker", "engine", prefill_walks=(TALKER_PREFILL, TALKER_LAST_PREFILL), codes=16,
             max_tokens=4096, sampling=TALKER_SAMPLING,
         ),
         GraphNode("code2wav", "node"),
@@ -163,6 +190,7 @@ QWEN3_OMNI = GraphModel(
     audio="code2wav",
     audio_needs_states=True,
     voices=("ethan", "chelsie", "aiden"),
+    question="<|im_start|>user\nSay good day.<|im_end|>\n<|im_start|>assistant\n",
     architecture="Qwen3OmniMoeForConditionalGeneration",
     names=("Qwen/Qwen3-Omni-30B-A3B-Instruct",),
 )  # fmt: skip
@@ -170,7 +198,7 @@ SPEECH_DEMO = GraphModel(
     name="speech-demo",
     nodes=(
         GraphNode("recognizer", "node", model="whisper-tiny.en"),
-        GraphNode("llm", "engine", model="smollm2-135m-instruct", splits=True, prefill_walks=(PREFILL,)),
+        GraphNode("llm", "engine", model="smollm2-135m-instruct", prefill_walks=(PREFILL,)),
         GraphNode("speaker", "node", model="hibari-heart"),
     ),
     first="llm",
@@ -193,7 +221,7 @@ SPEECH_DEMO = GraphModel(
 # `architectures` of config.json.
 TINY_SPEECH = GraphModel(
     name="tiny-speech",
-    nodes=(GraphNode("llm", "engine", splits=True, prefill_walks=(PREFILL,)), GraphNode("speaker", "node")),
+    nodes=(GraphNode("llm", "engine", prefill_walks=(PREFILL,)), GraphNode("speaker", "node")),
     first="llm",
     graph=Graph(
         "tiny-speech",

@@ -34,13 +34,6 @@ class Graph:
         known = ", ".join(one.name for one in self.partitions)
         raise GraphError(f"the graph '{self.name}' has no partition '{name}'; it has {known}")
 
-    def partition_of(self, walk: str) -> GraphPartition:
-        """Return the partition of a walk. An unknown walk raises GraphError."""
-        for partition in self.partitions:
-            if partition.walk(walk) is not None:
-                return partition
-        raise GraphError(f"the graph '{self.name}' has no walk '{walk}'")
-
     def outgoing(self, partition: str) -> tuple[Connection, ...]:
         return tuple(one for one in self.connections if one.source == partition)
 

@@ -43,7 +43,3 @@ class GraphPartition:
 
     def walk(self, name: str) -> Walk | None:
         return next((walk for walk in self.walks if walk.name == name), None)
-
-    def next_walk(self, walk: str | None) -> str | None:
-        """Return the walk that follows another by itself (None: the first). For a STATE_MACHINE partition."""
-        return self.initial if walk is None else self.transitions.get(walk, walk)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pontil.runtime.errors import GraphError
-from pontil.runtime.graph.connection import Connection, ConnectionKey
+from pontil.runtime.graph.connection import Connection
 from pontil.runtime.graph.graph import Graph
 
 
@@ -40,45 +40,19 @@ class PassTags:
 
 class StreamProducer:
     """The streams out of one partition. `produced` counts items by edge: several connections of one edge carry copies
-    of the same items. `tracked` has the walk of each consumer, as this producer set it last. `passes` counts passes.
-    A worker that takes over gives what the last report said (pass_report.py)."""
+    of the same items. `tracked` has the walk of each consumer, as this producer set it last. `passes` counts passes."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        partition: str,
-        produced: Mapping[str, int] | None = None,
-        tracked: Mapping[str, str] | None = None,
-        passes: int = 0,
-    ) -> None:
+    def __init__(self, graph: Graph, partition: str) -> None:
         self.graph = graph
         self.streams = tuple(one for one in graph.outgoing(partition) if one.policy is not None)
         self.edges = tuple(dict.fromkeys(one.edge for one in self.streams))
-        self.produced = dict(produced or {})
-        self.tracked = dict(tracked or {})
-        self.passes = passes
-        self.limits = {one.key: one.capacity for one in self.streams}
-        self.closed = set[ConnectionKey]()
-        self.ended = False
-
-    @property
-    def has_room(self) -> bool:
-        """True if the next pass may emit on every edge. If not, the partition waits until `allow` (E13)."""
-        open_ones = (one for one in self.streams if one.key not in self.closed)
-        return all(self.produced.get(one.edge, 0) < self.limits[one.key] for one in open_ones)
-
-    def allow(self, key: ConnectionKey, index: int) -> None:
-        """Let the stream go on up to an index, as a consumer's `StreamBuffer.allowed` says. It never goes down."""
-        self.limits[key] = max(self.limits[key], index)
-
-    def close(self, key: ConnectionKey) -> None:
-        """Send nothing more on a connection: its consumer has ended."""
-        self.closed.add(key)
+        self.produced = dict[str, int]()
+        self.tracked = dict[str, str]()
+        self.passes = 0
 
     def emit(self, walk: str, shapes: Mapping[str, Sequence[int]]) -> PassTags:
         """Tag what a pass under `walk` emitted: the shape of the item by edge. One index for each edge of the pass,
         however many copies go out. Walks change after all edges were tagged, and here, not at the conductor."""
-        assert not self.ended, "a partition emits nothing after its end"
         if unknown := [edge for edge in shapes if edge not in self.edges]:
             raise GraphError(f"the node emitted on '{unknown[0]}', but the streams of its partition are {self.edges}")
         emitted = [one for one in self.streams if one.edge in shapes]
@@ -90,7 +64,7 @@ class StreamProducer:
         markers = self.markers_of(driven, shapes)
         self.tracked, self.passes = now, self.passes + 1
         counts = {edge: shape[0] if shape else 1 for edge, shape in shapes.items()}
-        return PassTags(tuple(one for one in tags if one.connection.key not in self.closed), markers, counts)
+        return PassTags(tuple(tags), markers, counts)
 
     def asked(self, walk: str, emitted: Sequence[Connection]) -> dict[str, str]:
         """Return the walk of each consumer that this pass drives. Callbacks that disagree raise GraphError (E1)."""
@@ -114,12 +88,7 @@ class StreamProducer:
         found = list[StreamMarker]()
         for one in self.streams:
             left, walk = self.tracked.get(one.target), driven.get(one.target)
-            if one.key not in self.closed and walk is not None and left not in (None, walk):
+            if walk is not None and left not in (None, walk):
                 index = self.produced.get(one.edge, 0) - (one.edge in shapes)
                 found.append(StreamMarker(one, index, walk, str(left)))
         return tuple(found)
-
-    def end(self) -> dict[str, int]:
-        """End all streams; return the index after the last item by edge, 0 for one that never emitted (E12)."""
-        self.ended = True
-        return {edge: self.produced.get(edge, 0) for edge in self.edges}

@@ -51,23 +51,17 @@ class TaggedItem:
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Items for one pass of the consumer, all of one walk: new `items` after the `context` of earlier ones. The final
-    chunk may be empty. With `goes_on` its consumer goes on by itself after it."""
+    chunk may be empty. It is popped only while nothing of another walk is taken and has not run (E8)."""
 
     walk: str | None
     items: tuple[object, ...]
     context: tuple[object, ...]
     before: StreamPosition
     after: StreamPosition
-    goes_on: bool = False
 
     @property
     def final(self) -> bool:
         return self.after.finished
-
-    @property
-    def is_last_pass(self) -> bool:
-        """True if the partition ends with the pass that takes this chunk, as far as this stream is concerned."""
-        return self.final and not self.goes_on
 
 
 class StreamBuffer:
@@ -86,17 +80,11 @@ class StreamBuffer:
         self.ends_at: int | None = None
         self.taken = self.ran = StreamPosition()
         self.repeated = 0
-        self.closed = False
 
     @property
     def next_index(self) -> int:
         """The index of the first item that has not run (E9)."""
         return self.ran.index
-
-    @property
-    def allowed(self) -> int:
-        """The index before which the producer may emit. It never goes down; tell the producer when it changes."""
-        return self.ran.index + self.capacity
 
     @property
     def keep_from(self) -> int:
@@ -105,7 +93,7 @@ class StreamBuffer:
 
     @property
     def finished(self) -> bool:
-        """True once the final chunk was popped, here or elsewhere, and not put back."""
+        """True once the final chunk was popped, here or elsewhere."""
         return self.taken.finished
 
     @property
@@ -130,8 +118,6 @@ class StreamBuffer:
     def put(self, index: int, walk: str | None, payload: object) -> bool:
         """Take an item; return whether it was kept. The first arrival of an index wins; others are counted. Raises
         StreamFault for an item after the end, and for more items than the producer is allowed to send."""
-        if self.closed:
-            return False
         if index in self.items or index < self.keep_from:
             self.repeated += 1
             return False
@@ -144,7 +130,7 @@ class StreamBuffer:
 
     def mark(self, index: int, walk: str | None) -> None:
         """Take a marker: items from `index` on are for `walk`, or a later one. Repeating it changes nothing."""
-        if self.closed or index < self.ran.index:
+        if index < self.ran.index:
             return
         if index not in self.markers and len(self.markers) > self.capacity:
             raise StreamFault(f"{self.label} holds {len(self.markers)} markers, and its producer sends more")
@@ -161,7 +147,7 @@ class StreamBuffer:
     def pop(self) -> Chunk | None:
         """Return the next chunk if it is ready. Readiness and finality follow from the chunk's own walk."""
         here, walk = self.taken, self.next_walk
-        if self.closed or here.finished or not self.is_hosted(walk):
+        if here.finished or not self.is_hosted(walk):
             return None
         if here.index not in self.items and here.index != self.ends_at:
             return None
@@ -182,7 +168,6 @@ class StreamBuffer:
             context=tuple(self.items[index].payload for index in context),
             before=here,
             after=self.taken,
-            goes_on=final and walk in self.policy.goes_on,
         )
 
     def ready(self, first: int, walk: str | None, needed: int) -> int | None:
@@ -194,13 +179,6 @@ class StreamBuffer:
             end += 1
         is_closed = end in self.markers and end > first or end in self.items or end == self.ends_at
         return end - first if is_closed or end == first + needed else None
-
-    def put_back(self, chunk: Chunk) -> None:
-        """Return the chunk that was popped last to the head of the stream (E8). It keeps its walk."""
-        if self.ran.order >= chunk.after.order:
-            return
-        assert self.taken == chunk.after, "only the chunk that was popped last can be put back"
-        self.taken = chunk.before
 
     def record(self, chunk: Chunk) -> None:
         """Record that the consumer's node ran with a chunk (E9). Called after it ran, never when it takes the chunk."""
@@ -216,10 +194,3 @@ class StreamBuffer:
             del self.items[index]
         for index in [one for one in self.markers if one < self.ran.index]:
             del self.markers[index]
-
-    def close(self) -> None:
-        """Drop everything, and whatever arrives from now on: the consumer has ended. Its producer must hear of it,
-        since it may be waiting for room."""
-        self.closed = True
-        self.items.clear()
-        self.markers.clear()

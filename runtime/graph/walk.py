@@ -50,11 +50,6 @@ class Walk:
         """The names of the nodes that run, each once, in the order of the walk."""
         return tuple(dict.fromkeys(names_of(self.body)))
 
-    @property
-    def entries(self) -> tuple[str, ...]:
-        """The names of the nodes that run first. They take the input of a pass."""
-        return tuple(dict.fromkeys(first_of(self.body)))
-
 
 def names_of(part: WalkPart) -> Iterator[str]:
     """Yield the name of each node of a part, in order."""
@@ -65,17 +60,6 @@ def names_of(part: WalkPart) -> Iterator[str]:
     else:
         for one in part.parts:
             yield from names_of(one)
-
-
-def first_of(part: WalkPart) -> Iterator[str]:
-    """Yield the names of the nodes with which a part begins."""
-    if isinstance(part, Node):
-        yield part.name
-    elif isinstance(part, Loop):
-        yield from first_of(part.body)
-    else:
-        for one in part.parts[:1] if isinstance(part, Sequential) else part.parts:
-            yield from first_of(one)
 
 
 def mistakes_of(part: WalkPart) -> Iterator[str]:

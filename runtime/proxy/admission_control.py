@@ -40,19 +40,20 @@ class AdmissionControl:
 
     def check(
         self, asked: Sequence[tuple[list[int], SamplingParams]], workers: Sequence[WorkerLoad], priority: int,
-        caller: str, allowance: Allowance,
+        caller: str, allowance: Allowance, *, beside: bool = False,
     ) -> None:  # fmt: skip
-        """Check that these workers can admit all of these, prompts with their parameters. Raise Unavailable,
-        TooManyRequests or RequestError."""
+        """Check that these workers can admit all of these, prompts with their parameters. What is `beside` another
+        request is within the limits of the caller's key as that is. Raise Unavailable, TooManyRequests or
+        RequestError."""
         try:
-            self.check_all(asked, workers, priority, caller, allowance)
+            self.check_all(asked, workers, priority, caller, allowance, beside)
         except (Unavailable, TooManyRequests) as error:
             self.metrics.refused.labels(KEY_LIMIT if isinstance(error, TooManyRequests) else OVERLOAD).inc(len(asked))
             raise
 
     def check_all(
         self, asked: Sequence[tuple[list[int], SamplingParams]], workers: Sequence[WorkerLoad], priority: int,
-        caller: str, allowance: Allowance,
+        caller: str, allowance: Allowance, beside: bool,
     ) -> None:  # fmt: skip
         if not workers:
             raise Unavailable("no worker is ready yet: try again in a moment")
@@ -61,8 +62,9 @@ class AdmissionControl:
         check_seats(workers, max(choices))
         if not self.queue.is_measured:
             check_capacity(workers, self.choices, sum(choices))
-        tokens = sum(tokens_of(*one) for one in asked)
-        self.limits.check(caller, allowance, len(asked), tokens, self.clock())
+        if not beside:
+            tokens = sum(tokens_of(*one) for one in asked)
+            self.limits.check(caller, allowance, len(asked), tokens, self.clock())
         self.queue.check([(len(prompt), params) for prompt, params in asked], priority, caller, allowance.weight)
 
     def enter(self, request: Request, caller: str, allowance: Allowance) -> None:
@@ -111,8 +113,8 @@ def tokens_of(prompt: list[int], params: SamplingParams) -> int:
 
 
 def claim_of(request: Request) -> tuple[int, int]:
-    """Return the requests and tokens that count against the limits of the caller's key: none for a question to a node,
-    which is a part of the request that it is asked for."""
-    if request.stage is not None and request.stage.run is None:
+    """Return the requests and tokens that count against the limits of the caller's key: none for a question that is a
+    part of another request. One that is a request by itself has no tokens, as nothing of it is billed."""
+    if request.stage is not None and request.stage.beside:
         return 0, 0
     return 1, tokens_of(request.prompt, request.params)

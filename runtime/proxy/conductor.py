@@ -28,6 +28,8 @@ LOG = logging.getLogger("pontil.proxy")
 MOST_REFUSALS = 2
 # A stage that takes items makes about as many rows of them as the prompt has tokens, and at most so many more.
 ROWS_BESIDE = 16
+# The most tokens that a later stage makes for a self-test.
+TRIAL_TOKENS = 16
 
 
 class Conductor:
@@ -46,7 +48,10 @@ class Conductor:
     def begin(self, run: Run) -> None:
         """Take charge of a run whose first request is admitted."""
         self.runs[run.id] = run
-        self.metrics.runs.running.set(len(self.runs))
+        self.show_running()
+
+    def show_running(self) -> None:
+        self.metrics.runs.running.set(sum(not run.first.trial for run in self.runs.values()))
 
     def launched(self, request: Request) -> None:
         """Open the other stages once the first is dispatched. Later tell the consumers of a stage whose attempt is
@@ -72,13 +77,15 @@ class Conductor:
             sampling["temperature"] = 0.0
         prompt = first.prompt if node.generates else []
         budget = self.budget(task, len(prompt)) if node.generates else 0
+        budget = min(budget, TRIAL_TOKENS) if first.trial else budget
         params = SamplingParams(max_tokens=budget, seed=first.params.seed, **sampling)
         request = self.in_flight.add(
             f"{run.id}.{node.name}", prompt, params, first.cache_salt, first.priority, stage=task
         )
-        request.caller = first.caller
+        request.caller, request.trial = first.caller, first.trial
         run.requests[node.name] = request
-        self.books.admit(request)
+        if not request.trial:
+            self.books.admit(request)
         self.dispatcher.enlist(request)
 
     def budget(self, task: StageTask, prompt: int) -> int:
@@ -196,8 +203,9 @@ class Conductor:
         for replay in run.open:
             self.in_flight.cancel(replay)
         self.runs.pop(run.id, None)
-        self.metrics.runs.running.set(len(self.runs))
-        self.metrics.runs.audio.inc(run.audio.size / BYTES_PER_SAMPLE / run.graph.sample_rate)
+        self.show_running()
+        if not run.first.trial:
+            self.metrics.runs.audio.inc(run.audio.size / BYTES_PER_SAMPLE / run.graph.sample_rate)
         for worker in run.served & run.workers.keys():
             self.dispatcher.cancels.post(worker, Release(self.incarnation, worker, run.id))
         run.audio.close(end)

@@ -16,6 +16,7 @@ from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.run_metrics import RunMetrics
 from pontil.runtime.proxy.scrape_collector import ScrapeCollector
+from pontil.runtime.proxy.stream_metrics import StreamMetrics
 from pontil.runtime.threads import ThreadFailures
 
 HANDOFFS = "handoffs_"
@@ -85,7 +86,7 @@ class Metrics:
         self.handoffs = Counter("pontil_handoffs", "Handoffs from prefill to decode", ["result"], registry=registry)
         for result in RESULTS:
             self.handoffs.labels(result)
-        self.drafts = DraftMetrics(registry)
+        self.drafts, self.streams = DraftMetrics(registry), StreamMetrics(registry)
         self.plain = {
             "kv_transfer_bytes": counter("kv_transfer_bytes", "Bytes of KV blocks pulled"),
             "prefix_cache_queries": counter("prefix_cache_queries", "Prompt tokens looked up in a prefix cache"),
@@ -121,7 +122,7 @@ class Metrics:
     def add_worker_counters(self, worker: str, grown: Mapping[str, int]) -> None:
         """Add the growth of a worker's counters. Unknown names are ignored."""
         for name, difference in grown.items():
-            if self.drafts.add(worker, name, difference):
+            if self.drafts.add(worker, name, difference) or self.streams.add(worker, name, difference):
                 continue
             if name in self.plain:
                 self.plain[name].inc(difference)

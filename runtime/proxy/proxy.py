@@ -21,13 +21,15 @@ from pontil.runtime.proxy.embedding_task import EmbeddingTask
 from pontil.runtime.proxy.in_flight import InFlight
 from pontil.runtime.proxy.metrics import DIED, SILENT, Metrics
 from pontil.runtime.proxy.model_admissions import ModelAdmissions
-from pontil.runtime.proxy.policy import Route, every_route
+from pontil.runtime.proxy.policy import every_route
 from pontil.runtime.proxy.rate_limits import UNLIMITED, Allowance
+from pontil.runtime.proxy.readiness import Readiness
 from pontil.runtime.proxy.registrar import Registrar
 from pontil.runtime.proxy.registry import RegisteredWorker, Registry, RegistrySnapshot
 from pontil.runtime.proxy.request import NO_KEY
 from pontil.runtime.proxy.run_entry import RunEntry, graph_of
 from pontil.runtime.proxy.self_test import SelfTest
+from pontil.runtime.proxy.sound_route import SoundRoute, TrialRoute, sound_routes
 from pontil.runtime.proxy.stream import MessageTurn, Stream, joined
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.threads import go_on
@@ -88,8 +90,7 @@ class Proxy:
         self.books = Bookkeeper(config, self.incarnation, clock, self.metrics.threads)
         self.ledger = self.books.ledger
         self.self_test = SelfTest(
-            config.awaits_self_test, tokenizer,
-            lambda: every_route(self.registry.generating.loads, config.disagg), self.try_out,
+            config.awaits_self_test, tokenizer, self.trial_routes, self.try_out
         )  # fmt: skip
         self.admissions = ModelAdmissions(config, self.registry, self.dispatcher, self.metrics, clock)
         self.admission = self.admissions.generating
@@ -109,6 +110,10 @@ class Proxy:
         self.runs = RunEntry(
             self.graph, self.registry, self.admissions, self.in_flight, self.books, self.conductor, self.turn,
             lambda: self.draining,
+        )  # fmt: skip
+        self.readiness = Readiness(
+            self.registry, self.graph, self.self_test,
+            lambda worker: self.send(StillHere(self.incarnation, worker)), lambda: self.draining,
         )  # fmt: skip
         about = {"version": config.version, "model_name": config.served_model_name}
         self.metrics.watch(self.requests, self.registry, about)
@@ -248,8 +253,15 @@ class Proxy:
             broken.pop_all()
         return joined(streams)
 
-    def try_out(self, route: Route, prompt: list[int], params: SamplingParams, cache_salt: str) -> Stream:
+    def trial_routes(self) -> list[TrialRoute]:
+        """Return what the self-test tries: each route of a request, and an answer in sound."""
+        routes = every_route(self.registry.generating.loads, self.config.disagg)
+        return [*routes, *sound_routes(self.registry, self.graph)]
+
+    def try_out(self, route: TrialRoute, prompt: list[int], params: SamplingParams, cache_salt: str) -> Stream:
         """Dispatch a self-test request: by this route or not at all, and billed to no caller."""
+        if isinstance(route, SoundRoute):
+            return self.runs.try_out(prompt, params, cache_salt)
         request = self.in_flight.open("self-test", prompt, params, cache_salt, 0)
         request.trial = True
         request.begin(route, self.clock())
@@ -258,10 +270,8 @@ class Proxy:
 
     @property
     def ready(self) -> bool:
-        """True if a request can be served now (D21): at least one worker is reachable, and the start-up self-test has
-        passed."""
-        there = (self.send(StillHere(self.incarnation, load.incarnation)) for load in self.registry.generating.loads)
-        return not self.draining and self.self_test.passed and any(there)
+        """True if every kind of request that the model takes can be served now (D21)."""
+        return self.readiness.objection is None
 
     def topology(self) -> list[dict[str, Any]]:
         """Return a row per process: name, role, pid, state, device, and a worker's load."""

@@ -28,15 +28,16 @@ FIXED = (EMBED, NODE)
 
 @dataclass(slots=True)
 class RegisteredWorker:
-    """One registered worker. `counters` are the last that it reported; `confirmed` means that the supervisor's table
-    has shown it. It has yet to compute `uncomputed` prompt tokens, and to end `taken` choices. It was `drained` when it
-    left: prompts that it computed lie with their decode workers, which tell if they do not. It is not `reachable`
-    between a message that its socket did not take and the next one that is heard of it. It serves requests of `group`
-    only."""
+    """One registered worker. `counters` and `gauges` are the last that it reported; `confirmed` means that the
+    supervisor's table has shown it. It has yet to compute `uncomputed` prompt tokens, and to end `taken` choices. It
+    was `drained` when it left: prompts that it computed lie with their decode workers, which tell if they do not. It is
+    not `reachable` between a message that its socket did not take and the next one that is heard of it. It serves
+    requests of `group` only."""
 
     hello: Hello
     last_heard: float
     counters: dict[str, int] = field(default_factory=dict)
+    gauges: dict[str, int] = field(default_factory=dict)
     in_flight: int = 0
     taken: int = 0
     uncomputed: int = 0
@@ -233,7 +234,7 @@ class Registry:
             return reason
         self.refused.pop(message.name, None)
         counters = self.remembered.pop(message.sender, {})
-        worker = RegisteredWorker(message, now, counters, leaving=message.draining, group=self.key_of(message))
+        worker = RegisteredWorker(message, now, counters, {}, leaving=message.draining, group=self.key_of(message))
         worker.free_blocks = worker.capacity
         worker.confirmed = any(row.name == message.name and row.pid == message.pid for row in self.rows)
         self.workers[message.sender] = worker
@@ -275,6 +276,7 @@ class Registry:
         if worker is None:
             return None
         worker.running, worker.waiting, worker.free_blocks = message.running, message.waiting, message.free_blocks
+        worker.gauges = message.gauges or {}
         grown = {name: value - worker.counters.get(name, 0) for name, value in message.counters.items()}
         grown = {name: difference for name, difference in grown.items() if difference > 0}
         worker.counters |= {name: message.counters[name] for name in grown}

@@ -67,19 +67,30 @@ class RunEntry:
         request = self.admit(task, [], NO_TOKENS, name, "", priority, caller, allowance)
         return self.begin(Run(graph, request, task, (), options, self.registry.workers), task, caller, allowance)
 
+    def try_out(self, prompt: list[int], params: SamplingParams, cache_salt: str) -> RunStream:
+        """Begin a self-test through all stages: at once, and billed to no caller."""
+        graph = self.the_graph
+        task = StageTask(graph, graph.node(graph.first))
+        request = self.in_flight.open("self-test", prompt, params, cache_salt, 0, stage=task)
+        request.trial = True
+        task.run = run = Run(graph, request, task, later_stages(graph), NO_OPTIONS, self.registry.workers)
+        self.conductor.begin(run)
+        self.conductor.dispatcher.enlist(request)
+        return RunStream(run, self.conductor.cancel, self.turn)
+
     async def ask(
         self, node: str, data: bytes, options: Mapping[str, Any] = NO_OPTIONS, name: str | None = None,
-        priority: int = 0, caller: str = NO_KEY,
+        priority: int = 0, caller: str = NO_KEY, allowance: Allowance = UNLIMITED, *, beside: bool = False,
     ) -> str:  # fmt: skip
-        """Have a node compute these bytes, and return the text that it makes of them. Nothing is billed. A caller that
-        is cancelled cancels the work."""
+        """Have a node compute these bytes, and return the text that it makes of them. No tokens are billed. It is one
+        request of its key, unless it is `beside` another. A caller that is cancelled cancels the work."""
         graph = self.the_graph
-        task = StageTask(graph, graph.node(node), data=data, options=options)
-        request = self.admit(task, [], NO_TOKENS, name, "", priority, caller, UNLIMITED)
+        task = StageTask(graph, graph.node(node), data=data, options=options, beside=beside)
+        request = self.admit(task, [], NO_TOKENS, name, "", priority, caller, allowance)
         wakeup = Wakeup()
         request.mailbox.listener = wakeup.wake
         try:
-            self.enter(request, caller, UNLIMITED)
+            self.enter(request, caller, allowance)
             while request.mailbox.end is None:
                 await wakeup.wait()
         finally:
@@ -108,7 +119,9 @@ class RunEntry:
             raise Unavailable("the server is shutting down: try again in a moment")
         self.check_there(task.graph, task.node.name)
         workers = self.registry.of(task.group).loads
-        self.admissions.by_group[task.group].check([(prompt, params)], workers, priority, caller, allowance)
+        self.admissions.by_group[task.group].check(
+            [(prompt, params)], workers, priority, caller, allowance, beside=task.beside
+        )  # fmt: skip
         return self.in_flight.open(name, prompt, params, cache_salt, priority, stage=task)
 
     def begin(self, run: Run, task: StageTask, caller: str, allowance: Allowance) -> RunStream:

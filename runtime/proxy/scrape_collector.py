@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.proxy.request import Request
+from pontil.runtime.proxy.stream_metrics import stream_gauges
 
 
 class ScrapeCollector(Collector):
@@ -85,6 +86,7 @@ class ScrapeCollector(Collector):
             for worker in workers:
                 family.add_metric([worker.hello.name], value(worker))
             yield family
+        yield from stream_gauges((one.hello.name, one.gauges) for one in workers)
 
 
 def used(blocks: int, free: int) -> float:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Self-test requests of the proxy: one through every pair of workers, to see tokens arrive and KV blocks move (G2).
+"""Self-test requests of the proxy: one through every pair of workers, to see tokens arrive and KV blocks move (G2), and
+one in sound through all stages of a model that speaks.
 
 They are served like a client's request, but appear in no row of the usage log, no metric of requests and no bill; the
 ledger books their tokens with the workers only, as discarded by reason `self_test`. Each has a `cache_salt` of its own,
@@ -16,7 +17,9 @@ from itertools import cycle, islice
 from typing import Any
 
 from pontil.runtime.errors import PontilError
-from pontil.runtime.proxy.policy import DisaggregatedRoute, Route, Team
+from pontil.runtime.proxy.policy import DisaggregatedRoute, Team
+from pontil.runtime.proxy.run_stream import RunStream
+from pontil.runtime.proxy.sound_route import SoundRoute, TrialRoute
 from pontil.runtime.proxy.stream import Stream
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -50,7 +53,8 @@ class SelfTestResult:
 
 class SelfTest:
     """Background tests of every route on `begin`, and from then on of each new one when it appears (`look_again`), one
-    after the other. `passed` is set once a whole round had a route that works; at once if no test is `wanted`.
+    after the other. `passed` is set once a whole round had a route that works, and sound worked where the model makes
+    it; at once if no test is `wanted`.
 
     `routes` returns the current routes, `submit` sends a request by one of them.
     """
@@ -59,8 +63,8 @@ class SelfTest:
         self,
         wanted: bool,
         tokenizer: Tokenizer,
-        routes: Callable[[], Sequence[Route]],
-        submit: Callable[[Route, list[int], SamplingParams, str], Stream],
+        routes: Callable[[], Sequence[TrialRoute]],
+        submit: Callable[[TrialRoute, list[int], SamplingParams, str], Stream],
     ) -> None:
         self.tokenizer, self.routes, self.submit = tokenizer, routes, submit
         self.passed = not wanted
@@ -108,26 +112,44 @@ class SelfTest:
             self.note(team, result)
             if result.error and told:
                 break
-        self.passed = self.passed or any(one.error is None for one in self.results.values())
+        self.passed = self.passed or self.is_passed(list(routes.values()))
         for tell in told:
             tell([one.shown for one in self.results.values()])
 
-    async def test(self, route: Route) -> SelfTestResult:
-        room = min(worker.context for worker in route.workers) - PARAMS.max_tokens
-        ids = self.tokenizer.encode(TEXT, False) or [0]
-        prompt = list(islice(cycle(ids), max(1, min(PROMPT_TOKENS, room))))
-        stream = self.submit(route, prompt, PARAMS, secrets.token_hex(8))
+    def is_passed(self, routes: Sequence[TrialRoute]) -> bool:
+        """Return whether a route works, and sound works if it could be asked for."""
+        works = [(route, self.worked(route)) for route in routes]
+        in_sound = [worked for route, worked in works if isinstance(route, SoundRoute)]
+        return all(in_sound) and any(worked for route, worked in works if not isinstance(route, SoundRoute))
+
+    def worked(self, route: TrialRoute) -> bool:
+        result = self.results.get(tuple(route.phases))
+        return result is not None and result.error is None
+
+    async def test(self, route: TrialRoute) -> SelfTestResult:
+        stream = self.submit(route, self.prompt(route), PARAMS, secrets.token_hex(8))
         try:
             await stream.all()
         except PontilError as error:
-            return SelfTestResult(route.name, error=f"{route.name} does not serve: {error}")
+            what = "an answer in sound fails" if isinstance(route, SoundRoute) else f"{route.name} does not serve"
+            return SelfTestResult(route.name, error=f"{what}: {error}")
         finally:
             stream.cancel()
         return self.judge(route, stream)
 
-    def judge(self, route: Route, stream: Stream) -> SelfTestResult:
+    def prompt(self, route: TrialRoute) -> list[int]:
+        if isinstance(route, SoundRoute):
+            return self.tokenizer.encode(route.question, False) or [0]
+        room = min(worker.context for worker in route.workers) - PARAMS.max_tokens
+        ids = self.tokenizer.encode(TEXT, False) or [0]
+        return list(islice(cycle(ids), max(1, min(PROMPT_TOKENS, room))))
+
+    def judge(self, route: TrialRoute, stream: Stream) -> SelfTestResult:
         """Judge a completed answer. Between two workers the blocks must have been pulled, too: decode may compute the
         prompt itself when they do not arrive."""
+        if isinstance(route, SoundRoute) and isinstance(stream, RunStream):
+            silent = route.needs_sound and not stream.run.audio.size
+            return SelfTestResult(route.name, error="an answer in sound had no sound" if silent else None)
         pulled = stream.request.pulled
         if not isinstance(route, DisaggregatedRoute):
             return SelfTestResult(route.name)

@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from pontil.runtime.accounting.book import stated_count
-from pontil.runtime.graph.pass_report import larger
 from pontil.runtime.wire.messages import PassDone
 
 
@@ -34,3 +33,9 @@ class StageProgress:
         self.walks |= {name: walk for name, walk in report.walks.items() if walk in walks.get(name, ())}
         self.walk, self.done = report.walk, self.done or report.done
         return sum(self.produced.values()) + sum(self.next_index.values()) > before
+
+
+def larger(mine: dict[str, int], theirs: Mapping[str, int]) -> None:
+    """Raise each value to that of another mapping, where that is larger or new."""
+    for name, value in theirs.items():
+        mine[name] = max(mine.get(name, value), value)

@@ -55,7 +55,8 @@ MOST_CODES = 64
 
 @dataclass(slots=True, eq=False)
 class StageTask:
-    """A stage's work: for a `run`, or (None) a question to a node by itself, of the bytes in `data`.
+    """A stage's work: for a `run`, or (None) a question to a node by itself, of the bytes in `data`. A question that is
+    `beside` is a part of another request, which counts against the limits of its key for both.
 
     `frames` has all codes of each accepted id's frame, for an engine stage whose steps make several. `outputs`
     counts those accepted of a node, `text` is what they say. A stage that is computed again for its items alone has
@@ -72,6 +73,7 @@ class StageTask:
     text: bytearray = field(default_factory=bytearray)
     answer: tuple[int, ...] | None = None
     positions: int | None = None
+    beside: bool = False
 
     @property
     def group(self) -> str | None:

@@ -88,7 +88,12 @@ class ProducerStream:
     @property
     def is_full(self) -> bool:
         """Return whether the consumer is so far behind that nothing may be emitted now (E13)."""
-        return self.gone is None and self.emitted >= self.consumed + self.window
+        return self.gone is None and self.ahead >= self.window
+
+    @property
+    def ahead(self) -> int:
+        """The items that were emitted and not consumed."""
+        return max(0, self.emitted - self.consumed)
 
     @property
     def sends(self) -> bool:

@@ -77,7 +77,8 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """From worker to proxy: alive, with this load. `counters` only grow within one incarnation."""
+    """From worker to proxy: alive, with this load. `counters` only grow within one incarnation, `gauges` are as they
+    are now."""
 
     sender: str
     receiver: str
@@ -86,6 +87,7 @@ class Heartbeat:
     free_blocks: int
     step: int
     counters: dict[str, int] = field(default_factory=dict)
+    gauges: dict[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,10 @@ from pontil.runtime.worker.assembly import WorkerResources
 from pontil.runtime.worker.counters import WorkerCounters
 from pontil.runtime.worker.decode import DecodeSide
 from pontil.runtime.worker.grammar_manager import GrammarManager
+from pontil.runtime.worker.open_stage import NoStage
 from pontil.runtime.worker.prefill import PrefillSide
 from pontil.runtime.worker.proxy_link import HeartbeatLoad
+from pontil.runtime.worker.stage_side import StageSide
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class LoadGauge:
     engine_counters: WorkerCounters
     failures: ThreadFailures
     sockets: tuple[BaseSocket, ...]
+    stage: StageSide | NoStage
 
     def load(self, steps: int, stale: int) -> HeartbeatLoad:
         """Return the load after `steps` steps and `stale` messages that were meant for a predecessor."""
@@ -32,6 +35,7 @@ class LoadGauge:
             "handoffs_cancelled": counts.cancelled,
             "handoffs_expired": self.prefill.expired,
             **self.engine_counters.counters(),
+            **self.stage.counters(),
             "kv_transfer_bytes": counts.bytes,
             "stale_messages": stale,
             "malformed_frames": sum(socket.malformed for socket in self.sockets),
@@ -39,4 +43,4 @@ class LoadGauge:
         }
         running = len(scheduler.running) + len(scheduler.parked)
         waiting = len(scheduler.waiting) + len(self.prefill.halves) + len(self.grammars)
-        return HeartbeatLoad(running, waiting, self.machine.pool.available, steps, counters)
+        return HeartbeatLoad(running, waiting, self.machine.pool.available, steps, counters, self.stage.gauges())

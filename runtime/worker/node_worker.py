@@ -76,8 +76,8 @@ class NodeWorker(PlainWorker):
     def patience(self) -> float:
         return min(super().patience, BEAT if self.ports.patience is None else self.ports.patience)
 
-    def counters(self) -> dict[str, int]:
-        return self.ports.counters()
+    def measured(self) -> tuple[dict[str, int], dict[str, int]]:
+        return self.ports.counters(), self.ports.gauges()
 
     def take(self, message: Message, now: float) -> bool:
         if isinstance(message, NodeTask):

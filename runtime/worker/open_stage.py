@@ -44,6 +44,12 @@ class NoStage:
     def orphan(self) -> None:
         return
 
+    def counters(self) -> dict[str, int]:
+        return {}
+
+    def gauges(self) -> dict[str, int] | None:
+        return None
+
     def end(self) -> None:
         return
 

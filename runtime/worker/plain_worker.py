@@ -177,12 +177,13 @@ class PlainWorker(ABC):
         if self.link.tick(self.load(), now):
             self.orphan()
 
-    def counters(self) -> dict[str, int]:
-        """Return what a kind of worker counts besides."""
-        return {}
+    def measured(self) -> tuple[dict[str, int], dict[str, int] | None]:
+        """Return the counters and the gauges that a kind of worker has besides."""
+        return {}, None
 
     def load(self) -> HeartbeatLoad:
         waiting, free = self.counts
+        counted, gauges = self.measured()
         counters = {
             "generated_tokens": 0,
             "generated_before": 0,
@@ -190,10 +191,10 @@ class PlainWorker(ABC):
             "prompt_tokens_computed_before": self.computed_before,
             "stale_messages": self.stale,
             "malformed_frames": self.control.malformed,
-            **self.counters(),
+            **counted,
             **{f"thread_failures_{name}": count for name, count in self.failures.counts().items()},
         }
-        return HeartbeatLoad(0, waiting, free, self.step_reporter.steps, counters)
+        return HeartbeatLoad(0, waiting, free, self.step_reporter.steps, counters, gauges)
 
     def close(self) -> None:
         self.control.close(linger=0.5)

@@ -42,6 +42,7 @@ class HeartbeatLoad:
     free_blocks: int
     step: int
     counters: dict[str, int]
+    gauges: dict[str, int] | None = None
 
 
 class ProxyLink:
@@ -128,8 +129,9 @@ class ProxyLink:
 
     def heartbeat(self, load: HeartbeatLoad, proxy: str) -> Heartbeat:
         return Heartbeat(
-            self.hello.sender, proxy, load.running, load.waiting, load.free_blocks, load.step, load.counters
-        )
+            self.hello.sender, proxy, load.running, load.waiting, load.free_blocks, load.step, load.counters,
+            load.gauges,
+        )  # fmt: skip
 
     def forget(self) -> bool:
         """Forget the proxy, which is gone, and discard the messages queued for it."""

@@ -258,6 +258,12 @@ class StageSide:
             stage = self.open.pop(key)
             self.ports.close(stage.request.request_id, stage.request.attempt, stage.is_done, now)
 
+    def counters(self) -> dict[str, int]:
+        return self.ports.counters()
+
+    def gauges(self) -> dict[str, int]:
+        return self.ports.gauges()
+
     def end(self) -> None:
         """Close all sockets: the worker stops."""
         self.ports.close_all()

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker's ends of the streams of all its runs: memory, connector, sockets, producers and consumers."""
 
-from typing import Any
-
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.errors import PontilError
 from pontil.runtime.graph.part import GraphPart
@@ -205,13 +203,18 @@ class StreamPorts:
             return TICK
         return REPEAT if self.sender.streams or self.receiver.streams or self.puller.open else None
 
-    def counters(self) -> dict[str, Any]:
-        """Return figures for the heartbeat: items and bytes that arrived, and free blocks."""
+    def counters(self) -> dict[str, int]:
+        """Return what only grows, for the heartbeat: items and bytes that arrived."""
+        return {"stream_items": self.puller.items, "stream_bytes": self.puller.bytes}
+
+    def gauges(self) -> dict[str, int]:
+        """Return how the streams are now, for the heartbeat."""
+        open_outputs = [one for one in self.sender.streams.values() if one.gone is None]
         return {
-            "stream_items": self.puller.items,
-            "stream_bytes": self.puller.bytes,
             "stream_free_blocks": len(self.memory.free),
             "stream_kept_bytes": self.memory.kept,
+            "stream_items_ahead": max((one.ahead for one in open_outputs), default=0),
+            "streams_full": sum(one.is_full for one in open_outputs),
         }
 
     def close_all(self) -> None:

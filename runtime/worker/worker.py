@@ -105,8 +105,9 @@ class Worker:
         self.grammars = GrammarManager(machine.grammars, self.poller.wake, self.failures)
         sockets = (self.control, self.peers_in)
         self.gauge = LoadGauge(
-            machine, self.prefill, self.decode, self.grammars, self.engine_counters, self.failures, sockets
-        )
+            machine, self.prefill, self.decode, self.grammars, self.engine_counters, self.failures, sockets,
+            self.stage,
+        )  # fmt: skip
         self.processor = OutputProcessor(
             self.requests, self.link, machine.engine, self.prefill, self.engine_counters, self.cancel
         )

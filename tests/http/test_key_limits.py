@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The limits of a key are enforced, and affect no other key."""
 
+import base64
 import hashlib
 import http.client
 import json
@@ -12,6 +13,7 @@ from typing import Any
 import openai
 import pytest
 from scripted_site import MODEL, HttpAnswer, ScriptedSite, site
+from scripted_speech import RECORDING, demo, form
 from scripted_worker import DEADLINE, ScriptedWorker, eventually
 
 from pontil.runtime.proxy.rate_limits import JITTER
@@ -26,6 +28,15 @@ CALLERS = tuple((name, hashlib.sha256(key.encode()).hexdigest()) for name, key i
 def limited(folder: Path, tokenizer: Tokenizer, **settings: float) -> Iterator[ScriptedSite]:
     """A site where Alice's key has these limits and Bob's has none."""
     with site(folder, tokenizer, callers=CALLERS, allowances=(("alice", tuple(settings.items())),)) as made:
+        yield made
+
+
+@contextmanager
+def speaking(folder: Path, tokenizer: Tokenizer, **settings: float) -> Iterator[ScriptedSite]:
+    """A site of a model that hears and speaks, with the same limits."""
+    allowances = (("alice", tuple(settings.items())),)
+    with site(folder, tokenizer, callers=CALLERS, allowances=allowances, graph="speech-demo") as made:
+        demo(made)
         yield made
 
 
@@ -93,3 +104,25 @@ def test_prompts_of_one_request_are_let_in_together_or_not_at_all(tmp_path: Path
         later = ask(made, ALICE, prompt=["a"] * 3)
         assert later.status == 429 and worker.submits.qsize() == 3, "nothing of it has begun"
         assert ask(made, ALICE).status == 200
+
+
+def transcribe(made: ScriptedSite, key: str) -> int:
+    return form(made, {"authorization": f"Bearer {key}"}, file=RECORDING).status
+
+
+def test_a_transcription_is_one_request_of_its_key(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    with speaking(tmp_path, tokenizer, rate=2.0, requests=1, tokens=1) as made:
+        assert [transcribe(made, ALICE) for _ in range(3)] == [200, 200, 429]
+        assert [transcribe(made, BOB) for _ in range(3)] == [200] * 3
+
+
+def test_a_chat_with_recordings_is_one_request_of_its_key(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """The recognizer's work is a part of it, and gives the key no rate anew."""
+    with speaking(tmp_path, tokenizer, rate=2.0, requests=1) as made:
+        part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(RECORDING).decode(), "format": "wav"}}
+        body = {"model": MODEL, "messages": [{"role": "user", "content": [part, part]}], "max_tokens": 4}
+
+        def chat() -> int:
+            return made.ask("POST", "/v1/chat/completions", body, {"authorization": f"Bearer {ALICE}"}).status
+
+        assert [chat() for _ in range(3)] == [200, 200, 429]

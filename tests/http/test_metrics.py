@@ -14,6 +14,7 @@ from scripted_site import HttpAnswer, ScriptedSite, site
 from scripted_worker import ScriptedWorker, eventually, proper, silent
 
 from pontil.http.routes.status import takes_openmetrics
+from pontil.runtime.proxy.stream_metrics import GAUGES
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Message, Submit, Tokens
 
@@ -129,6 +130,21 @@ def test_workers_have_gauges_while_they_are_there(fresh: ScriptedSite) -> None:
     assert 'worker_sequences_running{worker="prefill:0"} 0.0' in text and "worker_sequences_waiting" in text
 
 
+def test_streams_are_shown_by_worker(fresh: ScriptedSite) -> None:
+    prefill, decode = fresh.pair()
+    decode.counters = {"stream_items": 7, "stream_bytes": 4096}
+    decode.gauges = {"stream_kept_bytes": 512, "stream_items_ahead": 3, "streams_full": 1, "made_up": 9}
+    eventually(lambda: series(fresh, "worker_stream_kept_bytes", worker="decode:0") == 512)
+    assert series(fresh, "stream_items_total", worker="decode:0") == 7
+    assert series(fresh, "stream_bytes_total", worker="decode:0") == 4096
+    assert series(fresh, "worker_stream_items_ahead", worker="decode:0") == 3
+    text = fresh.ask("GET", "/metrics").body.decode()
+    assert "made_up" not in text and 'worker_streams_full{worker="prefill:0"}' not in text
+    decode.gauges = {"stream_kept_bytes": 0}
+    eventually(lambda: series(fresh, "worker_stream_kept_bytes", worker="decode:0") == 0)
+    assert 'streams_full{worker="decode:0"}' not in fresh.ask("GET", "/metrics").body.decode()
+
+
 def exemplars(text: str) -> dict[str, set[str]]:
     """Return the request ids in each histogram's exemplars."""
     found: dict[str, set[str]] = {}
@@ -194,7 +210,9 @@ def labels_of(made: ScriptedSite) -> dict[str, set[str]]:
 
 def test_the_page_has_every_series(fresh: ScriptedSite) -> None:
     for worker in fresh.pair(script=pulling):
-        worker.counters = {"drafts": 1, "draft_tokens": 2, "accepted_draft_tokens": 1, "accepted_draft_tokens_at_0": 1}
+        worker.counters = {"drafts": 1, "draft_tokens": 2, "accepted_draft_tokens": 1, "accepted_draft_tokens_at_0": 1,
+                           "stream_items": 1, "stream_bytes": 1}  # fmt: skip
+        worker.gauges = dict.fromkeys(GAUGES, 1)
     assert fresh.complete("hi", max_tokens=4).status == 200
     proxy = {"name": "proxy", "role": "proxy", "pid": 0, "state": "ready", "device": "cpu", "rss_bytes": 1}
     fresh.proxy.registry.show([proxy])

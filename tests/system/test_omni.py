@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 import torch
 from effort import is_long
-from oracle import settled
+from oracle import settled, steady
 from served import Served, launched, wait_for
+from slow_process import SlowProcess
 from spoken import Spoken, speak
 from tiny_omni import OmniPair, write_tiny_omni
+
+from pontil.runtime.graph.catalog import QWEN3_OMNI
 
 TEXT = "the sea was calm"
 # Asked of every placement: answers of 1, 2 and more tokens of text, greedy and drawn.
@@ -134,8 +137,47 @@ def test_a_killed_worker_of_any_stage_changes_nothing(
     assert settled(site).free_blocks == before.free_blocks
 
 
+def test_a_slow_stage_stops_the_one_before_it(site: Served) -> None:
+    """E13: the Thinker rests when the Talker is a window behind, and keeps no more items meanwhile."""
+    asked: dict[str, Any] = {"max_tokens": 120, "temperature": 0, "ignore_eos": True}
+    window = QWEN3_OMNI.connection("thinker/talker/states").capacity
+    calm = speak(site, TEXT, **asked)
+    before = settled(site)
+    told = 0
+
+    def stop(texts: int, sounds: int) -> None:
+        nonlocal told
+        if not told:
+            slow.stop()
+        told = texts
+
+    def thinker(name: str) -> float:
+        return site.metric(f'pontil_worker_{name}{{worker="decode:0"}}')
+
+    def held() -> tuple[float, float, int]:
+        return thinker("stream_items_ahead"), thinker("stream_kept_bytes"), told
+
+    with ThreadPoolExecutor(1) as threads, SlowProcess(int(site.topology()["talker-decode:0"]["pid"])) as slow:
+        answer = threads.submit(speak, site, TEXT, stop, **asked)
+        wait_for(lambda: thinker("streams_full") == 1, 60, "a producer that rests")
+        ahead, kept, said = steady(held, "a producer that stays at rest")
+        assert ahead == window and kept > 0 and said < asked["max_tokens"]
+        slow.crawl()
+        seen = [ahead]
+
+        def advances() -> bool:
+            seen.append(thinker("stream_items_ahead"))
+            return told > said + 3
+
+        wait_for(advances, 120, "a producer that goes on as its consumer does")
+        assert max(seen) <= window and not answer.done()
+    assert answer.result() == calm
+    assert settled(site).free_blocks == before.free_blocks
+    wait_for(lambda: thinker("stream_kept_bytes") == 0, 60, "the release of all items")
+
+
 def test_a_client_that_leaves_frees_every_stage(site: Served) -> None:
-    """E15: within a second of work at most, and nothing of the run is left."""
+    """E15: nothing of the run is left. That no stage makes anything after it was told is in tests of workers."""
     before = settled(site)
 
     class Left(Exception):

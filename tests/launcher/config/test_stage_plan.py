@@ -18,9 +18,7 @@ from pontil.launcher.config.topology import Topology, plan
 from pontil.launcher.errors import OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.runtime.config import proxy_config, worker_config
-from pontil.runtime.errors import GraphError
-from pontil.runtime.graph.catalog import GRAPHS, GraphModel
-from pontil.runtime.graph.placement import GraphPlacement, NodeSeat
+from pontil.runtime.graph.catalog import GRAPHS
 
 TWO_CORES = HostDevices((0, 1), 2, 0)
 FOUR_GPUS = HostDevices(tuple(range(8)), 8, 4)
@@ -207,24 +205,10 @@ def test_who_may_share_is_told_to_share(tmp_path: Path) -> None:
 def test_walks_of_one_worker_only_are_not_split(monkeypatch: pytest.MonkeyPatch) -> None:  # E1
     """No graph here has a stage with a state of its own that reads a stream; the launcher would refuse to split it."""
     omni = GRAPHS["qwen3-omni"]
-    whole = replace(omni, nodes=tuple(replace(one, splits=False) for one in omni.nodes))
+    whole = replace(omni, nodes=tuple(replace(one, prefill_walks=()) for one in omni.nodes))
     monkeypatch.setattr("pontil.launcher.config.topology.graph_of", lambda model: whole)
     with pytest.raises(OptionError, match="moves by a state of its own, so all of its walks are on one worker"):
         topology(place="thinker=0,talker.prefill=1,talker.decode=2,code2wav=2")
-
-
-@pytest.mark.parametrize("graph", GRAPHS.values(), ids=lambda one: one.name)
-def test_the_catalog_says_which_stages_can_be_split(graph: GraphModel) -> None:  # E1
-    for node in graph.nodes:
-        walks = {walk.name for walk in graph.graph.partition(node.name).walks}
-        seats = [NodeSeat(one.name, one.name) for one in graph.nodes if one is not node]
-        apart = [NodeSeat(node.name, walk, frozenset({walk})) for walk in walks]
-        if node.splits:
-            assert set(node.prefill_walks) < walks
-            GraphPlacement(graph.graph, (*seats, *apart))
-        elif node.generates:
-            with pytest.raises(GraphError):
-                GraphPlacement(graph.graph, (*seats, *apart))
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b.decode", "c-d"]), st.lists(st.integers(0, 99), min_size=1))))

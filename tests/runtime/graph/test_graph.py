@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs and placements: what is refused before anything starts, in which words."""
+"""Graphs and models: what is refused before anything starts, in which words."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,11 +9,11 @@ import pytest
 from speech_graph import CODE2WAV, FRAMES, STATES, TALKER, THINKER, decoder_walk, speech_graph
 
 from pontil.runtime.errors import GraphError, ModelError
+from pontil.runtime.graph.catalog import GraphModel, GraphNode
 from pontil.runtime.graph.connection import Connection
 from pontil.runtime.graph.graph import Graph
 from pontil.runtime.graph.mermaid import mermaid
 from pontil.runtime.graph.partition import Authority, GraphPartition
-from pontil.runtime.graph.placement import GraphPlacement, NodeSeat
 from pontil.runtime.graph.policies import Fixed, LeftContext, SlidingWindow
 from pontil.runtime.graph.walk import Loop, Node, Parallel, Sequential, Walk
 
@@ -130,67 +130,49 @@ def test_a_graph_that_cannot_run_is_refused_in_one_sentence(name: str) -> None: 
 def test_a_good_graph_is_accepted_and_asked() -> None:
     graph = speech_graph(Connection("thinker", "code2wav", "voice"))
     assert graph.consumers("thinker") == ("talker", "code2wav")
-    assert [one.edge for one in graph.incoming("code2wav")] == ["frames", "voice"]
-    assert graph.partition_of("talker_decode") is TALKER and TALKER.last_walk == "talker_decode"
+    assert graph.partition("talker") is TALKER and TALKER.last_walk == "talker_decode"
     assert CODE2WAV.last_walk == "code2wav_chunk" and THINKER.last_walk is None
-    assert THINKER.next_walk(None) == "prefill_text" and THINKER.next_walk("prefill_text") == "thinker_decode"
-    assert THINKER.next_walk("thinker_decode") == "thinker_decode"
     with pytest.raises(GraphError, match="no partition 'speaker'"):
         graph.partition("speaker")
-    with pytest.raises(GraphError, match="no walk 'sing'"):
-        graph.partition_of("sing")
 
 
-def test_nodes_and_entries_of_a_walk() -> None:
+def test_nodes_of_a_walk() -> None:
     walk = Walk("w", Sequential((Parallel((Node("a"), Loop(Node("b")))), Node("c"), Node("a"))))
-    assert walk.nodes == ("a", "b", "c") and walk.entries == ("a", "b")
-
-
-TOGETHER = tuple(NodeSeat(node, "w0") for node in speech_graph().nodes)
-PREFILLS, DECODES = frozenset({"talker_prefill", "talker_last_prefill"}), frozenset({"talker_decode"})
-SPLIT = (
-    NodeSeat("thinker", "w0"), NodeSeat("talker", "w1", PREFILLS), NodeSeat("talker", "w2", DECODES),
-    NodeSeat("code_predictor", "w3"), NodeSeat("code2wav", "w4"),
-)  # fmt: skip
-
-
-def test_a_split_node_has_a_worker_for_each_walk() -> None:  # E4
-    placed = GraphPlacement(speech_graph(), SPLIT)
-    assert placed.entry("talker_prefill") == ("w1",) and placed.entry("talker_decode") == ("w2",)
-    assert placed.workers("talker_decode") == ("w2", "w3")
-    assert placed.hosts("talker") == ("w1", "w3", "w2")
-    assert placed.hosted("w1", "talker") == PREFILLS and placed.hosted("w3", "talker") == frozenset()
-    with pytest.raises(GraphError, match="'talker_decode' has no node 'thinker'"):
-        placed.worker("thinker", "talker_decode")
+    assert walk.nodes == ("a", "b", "c")
 
 
 CONSUMER = GraphPartition("writer", ("pen",), (Walk("draft", Node("pen")), Walk("ink", Node("pen"))), initial="draft")
 WRITING = Graph("writing", (THINKER, CONSUMER), (Connection("thinker", "writer", "words", Fixed(1)),))
-BADLY_PLACED: dict[str, tuple[Graph, tuple[NodeSeat, ...], str]] = {
+MORE_WORDS = Connection("thinker", "writer", "more", Fixed(1))
+
+
+def writing(*prefill_walks: str) -> GraphModel:
+    nodes = GraphNode("thinker", "engine"), GraphNode("writer", "engine", prefill_walks=prefill_walks)
+    return GraphModel("writing", nodes, "thinker", WRITING)
+
+
+WRONG_MODELS: dict[str, tuple[Callable[[], GraphModel], str]] = {
     "a STATE_MACHINE consumer of a stream by walk": (
-        WRITING,
-        (
-            NodeSeat("thinker", "w0"),
-            NodeSeat("pen", "w1", frozenset({"draft"})),
-            NodeSeat("pen", "w2", frozenset({"ink"})),
-        ),
-        "'writer' is STATE_MACHINE and takes a stream, so its node 'pen' has to be on one worker",
+        lambda: writing("draft"), "'writer' is STATE_MACHINE and takes a stream, so all of its walks are on one worker",
     ),
-    "a node without a worker": (speech_graph(), TOGETHER[1:], "no worker runs the node 'thinker' in the walk"),
-    "a walk without a worker": (speech_graph(), (*SPLIT[:2], *SPLIT[3:]), "in the walk 'talker_decode': place it"),
-    "two workers": (speech_graph(), (*TOGETHER, NodeSeat("talker", "w9")), r"has 2 places .* \(w0, w9\): keep one"),
-    "an unknown node": (speech_graph(), (*TOGETHER, NodeSeat("singer", "w0")), "there is no node 'singer'"),
-    "an unknown walk": (
-        speech_graph(), (*TOGETHER, NodeSeat("talker", "w0", frozenset({"prefill_text"}))), "not run by a walk",
+    "an unknown walk": (lambda: writing("sketch"), "'writer' has no walk 'sketch' for its prefill worker"),
+    "no walk for decode": (lambda: writing("draft", "ink"), "'writer' leaves no walk to its decode worker"),
+    "two streams into a stage": (
+        lambda: replace(writing(), graph=replace(WRITING, connections=(*WRITING.connections, MORE_WORDS))),
+        "'writer' takes the streams words, more: a stage takes one at most",
+    ),
+    "a stage that is no partition": (
+        lambda: replace(writing(), nodes=(*writing().nodes, GraphNode("singer", "node"))), "no partition 'singer'",
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BADLY_PLACED)
-def test_a_placement_that_cannot_be_is_refused_in_one_sentence(name: str) -> None:  # E1
-    graph, seats, says = BADLY_PLACED[name]
+@pytest.mark.parametrize("name", WRONG_MODELS)
+def test_a_model_that_no_worker_could_carry_out_is_refused_in_one_sentence(name: str) -> None:  # E1
+    build, says = WRONG_MODELS[name]
+    assert not writing().node("writer").splits
     with pytest.raises(GraphError, match=says):
-        GraphPlacement(graph, seats)
+        build()
 
 
 def test_a_graph_as_mermaid() -> None:

@@ -102,44 +102,6 @@ def test_counts_are_sizes_of_the_token_axis() -> None:  # A1, E5
     assert StreamProducer(speech_graph(), "talker").emit("talker_decode", {}).token_counts == {}
 
 
-def test_the_end_names_every_edge() -> None:  # E12
-    """Also one on which nothing was ever emitted: its consumer would wait for ever."""
-    producer = StreamProducer(speech_graph(LAYERS), "thinker")
-    producer.emit("prefill_text", ONE)
-    assert producer.end() == producer.end() == {"states": 1, "layers": 0}
-    with pytest.raises(AssertionError):
-        producer.emit("thinker_decode", ONE)
-
-
-def test_a_worker_that_takes_over_goes_on_with_indices_and_walks() -> None:  # E5, E15
-    first = StreamProducer(speech_graph(), "thinker")
-    for walk in ("prefill_text", "thinker_decode"):
-        first.emit(walk, ONE)
-    second = StreamProducer(speech_graph(), "thinker", first.produced, first.tracked, first.passes)
-    assert second.emit("thinker_decode", ONE) == first.emit("thinker_decode", ONE)
-
-
-def test_a_consumer_that_is_behind_stops_its_producer() -> None:  # E13
-    producer = StreamProducer(speech_graph(COPY), "thinker")
-    for _ in range(8):
-        assert producer.has_room
-        producer.emit("prefill_text", ONE)
-    assert not producer.has_room
-    producer.allow(STATES.key, 9)
-    assert not producer.has_room, "the slowest consumer counts"
-    producer.allow(COPY.key, 12)
-    producer.allow(COPY.key, 8)
-    assert producer.has_room
-
-
-def test_a_consumer_that_ended_stops_nobody() -> None:  # E13
-    producer = StreamProducer(speech_graph(), "talker")
-    producer.close(FRAMES.key)
-    for _ in range(20):
-        assert producer.has_room and producer.emit("talker_decode", {"frames": (1, 16)}).tags == ()
-    assert producer.end() == {"frames": 20}
-
-
 def test_an_unknown_edge_is_refused() -> None:
     producer = StreamProducer(speech_graph(), "talker")
     with pytest.raises(GraphError, match="'sound'"):

@@ -36,7 +36,7 @@ def test_an_answer_of_one_state_ends_in_the_terminal_walk() -> None:  # E11
     ]
     buffer.end(2)
     (last,) = drained(buffer)
-    assert shown([last]) == [("talker_decode", (), True)] and last.goes_on and not last.is_last_pass
+    assert shown([last]) == [("talker_decode", (), True)]
     assert buffer.finished and buffer.pop() is None
 
 
@@ -61,7 +61,7 @@ def test_a_stream_without_items_has_an_empty_final_chunk() -> None:  # E11
     assert buffer.pop() is None
     buffer.end(0)
     (chunk,) = drained(buffer)
-    assert shown([chunk]) == [("code2wav_chunk", (), True)] and chunk.is_last_pass
+    assert shown([chunk]) == [("code2wav_chunk", (), True)]
 
 
 def test_finality_is_that_of_the_walk_after_the_transition() -> None:  # E10
@@ -74,30 +74,6 @@ def test_finality_is_that_of_the_walk_after_the_transition() -> None:  # E10
     buffer.end(4)
     chunks = drained(buffer)
     assert shown(chunks) == [("A", (0, 1), False), ("A", (2,), False), ("B", (3,), True)]
-    assert not chunks[-1].goes_on
-
-
-def test_an_item_that_is_put_back_is_the_next_one_again() -> None:  # E8
-    """It goes to the head, with its transition; at the tail it would follow items that came later."""
-    buffer = StreamBuffer(stream(Fixed(1)), "C")
-    for index, walk in enumerate("ABC"):
-        buffer.put(index, walk, index)
-    first = buffer.pop()
-    second = buffer.pop()
-    assert first is not None and second is not None and second.walk == "B"
-    buffer.put_back(second)
-    assert buffer.next_walk == "B"
-    buffer.record(first)
-    assert [chunk.walk for chunk in drained(buffer)] == ["B", "C"]
-
-
-def test_a_final_chunk_that_is_put_back_is_final_again() -> None:  # E8, E11
-    buffer = talker()
-    buffer.end(0)
-    chunk = buffer.pop()
-    assert chunk is not None and chunk.final and buffer.pop() is None
-    buffer.put_back(chunk)
-    assert buffer.pop() == chunk and buffer.pop() is None
 
 
 def test_a_marker_behind_a_chunk_that_never_fills_makes_it_ready() -> None:  # E10
@@ -213,19 +189,12 @@ def test_a_final_chunk_that_ran_is_not_given_again_after_a_take_over() -> None: 
 
 def test_the_producer_may_be_ahead_by_the_capacity() -> None:  # E13
     buffer = StreamBuffer(stream(Fixed(2), capacity=3), "A")
-    for index in range(buffer.allowed):
+    for index in range(buffer.capacity):
         buffer.put(index, "A", index)
     with pytest.raises(StreamFault, match="holds 3 items, and its producer sends more"):
         buffer.put(3, "A", 3)
     drained(buffer)
-    assert buffer.allowed == 5
-
-
-def test_a_consumer_that_ended_takes_nothing_more() -> None:
-    buffer = talker()
-    buffer.put(0, "talker_prefill", 0)
-    buffer.close()
-    assert not buffer.put(1, "talker_decode", 1) and not buffer.items and buffer.pop() is None
+    assert buffer.next_index == 2 and buffer.put(4, "A", 4)
 
 
 def test_a_stream_that_contradicts_itself_is_a_fault() -> None:

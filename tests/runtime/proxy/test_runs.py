@@ -212,6 +212,7 @@ def test_one_stage_that_is_always_lost_fails_the_run(tokenizer: Tokenizer) -> No
 
 @pytest.mark.parametrize("workers", [TOGETHER, SPLIT])
 def test_a_client_that_leaves_ends_every_stage(tokenizer: Tokenizer, workers: tuple[str, ...]) -> None:
+    """E15: every worker is told to end and to let go of all items before it makes another one."""
     for moment in range(length_of(tokenizer, workers) + 1):
         site = site_of(tokenizer, *workers)
         heard = submit(site)
@@ -219,7 +220,7 @@ def test_a_client_that_leaves_ends_every_stage(tokenizer: Tokenizer, workers: tu
             site.step()
         heard.stream.cancel()
         heard.stream.cancel()
-        assert site.idle
+        assert site.idle and not any(worker.kept for worker in site.workers.values())
         for _ in range(3):
             site.step()
         nothing_is_left(site)

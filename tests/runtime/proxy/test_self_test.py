@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 from live_proxy import LiveProxy, collect, submitted, until
+from scripted_speech import speaks
 from scripted_worker import ScriptedWorker, proper, silent
 
 from pontil.runtime.accounting.ledger import SELF_TEST
 from pontil.runtime.proxy import self_test
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.wire.messages import Failed, Message, RoleChange, Submit, Tokens
+from pontil.runtime.wire.messages import Failed, Message, NodeTask, RoleChange, Submit, Tokens
 
 PASSED = {"route": "prefill:0>decode:0", "state": "PASSED", "bytes": 3_000_000, "seconds": 0.0}
 Results = Sequence[dict[str, Any]]
@@ -171,3 +172,59 @@ def test_a_worker_that_takes_another_role_is_tested_in_its_new_pairs(play: Calla
         assert len(live_proxy.proxy.self_test.shown) == 1
 
     play(scene, awaits_self_test=True)
+
+
+async def nodes(live_proxy: LiveProxy, **computers: Any) -> None:
+    """Start a worker of each node."""
+    for name, computer in computers.items():
+        identity = {"model": name, "model_fingerprint": name, "kv_fingerprint": ""}
+        await live_proxy.worker(f"{name}:0", role="node", node=name, computer=computer, **identity)
+
+
+def speechless(worker: ScriptedWorker, task: NodeTask) -> Iterator[Message]:
+    yield Failed(worker.incarnation, worker.proxy, task.request_id, task.attempt, "out of breath")
+
+
+def test_a_model_that_speaks_is_asked_for_sound_and_nobody_sees_or_pays_it(play: Callable[..., None]) -> None:
+    async def scene(live_proxy: LiveProxy) -> None:
+        await live_proxy.worker("mixed:0", node="llm")
+        await nodes(live_proxy, speaker=speaks, recognizer=speechless)
+        steps: list[str] = []
+        found = await results_of(live_proxy, steps)
+        assert found == [{"route": "mixed:0", "bytes": 0}, {"route": "sound", "bytes": 0}]
+        assert steps == ["self-test 1 of 2: mixed:0", "self-test 2 of 2: sound"] and live_proxy.proxy.ready
+        await beaten(live_proxy)
+        proxy = live_proxy.proxy
+        assert proxy.idle and not proxy.conductor.runs
+        assert (proxy.ledger.imbalance, proxy.ledger.totals.requests) == (0, 0)
+        assert live_proxy.value("pontil_audio_seconds_total") == live_proxy.value("pontil_generation_tokens_total") == 0
+
+    play(scene, awaits_self_test=True, graph="speech-demo")
+
+
+def test_a_model_that_is_to_speak_and_cannot_is_not_ready(play: Callable[..., None]) -> None:
+    async def scene(live_proxy: LiveProxy) -> None:
+        await live_proxy.worker("mixed:0", node="llm")
+        await nodes(live_proxy, speaker=speechless)
+        told = (await results_of(live_proxy))[-1]
+        assert told["route"] == "sound" and told["error"].startswith("an answer in sound fails: out of breath")
+        assert live_proxy.proxy.readiness.objection == "the self-test has not passed yet"
+
+    play(scene, awaits_self_test=True, graph="speech-demo", max_attempts=1)
+
+
+def test_a_server_is_ready_when_every_stage_has_a_worker(play: Callable[..., None]) -> None:  # D21
+    async def scene(live_proxy: LiveProxy) -> None:
+        def objection() -> str | None:
+            return live_proxy.proxy.readiness.objection
+
+        assert objection() == "no worker is ready yet"
+        await live_proxy.worker("mixed:0", node="llm")
+        await until(lambda: "stages recognizer, speaker is" in str(objection()))
+        await nodes(live_proxy, speaker=speaks)
+        says = "no worker of the stage recognizer is ready: requests that need it are refused, others are answered"
+        await until(lambda: objection() == says)
+        await nodes(live_proxy, recognizer=speaks)
+        await until(lambda: objection() is None)
+
+    play(scene, graph="speech-demo")

@@ -18,7 +18,7 @@ from pontil.runtime.nodes.recognizer import Transcript
 from pontil.runtime.nodes.speech_nodes import RecognizerNode, SpeakerNode
 from pontil.runtime.nodes.tones import Tones, tones
 from pontil.runtime.nodes.wav import Sound, write_wav
-from pontil.runtime.wire.messages import NodeOutput, Release, RoleChange, StillHere
+from pontil.runtime.wire.messages import Cancel, NodeOutput, Release, RoleChange, StillHere
 from pontil.runtime.worker.proxy_link import BEAT
 
 CLAUSES = [b"One is here.", b"Two follows it.", b"And three."]
@@ -217,12 +217,15 @@ def test_a_cancelled_task_leaves_nothing(site: NodeSite, known: int) -> None:
     assert not any(one.final for one in site.outputs(name))
 
 
-def test_a_whole_text_can_be_cancelled_between_clauses(site: NodeSite) -> None:
+def test_nothing_is_spoken_after_a_cancel(site: NodeSite) -> None:
+    """E15: a client that leaves costs at most the clause that is being spoken."""
     site.ask("a", data=TEXT * 50)
     site.until(lambda: site.outputs("a"))
-    site.cancel("a")
-    site.until(lambda: site.is_clean)
-    assert len(site.outputs("a")) < 100 and not any(one.final for one in site.outputs("a"))
+    spoken = site.worker.step_reporter.steps
+    site.worker.hear(Cancel("proxy", site.worker.incarnation, "a", 0), site.worker.now)
+    assert site.worker.is_idle
+    site.settle(20)
+    assert site.worker.step_reporter.steps == spoken and not any(one.final for one in site.outputs("a"))
 
 
 def test_items_are_kept_for_another_attempt_until_the_run_ends(site: NodeSite) -> None:

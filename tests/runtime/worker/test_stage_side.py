@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker of a stage that generates: its part of a run, the items that it keeps, and parts that cannot be its own."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from workers import ScriptedProxy, open_worker
 
 from pontil.runtime.graph.part import GraphPart
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.wire.messages import Release, Submit
+from pontil.runtime.wire.messages import Cancel, Release, Submit
 
 EDGE = "llm/speaker/text"
 PROMPT = [20 + 7 * number for number in range(20)]
@@ -55,6 +56,24 @@ def test_the_items_of_an_answer_are_its_text_and_are_kept_until_release(staged: 
     assert staged.text("r") == whole and not staged.worker.is_idle
     assert staged.proxy.server.send(Release(staged.proxy.incarnation, staged.worker.incarnation, "r"))
     staged.proxy.turn_until(lambda: staged.worker.is_idle)
+
+
+def test_nothing_is_made_after_a_cancel(staged: StagedWorker) -> None:
+    """E15: a client that leaves costs at most the step that is being computed."""
+    worker, proxy = staged.worker, staged.proxy
+    params = replace(GREEDY, max_tokens=200)
+    address = proxy.incarnation, worker.incarnation, "r", 0
+    assert proxy.server.send(Submit(*address, PROMPT, params.to_wire(), graph=part_of("r")))
+    proxy.turn_until(lambda: "r" in proxy.answers and bool(proxy.answers["r"].frames))
+    worker.take_control(Cancel(*address), worker.now)
+    worker.take_control(Release(proxy.incarnation, worker.incarnation, "r"), worker.now)
+    made = worker.machine.engine.generated
+    proxy.turn_until(lambda: worker.is_idle)
+    assert worker.machine.engine.generated == made < params.max_tokens
+    assert worker.stage.gauges() == {
+        "stream_free_blocks": worker.stage.ports.memory.capacity, "stream_kept_bytes": 0,  # type: ignore[union-attr]
+        "stream_items_ahead": 0, "streams_full": 0,
+    }  # fmt: skip
 
 
 def test_an_answer_is_streamed_again_without_being_computed(staged: StagedWorker) -> None:

@@ -115,7 +115,7 @@ def test_a_stream_from_worker_to_worker(workers: tuple[PortsWorker, PortsWorker]
     turns(producer, consumer, until=whole)
     assert numbers == list(range(40))
     assert consumer.ports.counters()["stream_items"] == 40
-    assert consumer.ports.counters()["stream_bytes"] == producer.ports.counters()["stream_kept_bytes"]
+    assert consumer.ports.counters()["stream_bytes"] == producer.ports.gauges()["stream_kept_bytes"]
     consumer.ports.close("r.code2wav", 1, True, consumer.now)
     turns(producer, consumer, until=lambda: not producer.ports.memory.kept)
     producer.ports.close("r.talker", 1, True, producer.now)

@@ -9,12 +9,21 @@ messages of the life before are dropped.
 
 from collections.abc import Iterator
 
-from partition_world import FRAME, LAST, ConsumerState, GraphMessage, GraphWorld, ProducerState, RecordingRun, RunState
+from partition_state import PARTITION, PartitionRun, PartitionState, PartitionTable
+from partition_world import (
+    FRAME,
+    LAST,
+    ConsumerState,
+    GraphMessage,
+    GraphWorld,
+    ProducerState,
+    RecordingRun,
+    RunState,
+)
 from partition_world import frozen as frozen_buffer
 from partition_world import thawed as thawed_buffer
 from search import SearchStep, Violation
 
-from pontil.runtime.graph.partition_state import PARTITION, PartitionState, PartitionTable
 from pontil.runtime.graph.stream_buffer import Chunk, StreamBuffer
 
 Step = SearchStep[GraphWorld]
@@ -188,10 +197,9 @@ class TwoPartitions:
     def consume(self, world: GraphWorld, number: int, one: ConsumerState) -> Iterator[Step]:
         acts = RecordingRun(one.run, self.table)
         buffer = thawed_buffer(one.buffer, self.hosts[number], self.kind)
-        if acts.run.is_taking and len(one.held) < MOST_HELD and (chunk := buffer.pop()) is not None:
+        may = self.may_take(acts.run, buffer.next_walk) and len(one.held) < MOST_HELD
+        if may and (chunk := buffer.pop()) is not None:
             acts.run.take(chunk.walk, chunk)
-            if acts.returned:
-                buffer.put_back(chunk)
             held = one.held + ((chunk,) if acts.ingested else ())
             changed = one._replace(run=acts.frozen(), buffer=frozen_buffer(buffer), held=held)
             yield SearchStep(f"consumer {number} takes {chunk.items} in {chunk.walk}", world.put(number, changed), True)
@@ -205,6 +213,10 @@ class TwoPartitions:
                 heard.hear(one.buffer.ran)
                 news = world.put(other, there._replace(buffer=frozen_buffer(heard)))
                 yield SearchStep(f"consumer {other} hears of {number}", news, False)
+
+    def may_take(self, run: PartitionRun, walk: str | None) -> bool:
+        """Return whether the next chunk is popped: one of another walk stays where it is until all has run (E8)."""
+        return run.may_enter(walk)
 
     def ran(self, world: GraphWorld, number: int, one: ConsumerState) -> GraphWorld:
         """Let the oldest pass end: its items are in the KV, its output goes out, its report is made."""
@@ -220,7 +232,7 @@ class TwoPartitions:
         if world.finals > 1:
             raise Violation("two final chunks")
         acts.run.passed()
-        if chunk.is_last_pass:
+        if chunk.final:
             acts.run.end()
         run = self.checked(one.run, acts)
         return world.put(number, one._replace(run=run, buffer=frozen_buffer(buffer), held=one.held[1:]))

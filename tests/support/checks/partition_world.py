@@ -3,9 +3,9 @@
 
 from typing import NamedTuple
 
+from partition_state import PARTITION_ENDS, PartitionRun, PartitionState, PartitionTable
 from speech_graph import stream
 
-from pontil.runtime.graph.partition_state import PARTITION_ENDS, PartitionRun, PartitionState, PartitionTable
 from pontil.runtime.graph.policies import Fixed
 from pontil.runtime.graph.stream_buffer import Chunk, StreamBuffer, StreamPosition, TaggedItem
 
@@ -54,7 +54,6 @@ class BufferState(NamedTuple):
     ends_at: int | None = None
     taken: StreamPosition = StreamPosition()
     ran: StreamPosition = StreamPosition()
-    closed: bool = False
 
 
 class ProducerState(NamedTuple):
@@ -110,7 +109,6 @@ class RecordingRun:
         self.run.parked = {walk: list(found) for walk, found in state.parked}
         self.told, self.freed = state.told, state.freed
         self.ingested = list[object]()
-        self.returned = list[object]()
         self.handed_over = False
 
     def frozen(self) -> RunState:
@@ -120,9 +118,6 @@ class RecordingRun:
 
     def ingest(self, taken: object) -> None:
         self.ingested.append(taken)
-
-    def put_back(self, taken: object) -> None:
-        self.returned.append(taken)
 
     def cancel_passes(self) -> None:
         pass
@@ -141,7 +136,7 @@ def thawed(state: BufferState, hosted: frozenset[str], kind: type[StreamBuffer])
     buffer = kind(CONNECTION, LAST, hosted)
     buffer.items = {index: TaggedItem(walk, index) for index, walk in state.items}
     buffer.markers = dict(state.markers)
-    buffer.ends_at, buffer.taken, buffer.ran, buffer.closed = state.ends_at, state.taken, state.ran, state.closed
+    buffer.ends_at, buffer.taken, buffer.ran = state.ends_at, state.taken, state.ran
     return buffer
 
 
@@ -152,5 +147,4 @@ def frozen(buffer: StreamBuffer) -> BufferState:
         buffer.ends_at,
         buffer.taken,
         buffer.ran,
-        buffer.closed,
     )

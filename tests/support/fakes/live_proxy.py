@@ -29,10 +29,8 @@ class LiveProxy:
         self.workers: list[ScriptedWorker] = []
 
     async def worker(self, name: str, **options: Any) -> ScriptedWorker:
-        role = name.split(":")[0]
-        made = ScriptedWorker(
-            self.endpoint, name, self.tokenizer, self.tokenizer.encode(TEXT, False), role=role, **options
-        )
+        fields = {"role": name.split(":")[0]} | options
+        made = ScriptedWorker(self.endpoint, name, self.tokenizer, self.tokenizer.encode(TEXT, False), **fields)
         self.workers.append(made)
         await asyncio.to_thread(made.start)
         return made

@@ -78,6 +78,7 @@ class ScriptedWorker:
         self.counters: dict[str, int] = {}
         self.generated = 0
         self.free_blocks = 64
+        self.gauges: dict[str, int] | None = None
         self.phases: dict[str, str] = {}
         self.computed: set[str] = set()
         self.control = control
@@ -135,7 +136,9 @@ class ScriptedWorker:
     def beat(self, socket: WorkerSocket) -> None:
         if self.proxy:
             counters = {"generated_tokens": self.generated, "generated_before": 0} | self.counters
-            beat = Heartbeat(self.incarnation, self.proxy, len(self.active), 0, self.free_blocks, 0, counters)
+            beat = Heartbeat(
+                self.incarnation, self.proxy, len(self.active), 0, self.free_blocks, 0, counters, self.gauges
+            )
             socket.send(beat)
         elif self.refused is None:
             fields = {"sender": self.incarnation, "name": self.name, "role": self.role} | self.hello_fields

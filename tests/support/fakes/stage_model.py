@@ -33,9 +33,9 @@ THINKER_END, TALKER_END = 2, 1
 GRAPH = GraphModel(
     name="stages",
     nodes=(
-        GraphNode("thinker", "engine", splits=True, prefill_walks=(PREFILL,)),
+        GraphNode("thinker", "engine", prefill_walks=(PREFILL,)),
         GraphNode(
-            "talker", "engine", splits=True, prefill_walks=(TALKER_PREFILL, TALKER_LAST_PREFILL), codes=3, max_tokens=99
+            "talker", "engine", prefill_walks=(TALKER_PREFILL, TALKER_LAST_PREFILL), codes=3, max_tokens=99
         ),
         GraphNode("wav", "node"),
         GraphNode("hears", "node"),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state machine of a partition of one request on one worker: a table, and the class that carries it out.
+"""A worker's handling of one partition of one request, as a state machine: a table, and the class that carries it out.
 
-A partition changes state by nothing else. An event without a row raises. tests/support/checks/partition_model.py
-explores every state that the table can reach.
+It stands for the workers around the real buffer, whose every state partition_model.py explores. A partition changes
+state by nothing else, and an event without a row raises.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,13 +39,12 @@ class PartitionEvent(Enum):
 
 
 class PartitionAction(Enum):
-    """RELEASE_PARKED gives the new walk what was parked for it (E7). PUT_BACK returns input to the head of its queue,
-    with its walk (E8). TELL_CONSUMERS says where each stream ends (E12)."""
+    """RELEASE_PARKED gives the new walk what was parked for it (E7). TELL_CONSUMERS says where each stream ends
+    (E12)."""
 
     CHANGE_WALK = "change walk"
     RELEASE_PARKED = "release parked"
     INGEST = "ingest"
-    PUT_BACK = "put back"
     CANCEL_PASSES = "cancel passes"
     SEND_HANDOFF = "send handoff"
     TELL_CONSUMERS = "tell consumers"
@@ -68,7 +67,6 @@ PARTITION: PartitionTable = {
     (PartitionState.CLEAN, PartitionEvent.LEFT): (PartitionState.HANDED_OVER, (PartitionAction.SEND_HANDOFF,)),
     (PartitionState.CLEAN, PartitionEvent.ENDED): (PartitionState.DONE, FINISH),
     (PartitionState.RUNNING, PartitionEvent.INGESTED): (PartitionState.RUNNING, (PartitionAction.INGEST,)),
-    (PartitionState.RUNNING, PartitionEvent.ENTERED): (PartitionState.RUNNING, (PartitionAction.PUT_BACK,)),
     (PartitionState.RUNNING, PartitionEvent.PASSED): (PartitionState.RUNNING, ()),
     (PartitionState.RUNNING, PartitionEvent.QUIET): (PartitionState.CLEAN, ()),
     (PartitionState.RUNNING, PartitionEvent.ENDED): (PartitionState.ENDING, (PartitionAction.CANCEL_PASSES,)),
@@ -87,9 +85,6 @@ class PartitionCallbacks(Protocol):
 
     def ingest(self, taken: object) -> None:
         """Prepare a pass of the current walk. `PartitionRun.passed` follows when it has ended."""
-
-    def put_back(self, taken: object) -> None:
-        """Return input to the head of its queue; nothing of it was used."""
 
     def cancel_passes(self) -> None:
         """Let passes end early. `passed` follows for each all the same."""
@@ -118,17 +113,11 @@ class PartitionRun:
             PartitionAction.CHANGE_WALK: self.change_walk,
             PartitionAction.RELEASE_PARKED: lambda walk, taken: self.release(),
             PartitionAction.INGEST: self.ingest,
-            PartitionAction.PUT_BACK: lambda walk, taken: callbacks.put_back(taken),
             PartitionAction.CANCEL_PASSES: lambda walk, taken: callbacks.cancel_passes(),
             PartitionAction.SEND_HANDOFF: lambda walk, taken: callbacks.send_handoff(self.parked),
             PartitionAction.TELL_CONSUMERS: lambda walk, taken: callbacks.tell_consumers(),
             PartitionAction.FREE: lambda walk, taken: callbacks.free(),
         }
-
-    @property
-    def is_taking(self) -> bool:
-        """True if streams may be popped for it: it was begun here and has not ended."""
-        return self.state in TAKING
 
     @property
     def is_over(self) -> bool:
@@ -139,18 +128,19 @@ class PartitionRun:
         self.walk = walk
         self.happened(PartitionEvent.BEGUN)
 
-    def take(self, walk: str | None, taken: object) -> bool:
-        """Take input of a pass under a walk (None: the current one); return whether it was ingested. If not, it was put
-        back: try again when `passed` has made the partition clean. Only when `is_taking`."""
-        before = self.ingested
+    def may_enter(self, walk: str | None) -> bool:
+        """Return whether input of a walk may be taken now: of another than the current one only when clean (E8)."""
+        return self.state is PartitionState.CLEAN or self.state is PartitionState.RUNNING and walk in (None, self.walk)
+
+    def take(self, walk: str | None, taken: object) -> None:
+        """Take input of a pass under a walk that it may enter (None: the current one)."""
         is_same = walk is None or walk == self.walk
         self.happened(PartitionEvent.INGESTED if is_same else PartitionEvent.ENTERED, walk, taken)
-        return self.ingested > before
 
     def give(self, walk: str, payload: object) -> None:
         """Give an input that is no stream. For another walk than the current one it is parked until that is entered.
         After the end it is dropped."""
-        if self.is_taking and walk == self.walk:
+        if self.state in TAKING and walk == self.walk:
             self.inputs.append(payload)
         elif not self.is_over and self.state is not PartitionState.ENDING:
             self.parked.setdefault(walk, []).append(payload)
