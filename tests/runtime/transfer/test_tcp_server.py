@@ -31,7 +31,7 @@ from pontil.runtime.transfer.tcp_frames import (
 )
 from pontil.runtime.transfer.tcp_server import TcpServer, listen
 
-TIMEOUT = 10.0
+TIMEOUT = 60.0
 MOST = (1 << 32) - 1
 
 
