@@ -11,7 +11,8 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rule_guide import END, Rule, every_third
-from tiny import VOCAB, AlwaysDraft, Rig, build, check_free, draft_model, reference, rig, sequence
+from always_draft import AlwaysDraft
+from tiny import VOCAB, Rig, build, check_free, draft_model, reference, rig, sequence
 
 from pontil.runtime.engine.draft_model import DraftModel
 from pontil.runtime.engine.draft_policy import WINDOW, DraftPlan, Option
