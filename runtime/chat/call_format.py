@@ -87,8 +87,8 @@ def numbered_id(name: str, number: int) -> str:
     return f"functions.{name}:{number}"
 
 
-# The templates of Qwen2.5 and Qwen2.5-Coder are equal, but the latter seldom writes the tags that they ask for: it writes
-# a code fence, JSON alone, or the tags around the tools that it was shown.
+# The templates of Qwen2.5 and Qwen2.5-Coder are equal, but the latter seldom writes the tags that they ask for: it
+# writes a code fence, JSON alone, or the tags around the tools that it was shown.
 HERMES = CallFormat(
     "hermes", ObjectSyntax("arguments"), ("<tool_call>", "<tools>"), ("</tool_call>", "</tools>"),
     before="<tool_call>\n", after="\n</tool_call>", lists="maybe", bare=True,

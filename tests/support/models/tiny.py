@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tiny random Llama, in transformers and in our engine."""
 
-from collections import abc
 from dataclasses import dataclass
 
 import torch
