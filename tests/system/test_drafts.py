@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from disturbed import MODEL, OPTIONS, DisturbedSite, bodies
+from effort import examples
 from served import ROOT, launched, wait_for
 from streams import Streams
 from tiny_draft_layers import write_mtp_model
 
 DRAFTING = ROOT / "tests" / "support" / "fakes" / "drafting_launch.py"
 LONG = pytest.mark.long
-TOKENS = 100
+TOKENS = examples(60, 100)
 PAIR = ("--share-devices", "--prefill", "cpu:0", "--decode", "cpu:1")
 MIXED = ("--role", "mixed", "--mixed", "cpu:0")
 Answers = list[tuple[Any, ...]]
@@ -92,7 +93,7 @@ def test_a_pair_answers_as_without_drafts_through_kills(
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_kills_change_nothing_either(tmp_path: Path, model: Path, plain: Answers, kind: str) -> None:
     with drafting(tmp_path, model, kind, PAIR, plain) as site:
-        for tokens in (0, 1, 30):
+        for tokens in (0, 1, 12):
             site.survives(kills(site, "decode:0", tokens), "decode:0")
             site.survives(kills(site, "prefill:0", tokens), "prefill:0")
 
