@@ -77,7 +77,7 @@ def required(wanted: ToolFields, form: CallFormat, thought: Thought) -> str:
     name = wanted.choice.name
     tools = [tool for tool in wanted.tools if name in (None, tool.name)]
     calls = [call_text(tool, form, True, number) for number, tool in enumerate(tools)]
-    return grammar_of_calls(calls, frame(form, wanted.parallel and name is None and not form.bare), thought)
+    return grammar_of_calls(calls, frame(form, wanted.parallel and name is None and not form.taught), thought)
 
 
 def possible(wanted: ToolFields, form: CallFormat, thought: Thought) -> str:

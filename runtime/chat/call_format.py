@@ -36,7 +36,9 @@ class CallFormat:
     `after`.
 
     Without `anywhere` an answer holds calls only if it begins with one, and further calls need no opening. `lists` are
-    calls in brackets: never, maybe or always. `bare`: a call may lack its markers at the beginning of a line.
+    calls in brackets: never, maybe or always. `bare`: a call may lack its markers at the beginning of a line, or stand
+    in a code fence there. `taught`: the model's template is not known to have this format, so that an answer that has
+    to be a call is one call.
     """
 
     name: str
@@ -51,6 +53,7 @@ class CallFormat:
     anywhere: bool = True
     lists: str = "never"
     bare: bool = False
+    taught: bool = False
     separators: str = ""
     messages: bool = False
     """True if an answer is a row of messages, of which a call is one and ends the answer."""
@@ -84,9 +87,11 @@ def numbered_id(name: str, number: int) -> str:
     return f"functions.{name}:{number}"
 
 
+# The templates of Qwen2.5 and Qwen2.5-Coder are equal, but the latter seldom writes the tags that they ask for: it
+# writes a code fence, JSON alone, or the tags around the tools that it was shown.
 HERMES = CallFormat(
-    "hermes", ObjectSyntax("arguments"), ("<tool_call>",), ("</tool_call>",),
-    before="<tool_call>\n", after="\n</tool_call>", lists="maybe",
+    "hermes", ObjectSyntax("arguments"), ("<tool_call>", "<tools>"), ("</tool_call>", "</tools>"),
+    before="<tool_call>\n", after="\n</tool_call>", lists="maybe", bare=True,
 )  # fmt: skip
 LLAMA3_JSON = CallFormat(
     "llama3_json", ObjectSyntax("parameters"), ("<|python_tag|>", "<|python_start|>"), ("<|python_end|>",),

@@ -33,7 +33,7 @@ AUTO = "auto"
 CALL_PARSERS = (AUTO, *FORMATS, "none")
 REASONING_PARSERS = (AUTO, "think", "none")
 # For models that were trained for no format, or for one that is not known here.
-FALLBACK = replace(HERMES, bare=True)
+FALLBACK = replace(HERMES, taught=True)
 # Texts of a chat template, all of which tell a format. The first line that fits counts: formats share markers.
 TELLTALES: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
     (HARMONY, ("<|channel|>", "<|message|>")),

@@ -14,7 +14,7 @@ BRACKETS = "{["
 
 class MarkerSearch:
     """White space directly before a marker counts as part of it. No marker may begin with another one. With `bare` a
-    bracket that begins the text or a line is found too, and is not taken.
+    bracket that begins the text or a line is found too, unless `skips_brackets` is set, and is not taken.
 
     The work is in proportion to the text, however it is split.
     """
@@ -32,6 +32,7 @@ class MarkerSearch:
         """Text that may be the beginning of a marker."""
         self.in_line = False
         """True if the current line has text other than space."""
+        self.skips_brackets = False
 
     @property
     def held(self) -> str:
@@ -57,6 +58,8 @@ class MarkerSearch:
         """A bracket counts at the beginning of a line only."""
         if found[0] in self.markers:
             return True
+        if self.skips_brackets:
+            return False
         at = found.start()
         while at and text[at - 1] in SPACE:
             at -= 1

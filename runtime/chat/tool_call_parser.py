@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from enum import Enum, auto
+
 from pontil.runtime.chat.answer_part import AnswerPart, Arguments, Call, Content
 from pontil.runtime.chat.call_body import CallState
 from pontil.runtime.chat.call_format import FENCE, CallFormat
@@ -13,7 +15,17 @@ from pontil.runtime.chat.step_parser import Step, StepParser
 
 LIST, LIST_END, COMMA = "[", "]", ","
 # Words that may stand between a code fence and a call.
-FENCED = ("json",)
+FENCED = ("json", "xml")
+
+
+class FencedBlock(Enum):
+    """The fenced block that the text is in: none, one that may hold a call and is held back, one whose fence went with
+    a call, or one that is content, in which nothing is a call without markers."""
+
+    NONE = auto()
+    HELD = auto()
+    CALLS = auto()
+    CONTENT = auto()
 
 
 class ToolCallParser(StepParser):
@@ -28,10 +40,11 @@ class ToolCallParser(StepParser):
         """With `lenient` calls may lack their markers where the format says so."""
         self.form, self.functions = form, functions
         bare = lenient and form.bare
-        fence = (FENCE,) if bare else ()
-        self.openings, self.closings = form.openings + fence, form.closings + fence
-        self.leads = FENCED if bare else ()
-        self.search = MarkerSearch(*self.openings, bare=bare)
+        openings = (*form.openings, FENCE) if bare else form.openings
+        self.words = openings + FENCED if bare else openings
+        """Text that may stand before a call."""
+        self.search = MarkerSearch(*openings, bare=bare)
+        self.block = FencedBlock.NONE
         self.begun = self.ended = 0
         self.identities: set[str] = set()
         self.held: list[str] = []
@@ -40,6 +53,8 @@ class ToolCallParser(StepParser):
         """Text of the possible call."""
         self.part = ""
         """What may be the beginning of a marker."""
+        self.ends_line = False
+        """True if a line has ended behind the last call or its closing marker."""
         self.in_list = False
         self.call = form.syntax.body(functions)
         self.step: Step = self.seek if form.anywhere else self.open
@@ -64,20 +79,33 @@ class ToolCallParser(StepParser):
             parts.append(Content(before))
         if behind is None:
             return ""
-        self.held, self.in_list, self.step = [self.search.release()], False, self.open
+        held = self.search.release()
+        if self.search.marker == FENCE and self.block is not FencedBlock.NONE:
+            if self.block is FencedBlock.CONTENT:
+                parts.append(Content(held))
+            self.enter(FencedBlock.NONE)
+            return behind
+        if self.search.marker == FENCE:
+            self.enter(FencedBlock.HELD)
+        self.held, self.in_list, self.step = [held], False, self.open
         return behind
+
+    def enter(self, block: FencedBlock) -> None:
+        self.block, self.search.skips_brackets = block, block is FencedBlock.CONTENT
 
     def open(self, text: str, parts: list[AnswerPart]) -> str:
         """Hold what may stand before a call, up to its first character."""
         rest, self.part = self.part + text, ""
         while rest:
-            word = next((one for one in (*self.openings, *self.leads) if rest.startswith(one)), None)
-            if word is None and any(one.startswith(rest) for one in (*self.openings, *self.leads)):
+            word = next((one for one in self.words if rest.startswith(one)), None)
+            if word is None and any(one.startswith(rest) for one in self.words):
                 self.part = rest
                 return ""
             word = word or self.mark_of(rest[0])
-            if not word:
+            if not word or (word == FENCE and self.block is not FencedBlock.NONE):
                 return self.begin(rest, parts)
+            if word == FENCE:
+                self.enter(FencedBlock.HELD)
             self.held.append(word)
             rest = rest[len(word) :]
         return ""
@@ -112,7 +140,7 @@ class ToolCallParser(StepParser):
             if state is CallState.COMPLETE:
                 self.show_arguments(parts)
                 self.ended += 1
-                self.step = self.close
+                self.step, self.ends_line = self.close, False
                 return text[position:]
         if self.call.state is CallState.POSSIBLE:
             self.seen.append(text)
@@ -122,6 +150,8 @@ class ToolCallParser(StepParser):
 
     def announce(self, parts: list[AnswerPart]) -> None:
         self.held, self.seen = [], []
+        if self.block is FencedBlock.HELD:
+            self.enter(FencedBlock.CALLS)
         identity = self.call.identity if self.call.identity not in self.identities else None
         if identity is not None:
             self.identities.add(identity)
@@ -144,6 +174,8 @@ class ToolCallParser(StepParser):
     def give_up(self, text: str, parts: list[AnswerPart]) -> str:
         """Emit what was held as content, and go on with this text."""
         self.let_go("", parts)
+        if self.block is FencedBlock.HELD:
+            self.enter(FencedBlock.CONTENT)
         self.in_list = False
         self.step = self.seek if self.form.anywhere else self.tell
         return text
@@ -156,20 +188,36 @@ class ToolCallParser(StepParser):
 
     def close(self, text: str, parts: list[AnswerPart]) -> str:
         """Skip the closing markers of a call, which some models forget, and space around them."""
-        rest, self.part = (self.part + text).lstrip(SPACE), ""
+        rest, self.part = self.skip_space(self.part + text), ""
         while rest:
-            closings = (*self.closings, LIST_END) if self.in_list else self.closings
+            closings = self.closings
             word = next((one for one in closings if rest.startswith(one)), None)
             if word is None:
                 break
             self.in_list = self.in_list and word != LIST_END
-            rest = rest[len(word) :].lstrip(SPACE)
+            if word == FENCE and self.block is FencedBlock.CALLS:
+                self.enter(FencedBlock.NONE)
+            self.ends_line = False
+            rest = self.skip_space(rest[len(word) :])
         else:
             return ""
         if any(one.startswith(rest) for one in closings):
             self.part = rest
             return ""
+        self.search.in_line = not self.ends_line
         self.step = self.open if self.in_list or not self.form.anywhere else self.seek
+        return rest
+
+    @property
+    def closings(self) -> tuple[str, ...]:
+        """The markers that may stand behind a call."""
+        fence = (FENCE,) if self.block is FencedBlock.CALLS else ()
+        end = (LIST_END,) if self.in_list else ()
+        return (*self.form.closings, *fence, *end)
+
+    def skip_space(self, text: str) -> str:
+        rest = text.lstrip(SPACE)
+        self.ends_line = self.ends_line or "\n" in text[: len(text) - len(rest)]
         return rest
 
     def tell(self, text: str, parts: list[AnswerPart]) -> str:

@@ -35,8 +35,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Iter
 
 @pytest.fixture
 def bare(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[ScriptedSite]:
-    """A proxy without workers that declares silent ones dead after half a second and makes one attempt."""
-    with site(tmp_path, tokenizer, worker_ttl=0.5, max_attempts=1) as made:
+    """A proxy without workers, which makes one attempt."""
+    with site(tmp_path, tokenizer, max_attempts=1) as made:
         yield made
 
 

@@ -14,7 +14,7 @@ import pytest
 from api_table import embeddings_table
 from jsonschema import validate
 from scripted_site import HttpAnswer, ScriptedSite, site
-from scripted_worker import EMBEDDING_SIZE, ScriptedWorker, eventually, vector_of
+from scripted_worker import DEADLINE, EMBEDDING_SIZE, ScriptedWorker, eventually, vector_of
 
 from pontil.http.response.embedding_body import EMBEDDINGS
 from pontil.http.response.reply_schema import MODELS
@@ -47,7 +47,7 @@ def both(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Iter
 @pytest.fixture
 def alone(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[ScriptedSite]:
     """A proxy without workers that expects both models."""
-    with site(tmp_path, tokenizer, worker_ttl=0.5, **SERVED) as made:
+    with site(tmp_path, tokenizer, **SERVED) as made:
         yield made
 
 
@@ -151,7 +151,7 @@ def test_a_request_never_goes_to_the_other_models_workers(alone: ScriptedSite) -
     assert embed(alone, "a").status == 503 and alone.complete().status == 200
     embedding = embedder(alone)
     assert embed(alone, "a").status == 200
-    generating.die()
+    generating.fall_silent(alone.proxy.registry)
     eventually(lambda: not alone.proxy.registry.generating.workers, "the worker's removal")
     assert alone.complete().status == 503 and embed(alone, "a").status == 200
     assert embedding.submits.empty() and generating.embeds.empty()
@@ -197,8 +197,8 @@ def test_a_text_goes_on_to_another_worker(alone: ScriptedSite) -> None:
     eventually(lambda: len(alone.proxy.registry.of("vectors").loads) == 2, "both workers")
 
     def die() -> None:
-        dying.embeds.get(timeout=10)
-        dying.die()
+        dying.embeds.get(timeout=DEADLINE)
+        dying.fall_silent(alone.proxy.registry)
 
     ending = threading.Thread(target=die)
     ending.start()

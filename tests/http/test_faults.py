@@ -61,7 +61,7 @@ def test_a_worker_that_dies_before_the_first_byte_is_503(bare: ScriptedSite, str
     connection = bare.connect()
     connection.request("POST", "/v1/completions", json.dumps({"prompt": "a", "stream": stream}))
     worker.submits.get(timeout=DEADLINE)
-    worker.die()
+    worker.fall_silent(bare.proxy.registry)
     response = connection.getresponse()
     assert response.status == 503
     assert "mixed:0 went silent" in json.loads(response.read())["error"]["message"]
@@ -76,7 +76,7 @@ def test_a_worker_that_dies_after_the_first_byte_is_one_error_event(bare: Script
     worker.say(worker.tokens(submit, 0, [40]))
     response = connection.getresponse()
     assert response.status == 200
-    worker.die()
+    worker.fall_silent(bare.proxy.registry)
     *tokens, last, nothing = response.read().decode().split("\n\n")
     assert nothing == "" and tokens and "choices" in json.loads(tokens[0][6:])
     error = json.loads(last[6:])["error"]

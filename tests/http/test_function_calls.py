@@ -59,7 +59,7 @@ def test_the_choice_among_functions_is_enforced(sites: Sites, choice: Any, begin
     while not served.workers[0].submits.empty():
         served.workers[0].submits.get()
     assert legacy(served, function_call=choice).status == 200
-    submit = served.workers[0].submits.get(timeout=10)
+    submit = served.workers[0].submits.get(timeout=60)
     grammar, prompt = submit.sampling["grammar"], served.tokenizer.decode(submit.prompt, skip_special_tokens=False)
     assert (grammar is None) is (begin is None) and ("weather" in prompt) is (begin is not None)
     assert begin is None or all((name in grammar) is (name in begin.split("|")) for name in ("weather", "noop"))

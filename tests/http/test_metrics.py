@@ -84,7 +84,7 @@ def test_what_is_in_flight_is_shown_as_it_goes(fresh: ScriptedSite) -> None:
     worker = fresh.worker(script=silent)
     connection = fresh.connect()
     connection.request("POST", "/v1/completions", '{"prompt": "hi", "max_tokens": 3, "stream": true}')
-    submit = worker.submits.get(timeout=10)
+    submit = worker.submits.get(timeout=60)
     assert (series(fresh, "num_requests_running"), series(fresh, "num_requests_waiting")) == (0, 1)
     worker.say(worker.tokens(submit, 0, [70, 71]))
     eventually(lambda: (series(fresh, "num_requests_running"), series(fresh, "num_requests_waiting")) == (1, 0))

@@ -196,6 +196,7 @@ def test_a_check_that_stands_still_is_waited_for_and_no_longer(monkeypatch: pyte
         os.kill(checker.process.pid, signal.SIGSTOP)
         first, second = await asyncio.gather(checker.verdict("{}", "1"), checker.verdict("{}", "2"))
         assert first.reason == answer_checker.COSTLY and "other answers" in second.reason
+        checker.process.timeout = 60.0
         assert (await checker.verdict("{}", "3")).state is SchemaState.MET
         await checker.close()
 

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def broken(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[ScriptedSite]:
     """A site without workers, which makes one attempt."""
-    with site(tmp_path, tokenizer, graph="speech-demo", max_attempts=1, worker_ttl=0.5) as made:
+    with site(tmp_path, tokenizer, graph="speech-demo", max_attempts=1) as made:
         yield made
 
 

@@ -82,7 +82,7 @@ def trace(served: ScriptedSite, joined: bool) -> list[str]:
     connection = served.connect()
     body = b'{"stream": true, "max_tokens": 9, "stop": ["zz"], "messages": [{"role": "user", "content": "hi"}]}'
     connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
-    submit = worker.submits.get(timeout=10)
+    submit = worker.submits.get(timeout=60)
     ids = served.tokenizer.encode(LETTERS, False)
     worker.say(message_of(worker, submit, 0, ids[:1], False))
     response = connection.getresponse()

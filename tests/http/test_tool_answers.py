@@ -274,7 +274,7 @@ def test_grammars_reach_the_worker(sites: Sites) -> None:  # D13
         served.workers[0].submits.get()
     for more in (*free, *kept):
         assert ask(served, **more).choices
-        grammar = served.workers[0].submits.get(timeout=10).sampling["grammar"]
+        grammar = served.workers[0].submits.get(timeout=60).sampling["grammar"]
         assert (grammar is not None) is (more in kept), more
 
 
@@ -287,7 +287,7 @@ def test_schemas_of_tools_are_relaxed_unless_they_are_strict(sites: Sites) -> No
         served.workers[0].submits.get()
     asked: dict[str, Any] = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
     assert ask(served, **asked).choices[0].finish_reason == "tool_calls"
-    grammar = served.workers[0].submits.get(timeout=10).sampling["grammar"]
+    grammar = served.workers[0].submits.get(timeout=60).sampling["grammar"]
     assert '"cities": {"type": "array"}' in grammar and "weather" in grammar
     asked["tools"] = [*TOOLS[1:], {"type": "function", "function": function | {"strict": True}}]
     with pytest.raises(openai.BadRequestError) as caught:

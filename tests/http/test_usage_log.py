@@ -126,7 +126,7 @@ def test_open_requests_are_written_down_while_they_run_and_closed_when_the_clien
     worker = logged.worker(script=silent)
     connection = logged.connect()
     connection.request("POST", "/v1/completions", '{"model": "tiny", "prompt": "hi", "stream": true}')
-    submit = worker.submits.get(timeout=10)
+    submit = worker.submits.get(timeout=60)
     worker.say(worker.tokens(submit, 0, [70, 71]))
     eventually(lambda: [(row["state"], row["delivered"]) for row in rows(logged)] == [("open", 2)])
     connection.close()

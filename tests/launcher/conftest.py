@@ -19,7 +19,7 @@ import pytest
 
 from pontil.runtime.foundation.line_pipe import LinePipe
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 class ScriptedLaunch:

@@ -137,7 +137,7 @@ def drain_and_undrain(pair: DisturbedSite) -> None:
     obeyed(pair.served, "drain", "decode:0", *SOON)
     assert pair.served.topology()["decode:0"]["state"] == "DRAINED"
     assert pair.answer_about_a_capital() == pair.capital
-    wait_for(lambda: failovers(pair, "moved") > moved, 10, "the count of the streams that moved")
+    wait_for(lambda: failovers(pair, "moved") > moved, 60, "the count of the streams that moved")
     obeyed(pair.served, "undrain", "decode:0")
 
 

@@ -15,7 +15,7 @@ from pontil.gpu_ops.collectives.communicator import CollectiveError
 from pontil.gpu_ops.collectives.shared_memory import SharedMemoryCommunicator
 from pontil.gpu_ops.kernels.layer import HeadShape
 
-SHORT = 0.3
+SHORT = 1.5
 LAYER = DividedLayer(shape=HeadShape(6, 6, 32), inner=192)
 
 

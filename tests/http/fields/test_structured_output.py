@@ -96,7 +96,7 @@ def test_every_form_becomes_its_grammar(pair: ScriptedSite, asked: dict[str, Any
     for answer in (pair.complete(max_tokens=2, **asked), pair.chat(max_tokens=2, **asked)):
         assert answer.status == 200, answer.body
         for worker in pair.workers:
-            assert worker.submits.get(timeout=10).sampling["grammar"] == grammar
+            assert worker.submits.get(timeout=60).sampling["grammar"] == grammar
 
 
 WRONG_TAGS: list[dict[str, Any]] = [
@@ -169,7 +169,7 @@ def test_a_grammar_is_checked_once(pair: ScriptedSite, monkeypatch: pytest.Monke
     assert compiled == [grammar_of_regex("checked once"), grammar_of_regex("(checked once")]
     for worker in pair.workers:
         for _ in range(3):
-            worker.submits.get(timeout=10)
+            worker.submits.get(timeout=60)
 
 
 def test_a_check_has_an_end() -> None:  # C14

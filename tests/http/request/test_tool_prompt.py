@@ -99,7 +99,7 @@ def test_a_call_can_be_required(taught: ScriptedSite) -> None:
         taught.workers[0].submits.get()
     for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
         assert taught.chat(tools=[TOOL], tool_choice=choice).status == 200
-        assert "<tool_call>" in taught.workers[0].submits.get(timeout=10).sampling["grammar"]
+        assert "<tool_call>" in taught.workers[0].submits.get(timeout=60).sampling["grammar"]
 
 
 # Templates that take only some roles, and what becomes of them.

@@ -51,7 +51,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
 def prompt_of(served: ScriptedSite, worker: int = 0) -> str:
     """Return the prompt that the worker got last."""
     submits = served.workers[worker].submits
-    last = submits.get(timeout=10)
+    last = submits.get(timeout=60)
     while not submits.empty():
         last = submits.get()
     return served.tokenizer.decode(last.prompt, skip_special_tokens=False)
@@ -122,7 +122,7 @@ def test_structured_output(sites: Sites) -> None:
         served.workers[0].submits.get()
     answer = client(served).responses.parse(model=MODEL, input="hi", text_format=City)
     assert answer.output_parsed == City(name="Rome")
-    assert served.workers[0].submits.get(timeout=10).sampling["grammar"] is not None
+    assert served.workers[0].submits.get(timeout=60).sampling["grammar"] is not None
 
 
 def test_a_conversation_goes_on(sites: Sites) -> None:

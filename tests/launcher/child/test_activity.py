@@ -13,7 +13,7 @@ import pytest
 
 from pontil.launcher.child.activity import BUSY_SHARE, CpuActivity, is_busy, look
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 SPIN, SLEEP = "while True: pass", "import threading; threading.Event().wait()"
 
 

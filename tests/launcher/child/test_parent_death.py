@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 # Starts a child that itself asks for nothing, stopped before it has run: the state of one that an operator's kill found
 # right after the fork.
 PARENT = """

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-DEADLINE = 30.0
+DEADLINE = 60.0
 PROXY = {"name": "proxy", "role": "proxy", "pid": 1, "state": "READY", "device": "cpu", "uptime_seconds": 1}
 
 

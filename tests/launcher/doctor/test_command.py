@@ -155,7 +155,7 @@ def test_a_server_of_ours_is_told_from_others(taken: int, monkeypatch: pytest.Mo
         thread = threading.Thread(target=server.handle_request, daemon=True)
         thread.start()
         assert serves(LaunchOptions(port=server.server_port))
-        thread.join(10)
+        thread.join(60)
 
 
 def test_places_that_are_not_there_yet_are_judged_by_where_they_would_be(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pontil.launcher.config.options import read_environment
 from pontil.launcher.host.notify import EXTEND_EVERY, Notifier, NotifyState, beat_of
 from pontil.launcher.keys.key_file import make_key_file, read_key_file
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 PAIR = {"proxy": ["ready", "listen"], "prefill:0": ["ready"], "decode:0": ["ready"]}
 
 

@@ -136,7 +136,7 @@ def test_a_launch_whose_output_nobody_reads_serves_and_ends(
     waiting(lambda: launch.children().get("decode:0", first).pid != first.pid)
     family = list(launch.children().values())
     launch.process.send_signal(signal.SIGTERM)
-    assert launch.process.wait(20) == 0
+    assert launch.process.wait(60) == 0
     all_gone(family)
 
 

@@ -15,7 +15,7 @@ from pontil.runtime.accounting import usage_log
 from pontil.runtime.accounting.usage_file import OPEN, UsageFile, UsageRow, open_to_read
 from pontil.runtime.accounting.usage_log import UsageLog
 
-DEADLINE = 10.0
+DEADLINE = 60.0
 
 
 class FailingDisk:

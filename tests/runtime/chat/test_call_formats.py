@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from pontil.runtime.chat.answer_part import AnswerPart, Arguments, Call, Content, merged
 from pontil.runtime.chat.call_format import FORMATS, CallFormat
-from pontil.runtime.chat.dialect import FALLBACK
 from pontil.runtime.chat.harmony_parser import HarmonyParser
 from pontil.runtime.chat.tool_call_parser import ToolCallParser
 
@@ -155,6 +154,8 @@ RECORDED: dict[str, tuple[str, str, str, list[tuple[str, Any]]]] = {
     ),
     "a list that is no calls": ("llama4_pythonic", "[1] says: now()", "[1] says: now()", []),
 }  # fmt: skip
+NOW = '{"name": "now", "arguments": {}}'
+# Without markers, as models write that were trained for no format, and Qwen2.5-Coder.
 BARE: dict[str, tuple[str, str, list[tuple[str, Any]]]] = {
     "nothing but JSON": ('{"name": "now", "arguments": {}}', "", [("now", {})]),
     "space before": ('\n  {"name": "now", "parameters": {"x": 1}}\n', "", [("now", {"x": 1})]),
@@ -165,9 +166,25 @@ BARE: dict[str, tuple[str, str, list[tuple[str, Any]]]] = {
     "in a sentence": ('Write {"name": "now", "arguments": {}}', 'Write {"name": "now", "arguments": {}}', []),
     "other JSON": ('{"name": "Bob", "arguments": {}}', '{"name": "Bob", "arguments": {}}', []),
     "a program": ("```python\nnow()\n```", "```python\nnow()\n```", []),
+    "two in a fence": (f"```json\n{NOW}\n{NOW}\n```\nDone", "Done", [("now", {})] * 2),
+    "two fences": (f"```json\n{NOW}\n```\n\n```json\n{NOW}\n```", "", [("now", {})] * 2),
+    "two lines": (f"{NOW}\n{NOW}", "", [("now", {})] * 2),
+    "twice in a line": (f"{NOW} {NOW}", NOW, [("now", {})]),
+    "tags in a fence": (f"```xml\n<tool_call>\n{NOW}\n</tool_call>\n```", "", [("now", {})]),
+    "a fence in tags": (f"<tool_call>\n```json\n{NOW}\n```\n</tool_call>", "", [("now", {})]),
+    "the tags of the tools": (f"<tools>\n{NOW}\n</tools>", "", [("now", {})]),
+    "a list in the tags of the tools": (f"<tools>[{NOW}, {NOW}]</tools>So", "So", [("now", {})] * 2),
+    "text behind one in a fence": (f"```json\n{NOW}\n# now\n```\nSo", "# now\nSo", [("now", {})]),
+    "a call in a program": (f"```python\n{NOW}\n```", f"```python\n{NOW}\n```", []),
+    "a program before a fence": (
+        f"```python\nnow()\n```\n```json\n{NOW}\n```", "```python\nnow()\n```", [("now", {})],
+    ),
+    "other JSON in a fence": ('```json\n{"a": [1]}\n```\nSo', '```json\n{"a": [1]}\n```\nSo', []),
+    "a fence without an end": (f"```json\n{NOW}", "", [("now", {})]),
+    "empty fences": (f"```\n```\n{NOW}", "```\n```", [("now", {})]),
 }  # fmt: skip
 CASES = {name: (FORMATS[form], *rest) for name, (form, *rest) in RECORDED.items()} | {
-    f"bare, {name}": (FALLBACK, *rest) for name, rest in BARE.items()
+    f"bare, {name}": (FORMATS["hermes"], *rest) for name, rest in BARE.items()
 }
 
 

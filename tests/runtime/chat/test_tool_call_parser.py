@@ -99,6 +99,50 @@ def test_calls_come_out_as_they_were_written(calls: Any, end: str, indent: Any, 
     assert content_of(parts) == content + end
 
 
+CALLING = '{"name": "weather", "arguments": {}}'
+OTHER_LINES = ("weather()", '{"name": "Bob"}', '{"arguments": {}}', '{"name": "weather"}', "[1, 2]", "x = {", "}", "")
+PROSE = st.sampled_from(["So it goes:", "1. Write `{}`.", f"Write {CALLING}", '{"a": 1}', "I'd not call ` that."])
+PROGRAM = st.tuples(
+    st.sampled_from(["python", "js", "sh", "jsonc"]), st.lists(st.sampled_from([CALLING, *OTHER_LINES]), max_size=4)
+)
+DATA = st.tuples(
+    st.sampled_from(["json", "", "xml"]),
+    st.lists(st.sampled_from(OTHER_LINES), min_size=1, max_size=4).filter(lambda lines: any(lines)),
+)
+
+
+@settings(max_examples=examples(100, 1000))
+@given(parts=st.lists(PROSE | PROGRAM | DATA, max_size=6), cuts=st.lists(st.integers(0, 1 << 20), max_size=8))
+def test_programs_and_data_are_no_calls(parts: list[Any], cuts: list[int]) -> None:
+    """In a program not even what is written as a call is one."""
+    lines = [part if isinstance(part, str) else "\n".join((f"```{part[0]}", *part[1], "```")) for part in parts]
+    text = "\n".join(lines)
+    found, parser = read(HERMES, split(text, cuts))
+    assert content_of(found) == text and not parser.begun
+
+
+@settings(max_examples=examples(50, 500))
+@given(
+    parts=st.lists(st.sampled_from(["json", "", "xml", None]) | PROGRAM, max_size=5),
+    counts=st.lists(st.integers(1, 3), min_size=5, max_size=5), cuts=st.lists(st.integers(0, 1 << 20), max_size=8),
+)  # fmt: skip
+def test_fenced_calls_are_read_between_programs(parts: list[Any], counts: list[int], cuts: list[int]) -> None:
+    """Blocks of one call or more, or calls on lines of their own (None), each behind a sentence."""
+    text, content, wanted = "", "", 0
+    for part, count in zip(parts, counts, strict=False):
+        text, content = f"{text}So:\n", f"{content}So:"
+        if isinstance(part, tuple):
+            block = "\n".join((f"```{part[0]}", *part[1], "```\n"))
+            text, content = text + block, f"{content}\n{block}"
+        else:
+            calls = "\n".join([CALLING] * count)
+            text += f"{calls}\n" if part is None else f"```{part}\n{calls}\n```\n"
+            wanted += count
+    found, parser = read(HERMES, split(text, cuts))
+    assert calls_of(found) == [("weather", "{}")] * wanted and parser.complete is bool(wanted)
+    assert content_of(found) == content
+
+
 @pytest.mark.parametrize("form", [HERMES, LLAMA3_JSON], ids=["hermes", "llama3_json"])
 def test_what_was_cut_is_shown_as_far_as_it_came(form: CallFormat) -> None:
     told = json.dumps({"city": "Łódź </tool_call>", "days": [1, {"x": None}]}, ensure_ascii=False)

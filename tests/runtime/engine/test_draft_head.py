@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from always_draft import AlwaysDraft
 from drafted import REPEATING, requests, run
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import AlwaysDraft, Rig, check_free, rig, sequence
+from tiny import Rig, check_free, rig, sequence
 from tiny_draft_layers import write_eagle_head, write_mtp_model
 
 from pontil.gpu_ops.kernels.tile import TileSpan

@@ -6,12 +6,13 @@ from collections.abc import Sequence as Sequential
 from dataclasses import replace
 
 import pytest
+from always_draft import AlwaysDraft
 from drafted import REPEATING, Stops, requests, run
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rule_guide import END, Rule, every_third
-from tiny import VOCAB, AlwaysDraft, Rig, build, check_free, draft_model, reference, rig, sequence
+from tiny import VOCAB, Rig, build, check_free, draft_model, reference, rig, sequence
 
 from pontil.runtime.engine.draft_model import DraftModel
 from pontil.runtime.engine.draft_policy import WINDOW, DraftPlan, Option

@@ -66,12 +66,12 @@ def test_a_worker_that_goes_silent_is_an_error_not_a_hang(play: Callable[..., No
         if begun:
             worker.say(worker.tokens(submit, 0, [10]))
             assert isinstance(await take(stream), Delta)
-        worker.die()
+        await asyncio.to_thread(worker.fall_silent, live_proxy.proxy.registry)
         with pytest.raises(Unavailable, match="mixed:0 went silent"):
             await collect(stream)
         assert live_proxy.proxy.idle and not live_proxy.proxy.ready
 
-    play(scene, worker_ttl=0.5, max_attempts=1)
+    play(scene, max_attempts=1)
 
 
 def test_the_table_ends_the_requests_of_a_dead_worker(play: Callable[..., None]) -> None:

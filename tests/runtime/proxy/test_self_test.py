@@ -132,10 +132,10 @@ def test_a_worker_that_leaves_meanwhile_has_no_result(play: Callable[..., None])
         worker = await live_proxy.worker("mixed:0", script=silent)
         answer = asyncio.ensure_future(results_of(live_proxy))
         await submitted(worker)
-        await asyncio.to_thread(worker.die)
+        await asyncio.to_thread(worker.fall_silent, live_proxy.proxy.registry)
         assert await answer == [] and live_proxy.proxy.self_test.shown == []
 
-    play(scene, awaits_self_test=True, worker_ttl=0.5)
+    play(scene, awaits_self_test=True)
 
 
 def test_a_route_that_failed_is_tried_again(play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:

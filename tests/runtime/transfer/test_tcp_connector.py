@@ -4,7 +4,6 @@
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,13 +19,18 @@ from pontil.runtime.transfer.tcp_connector import TcpConnector
 from pontil.runtime.transfer.tcp_frames import ANSWER, EPOCH, READ, REFUSED, REQUEST, RUN
 from pontil.runtime.transfer.tcp_server import TcpConnection
 
-STALL = 0.3
+STALL = 1.0
 PAIRS = [(block, block) for block in range(1, 40)]
 SIZE = 39 * LAYOUT.block_bytes
 
 
 def open_prompt(storage: KVStorage, wake: Callable[[], None]) -> TcpConnector:
     return TcpConnector(storage, wake, deadlines=Deadlines(kv_stall_timeout=STALL))
+
+
+def open_patient(storage: KVStorage, wake: Callable[[], None]) -> TcpConnector:
+    """Open a connector whose stall timeout no test waits for."""
+    return TcpConnector(storage, wake, deadlines=Deadlines(kv_stall_timeout=10 * DEADLINE))
 
 
 class Liar:
@@ -139,25 +143,22 @@ def test_no_answer_writes_outside_the_blocks_that_were_asked_for(says: bytes, co
 
 
 def test_a_cancelled_pull_does_not_wait_for_its_peer() -> None:
-    ours = Pool(TcpConnector)  # with a stall of seconds
+    ours = Pool(open_patient)
     liar = lie_to(ours, HEAD, True)
     first, second = ours.connector.pull("liar", PAIRS, 0), ours.connector.pull("liar", PAIRS, 0)
     wait_for(lambda: liar.pulls == 1)
-    begun = time.monotonic()
     ours.connector.cancel(second)
     ours.connector.cancel(first)
     assert [done.error for done in ours.finish(first, second)] == ["cancelled", "cancelled"]
-    assert time.monotonic() - begun < 4.0  # less than the stall, which would have ended them too
     third = ours.connector.pull("liar", PAIRS, 0)
     ours.connector.close()
     ours.wakeup.set()
     assert ours.finish(third)[0].error == "this worker is closing"
-    assert time.monotonic() - begun < 4.0
     liar.close()
 
 
 def test_bytes_that_only_trickle_in_have_a_deadline_too() -> None:  # C14
-    brief = Deadlines(kv_stall_timeout=STALL, kv_transfer_timeout=0.5)
+    brief = Deadlines(kv_stall_timeout=STALL, kv_transfer_timeout=1.5 * STALL)
     ours = Pool(lambda storage, wake: TcpConnector(storage, wake, deadlines=brief))
     liar = lie_to(ours, HEAD, True)
     ticket = ours.connector.pull("liar", PAIRS, 0)
@@ -223,19 +224,20 @@ def test_an_idle_peer_that_ends_is_lost(ours: Pool, good: Pool) -> None:
 def test_a_peer_that_always_closes_is_tried_a_few_times_only(ours: Pool) -> None:
     trials = 0
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(1.5)
+        listener.settimeout(DEADLINE)
         ours.connector.attach("P", Liar.described(listener))
         with pytest.raises(TimeoutError):
             while True:
                 peer, _ = listener.accept()
                 peer.close()
+                listener.settimeout(1.5)  # from the first on, to see whether it goes on
                 trials += 1
                 assert trials < 10
     assert trials >= 1
 
 
 def test_a_cancelled_pull_that_waits_for_another_ends_at_once() -> None:
-    ours = Pool(TcpConnector)
+    ours = Pool(open_patient)
     liar = lie_to(ours, HEAD, True)
     first, second = ours.connector.pull("liar", PAIRS, 0), ours.connector.pull("liar", PAIRS, 0)
     wait_for(lambda: liar.pulls == 1)

@@ -18,7 +18,7 @@ from pontil.runtime.wire.sockets import BaseSocket, PeerClient, PeerServer, Work
 
 OURS, THEIRS = Keys.of("01" * 32), Keys.of("02" * 32)
 STRANGER = replace(OURS, client=KeyPair.of(b"x" * 32))
-DEADLINE = 10.0
+DEADLINE = 60.0
 
 
 @contextmanager

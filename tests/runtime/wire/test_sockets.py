@@ -26,7 +26,7 @@ from pontil.runtime.wire.sockets import (
     open_context,
 )
 
-DEADLINE = 10.0
+DEADLINE = 60.0
 
 
 @pytest.fixture

@@ -226,11 +226,9 @@ def test_a_next_attempt_states_what_the_first_found_cached(proxy: ScriptedProxy,
         else:
             proxy.submit(decode, name, prompt(400), drawn(8), salt="s", **more)
 
-    # Four steps are left then: the cancellation arrives before the last.
     send("r")
     proxy.turn_until(lambda: any(one.computed >= 128 for one in worker.machine.scheduler.running))
-    for one in pair:
-        proxy.cancel(one, "r")
+    proxy.cancel_everywhere("r")
     everyone_clean(proxy)
     assert not proxy.answers
     send("r", attempt=1, delivered=[[]], choices=[0])

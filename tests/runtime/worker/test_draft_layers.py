@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import AlwaysDraft
+from always_draft import AlwaysDraft
 from tiny_draft_layers import write_eagle_head, write_mtp_model
 from workers import PromptWorker, ScriptedProxy, WorkerAnswer, drawn, everyone_clean, greedy, open_worker
 

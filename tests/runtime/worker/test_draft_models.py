@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import AlwaysDraft
+from always_draft import AlwaysDraft
 from tiny_latent import write_tiny_deepseek
 from workers import PromptWorker, ScriptedProxy, WorkerAnswer, drawn, everyone_clean, greedy, open_worker
 

@@ -23,7 +23,7 @@ from pontil.runtime.worker.stream_ports import IDLE_CONNECTION, StreamPorts
 
 KEYS = secrets.token_hex(32)
 SECRET = secrets.token_hex(16)
-DEADLINE = 30.0
+DEADLINE = 60.0
 
 
 BLOCK = 1024

@@ -181,8 +181,7 @@ def test_cancel_frees_both_sides_wherever_the_request_is(
         for _ in range(turns):
             for worker in proxy.workers:
                 worker.turn()
-        proxy.cancel(prefill, name)
-        proxy.cancel(decode, name)
+        proxy.cancel_everywhere(name)
         everyone_clean(proxy)
         assert not proxy.answers.get(name) or not proxy.answers[name].finished
 

@@ -94,7 +94,7 @@ def check(served: Served, before: Rest, *killed: str) -> Rest:
     ledger = served.get("/admin/ledger")
     assert ledger["open"] == 0 and ledger["imbalance"] == 0
     # The workers' own rows are written at the next checkpoint.
-    wait_for(lambda: not differing(served.usage_log, ledger), 10, "a usage log that agrees with the ledger")
+    wait_for(lambda: not differing(served.usage_log, ledger), 60, "a usage log that agrees with the ledger")
     return after
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from tiny import AlwaysDraft
+from always_draft import AlwaysDraft
 from workers import PromptWorker, ScriptedProxy, everyone_clean, open_worker
 
 from pontil.runtime.accounting.counts import Usage

@@ -14,7 +14,7 @@ from pontil.runtime.disaggregation.sender import KVSender
 from pontil.runtime.transfer.shm_connector import ShmConnector
 
 LAYOUT = KVLayout(16, 2, 2, 8, "bfloat16")
-DEADLINE = 10.0
+DEADLINE = 60.0
 
 
 class Pair1P1D:

@@ -21,7 +21,7 @@ from pontil.runtime.transfer.shm_connector import ShmConnector
 from pontil.runtime.transfer.tcp_connector import TcpConnector
 
 LAYOUT = KVLayout(16, 2, 2, 8, "bfloat16")
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 Open = Callable[[KVStorage, Callable[[], None]], SliceConnector]
 

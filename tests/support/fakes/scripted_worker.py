@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker without a model: the real wire protocol over real sockets, a scripted output, and misbehaviour on demand."""
 
+import math
 import os
 import queue
 import secrets
@@ -12,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.detokenizer import Detokenizer
 from pontil.runtime.tokenizer.stop_strings import StopStrings
@@ -33,7 +35,7 @@ from pontil.runtime.wire.messages import (
 )
 from pontil.runtime.wire.sockets import Poller, WorkerSocket, open_context
 
-DEADLINE = 10.0
+DEADLINE = 60.0
 Script = Callable[["ScriptedWorker", Submit], Iterator[Message]]
 Embedder = Callable[["ScriptedWorker", Embed], Iterator[Message]]
 Computer = Callable[["ScriptedWorker", NodeTask], Iterator[Message]]
@@ -111,6 +113,17 @@ class ScriptedWorker:
         self.stopping.set()
         self.poller.wake()
         self.thread.join(DEADLINE)
+
+    def fall_silent(self, registry: Registry) -> None:
+        """Stop without a goodbye, and let the time to live pass at once; again, if a last heartbeat comes after it."""
+        self.die()
+
+        def is_removed() -> bool:
+            if known := registry.workers.get(self.incarnation):
+                known.last_heard = -math.inf
+            return known is None
+
+        eventually(is_removed, f"the end of {self.name}'s time to live")
 
     def tokens(self, submit: Submit, index: int, ids: Sequence[int], **fields: object) -> Tokens:
         return Tokens(

@@ -16,6 +16,7 @@ class ReadChoice:
     text: str = ""
     finish: str | None = None
     logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[Any] = field(default_factory=list)
 
 
 @dataclass
@@ -58,6 +59,7 @@ class ToldEvents:
         choice.ids += piece.get("token_ids") or []
         choice.text += piece.get("text") or (piece.get("delta") or {}).get("content") or ""
         choice.logprobs += (piece.get("logprobs") or {}).get("token_logprobs", [])
+        choice.top_logprobs += (piece.get("logprobs") or {}).get("top_logprobs", [])
         choice.finish = piece["finish_reason"] or choice.finish
         if piece.get("token_ids"):
             self.times.append(time.monotonic())

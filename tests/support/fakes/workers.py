@@ -47,10 +47,20 @@ class Silent:
 
 
 class PromptWorker(Worker):
-    """Worker that never sleeps long, so that several can take turns in one thread."""
+    """Worker that never sleeps long, so that several can take turns in one thread. `cancelled` are the requests whose
+    Cancel it has taken."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.cancelled: list[str] = []
 
     def patience(self, working: bool) -> float:
         return min(super().patience(working), 0.001)
+
+    def take_control(self, message: Message, now: float) -> None:
+        super().take_control(message, now)
+        if isinstance(message, Cancel):
+            self.cancelled.append(message.request_id)
 
 
 # Kernels are compiled once for all tests.
@@ -227,6 +237,19 @@ class ScriptedProxy:
 
     def cancel(self, worker: PromptWorker, name: str) -> None:
         assert self.server.send(Cancel(self.incarnation, worker.incarnation, name, 0))
+
+    def cancel_everywhere(self, name: str) -> None:
+        """Cancel a request at every worker, which take this before any of them makes another step, however long the
+        sockets' threads need to bring it."""
+        for worker in self.workers:
+            self.cancel(worker, name)
+        deadline = time.monotonic() + DEADLINE
+        while any(name not in worker.cancelled for worker in self.workers):
+            assert time.monotonic() < deadline, "a worker got no Cancel"
+            for worker in self.workers:
+                worker.poller.wait(0.001)
+                for message in worker.control.receive_all():
+                    worker.take_control(message, time.monotonic())
 
     def finish(self, *names: str) -> list[WorkerAnswer]:
         self.turn_until(lambda: all(name in self.answers and self.answers[name].finished for name in names))

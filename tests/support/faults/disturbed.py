@@ -20,7 +20,8 @@ MODEL = "smollm2-135m-instruct"
 STORY = "The old lighthouse keeper climbed the stairs every night, and every night the sea told him a little more. "
 DRAWN = {"temperature": 0.9, "top_p": 0.95, "ignore_eos": True}
 # Streams: greedy and sampled, several choices, everything that changes logits, a stop string, a grammar, an object that
-# is closed at its budget with the logprobs of named tokens, and other ways to ask for structure; a chat with echo.
+# is closed at its budget with the logprobs of named tokens, and other ways to ask for structure; a chat with echo; few
+# tokens, of which even a random draft layer guesses some.
 ASKED: list[dict[str, Any]] = [
     {"prompt": STORY, "temperature": 0, "ignore_eos": True},
     {"prompt": [20 + 13 * i % 240 for i in range(300)], "temperature": 0, "ignore_eos": True},
@@ -56,6 +57,9 @@ ASKED: list[dict[str, Any]] = [
         "messages": [{"role": "user", "content": STORY}, {"role": "assistant", "content": "Once"}],
         "seed": 10, "echo": True, "add_generation_prompt": False, "continue_final_message": True,
         "max_tokens": 48, **DRAWN,
+    },
+    {
+        "prompt": STORY, "temperature": 0, "logprobs": 2, "allowed_token_ids": [*range(100, 106)], "ignore_eos": True,
     },
 ]  # fmt: skip
 TOKENS = 48 if is_long() else 300

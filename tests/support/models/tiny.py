@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tiny random Llama, in transformers and in our engine."""
 
-from collections import abc
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +11,6 @@ from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.batch import Batch
 from pontil.runtime.engine.draft_model import DraftModel
-from pontil.runtime.engine.draft_policy import DraftPlan, Option
 from pontil.runtime.engine.drafter import Drafter
 from pontil.runtime.engine.engine import Engine
 from pontil.runtime.engine.model_runner import ModelRunner
@@ -84,26 +82,6 @@ def draft_model(model: Model, blocks: int = 200, vocab_size: int = VOCAB, cachin
     layout = layout_of(model)
     runner = ModelRunner(model, KVStorage(layout, blocks, model.device))
     return DraftModel(runner, BlockPool(blocks), layout, vocab_size, caching)
-
-
-class AlwaysDraft:
-    """A policy that has the draft model make as many guesses as there may be, or else takes them from repeated text."""
-
-    def __init__(self, with_lookup: bool = False) -> None:
-        self.with_lookup = with_lookup
-
-    def plan(self, options: abc.Sequence[Option], room: int) -> DraftPlan:
-        plan = DraftPlan.empty(len(options))
-        for place, one in enumerate(options):
-            looked = min(one.found, room) if self.with_lookup or one.missing is None else 0
-            plan.lookups[place] = looked
-            plan.models[place] = 0 if looked or one.missing is None else min(one.limit, room)
-            room -= max(looked, plan.models[place])
-        return plan
-
-    def drafted(self, rows: int, seconds: float) -> None: ...
-    def stepped(self, sequences: int, rows: int, seconds: float | None, spent: float) -> None: ...
-    def saved(self, tokens: int) -> None: ...
 
 
 def build(

@@ -2,6 +2,7 @@
 """A tiny random DeepSeek V3 as a Hugging Face directory with a tokenizer, as workers load it."""
 
 from pathlib import Path
+from typing import Any
 
 from more_architectures import LATENT
 
@@ -17,7 +18,7 @@ from pontil.runtime.loaders.synthetic import (
 from pontil.runtime.models.config import ModelConfig
 
 
-def write_tiny_deepseek(directory: Path, dtype: str = "float32") -> ModelConfig:
+def write_tiny_deepseek(directory: Path, dtype: str = "float32", **more: Any) -> ModelConfig:
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = byte_level_tokenizer()
     sizes = {
@@ -25,7 +26,7 @@ def write_tiny_deepseek(directory: Path, dtype: str = "float32") -> ModelConfig:
         "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 512, "n_group": 4,
         "topk_group": 2, "rms_norm_eps": 1e-6, "eos_token_id": END_ID, "bos_token_id": 1,
     }  # fmt: skip
-    write_json(directory / "config.json", LATENT | sizes | {"model_type": "deepseek_v3", "torch_dtype": dtype})
+    write_json(directory / "config.json", LATENT | sizes | {"model_type": "deepseek_v3", "torch_dtype": dtype} | more)
     config = read_hf_config(directory)
     tokenizer.save(str(directory / "tokenizer.json"))
     write_json(directory / "tokenizer_config.json", tokenizer_config())
