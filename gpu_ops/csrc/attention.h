@@ -5,7 +5,7 @@
 // see adds exact zeros.
 #pragma once
 #include "linear.h"
-#include "scaled_keys.h"
+#include "one_plane.h"
 
 // Queries computed together: heads of a group times positions.
 enum { QUERIES = 48 };
@@ -93,8 +93,15 @@ static auto add_values_of_rows(int rows, int panels) {
         return panels == N ? add_values_of<T, N>(rows) : add_values_of_rows<T, N - 1>(rows, panels);
 }
 
-// The queries of neighbouring positions to some KV heads, one after the other: query q of a head is query head q %
-// group of position start + q / group. K is Keys or ScaledKeys.
+// Some neighbouring positions of a span; of each some KV heads, and some query heads of each of these, `group` ones
+// from `first` on.
+struct Piece {
+    const Span* span;
+    int offset, count, head, heads, first, group;
+};
+
+// The queries of a piece, one KV head after the other: query q of a head is number q % group of position start + q /
+// group. K is Keys or ScaledKeys, maybe in one plane.
 template <class K>
 struct QueryTile {
     typedef typename K::Model T;
@@ -107,20 +114,23 @@ struct QueryTile {
     };
 
     // Leaves the large arrays uninitialized.
-    QueryTile(const K& keys, const AttentionHalf& half, const Span& span, int offset, int positions, int heads)
-        : keys(keys), blocks(span.blocks), start(span.start + offset), positions(positions), heads(heads),
-          group(half.heads / half.kv_heads), window(half.window), scale(half.scale), dim(half.head_dim),
-          words(dim / Number::PER_WORD) {}
+    QueryTile(const K& keys, const HeadSizes& sizes, const Piece& piece)
+        : keys(keys), blocks(piece.span->blocks), start(piece.span->start + piece.offset), positions(piece.count),
+          heads(piece.heads), group(piece.group), window(sizes.window), whole(sizes.group()), scale(sizes.scale),
+          sinks(sizes.sinks ? sizes.sinks + piece.head * whole + piece.first : nullptr), dim(sizes.value_dim),
+          words(sizes.dim / Number::PER_WORD) {}
 
     K keys;
     const int32_t* blocks;
-    int start, positions, heads, group, window;
+    int start, positions, heads, group, window, whole;
     float scale;
+    const float* sinks;
 
-    int dim, words;                          // of a head
+    int dim, words;                          // of a value, and of a query
     uint32_t* scratch;                       // [scratch_words]
     const uint32_t* here[PIECES];            // the pieces of this strip
     const uint32_t* next[PIECES];            // the pieces that are read after them
+    const uint32_t* panels[PANELS];          // the keys of this strip
     alignas(64) float scores[QUERIES][STRIP];
     alignas(64) Active weights[QUERIES][STRIP];
     alignas(64) float key_scales[STRIP], value_scales[STRIP];  // of this strip
@@ -128,7 +138,6 @@ struct QueryTile {
     Head* known;                             // [heads]
     float* sums;                             // [heads][queries][dim]
 
-    size_t scratch_words() const { return size_t(STRIP) * words + size_t(LANES / 4) * dim; }
     int queries() const { return positions * group; }
     int first_seen(int position) const { return window && position >= window ? position - window + 1 : 0; }
     int first_strip() const { return first_seen(start) / STRIP * STRIP; }
@@ -139,8 +148,9 @@ struct QueryTile {
     void attend(const uint32_t* query, const QueryTile* then) {
         for (int head = 0; head < heads; head++)
             for (int q = 0; q < queries(); q++) {
-                known[head].highest[q] = NOTHING;
-                store(known[head].total[q], Floats{});
+                // A sink is a score that was seen before all others; its weight, relative to itself, is 1.
+                known[head].highest[q] = sinks ? sinks[head * whole + q % group] * LOG2_E : NOTHING;
+                store(known[head].total[q], Floats{sinks ? 1.0f : 0.0f});
             }
         memset(sums, 0, sizeof(float) * heads * queries() * dim);
         locate(here, first_strip(), 0);
@@ -171,12 +181,12 @@ struct QueryTile {
     }
 
     void score(const uint32_t* query, int count) {
-        const uint32_t *all[PANELS], *ahead[PANELS];
-        keys.panels(here, next, count, scratch, all, ahead);
+        const uint32_t* ahead[PANELS];
+        keys.panels(here, next, count, scratch, panels, ahead);
         const size_t stride = size_t(words) * Number::STEPS;
         for (int q = 0; q < queries(); q += QUERY_ROWS) {
             int some = queries() - q < QUERY_ROWS ? queries() - q : int(QUERY_ROWS);
-            scores_of_rows<Number>(some)(query + q * stride, stride, words, all, ahead, scores[q]);
+            scores_of_rows<Number>(some)(query + q * stride, stride, words, panels, ahead, scores[q]);
         }
     }
 
@@ -228,25 +238,25 @@ struct QueryTile {
 
     void add(float* to, int count) {
         const uint32_t *pieces[PIECES], *ahead[PIECES];
-        keys.pieces(here, next, count, scratch, pieces, ahead);
+        keys.pieces(here, next, panels, count, scratch, pieces, ahead);
         const Values values{pieces, ahead, size_t(dim), count};
         for (int column = 0; column < dim; column += VALUE_PANELS * LANES) {
-            int panels = dim - column < VALUE_PANELS * LANES ? (dim - column) / LANES : VALUE_PANELS;
+            int some_panels = dim - column < VALUE_PANELS * LANES ? (dim - column) / LANES : VALUE_PANELS;
             for (int q = 0; q < queries(); q += QUERY_ROWS) {
                 int some = queries() - q < QUERY_ROWS ? queries() - q : int(QUERY_ROWS);
-                add_values_of_rows<Number>(some, panels)(reinterpret_cast<const uint32_t*>(weights[q]), values, column,
+                add_values_of_rows<Number>(some, some_panels)(reinterpret_cast<const uint32_t*>(weights[q]), values, column,
                                                      correction + q, to + size_t(q) * dim);
             }
         }
     }
 
-    // Writes to `result`, in which a position's first head is at position * stride.
-    void finish(Active* result, size_t stride) const {
+    // Writes to `result`, in which a query head of a position is at position * stride + head * head_stride.
+    void finish(Active* result, size_t stride, size_t head_stride) const {
         const float* from = sums;
         for (int head = 0; head < heads; head++)
             for (int q = 0; q < queries(); q++, from += dim) {
                 Floats inverse = splat(1.0f / sum(load(known[head].total[q])));
-                Active* to = result + (q / group) * stride + (head * group + q % group) * dim;
+                Active* to = result + (q / group) * stride + (head * whole + q % group) * head_stride;
                 for (int i = 0; i < dim; i += LANES) T::store_active(to + i, load(from + i) * inverse);
             }
     }

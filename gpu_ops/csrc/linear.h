@@ -13,6 +13,12 @@ enum { ROWS_AT_ONCE = ROWS_OF_1 };
 // Memory for so many rows follows the inputs: see tiles.h.
 enum { ROWS_BEHIND = 31 };
 
+// The rows [row, row + rows) go through this matrix.
+struct Part {
+    const Matrix* matrix;
+    int row, rows;
+};
+
 INLINE int padded(int size, int unit) { return (size + unit - 1) / unit * unit; }
 
 // The group of weights that is read after this one. Each block of rows prefetches an equal part of it: while it
