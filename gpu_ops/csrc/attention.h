@@ -93,6 +93,50 @@ static auto add_values_of_rows(int rows, int panels) {
         return panels == N ? add_values_of<T, N>(rows) : add_values_of_rows<T, N - 1>(rows, panels);
 }
 
+// A query's scores with a strip, of which it sees the keys from `low` to `high`.
+struct StripScores {
+    const float *scores, *key_scales, *value_scales;
+    float scale;
+    int low, high;
+};
+
+// Turns scores into weights, and brings the running maximum and total up to date. Returns what the sums of earlier
+// strips are to be multiplied by. WHOLE: every key is seen.
+template <class T, bool SCALED, bool WHOLE>
+static float weigh_strip(const StripScores& strip, float& highest_so_far, float* total, typename T::Active* weights) {
+    enum { VECTORS = STRIP / NATIVE_LANES };
+    const Native before = all_lanes(highest_so_far), nothing = Native{} + NOTHING;
+    Native best = before, x[VECTORS];
+#pragma GCC unroll 16
+    for (int n = 0; n < VECTORS; n++) {
+        const NativeWords lane = first_lanes() + n * NATIVE_LANES;
+        x[n] = (Native)load_native(strip.scores + n * NATIVE_LANES) * (strip.scale * LOG2_E);
+        if (SCALED) x[n] *= (Native)load_native(strip.key_scales + n * NATIVE_LANES);
+        if (!WHOLE) x[n] = ((lane >= strip.low) & (lane <= strip.high)) ? x[n] : nothing;
+        best = max(best, x[n]);
+    }
+    highest_so_far = highest(best);
+    const Native top = all_lanes(highest_so_far);
+    Native share[NATIVES] = {};
+#pragma GCC unroll 16
+    for (int n = 0; n < VECTORS; n++) {
+        Native weight = exp2(x[n] - top);
+        if (!WHOLE) weight = x[n] > nothing ? weight : Native{};
+        share[n % NATIVES] += weight;
+        if (SCALED) {
+            weight *= (Native)load_native(strip.value_scales + n * NATIVE_LANES);
+            if (!WHOLE) weight = x[n] > nothing ? weight : Native{};
+        }
+        T::store_active(weights + n * NATIVE_LANES, weight);
+    }
+    const Native change = before > nothing ? exp2(before - top) : Native{};
+    for (int n = 0; n < NATIVES; n++) {
+        const Native sum = (Native)load_native(total + n * NATIVE_LANES) * change + share[n];
+        memcpy(total + n * NATIVE_LANES, &sum, sizeof sum);
+    }
+    return change[0];
+}
+
 // Some neighbouring positions of a span; of each some KV heads, and some query heads of each of these, `group` ones
 // from `first` on.
 struct Piece {
@@ -194,48 +238,10 @@ struct QueryTile {
     void weigh(Head& head, int q, int strip) {
         const int position = start + q / group;
         const int low = first_seen(position) - strip, high = position - strip;  // seen: low to high
-        if (low <= 0 && high >= STRIP - 1)
-            weigh_part<true>(head, q, low, high);
-        else
-            weigh_part<false>(head, q, low, high);
+        auto* of_strip = low <= 0 && high >= STRIP - 1 ? weigh_strip<T, K::SCALED, true> : weigh_strip<T, K::SCALED, false>;
+        correction[q] = of_strip({scores[q], key_scales, value_scales, scale, low, high}, head.highest[q],
+                                 head.total[q], weights[q]);
     }
-    template <bool WHOLE>
-    void weigh_part(Head& head, int q, int low, int high) {
-        enum { VECTORS = STRIP / NATIVE_LANES };
-        const Native before = all_lanes(head.highest[q]), nothing = Native{} + NOTHING;
-        Native best = before, x[VECTORS];
-#pragma GCC unroll 16
-        for (int n = 0; n < VECTORS; n++) {
-            const NativeWords lane = first_lanes() + n * NATIVE_LANES;
-            x[n] = (Native)load_native(scores[q] + n * NATIVE_LANES) * (scale * LOG2_E);
-            if (K::SCALED) x[n] *= (Native)load_native(key_scales + n * NATIVE_LANES);
-            if (!WHOLE) x[n] = ((lane >= low) & (lane <= high)) ? x[n] : nothing;
-            best = max(best, x[n]);
-        }
-        const float highest_now = highest(best);
-        const Native top = all_lanes(highest_now);
-        Native share[NATIVES] = {};
-#pragma GCC unroll 16
-        for (int n = 0; n < VECTORS; n++) {
-            Native weight = exp2(x[n] - top);
-            if (!WHOLE) weight = x[n] > nothing ? weight : Native{};
-            share[n % NATIVES] += weight;
-            if (K::SCALED) {
-                weight *= (Native)load_native(value_scales + n * NATIVE_LANES);
-                if (!WHOLE) weight = x[n] > nothing ? weight : Native{};
-            }
-            T::store_active(weights[q] + n * NATIVE_LANES, weight);
-        }
-        const Native change = before > nothing ? exp2(before - top) : Native{};
-        correction[q] = change[0];
-        for (int n = 0; n < NATIVES; n++) {
-            float* total = head.total[q] + n * NATIVE_LANES;
-            const Native sum = (Native)load_native(total) * change + share[n];
-            memcpy(total, &sum, sizeof sum);
-        }
-        head.highest[q] = highest_now;
-    }
-
     void add(float* to, int count) {
         const uint32_t *pieces[PIECES], *ahead[PIECES];
         keys.pieces(here, next, panels, count, scratch, pieces, ahead);

@@ -80,57 +80,74 @@ static void expand(Context& context, const LatentHalf& half, int rows, const typ
                 });
 }
 
-template <class T, class K>
-static void attend_latents(Context& context, const LatentHalf& half, const HeadSizes& sizes, const Tile& tile,
-                           float* latents, size_t stored, float* asked, size_t stride, float* hidden) {
+// The queries of all heads, one after the other: numbers [rows][stride].
+struct Asked {
+    float* numbers;
+    size_t stride;
+};
+
+// What the query product makes of the first product's rows.
+template <class T>
+static Asked ask(Context& context, const LatentHalf& half, int rows, const Asked& first) {
+    const uint32_t* x = take_rows<T>(context, first.numbers, rows, half.down.outputs, half.query_norm,
+                                     half.latent_epsilon, half.query.words, first.stride);
+    const size_t stride = padded(half.query.outputs, GROUP);
+    float* made = context.wide.take<float>(rows * stride);
+    multiply<T>(context, half.query, x, rows, [&](int row, int output, float* sums) {
+        add_bias(half.query, output, sums);
+        memcpy(made + row * stride + output, sums, GROUP * sizeof(float));
+    });
+    return {made, stride};
+}
+
+// The operations that depend on the cells of the pool.
+template <class T>
+struct LatentCells {
     typedef typename T::Active Active;
-    const int rows = tile.rows;
-    store_latents<K>(context, half, sizes, tile, latents, stored);
-    if (!half.heads) return;
-    if (half.down.data) {
-        const uint32_t* x = take_rows<T>(context, asked, rows, half.down.outputs, half.query_norm, half.latent_epsilon,
-                                         half.query.words, stride);
-        stride = padded(half.query.outputs, GROUP);
-        float* made = asked = context.wide.take<float>(rows * stride);
-        multiply<T>(context, half.query, x, rows, [&](int row, int output, float* sums) {
-            add_bias(half.query, output, sums);
-            memcpy(made + row * stride + output, sums, GROUP * sizeof(float));
-        });
+    template <class K>
+    static LatentCells of() {
+        return {store_latents<K>, attend_queries<K>};
     }
-    const Active* queries = absorb<T>(context, half, sizes, tile, asked, stride);
-    const size_t cells = size_t(half.expand->words) * T::PER_WORD;
-    Active* attended = context.heads.take<Active>((size_t(half.heads) * rows + ROWS_BEHIND) * cells);
-    clear_padding(attended, half.heads * rows, half.rank, cells);
-    attend_queries<K>(context, sizes, tile, queries, attended, cells, rows * cells);
+    static LatentCells of(int cells) {
+        return cells == CELLS_INT8  ? of<OnePlane<ScaledKeys<T, Int8>>>()
+               : cells == CELLS_FP8 ? of<OnePlane<ScaledKeys<T, Float8>>>()
+                                    : of<OnePlane<Keys<T>>>();
+    }
+    void (*store)(Context&, const LatentHalf&, const HeadSizes&, const Tile&, float*, size_t);
+    void (*attend)(Context&, const HeadSizes&, const Tile&, const Active*, Active*, size_t, size_t);
+};
+
+template <class T>
+static void latent_half(Context& context, const LatentHalf& half, const Tile& tile, float* hidden) {
+    typedef typename T::Active Active;
+    const int rows = tile.rows, dim = half.rank + half.rotation.dim;
+    const HeadSizes sizes{half.heads, 1, dim, half.rank, half.layer, half.window, half.scale, nullptr};
+    const Matrix& first = half.down.data ? half.down : half.query;
+    const size_t stored = padded(half.compress.outputs, GROUP), stride = padded(first.outputs, GROUP);
+    const uint32_t* x =
+        take_rows<T>(context, hidden, rows, half.hidden, half.before, half.epsilon, half.compress.words);
+    float* latents = context.narrow.take<float>(rows * stored);
+    Asked asked{context.wide.take<float>(rows * stride), stride};
+    const Part parts[] = {{&half.compress, 0, rows}, {&first, 0, rows}};
+    multiply<T>(context, parts, half.heads ? 2 : 1, x, rows, [&](int part, int row, int output, float* sums) {
+        add_bias(*parts[part].matrix, output, sums);
+        float* to = part ? asked.numbers + row * stride : latents + row * stored;
+        memcpy(to + output, sums, GROUP * sizeof(float));
+    });
+    const LatentCells<T> cells = LatentCells<T>::of(tile.cells);
+    cells.store(context, half, sizes, tile, latents, stored);
+    if (!half.heads) return;
+    if (half.down.data) asked = ask<T>(context, half, rows, asked);
+    const Active* queries = absorb<T>(context, half, sizes, tile, asked.numbers, asked.stride);
+    const size_t inner = size_t(half.expand->words) * T::PER_WORD, wide = size_t(half.out.words) * T::PER_WORD;
+    Active* attended = context.heads.take<Active>((size_t(half.heads) * rows + ROWS_BEHIND) * inner);
+    clear_padding(attended, half.heads * rows, half.rank, inner);
+    cells.attend(context, sizes, tile, queries, attended, inner, rows * inner);
     const Share share(context, half.heads * half.value_dim, half.out.inputs);
-    const size_t wide = size_t(half.out.words) * T::PER_WORD;
     Active* values = share.take<Active>(context.attended, (rows + ROWS_BEHIND) * wide);
     expand<T>(context, half, rows, attended, values + share.first, wide);
     if (share.is_last) clear_padding(values, rows, half.out.inputs, wide);
     share.complete(rows, half.out.inputs);
     add_product<T>(context, half.out, reinterpret_cast<const uint32_t*>(values), rows, half.hidden, half.after,
                    half.epsilon, hidden);
-}
-
-template <class T>
-static void latent_half(Context& context, const LatentHalf& half, const Tile& tile, float* hidden) {
-    const int rows = tile.rows;
-    const HeadSizes sizes{half.heads,  1,          half.rank + half.rotation.dim, half.rank, half.layer, half.window,
-                          half.scale, nullptr};
-    const Matrix& ask = half.down.data ? half.down : half.query;
-    const size_t stored = padded(half.compress.outputs, GROUP), stride = padded(ask.outputs, GROUP);
-    const uint32_t* x =
-        take_rows<T>(context, hidden, rows, half.hidden, half.before, half.epsilon, half.compress.words);
-    float* latents = context.narrow.take<float>(rows * stored);
-    float* asked = context.wide.take<float>(rows * stride);
-    const Part parts[] = {{&half.compress, 0, rows}, {&ask, 0, rows}};
-    multiply<T>(context, parts, half.heads ? 2 : 1, x, rows, [&](int part, int row, int output, float* sums) {
-        add_bias(*parts[part].matrix, output, sums);
-        float* to = part ? asked + row * stride : latents + row * stored;
-        memcpy(to + output, sums, GROUP * sizeof(float));
-    });
-    auto attend = tile.cells == CELLS_INT8  ? attend_latents<T, OnePlane<ScaledKeys<T, Int8>>>
-                  : tile.cells == CELLS_FP8 ? attend_latents<T, OnePlane<ScaledKeys<T, Float8>>>
-                                            : attend_latents<T, OnePlane<Keys<T>>>;
-    attend(context, half, sizes, tile, latents, stored, asked, stride, hidden);
 }

@@ -80,8 +80,8 @@ class DividedLayer:
         return AttentionHalf(
             library, Matrix(stack(*qkv), torch.cat(bias) if self.bias else None),
             Matrix(out, out_bias if self.bias else None), self.norms(seed + 20),
-            Rotation(*rotary_table(rotary_frequencies(dim, 1e4), self.prompt + 8)), self.own(partition), layer, dim**-0.5,
-            self.window,
+            Rotation(*rotary_table(rotary_frequencies(dim, 1e4), self.prompt + 8)), self.own(partition), layer,
+            dim**-0.5, self.window,
         )  # fmt: skip
 
     def mlp(self, library: KernelLibrary, layer: int, partition: Partition) -> MlpHalf:
