@@ -5,7 +5,7 @@
 // see adds exact zeros.
 #pragma once
 #include "linear.h"
-#include "scaled_keys.h"
+#include "one_plane.h"
 
 // Queries computed together: heads of a group times positions.
 enum { QUERIES = 48 };
@@ -93,8 +93,59 @@ static auto add_values_of_rows(int rows, int panels) {
         return panels == N ? add_values_of<T, N>(rows) : add_values_of_rows<T, N - 1>(rows, panels);
 }
 
-// The queries of neighbouring positions to some KV heads, one after the other: query q of a head is query head q %
-// group of position start + q / group. K is Keys or ScaledKeys.
+// A query's scores with a strip, of which it sees the keys from `low` to `high`.
+struct StripScores {
+    const float *scores, *key_scales, *value_scales;
+    float scale;
+    int low, high;
+};
+
+// Turns scores into weights, and brings the running maximum and total up to date. Returns what the sums of earlier
+// strips are to be multiplied by. WHOLE: every key is seen.
+template <class T, bool SCALED, bool WHOLE>
+static float weigh_strip(const StripScores& strip, float& highest_so_far, float* total, typename T::Active* weights) {
+    enum { VECTORS = STRIP / NATIVE_LANES };
+    const Native before = all_lanes(highest_so_far), nothing = Native{} + NOTHING;
+    Native best = before, x[VECTORS];
+#pragma GCC unroll 16
+    for (int n = 0; n < VECTORS; n++) {
+        const NativeWords lane = first_lanes() + n * NATIVE_LANES;
+        x[n] = (Native)load_native(strip.scores + n * NATIVE_LANES) * (strip.scale * LOG2_E);
+        if (SCALED) x[n] *= (Native)load_native(strip.key_scales + n * NATIVE_LANES);
+        if (!WHOLE) x[n] = ((lane >= strip.low) & (lane <= strip.high)) ? x[n] : nothing;
+        best = max(best, x[n]);
+    }
+    highest_so_far = highest(best);
+    const Native top = all_lanes(highest_so_far);
+    Native share[NATIVES] = {};
+#pragma GCC unroll 16
+    for (int n = 0; n < VECTORS; n++) {
+        Native weight = exp2(x[n] - top);
+        if (!WHOLE) weight = x[n] > nothing ? weight : Native{};
+        share[n % NATIVES] += weight;
+        if (SCALED) {
+            weight *= (Native)load_native(strip.value_scales + n * NATIVE_LANES);
+            if (!WHOLE) weight = x[n] > nothing ? weight : Native{};
+        }
+        T::store_active(weights + n * NATIVE_LANES, weight);
+    }
+    const Native change = before > nothing ? exp2(before - top) : Native{};
+    for (int n = 0; n < NATIVES; n++) {
+        const Native sum = (Native)load_native(total + n * NATIVE_LANES) * change + share[n];
+        memcpy(total + n * NATIVE_LANES, &sum, sizeof sum);
+    }
+    return change[0];
+}
+
+// Some neighbouring positions of a span; of each some KV heads, and some query heads of each of these, `group` ones
+// from `first` on.
+struct Piece {
+    const Span* span;
+    int offset, count, head, heads, first, group;
+};
+
+// The queries of a piece, one KV head after the other: query q of a head is number q % group of position start + q /
+// group. K is Keys or ScaledKeys, maybe in one plane.
 template <class K>
 struct QueryTile {
     typedef typename K::Model T;
@@ -107,20 +158,23 @@ struct QueryTile {
     };
 
     // Leaves the large arrays uninitialized.
-    QueryTile(const K& keys, const AttentionHalf& half, const Span& span, int offset, int positions, int heads)
-        : keys(keys), blocks(span.blocks), start(span.start + offset), positions(positions), heads(heads),
-          group(half.heads / half.kv_heads), window(half.window), scale(half.scale), dim(half.head_dim),
-          words(dim / Number::PER_WORD) {}
+    QueryTile(const K& keys, const HeadSizes& sizes, const Piece& piece)
+        : keys(keys), blocks(piece.span->blocks), start(piece.span->start + piece.offset), positions(piece.count),
+          heads(piece.heads), group(piece.group), window(sizes.window), whole(sizes.group()), scale(sizes.scale),
+          sinks(sizes.sinks ? sizes.sinks + piece.head * whole + piece.first : nullptr), dim(sizes.value_dim),
+          words(sizes.dim / Number::PER_WORD) {}
 
     K keys;
     const int32_t* blocks;
-    int start, positions, heads, group, window;
+    int start, positions, heads, group, window, whole;
     float scale;
+    const float* sinks;
 
-    int dim, words;                          // of a head
+    int dim, words;                          // of a value, and of a query
     uint32_t* scratch;                       // [scratch_words]
     const uint32_t* here[PIECES];            // the pieces of this strip
     const uint32_t* next[PIECES];            // the pieces that are read after them
+    const uint32_t* panels[PANELS];          // the keys of this strip
     alignas(64) float scores[QUERIES][STRIP];
     alignas(64) Active weights[QUERIES][STRIP];
     alignas(64) float key_scales[STRIP], value_scales[STRIP];  // of this strip
@@ -128,7 +182,6 @@ struct QueryTile {
     Head* known;                             // [heads]
     float* sums;                             // [heads][queries][dim]
 
-    size_t scratch_words() const { return size_t(STRIP) * words + size_t(LANES / 4) * dim; }
     int queries() const { return positions * group; }
     int first_seen(int position) const { return window && position >= window ? position - window + 1 : 0; }
     int first_strip() const { return first_seen(start) / STRIP * STRIP; }
@@ -139,8 +192,9 @@ struct QueryTile {
     void attend(const uint32_t* query, const QueryTile* then) {
         for (int head = 0; head < heads; head++)
             for (int q = 0; q < queries(); q++) {
-                known[head].highest[q] = NOTHING;
-                store(known[head].total[q], Floats{});
+                // A sink is a score that was seen before all others; its weight, relative to itself, is 1.
+                known[head].highest[q] = sinks ? sinks[head * whole + q % group] * LOG2_E : NOTHING;
+                store(known[head].total[q], Floats{sinks ? 1.0f : 0.0f});
             }
         memset(sums, 0, sizeof(float) * heads * queries() * dim);
         locate(here, first_strip(), 0);
@@ -171,12 +225,12 @@ struct QueryTile {
     }
 
     void score(const uint32_t* query, int count) {
-        const uint32_t *all[PANELS], *ahead[PANELS];
-        keys.panels(here, next, count, scratch, all, ahead);
+        const uint32_t* ahead[PANELS];
+        keys.panels(here, next, count, scratch, panels, ahead);
         const size_t stride = size_t(words) * Number::STEPS;
         for (int q = 0; q < queries(); q += QUERY_ROWS) {
             int some = queries() - q < QUERY_ROWS ? queries() - q : int(QUERY_ROWS);
-            scores_of_rows<Number>(some)(query + q * stride, stride, words, all, ahead, scores[q]);
+            scores_of_rows<Number>(some)(query + q * stride, stride, words, panels, ahead, scores[q]);
         }
     }
 
@@ -184,69 +238,31 @@ struct QueryTile {
     void weigh(Head& head, int q, int strip) {
         const int position = start + q / group;
         const int low = first_seen(position) - strip, high = position - strip;  // seen: low to high
-        if (low <= 0 && high >= STRIP - 1)
-            weigh_part<true>(head, q, low, high);
-        else
-            weigh_part<false>(head, q, low, high);
+        auto* of_strip = low <= 0 && high >= STRIP - 1 ? weigh_strip<T, K::SCALED, true> : weigh_strip<T, K::SCALED, false>;
+        correction[q] = of_strip({scores[q], key_scales, value_scales, scale, low, high}, head.highest[q],
+                                 head.total[q], weights[q]);
     }
-    template <bool WHOLE>
-    void weigh_part(Head& head, int q, int low, int high) {
-        enum { VECTORS = STRIP / NATIVE_LANES };
-        const Native before = all_lanes(head.highest[q]), nothing = Native{} + NOTHING;
-        Native best = before, x[VECTORS];
-#pragma GCC unroll 16
-        for (int n = 0; n < VECTORS; n++) {
-            const NativeWords lane = first_lanes() + n * NATIVE_LANES;
-            x[n] = (Native)load_native(scores[q] + n * NATIVE_LANES) * (scale * LOG2_E);
-            if (K::SCALED) x[n] *= (Native)load_native(key_scales + n * NATIVE_LANES);
-            if (!WHOLE) x[n] = ((lane >= low) & (lane <= high)) ? x[n] : nothing;
-            best = max(best, x[n]);
-        }
-        const float highest_now = highest(best);
-        const Native top = all_lanes(highest_now);
-        Native share[NATIVES] = {};
-#pragma GCC unroll 16
-        for (int n = 0; n < VECTORS; n++) {
-            Native weight = exp2(x[n] - top);
-            if (!WHOLE) weight = x[n] > nothing ? weight : Native{};
-            share[n % NATIVES] += weight;
-            if (K::SCALED) {
-                weight *= (Native)load_native(value_scales + n * NATIVE_LANES);
-                if (!WHOLE) weight = x[n] > nothing ? weight : Native{};
-            }
-            T::store_active(weights[q] + n * NATIVE_LANES, weight);
-        }
-        const Native change = before > nothing ? exp2(before - top) : Native{};
-        correction[q] = change[0];
-        for (int n = 0; n < NATIVES; n++) {
-            float* total = head.total[q] + n * NATIVE_LANES;
-            const Native sum = (Native)load_native(total) * change + share[n];
-            memcpy(total, &sum, sizeof sum);
-        }
-        head.highest[q] = highest_now;
-    }
-
     void add(float* to, int count) {
         const uint32_t *pieces[PIECES], *ahead[PIECES];
-        keys.pieces(here, next, count, scratch, pieces, ahead);
+        keys.pieces(here, next, panels, count, scratch, pieces, ahead);
         const Values values{pieces, ahead, size_t(dim), count};
         for (int column = 0; column < dim; column += VALUE_PANELS * LANES) {
-            int panels = dim - column < VALUE_PANELS * LANES ? (dim - column) / LANES : VALUE_PANELS;
+            int some_panels = dim - column < VALUE_PANELS * LANES ? (dim - column) / LANES : VALUE_PANELS;
             for (int q = 0; q < queries(); q += QUERY_ROWS) {
                 int some = queries() - q < QUERY_ROWS ? queries() - q : int(QUERY_ROWS);
-                add_values_of_rows<Number>(some, panels)(reinterpret_cast<const uint32_t*>(weights[q]), values, column,
+                add_values_of_rows<Number>(some, some_panels)(reinterpret_cast<const uint32_t*>(weights[q]), values, column,
                                                      correction + q, to + size_t(q) * dim);
             }
         }
     }
 
-    // Writes to `result`, in which a position's first head is at position * stride.
-    void finish(Active* result, size_t stride) const {
+    // Writes to `result`, in which a query head of a position is at position * stride + head * head_stride.
+    void finish(Active* result, size_t stride, size_t head_stride) const {
         const float* from = sums;
         for (int head = 0; head < heads; head++)
             for (int q = 0; q < queries(); q++, from += dim) {
                 Floats inverse = splat(1.0f / sum(load(known[head].total[q])));
-                Active* to = result + (q / group) * stride + (head * group + q % group) * dim;
+                Active* to = result + (q / group) * stride + (head * whole + q % group) * head_stride;
                 for (int i = 0; i < dim; i += LANES) T::store_active(to + i, load(from + i) * inverse);
             }
     }

@@ -55,7 +55,7 @@ struct Context {
     }
     const size_t cache_bytes = second_level_cache();
     ThreadPool threads;
-    Scratch inputs, integers, units, wide, queries, attended, narrow;
+    Scratch inputs, integers, units, wide, queries, attended, narrow, heads, routed, shared;
     struct Own {
         Scratch weights, panels, sums, known, tiles, query;
     };

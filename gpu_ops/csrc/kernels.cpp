@@ -3,7 +3,8 @@
 #include "kernels.h"
 
 #include "draw.h"
-#include "layer.h"
+#include "experts.h"
+#include "latent.h"
 #include "peak.h"
 
 static void run(Context& context, const AttentionHalf& half, const Tile& tile, float* hidden) {
@@ -13,12 +14,32 @@ static void run(Context& context, const AttentionHalf& half, const Tile& tile, f
     else
         attention_half<Float32>(context, half, tile, hidden);
 }
+static void run(Context& context, const LatentHalf& half, const Tile& tile, float* hidden) {
+    ThreadPool::Loan loan(context.threads);
+    if (tile.kind == BFLOAT16)
+        latent_half<BFloat16>(context, half, tile, hidden);
+    else
+        latent_half<Float32>(context, half, tile, hidden);
+}
 static void run(Context& context, const MlpHalf& half, int rows, const float* x, float* result) {
     ThreadPool::Loan loan(context.threads);
     if (half.gate_up.kind == FLOAT32)
         mlp_half<Float32>(context, half, rows, x, result);
     else
         mlp_half<BFloat16>(context, half, rows, x, result);
+}
+static void run(Context& context, const ExpertHalf& half, int rows, const float* x, float* result) {
+    ThreadPool::Loan loan(context.threads);
+    if (half.experts->gate_up.kind == FLOAT32)
+        expert_half<Float32>(context, half, rows, x, result);
+    else
+        expert_half<BFloat16>(context, half, rows, x, result);
+}
+static void run(Context& context, const Layer& layer, const Tile& tile, float* hidden) {
+    if (layer.attention) run(context, *layer.attention, tile, hidden);
+    if (layer.latent) run(context, *layer.latent, tile, hidden);
+    if (layer.mlp) run(context, *layer.mlp, tile.rows, hidden, hidden);
+    if (layer.experts) run(context, *layer.experts, tile.rows, hidden, hidden);
 }
 
 // An exception may leave a meeting of ranks, which only the calling thread enters; none leaves this library.
@@ -71,15 +92,18 @@ uint64_t pontil_group_fault(const RankGroup* group) { return group->fault(); }
 int32_t pontil_attention_half(Context* context, const AttentionHalf* half, const Tile* tile, float* hidden) {
     return status_of([&] { run(*context, *half, *tile, hidden); });
 }
+int32_t pontil_latent_half(Context* context, const LatentHalf* half, const Tile* tile, float* hidden) {
+    return status_of([&] { run(*context, *half, *tile, hidden); });
+}
+int32_t pontil_expert_half(Context* context, const ExpertHalf* half, int32_t rows, const float* x, float* result) {
+    return status_of([&] { run(*context, *half, rows, x, result); });
+}
 int32_t pontil_mlp_half(Context* context, const MlpHalf* half, int32_t rows, const float* x, float* result) {
     return status_of([&] { run(*context, *half, rows, x, result); });
 }
 int32_t pontil_layers(Context* context, const Layer* layers, int32_t count, const Tile* tile, float* hidden) {
     return status_of([&] {
-        for (const Layer* layer = layers; layer < layers + count; layer++) {
-            run(*context, layer->attention, *tile, hidden);
-            run(*context, layer->mlp, tile->rows, hidden, hidden);
-        }
+        for (const Layer* layer = layers; layer < layers + count; layer++) run(*context, *layer, *tile, hidden);
     });
 }
 

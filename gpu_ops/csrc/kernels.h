@@ -5,13 +5,15 @@
 
 extern "C" {
 
-enum { PONTIL_ABI = 11 };
+enum { PONTIL_ABI = 12 };
 // Types of numbers in a matrix, the first two also in activations and in the KV pool. The others are quantized levels:
 // of 4 bits without a sign, and of 8 bits with one.
 enum Kind : int32_t { FLOAT32 = 0, BFLOAT16 = 1, NIBBLES = 2, BYTES = 3 };
 // Cells of the KV pool: numbers of a tile's kind, or 8 bits with scales (scaled_keys.h): whole numbers, or e4m3.
 enum Cells : int32_t { CELLS_PLAIN = 0, CELLS_INT8 = 1, CELLS_FP8 = 2 };
-enum Activation : int32_t { SILU = 0, GELU_TANH = 1 };
+// CLAMPED is silu of alpha times the gate, by one more than the up, both within a limit.
+enum Activation : int32_t { SILU = 0, GELU_TANH = 1, CLAMPED = 2 };
+enum Scores : int32_t { SOFTMAX = 0, SIGMOID = 1 };
 // Results of a call in which ranks meet: done; a rank has noticed a fault; more rows than the shared memory holds; the
 // sizes are not those of this rank of this group.
 enum Status : int32_t { DONE = 0, FAULTY = 1, TOO_LARGE = 2, NOT_JOINED = 3 };
@@ -41,23 +43,45 @@ struct Span {
     int32_t row, start, count, unused;
 };
 
-// Rows that go through the model together, and the KV pool [block][layer][k|v][kv_head] that they read and write;
-// kv_layout.h and scaled_keys.h describe a head's slots there. `kind` is that of activations and weights.
+// Rows that go through the model together, and the KV pool [block][layer][plane][kv_head] that they read and write;
+// kv_layout.h and scaled_keys.h describe a head's slots there. Two planes are keys and values; in one plane, the first
+// numbers of a key are its value. `kind` is that of activations and weights.
 struct Tile {
     void* pool;
     const Span* spans;
-    int32_t span_count, rows, kind, layers, kv_heads, block_size, head_dim, cells;
+    int32_t span_count, rows, kind, layers, planes, kv_heads, block_size, head_dim, cells, unused;
+};
+
+// Angles of all positions [positions, dim / 2], by which the first `dim` numbers of a head turn: those of its halves
+// together, or `interleaved` ones, which are in halves afterwards.
+struct Rotation {
+    const float *cosines, *sines;
+    int32_t dim, interleaved;
 };
 
 // hidden += after(out(attention(heads(qkv(before(hidden)))))). Norm weights are float32; null where there is none.
-// Cosines and sines are [positions, head_dim / 2]. `window` 0: every position is seen. Without heads, only keys and
-// values are computed and stored, and hidden stays as it is. Of a worker of several ranks `heads`, and the outputs of
-// both matrices, are this rank's; the inputs of `out` are all ranks' heads.
+// `window` 0: every position is seen. With `sinks` [heads] each head has a score more, of no key. Without heads, only
+// keys and values are computed and stored, and hidden stays as it is. Of a worker of several ranks `heads`, and the
+// outputs of both matrices, are this rank's; the inputs of `out` are all ranks' heads.
 struct AttentionHalf {
     Matrix qkv, out;
-    const float *before, *after, *query_norm, *key_norm, *cosines, *sines;
+    const float *before, *after, *query_norm, *key_norm, *sinks;
+    Rotation rotation;
     float epsilon, scale;
     int32_t hidden, heads, kv_heads, head_dim, layer, window;
+};
+
+// The same of latent attention (DeepSeek-AI, 2024). A position stores one vector: the normed latent of `rank` numbers,
+// then the turned part of its keys, which `compress` makes. Queries are `query` of the normed `down`, or of the normed
+// hidden state where that has no data. A head's query has `key_dim` numbers, which `absorb` [heads] brings to the
+// latent's, then the turned ones; `expand` [heads] makes `value_dim` numbers of its weighted sum of latents.
+struct LatentHalf {
+    Matrix compress, down, query, out;
+    const Matrix *absorb, *expand;
+    const float *before, *after, *query_norm, *key_norm;
+    Rotation rotation;
+    float epsilon, latent_epsilon, scale;
+    int32_t hidden, heads, rank, key_dim, value_dim, layer, window;
 };
 
 // result += after(down(activation(gate) * up)) of before(x). Gates and ups alternate by panels of 16. `inner` is the
@@ -65,13 +89,30 @@ struct AttentionHalf {
 struct MlpHalf {
     Matrix gate_up, down;
     const float *before, *after;
-    float epsilon;
+    float epsilon, alpha, limit;
     int32_t hidden, inner, activation;
 };
 
+// result += after(sum of rating * expert of each row's `per_token` experts, + shared expert) of before(x). `router` and
+// the `shared_gate` of one output are float32, and take x rounded as the experts do. `bias` [count], or null, counts
+// for the choice only. With several groups of neighbours, experts are those of the `kept_groups` whose `group_best`
+// experts have the highest sum. `experts` are the `own` ones of this rank, from number `first` on, without norms. The
+// shared expert has no data if there is none, nor has its gate; where it has one, that is by which it is multiplied.
+struct ExpertHalf {
+    Matrix router, shared_gate;
+    MlpHalf shared;
+    const MlpHalf* experts;
+    const float *before, *after, *bias;
+    float epsilon, factor;
+    int32_t hidden, count, first, own, per_token, scores, normalize, groups, kept_groups, group_best;
+};
+
+// One half of each kind; the others are null.
 struct Layer {
-    AttentionHalf attention;
-    MlpHalf mlp;
+    const AttentionHalf* attention;
+    const LatentHalf* latent;
+    const MlpHalf* mlp;
+    const ExpertHalf* experts;
 };
 
 // Numbers in [0, 1) for which ids are drawn, those of row i in [ends[i - 1], ends[i]). Logits [rows] have no NaN and a
@@ -115,8 +156,10 @@ int32_t pontil_group_choose(RankGroup*, const void* x, int64_t rows, int64_t byt
 uint64_t pontil_group_fault(const RankGroup*);
 // hidden float32 [rows, hidden], changed in place.
 int32_t pontil_attention_half(Context*, const AttentionHalf*, const Tile*, float* hidden);
-// Adds the MLP of x float32 [rows, hidden] to result, which may be x.
+int32_t pontil_latent_half(Context*, const LatentHalf*, const Tile*, float* hidden);
+// Adds the MLP, or the experts, of x float32 [rows, hidden] to result, which may be x.
 int32_t pontil_mlp_half(Context*, const MlpHalf*, int32_t rows, const float* x, float* result);
+int32_t pontil_expert_half(Context*, const ExpertHalf*, int32_t rows, const float* x, float* result);
 // Runs both halves of one layer after the other.
 int32_t pontil_layers(Context*, const Layer*, int32_t count, const Tile*, float* hidden);
 // x float32 [rows, inputs], normed first if `norm` is not null; result float32 [rows, outputs padded]. If `highest`

@@ -3,17 +3,18 @@
 #pragma once
 #include <algorithm>
 
-#include "attention.h"
+#include "pieces.h"
 #include "rows.h"
 
+// Rows hidden [rows][size], the next one `apart` numbers behind each (0: its size), as activations.
 template <class T>
 static const uint32_t* take_rows(Context& context, const float* hidden, int rows, int size, const float* norm,
-                                 float epsilon, int words) {
-    const size_t stride = size_t(words) * T::STEPS;
+                                 float epsilon, int words, size_t apart = 0) {
+    const size_t stride = size_t(words) * T::STEPS, step = apart ? apart : size;
     uint32_t* x = context.inputs.take<uint32_t>((rows + ROWS_BEHIND) * stride);
     context.threads.share(rows, [&](int first, int end, int) {
         for (int row = first; row < end; row++)
-            take_row<T>(hidden + size_t(row) * size, norm, epsilon, size, x + row * stride, words);
+            take_row<T>(hidden + row * step, norm, epsilon, size, x + row * stride, words);
     });
     return x;
 }
@@ -72,100 +73,45 @@ static void add_product(Context& context, const Matrix& matrix, const uint32_t* 
 
 // Norms and rotates heads in place, then stores keys and values into the pool and queries to [row][head][dim].
 template <class K>
-static void place_heads(const AttentionHalf& half, const Tile& tile, const Span& span, int offset, float* qkv,
-                        typename K::Model::Active* queries) {
+static void place_heads(const AttentionHalf& half, const HeadSizes& sizes, const Tile& tile, const Span& span,
+                        int offset, float* qkv, float* spare, typename K::Model::Active* queries) {
     const int dim = half.head_dim, position = span.start + offset;
-    const float* cosines = half.cosines + size_t(position) * (dim / 2);
-    const float* sines = half.sines + size_t(position) * (dim / 2);
     for (int head = 0; head < half.heads + half.kv_heads; head++) {
         float* x = qkv + head * dim;
         norm_head(x, head < half.heads ? half.query_norm : half.key_norm, half.epsilon, dim);
-        turn_head(x, cosines, sines, dim);
+        turn(half.rotation, position, x, spare);
         if (head < half.heads)
             for (int i = 0; i < dim; i += LANES) K::Model::store_active(queries + head * dim + i, load(x + i));
     }
     for (int head = 0; head < half.kv_heads; head++) {
         const float* k = qkv + (half.heads + head) * dim;
-        K(tile, half.layer, head).store(span.blocks, position, k, k + half.kv_heads * dim);
+        const K keys(tile, sizes, head);
+        keys.store_key(span.blocks, position, k);
+        keys.store_value(span.blocks, position, k + half.kv_heads * dim);
     }
-    if (offset + tile.block_size < span.count)
-        K(tile, half.layer, 0).expect(span.blocks, position + tile.block_size);
-}
-
-// The unit of work of attention: some neighbouring positions of a span, and some KV heads.
-struct Piece {
-    const Span* span;
-    int offset, count, head, heads;
-};
-
-static std::vector<Piece> cut(const Tile& tile, int positions, int threads) {
-    std::vector<Piece> pieces;
-    for (int i = 0; i < tile.span_count; i++)
-        for (int offset = 0; offset < tile.spans[i].count; offset += positions) {
-            int rest = tile.spans[i].count - offset;
-            pieces.push_back({tile.spans + i, offset, rest < positions ? rest : positions, 0, tile.kv_heads});
-        }
-    // Keeps all heads together, unless some threads would have nothing to do.
-    if (int(pieces.size()) >= threads) return pieces;
-    std::vector<Piece> parts;
-    for (const Piece& piece : pieces)
-        for (int head = 0; head < tile.kv_heads; head++)
-            parts.push_back({piece.span, piece.offset, piece.count, head, 1});
-    return parts;
-}
-
-template <class K>
-static void set_up(QueryTile<K>& one, const AttentionHalf& half, const Tile& tile, const Piece& piece) {
-    new (&one) QueryTile<K>(K(tile, half.layer, piece.head), half, *piece.span, piece.offset, piece.count, piece.heads);
-}
-
-template <class K>
-static void attend_piece(Context::Own& own, QueryTile<K>& one, const QueryTile<K>* then, const Piece& piece,
-                         const AttentionHalf& half, const typename K::Model::Active* queries,
-                         typename K::Model::Active* attended) {
-    typedef typename K::Model T;
-    typedef typename T::Active Active;
-    const size_t row = piece.span->row + piece.offset, stride = size_t(half.out.words) * T::PER_WORD;
-    const size_t size = size_t(one.group) * one.dim, whole = size * half.kv_heads, count = piece.count * size;
-    one.scratch = own.panels.template take<uint32_t>(one.scratch_words());
-    one.sums = own.sums.template take<float>(piece.heads * count);
-    one.known = own.known.template take<typename QueryTile<K>::Head>(piece.heads);
-    Active* query = own.query.template take<Active>(piece.heads * count);
-    for (int head = 0; head < piece.heads; head++)
-        for (int i = 0; i < piece.count; i++)
-            memcpy(query + head * count + i * size, queries + (row + i) * whole + (piece.head + head) * size,
-                   sizeof(Active) * size);
-    one.attend(reinterpret_cast<const uint32_t*>(query), then);
-    one.finish(attended + row * stride + piece.head * size, stride);
+    if (offset + tile.block_size < span.count) K(tile, sizes, 0).expect(span.blocks, position + tile.block_size);
 }
 
 // Stores keys and values of all rows, then attends. qkv is [rows][stride].
 template <class K>
 static void attend_rows(Context& context, const AttentionHalf& half, const Tile& tile, float* qkv, size_t stride,
                         typename K::Model::Active* attended) {
-    typedef typename K::Model::Active Active;
+    const HeadSizes sizes{half.heads, half.kv_heads, half.head_dim, half.head_dim, half.layer, half.window, half.scale,
+                          half.sinks};
     const size_t size = size_t(half.heads) * half.head_dim;
-    Active* queries = context.queries.take<Active>(tile.rows * size);
-    context.threads.share(tile.span_count, [&](int first, int end, int) {
+    auto* queries = context.queries.take<typename K::Model::Active>(tile.rows * size);
+    context.threads.share(tile.span_count, [&](int first, int end, int thread) {
+        float* spare = context.own[thread].query.take<float>(half.head_dim);
         for (int i = first; i < end; i++)
             for (int offset = 0; offset < tile.spans[i].count; offset++) {
                 const size_t row = tile.spans[i].row + offset;
-                place_heads<K>(half, tile, tile.spans[i], offset, qkv + row * stride, queries + row * size);
+                place_heads<K>(half, sizes, tile, tile.spans[i], offset, qkv + row * stride, spare,
+                               queries + row * size);
             }
     });
     if (!half.heads) return;
-    const int group = half.heads / half.kv_heads;
-    const std::vector<Piece> pieces = cut(tile, group < QUERIES ? QUERIES / group : 1, context.threads.size());
-    context.threads.share(int(pieces.size()), [&](int first, int end, int thread) {
-        Context::Own& own = context.own[thread];
-        QueryTile<K>* tiles = own.tiles.template take<QueryTile<K>>(2);
-        set_up(tiles[first % 2], half, tile, pieces[first]);
-        for (int i = first; i < end; i++) {
-            QueryTile<K>* then = i + 1 < end ? tiles + (i + 1) % 2 : nullptr;
-            if (then) set_up(*then, half, tile, pieces[i + 1]);
-            attend_piece<K>(own, tiles[i % 2], then, pieces[i], half, queries, attended);
-        }
-    });
+    const size_t cells = size_t(half.out.words) * K::Model::PER_WORD;
+    attend_queries<K>(context, sizes, tile, queries, attended, cells, half.head_dim);
 }
 
 template <class T>
@@ -193,6 +139,21 @@ static void attention_half(Context& context, const AttentionHalf& half, const Ti
                    half.epsilon, hidden);
 }
 
+// Makes 16 activations of as many gates, and ups behind them.
+template <class T>
+INLINE void activate(const MlpHalf& half, const float* sums, typename T::Active* to) {
+    for (int i = 0; i < LANES; i += NATIVE_LANES) {
+        Native gate = (Native)load_native(sums + i), up = (Native)load_native(sums + LANES + i);
+        if (half.activation == CLAMPED) {
+            const Native limit = Native{} + half.limit;
+            gate = min(gate, limit), up = max(min(up, limit), -limit) + 1.0f;
+            T::store_active(to + i, gate * sigmoid(gate * half.alpha) * up);
+        } else {
+            T::store_active(to + i, (half.activation == SILU ? silu(gate) : gelu_tanh(gate)) * up);
+        }
+    }
+}
+
 template <class T>
 static void mlp_half(Context& context, const MlpHalf& half, int rows, const float* from, float* result) {
     typedef typename T::Active Active;
@@ -203,11 +164,7 @@ static void mlp_half(Context& context, const MlpHalf& half, int rows, const floa
     if (share.is_last) clear_padding(inner, rows, half.down.inputs, cells);
     multiply<T>(context, half.gate_up, x, rows, [&](int row, int output, float* sums) {
         add_bias(half.gate_up, output, sums);
-        for (int i = 0; i < LANES; i += NATIVE_LANES) {
-            const Native gate = (Native)load_native(sums + i), up = (Native)load_native(sums + LANES + i);
-            const Native active = half.activation == SILU ? silu(gate) : gelu_tanh(gate);
-            T::store_active(inner + row * cells + share.first + output / 2 + i, active * up);
-        }
+        activate<T>(half, sums, inner + row * cells + share.first + output / 2);
     });
     share.complete(rows, half.down.inputs);
     add_product<T>(context, half.down, reinterpret_cast<const uint32_t*>(inner), rows, half.hidden, half.after,

@@ -13,6 +13,22 @@ enum { ROWS_AT_ONCE = ROWS_OF_1 };
 // Memory for so many rows follows the inputs: see tiles.h.
 enum { ROWS_BEHIND = 31 };
 
+// The rows [row, row + rows) go through this matrix.
+struct Part {
+    const Matrix* matrix;
+    int row, rows;
+};
+
+// The function that takes 32 outputs of a row, from `output` on. It is called by address, so that products are compiled
+// once for all of them. Rows are counted from `first` on.
+struct Finish {
+    typedef void (*Call)(void* with, int part, int row, int output, float* sums);
+    void operator()(int row, int output, float* sums) const { call(with, part, first + row, output, sums); }
+    void* with;
+    Call call;
+    int part, first;
+};
+
 INLINE int padded(int size, int unit) { return (size + unit - 1) / unit * unit; }
 
 // The group of weights that is read after this one. Each block of rows prefetches an equal part of it: while it
@@ -64,10 +80,9 @@ INLINE int next_rows(int rows, int most) {
 }
 
 // Multiplies rows x [rows][words * STEPS] with a group of weights, and prefetches `next`, as large as the group.
-// finish(row, output, sums) takes 32 outputs of a row, from `output` on.
-template <class T, class Finish>
+template <class T>
 static void multiply_rows(const uint32_t* weights, const uint32_t* next, int words, const uint32_t* x, int rows,
-                          int output, Finish&& finish) {
+                          int output, const Finish& finish) {
     const size_t stride = size_t(words) * T::STEPS;
     const int blocks = (rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
     Ahead ahead{size_t(next - weights), 0, (words + blocks - 1) / blocks};

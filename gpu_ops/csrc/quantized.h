@@ -221,10 +221,9 @@ INLINE void to_units(const Matrix& matrix, int output, float unit, float* sums) 
 }
 
 // Multiplies rows with `count` groups of weights, one or for very few rows several.
-// finish(row, output, sums) takes 32 outputs of a row, from `output` on.
-template <class Source, class Finish>
+template <class Source>
 static void multiply_level_groups(const Matrix& matrix, int group, int count, const IntegerRows& all, int rows,
-                                  Scratch& scratch, Finish&& finish) {
+                                  Scratch& scratch, const Finish& finish) {
     const size_t stride = matrix.words, size = stride / Source::WORDS * GROUP;
     const size_t scales = size_t(matrix.words / matrix.scale_words) * GROUP;
     const LevelGroups groups{matrix.data + group * size, matrix.scales + group * scales, size, scales, matrix.words,
@@ -294,51 +293,94 @@ static IntegerRows take_integer_rows(Context& context, const uint32_t* x, int ro
     return {integers, units};
 }
 
-// finish(row, output, sums) takes 32 outputs of a row, from `output` on. x [rows][words * STEPS].
-template <class T, class Source, class Finish>
-static void multiply_levels(Context& context, const Matrix& matrix, const uint32_t* x, int rows, Finish&& finish) {
-    const IntegerRows all = take_integer_rows<T>(context, x, rows, matrix.words);
-    context.threads.share(padded(matrix.outputs, GROUP) / GROUP, [&](int first, int end, int thread) {
-        const int most = context.rows_in_cache(matrix.words * sizeof *x);
-        for (int start = 0; start < rows; start += most) {
-            const int count = rows - start < most ? rows - start : most;
-            const IntegerRows some{all.x + size_t(start) * matrix.words, all.units + start};
-            auto here = [&](int row, int output, float* sums) { finish(start + row, output, sums); };
-            const int unit = rows <= VERY_FEW_ROWS ? GROUPS_AT_ONCE : 1;
-            for (int group = first; group < end; group += unit)
-                multiply_level_groups<Source>(matrix, group, end - group < unit ? 1 : unit, some, count,
-                                              context.own[thread].weights, here);
+// Multiplies a part's rows with the groups [first, end) of outputs of its matrix.
+template <class Source>
+static void multiply_level_part(Context& context, const Part& part, int first, int end, const IntegerRows& all,
+                                Scratch& scratch, Finish finish) {
+    const Matrix& matrix = *part.matrix;
+    const int most = context.rows_in_cache(matrix.words * sizeof *all.x);
+    for (int start = part.row, last = part.row + part.rows; start < last; start += most) {
+        const IntegerRows some{all.x + size_t(start) * matrix.words, all.units + start};
+        finish.first = start;
+        const int unit = part.rows <= VERY_FEW_ROWS ? GROUPS_AT_ONCE : 1;
+        for (int group = first; group < end; group += unit)
+            multiply_level_groups<Source>(matrix, group, end - group < unit ? 1 : unit, some,
+                                          std::min(most, last - start), scratch, finish);
+    }
+}
+template <class T>
+static void multiply_part(Context& context, const Part& part, int first, int end, const uint32_t* x, Finish finish) {
+#if defined(PONTIL_TILES)
+    TileScope scope;
+    (void)scope;
+#endif
+    const Matrix& matrix = *part.matrix;
+    const size_t stride = size_t(matrix.words) * T::STEPS, size = size_t(matrix.words) * GROUP;
+    const int most = context.rows_in_cache(stride * sizeof *x);
+    for (int start = part.row, last = part.row + part.rows; start < last; start += most) {
+        const int count = std::min(most, last - start);
+        const uint32_t* some = x + start * stride;
+        finish.first = start;
+        for (int group = first; group < end; group++) {
+#if defined(PONTIL_TILES)
+            if constexpr (std::is_same_v<T, BFloat16>) {
+                multiply_tiles(matrix, group, some, count, finish);
+                continue;
+            }
+#endif
+            const uint32_t* weights = matrix.data + group * size;
+            multiply_rows<T>(weights, weights + size, matrix.words, some, count, group * GROUP, finish);
+        }
+    }
+}
+
+// Computes several products at once: of `count` parts of the rows x [rows][words * STEPS], which all have as many
+// inputs.
+template <class T>
+static void multiply_parts(Context& context, const Part* parts, int count, const uint32_t* x, int rows,
+                           const Finish& finish) {
+    IntegerRows integers{};
+    int groups = 0;
+    for (int i = 0; i < count; i++) {
+        const Matrix& matrix = *parts[i].matrix;
+        groups += padded(matrix.outputs, GROUP) / GROUP;
+        if constexpr (std::is_same_v<T, BFloat16>)
+            if (matrix.kind >= NIBBLES && !integers.x)
+                integers = take_integer_rows<T>(context, x, rows, matrix.words);
+    }
+    context.threads.share(groups, [&](int first, int end, int thread) {
+        for (int i = 0, before = 0, own; i < count && before < end; i++, before += own) {
+            const Matrix& matrix = *parts[i].matrix;
+            own = padded(matrix.outputs, GROUP) / GROUP;
+            const int from = std::max(first - before, 0), to = std::min(end - before, own);
+            if (from >= to) continue;
+            const Finish here{finish.with, finish.call, i, 0};
+            [[maybe_unused]] Scratch& scratch = context.own[thread].weights;
+            if constexpr (std::is_same_v<T, BFloat16>) {
+                if (matrix.kind == NIBBLES)
+                    multiply_level_part<Nibbles>(context, parts[i], from, to, integers, scratch, here);
+                else if (matrix.kind == BYTES)
+                    multiply_level_part<Bytes>(context, parts[i], from, to, integers, scratch, here);
+                if (matrix.kind >= NIBBLES) continue;
+            }
+            multiply_part<T>(context, parts[i], from, to, x, here);
         }
     });
 }
 
-template <class T, class Finish>
-static void multiply(Context& context, const Matrix& matrix, const uint32_t* x, int rows, Finish&& finish) {
-    if constexpr (std::is_same_v<T, BFloat16>) {
-        if (matrix.kind == NIBBLES) return multiply_levels<T, Nibbles>(context, matrix, x, rows, finish);
-        if (matrix.kind == BYTES) return multiply_levels<T, Bytes>(context, matrix, x, rows, finish);
-    }
-    context.threads.share(padded(matrix.outputs, GROUP) / GROUP, [&](int first, int end, int) {
-#if defined(PONTIL_TILES)
-        TileScope scope;
-        (void)scope;
-#endif
-        const size_t stride = size_t(matrix.words) * T::STEPS, size = size_t(matrix.words) * GROUP;
-        const int most = context.rows_in_cache(stride * sizeof *x);
-        for (int start = 0; start < rows; start += most) {
-            const int count = rows - start < most ? rows - start : most;
-            const uint32_t* some = x + start * stride;
-            auto here = [&](int row, int output, float* sums) { finish(start + row, output, sums); };
-            for (int group = first; group < end; group++) {
-#if defined(PONTIL_TILES)
-                if constexpr (std::is_same_v<T, BFloat16>) {
-                    multiply_tiles(matrix, group, some, count, here);
-                    continue;
-                }
-#endif
-                const uint32_t* weights = matrix.data + group * size;
-                multiply_rows<T>(weights, weights + size, matrix.words, some, count, group * GROUP, here);
-            }
-        }
-    });
+// The same, with finish(part, row, output, sums).
+template <class T, class F>
+static void multiply(Context& context, const Part* parts, int count, const uint32_t* x, int rows, F&& finish) {
+    Finish::Call call = [](void* with, int part, int row, int output, float* sums) {
+        (*static_cast<std::remove_reference_t<F>*>(with))(part, row, output, sums);
+    };
+    multiply_parts<T>(context, parts, count, x, rows, {&finish, call, 0, 0});
+}
+
+// The product of all rows with one matrix, with finish(row, output, sums).
+template <class T, class F>
+static void multiply(Context& context, const Matrix& matrix, const uint32_t* x, int rows, F&& finish) {
+    const Part all{&matrix, 0, rows};
+    multiply<T>(context, &all, 1, x, rows,
+                [&](int, int row, int output, float* sums) { finish(row, output, sums); });
 }

@@ -39,13 +39,14 @@ INLINE void add_normed(const float* x, const float* weights, float epsilon, int 
     for (int i = 0; i < size; i += LANES) store(hidden + i, load(hidden + i) + load(x + i) * scale * load(weights + i));
 }
 
-// Norms (if weights are given) and rotates one head [dim] in place: dimension i turns with i + dim / 2. dim is a
-// multiple of 16; half of it may not be, so the rotation goes number by number there.
+// Norms one head [dim] in place, if weights are given. dim is a multiple of 16.
 INLINE void norm_head(float* x, const float* weights, float epsilon, int dim) {
     if (!weights) return;
     Floats scale = splat(inverse_rms(x, dim, epsilon));
     for (int i = 0; i < dim; i += LANES) store(x + i, load(x + i) * scale * load(weights + i));
 }
+// Rotates in place: dimension i turns with i + dim / 2. Half of dim may be no multiple of 16, so the rotation goes
+// number by number there.
 INLINE void turn_head(float* x, const float* cosines, const float* sines, int dim) {
     int half = dim / 2, i = 0;
     for (; i + LANES <= half; i += LANES) {
@@ -58,4 +59,13 @@ INLINE void turn_head(float* x, const float* cosines, const float* sines, int di
         x[i] = a * cosines[i] - b * sines[i];
         x[half + i] = b * cosines[i] + a * sines[i];
     }
+}
+// Rotates the first numbers of a head at this position; `spare` holds as many as turn.
+INLINE void turn(const Rotation& rotation, int position, float* x, float* spare) {
+    const int half = rotation.dim / 2;
+    if (rotation.interleaved) {
+        memcpy(spare, x, rotation.dim * sizeof *x);
+        for (int i = 0; i < half; i++) x[i] = spare[2 * i], x[half + i] = spare[2 * i + 1];
+    }
+    turn_head(x, rotation.cosines + size_t(position) * half, rotation.sines + size_t(position) * half, rotation.dim);
 }

@@ -14,28 +14,33 @@ struct ScaledKeys : Places {
     typedef T Model;
     typedef typename T::Wide Number;
     enum { SCALED = 1 };
-    ScaledKeys(const Tile& tile, int layer, int head)
-        : Places(tile, layer, head, tile.head_dim / 4 + 1), words(tile.head_dim / 4) {}
+    ScaledKeys(const Tile& tile, const HeadSizes& sizes, int head)
+        : Places(tile, sizes, head, sizes.dim / 4 + 1), words(sizes.dim / 4) {}
 
-    // Stores k and v, each [dim].
-    void store(const int32_t* blocks, int position, const float* k, const float* v) const {
-        const size_t slot = position % unit, line = position % PIECE;
+    // Stores a key and a value, each [dim].
+    void store_key(const int32_t* blocks, int position, const float* k) const {
+        const size_t slot = position % unit;
         uint32_t* keys = at(blocks, position - slot);
-        uint32_t* values = at(blocks, position - line) + to_value;
-        const Scale<C> of_key(k, dim), of_value(v, dim);
+        const Scale<C> scale(k, dim);
         int8_t* key = reinterpret_cast<int8_t*>(keys) + slot;
-        int8_t* value = reinterpret_cast<int8_t*>(values) + line * dim;
         for (size_t i = 0; i < dim; i += LANES) {
             int8_t cells[LANES];
-            of_key.narrow(k + i, cells);
+            scale.narrow(k + i, cells);
             for (int c = 0; c < LANES; c++) key[(i + c) * unit] = cells[c];
-            of_value.narrow(v + i, value + i);
         }
-        memcpy(keys + unit * words + slot, &of_key.scale, sizeof of_key.scale);
-        memcpy(values + PIECE * words + line, &of_value.scale, sizeof of_value.scale);
+        memcpy(keys + unit * words + slot, &scale.scale, sizeof scale.scale);
+    }
+    void store_value(const int32_t* blocks, int position, const float* v) const {
+        const size_t line = position % PIECE;
+        uint32_t* values = at(blocks, position - line) + to_value;
+        const Scale<C> scale(v, dim);
+        int8_t* value = reinterpret_cast<int8_t*>(values) + line * dim;
+        for (size_t i = 0; i < dim; i += LANES) scale.narrow(v + i, value + i);
+        memcpy(values + PIECE * words + line, &scale.scale, sizeof scale.scale);
     }
 
-    // As in Keys, for the first `count` positions of a strip; scratch has room for 4 * dim words more.
+    // As in Keys, for the first `count` positions of a strip. Behind the panels there is room for cells.
+    size_t scratch_words() const { return STRIP * (dim / Number::PER_WORD) + LANES / 4 * dim; }
     void panels(const uint32_t* const* here, const uint32_t* const* next, int count, uint32_t* scratch,
                 const uint32_t** all, const uint32_t** ahead) const {
         const size_t size = dim / Number::PER_WORD * LANES;
@@ -55,8 +60,8 @@ struct ScaledKeys : Places {
         }
         return to;
     }
-    void pieces(const uint32_t* const* here, const uint32_t* const* next, int count, uint32_t* scratch,
-                const uint32_t** all, const uint32_t** ahead) const {
+    void pieces(const uint32_t* const* here, const uint32_t* const* next, const uint32_t* const*, int count,
+                uint32_t* scratch, const uint32_t** all, const uint32_t** ahead) const {
         const size_t size = dim / Number::PER_WORD * PIECE;
         for (int i = 0; i < PIECES; i++) {
             all[i] = ahead[i] = i * PIECE < count ? scratch + i * size : scratch;
@@ -67,10 +72,14 @@ struct ScaledKeys : Places {
 
     // The scales of a strip's keys and values, each [STRIP]; those of positions that were never written may be NaN.
     void scales(const uint32_t* const* here, float* keys, float* values) const {
+        scales_of_keys(here, keys);
+        for (int i = 0; i < PIECES; i++)
+            memcpy(values + i * PIECE, here[i] + to_value + PIECE * words, PIECE * sizeof *values);
+    }
+    void scales_of_keys(const uint32_t* const* here, float* keys) const {
         for (int i = 0; i < PIECES; i++) {
             const int first = unit == LANES ? i / 2 * 2 : i;
             memcpy(keys + i * PIECE, here[first] + unit * words + (i - first) * PIECE, PIECE * sizeof *keys);
-            memcpy(values + i * PIECE, here[i] + to_value + PIECE * words, PIECE * sizeof *values);
         }
     }
 

@@ -84,8 +84,7 @@ INLINE void tile_product(const uint32_t* x, size_t words, const uint32_t* weight
     store_tile(3, sums + TILE * GROUP + LANES, weight_bytes);
 }
 
-template <class Finish>
-static void multiply_tiles(const Matrix& matrix, int group, const uint32_t* x, int rows, Finish&& finish) {
+static void multiply_tiles(const Matrix& matrix, int group, const uint32_t* x, int rows, const Finish& finish) {
     const size_t words = matrix.words, size = words * GROUP;
     const uint32_t* weights = matrix.data + group * size;
     alignas(64) float sums[2 * TILE * GROUP];

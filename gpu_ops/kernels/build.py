@@ -24,7 +24,7 @@ FLAGS = (
     "-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-schedule-insns", "-fPIC", "-shared", "-pthread",
     "-Wno-psabi",
 )  # fmt: skip
-COMPILE_TIMEOUT = 120.0
+COMPILE_TIMEOUT = 180.0
 LOCK_TIMEOUT = 300.0
 LOCK_POLL = 0.05
 

@@ -4,7 +4,7 @@
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.kernels.layer import AttentionHalf, HeadShape, MlpHalf, Norms
+from pontil.gpu_ops.kernels.layer import AttentionHalf, GatedKind, HeadShape, MlpHalf, Norms, Rotation
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.matrix import Matrix, alternate
 from pontil.gpu_ops.kernels.reference import attention_half, mlp_half
@@ -60,9 +60,17 @@ class Layer:
         self.angles = rotary_table(rotary_frequencies(shape.head_dim, 1e4), LENGTH)
         self.norms = Norms(1e-6, *(self.random(size).float() for size in (HIDDEN, HIDDEN, *[shape.head_dim] * 2)))
         self.attention = AttentionHalf(
-            library, Matrix(self.qkv, self.bias), Matrix(self.out), self.norms, self.angles, shape, 1, 0.2, WINDOW
+            library,
+            Matrix(self.qkv, self.bias),
+            Matrix(self.out),
+            self.norms,
+            Rotation(*self.angles),
+            shape,
+            1,
+            0.2,
+            WINDOW,
         )
-        self.mlp = MlpHalf(library, Matrix(alternate(self.gate, self.up)), Matrix(self.down), self.norms, False)
+        self.mlp = MlpHalf(library, Matrix(alternate(self.gate, self.up)), Matrix(self.down), self.norms, GatedKind())
 
     def random(self, *shape: int) -> Tensor:
         scale: float = shape[-1] ** -0.5

@@ -1,19 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention and MLP halves of a layer, computed by kernels: each reads the residual stream and adds to it."""
+"""The halves of layers, computed by kernels: each reads the residual stream and adds to it."""
 
 from collections.abc import Sequence
+from ctypes import pointer
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.matrix import GROUP, PANEL, Matrix
-from pontil.gpu_ops.kernels.structures import GELU_TANH, KINDS, SILU, AttentionFields, LayerFields, MlpFields
+from pontil.gpu_ops.kernels.structures import (
+    CLAMPED,
+    GELU_TANH,
+    KINDS,
+    SILU,
+    AttentionFields,
+    LayerFields,
+    MlpFields,
+    RotationFields,
+)
 from pontil.gpu_ops.kernels.tile import KernelTile
-
-# The largest number of query heads that may share one key/value head.
-MOST_GROUP = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +43,63 @@ class Norms:
     key: Tensor | None = None
 
 
-def can_compute(dtype: torch.dtype, shape: HeadShape, *inputs: int) -> bool:
-    """Return whether the kernels take weights of this type, heads of this shape, and products with so many inputs."""
-    whole = all(size % PANEL == 0 for size in (shape.head_dim, *inputs))
-    return dtype in KINDS and whole and shape.heads // shape.kv_heads <= MOST_GROUP
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Cosines and sines of all positions, float32 [positions, rotated / 2]. Dimensions of the halves of what is rotated
+    turn together, or `interleaved` ones, which are in halves afterwards."""
+
+    cosines: Tensor
+    sines: Tensor
+    interleaved: bool = False
+
+    @property
+    def fields(self) -> RotationFields:
+        dim = 2 * self.cosines.shape[1]
+        return RotationFields(self.cosines.data_ptr(), self.sines.data_ptr(), dim, self.interleaved)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedKind:
+    """The activation of a gated MLP: silu, or gelu by its tanh formula. With `clamp`, alpha and limit: silu of alpha
+    times the gate, by one more than the up, both within the limit."""
+
+    gelu: bool = False
+    clamp: tuple[float, float] | None = None
+
+
+def can_compute(dtype: torch.dtype, *sizes: int) -> bool:
+    """Return whether the kernels take weights of this type, and heads and products with so many inputs."""
+    return dtype in KINDS and all(size % PANEL == 0 for size in sizes)
+
+
+class AttendingHalf(Protocol):
+    """The attention of a layer, which reads and writes a pool."""
+
+    @property
+    def pointers(self) -> dict[str, object]:
+        """The field of a layer that this half is, and its own fields' address."""
+
+    def __call__(self, hidden: Tensor, tile: KernelTile) -> None:
+        """Change hidden float32 [rows, hidden_size] in place."""
+
+    def store(self, hidden: Tensor, tile: KernelTile) -> bool:
+        """Store the keys and values of these rows and compute nothing else. Return False, with nothing done, if that is
+        not possible."""
+
+
+class FeedingHalf(Protocol):
+    """What follows attention in a layer."""
+
+    @property
+    def pointers(self) -> dict[str, object]: ...
+
+    def __call__(self, x: Tensor, result: Tensor) -> None:
+        """Add the results of x to result, both float32 [rows, hidden_size]; they may be the same tensor."""
 
 
 class AttentionHalf:
     """`hidden += after(out(attention(heads(qkv(before(hidden))))))`, where heads are normed and turned before they are
-    stored. `angles` are cosines and sines of all positions, float32 [positions, head_dim / 2].
+    stored. With `sinks` float32 [heads] each head has a score more, of no key.
 
     A rank of several has its own heads, `shape`, in `qkv` and an equal share of the outputs of `out`, whose inputs are
     all heads; then all ranks of the library's group make the same calls."""
@@ -54,18 +110,19 @@ class AttentionHalf:
         qkv: Matrix,
         out: Matrix,
         norms: Norms,
-        angles: tuple[Tensor, Tensor],
+        rotation: Rotation,
         shape: HeadShape,
         layer: int,
         scale: float,
         window: int | None,
+        sinks: Tensor | None = None,
     ) -> None:
         self.library = library
-        self.held = (qkv, out, norms, angles)
-        pointers = (address(one) for one in (norms.before, norms.after, norms.query, norms.key, *angles))
+        self.held = (qkv, out, norms, rotation, sinks)
+        pointers = (address(one) for one in (norms.before, norms.after, norms.query, norms.key, sinks))
         sizes = (qkv.inputs, shape.heads, shape.kv_heads, shape.head_dim)
         self.fields = AttentionFields(
-            qkv.fields, out.fields, *pointers, norms.epsilon, scale, *sizes, layer, window or 0
+            qkv.fields, out.fields, *pointers, rotation.fields, norms.epsilon, scale, *sizes, layer, window or 0
         )
 
         self.storing = None if sizes[1] * sizes[3] % GROUP else self.without_heads(qkv)
@@ -75,13 +132,15 @@ class AttentionHalf:
         fields.qkv, fields.heads = qkv.from_output(fields.heads * fields.head_dim), 0
         return fields
 
+    @property
+    def pointers(self) -> dict[str, object]:
+        return {"attention": pointer(self.fields)}
+
     def __call__(self, hidden: Tensor, tile: KernelTile) -> None:
-        """hidden float32 [rows, hidden_size], in place."""
         self.library.attention_half(self.fields, tile.fields, hidden)
 
     def store(self, hidden: Tensor, tile: KernelTile) -> bool:
-        """Store the keys and values of these rows and compute nothing else. Return False, with nothing done, if queries
-        and keys share a panel."""
+        """Return False, with nothing done, if queries and keys share a panel."""
         if self.storing is not None:
             self.library.attention_half(self.storing, tile.fields, hidden)
         return self.storing is not None
@@ -92,25 +151,29 @@ class MlpHalf:
 
     It is divided, as AttentionHalf may be, if `down` has more inputs than there are gates."""
 
-    def __init__(self, library: KernelLibrary, gate_up: Matrix, down: Matrix, norms: Norms, gelu: bool) -> None:
+    def __init__(self, library: KernelLibrary, gate_up: Matrix, down: Matrix, norms: Norms, kind: GatedKind) -> None:
         self.library = library
         self.held = (gate_up, down, norms)
+        activation = CLAMPED if kind.clamp else GELU_TANH if kind.gelu else SILU
         self.fields = MlpFields(
-            gate_up.fields, down.fields, address(norms.before), address(norms.after), norms.epsilon, gate_up.inputs,
-            gate_up.outputs // 2, GELU_TANH if gelu else SILU,
+            gate_up.fields, down.fields, address(norms.before), address(norms.after), norms.epsilon,
+            *(kind.clamp or (0.0, 0.0)), gate_up.inputs, gate_up.outputs // 2, activation,
         )  # fmt: skip
 
+    @property
+    def pointers(self) -> dict[str, object]:
+        return {"mlp": pointer(self.fields)}
+
     def __call__(self, x: Tensor, result: Tensor) -> None:
-        """Add the MLP of x to result, both float32 [rows, hidden_size]; they may be the same tensor."""
         self.library.mlp_half(self.fields, x, result)
 
 
 class Layers:
     """Several layers in one call, with no Python in between."""
 
-    def __init__(self, library: KernelLibrary, halves: Sequence[tuple[AttentionHalf, MlpHalf]]) -> None:
+    def __init__(self, library: KernelLibrary, halves: Sequence[tuple[AttendingHalf, FeedingHalf]]) -> None:
         self.library, self.held = library, tuple(halves)
-        pairs = [LayerFields(attention.fields, mlp.fields) for attention, mlp in halves]
+        pairs = [LayerFields(**attention.pointers, **feed.pointers) for attention, feed in halves]
         self.fields = (LayerFields * len(pairs))(*pairs)
 
     def __call__(self, hidden: Tensor, tile: KernelTile) -> None:

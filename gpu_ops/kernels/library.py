@@ -17,6 +17,8 @@ from pontil.gpu_ops.kernels.structures import (
     NOT_JOINED,
     AttentionFields,
     DrawFields,
+    ExpertFields,
+    LatentFields,
     LayerFields,
     MlpFields,
     TileFields,
@@ -81,10 +83,20 @@ class KernelLibrary:
         """Add a layer's attention to hidden, float32 [rows, hidden_size], and write the rows' keys and values."""
         self.check(self.library.pontil_attention_half(self.context, byref(fields), byref(tile), hidden.data_ptr()))
 
+    def latent_half(self, fields: LatentFields, tile: TileFields, hidden: Tensor) -> None:
+        """Do what `attention_half` does, for latent attention."""
+        self.check(self.library.pontil_latent_half(self.context, byref(fields), byref(tile), hidden.data_ptr()))
+
     def mlp_half(self, fields: MlpFields, x: Tensor, result: Tensor) -> None:
         """Add the MLP of x to the result, both float32 [rows, hidden_size]; they may be the same tensor."""
         self.check(
             self.library.pontil_mlp_half(self.context, byref(fields), x.shape[0], x.data_ptr(), result.data_ptr())
+        )
+
+    def expert_half(self, fields: ExpertFields, x: Tensor, result: Tensor) -> None:
+        """Add the experts of x to the result, both float32 [rows, hidden_size]; they may be the same tensor."""
+        self.check(
+            self.library.pontil_expert_half(self.context, byref(fields), x.shape[0], x.data_ptr(), result.data_ptr())
         )
 
     def layers(self, fields: "ctypes.Array[LayerFields]", tile: TileFields, hidden: Tensor) -> None:

@@ -74,10 +74,20 @@ def in_groups(words: Tensor) -> Tensor:
 def alternate(gate: Tensor | QuantizedWeights, up: Tensor | QuantizedWeights) -> Tensor | QuantizedWeights:
     """Gates and ups [size, ...], size a multiple of 16, alternating by panels: [2 * size, ...]."""
     both = stack(gate, up)
-    panels = torch.arange(both.shape[0]).view(2, -1, PANEL).transpose(0, 1).reshape(-1)
     if isinstance(both, QuantizedWeights):
+        panels = in_panels(both.shape[0])
         return QuantizedWeights(both.numbers[panels], both.scales[panels], both.offsets[panels])
-    return both[panels]
+    return both[in_panels(len(both))]
+
+
+def alternate_numbers(gate: Tensor, up: Tensor) -> Tensor:
+    """The same of biases [size]."""
+    return torch.cat([gate, up])[in_panels(2 * len(gate))]
+
+
+def in_panels(outputs: int) -> Tensor:
+    """The places of gates and ups, so many together."""
+    return torch.arange(outputs).view(2, -1, PANEL).transpose(0, 1).reshape(-1)
 
 
 def stack(*parts: Tensor | QuantizedWeights) -> Tensor | QuantizedWeights:

@@ -43,16 +43,17 @@ def scaled_slots(part: Tensor, is_key: bool) -> tuple[Tensor, Tensor]:
     return cells.unflatten(-1, (dim, group)).transpose(3, 4) if is_key else cells.unflatten(-1, (group, dim)), scales
 
 
-def parts_of(block: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """Views of one block's keys, and of its values, by slot: dimensions 2 and 3 are groups of slots and their slots."""
+def parts_of(block: Tensor) -> Sequence[Sequence[Tensor]]:
+    """Views of one block's planes by slot, those of keys first: dimensions 2 and 3 are groups of slots and their
+    slots."""
+    planes = movable(block).unbind(1) if block.dtype in CELLS else block.unbind(1)
     if block.dtype in CELLS:
-        block = movable(block)
-        return scaled_slots(block[:, 0], True), scaled_slots(block[:, 1], False)
-    return (key_slots(block[:, 0]),), (value_slots(block[:, 1]),)
+        return [scaled_slots(plane, is_key=not place) for place, plane in enumerate(planes)]
+    return [(value_slots(plane) if place else key_slots(plane),) for place, plane in enumerate(planes)]
 
 
 def clear_packed(block: Tensor, filled: int) -> None:
-    """Zero the slots of one block [layers, 2, kv_heads, slots, cells of a row] from `filled` on."""
+    """Zero the slots of one block [layers, planes, kv_heads, slots, cells of a row] from `filled` on."""
     for parts in parts_of(block):
         for slots in parts:
             group, place = divmod(filled, slots.shape[3])
@@ -61,8 +62,8 @@ def clear_packed(block: Tensor, filled: int) -> None:
 
 
 def unpacked(block: Tensor) -> Tensor:
-    """A copy of one packed block [layers, 2, kv_heads, slots, cells of a row] in which slots follow each other, each
-    with its scale behind it, as in blocks that torch writes."""
+    """A copy of one packed block [layers, planes, kv_heads, slots, cells of a row] in which slots follow each other,
+    each with its scale behind it, as in blocks that torch writes."""
     result = block.clone()
     for place, parts in enumerate(parts_of(block)):
         begin = 0

@@ -5,12 +5,13 @@ import ctypes
 
 import torch
 
-ABI = 11
+ABI = 12
 FLOAT32, BFLOAT16, NIBBLES, BYTES = range(4)
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 CELLS = {torch.int8: 1, torch.float8_e4m3fn: 2}
 """Cells of a KV pool that are not of the weights' type."""
-SILU, GELU_TANH = 0, 1
+SILU, GELU_TANH, CLAMPED = range(3)
+SOFTMAX, SIGMOID = range(2)
 
 DONE, FAULTY, TOO_LARGE, NOT_JOINED = range(4)
 ENDED, LATE, ELSEWHERE = 1, 2, 3
@@ -36,22 +37,34 @@ class TileFields(ctypes.Structure):
         ("span_count", integer),
         ("rows", integer),
         ("kind", integer),
-        ("layers", integer),
-        ("kv_heads", integer),
-        ("block_size", integer),
-        ("head_dim", integer),
-        ("cells", integer),
+        *((name, integer) for name in ("layers", "planes", "kv_heads", "block_size", "head_dim", "cells", "unused")),
     ]
+
+
+class RotationFields(ctypes.Structure):
+    _fields_ = [("cosines", address), ("sines", address), ("dim", integer), ("interleaved", integer)]
 
 
 class AttentionFields(ctypes.Structure):
     _fields_ = [
         ("qkv", MatrixFields),
         ("out", MatrixFields),
-        *((name, address) for name in ("before", "after", "query_norm", "key_norm", "cosines", "sines")),
+        *((name, address) for name in ("before", "after", "query_norm", "key_norm", "sinks")),
+        ("rotation", RotationFields),
         ("epsilon", number),
         ("scale", number),
         *((name, integer) for name in ("hidden", "heads", "kv_heads", "head_dim", "layer", "window")),
+    ]
+
+
+class LatentFields(ctypes.Structure):
+    _fields_ = [
+        *((name, MatrixFields) for name in ("compress", "down", "query", "out")),
+        *((name, ctypes.POINTER(MatrixFields)) for name in ("absorb", "expand")),
+        *((name, address) for name in ("before", "after", "query_norm", "key_norm")),
+        ("rotation", RotationFields),
+        *((name, number) for name in ("epsilon", "latent_epsilon", "scale")),
+        *((name, integer) for name in ("hidden", "heads", "rank", "key_dim", "value_dim", "layer", "window")),
     ]
 
 
@@ -61,13 +74,34 @@ class MlpFields(ctypes.Structure):
         ("down", MatrixFields),
         ("before", address),
         ("after", address),
-        ("epsilon", number),
+        *((name, number) for name in ("epsilon", "alpha", "limit")),
         *((name, integer) for name in ("hidden", "inner", "activation")),
     ]
 
 
+class ExpertFields(ctypes.Structure):
+    _fields_ = [
+        ("router", MatrixFields),
+        ("shared_gate", MatrixFields),
+        ("shared", MlpFields),
+        ("experts", ctypes.POINTER(MlpFields)),
+        *((name, address) for name in ("before", "after", "bias")),
+        ("epsilon", number),
+        ("factor", number),
+        *((name, integer) for name in ("hidden", "count", "first", "own", "per_token", "scores", "normalize")),
+        *((name, integer) for name in ("groups", "kept_groups", "group_best")),
+    ]
+
+
 class LayerFields(ctypes.Structure):
-    _fields_ = [("attention", AttentionFields), ("mlp", MlpFields)]
+    """One half of each kind; the others are null."""
+
+    _fields_ = [
+        ("attention", ctypes.POINTER(AttentionFields)),
+        ("latent", ctypes.POINTER(LatentFields)),
+        ("mlp", ctypes.POINTER(MlpFields)),
+        ("experts", ctypes.POINTER(ExpertFields)),
+    ]
 
 
 class DrawFields(ctypes.Structure):
@@ -95,7 +129,9 @@ def signatures(library: ctypes.CDLL) -> None:
         ("pontil_group_choose", integer, [address, address, size, size, address, address]),
         ("pontil_group_fault", ctypes.c_uint64, [address]),
         ("pontil_attention_half", integer, [address, address, address, address]),
+        ("pontil_latent_half", integer, [address, address, address, address]),
         ("pontil_mlp_half", integer, [address, address, integer, address, address]),
+        ("pontil_expert_half", integer, [address, address, integer, address, address]),
         ("pontil_layers", integer, [address, address, integer, address, address]),
         ("pontil_linear", None, [address, address, integer, address, address, number, address, address]),
         ("pontil_draw", None, [address]),

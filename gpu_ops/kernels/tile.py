@@ -23,8 +23,8 @@ class TileSpan:
 
 
 class KernelTile:
-    """The spans' rows one after the other, over a pool [block, layer, k|v, kv_head, slot, cells of a row], in which the
-    slots of a head are packed: see slots.py. `dtype` is the weights' type; the pool's may be of 8 bits instead.
+    """The spans' rows one after the other, over a pool [block, layer, plane, kv_head, slot, cells of a row], in which
+    the slots of a head are packed: see slots.py. `dtype` is the weights' type; the pool's may be of 8 bits instead.
 
     In each layer the keys and values of all rows are stored before any row is attended; a query sees those up to its
     own position. So the rows of one sequence may be cut into tiles in any way, prompts and answers alike. Within a
@@ -32,7 +32,7 @@ class KernelTile:
     """
 
     def __init__(self, pool: Tensor, spans: Sequence[TileSpan], dtype: torch.dtype) -> None:
-        _, layers, _, kv_heads, block_size, _ = pool.shape
+        _, layers, planes, kv_heads, block_size, _ = pool.shape
         assert pool.dtype == dtype or pool.dtype in CELLS
         self.pool, self.spans, self.dtype, self.rows = pool, spans, dtype, 0
         self.tables: list[array[int]] = []
@@ -44,8 +44,8 @@ class KernelTile:
             place.start, place.count = span.start, span.count
             self.rows += span.count
         self.fields = TileFields(
-            pool.data_ptr(), fields, len(spans), self.rows, KINDS[dtype], layers, kv_heads, block_size,
-            head_dim_of(pool), CELLS.get(pool.dtype, 0),
+            pool.data_ptr(), fields, len(spans), self.rows, KINDS[dtype], layers, planes, kv_heads,
+            block_size, head_dim_of(pool), CELLS.get(pool.dtype, 0), 0,
         )  # fmt: skip
 
     def only(self, rows: Sequence[int]) -> "KernelTile":

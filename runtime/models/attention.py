@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grouped-query self-attention (Ainslie et al., 2023) of one layer."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from pontil.gpu_ops.attention import PagedAttention
-from pontil.gpu_ops.kernels.linear import Product
+from pontil.gpu_ops.kernels.layer import AttentionHalf, HeadShape, Norms, Rotation
+from pontil.gpu_ops.kernels.linear import Product, matrix_of
 from pontil.gpu_ops.rotary import apply_rotary
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.norm import Norm
@@ -45,6 +48,7 @@ class Attention:
             taken = weights.take(prefix + "sinks", config.num_heads, dtype=torch.float32)
             self.sinks = weights.part(taken, by_heads(1))
         self.index, self.norms, self.exchange = index, norms, weights.communicator.gather_columns
+        self.kernels = weights.kernels
         queries, keys = (len(weights.partition.heads(heads, 1)) for heads in (config.num_heads, config.num_kv_heads))
         self.head_dim, self.heads = dim, (queries, keys, keys)
         self.scale, self.window, self.interleaved = config.query_scale, config.window(index), config.interleaved
@@ -52,6 +56,16 @@ class Attention:
     @property
     def linears(self) -> list[Product]:
         return [self.qkv, self.o]
+
+    def half(self, norms: Norms, rotation: Rotation) -> AttentionHalf:
+        assert self.kernels is not None
+        if self.norms is not None:
+            norms = replace(norms, query=self.norms.query.weight, key=self.norms.key.weight)
+        shape = HeadShape(*self.heads[:2], self.head_dim)
+        return AttentionHalf(
+            self.kernels, matrix_of(self.qkv), matrix_of(self.o), norms, rotation, shape, self.index, self.scale,
+            self.window, self.sinks,
+        )  # fmt: skip
 
     def __call__(self, x: Tensor, angles: Angles, attend: PagedAttention) -> Tensor:
         """Attend for x [rows, hidden_size] in the weights' dtype; the result has the same shape."""

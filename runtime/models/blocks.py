@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.attention import PagedAttention
+from pontil.gpu_ops.kernels.layer import AttendingHalf, FeedingHalf, Norms, Rotation
 from pontil.gpu_ops.kernels.linear import Product
 from pontil.runtime.models.norm import Norm
 from pontil.runtime.models.rotary import Angles
@@ -24,6 +25,9 @@ class SelfAttention(Protocol):
 
     def __call__(self, x: Tensor, angles: Angles, attend: PagedAttention) -> Tensor: ...
 
+    def half(self, norms: Norms, rotation: Rotation) -> AttendingHalf:
+        """The same by the kernels, with the norms of input and output."""
+
 
 class FeedForward(Protocol):
     """An MLP or its replacement. x [rows, hidden_size] in the weights' dtype."""
@@ -32,6 +36,9 @@ class FeedForward(Protocol):
     def linears(self) -> Sequence[Product]: ...
 
     def __call__(self, x: Tensor) -> Tensor: ...
+
+    def half(self, norms: Norms) -> FeedingHalf:
+        """The same by the kernels, with the norms of input and output."""
 
 
 class Block:
@@ -57,9 +64,6 @@ class Block:
 
     def __call__(self, hidden: Tensor, angles: Angles, attend: PagedAttention) -> Tensor:
         attended = self.attention(self.before[0](hidden, self.dtype), angles, attend)
-        return self.feed(hidden + (self.after[0](attended.float()) if self.after else attended))
-
-    def feed(self, hidden: Tensor) -> Tensor:
-        """Add the feed-forward half."""
+        hidden = hidden + (self.after[0](attended.float()) if self.after else attended)
         made = self.feed_forward(self.before[1](hidden, self.dtype))
         return hidden + (self.after[1](made.float()) if self.after else made)

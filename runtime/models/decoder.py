@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.attention import PagedAttention
+from pontil.gpu_ops.kernels.layer import Rotation
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.linear import Head, Product, matrix_of
 from pontil.gpu_ops.kernels.quantized import QuantizedWeights
@@ -54,7 +55,7 @@ class Decoder(ABC):
         theta = config.local_rope_theta
         self.local_rotary = self.global_rotary if theta is None else local_rotary(config, theta, weights)
         weights.finish()
-        self.fused = [] if self.kernels is None else [self.fuse(block, self.kernels) for block in self.blocks]
+        self.fused = [] if self.kernels is None else [self.fuse(block) for block in self.blocks]
         # The last layer is apart: only some of its rows are needed.
         self.stack = None if self.kernels is None else FusedStack(self.fused[:-1], self.kernels)
         self.fused_heads = [] if self.kernels is None else [self.fuse_head(part, self.kernels) for part in self.head]
@@ -68,9 +69,9 @@ class Decoder(ABC):
             return Unnormed()
         return Norm(weights, name, self.config.hidden_size, self.config.rms_norm_eps)
 
-    def fuse(self, block: Block, library: KernelLibrary) -> FusedBlock:
+    def fuse(self, block: Block) -> FusedBlock:
         rotary = self.global_rotary if block.attention.window is None else self.local_rotary
-        return FusedBlock(block, library, self.config, (rotary.cos, rotary.sin))
+        return FusedBlock(block, Rotation(rotary.cos, rotary.sin, self.config.interleaved))
 
     def take_embedding(self, weights: Weights) -> Tensor:
         return weights.take("model.embed_tokens.weight", self.config.vocab_size, self.config.hidden_size)

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A mixture of experts (Shazeer et al., 2017) in the place of a layer's MLP."""
 
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pontil.gpu_ops.activation import clamped_swiglu, silu_and_mul
 from pontil.gpu_ops.batch_invariance import GENERATED_ROWS
 from pontil.gpu_ops.elementwise import apply
-from pontil.gpu_ops.kernels.linear import Product
+from pontil.gpu_ops.kernels.experts import ExpertChoice, ExpertHalf
+from pontil.gpu_ops.kernels.layer import GatedKind, Norms
+from pontil.gpu_ops.kernels.linear import Product, matrix_of
 from pontil.runtime.models.config import ExpertConfig, SharedExpertConfig
-from pontil.runtime.models.mlp import GatedActivation, GatedMlp
+from pontil.runtime.models.mlp import GatedMlp
 from pontil.runtime.models.partition import whole
 from pontil.runtime.models.routing import choose_experts
 from pontil.runtime.models.weights import Weights
@@ -51,7 +50,7 @@ class Experts:
     """
 
     def __init__(self, config: ExpertConfig, hidden: int, prefix: str, weights: Weights) -> None:
-        self.config = config
+        self.config, self.kernels = config, weights.kernels
         router = weights.take(prefix + "gate.weight", config.count, hidden, dtype=torch.float32)
         bias = None
         if config.routing.product_bias:
@@ -66,7 +65,7 @@ class Experts:
             name, inner = f"{prefix}experts.{number}.", config.intermediate_size
             if number in self.own:
                 biased = config.clamp is not None
-                made = GatedMlp(weights, name, hidden, inner, activation_of(config), whole, biased)
+                made = GatedMlp(weights, name, hidden, inner, GatedKind(clamp=config.clamp), whole, biased)
                 self.experts.append(made)
                 continue
             for part, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
@@ -77,6 +76,26 @@ class Experts:
     def linears(self) -> list[Product]:
         shared = [] if self.shared is None else self.shared.linears
         return [self.router, *(linear for expert in self.experts for linear in expert.linears), *shared]
+
+    def half(self, norms: Norms) -> ExpertHalf:
+        """The same by the kernels, with these norms of a layer: they compute the rows that an expert has together, and
+        need no tiles of a fixed size."""
+        assert self.kernels is not None
+        config, routing, shared = self.config, self.config.routing, self.shared
+        choice = ExpertChoice(
+            config.count, config.per_token, routing.scores == "sigmoid", config.normalize, self.bias, routing.groups,
+            routing.kept_groups, routing.group_best, routing.factor,
+        )  # fmt: skip
+        return ExpertHalf(
+            self.kernels,
+            choice,
+            matrix_of(self.router),
+            [expert.half(Norms(0.0)) for expert in self.experts],
+            self.own.start,
+            norms,
+            None if shared is None else shared.mlp.half(Norms(norms.epsilon, norms.before)),
+            None if shared is None or shared.gate is None else matrix_of(shared.gate),
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map x [rows, hidden_size] in the weights' dtype to float32 of the same shape."""
@@ -105,10 +124,3 @@ class Experts:
                     results[part] = expert(tile)[: len(part)].float()
         owners = chosen.view(-1) // len(self.own)
         return self.communicator.choose_rows(results, owners).view(*chosen.shape, -1)
-
-
-def activation_of(config: ExpertConfig) -> GatedActivation:
-    if config.clamp is None:
-        return silu_and_mul
-    alpha, limit = config.clamp
-    return partial(clamped_swiglu, alpha=alpha, limit=limit)

@@ -5,12 +5,11 @@ of a layer between two norms, norms over queries and keys, gelu in the MLP, and 
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.activation import gelu_and_mul
 from pontil.runtime.models.attention import Attention, HeadNorms
 from pontil.runtime.models.blocks import Block
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.decoder import Decoder
-from pontil.runtime.models.mlp import GatedMlp
+from pontil.runtime.models.mlp import GELU, GatedMlp
 from pontil.runtime.models.norm import Norm
 from pontil.runtime.models.weights import Weights
 
@@ -28,7 +27,7 @@ class Gemma3(Decoder):
         before = self.pair(prefix + "input_layernorm", prefix + "pre_feedforward_layernorm", weights)
         after = self.pair(prefix + "post_attention_layernorm", prefix + "post_feedforward_layernorm", weights)
         attention = Attention(config, index, weights, HeadNorms(config, index, weights, offset=1.0))
-        mlp = GatedMlp(weights, prefix + "mlp.", config.hidden_size, config.intermediate_size, gelu_and_mul)
+        mlp = GatedMlp(weights, prefix + "mlp.", config.hidden_size, config.intermediate_size, GELU)
         return Block(self.dtype, attention, mlp, before=before, after=after)
 
     def pair(self, attention: str, feed_forward: str, weights: Weights) -> tuple[Norm, Norm]:

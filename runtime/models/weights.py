@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.collectives.communicator import Communicator, SingleRank
+from pontil.gpu_ops.head_linear import HeadLinear
+from pontil.gpu_ops.kernels.latent import HeadMatrices
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.linear import PackedLinear, Product
-from pontil.gpu_ops.kernels.matrix import Matrix, alternate, stack
+from pontil.gpu_ops.kernels.matrix import Matrix, alternate, alternate_numbers, stack
 from pontil.gpu_ops.kernels.quantized import QuantizedWeights, per_channel
 from pontil.gpu_ops.linear import Linear
 from pontil.gpu_ops.scaled_weights import FP4_GROUP, Fp4Weights, PackedWeights, ScaledLinear, ScaledWeights, stacked
@@ -17,6 +19,7 @@ from pontil.runtime.errors import ModelError
 from pontil.runtime.models.partition import Cut, Partition, by_columns, whole
 
 Weight = Tensor | QuantizedWeights | PackedWeights
+HeadProduct = HeadLinear | HeadMatrices
 
 
 class Weights:
@@ -83,8 +86,9 @@ class Weights:
         if self.kernels is None:
             return self.linear(inputs, (gate, outputs), (up, outputs), bias=bias, cut=cut)
         gates, ups = (self.weight(f"{name}.weight", outputs, inputs, cut) for name in (gate, up))
-        assert not bias and not isinstance(gates, PackedWeights) and not isinstance(ups, PackedWeights)
-        return self.product(alternate(gates, ups))
+        assert not isinstance(gates, PackedWeights) and not isinstance(ups, PackedWeights)
+        biases = [self.part(self.take(f"{name}.bias", outputs), cut) for name in (gate, up) if bias]
+        return self.product(alternate(gates, ups), alternate_numbers(*biases) if biases else None)
 
     def join(self, parts: list[Weight]) -> Weight:
         """One weight with the outputs of all parts."""
@@ -115,6 +119,10 @@ class Weights:
         """This rank's outputs of a weight or a bias [outputs, ...]. Those of other ranks take no memory."""
         own = cut(self.partition, len(tensor))
         return tensor if len(own) == len(tensor) else tensor[own.start : own.stop].clone()
+
+    def heads(self, weight: Tensor) -> HeadProduct:
+        """A product with a weight of its own for each head, [heads, inputs, outputs]."""
+        return HeadLinear(weight) if self.kernels is None else HeadMatrices(weight)
 
     def skip(self, name: str, outputs: int, inputs: int, bias: bool = False) -> None:
         """Pass over a product's weight that other ranks have."""

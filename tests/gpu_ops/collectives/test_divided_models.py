@@ -23,18 +23,17 @@ EVEN = SIZES | {
     "hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 8, "num_key_value_heads": 4,
     "moe_intermediate_size": 32, "num_experts": 4, "num_hidden_layers": 2,
 }  # fmt: skip
+LATENT = {"n_routed_experts": 8, "q_lora_rank": 32, "qk_rope_head_dim": 16, "v_head_dim": 16}
 # Fewer KV heads than ranks: one, which all ranks have; two, which pairs share.
 ARCHITECTURES = {
     "llama": EVEN,
     "qwen3_moe": EVEN | {"num_key_value_heads": 2},
     "gemma3_text": EVEN | {"num_key_value_heads": 1, "num_hidden_layers": 3},
-}
-# Models that only torch's operations compute.
-WITHOUT_KERNELS = {
-    "deepseek_v3": EVEN | {"n_routed_experts": 8},
-    "deepseek_v3-fp8": EVEN | {"n_routed_experts": 8},
+    "deepseek_v3": EVEN | LATENT,
     "gpt_oss": EVEN,
 }
+# Models that only torch's operations compute.
+WITHOUT_KERNELS = {"deepseek_v3-fp8": EVEN | LATENT}
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)

@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <numeric>
 
-#include "standalone_weights.h"
+#include "standalone_sparse.h"
 
 static int checks = 0, failures = 0;
 
@@ -35,12 +35,6 @@ static double error(const Reals& found, const Numbers& expected, const Reals& ba
     return std::sqrt(off / whole);
 }
 
-// x / rms(x) * weights, in place; nothing without weights.
-static void norm(double* x, const Reals& weights, double epsilon) {
-    double squares = 0;
-    for (size_t i = 0; i < weights.size(); i++) squares += x[i] * x[i];
-    for (size_t i = 0; i < weights.size(); i++) x[i] *= weights[i] / std::sqrt(squares / weights.size() + epsilon);
-}
 static const float* or_null(const Reals& values) { return values.empty() ? nullptr : values.data(); }
 
 // The contexts have 1 and 3 threads.
@@ -109,9 +103,9 @@ struct SmallLayer {
 
     Reals computed(Context* context, const std::vector<int>& counts) const {
         const AttentionHalf attention{qkv.matrix, out.matrix, or_null(before), or_null(after), or_null(query),
-                                      or_null(key), cosines.data(), sines.data(), 1e-6f, 0.2f, shape.hidden,
-                                      shape.heads, shape.kv_heads, shape.dim, LAYER, shape.window};
-        const MlpHalf mlp{gate_up.matrix, down.matrix, or_null(before), or_null(after), 1e-6f, shape.hidden,
+                                      or_null(key), nullptr, {cosines.data(), sines.data(), shape.dim, 0}, 1e-6f, 0.2f,
+                                      shape.hidden, shape.heads, shape.kv_heads, shape.dim, LAYER, shape.window};
+        const MlpHalf mlp{gate_up.matrix, down.matrix, or_null(before), or_null(after), 1e-6f, 0, 0, shape.hidden,
                           shape.inner, shape.activation};
         // All bits of a cell that was never written make NaN.
         const size_t slots = size_t(BLOCKS) * LAYERS * 2 * shape.kv_heads * shape.block_size;
@@ -123,8 +117,8 @@ struct SmallLayer {
         int start = 0;
         for (int count : counts) {
             const Span span{blocks, 0, start, count, 0};
-            const Tile tile{pool.data(), &span, 1, count, kind, LAYERS, shape.kv_heads, shape.block_size, shape.dim,
-                            shape.cells};
+            const Tile tile{pool.data(), &span, 1, count, kind, LAYERS, 2, shape.kv_heads, shape.block_size, shape.dim,
+                            shape.cells, 0};
             float* rows = hidden.data() + size_t(start) * shape.hidden;
             pontil_attention_half(context, &attention, &tile, rows);
             pontil_mlp_half(context, &mlp, count, rows, rows);
@@ -212,6 +206,20 @@ static void check_layer(Context* const (&contexts)[2], int kind, const Shape& sh
         }
 }
 
+static void check_sparse_layer(Context* const (&contexts)[2], int kind) {
+    const SparseLayer layer(kind);
+    const Reals whole = layer.computed(contexts[0], {SparseLayer::LENGTH});
+    const double off = error(whole, layer.expected(), layer.x);
+    check(off < (kind == FLOAT32 ? 2e-6 : 2e-2), "sparse layer of kind %d: off by %.1e", kind, off);
+    for (Context* context : contexts)
+        for (const std::vector<int>& counts : {std::vector<int>{70}, {1, 40, 1, 1, 16, 11}}) {
+            const Reals found = layer.computed(context, counts);
+            check(same_bits(found.data(), whole.data(), whole.size()),
+                  "sparse layer of kind %d: in %zu tiles with %d threads its bits are others", kind, counts.size(),
+                  context->threads.size());
+        }
+}
+
 // Logits of which some are equal; their probabilities; and the ids that top_p keeps, found by sorting.
 static void check_draws(int vocabulary, float grain, double top_p) {
     enum { ROWS = 3, NUMBERS = 50 };
@@ -263,6 +271,7 @@ int main() {
     for (int kind : {FLOAT32, BFLOAT16}) {
         check_layer(contexts, kind, {6, 2, 32, 80, 96, 16, 70, SILU, true});
         check_layer(contexts, kind, {3, 3, 48, 64, 80, 8, 0, GELU_TANH, false});
+        check_sparse_layer(contexts, kind);
         for (int cells : {CELLS_INT8, CELLS_FP8}) {
             check_layer(contexts, kind, {6, 2, 32, 80, 96, 16, 70, SILU, true, cells});
             check_layer(contexts, kind, {3, 3, 48, 64, 80, 8, 0, GELU_TANH, false, cells});

@@ -43,6 +43,13 @@ static void round_to_integers(Numbers& row) {
     for (double& one : row) one = std::nearbyint(one / unit) * unit;
 }
 
+// x / rms(x) * weights, in place; nothing without weights.
+static void norm(double* x, const Reals& weights, double epsilon) {
+    double squares = 0;
+    for (size_t i = 0; i < weights.size(); i++) squares += x[i] * x[i];
+    for (size_t i = 0; i < weights.size(); i++) x[i] *= weights[i] / std::sqrt(squares / weights.size() + epsilon);
+}
+
 // A random matrix, packed as kernels.h and quantized.h say, and its values as numbers. Levels have one scale for
 // `group` inputs (0: for all of them).
 struct Weight {

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.kernels.layer import AttentionHalf, HeadShape, Norms
+from pontil.gpu_ops.kernels.layer import AttentionHalf, HeadShape, Norms, Rotation
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.matrix import Matrix
 from pontil.gpu_ops.kernels.slots import unpacked
@@ -29,7 +29,9 @@ def copying(library: KernelLibrary) -> AttentionHalf:
     qkv = torch.cat([queries, torch.eye(2 * DIM)])
     out = torch.cat([torch.eye(DIM), torch.zeros(DIM, DIM)])
     still = torch.ones(ROWS, DIM // 2), torch.zeros(ROWS, DIM // 2)
-    return AttentionHalf(library, Matrix(qkv), Matrix(out), Norms(1e-6), still, HeadShape(1, 1, DIM), 0, 1.0, 1)
+    return AttentionHalf(
+        library, Matrix(qkv), Matrix(out), Norms(1e-6), Rotation(*still), HeadShape(1, 1, DIM), 0, 1.0, 1
+    )
 
 
 def numbers() -> Tensor:

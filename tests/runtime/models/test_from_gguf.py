@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from architectures import FUSED_NAMES, VOCAB, hugging_model, read_model
+from architectures import COMMON_NAMES, VOCAB, hugging_model, read_model
 from converter import convert
 from tiny import rig, sequence
 
@@ -15,7 +15,7 @@ from pontil.runtime.models.model import Model
 
 PROMPT = torch.randint(0, VOCAB, (150,), generator=torch.Generator().manual_seed(4)).tolist()
 # A GGUF file cannot state these: which layers of a Qwen2 have windows, and which of a mixture have no experts.
-SAYABLE = [name for name in FUSED_NAMES if name not in ("qwen2-windows", "qwen3_moe-dense")]
+SAYABLE = [name for name in COMMON_NAMES if name not in ("qwen2-windows", "qwen3_moe-dense")]
 
 
 def logits(model: Model) -> torch.Tensor:

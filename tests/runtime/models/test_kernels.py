@@ -9,9 +9,8 @@ from pathlib import Path
 import kernels
 import pytest
 import torch
-from architectures import FUSED_NAMES, ROUND_SIZES, SIZES, VOCAB, hugging_model, read_model
+from architectures import NAMES, ROUND_SIZES, SIZES, VOCAB, hugging_model, read_model
 from company import TOKENS, alone_in_company_and_again, handed_over
-from more_architectures import KERNEL_NAMES
 from tiny import check_free, drain, rig, sequence
 from transformers import PreTrainedModel
 
@@ -40,7 +39,7 @@ def library() -> KernelLibrary:
     return kernels.opened()
 
 
-@pytest.fixture(scope="module", params=FUSED_NAMES + KERNEL_NAMES)
+@pytest.fixture(scope="module", params=NAMES)
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, library: KernelLibrary
 ) -> Iterator[KernelPair]:

@@ -38,7 +38,9 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-ROUND_SIZES = SIZES | {"hidden_size": 96, "moe_intermediate_size": 32}
+ROUND_SIZES = SIZES | {
+    "hidden_size": 96, "moe_intermediate_size": 32, "q_lora_rank": 32, "qk_rope_head_dim": 16, "v_head_dim": 48,
+}  # fmt: skip
 """For the kernels, which take multiples of 16."""
 LLAMA3 = {
     "rope_type": "llama3",
@@ -88,11 +90,11 @@ def expert_sizes() -> dict[str, int]:
     return {"head_dim": 16, "moe_intermediate_size": 24, "num_experts": 5, "num_experts_per_tok": 2}
 
 
-FUSED_NAMES = (
+COMMON_NAMES = (
     "llama", "llama-linear", "llama-llama3", "llama-yarn", "mistral", "qwen2", "qwen2-windows", "qwen3", "qwen3_moe",
     "qwen3_moe-dense", "gemma3_text",
 )  # fmt: skip
-NAMES = (*FUSED_NAMES, *MORE_CONFIGS)
+NAMES = (*COMMON_NAMES, *MORE_CONFIGS)
 
 
 def hugging_model(name: str, sizes: dict[str, Any] = SIZES) -> PreTrainedModel:

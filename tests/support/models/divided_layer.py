@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.kernels.layer import AttentionHalf, HeadShape, Layers, MlpHalf, Norms
+from pontil.gpu_ops.kernels.layer import AttentionHalf, GatedKind, HeadShape, Layers, MlpHalf, Norms, Rotation
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.matrix import Matrix, alternate, stack
 from pontil.gpu_ops.kernels.quantized import QuantizedWeights, per_channel
@@ -80,15 +80,15 @@ class DividedLayer:
         return AttentionHalf(
             library, Matrix(stack(*qkv), torch.cat(bias) if self.bias else None),
             Matrix(out, out_bias if self.bias else None), self.norms(seed + 20),
-            rotary_table(rotary_frequencies(dim, 1e4), self.prompt + 8), self.own(partition), layer, dim**-0.5,
-            self.window,
+            Rotation(*rotary_table(rotary_frequencies(dim, 1e4), self.prompt + 8)), self.own(partition), layer,
+            dim**-0.5, self.window,
         )  # fmt: skip
 
     def mlp(self, library: KernelLibrary, layer: int, partition: Partition) -> MlpHalf:
         seed, inner = 1000 * layer + 40, partition.columns(self.inner)
         gate, up = (cut(self.weight(seed + i, self.inner, self.hidden), inner) for i in range(2))
         down = cut(self.weight(seed + 2, self.hidden, self.inner), partition.columns(self.hidden))
-        return MlpHalf(library, Matrix(alternate(gate, up)), Matrix(down), self.norms(seed + 20), self.gelu)
+        return MlpHalf(library, Matrix(alternate(gate, up)), Matrix(down), self.norms(seed + 20), GatedKind(self.gelu))
 
     def pool(self, partition: Partition) -> Tensor:
         cells = self.cells or self.dtype

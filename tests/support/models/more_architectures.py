@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configurations of tiny models that no GGUF file holds here. Most of them are computed by torch's operations only."""
+"""Configurations of tiny models that no GGUF file holds here."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,8 +36,6 @@ def latent(sizes: Sizes, **fields: Any) -> Sizes:
     return LATENT | sizes | own | fields
 
 
-KERNEL_NAMES = ("mixtral",)
-"""Those that the kernels compute."""
 MORE_CONFIGS: dict[str, Callable[[Sizes], PretrainedConfig]] = {
     "mixtral": lambda sizes: MixtralConfig(**sizes, num_local_experts=5, num_experts_per_tok=2, sliding_window=65),
     "gpt_oss": lambda sizes: GptOssConfig(

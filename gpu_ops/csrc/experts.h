@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// Mixtures of experts. The rows that chose an expert are brought together, so that its weights are read once for all of
+// them. Batch-invariant: a product computes each row alone, and the results of a row are added in the order of its
+// ratings.
+#pragma once
+#include "layer.h"
+
+// The experts of rows [rows][per_token], best first, with their ratings.
+struct Choices {
+    std::vector<int32_t> experts;
+    std::vector<float> ratings;
+};
+
+// Turns a router's products [count] into scores, in place; there is memory up to a multiple of 16.
+static void score_experts(const ExpertHalf& half, float* x) {
+    if (half.scores == SIGMOID) {
+        for (int i = 0; i < half.count; i += LANES) store(x + i, sigmoid(load(x + i)));
+        return;
+    }
+    const Floats top = splat(*std::max_element(x, x + half.count));
+    float total = 0;
+    for (int i = 0; i < half.count; i += LANES) store(x + i, exp2((load(x + i) - top) * LOG2_E));
+    for (int i = 0; i < half.count; i++) total += x[i];
+    for (int i = 0; i < half.count; i++) x[i] /= total;
+}
+
+// Takes the highest of x [count] out, of equal ones the first: those that were `taken` are passed over.
+static int take_highest(const float* x, int count, uint8_t* taken) {
+    int best = -1;
+    for (int i = 0; i < count; i++)
+        if (!taken[i] && (best < 0 || x[i] > x[best])) best = i;
+    taken[best] = 1;
+    return best;
+}
+
+// Leaves only experts of the best groups not taken. `sums` holds a number for each group.
+static void keep_groups(const ExpertHalf& half, const float* rated, float* sums, uint8_t* taken) {
+    const int size = half.count / half.groups;
+    std::vector<uint8_t> used(half.count), kept(half.groups);
+    for (int group = 0; group < half.groups; group++) {
+        sums[group] = 0;
+        for (int i = 0; i < half.group_best; i++)
+            sums[group] += rated[group * size + take_highest(rated + group * size, size, used.data() + group * size)];
+    }
+    for (int i = 0; i < half.kept_groups; i++) take_highest(sums, half.groups, kept.data());
+    for (int group = 0; group < half.groups; group++)
+        if (!kept[group]) memset(taken + group * size, 1, size);
+}
+
+// Chooses a row's experts from its router's products; `spare` holds twice as many numbers as there are experts.
+static void choose_experts(const ExpertHalf& half, float* products, float* spare, int32_t* experts, float* ratings) {
+    const float* rated = products;
+    std::vector<uint8_t> taken(half.count);
+    score_experts(half, products);
+    if (half.bias) {
+        for (int i = 0; i < half.count; i++) spare[i] = products[i] + half.bias[i];
+        rated = spare;
+    }
+    if (half.groups > 1) keep_groups(half, rated, spare + half.count, taken.data());
+    // Added to the sum of sigmoids, which may all be nearly 0.
+    float total = half.scores == SIGMOID ? 1e-20f : 0.0f;
+    for (int place = 0; place < half.per_token; place++) {
+        experts[place] = take_highest(rated, half.count, taken.data());
+        ratings[place] = products[experts[place]];
+        total += ratings[place];
+    }
+    for (int place = 0; place < half.per_token; place++)
+        ratings[place] = (half.normalize ? ratings[place] / total : ratings[place]) * half.factor;
+}
+
+// The rows x as float32 numbers, as they were rounded.
+template <class T>
+static const uint32_t* plain_rows(Context& context, const uint32_t* x, int rows, int words, int plain_words) {
+    if constexpr (std::is_same_v<T, Float32>) {
+        return x;
+    } else {
+        const size_t cells = size_t(words) * T::PER_WORD;
+        float* plain = context.wide.take<float>(size_t(rows + ROWS_BEHIND) * plain_words);
+        context.threads.share(rows, [&](int first, int end, int) {
+            for (size_t row = first; row < size_t(end); row++)
+                for (int i = 0; i < plain_words; i += LANES)
+                    store(plain + row * plain_words + i,
+                          T::load_active(reinterpret_cast<const typename T::Active*>(x) + row * cells + i));
+        });
+        return reinterpret_cast<const uint32_t*>(plain);
+    }
+}
+
+// Rates all rows; `gates` get the products of the shared expert's gate, if there is one.
+template <class T>
+static Choices route(Context& context, const ExpertHalf& half, const uint32_t* x, int rows, float* gates) {
+    const size_t stride = padded(half.router.outputs, GROUP);
+    const uint32_t* plain = plain_rows<T>(context, x, rows, half.experts->gate_up.words, half.router.words);
+    float* products = context.routed.take<float>(rows * stride);
+    const Part parts[] = {{&half.router, 0, rows}, {&half.shared_gate, 0, rows}};
+    multiply<Float32>(context, parts, half.shared_gate.data ? 2 : 1, plain, rows,
+                      [&](int part, int row, int output, float* sums) {
+                          add_bias(*parts[part].matrix, output, sums);
+                          if (part)
+                              gates[row] = sums[0];
+                          else
+                              memcpy(products + row * stride + output, sums, GROUP * sizeof(float));
+                      });
+    const size_t chosen = size_t(rows) * half.per_token;
+    Choices choices{std::vector<int32_t>(chosen), std::vector<float>(chosen)};
+    context.threads.share(rows, [&](int first, int end, int thread) {
+        float* spare = context.own[thread].query.take<float>(2 * half.count);
+        for (size_t row = first; row < size_t(end); row++)
+            choose_experts(half, products + row * stride, spare, choices.experts.data() + row * half.per_token,
+                           choices.ratings.data() + row * half.per_token);
+    });
+    return choices;
+}
+
+// The choices of this rank's experts, one expert after the other: where each is among all choices, and the rows of each
+// expert that was chosen.
+struct Groups {
+    Groups(const ExpertHalf& half, const std::vector<int32_t>& chosen) {
+        std::vector<int> ends(half.own + 1);
+        auto is_own = [&](int32_t expert) { return expert >= half.first && expert < half.first + half.own; };
+        for (int32_t expert : chosen)
+            if (is_own(expert)) ends[expert - half.first + 1]++;
+        for (int i = 0; i < half.own; i++) {
+            if (ends[i + 1]) {
+                const MlpHalf& expert = half.experts[i];
+                experts.push_back(&expert);
+                gate_ups.push_back({&expert.gate_up, ends[i], ends[i + 1]});
+                downs.push_back({&expert.down, ends[i], ends[i + 1]});
+            }
+            ends[i + 1] += ends[i];
+        }
+        places.resize(ends[half.own]);
+        for (size_t place = 0; place < chosen.size(); place++)
+            if (is_own(chosen[place])) places[ends[chosen[place] - half.first]++] = int(place);
+    }
+    std::vector<int> places;
+    std::vector<const MlpHalf*> experts;
+    std::vector<Part> gate_ups, downs;
+};
+
+// The results of all choices, [choice][hidden]; only those of this rank's experts are written.
+template <class T>
+static float* compute_experts(Context& context, const ExpertHalf& half, const uint32_t* x,
+                              const std::vector<int32_t>& chosen) {
+    typedef typename T::Active Active;
+    const Groups groups(half, chosen);
+    const int count = int(groups.places.size()), parts = int(groups.experts.size());
+    const size_t stride = size_t(half.experts->gate_up.words) * T::STEPS;
+    const size_t cells = size_t(half.experts->down.words) * T::PER_WORD, size = half.hidden;
+    uint32_t* together = context.queries.take<uint32_t>((count + ROWS_BEHIND) * stride);
+    Active* inner = context.attended.take<Active>((count + ROWS_BEHIND) * cells);
+    float* made = context.heads.take<float>(chosen.size() * size);
+    context.threads.share(count, [&](int first, int end, int) {
+        for (int i = first; i < end; i++)
+            memcpy(together + i * stride, x + groups.places[i] / half.per_token * stride, stride * sizeof *x);
+    });
+    clear_padding(inner, count, half.experts->inner, cells);
+    multiply<T>(context, groups.gate_ups.data(), parts, together, count,
+                [&](int part, int row, int output, float* sums) {
+                    add_bias(groups.experts[part]->gate_up, output, sums);
+                    activate<T>(*groups.experts[part], sums, inner + row * cells + output / 2);
+                });
+    multiply<T>(context, groups.downs.data(), parts, reinterpret_cast<const uint32_t*>(inner), count,
+                [&](int part, int row, int output, float* sums) {
+                    const Matrix& down = groups.experts[part]->down;
+                    add_bias(down, output, sums);
+                    const int some = std::min(int(GROUP), down.outputs - output);
+                    memcpy(made + groups.places[row] * size + output, sums, some * sizeof(float));
+                });
+    return made;
+}
+
+// Ranks exchange the results of their experts.
+static void exchange_results(Context& context, const ExpertHalf& half, const std::vector<int32_t>& chosen,
+                             float* made) {
+    if (half.own == half.count) return;
+    if (!context.group || half.own * context.group->ranks != half.count) throw GroupError{NOT_JOINED};
+    std::vector<int64_t> owners(chosen.begin(), chosen.end());
+    for (int64_t& owner : owners) owner /= half.own;
+    context.group->choose(reinterpret_cast<const char*>(made), chosen.size(), half.hidden * sizeof(float),
+                          owners.data(), reinterpret_cast<char*>(made));
+}
+
+template <class T>
+static void expert_half(Context& context, const ExpertHalf& half, int rows, const float* from, float* result) {
+    const size_t size = half.hidden;
+    float* shared = nullptr;
+    if (half.shared.gate_up.data) {
+        shared = context.shared.take<float>(rows * size);
+        memset(shared, 0, rows * size * sizeof(float));
+        mlp_half<T>(context, half.shared, rows, from, shared);
+    }
+    const uint32_t* x =
+        take_rows<T>(context, from, rows, half.hidden, half.before, half.epsilon, half.experts->gate_up.words);
+    std::vector<float> gates(rows);
+    const Choices choices = route<T>(context, half, x, rows, gates.data());
+    float* made = compute_experts<T>(context, half, x, choices.experts);
+    exchange_results(context, half, choices.experts, made);
+    context.threads.share(rows, [&](int first, int end, int) {
+        for (size_t row = first; row < size_t(end); row++) {
+            const float* ratings = choices.ratings.data() + row * half.per_token;
+            float* own = made + row * half.per_token * size;
+            const Floats gate = half.shared_gate.data ? sigmoid(splat(gates[row])) : splat(1.0f);
+            for (size_t i = 0; i < size; i += LANES) {
+                Floats total = load(own + i) * splat(ratings[0]);
+                for (int place = 1; place < half.per_token; place++)
+                    total = total + load(own + place * size + i) * splat(ratings[place]);
+                store(own + i, shared ? total + load(shared + row * size + i) * gate : total);
+            }
+            if (half.after)
+                add_normed(own, half.after, half.epsilon, half.hidden, result + row * size);
+            else
+                add_row(own, half.hidden, result + row * size);
+        }
+    });
+}
