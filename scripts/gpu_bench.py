@@ -5,11 +5,11 @@
 
 Prints a JSON object: `copy`, GB/s that a copy within the device reads and writes; `matrix`, 10^12 floating-point
 operations per second of a large product in bfloat16; then for a model of random weights: `decode_1` and `decode_256`,
-median milliseconds of a step of that many sequences at a context of 1,024, with the share of what the copy's bandwidth
-allows for the weights and KV that the step reads; `prefill`, milliseconds of a prompt of 2,048 tokens, with the share of
-`matrix`; `gap`, the part of the time of 256 sequences in which the device waited for the host (only on CUDA); `pull`,
-GB/s at which another process's KV blocks arrive, with digests. --record appends a row to docs/measurements.md. With
---device cpu --shape tiny it only shows that the script runs.
+median milliseconds of a step of that many sequences at a context of 1,024, with the share of what `copy` and `matrix`
+allow for the weights and KV that the step reads; `prefill`, milliseconds of a prompt of 2,048 tokens, with the share of
+`matrix`; `gap`, the part of the time of 256 sequences in which no kernel ran (only on CUDA); `pull`, GB/s at which
+another process's KV blocks arrive, with digests. --record appends a row to docs/measurements.md. With --device cpu
+--shape tiny it only shows that the script runs.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def copy_bandwidth(device: torch.device, size: int) -> float:
 
 def matrix_peak(device: torch.device, size: int) -> float:
     left, right = (torch.randn(size, size, dtype=torch.bfloat16, device=device) for _ in range(2))
-    return 2.0 * size**3 / min(timed(lambda: left @ right, device))
+    return 2.0 * float(size) ** 3 / min(timed(lambda: left @ right, device))
 
 
 def make_engine(config: ModelConfig, device: torch.device, sequences: int, context: int, prompt: int) -> Engine:

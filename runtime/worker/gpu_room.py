@@ -50,7 +50,7 @@ class TorchMeter:
         return int(torch.cuda.max_memory_allocated(self.device)) - self.before
 
     def reset(self) -> None:
-        # What torch keeps for later, but does not use, would count as taken.
+        # Memory that torch keeps for later without using it would count as taken.
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
         self.before = int(torch.cuda.memory_allocated(self.device))

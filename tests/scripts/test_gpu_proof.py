@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scripts that prove a checkout on a GPU, as far as they run without one."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gpu_answers
+import gpu_bench
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_bench_runs_without_a_gpu_and_reads_another_process() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "gpu_bench.py"), "--device", "cpu", "--shape", "tiny"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {"copy", "matrix", "decode_1", "decode_8", "prefill", "pull"} == set(found)
+    assert all(found[name]["ms"] > 0 for name in ("decode_1", "decode_8", "prefill")) and found["pull"] > 0
+
+
+def test_a_row_of_the_table_is_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "measurements.md"
+    page.write_text("# Measurements\n")
+    monkeypatch.setattr(gpu_bench, "MEASUREMENTS", page)
+    for name in ("one", "two"):
+        gpu_bench.record(name, "8b", {"copy": 1.5})
+    lines = page.read_text().splitlines()
+    assert lines.count("## GPUs") == 1 and [line for line in lines if "copy" in line] == [
+        '| one | 8b | `{"copy": 1.5}` |', '| two | 8b | `{"copy": 1.5}` |',
+    ]  # fmt: skip
+
+
+def answered(tokens: str, *gaps: float) -> dict[str, Any]:
+    best = [{"x": -0.1, "y": -0.1 - gap} for gap in gaps] or [{"x": -0.1}] * len(tokens)
+    return {"tokens": list(tokens), "top_logprobs": best}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "differs"),
+    [
+        (answered("abc"), answered("abc"), False),
+        (answered("abc"), answered("abd", 3.0, 3.0, 0.01), False),
+        (answered("abc"), answered("abd", 0.01, 0.01, 3.0), True),
+        # Behind a near tie the answers are others.
+        (answered("abc"), answered("add", 3.0, 0.1, 3.0), False),
+        (answered("abc"), answered("abd"), True),
+    ],
+)
+def test_only_a_near_tie_explains_another_token(ours: dict[str, Any], theirs: dict[str, Any], differs: bool) -> None:
+    assert (gpu_answers.difference(ours, theirs) is not None) == differs
+
+
+def test_without_a_gpu_the_proof_says_so() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "gpu_bench.py", "--device", "cuda:9"],
+        capture_output=True, text=True, cwd=ROOT, env={"PATH": "/usr/bin", "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert done.returncode == 1 and "torch finds no GPU here" in done.stderr and "Traceback" not in done.stderr
