@@ -87,7 +87,8 @@ def copy_bandwidth(device: torch.device, size: int) -> float:
 
 def matrix_peak(device: torch.device, size: int) -> float:
     left, right = (torch.randn(size, size, dtype=torch.bfloat16, device=device) for _ in range(2))
-    return 2.0 * float(size) ** 3 / min(timed(lambda: left @ right, device))
+    seconds: float = min(timed(lambda: left @ right, device))
+    return 2.0 * float(size) ** 3 / seconds
 
 
 def make_engine(config: ModelConfig, device: torch.device, sequences: int, context: int, prompt: int) -> Engine:
@@ -153,7 +154,7 @@ def idle_share(engine: Engine, sequences: int, context: int) -> float:
     """Return the part of the time of decode steps in which no kernel ran."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         wall = sum(decode_times(engine, sequences, context))
-    busy = sum(event.self_device_time_total for event in profile.key_averages()) / 1e6
+    busy: float = sum(event.self_device_time_total for event in profile.key_averages()) / 1e6
     return max(0.0, 1.0 - busy / wall)
 
 
