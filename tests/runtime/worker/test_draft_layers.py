@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from effort import examples
 from tiny import AlwaysDraft
 from tiny_draft_layers import write_eagle_head, write_mtp_model
 from workers import PromptWorker, ScriptedProxy, WorkerAnswer, drawn, everyone_clean, greedy, open_worker
@@ -25,10 +26,12 @@ from pontil.runtime.worker.hidden_row import digest_of, handed_state
 PROMPT = [20 + at for at in range(42)]
 FRESH = tuple(range(100, 108))
 COUNT = 3
+# The answers cross the end of a block.
+LENGTH = examples(18, 30)
 KINDS: dict[str, SamplingParams] = {
-    "greedy": greedy(30, ignore_eos=True, logprobs=2),
-    "seeded": drawn(30, top_p=0.9, seed=5),
-    "choices": drawn(20, n=3, logprobs=0, allowed_token_ids=FRESH),
+    "greedy": greedy(LENGTH, ignore_eos=True, logprobs=2),
+    "seeded": drawn(LENGTH, top_p=0.9, seed=5),
+    "choices": drawn(12, n=3, logprobs=0, allowed_token_ids=FRESH),
     "penalized": greedy(20, ignore_eos=True, repetition_penalty=1.3),
     "stop": greedy(40, min_tokens=20, stop=("e", "t")),
     "guided": drawn(30, grammar=grammar_of_choices(["the whole of it", "a part of that", "nothing"])),
