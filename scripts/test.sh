@@ -44,18 +44,18 @@ if [ ${#rest[@]} -gt 0 ]; then
 fi
 scripts/lint.sh style
 status=0
-# The check of types needs one core: it runs beside the tests within one process, and says its findings after theirs.
+# The check of types has whatever the tests leave of the cores, and says its findings after theirs.
 types=$(mktemp)
-scripts/lint.sh types >"$types" 2>&1 &
+nice -n 19 scripts/lint.sh types >"$types" 2>&1 &
 types_process=$!
 trap 'kill "$types_process" 2>/dev/null || true; rm -f "$types"' EXIT
 # Tests within one process share the cores. Those that start processes wait for these as much as they compute, so that
 # three at a time keep the cores busy; a file stays together, and files that share a system, as tests/conftest.py says.
 OMP_NUM_THREADS=1 "$PYTHON" -m pytest "${marks[@]}" -n "$(nproc)" --dist worksteal \
     --ignore tests/system --ignore tests/launcher --ignore tests/scripts --ignore tests/clients || status=$?
+"$PYTHON" -m pytest "${marks[@]}" -n 3 --dist loadfile --no-loadscope-reorder \
+    tests/system tests/launcher tests/scripts tests/clients || status=$?
 wait "$types_process" || status=$?
 cat "$types"
 trap 'rm -f "$types"' EXIT
-"$PYTHON" -m pytest "${marks[@]}" -n 3 --dist loadfile --no-loadscope-reorder \
-    tests/system tests/launcher tests/scripts tests/clients || status=$?
 exit $status

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from effort import examples
 from hypothesis import settings
 from processor import hide_faster_sets
 from xdist.scheduler import LoadFileScheduling
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 hide_faster_sets()
 # No verdict depends on how fast a machine is.
-settings.register_profile("any speed", deadline=None)
+settings.register_profile("any speed", deadline=None, max_examples=examples(40, 100))
 settings.load_profile("any speed")
 for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
     if signal.getsignal(number) is signal.SIG_IGN:

@@ -71,7 +71,8 @@ def make_text(dim: int) -> AttentionText:
     return AttentionText(q, k, v, pool, blocks)
 
 
-@pytest.fixture(scope="module", params=[64, 96, 128, 256])
+# The other sizes of heads are computed with every window in long tests.
+@pytest.fixture(scope="module", params=[64, *(pytest.param(dim, marks=pytest.mark.long) for dim in (96, 128)), 256])
 def text(request: pytest.FixtureRequest) -> AttentionText:
     return make_text(request.param)
 

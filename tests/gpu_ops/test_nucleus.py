@@ -99,7 +99,7 @@ def shaping_of(params: list[tuple[float, int, float, float]]) -> Shaping:
     return Shaping(exact(temperature), torch.tensor(top_k), exact(top_p), exact(min_p))
 
 
-@settings(max_examples=examples(80, 400), deadline=None)
+@settings(max_examples=examples(40, 400), deadline=None)
 @given(
     st.lists(ROWS, min_size=1, max_size=5), st.sampled_from([1, 2, 97, FEW - 1, 5000, 49152]), st.integers(0, 10**6),
 )  # fmt: skip

@@ -30,6 +30,7 @@ FAR = ("--join", CONTROL, "--kv-connector", "tcp")
 SO_RCVBUFFORCE = 33
 # ETH_P_ALL
 EVERY_PROTOCOL = 3
+NAME = "smollm2-135m-instruct"
 MARK = "a-name-that-nobody-else-may-read"
 
 
@@ -141,8 +142,9 @@ def hosts() -> Iterator[Hosts]:
     made.remove()
 
 
-def answered(hosts: Hosts) -> bytes:
-    """Send one request through both workers; return the bytes that an eavesdropper on the network would look for."""
+def answered(hosts: Hosts, is_real: bool) -> bytes:
+    """Send one request through both workers; return the bytes that an eavesdropper on the network would look for.
+    `is_real`: the model knows something."""
 
     def tested() -> list[tuple[str, str]]:
         answer = hosts.fetch("/admin/topology")
@@ -151,9 +153,11 @@ def answered(hosts: Hosts) -> bytes:
     wait_for(lambda: tested() == [("prefill:0>decode:0", "PASSED")], START_TIMEOUT, "a pair that was tested")  # G2
     metric = 'pontil_handoffs_total{result="complete"}'
     wait_for(lambda: f"{metric} 1.0" in (hosts.fetch("/metrics") or ""), 10, "the count of the self-test's handoff")
-    body = {"model": "smollm2-135m-instruct", "prompt": "The capital of France is", "max_tokens": 5, "temperature": 0}
+    body = {
+        "model": NAME, "prompt": "The capital of France is", "max_tokens": 5, "temperature": 0, "ignore_eos": True,
+    }  # fmt: skip
     answer = json.loads(hosts.fetch("/v1/completions", body))
-    assert answer["choices"][0]["text"].startswith(" Paris")
+    assert answer["choices"][0]["text"].startswith(" Paris") or not is_real
     assert answer["usage"]["completion_tokens"] == 5
     wait_for(lambda: f"{metric} 2.0" in (hosts.fetch("/metrics") or ""), 10, "the count of the handoff")
     ids = json.loads(hosts.fetch("/tokenize", {"prompt": body["prompt"]}))["tokens"]
@@ -167,7 +171,7 @@ def test_roles_on_three_hosts_form_one_system(hosts: Hosts, tmp_path: Path) -> N
     hosts.launch("prefill", tmp_path / "prefill", *FAR, "--insecure", "--prefill", "cpu:0")
     hosts.launch("decode", tmp_path / "decode", *FAR, "--insecure", "--decode", "cpu:1")
     with Wire(hosts) as seen:
-        prompt = answered(hosts)
+        prompt = answered(hosts, is_real=True)
     assert MARK.encode() in seen and prompt in seen, "in the clear, as was said: what follows would see it"
 
 
@@ -175,7 +179,8 @@ def test_with_keys_nobody_else_can_read_or_join(hosts: Hosts, tmp_path: Path, mo
     for name in ("ours", "theirs"):
         make_key_file(tmp_path / name)
     keys = ("--keys", str(tmp_path / "ours"))
-    hosts.launch("proxy", tmp_path / "proxy", "--control", CONTROL, *keys)
+    small = ("--model", model, "--served-model-name", NAME)
+    hosts.launch("proxy", tmp_path / "proxy", "--control", CONTROL, *keys, *small)
     strangers = {
         tmp_path / name: hosts.launch("decode", tmp_path / name, *FAR, *wrong, "--model", model, "--decode", "cpu:1")
         for name, wrong in (("stranger", ("--keys", str(tmp_path / "theirs"))), ("unarmed", ("--insecure",)))
@@ -185,10 +190,10 @@ def test_with_keys_nobody_else_can_read_or_join(hosts: Hosts, tmp_path: Path, mo
         said = log.read_text().splitlines()[-1]
         assert f"the proxy at {CONTROL} does not accept this worker's keys" in said and "Traceback" not in said
     assert hosts.names() == {"proxy"}
-    hosts.launch("prefill", tmp_path / "prefill", *FAR, *keys, "--prefill", "cpu:0")
-    hosts.launch("decode", tmp_path / "decode", *FAR, *keys, "--decode", "cpu:1")
+    hosts.launch("prefill", tmp_path / "prefill", *FAR, *keys, *small, "--prefill", "cpu:0")
+    hosts.launch("decode", tmp_path / "decode", *FAR, *keys, *small, "--decode", "cpu:1")
     with Wire(hosts) as seen:
-        prompt = answered(hosts)
+        prompt = answered(hosts, is_real=False)
     assert len(seen) > 1000 and MARK.encode() not in seen and prompt not in seen
     assert b"prefill:0" not in seen and b"smollm2" not in seen
     check_nobody_tells(read_key_file(tmp_path / "ours"), hosts, tmp_path)

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,7 +17,9 @@ from oracle import settled, steady
 from served import Served, launched, wait_for
 from slow_process import SlowProcess
 from spoken import Spoken, speak
-from tiny_omni import OmniPair, write_tiny_omni
+
+if TYPE_CHECKING:
+    from tiny_omni import OmniPair
 
 from pontil.runtime.graph.catalog import QWEN3_OMNI
 
@@ -40,7 +42,7 @@ STAGES = {
     "thinker of two ranks": ("thinker=cpu:0+cpu:1", "talker=cpu:0", "code2wav=cpu:1"),
 }  # fmt: skip
 PLACED = list(STAGES) if is_long() else ["both split"]
-# The worker that dies, and the pieces of text and of sound that the client has then.
+# The worker that dies, and the pieces of text and of sound that the client has then. By default one of each stage.
 WORKERS = ("prefill:0", "decode:0", "talker-prefill:0", "talker-decode:0", "code2wav:0")
 MOMENTS = ((0, 0), (1, 0), (5, 0), (5, 1))
 KILLS = [
@@ -48,18 +50,21 @@ KILLS = [
     for worker in WORKERS
     for moment in MOMENTS
     if is_long() or (worker, moment) in (
-        ("decode:0", (1, 0)), ("talker-decode:0", (5, 1)), ("code2wav:0", (5, 1)), ("prefill:0", (5, 0)),
+        ("talker-decode:0", (5, 1)), ("code2wav:0", (5, 1)), ("prefill:0", (5, 0)),
     )
 ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> OmniPair:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> "OmniPair":
+    """The only use of transformers here, whose import takes seconds of every process that collects these tests."""
+    from tiny_omni import OmniPair, write_tiny_omni
+
     folder = tmp_path_factory.mktemp("omni")
     return OmniPair(write_tiny_omni(folder, talker_positions=400), folder)
 
 
-def options(pair: OmniPair, placed: str) -> tuple[str, ...]:
+def options(pair: "OmniPair", placed: str) -> tuple[str, ...]:
     places = [word for place in STAGES[placed] for word in ("--place", place)]
     return (*places, "--model", str(pair.path), "--dtype", "float32", "--share-devices", "--disagg", "always")
 
@@ -70,20 +75,20 @@ def answers(served: Served) -> list[Spoken]:
 
 
 @pytest.fixture(scope="module")
-def site(pair: OmniPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def site(pair: "OmniPair", tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Both decoders split over two workers."""
     with launched(tmp_path_factory.mktemp("site"), *options(pair, "both split")) as served:
         yield served
 
 
 @pytest.fixture(scope="module")
-def alone(pair: OmniPair, tmp_path_factory: pytest.TempPathFactory) -> list[Spoken]:
+def alone(pair: "OmniPair", tmp_path_factory: pytest.TempPathFactory) -> list[Spoken]:
     """The answers of stages that are not split."""
     with launched(tmp_path_factory.mktemp("alone"), *options(pair, "together")) as served:
         return answers(served)
 
 
-def test_the_answer_is_that_of_transformers(pair: OmniPair, alone: list[Spoken]) -> None:
+def test_the_answer_is_that_of_transformers(pair: "OmniPair", alone: list[Spoken]) -> None:
     """Greedy: the text, and the sound of the first frames to the precision of 16 bits."""
     chat = f"<|im_start|>user\n{TEXT}<|im_end|>\n<|im_start|>assistant\n"
     prompt = torch.tensor([pair.encoded(chat)])
@@ -103,7 +108,7 @@ def test_the_answer_is_that_of_transformers(pair: OmniPair, alone: list[Spoken])
 
 @pytest.mark.parametrize("placed", PLACED)
 def test_every_placement_says_the_same(
-    pair: OmniPair, alone: list[Spoken], site: Served, placed: str, tmp_path: Path
+    pair: "OmniPair", alone: list[Spoken], site: Served, placed: str, tmp_path: Path
 ) -> None:
     """E16: text, all codes and all samples."""
     if placed == "both split":

@@ -28,7 +28,8 @@ ASKED: list[dict[str, Any]] = [
     {"prompt": STORY, "temperature": 0, "prompt_logprobs": 1},
 ]
 TOKENS = 40
-SIZES = [(1, 2), (2, 1), *([(2, 2), (4, 1), (1, 4), (4, 2), (2, 4)] if is_long() else [])]
+# By default one launch of its own: the faults below strike a pair of two ranks each, whose answers are compared too.
+SIZES = [(1, 2), *([(2, 1), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4)] if is_long() else [])]
 # Ranks that end or stop: worker, rank, signal, and the tokens that every stream has then. By default one of each kind.
 FAULTS = [
     (worker, rank, number, tokens)

@@ -79,7 +79,7 @@ PROMPTS: dict[str, tuple[Any, dict[str, Any]]] = {
 }  # fmt: skip
 
 # Prompts that every run asks alone too, whole and then with a warm cache; each other one takes a second or more.
-SOME = ("one token", "block", "three choices", "structured")
+SOME = ("one token", "block", "three choices", "one of a few")
 ALONE = PROMPTS if is_long() else SOME
 
 

@@ -10,6 +10,7 @@ import kernels
 import pytest
 import rank_calls
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_processes import RankProcesses
@@ -63,7 +64,7 @@ def at_once(ranks: int, work: Callable[[int], Any]) -> list[Any]:
     return results
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(20, 60))
 @given(data=st.data())
 def test_any_tensors_through_memory_of_any_size(libraries: list[KernelLibrary], data: st.DataObject) -> None:
     """Calls follow each other without a barrier between; what does not fit goes in pieces."""

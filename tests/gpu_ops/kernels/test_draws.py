@@ -71,7 +71,7 @@ def logits_of(row: tuple[float, float, int, float, float], vocabulary: int, gene
 
 
 # C16
-@settings(max_examples=examples(80, 1000), deadline=None)
+@settings(max_examples=examples(30, 1000), deadline=None)
 @given(
     st.lists(st.tuples(ROWS, PARAMS), min_size=1, max_size=7), st.sampled_from([1, 2, 17, 97, 257, 5000, 49152]),
     st.integers(0, 10**6), st.booleans(),

@@ -375,4 +375,4 @@ class HonestWorkers(RuleBasedStateMachine):
 
 
 TestHonestWorkers = HonestWorkers.TestCase
-TestHonestWorkers.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestHonestWorkers.settings = settings(max_examples=examples(30, 60), stateful_step_count=40, deadline=None)

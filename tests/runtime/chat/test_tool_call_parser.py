@@ -70,7 +70,7 @@ def content_of(parts: Sequence[AnswerPart]) -> str:
 
 
 @BOTH
-@settings(max_examples=examples(100, 300))
+@settings(max_examples=examples(40, 300))
 @given(text=TEXTS, cuts=st.lists(st.integers(0, 1 << 20), max_size=8))
 def test_how_it_is_split_changes_nothing(form: CallFormat, text: str, cuts: list[int]) -> None:
     whole, parser = read(form, [text])
@@ -81,7 +81,7 @@ def test_how_it_is_split_changes_nothing(form: CallFormat, text: str, cuts: list
         assert content_of(whole) == text, "nothing is lost of what is no call"
 
 
-@settings(max_examples=examples(50, 150))
+@settings(max_examples=examples(25, 150))
 @given(
     calls=st.lists(st.tuples(WORDS, st.sampled_from(NAMES), ARGUMENTS, st.booleans()), max_size=3), end=WORDS,
     indent=st.sampled_from([None, 2]), cuts=st.lists(st.integers(0, 1 << 20), max_size=8),

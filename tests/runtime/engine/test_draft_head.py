@@ -7,6 +7,7 @@ import pytest
 import torch
 from always_draft import AlwaysDraft
 from drafted import REPEATING, requests, run
+from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import Rig, check_free, rig, sequence
@@ -85,7 +86,7 @@ def check_head_free(one: Rig) -> None:
     check_free(one)
 
 
-@pytest.mark.parametrize(("count", "lookup"), [(1, False), (5, False), (5, True)])
+@pytest.mark.parametrize(("count", "lookup"), [(1, False), pytest.param(5, False, marks=pytest.mark.long), (5, True)])
 def test_a_draft_layer_changes_nothing(pair: Drafting, count: int, lookup: bool) -> None:  # B1, C16
     """Choices, penalties, logprobs, masks of ids and temperatures are among the requests."""
     expected = run(rig(pair.target), requests(20))
@@ -96,9 +97,10 @@ def test_a_draft_layer_changes_nothing(pair: Drafting, count: int, lookup: bool)
 
 
 def test_replay_and_little_room_give_the_same_with_a_draft_layer(pair: Drafting) -> None:
-    expected = run(rig(pair.target), requests(24))
+    budget = examples(16, 24)
+    expected = run(rig(pair.target), requests(budget))
     for tight in (drafting(pair, 5, blocks=12), drafting(pair, 5, own_blocks=9)):
-        assert run(tight, requests(24)) == expected
+        assert run(tight, requests(budget)) == expected
         assert tight.engine.drafted > 0
         check_head_free(tight)
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from effort import examples
 from tiny import VOCAB, Rig, build, drain, reference, rig, sequence
 
 from pontil.runtime.engine.batch import Tile
@@ -51,17 +52,18 @@ def company(length: int) -> list[Sequence]:
 
 @pytest.mark.parametrize("settings", [{}, SAMPLED, EVERYTHING], ids=["greedy", "sampled", "everything"])
 def test_company_and_chunks_change_nothing(alone: Rig, model: Model, settings: dict[str, object]) -> None:
-    """One crowd for all lengths, each of which was alone before."""
+    """One crowd for all lengths, each of which was alone before. Every answer crosses the end of a block."""
     expected: dict[str, list[int]] = {}
+    tokens = examples(18, 40)
     for length in (1, 15, 16, 64, 65, 300):
-        alone.engine.add(sequence(f"a{length}", prompt(length), 40, **settings))
+        alone.engine.add(sequence(f"a{length}", prompt(length), tokens, **settings))
         expected |= drain(alone.engine)
     crowded = rig(model, blocks=600, budget=50)
     for one in company(20):
         crowded.engine.add(one)
     crowded.engine.step()
     for name in expected:
-        crowded.engine.add(sequence(name, prompt(int(name[1:])), 40, **settings))
+        crowded.engine.add(sequence(name, prompt(int(name[1:])), tokens, **settings))
     made = drain(crowded.engine)
     assert {name: made[name] for name in expected} == expected
 

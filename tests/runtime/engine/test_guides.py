@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rule_guide import END, Allowed, Rule, every_third
@@ -196,7 +197,7 @@ def test_an_end_is_put_off_as_long_as_something_else_may_come() -> None:
     assert drawn(must_end, [], bad_token_ids=(END,)) == CONTRADICTION
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(8, 30), deadline=None)
 @given(st.data(), st.integers(0, 6), st.integers(9, 40))
 def test_whatever_the_rules_are_nothing_else_is_said(
     model: Model, data: st.DataObject, drafts: int, blocks: int

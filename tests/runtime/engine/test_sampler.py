@@ -46,7 +46,7 @@ def made(number: int, seed: int, output: int = 0, vocabulary: int = VOCAB) -> Se
     return one
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(10, 25), deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([VOCAB, 5003]), st.integers(0, 9), st.randoms(use_true_random=False))
 def test_company_changes_nothing(seed: int, vocabulary: int, output: int, order: Any) -> None:
     logits = random(32, vocabulary, seed=seed)
@@ -195,7 +195,7 @@ EXTREMES: list[dict[str, Any]] = [
 LOGIT = st.floats(width=32, allow_nan=True) | st.sampled_from([torch.inf, -torch.inf, torch.nan, 1e-45, 3.4e38, 0.0])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, 60), deadline=None)
 @given(
     st.lists(LOGIT, min_size=8, max_size=8), st.sets(st.integers(0, 7), min_size=1, max_size=6), st.booleans(),
     st.integers(0, 99),

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from walks import allowed
@@ -63,7 +64,7 @@ def text_of(compiler: GrammarCompiler, output: list[int]) -> str:
     return compiler.tokenizer.decode([token for token in output if token != END_ID])
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(3, 8), deadline=None)
 @given(number=st.integers(0, len(SCHEMAS) - 1), seed=st.integers(0, 10**6), more=st.integers(0, 90))
 def test_an_answer_that_can_end_in_time_is_whole(compiler: GrammarCompiler, number: int, seed: int, more: int) -> None:
     grammar = grammar_of_schema(SCHEMAS[number])

@@ -62,7 +62,7 @@ def accepts(compiler: GrammarCompiler, grammar: Grammar, text: str) -> bool:
     return guide.fitting([], ids) == len(ids) and END_ID in allowed(guide.masks(ids)[0])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, 60), deadline=None)
 @given(schema=SCHEMAS, seed=st.integers(0, 1 << 32))
 def test_whatever_the_masks_allow_is_valid(compiler: GrammarCompiler, schema: dict[str, Any], seed: int) -> None:
     try:
@@ -83,7 +83,7 @@ def pieces_of(tokenizer: Tokenizer) -> list[tuple[int, bytes]]:
     return [(token, piece) for token in ids if (piece := tokenizer.token_bytes(token))]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, 60), deadline=None)
 @given(choices=st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=5, unique=True), cut=st.integers(0, 8))
 def test_choices_are_those_texts_to_the_byte(compiler: GrammarCompiler, choices: list[str], cut: int) -> None:
     """The mask has exactly the tokens that keep the text a prefix of a choice."""
@@ -104,7 +104,7 @@ GRAMMARS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=examples(15, 40), deadline=None)
+@settings(max_examples=examples(6, 40), deadline=None)
 @given(number=st.integers(0, len(GRAMMARS) - 1), seed=st.integers(0, 99), cuts=st.lists(st.integers(0, 60)))
 def test_replayed_at_once_or_bit_by_bit_masks_are_equal(
     compiler: GrammarCompiler, number: int, seed: int, cuts: list[int]

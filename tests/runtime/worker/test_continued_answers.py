@@ -2,9 +2,11 @@
 """A later attempt continues after the tokens that the client has, with the same result as one attempt (promises 1, 2,
 5)."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 from workers import PromptWorker, ScriptedProxy, WorkerAnswer, drawn, everyone_clean, greedy, open_worker, prompt
 
 from pontil.runtime.sampling_params import SamplingParams
@@ -77,11 +79,21 @@ def check(answer: WorkerAnswer, whole: WorkerAnswer, delivered: list[list[int]])
         assert reasons == ({"length"} if len(ids) < len(expected) else set())
 
 
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0}, "drawn": {}, "everything": EVERYTHING, "named": NAMED,
+}  # fmt: skip
+
+
+def kinds_and_lengths() -> Iterator[ParameterSet]:
+    """Yield every kind with one length, and every length with one kind; the rest is for the long run."""
+    for kind, settings in KINDS.items():
+        for length in (1, 16, 90):
+            slow = [] if length == 90 or kind == "everything" else [pytest.mark.long]
+            yield pytest.param(length, settings, id=f"{length}-{kind}", marks=slow)
+
+
 @pytest.mark.parametrize("way", ["pair", "whole"])
-@pytest.mark.parametrize(
-    "settings", [{"temperature": 0.0}, {}, EVERYTHING, NAMED], ids=["greedy", "drawn", "everything", "named"]
-)
-@pytest.mark.parametrize("length", [1, 16, 90])
+@pytest.mark.parametrize(("length", "settings"), list(kinds_and_lengths()))
 def test_an_answer_goes_on_from_any_token(
     proxy: ScriptedProxy, pair: Pair, length: int, settings: dict[str, Any], way: str
 ) -> None:
@@ -118,8 +130,15 @@ def test_a_request_without_a_budget_computes_its_prompt_alone(
 
 
 @pytest.mark.parametrize("way", ["pair", "whole"])
-@pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("counts", [(5, 0, 9), (TOKENS, 3, 1), (TOKENS, TOKENS, 20), (0, TOKENS, 0)])
+@pytest.mark.parametrize(
+    ("counts", "caching"),
+    [
+        *(((5, 0, 9), caching) for caching in (True, False)),
+        *(((TOKENS, 3, 1), caching) for caching in (True, False)),
+        ((TOKENS, TOKENS, 20), True),
+        ((0, TOKENS, 0), False),
+    ],
+)
 def test_choices_go_on_each_from_its_own(
     proxy: ScriptedProxy, model: Any, tmp_path: Any, counts: tuple[int, ...], caching: bool, way: str
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from always_draft import AlwaysDraft
+from effort import examples
 from tiny_draft_layers import write_eagle_head, write_mtp_model
 from workers import PromptWorker, ScriptedProxy, WorkerAnswer, drawn, everyone_clean, greedy, open_worker
 
@@ -25,10 +26,12 @@ from pontil.runtime.worker.hidden_row import digest_of, handed_state
 PROMPT = [20 + at for at in range(42)]
 FRESH = tuple(range(100, 108))
 COUNT = 3
+# The answers cross the end of a block.
+LENGTH = examples(18, 30)
 KINDS: dict[str, SamplingParams] = {
-    "greedy": greedy(30, ignore_eos=True, logprobs=2),
-    "seeded": drawn(30, top_p=0.9, seed=5),
-    "choices": drawn(20, n=3, logprobs=0, allowed_token_ids=FRESH),
+    "greedy": greedy(LENGTH, ignore_eos=True, logprobs=2),
+    "seeded": drawn(LENGTH, top_p=0.9, seed=5),
+    "choices": drawn(12, n=3, logprobs=0, allowed_token_ids=FRESH),
     "penalized": greedy(20, ignore_eos=True, repetition_penalty=1.3),
     "stop": greedy(40, min_tokens=20, stop=("e", "t")),
     "guided": drawn(30, grammar=grammar_of_choices(["the whole of it", "a part of that", "nothing"])),
@@ -85,24 +88,28 @@ def told(answer: WorkerAnswer, n: int) -> dict[str, Any]:
     return {"ids": [answer.choice(number) for number in range(n)], "logprobs": logprobs, "ends": ends, "count": count}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_with_a_draft_layer_all_is_as_without(
-    proxy: ScriptedProxy, guessing: list[PromptWorker], kind: str
-) -> None:  # B1, C16
+def check_kind(proxy: ScriptedProxy, guessing: list[PromptWorker], kind: str) -> None:
     prefill, decode, plain = guessing
-    params = KINDS[kind]
-    proxy.submit(plain, "plain", PROMPT, params)
-    proxy.submit(decode, "whole", PROMPT, params)
-    proxy.submit_pair(prefill, decode, "split", PROMPT, params)
-    names = ("plain", "whole", "split")
-    proxy.turn_until(lambda: all(name in proxy.answers and proxy.answers[name].ended(params.n) for name in names))
-    plainly, wholly, split = (told(proxy.answers[name], params.n) for name in names)
-    assert plainly == wholly == split and plainly["count"] == sum(map(len, plainly["ids"]))
-    assert (decode.machine.engine.drafted > 0) == (kind != "penalized") and prefill.machine.engine.drafted == 0
+    params, engine, answers = KINDS[kind], decode.machine.engine, proxy.answers
+    before, names = engine.drafted, [f"{kind}, {way}" for way in ("plain", "whole", "split")]
+    proxy.submit(plain, names[0], PROMPT, params)
+    proxy.submit(decode, names[1], PROMPT, params)
+    proxy.submit_pair(prefill, decode, names[2], PROMPT, params)
+    proxy.turn_until(lambda: all(name in answers and answers[name].ended(params.n) for name in names))
+    plainly, wholly, split = (told(answers[name], params.n) for name in names)
+    assert plainly == wholly == split and plainly["count"] == sum(map(len, plainly["ids"])), kind
+    assert (engine.drafted > before) == (kind != "penalized") and prefill.machine.engine.drafted == 0, kind
     # Of a prompt in the prefix cache the states are not known: the layer begins behind it.
-    proxy.submit(decode, "again", PROMPT, params, salt="whole")
-    proxy.turn_until(lambda: "again" in proxy.answers and proxy.answers["again"].ended(params.n))
-    assert told(proxy.answers["again"], params.n)["ids"] == plainly["ids"]
+    again = f"{kind}, again"
+    proxy.submit(decode, again, PROMPT, params, salt=names[1])
+    proxy.turn_until(lambda: again in answers and answers[again].ended(params.n))
+    assert told(answers[again], params.n)["ids"] == plainly["ids"], kind
+
+
+def test_with_a_draft_layer_all_is_as_without(proxy: ScriptedProxy, guessing: list[PromptWorker]) -> None:  # B1, C16
+    """Each kind of request, one after the other by the same workers."""
+    for kind in KINDS:
+        check_kind(proxy, guessing, kind)
 
 
 Change = Callable[[PrefillResult], PrefillResult]

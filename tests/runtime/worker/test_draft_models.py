@@ -75,25 +75,28 @@ def told(answer: WorkerAnswer, n: int) -> dict[str, Any]:
     return {"ids": [answer.choice(number) for number in range(n)], "logprobs": logprobs, "ends": ends, "count": count}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_with_a_draft_model_all_is_as_without(
-    proxy: ScriptedProxy, guessing: list[PromptWorker], kind: str
-) -> None:  # B1, C16
+def check_kind(proxy: ScriptedProxy, guessing: list[PromptWorker], kind: str) -> None:
     prefill, decode, plain = guessing
-    params = KINDS[kind]
-    proxy.submit(plain, "plain", PROMPT, params)
-    proxy.submit(decode, "whole", PROMPT, params)
-    proxy.submit_pair(prefill, decode, "split", PROMPT, params)
-    names = ("plain", "whole", "split")
-    proxy.turn_until(lambda: all(name in proxy.answers and proxy.answers[name].ended(params.n) for name in names))
-    plainly, wholly, split = (told(proxy.answers[name], params.n) for name in names)
-    assert plainly == wholly == split and plainly["count"] == sum(map(len, plainly["ids"]))
-    engine = decode.machine.engine
-    assert (engine.drafted > 0) == (kind != "penalized")
-    own = drafter_of(decode).model.shape.num_layers == 2
-    if own and kind not in ("guided", "stop"):
-        assert engine.accepted == engine.drafted
-    counters = decode.load().counters
+    params, engine, answers = KINDS[kind], decode.machine.engine, proxy.answers
+    before, names = (engine.drafted, engine.accepted), [f"{kind}, {way}" for way in ("plain", "whole", "split")]
+    proxy.submit(plain, names[0], PROMPT, params)
+    proxy.submit(decode, names[1], PROMPT, params)
+    proxy.submit_pair(prefill, decode, names[2], PROMPT, params)
+    proxy.turn_until(lambda: all(name in answers and answers[name].ended(params.n) for name in names))
+    plainly, wholly, split = (told(answers[name], params.n) for name in names)
+    assert plainly == wholly == split and plainly["count"] == sum(map(len, plainly["ids"])), kind
+    drafted, accepted = engine.drafted - before[0], engine.accepted - before[1]
+    assert (drafted > 0) == (kind != "penalized"), kind
+    if drafter_of(decode).model.shape.num_layers == 2 and kind not in ("guided", "stop"):
+        assert accepted == drafted, kind
+
+
+def test_with_a_draft_model_all_is_as_without(proxy: ScriptedProxy, guessing: list[PromptWorker]) -> None:  # B1, C16
+    """Each kind of request, one after the other by the same workers."""
+    for kind in KINDS:
+        check_kind(proxy, guessing, kind)
+    decode = guessing[1]
+    engine, counters = decode.machine.engine, decode.load().counters
     assert counters["drafts"] == engine.drafts.drafts and counters["accepted_draft_tokens"] == engine.accepted
     assert sum(counters.get(f"accepted_draft_tokens_at_{at}", 0) for at in range(6)) == engine.accepted
 

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """One sequence in batches of every kind, which must not change its tokens (C16)."""
 
+from effort import examples
 from tiny import drain, rig, sequence
 
 from pontil.runtime.engine.sequence import Known
 from pontil.runtime.models.model import Model
 
-TOKENS = 24
+# The first cross the end of a block.
+TOKENS = examples(16, 24)
 
 
 def alone_in_company_and_again(model: Model, tokens: list[int], cells: str = "auto") -> list[int]:

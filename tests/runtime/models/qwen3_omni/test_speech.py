@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from architectures import read_model
+from effort import examples
 from omni_stages import Speaking, ThinkerRun, sound, speak, think
 from tiny_omni import SPEAKERS, OmniPair, omni_code2wav, omni_talker
 from torch import Tensor
@@ -28,7 +29,7 @@ TURNS = (
     "<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\ntwo<|im_end|>\n<|im_start|>user\n<|image_pad|> three"
     "<|im_end|>\n<|im_start|>assistant\n"
 )
-TEXT_TOKENS, MOST_CODES = 9, 26
+TEXT_TOKENS, MOST_CODES = 9, examples(18, 26)
 
 
 @dataclass(frozen=True)
