@@ -17,7 +17,8 @@ class LaunchError(click.ClickException):
 
 
 class RefusedError(LaunchError):
-    """The proxy refused a worker whose settings differ from those of the workers it should join: exit code 2, of the
-    worker and of its launcher."""
+    """Options that only other processes or the models' files show to be impossible: a worker whose settings differ from
+    those of the workers it should join, or a draft model that does not fit. Exit code 2, of the child and of its
+    launcher."""
 
     exit_code = OptionError.exit_code

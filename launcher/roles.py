@@ -213,7 +213,7 @@ def memory_of_ranks(config: Mapping[str, Any]) -> "dict[int, str] | None":
 
 def memory_of_draft(config: Mapping[str, Any]) -> str | None:
     """Return what the draft model of a plan takes of each worker that has one, in words; None without one, or if it is
-    not here yet. Raises LaunchError for what would be refused."""
+    not here yet. Raises LaunchError for what would be refused, with the exit code that the launch would have."""
     from pontil.runtime.loaders.builtin import local_model
     from pontil.runtime.probe.footprint import MemoryDemand, draft_footprint
 
@@ -226,6 +226,8 @@ def memory_of_draft(config: Mapping[str, Any]) -> str | None:
             target = local_model(model, cache)
             if path is not None and target is not None:
                 return draft_footprint(target, path, demand).words
+    except DraftModelError as error:
+        raise RefusedError(f"{error}.") from None
     except PontilError as error:
         raise LaunchError(f"{error}.") from None
     return None

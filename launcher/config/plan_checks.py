@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of combinations of options, before anything is planned. They raise OptionError."""
 
+from collections.abc import Sequence
+
 from pontil.launcher.config.addresses import is_own
+from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.config.options import LaunchOptions
 from pontil.launcher.config.parsers import host_of
 from pontil.launcher.config.worker_roles import EMBED, LISTED_ROLES, NODE
@@ -58,6 +61,18 @@ def check_stages(options: LaunchOptions, graph: GraphModel | None) -> None:
     if options.role == NODE and not options.node:
         raise OptionError(
             f"--role node starts the workers of one stage: name it with --node ({', '.join(graph.node_names)})."
+        )
+
+
+def check_drafts(options: LaunchOptions, graph: GraphModel | None, workers: Sequence[ChildPlan]) -> None:
+    """Check that of a model of several stages one of the workers can have the draft model: one of the stage that
+    answers, if that generates."""
+    if options.speculative_model is None or graph is None or not workers:
+        return
+    if all(worker.config["speculative_model"] is None for worker in workers):
+        raise OptionError(
+            f"--speculative-model guesses for {graph.first} of {graph.name}, and this launch starts no worker of it"
+            " that generates tokens: leave it out."
         )
 
 

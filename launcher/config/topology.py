@@ -10,7 +10,14 @@ from pontil.launcher.config.addresses import check_endpoints, url_host
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.config.graph_choice import first_stage, graph_of, stage_model
 from pontil.launcher.config.options import LaunchOptions
-from pontil.launcher.config.plan_checks import check_deadlines, check_exposure, check_join, check_lists, check_stages
+from pontil.launcher.config.plan_checks import (
+    check_deadlines,
+    check_drafts,
+    check_exposure,
+    check_join,
+    check_lists,
+    check_stages,
+)
 from pontil.launcher.config.served_models import embedding_model, served_embedding_name, served_name
 from pontil.launcher.config.worker_plan import plan_demands, plan_workers
 from pontil.launcher.host.devices import CPU, HostDevices
@@ -61,6 +68,7 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
     control = options.join or options.control or f"ipc://{run / 'control'}"
     check_exposure(options, control)
     workers = [] if options.role == "proxy" else plan_workers(options, machine, run, control, graph)
+    check_drafts(options, graph, workers)
     proxies = [] if options.join else [plan_proxy(options, machine, run, control, graph)]
     check_endpoints([control, *(address for worker in workers for address in worker.endpoints)])
     children = tuple(child.configured(cache_dir=str(cache)) for child in proxies + workers)

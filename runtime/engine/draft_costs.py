@@ -3,10 +3,14 @@
 
 # The weight of earlier observations after each new one.
 FORGET_COST, FORGET_RATE = 0.97, 0.98
+# The weight of what is known of guesses after each token for which nothing was guessed, and the weight that is left.
+FORGET_UNUSED, LEAST_WEIGHT = 0.99, 4.0
 # An observation counts at most this many times what was expected: the system may have run something else meanwhile.
 MOST_SURPRISE = 4.0
 # Without evidence one more row takes this share of a step of one row; the assumption weighs so much, in rows squared.
 ROW_SHARE, ASSUMED = 0.05, 0.25
+# How many steps the assumption weighs that a number of rows lies on the line.
+ASSUMED_STEPS = 1.0
 
 
 class LinearCost:
@@ -34,7 +38,8 @@ class LinearCost:
         rows, seconds = self.rows / self.weight, self.total / self.weight
         variance = max(0.0, self.squares / self.weight - rows * rows)
         covariance = self.products / self.weight - rows * seconds
-        slope = (covariance + ASSUMED * ROW_SHARE * seconds / rows) / (variance + ASSUMED)
+        assumed = ROW_SHARE * seconds / (1 + ROW_SHARE * (rows - 1))
+        slope = (covariance + ASSUMED * assumed) / (variance + ASSUMED)
         slope = min(max(slope, 0.0), seconds / rows)
         return seconds - slope * rows, slope
 
@@ -45,6 +50,38 @@ class LinearCost:
     def seconds(self, rows: int) -> float:
         base, slope = self.line()
         return base + slope * rows
+
+
+class StepCost:
+    """The seconds of a step of a model whose steps are not quite a line: kernels take rows in tiles. A step of a number
+    of rows that occurred takes as many times the line's seconds as it did."""
+
+    def __init__(self) -> None:
+        self.line = LinearCost()
+        # By rows: the sum of ratios to the line, and their weight.
+        self.ratios: dict[int, tuple[float, float]] = {}
+
+    @property
+    def is_known(self) -> bool:
+        return self.line.is_known
+
+    @property
+    def per_row(self) -> float:
+        return self.line.per_row
+
+    def add(self, rows: int, seconds: float) -> None:
+        self.line.add(rows, seconds)
+        ratio = min(seconds / self.line.seconds(rows), MOST_SURPRISE) if seconds > 0 else 1.0
+        total, weight = self.ratios.get(rows, (ASSUMED_STEPS, ASSUMED_STEPS))
+        self.ratios[rows] = total * FORGET_COST + ratio, weight * FORGET_COST + 1
+
+    def seconds(self, rows: int) -> float:
+        total, weight = self.ratios.get(rows, (1.0, 1.0))
+        return self.line.seconds(rows) * total / weight
+
+    def added(self, rows: int, more: int) -> float:
+        """Return the seconds that so many more rows add to a step."""
+        return max(0.0, self.seconds(rows + more) - self.seconds(rows)) if more else 0.0
 
 
 class Rate:
@@ -62,6 +99,11 @@ class Rate:
         tried = right + (right < guessed)
         faded = FORGET_RATE**tried
         self.right, self.tried = self.right * faded + right, self.tried * faded + tried
+
+    def age(self) -> None:
+        """Let what is known weigh less, with the share unchanged."""
+        faded = min(1.0, max(FORGET_UNUSED, LEAST_WEIGHT / self.tried))
+        self.right, self.tried = self.right * faded, self.tried * faded
 
 
 def gain(share: float, count: int) -> float:

@@ -19,6 +19,7 @@ from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.batch import Tile
 from pontil.runtime.engine.draft_model import DraftModel, Followed, twin_of
+from pontil.runtime.engine.draft_policy import WINDOW
 from pontil.runtime.engine.model_runner import ModelRunner
 from pontil.runtime.engine.prefix_cache import PrefixHit
 from pontil.runtime.engine.sequence import Sequence
@@ -103,9 +104,9 @@ class DraftHead(DraftModel):
             twin = super().follow(sequence)
         return twin
 
-    def begin(self, sequence: Sequence) -> tuple[Sequence, PrefixHit]:
+    def begin(self, sequence: Sequence, window: int) -> tuple[Sequence, PrefixHit]:
         assert sequence.target_states is not None
-        twin = twin_of(sequence, sequence.target_states.start + 1)
+        twin = twin_of(sequence, max(sequence.target_states.start + 1, sequence.length - window))
         return twin, self.prefix.find(twin)
 
     def agree(self, sequence: Sequence, follower: Followed) -> None:
@@ -115,10 +116,10 @@ class DraftHead(DraftModel):
             feed.states = sequence.target_states
         twin.computed = twin.reached = feed.certain = min(twin.computed, feed.certain)
 
-    def start(self, sequence: Sequence) -> Followed | None:
-        follower = super().start(sequence)
+    def start(self, sequence: Sequence, window: int = WINDOW) -> Followed | None:
+        follower = super().start(sequence, window)
         if follower is not None and sequence.target_states is not None:
-            self.feeds[follower.twin] = StateFeed(sequence.target_states, sequence.target_states.start)
+            self.feeds[follower.twin] = StateFeed(sequence.target_states, follower.twin.skipped - 1)
         return follower
 
     def forget(self, sequence: Sequence) -> None:

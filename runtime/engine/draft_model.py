@@ -95,6 +95,13 @@ class DraftModel:
         named = (*params.allowed_token_ids, *params.bad_token_ids, *(token for token, _ in params.logit_bias))
         return max((*sequence.prompt, *sequence.output, *named)) < self.known_ids
 
+    def narrow(self, sequence: Sequence, window: int) -> None:
+        """Begin anew with the sequence's last `window` tokens, if more than these are missing."""
+        twin = self.follow(sequence)
+        if twin is not None and twin.remaining > window:
+            self.forget(sequence)
+            self.start(sequence, window)
+
     def read(self, sequence: Sequence, most: int) -> int:
         """Compute at most `most` of the positions that are missing, but never the last one, whose logits give the next
         guess. Return how many were computed."""
@@ -166,12 +173,12 @@ class DraftModel:
         twin.computed = twin.reached = min(twin.computed, valid, twin.length - 1)
         follower.agreed = len(twin.output)
 
-    def start(self, sequence: Sequence) -> Followed | None:
+    def start(self, sequence: Sequence, window: int = WINDOW) -> Followed | None:
         """Follow a sequence, from the end of what the prefix cache has of its prompt. Of what is then still missing
-        only the last WINDOW tokens are read."""
+        only the last `window` tokens are read."""
         if self.limits_ids and not self.knows(sequence):
             return None
-        twin, hit = self.begin(sequence)
+        twin, hit = self.begin(sequence, window)
         if twin.length >= self.shape.max_model_len or not self.memory.reserve(twin, hit, 1):
             return None
         self.memory.adopt(twin, hit)
@@ -183,12 +190,12 @@ class DraftModel:
             twin.own_guide = TwinGuide(sequence, sequence.guide, follower)
         return follower
 
-    def begin(self, sequence: Sequence) -> tuple[Sequence, PrefixHit]:
+    def begin(self, sequence: Sequence, window: int) -> tuple[Sequence, PrefixHit]:
         """Return a twin for a sequence, and the part of it that is computed already."""
         twin = twin_of(sequence, 0)
         hit = self.prefix.find(twin)
-        if twin.length - hit.computed > WINDOW:
-            twin = twin_of(sequence, sequence.length - WINDOW)
+        if twin.length - hit.computed > window:
+            twin = twin_of(sequence, sequence.length - window)
             hit = self.prefix.find(twin)
         return twin, hit
 

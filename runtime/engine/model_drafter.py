@@ -52,7 +52,9 @@ class ModelDrafter:
         found = [one.guess(limit) if (limit := one.guessable(most)) else () for one in sequences]
         options = [self.option(one, most, guesses) for one, guesses in zip(sequences, found, strict=True)]
         plan = self.policy.plan(options, room)
-        for one, count in zip(sequences, plan.reads, strict=True):
+        for one, count, window in zip(sequences, plan.reads, plan.windows, strict=True):
+            if window:
+                self.model.narrow(one, window)
             if count:
                 self.model.read(one, count)
         wanted = [(one, count) for one, count in zip(sequences, plan.models, strict=True) if count]
@@ -93,6 +95,8 @@ class ModelDrafter:
         if guessed and kind is not None:
             self.shares.add(sequence, kind, guessed, right)
             self.policy.saved(right)
+        else:
+            self.shares.age(sequence, model_kind(sequence))
 
     def hand_over(self, sequences: abc.Sequence[Sequence], most: int) -> list[Draft]:
         if not self.model.hands_over:

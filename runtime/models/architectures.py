@@ -70,7 +70,14 @@ class Architecture:
     guessing_layers: bool = False
 
 
-DEEPSEEK: dict[str, Any] = {"first_k_dense_replace": 0, "moe_layer_freq": 1, "rope_interleave": True}
+DEEPSEEK: dict[str, Any] = {
+    "first_k_dense_replace": 0, "moe_layer_freq": 1, "rope_interleave": True, "q_lora_rank": 1536,
+}  # fmt: skip
+# The scaling of GPT-OSS.
+LONGER: dict[str, Any] = {
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 4096,
+}  # fmt: skip
 
 ROWS = (
     Architecture(
@@ -94,14 +101,17 @@ ROWS = (
     ),
     Architecture(
         "qwen3_moe", "qwen3_moe:Qwen3Moe",
-        {"max_position_embeddings": 32768, "sliding_window": 4096, "decoder_sparse_step": 1},
+        {
+            "max_position_embeddings": 32768, "num_key_value_heads": 4, "sliding_window": 4096,
+            "decoder_sparse_step": 1,
+        },
         gguf="qwen3moe", window_layers="all", head_norms=True, has_experts=True,
     ),
     Architecture(
         "mixtral", "sparse_llama:SparseLlama",
         {
             "max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": None, "rope_theta": 1e6,
-            "norm_topk_prob": True, "rms_norm_eps": 1e-5,
+            "norm_topk_prob": True, "rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2,
         },
         fixed={"hidden_act": "silu", "attention_bias": False}, window_use="stated", window_layers="all",
         has_experts=True, expert_size="intermediate_size",
@@ -113,7 +123,7 @@ ROWS = (
         "deepseek_v2", "deepseek:DeepSeek",
         DEEPSEEK | {
             "max_position_embeddings": 2048, "norm_topk_prob": False, "scoring_func": "softmax",
-            "topk_method": "greedy", "n_shared_experts": 2,
+            "topk_method": "greedy", "n_shared_experts": 2, "bos_token_id": 1, "eos_token_id": 2,
         },
         # These weights are never divided by their sum.
         fixed={"hidden_act": "silu", "attention_bias": False, "norm_topk_prob": False},
@@ -123,7 +133,8 @@ ROWS = (
         "deepseek_v3", "deepseek:DeepSeek",
         DEEPSEEK | {
             "max_position_embeddings": 4096, "norm_topk_prob": True, "scoring_func": "sigmoid",
-            "topk_method": "noaux_tc", "first_k_dense_replace": 3, "n_shared_experts": 1,
+            "topk_method": "noaux_tc", "first_k_dense_replace": 3, "n_shared_experts": 1, "n_group": 8,
+            "topk_group": 4, "routed_scaling_factor": 2.5, "bos_token_id": 0, "eos_token_id": 1,
         },
         fixed={"hidden_act": "silu", "attention_bias": False}, window_use="never", has_experts=True, latent=True,
         guessing_layers=True,
@@ -134,6 +145,7 @@ ROWS = (
             "max_position_embeddings": 131072, "num_key_value_heads": 8, "head_dim": 64, "attention_bias": True,
             "rms_norm_eps": 1e-5, "rope_theta": 150000.0, "sliding_window": 128, "sliding_window_pattern": 2,
             "norm_topk_prob": True, "swiglu_alpha": 1.702, "swiglu_limit": 7.0, "router_bias": True,
+            "rope_scaling": LONGER,
         },
         window_use="always", window_layers="pattern", sinks=True, has_experts=True, expert_size="intermediate_size",
         fused_experts="pairs", replaced={".mlp.router.": ".mlp.gate."},
@@ -143,6 +155,7 @@ ROWS = (
         {
             "max_position_embeddings": 131072, "num_key_value_heads": 2, "head_dim": 128, "attention_bias": True,
             "rms_norm_eps": 1.5625e-7, "partial_rotary_factor": 0.5, "rope_interleave": True,
+            "eos_token_id": [151329, 151336, 151338],
         },
         window_use="never", sandwich_norms=True, output_bias=False, partial_rotary=True,
         replaced={

@@ -110,16 +110,20 @@ def make_drafter(config: WorkerConfig, draft: LoadedDraft, target: ModelPart, nu
         made: DraftModel = DraftHead(DraftLayerRunner(model, storage), pool, draft.layout, size)
     else:
         made = DraftModel(ModelRunner(model, storage), pool, draft.layout, size, config.prefix_caching)
+    policy = AdaptivePolicy(draft.weights / count_weights(target.config))
     warm_up(made)
-    return ModelDrafter(made, AdaptivePolicy(draft.weights / count_weights(target.config)))
+    for rows, seconds in warm_up(made):
+        policy.drafted(rows, seconds)
+    return ModelDrafter(made, policy)
 
 
-def warm_up(model: DraftModel) -> None:
-    """Have two guesses made, since the first call of an operation sets it up."""
+def warm_up(model: DraftModel) -> list[tuple[int, float]]:
+    """Have two guesses made, since the first call of an operation sets it up. Return their rows and seconds."""
     sequence = Sequence("warm-up", [0], SamplingParams(max_tokens=4, seed=0, temperature=0.0), frozenset())
     sequence.output = [0]
     sequence.target_states = TargetStates(0, [torch.ones(model.shape.hidden_size, device=model.runner.model.device)])
     model.propose([(sequence, 2)])
     model.forget(sequence)
     model.prefix.clear()
-    model.runs.clear()
+    runs, model.runs = model.runs, []
+    return runs

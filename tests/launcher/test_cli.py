@@ -97,6 +97,14 @@ def test_stages_are_drawn_in_the_plan_and_as_a_diagram() -> None:
     assert unknown.returncode == 2 and "gemma3-270m is no model of several stages" in unknown.stderr
 
 
+def test_a_plan_ends_as_the_launch_would_for_a_draft_model_that_does_not_fit(tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path / "tiny")
+    words = ("launch", "--dry-run", "--role", "mixed", "--model", str(tmp_path / "tiny"), "--speculative-model", "mtp")
+    refused = app(*words)
+    assert refused.returncode == 2 and "Traceback" not in refused.stderr
+    assert "needs a checkpoint with an MTP layer, and tiny has none" in refused.stderr.splitlines()[-1]
+
+
 def test_the_number_of_a_stages_workers_is_checked() -> None:
     for words in (("scale", "--node", "talker"), ("scale", "--node", "=1"), ("scale", "--node", "talker=many")):
         refused = app(*words)

@@ -135,6 +135,19 @@ def test_texts_are_embedded_beside_the_stages() -> None:
     assert made.children[-1].config["graph"] is None
 
 
+def test_a_draft_model_needs_workers_that_generate_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = topology(DEMO, TWO_CORES, role="mixed", speculative_model="/draft")
+    assert [child.config["speculative_model"] for child in made.children[1:]] == ["/draft", None, None]
+    says = "guesses for {} of {}, and this launch starts no worker"
+    with pytest.raises(OptionError, match=says.format("thinker", "qwen3-omni")):
+        topology(role="decode", join=JOIN, node="talker", speculative_model="/draft")
+    # A graph that begins with a stage without tokens.
+    silent = replace(GRAPHS[DEMO], first="recognizer")
+    monkeypatch.setattr("pontil.launcher.config.topology.graph_of", lambda model: silent)
+    with pytest.raises(OptionError, match=says.format("recognizer", DEMO)):
+        topology(DEMO, role="node", node="recognizer", join=JOIN, speculative_model="/draft")
+
+
 WHOLE = "thinker=0,talker=1,code2wav=2"
 
 
