@@ -3,6 +3,11 @@
 Triton's interpreter is chosen for a process. Started with the name of a target, or with "interpreter"; reads case names
 from standard input and writes a JSON object for each to standard output."""
 
+# Binds the package: another folder's may be installed.
+import app  # noqa: F401
+
+# isort: split
+
 import json
 import re
 import subprocess
@@ -13,12 +18,11 @@ from typing import Any
 
 import torch
 import triton
-from cases import CASES
+from cases import CASES, FAULTS
 from ladder import KernelCase, largest_error
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
-import app  # noqa: F401
 from pontil.gpu_ops.triton import launch
 
 TARGETS = {
@@ -121,7 +125,7 @@ def main() -> None:
     rung = sys.argv[1]
     try_case = interpret if rung == "interpreter" else Compiler(rung)
     for line in sys.stdin:
-        print(json.dumps(try_case(CASES[line.strip()])), flush=True)
+        print(json.dumps(try_case((CASES | FAULTS)[line.strip()])), flush=True)
 
 
 if __name__ == "__main__":
