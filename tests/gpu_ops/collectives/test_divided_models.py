@@ -23,7 +23,9 @@ EVEN = SIZES | {
     "hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 8, "num_key_value_heads": 4,
     "moe_intermediate_size": 32, "num_experts": 4, "num_hidden_layers": 2,
 }  # fmt: skip
-LATENT = {"n_routed_experts": 8, "q_lora_rank": 32, "qk_rope_head_dim": 16, "v_head_dim": 16}
+LATENT = {
+    "n_routed_experts": 8, "q_lora_rank": 32, "qk_rope_head_dim": 16, "v_head_dim": 16, "moe_intermediate_size": 64,
+}  # fmt: skip
 # Fewer KV heads than ranks: one, which all ranks have; two, which pairs share.
 ARCHITECTURES = {
     "llama": EVEN,

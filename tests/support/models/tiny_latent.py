@@ -16,7 +16,6 @@ from pontil.runtime.loaders.synthetic import (
 )
 from pontil.runtime.models.config import ModelConfig
 
-
 # The kernels take multiples of 16.
 ROUND = {"q_lora_rank": 32, "qk_rope_head_dim": 16, "v_head_dim": 16, "moe_intermediate_size": 32}
 
