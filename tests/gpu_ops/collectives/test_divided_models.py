@@ -107,7 +107,7 @@ def test_parts_of_a_model_that_speaks_have_the_bits_of_one_process(
 def test_logits_equal_those_of_transformers(
     processes: RankProcesses, path: Path, request: pytest.FixtureRequest
 ) -> None:
-    name = path.name.rstrip("0123456789")
+    name: str = request.node.callspec.params["path"]
     with torch.inference_mode():
         expected = hugging_model(name, ARCHITECTURES[name])(torch.tensor([PROMPT])).logits[0]
     processes.share(2)
