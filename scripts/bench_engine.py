@@ -67,7 +67,8 @@ class Stopwatch:
 
     def __init__(self, library: KernelLibrary | None, now: Callable[[], float]) -> None:
         self.seconds, self.now = 0.0, now
-        for name in ("layers", "attention_half", "mlp_half", "multiply") if library else ():
+        names = ("layers", "attention_half", "latent_half", "mlp_half", "expert_half", "multiply")
+        for name in names if library else ():
             setattr(library, name, self.timed(getattr(library, name)))
 
     def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,8 +105,8 @@ def open_engine(arguments: argparse.Namespace, library: KernelLibrary | None) ->
 
 
 def add(engine: Engine, number: int, tokens: int, answer: int) -> None:
-    chance = random.Random(number)
-    prompt = [chance.randrange(1000, 40000) for _ in range(tokens)]
+    chance, vocabulary = random.Random(number), engine.runner.model.config.vocab_size
+    prompt = [chance.randrange(min(1000, vocabulary // 2), min(40000, vocabulary)) for _ in range(tokens)]
     params = SamplingParams(max_tokens=answer, seed=1, temperature=0.0, ignore_eos=True)
     engine.add(Sequence(f"{number}", prompt, params, frozenset()))
 

@@ -257,8 +257,8 @@ def test_a_small_account_hardly_costs_a_good_draft_anything(share: float) -> Non
 @pytest.mark.parametrize("share", [0.7, 0.9])
 @pytest.mark.parametrize("bad", [160, 1500, 4000])
 def test_a_draft_model_that_becomes_better_is_noticed(bad: int, share: float) -> None:
-    """After any time within the longest pause and the tokens that pay for a trial; two of these if one guess in three is
-    wrong, for a trial of few guesses may miss it. Then it guesses several at once."""
+    """After any time within the longest pause and the tokens that pay for a trial; two of these if one guess in three
+    is wrong, for a trial of few guesses may miss it. Then it guesses several at once."""
     for seed in range(2):
         world = GuessWorld([GuessedStream(0.0)], 0.094, 0.003, 0.029, 0.004, seed, length=160)
         world.run(bad)

@@ -44,12 +44,12 @@ def head_of(worker: PromptWorker) -> DraftHead:
     return drafter.model
 
 
-@pytest.fixture(scope="module", params=["mtp", "eagle"])
+@pytest.fixture(scope="module", params=["mtp", "mtp of kernels", "eagle"])
 def named(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Path, str]:
     """Return a model, and what is named to guess for it."""
     folder = tmp_path_factory.mktemp("named")
-    if request.param == "mtp":
-        write_mtp_model(folder)
+    if request.param != "eagle":
+        write_mtp_model(folder, by_kernels=request.param != "mtp")
         return folder, "mtp"
     write_eagle_head(folder, model)
     return model, str(folder)

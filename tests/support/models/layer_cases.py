@@ -118,7 +118,7 @@ class ExpertCase:
 
     @property
     def router(self) -> Tensor:
-        return random(1, self.choice.count, self.hidden) * self.hidden**-0.5
+        return weight(torch.float32, 1, self.choice.count, self.hidden)
 
     def expert(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
         shapes = ((self.inner, self.hidden), (self.inner, self.hidden), (self.hidden, self.inner))

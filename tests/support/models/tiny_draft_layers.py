@@ -24,9 +24,9 @@ def random_layer(source: DraftLayerSource, seed: int) -> dict[str, torch.Tensor]
     return made
 
 
-def write_mtp_model(folder: Path, seed: int = 5, dtype: str = "float32") -> None:
+def write_mtp_model(folder: Path, seed: int = 5, dtype: str = "float32", by_kernels: bool = False) -> None:
     """Write a tiny DeepSeek V3 with an MTP layer, by the names under which it is published."""
-    write_tiny_deepseek(folder, dtype)
+    write_tiny_deepseek(folder, dtype, by_kernels)
     data = json.loads((folder / "config.json").read_text())
     write_json(folder / "config.json", data | {"num_nextn_predict_layers": 1, "routed_scaling_factor": 2.5})
     layer, tensors = data["num_hidden_layers"], load_file(folder / WHOLE)
