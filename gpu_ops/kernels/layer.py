@@ -88,7 +88,7 @@ class AttendingHalf(Protocol):
 
 
 class FeedingHalf(Protocol):
-    """What follows attention in a layer."""
+    """The part of a layer behind attention."""
 
     @property
     def pointers(self) -> dict[str, object]: ...
