@@ -6,14 +6,16 @@ It detects every changed byte and every shift; it does not detect words of one r
 cannot cause. Multiplying every word instead would cost a third of the speed.
 
 Blocks are digested in host memory by the threads that copy them, so the work is done on one core without torch's
-threads, in one pass that reads a block and writes nothing.
+threads, in one pass that reads a block and writes nothing. Blocks in the memory of a device are digested there.
 """
 
 from collections.abc import Iterable
 from math import gcd
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 GOLDEN = 0x9E3779B97F4A7C15
 LARGEST = (1 << 63) - 1
@@ -36,3 +38,16 @@ def block_digests(pool: NDArray[np.uint8], blocks: Iterable[int], weights: NDArr
     rows = words.reshape(*words.shape[:-1], -1, words[0].size // len(weights))
     sums = [int(np.dot(np.add.reduce(rows[block], axis=-1).ravel(), weights)) for block in blocks]
     return [(total & LARGEST) ^ (total < 0) for total in sums]
+
+
+def digests_of(pool: Tensor, blocks: Tensor, weights: Tensor) -> Tensor:
+    """The same numbers for blocks where they are, without a copy to the host: int64 [len(blocks)] for blocks int64 of
+    the pool [num_blocks, …], whole or some of its heads, and weights int64 [rows], all on one device."""
+    if pool.device.type != "cpu":
+        from pontil.gpu_ops.triton import blocks as kernels
+
+        totals = kernels.block_digests(pool, blocks, weights)
+    else:
+        rows = pool[blocks].flatten(1).view(torch.int64).view(len(blocks), len(weights), -1)
+        totals = (rows.sum(-1) * weights).sum(-1)
+    return (totals & LARGEST) ^ (totals < 0)

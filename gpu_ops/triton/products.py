@@ -99,7 +99,8 @@ def multiplied(
 @triton.jit
 def product_kernel(
     x, w, scales, bias, out, rows, x_batch, x_row, w_batch, w_out, w_in, scale_out, out_batch, out_row,
-    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, BIASED: tl.constexpr, WIDE: tl.constexpr,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, BIASED: tl.constexpr,
+    WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     number, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -175,6 +176,6 @@ def start(x: Tensor, weights: DeviceWeights, words: Tensor, out: Tensor) -> None
         product_kernel, (programs, len(x)), x, words, unused if scales is None else scales,
         unused if bias is None else bias, out, x.shape[1], x.stride(0), x.stride(1), words.stride(0), words.stride(1),
         words.stride(2), 0 if scales is None else scales.stride(-2), out.stride(0), out.stride(1),
-        OUTPUTS=weights.outputs, INPUTS=weights.inputs, KIND=weights.kind, GROUP=group_of(weights), BIASED=bias is not None, WIDE=WIDE,
-        **shape.options,
+        OUTPUTS=weights.outputs, INPUTS=weights.inputs, KIND=weights.kind, GROUP=group_of(weights),
+        BIASED=bias is not None, WIDE=WIDE, **shape.options,
     )  # fmt: skip
