@@ -29,9 +29,14 @@ class Linear:
         if self.packed:
             product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
             return product
-        if self.deterministic and self.device.type != "cpu":
+        if self.has_invariant_rows:
             return self.by_kernel(x)
         return F.linear(x, self.weight, self.bias)
+
+    @property
+    def has_invariant_rows(self) -> bool:
+        """Return whether a row's bits are known not to depend on the number of rows."""
+        return self.deterministic and self.device.type != "cpu"
 
     @property
     def on_device(self) -> DeviceWeights:

@@ -79,6 +79,22 @@ def product(
     return KernelCase(name, call, expected, tolerance_of(dtype), TILES, compiled=compiled)
 
 
+def alone(kind: str) -> KernelCase:
+    """A row has the same bits at any place among any number of rows."""
+    rows = drawn(1, 70, 136).bfloat16()
+
+    def weights(device: torch.device) -> DeviceWeights:
+        return on(device, MAKERS[kind](3, 40, 136), torch.bfloat16, None)
+
+    def call(device: torch.device) -> Results:
+        parts = (rows[:1], rows[1:20], rows[20:])
+        return (torch.cat([products.product(part.to(device), weights(device)) for part in parts]),)
+
+    return KernelCase(
+        f"product-alone-{kind}", call, lambda: (products.product(rows, weights(CPU)),), 0, compiled=False
+    )  # fmt: skip
+
+
 def tolerance_of(dtype: torch.dtype) -> float:
     return {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
 
@@ -184,6 +200,25 @@ def grouped(
     return KernelCase(f"experts-{name}", call, expected, tolerance_of(dtype), compiled=False)
 
 
+def experts_alone() -> KernelCase:
+    """A row's results have the same bits in any company: here one expert has several tiles of rows, or few."""
+    rows, count = 70, 2
+    weights = [DeviceWeights(drawn(3, count, 48, 40).half()), DeviceWeights(drawn(4, count, 40, 24).half())]
+
+    def results(start: int, stop: int, device: torch.device) -> Tensor:
+        x, numbers = drawn(1, rows, 40).half(), whole(2, 0, 2, rows, 1)
+        both = torch.cat((numbers, 1 - numbers), 1)[start:stop]
+        on_it = [DeviceWeights(one.numbers.to(device)) for one in weights]
+        return experts.expert_results(x[start:stop].to(device), both.to(device), *on_it, 0, activation.SILU)
+
+    bounds = (0, 1, 3, 40, rows)
+    return KernelCase(
+        "experts-alone",
+        lambda device: (torch.cat([results(*part, device) for part in zip(bounds, bounds[1:], strict=False)]),),
+        lambda: (results(0, rows, CPU),), 0, compiled=False,
+    )  # fmt: skip
+
+
 def real_product(kind: str, dtype: torch.dtype, budget: Budget) -> KernelCase:
     def call(device: torch.device) -> Results:
         rows = torch.empty(256, 4096, dtype=dtype, device=device)
@@ -236,6 +271,7 @@ CASES = [
     product("float8", (1, 24, 60), torch.bfloat16, biased=True),
     product("float8-tiles", (2, 72, 256), torch.float32),
     product("float4", (2, 24, 96), torch.float16),
+    alone("plain"),
     product_of_heads(),
     chosen("softmax", 6, 2, True),
     chosen("all-ways", 40, 3, True, sigmoid=True, groups=5, kept_groups=2, group_best=2, factor=2.5, biased=True),
@@ -247,6 +283,7 @@ CASES = [
     grouped("one-row", "plain", torch.float16, rows=1, sizes=(40, 24)),
     grouped("clamped-float4", "float4", torch.bfloat16, clamp=(1.702, 7.0), sizes=(64, 96)),
     grouped("float8", "float8", torch.float32),
+    experts_alone(),
     real_product("plain", torch.bfloat16, TILES),
     real_product("plain", torch.float32, Budget()),
     real_product("float8", torch.bfloat16, TILES),
