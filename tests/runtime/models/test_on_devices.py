@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models whose tensors are not on the CPU: their layers start kernels, and the host reads nothing. Tensors of the device
-"meta" have shapes and no numbers, so that a read raises."""
+"""Models whose tensors are not on the CPU: their layers start kernels, and the host reads nothing. Tensors of the
+device "meta" have shapes and no numbers, so that a read raises."""
 
 from collections import Counter
 from pathlib import Path
