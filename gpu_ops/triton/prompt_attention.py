@@ -91,13 +91,15 @@ def prompt_tiles(group: int, main: int, wide: bool) -> PromptTiles:
     """Choose sizes for `group` query heads of a KV head and blocks of `main` numbers, `wide` if these are float32."""
     if wide:
         return PromptTiles(32 if main <= 64 else 16, queries=16)
-    if main <= 128:
-        return PromptTiles(64, heads=2, warps=8) if group % 2 == 0 else PromptTiles(64)
-    if main <= 256:
-        return PromptTiles(32, warps=8)
-    # The sums of 64 queries fill the registers of older processors.
     kind, capability = processor()
-    return PromptTiles(16 if kind == "hip" else 32, queries=64 if capability >= 90 else 32, warps=8)
+    heads = 2 if group % 2 == 0 else 1
+    if main <= 128:
+        return PromptTiles(64, heads, warps=4 * heads)
+    newer = capability >= 90
+    if main <= 256:
+        return PromptTiles(32, heads, warps=4 * heads) if newer else PromptTiles(32, warps=8)
+    # The sums of 64 queries fill the registers of older processors.
+    return PromptTiles(16 if kind == "hip" else 32, queries=64 if newer else 32, warps=8)
 
 
 def prompt(
