@@ -37,13 +37,13 @@ def copied(name: str, *, heads: tuple[slice, slice], packed: tuple[bool, bool], 
         return read, places[0], target if packed[1] else target[:, :, :, heads[1]], places[1], target
 
     def call(device: torch.device) -> Results:
-        *copy, target = some(device)
-        blocks.copy_blocks(*copy, 3)
+        source, sources, part, targets, target = some(device)
+        blocks.copy_blocks(source, sources, part, targets, 3)
         return (target.view(torch.int16),)
 
     def expected() -> Results:
-        *copy, target = some(CPU)
-        copies_reference.copy_blocks(*copy, 3)
+        source, sources, part, targets, target = some(CPU)
+        copies_reference.copy_blocks(source, sources, part, targets, 3)
         return (target.view(torch.int16),)
 
     return KernelCase(f"blocks-copied-{name}", call, expected, 0, compiled=False)

@@ -12,6 +12,7 @@ from pontil.gpu_ops import rotary as rotary_reference
 from pontil.gpu_ops.triton import activation, rotary
 
 CPU = torch.device("cpu")
+Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def drawn(seed: int, *shape: int) -> Tensor:
@@ -24,7 +25,7 @@ def turned(
 ) -> KernelCase:  # fmt: skip
     queries, keys = heads
 
-    def some(device: torch.device) -> tuple[tuple[Tensor, ...], tuple[Tensor, Tensor, float] | None]:
+    def some(device: torch.device) -> tuple[Four, tuple[Tensor, Tensor, float] | None]:
         qkv = drawn(dim, rows, queries + 2 * keys, dim).to(dtype).to(device)
         q, k, _ = qkv.split((queries, keys, keys), dim=1)
         angles = drawn(7, rows, rotated // 2).to(device)

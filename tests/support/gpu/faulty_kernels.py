@@ -13,7 +13,9 @@ from ladder import KernelCase, Results
 
 from pontil.gpu_ops.triton import activation, blocks, experts, launch, norm, products, rotary, routing
 
-MODULES = (norm_cases, elementwise_cases, product_cases, block_cases)
+RIGHT: list[KernelCase] = [
+    case for module in (norm_cases, elementwise_cases, product_cases, block_cases) for case in module.CASES
+]
 FAULTS = [
     Fault("divides-by-another-size", "add_rms_norm-3x72-float32-float32", norm, "normed", "/ SIZE +", "/ (SIZE + 1) +",
           (norm,)),
@@ -42,7 +44,7 @@ FAULTS = [
 
 
 def faulty(fault: Fault) -> KernelCase:
-    (case,) = (case for module in MODULES for case in module.CASES if case.name == fault.case)
+    (case,) = (case for case in RIGHT if case.name == fault.case)
 
     def call(device: torch.device) -> Results:
         with planted(fault):

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products, the choice of experts, and experts."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,7 +48,12 @@ def float4(seed: int, outputs: int, inputs: int) -> Stored:
     return Fp4Weights(numbers, whole(seed + 2, 121, 126, outputs, groups).to(torch.uint8))
 
 
-MAKERS = {"plain": plain, "float8": float8, "float8-tiles": partial(float8, group=128), "float4": float4}
+MAKERS: dict[str, Callable[[int, int, int], Stored]] = {
+    "plain": plain,
+    "float8": float8,
+    "float8-tiles": partial(float8, group=128),
+    "float4": float4,
+}
 
 
 def on(device: torch.device, stored: Stored, dtype: torch.dtype, bias: Tensor | None) -> DeviceWeights:
@@ -109,9 +116,7 @@ def product_of_heads() -> KernelCase:
     )  # fmt: skip
 
 
-def chosen(
-    name: str, count: int, per_token: int, normalize: bool, compiled: bool = False, **ways: object
-) -> KernelCase:
+def chosen(name: str, count: int, per_token: int, normalize: bool, compiled: bool = False, **ways: Any) -> KernelCase:
     biased = bool(ways.pop("biased", False))
 
     def some(device: torch.device) -> tuple[Tensor, Tensor | None]:
@@ -122,7 +127,7 @@ def chosen(
         return routing.choose_experts(*some(device), per_token, normalize, smallest_sum=0.0, **(every | ways))
 
     def expected() -> Results:
-        return routing_reference.choose_experts(*some(CPU), per_token, normalize, **ways)  # type: ignore[arg-type]
+        return routing_reference.choose_experts(*some(CPU), per_token, normalize, **ways)
 
     return KernelCase(f"routing-{name}", call, expected, 1e-6, Budget(128), compiled=compiled)
 
@@ -166,14 +171,16 @@ def grouped(
         return made
 
     def call(device: torch.device) -> Results:
-        weights = []
-        for stored, biases in layer():
-            parts = [one.on_device(dtype, bias if clamp else None) for one, bias in zip(stored, biases, strict=True)]
-            weights.append(experts_reference.stacked(parts))
+        gate_up, down = (
+            experts_reference.stacked(
+                [on(device, one, dtype, bias if clamp else None) for one, bias in zip(stored, biases, strict=True)]
+            )
+            for stored, biases in layer()
+        )
         x = drawn(2, rows, hidden).to(dtype).to(device)
         activated = activation.SILU if clamp is None else activation.CLAMPED
         numbers = choices().to(device)
-        made = experts.expert_results(x, numbers, *weights, first, activated, *(clamp or (0.0, 0.0)))
+        made = experts.expert_results(x, numbers, gate_up, down, first, activated, *(clamp or (0.0, 0.0)))
         own = (numbers >= first) & (numbers < first + count)
         return (torch.where(own.unsqueeze(-1), made, 0.0),)
 
@@ -208,8 +215,8 @@ def experts_alone() -> KernelCase:
     def results(start: int, stop: int, device: torch.device) -> Tensor:
         x, numbers = drawn(1, rows, 40).half(), whole(2, 0, 2, rows, 1)
         both = torch.cat((numbers, 1 - numbers), 1)[start:stop]
-        on_it = [DeviceWeights(one.numbers.to(device)) for one in weights]
-        return experts.expert_results(x[start:stop].to(device), both.to(device), *on_it, 0, activation.SILU)
+        gate_up, down = (DeviceWeights(one.numbers.to(device)) for one in weights)
+        return experts.expert_results(x[start:stop].to(device), both.to(device), gate_up, down, 0, activation.SILU)
 
     bounds = (0, 1, 3, 40, rows)
     return KernelCase(
@@ -246,8 +253,8 @@ def real_experts(kind: str) -> KernelCase:
     def call(device: torch.device) -> Results:
         x = torch.empty(32, 2048, dtype=torch.bfloat16, device=device)
         numbers = torch.empty(32, 8, dtype=torch.int64, device=device)
-        weights = [empty(kind, x.dtype, device, 128, *sizes) for sizes in ((1536, 2048), (2048, 768))]
-        made = experts.expert_results(x, numbers, *weights, 0, activation.SILU)
+        gate_up, down = (empty(kind, x.dtype, device, 128, *sizes) for sizes in ((1536, 2048), (2048, 768)))
+        made = experts.expert_results(x, numbers, gate_up, down, 0, activation.SILU)
         return (experts.add_by_ratings(made, torch.empty(32, 8, device=device)),)
 
     # Of a processor of AMD, which has 512.
