@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pontil.gpu_ops.triton.launch import ceil_div, launch
+from pontil.gpu_ops.triton.launch import ceil_div, in_rows, launch
 
 SILU, GELU, CLAMPED = 0, 1, 2
 # Of one program.
@@ -41,7 +41,7 @@ def gated_kernel(x, out, x_stride, alpha, limit, SIZE: tl.constexpr, KIND: tl.co
 def gated(gate_up: Tensor, kind: int, alpha: float = 0.0, limit: float = 0.0) -> Tensor:
     """An activation of gates times ups, side by side: [..., 2 * size] to [..., size]. `alpha` and `limit` are of
     CLAMPED."""
-    flat = gate_up.flatten(0, -2)
+    flat = in_rows(gate_up.flatten(0, -2))
     size = flat.shape[1] // 2
     out = torch.empty(*gate_up.shape[:-1], size, dtype=gate_up.dtype, device=gate_up.device)
     launch(

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from pontil.gpu_ops.triton.activation import activated
 from pontil.gpu_ops.triton.device_weights import PLAIN, DeviceWeights
-from pontil.gpu_ops.triton.launch import WIDE, ceil_div, launch, power_of_2
+from pontil.gpu_ops.triton.launch import WIDE, ceil_div, in_rows, launch, power_of_2
 from pontil.gpu_ops.triton.products import TileShape, group_of, multiplied
 
 # Choices that a program reads at a time, and columns that one adds.
 CHOICES, COLUMNS = 1024, 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("total",))
 def sort_kernel(chosen, order, starts, total, first, COUNT: tl.constexpr, BLOCK: tl.constexpr):
     """One program for each expert: the places of its choices, ascending, behind those of all earlier experts."""
     expert = tl.program_id(0)
@@ -147,7 +147,7 @@ def expert_results(
     """The results of gated MLPs, float32 [rows, per_token, outputs], for x [rows, inputs] and chosen [rows, per_token].
     The weights are those of the experts from `first` on, gates and ups side by side; results of other experts are not
     written. `activation` with `alpha` and `limit` as in activation.py."""
-    rows, per_token = chosen.shape
+    x, (rows, per_token) = in_rows(x), chosen.shape
     count, size, total = len(gate_up.numbers), gate_up.outputs // 2, rows * per_token
     order, starts = sort_by_expert(chosen, first, count)
     shape = tile_of(x.dtype, gate_up)

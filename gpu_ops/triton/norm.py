@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pontil.gpu_ops.triton.launch import launch, power_of_2
+from pontil.gpu_ops.triton.launch import in_rows, launch, power_of_2
 
 
 @triton.jit
@@ -49,8 +49,9 @@ def warps(block: int) -> int:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """`x / rms(x) * weight` over the last axis, whose numbers are neighbours. x [rows, size] or [rows, heads, size] of
-    any floats, weight float32 [size]; the result has `dtype`."""
+    """`x / rms(x) * weight` over the last axis. x [rows, size] or [rows, heads, size] of any floats, weight float32
+    [size]; the result has `dtype`."""
+    x = in_rows(x)
     rows, size, heads = len(x), x.shape[-1], x.shape[1] if x.ndim == 3 else 1
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     block = power_of_2(size)
@@ -66,7 +67,7 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """The sum of both, float32, and its norm, of `dtype`. hidden float32 and addend of any floats are [rows, size],
     weight is float32 [size]."""
-    rows, size = hidden.shape
+    (rows, size), hidden, addend = hidden.shape, in_rows(hidden), in_rows(addend)
     total = torch.empty(rows, size, dtype=torch.float32, device=hidden.device)
     out = torch.empty(rows, size, dtype=dtype, device=hidden.device)
     block = power_of_2(size)

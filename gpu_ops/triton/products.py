@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pontil.gpu_ops.triton.device_weights import FLOAT4_GROUP, DeviceWeights
-from pontil.gpu_ops.triton.launch import WIDE, ceil_div, launch
+from pontil.gpu_ops.triton.launch import WIDE, ceil_div, in_rows, launch
 
 # Neighbouring programs share rows of this many tiles, so that both sides of their products stay in a cache.
 SWATH: tl.constexpr = tl.constexpr(16)
@@ -96,7 +96,8 @@ def multiplied(
     return total
 
 
-@triton.jit
+# Not compiled anew for a number of rows: a row's bits would depend on it.
+@triton.jit(do_not_specialize=("rows", "x_batch", "out_batch"))
 def product_kernel(
     x, w, scales, bias, out, rows, x_batch, x_row, w_batch, w_out, w_in, scale_out, out_batch, out_row,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, BIASED: tl.constexpr,
@@ -149,8 +150,7 @@ def group_of(weights: DeviceWeights) -> int:
 
 def product(x: Tensor, weights: DeviceWeights) -> Tensor:
     """`y = x W^T + b` for x [..., inputs] and one matrix; the result has the type of x."""
-    flat = x.flatten(0, -2) if x.ndim != 2 else x
-    flat = flat if flat.stride(1) == 1 else flat.contiguous()
+    flat = in_rows(x.flatten(0, -2) if x.ndim != 2 else x)
     out = torch.empty(len(flat), weights.outputs, dtype=x.dtype, device=x.device)
     start(flat.unsqueeze(0), weights, weights.words.unsqueeze(0), out.unsqueeze(0))
     return out.view(*x.shape[:-1], -1)
@@ -159,7 +159,7 @@ def product(x: Tensor, weights: DeviceWeights) -> Tensor:
 def product_of_heads(x: Tensor, weight: Tensor) -> Tensor:
     """`y[r, h] = x[r, h] W[h]` for weight [heads, inputs, outputs] and x [rows, heads, inputs]; the result is [rows,
     heads, outputs]."""
-    x = x if x.stride(2) == 1 else x.contiguous()
+    x = in_rows(x)
     out = torch.empty(*x.shape[:2], weight.shape[2], dtype=x.dtype, device=x.device)
     numbers = weight.transpose(1, 2)
     start(x.transpose(0, 1), DeviceWeights(numbers), numbers, out.transpose(0, 1))

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pontil.gpu_ops.triton.launch import launch, power_of_2
+from pontil.gpu_ops.triton.launch import in_rows, launch, power_of_2
 
 
 @triton.jit
@@ -53,9 +53,9 @@ TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: 
 def turn_heads(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, norms: tuple[Tensor, Tensor, float] | None
 ) -> tuple[Tensor, Tensor]:
-    """Turn q [rows, heads, dim] and k [rows, kv_heads, dim], whose dimensions are neighbours, by the angles of each
-    row, cosines and sines float32 [rows, turned / 2]. `norms`: weights of queries and keys float32 [dim], and an
-    epsilon. The results are contiguous."""
+    """Turn q [rows, heads, dim] and k [rows, kv_heads, dim] by the angles of each row, cosines and sines float32 [rows,
+    turned / 2]. `norms`: weights of queries and keys float32 [dim], and an epsilon. The results are contiguous."""
+    q, k, cos, sin = (in_rows(one) for one in (q, k, cos, sin))
     rows, queries, dim = q.shape
     keys, turned = k.shape[1], 2 * cos.shape[1]
     assert cos.stride() == sin.stride() and k.dtype == q.dtype
