@@ -61,13 +61,15 @@ class InvarianceProbe:
 def measure(linears: Sequence[Linear], head: Sequence[Linear]) -> BatchInvariance:
     """Run every distinct shape with every row count that a tile may have, and keep the counts whose bits agree.
 
-    `head` is the projection to the vocabulary in its parts.
+    `head` is the projection to the vocabulary in its parts. Products that are batch-invariant by themselves, on a
+    device, are left out.
     """
-    probes = probes_of(linears)
+    probes = probes_of(one for one in linears if not one.has_invariant_rows)
+    last = probes_of(one for one in head if not one.has_invariant_rows)
     return BatchInvariance(
-        generated=max(floor(one, GENERATED_ROWS) for one in probes),
-        head=max(floor(one, GENERATED_ROWS) for one in probes_of(head)),
-        prompt=tuple(sizes(probes)),
+        generated=max((floor(one, GENERATED_ROWS) for one in probes), default=1),
+        head=max((floor(one, GENERATED_ROWS) for one in last), default=1),
+        prompt=tuple(sizes(probes)) if probes else ANY_ROWS.prompt,
     )
 
 

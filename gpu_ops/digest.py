@@ -6,7 +6,7 @@ It detects every changed byte and every shift; it does not detect words of one r
 cannot cause. Multiplying every word instead would cost a third of the speed.
 
 Blocks are digested in host memory by the threads that copy them, so the work is done on one core without torch's
-threads, in one pass that reads a block and writes nothing.
+threads, in one pass that reads a block and writes nothing. Blocks in the memory of a device are digested there.
 """
 
 from collections.abc import Iterable
@@ -40,12 +40,14 @@ def block_digests(pool: NDArray[np.uint8], blocks: Iterable[int], weights: NDArr
     return [(total & LARGEST) ^ (total < 0) for total in sums]
 
 
-def device_digests(blocks: Tensor, weights: NDArray[np.int64]) -> list[int]:
-    """`block_digests` of all blocks uint8 [blocks, …, bytes], on any device, with the same numbers. Waits for the
-    device."""
-    if not len(blocks):
-        return []
-    rows = blocks.contiguous().view(torch.int64).view(len(blocks), len(weights), -1)
-    totals = (rows.sum(-1) * torch.from_numpy(weights).to(blocks.device)).sum(-1)
-    digests: list[int] = ((totals & LARGEST) ^ (totals < 0).long()).tolist()
-    return digests
+def digests_of(pool: Tensor, blocks: Tensor, weights: Tensor) -> Tensor:
+    """The same numbers for blocks where they are, without a copy to the host: int64 [len(blocks)] for blocks int64 of
+    the pool [num_blocks, …], whole or some of its heads, and weights int64 [rows], all on one device."""
+    if pool.device.type != "cpu":
+        from pontil.gpu_ops.triton import blocks as kernels
+
+        totals = kernels.block_digests(pool, blocks, weights)
+    else:
+        rows = pool[blocks].flatten(1).view(torch.int64).view(len(blocks), len(weights), -1)
+        totals = (rows.sum(-1) * weights).sum(-1)
+    return (totals & LARGEST) ^ (totals < 0)

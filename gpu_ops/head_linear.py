@@ -12,7 +12,7 @@ class HeadLinear:
     """`y[r, h] = x[r, h] W[h]` for W [heads, inputs, outputs] and x [rows, heads, inputs].
 
     Every product has exactly GENERATED_ROWS rows, short ones padded with zeros, so that a row's bits do not depend on
-    the number of rows (C16).
+    the number of rows (C16). On a device one kernel computes all heads, by tiles of one size.
     """
 
     def __init__(self, weight: Tensor) -> None:
@@ -20,6 +20,10 @@ class HeadLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map x [rows, heads, inputs] to [rows, heads, outputs]."""
+        if x.device.type != "cpu":
+            from pontil.gpu_ops.triton import products
+
+            return products.product_of_heads(x, self.weight)
         rows = len(x)
         by_head = F.pad(x.transpose(0, 1), (0, 0, 0, -rows % GENERATED_ROWS))
         parts = [torch.bmm(tile, self.weight) for tile in by_head.split(GENERATED_ROWS, dim=1)]

@@ -40,7 +40,8 @@ class WorkerConfig:
     derive; None keeps nothing. A worker of several processes has `ranks` of them; this one is `rank`, and rank 0 serves
     the others at `rank_endpoint`. `lent_cores` is the file through which the workers of a launch lend each other cores,
     if they do. `speculative_model` guesses tokens for `model`. `keys` is the system's secret (runtime/wire/keys.py),
-    where it has one. `pooling` is for a worker that embeds. In a model of several stages, `graph` is its name in
+    where it has one. `pooling` is for a worker that embeds. `deterministic` chooses products on a
+    GPU whose rows' bits do not depend on the batch. In a model of several stages, `graph` is its name in
     runtime/graph/catalog.py and `node` the stage that this worker computes; items of its streams take at most
     `stream_memory`."""
 
@@ -67,6 +68,7 @@ class WorkerConfig:
     kv_connector: str = AUTO
     kernels: str = "auto"
     quantization: str = "none"
+    deterministic: bool = False
     pooling: str = "auto"
     transfer_host: str = "127.0.0.1"
     log_level: str = "info"

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import triton
+from torch import Tensor
 
 Grid = tuple[int, ...]
 
@@ -28,6 +29,11 @@ def launch(kernel: Any, grid: Grid, *arguments: Any, **constants: Any) -> None:
 
 def ceil_div(number: int, divisor: int) -> int:
     return -(-number // divisor)
+
+
+def in_rows(x: Tensor) -> Tensor:
+    """The same tensor, with neighbouring numbers along its last axis, as kernels read them."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def power_of_2(number: int) -> int:

@@ -243,6 +243,9 @@ class LaunchOptions:
         ENGINE, "auto", "What computes on a CPU: our kernels for an instruction set, or torch.", choice(*KERNELS),
         "auto|torch|SET",
     )  # fmt: skip
+    deterministic: bool = flag(
+        ENGINE, False, "Compute products on GPUs so that a row's bits know no batch, as on CPUs; slower.", switch
+    )
     log_level: str = flag(SUPERVISION, "info", "Least severity that is logged.", choice(*LEVELS), "|".join(LEVELS))
     log_format: Literal["text", "json"] = flag(
         SUPERVISION, "text", "Log lines for people or for programs.", choice("text", "json"), "text|json"

@@ -100,6 +100,7 @@ def plan_worker(
         "deadlines": {name: getattr(options, name) for name in DEADLINES},
         "kernels": options.kernels,
         "quantization": options.quantization,
+        "deterministic": options.deterministic,
         "pooling": options.pooling,
         "log_level": options.log_level,
         "graph": graph.name if graph is not None and node is not None else None,

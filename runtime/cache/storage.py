@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pontil.gpu_ops.digest import block_digests, device_digests, digest_weights
+from pontil.gpu_ops.digest import block_digests, digest_weights, digests_of
 from pontil.gpu_ops.kernels.slots import clear_packed
 from pontil.runtime.cache.device_memory import DeviceMemory, memory_of
 from pontil.runtime.cache.layout import KVLayout
@@ -150,9 +150,12 @@ class KVStorage:
 
     def own_digests(self, blocks: Sequence[int], heads: range | None = None) -> list[int]:
         """`digests` of what the engine's memory holds. Waits for the device."""
-        held = self.layout.kv_heads
-        pool = self.heads_in(self.own, heads)
-        return device_digests(pool[list(blocks)], self.weights_of(len(heads or held)))
+        if not blocks:
+            return []
+        weights = torch.from_numpy(self.weights_of(len(heads or self.layout.kv_heads))).to(self.device)
+        numbers = torch.tensor(blocks, dtype=torch.int64).to(self.device)
+        digests: list[int] = digests_of(self.heads_in(self.own, heads), numbers, weights).tolist()
+        return digests
 
     def weights_of(self, heads: int) -> NDArray[np.int64]:
         """The weights for digests of so many heads."""

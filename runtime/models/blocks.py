@@ -64,6 +64,8 @@ class Block:
 
     def __call__(self, hidden: Tensor, angles: Angles, attend: PagedAttention) -> Tensor:
         attended = self.attention(self.before[0](hidden, self.dtype), angles, attend)
-        hidden = hidden + (self.after[0](attended.float()) if self.after else attended)
-        made = self.feed_forward(self.before[1](hidden, self.dtype))
-        return hidden + (self.after[1](made.float()) if self.after else made)
+        if self.after is not None:
+            attended = self.after[0](attended)
+        hidden, normed = self.before[1].after_sum(hidden, attended, self.dtype)
+        made = self.feed_forward(normed)
+        return hidden + (self.after[1](made) if self.after else made)

@@ -31,7 +31,8 @@ class Weights:
 
     With `kernels`, products are laid out for these; the model they are for must fit them. `int8` rounds their weights
     to signed bytes. A rank of `communicator` keeps its part of a product, which the product's `cut` says. Floats of 8
-    or 4 bits stay so; they have a scale for each `block` of outputs and inputs.
+    or 4 bits stay so; they have a scale for each `block` of outputs and inputs. Products are
+    `deterministic` where that is a choice.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Weights:
         int8: bool = False,
         communicator: Communicator | None = None,
         block: tuple[int, int] | None = None,
+        deterministic: bool = False,
     ) -> None:
         self.source = iter(tensors)
         self.left: dict[str, Tensor] = {}
@@ -51,6 +53,7 @@ class Weights:
         self.kernels = kernels
         self.int8 = int8
         self.block = block
+        self.deterministic = deterministic
         self.missing: list[str] = []
         self.communicator = communicator or SingleRank()
         self.partition = Partition(self.communicator.rank, self.communicator.size)
@@ -171,7 +174,7 @@ class Weights:
         if self.kernels is not None:
             return PackedLinear(self.kernels, Matrix(weight, bias))
         assert isinstance(weight, Tensor)
-        return Linear(weight, bias)
+        return Linear(weight, bias, self.deterministic)
 
     def read_on(self, *names: str) -> None:
         """Read tensors until one of these is here, or to the end."""

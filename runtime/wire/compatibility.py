@@ -41,7 +41,10 @@ TRAITS = (
 # Prefix of the name of kernels that run on a GPU: torch's operations and the kind of GPU. A CPU rounds differently, and
 # so may another kind of GPU.
 ON_GPU = "torch/cuda:"
-SAME_DEVICE = "a device of the same kind (--prefill and --decode choose it; --kernels does not help)"
+SAME_DEVICE = (
+    "a device of the same kind (--prefill and --decode choose it; --kernels does not help), and --deterministic as "
+    "there"
+)
 # The KV layout follows from the other traits, so it is named only where none of them explains the difference.
 LAYOUT = CompatibilityTrait("kv_fingerprint", "KV layout", "the same version of pontil", plain("kv_fingerprint"))
 

@@ -69,7 +69,7 @@ def assemble_embedder(config: WorkerConfig, report: Reporter) -> Embedder:
     pooling = config.pooling if config.pooling != AUTO else stated_pooling(path) or loaded.pooling
     longest = min(loaded.max_model_len, config.max_model_len or loaded.max_model_len)
     identity = f"{loaded.fingerprint} {pooling}"
-    kernels = name_of_kernels(device, loaded.kernels)
+    kernels = name_of_kernels(device, loaded.kernels, config.deterministic)
     made = Embedder(loaded.model, pooling, loaded.vocab_size, longest, identity, kernels)
     report.progress("warming up")
     made.vectors([([0], None)])
@@ -80,7 +80,7 @@ def load_encoder(config: WorkerConfig, device: torch.device, report: Reporter) -
     checkpoint = EncoderCheckpoint.open(config.model_path)
     shape, kernels = checkpoint.config, find_kernels(config, checkpoint.config, report)
     tensors = told(checkpoint.tensors(), total=len(checkpoint.places), tell=report.progress)
-    model = Bert(shape, Weights(tensors, device, DTYPE, kernels))
+    model = Bert(shape, Weights(tensors, device, DTYPE, kernels, deterministic=config.deterministic))
     return LoadedModel(model, shape.vocab_size, shape.max_model_len, checkpoint.fingerprint, "mean", kernels)
 
 
@@ -89,7 +89,9 @@ def load_decoder(config: WorkerConfig, device: torch.device, report: Reporter) -
     checkpoint = open_checkpoint(config.model_path)
     telling = partial(told, total=len(checkpoint.places), tell=report.progress)
     shape = checkpoint.config
-    weights = Weights(telling(checkpoint.tensors(DTYPE)), device, DTYPE, block=shape.weight_block)
+    weights = Weights(
+        telling(checkpoint.tensors(DTYPE)), device, DTYPE, block=shape.weight_block, deterministic=config.deterministic
+    )
     model = DecoderEmbedding(build_model(shape, weights))
     return LoadedModel(model, shape.vocab_size, shape.max_model_len, checkpoint.fingerprint, "last")
 

@@ -81,7 +81,7 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
         config.block_size, model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, cells,
         packed=kernels is not None, rank=config.rank, ranks=config.ranks, planes=model_config.kv_planes,
     )  # fmt: skip
-    named = name_of_kernels(device, kernels)
+    named = name_of_kernels(device, kernels, config.deterministic)
     if config.quantization != "none":
         named = f"{named} {config.quantization}"
     return ModelPart(
@@ -104,11 +104,11 @@ def memory_errors(device: str) -> Iterator[None]:
         ) from error
 
 
-def name_of_kernels(device: torch.device, kernels: KernelLibrary | None) -> str:
+def name_of_kernels(device: torch.device, kernels: KernelLibrary | None, deterministic: bool = False) -> str:
     """Return the name of the kernels. Workers with equal names round alike: torch's operations are assumed to, on all
-    CPUs, and on GPUs of one kind."""
+    CPUs, and on GPUs of one kind that are `deterministic` or not alike."""
     if device.type == "cuda":
-        return f"{ON_GPU}{torch.cuda.get_device_name(device)}"
+        return f"{ON_GPU}{torch.cuda.get_device_name(device)}{' deterministic' if deterministic else ''}"
     return kernels.name if kernels else TORCH
 
 
@@ -129,7 +129,7 @@ def read_weights(
     if wanted == "none":
         return Weights(
             telling(checkpoint.tensors(torch_dtype)), device, torch_dtype, kernels, communicator=communicator,
-            block=checkpoint.config.weight_block,
+            block=checkpoint.config.weight_block, deterministic=config.deterministic,
         )  # fmt: skip
     if kernels is None or dtype != "bfloat16":
         raise ModelError(f"--quantization {wanted} needs a CPU's kernels and bfloat16: leave out --kernels and --dtype")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import CASES, FAULTS
+from cases import CASES, FAULTS, OVER_BUDGET
 
 ROOT = Path(__file__).parents[3]
 SUPPORT = ROOT / "tests" / "support"
@@ -72,6 +72,11 @@ def test_the_interpreter_agrees_with_torch(name: str, rungs: dict[str, Rung]) ->
 def test_the_interpreter_shows_a_fault(name: str, rungs: dict[str, Rung]) -> None:
     error = rungs["interpreter"].ask(name)["error"]
     assert error > 2 * FAULTS[name].tolerance, error
+
+
+def test_the_compiler_shows_a_spill(rungs: dict[str, Rung]) -> None:
+    (kernel,) = rungs["sm_90a"].ask(OVER_BUDGET.name)["kernels"]
+    assert kernel["spills"] > OVER_BUDGET.budget.spills
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.compiled])

@@ -2,10 +2,17 @@
 """The cases of all kernels. There is one module for each kind of kernel."""
 
 import attention_cases
+import block_cases
+import elementwise_cases
 import faulty_attention
+import faulty_kernels
 import norm_cases
+import product_cases
 from ladder import KernelCase
 
-CASES: dict[str, KernelCase] = {case.name: case for module in (norm_cases, attention_cases) for case in module.CASES}
-FAULTS: dict[str, KernelCase] = {case.name: case for case in faulty_attention.CASES}
+MODULES = (norm_cases, elementwise_cases, product_cases, block_cases, attention_cases)
+CASES: dict[str, KernelCase] = {case.name: case for module in MODULES for case in module.CASES}
+FAULTS: dict[str, KernelCase] = {case.name: case for case in (*faulty_attention.CASES, *faulty_kernels.CASES)}
 """Cases of kernels with planted faults, which the interpreter must tell from torch's operations."""
+OVER_BUDGET: KernelCase = faulty_kernels.SPILLS
+"""A case of a kernel that spills, which the compiler must tell."""

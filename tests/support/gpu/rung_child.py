@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import triton
-from cases import CASES, FAULTS
+from cases import CASES, FAULTS, OVER_BUDGET
 from ladder import KernelCase, largest_error
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
@@ -124,8 +124,9 @@ def amd_facts(assembly: str) -> dict[str, Any]:
 def main() -> None:
     rung = sys.argv[1]
     try_case = interpret if rung == "interpreter" else Compiler(rung)
+    cases = CASES | FAULTS | {OVER_BUDGET.name: OVER_BUDGET}
     for line in sys.stdin:
-        print(json.dumps(try_case((CASES | FAULTS)[line.strip()])), flush=True)
+        print(json.dumps(try_case(cases[line.strip()])), flush=True)
 
 
 if __name__ == "__main__":

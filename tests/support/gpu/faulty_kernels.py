@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels with planted faults, except those of attention, which cases must show."""
+
+from dataclasses import replace
+
+import block_cases
+import elementwise_cases
+import norm_cases
+import product_cases
+import torch
+from faulty_attention import Fault, planted
+from ladder import KernelCase, Results
+
+from pontil.gpu_ops.triton import activation, blocks, experts, launch, norm, products, rotary, routing
+
+RIGHT: list[KernelCase] = [
+    case for module in (norm_cases, elementwise_cases, product_cases, block_cases) for case in module.CASES
+]
+FAULTS = [
+    Fault("divides-by-another-size", "add_rms_norm-3x72-float32-float32", norm, "normed", "/ SIZE +", "/ (SIZE + 1) +",
+          (norm,)),
+    Fault("leaves-out-a-pair", "rotary-whole", rotary, "turn_kernel", "pair < TURNED // 2", "pair < TURNED // 2 - 1",
+          (rotary,)),
+    Fault("limits-one-side", "gated-clamped-72-float32", activation, "activated", "tl.maximum(up, -limit)", "up",
+          (activation,)),
+    Fault("leaves-out-the-last-inputs", "product-plain-3x24x40-float32", products, "multiplied",
+          "range(0, INPUTS, BLOCK_K)", "range(0, INPUTS - BLOCK_K + 1, BLOCK_K)", (products,)),
+    Fault("reads-behind-the-inputs", "product-plain-3x24x40-float32", products, "numbers_at", "(k < end)", "(k <= end)",
+          (products,)),
+    Fault("takes-another-scale", "product-float8-tiles-2x72x256-float32", products, "weight_tile",
+          "start // GROUP)[:, None]", "0)[:, None]", (products,)),
+    Fault("swaps-halves-of-bytes", "product-float4-2x24x96-float16", products, "weight_tile", "from_float4(bits & 15)",
+          "from_float4(bits >> 4)", (products,)),
+    Fault("keeps-another-group", "routing-all-ways", routing, "choose_kernel", "tl.static_range(KEPT)",
+          "tl.static_range(KEPT - 1)", (routing,)),
+    Fault("gives-a-tile-to-another", "experts-plain", experts, "rows_of", "<= tile", "< tile", (experts,)),
+    Fault("forgets-a-rating", "experts-added", experts, "add_kernel", "in range(PER_TOKEN)", "in range(PER_TOKEN - 1)",
+          (experts,)),
+    Fault("writes-where-it-read", "blocks-copied-to-packed", blocks, "copy_kernel", "run * target_run",
+          "run * 0", (blocks,)),
+    Fault("weighs-runs-alike", "blocks-digested-heads", blocks, "digest_kernel", "weights + run * rows", "weights",
+          (blocks,)),
+]  # fmt: skip
+
+
+def faulty(fault: Fault) -> KernelCase:
+    (case,) = (case for case in RIGHT if case.name == fault.case)
+
+    def call(device: torch.device) -> Results:
+        with planted(fault):
+            return case.call(device)
+
+    return replace(case, name=fault.name, call=call)
+
+
+def spilling(device: torch.device) -> Results:
+    """A whole row in the registers of one warp."""
+    x, size = torch.empty(1, 16384, device=device), 16384
+    launch.launch(norm.rms_norm_kernel, (1,), x, x, x, size, 0, 1e-5, HEADS=1, SIZE=size, BLOCK=size, num_warps=1)
+    return ()
+
+
+CASES = [faulty(fault) for fault in FAULTS]
+SPILLS = KernelCase("spills", spilling, interpreted=False)
