@@ -88,7 +88,7 @@ class AttendingHalf(Protocol):
 
 
 class FeedingHalf(Protocol):
-    """What follows attention in a layer."""
+    """The MLP of a layer, or what stands in its place."""
 
     @property
     def pointers(self) -> dict[str, object]: ...
