@@ -251,8 +251,9 @@ struct QueryTile {
             int some_panels = dim - column < VALUE_PANELS * LANES ? (dim - column) / LANES : VALUE_PANELS;
             for (int q = 0; q < queries(); q += QUERY_ROWS) {
                 int some = queries() - q < QUERY_ROWS ? queries() - q : int(QUERY_ROWS);
-                add_values_of_rows<Number>(some, some_panels)(reinterpret_cast<const uint32_t*>(weights[q]), values, column,
-                                                     correction + q, to + size_t(q) * dim);
+                auto* add_values = add_values_of_rows<Number>(some, some_panels);
+                add_values(reinterpret_cast<const uint32_t*>(weights[q]), values, column, correction + q,
+                           to + size_t(q) * dim);
             }
         }
     }
