@@ -238,7 +238,8 @@ struct QueryTile {
     void weigh(Head& head, int q, int strip) {
         const int position = start + q / group;
         const int low = first_seen(position) - strip, high = position - strip;  // seen: low to high
-        auto* of_strip = low <= 0 && high >= STRIP - 1 ? weigh_strip<T, K::SCALED, true> : weigh_strip<T, K::SCALED, false>;
+        const bool whole_strip = low <= 0 && high >= STRIP - 1;
+        auto* of_strip = whole_strip ? weigh_strip<T, K::SCALED, true> : weigh_strip<T, K::SCALED, false>;
         correction[q] = of_strip({scores[q], key_scales, value_scales, scale, low, high}, head.highest[q],
                                  head.total[q], weights[q]);
     }
@@ -250,8 +251,9 @@ struct QueryTile {
             int some_panels = dim - column < VALUE_PANELS * LANES ? (dim - column) / LANES : VALUE_PANELS;
             for (int q = 0; q < queries(); q += QUERY_ROWS) {
                 int some = queries() - q < QUERY_ROWS ? queries() - q : int(QUERY_ROWS);
-                add_values_of_rows<Number>(some, some_panels)(reinterpret_cast<const uint32_t*>(weights[q]), values, column,
-                                                     correction + q, to + size_t(q) * dim);
+                auto* add_values = add_values_of_rows<Number>(some, some_panels);
+                add_values(reinterpret_cast<const uint32_t*>(weights[q]), values, column, correction + q,
+                           to + size_t(q) * dim);
             }
         }
     }
