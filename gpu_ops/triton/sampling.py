@@ -16,8 +16,7 @@ from pontil.gpu_ops.triton.launch import launch, power_of_2
 UNIT = tl.constexpr(2.0**43)
 # Logits that a program reads at a time, and the number of its warps: 8 for each thread.
 MOST_BLOCK, MOST_WARPS = 4096, 16
-# Keys of minus infinity, and below it: of places behind the end of the row.
-KEY_OF_NOTHING = tl.constexpr(-2139095041)
+# The key of places behind the end of the row, below that of minus infinity.
 KEY_OUTSIDE = tl.constexpr(-2147483648)
 INFINITY = tl.constexpr(float("inf"))
 # The smallest divisor of logits, as on the CPU.
@@ -132,9 +131,7 @@ def parts_at(logits, size, highest, top, temperature, key, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def kept_amounts(
-    logits, start, size, highest, top, temperature, key, last, BY_MASS: tl.constexpr, BLOCK: tl.constexpr
-):
+def kept_amounts(logits, start, size, highest, top, temperature, key, last, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
     """By mass, those of the kept ids: above the key, or with it and not behind the id `last`. Else 1 for each id with
     the key."""
     keys, x = load_row(logits, start, size, highest, BLOCK)
@@ -146,9 +143,7 @@ def kept_amounts(
 
 
 @triton.jit
-def id_beyond(
-    logits, size, highest, top, temperature, key, last, target, BY_MASS: tl.constexpr, BLOCK: tl.constexpr
-):
+def id_beyond(logits, size, highest, top, temperature, key, last, target, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
     """The first id up to which the kept amounts are more than the target. All of them are more."""
     start = 0
     before = tl.full((), 0, tl.int64)
@@ -183,9 +178,9 @@ def draw_kernel(
             room = equal
             most = tl.load(top_k + draw).to(tl.int64)
             if (most > 0) & (most < more + equal):
-                key = key_reaching(
-                    logits, size, highest, top, divisor, most, key.to(tl.int64), above, False, BLOCK
-                ).to(tl.int32)
+                key = key_reaching(logits, size, highest, top, divisor, most, key.to(tl.int64), above, False, BLOCK).to(
+                    tl.int32
+                )
                 more, mass, equal, own_mass = parts_at(logits, size, highest, top, divisor, key, BLOCK)
                 room = most - more
             each = own_mass // tl.maximum(equal, 1)

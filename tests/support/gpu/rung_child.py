@@ -3,6 +3,11 @@
 Triton's interpreter is chosen for a process. Started with the name of a target, or with "interpreter"; reads case names
 from standard input and writes a JSON object for each to standard output."""
 
+# Binds the package: another folder's may be installed.
+import app  # noqa: F401
+
+# isort: split
+
 import json
 import re
 import subprocess
@@ -18,7 +23,6 @@ from ladder import KernelCase, largest_error
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
-import app  # noqa: F401
 from pontil.gpu_ops.triton import launch
 
 TARGETS = {

@@ -23,7 +23,9 @@ def draws_of(rows: list[tuple[int, float, int, float, float, float]], device: to
     return DeviceDraws(whole[0], real[0], whole[1], *real[1:])
 
 
-def case(name: str, logits: Callable[[], Tensor], rows: list[tuple[int, float, int, float, float, float]]) -> KernelCase:
+def case(
+    name: str, logits: Callable[[], Tensor], rows: list[tuple[int, float, int, float, float, float]]
+) -> KernelCase:
     def call(device: torch.device) -> Results:
         made, one = logits().to(device), draws_of(rows, device)
         out = torch.full((len(rows),), -7, dtype=torch.int32, device=device)
@@ -69,7 +71,7 @@ def shaped(count: int) -> list[tuple[int, float, int, float, float, float]]:
 
 def on_odd_rows() -> list[tuple[int, float, int, float, float, float]]:
     found = [(row, *kind) for row in range(8) for kind in (
-        (0.0, 0, 1.0, 0.0, 0.5), (1.0, 0, 1.0, 0.0, 0.0), (1.0, 3, 1.0, 0.0, 0.999), (1.0, 0, 0.5, 0.0, 0.7),
+        (0.0, 0, 1.0, 0.0, 0.5), (1.0, 0, 1.0, 0.0, 0.0), (1.0, 3, 1.0, 0.0, 0.999), (1.0, 0, 0.6, 0.0, 0.7),
     )]  # fmt: skip
     return [*found, (-1, 1.0, 0, 1.0, 0.0, 0.5)]
 
