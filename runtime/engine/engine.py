@@ -91,7 +91,7 @@ class Engine:
     def step(self) -> list[Output]:
         batch, clock = self.scheduler.schedule(), self.scheduler.clock
         began = clock()
-        sampled = [as_given(one) for one in self.runner.run(batch)]
+        sampled = [as_given(one) for one in self.runner.launch(batch)()]
         self.scheduler.drafter.computed(batch, clock() - began)
         self.scheduler.advance(batch)
         drawn = [(self.branch(one), one) for one in sampled]
