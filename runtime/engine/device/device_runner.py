@@ -75,6 +75,11 @@ class DeviceRunner(ModelRunner):
         arrival = self.results.fetch()
         return lambda: collected(steps, arrival)
 
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Record the decode steps of every shape, the largest first: later ones fit into its memory."""
+        self.layers.record(self.inputs.send)
+
     def planned(self, batch: Batch) -> list[TileStep]:
         tiles = batch.tiles(self.limits.prompt, self.limits.generated)
         vocabulary = self.model.config.vocab_size

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from pontil.runtime.engine.device.tile_inputs import generated_sections, query_t
 from pontil.runtime.engine.tile_plan import TilePlan
 from pontil.runtime.models.model import Model
 
+NO_ROWS = TilePlan(True, [], [], [], [], [])
 # Makes the attention of a tile over a pool.
 MakeAttention = Callable[[Tensor, DeviceTile], PagedAttention]
 
@@ -95,6 +97,14 @@ class TileForward:
         if not drawn_whole(plan):
             return self.decode(fixed, width).index_select(0, free[1])
         return self.captured.run((len(fixed[0]), width), lambda: self.decode(fixed, width))
+
+    def record(self, send: Callable[[Sequence[Array]], list[Tensor]]) -> None:
+        """Record decode steps of all shapes, the largest first, into whose memory the others fit. `send` puts sections
+        where those of a step's first tile are."""
+        for rows in reversed(self.generated_rows):
+            fixed = send(generated_sections(NO_ROWS, rows, self.storage.layout.block_size))
+            for width in reversed(self.widths):
+                self.captured.record((rows, width), partial(self.decode, fixed, width))
 
     def decode(self, fixed: Sequence[Tensor], width: int) -> Tensor:
         """The layers for rows of generated positions, whose tables have been written."""

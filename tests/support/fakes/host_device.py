@@ -102,7 +102,8 @@ def in_chunks(table: Tensor, length: int, width: int, block_size: int) -> Tensor
 
 
 def device_engine(
-    model: Model, *, blocks: int = 200, seats: int = 40, budget: int = 256, drafts: int = 0, link: HostLink | None = None,
+    model: Model, *, blocks: int = 200, seats: int = 40, budget: int = 256, drafts: int = 0,
+    link: HostLink | None = None,
 ) -> tuple[Engine, DeviceRunner]:  # fmt: skip
     layout = layout_of(model)
     storage = KVStorage(layout, blocks, model.device)
