@@ -118,8 +118,10 @@ def drawn_there(logits: Tensor, shaping: Shaping | None, row: Tensor, uniform: T
     if shaping is None or uniform is None:
         draws = DeviceDraws(row.int(), real, whole, real, real, real)
     else:
-        there = [each.to(logits.device)[row] for each in (shaping.temperature, shaping.top_p, shaping.min_p)]
-        draws = DeviceDraws(row.int(), there[0], shaping.top_k.to(logits.device)[row].int(), *there[1:], uniform)
+        temperature, top_k, top_p, min_p = (
+            each.to(logits.device)[row] for each in (shaping.temperature, shaping.top_k, shaping.top_p, shaping.min_p)
+        )
+        draws = DeviceDraws(row.int(), temperature, top_k.int(), top_p, min_p, uniform)
     draw(logits, draws, out)
     return out.long()
 

@@ -132,7 +132,7 @@ def parts_at(logits, size, highest, top, temperature, key, BLOCK: tl.constexpr):
 
 @triton.jit
 def kept_amounts(logits, start, size, highest, top, temperature, key, last, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """By mass, those of the kept ids: above the key, or with it and not behind the id `last`. Else 1 for each id with
+    """The masses of the kept ids: above the key, or with it and not behind the id `last`. Else 1 for each id with
     the key."""
     keys, x = load_row(logits, start, size, highest, BLOCK)
     if BY_MASS:

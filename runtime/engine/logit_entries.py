@@ -30,6 +30,11 @@ class LogitEdits:
     def __bool__(self) -> bool:
         return any((self.penalized, self.biased, self.allowed, self.forbidden, self.masked))
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors, in the order in which `moved` takes them."""
+        return [one for each in fields(self) for one in getattr(self, each.name)]
+
     def moved(self, move: Callable[[Tensor], Tensor]) -> "LogitEdits":
         """The same edits with each tensor moved, in the order of the fields."""
         return LogitEdits(*(tuple(move(one) for one in getattr(self, each.name)) for each in fields(self)))
@@ -97,7 +102,7 @@ def bias_entries(rows: list[LogitRow]) -> tuple[Tensor, ...]:
 
 def mask_entries(rows: list[LogitRow], ahead: list[int]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """The entries of ids that alone are allowed, and of those that are forbidden."""
-    masks = [(row, state.mask(len(sequence.output) + ahead[row])) for row, sequence, state in rows]
+    masks = [(row, state.mask(sequence.length - len(sequence.prompt) + ahead[row])) for row, sequence, state in rows]
     allowed, forbidden = (
         [(row, mask.ids) for row, mask in masks if mask is not None and mask.only is only] for only in (True, False)
     )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a batch through the model and samples from its logits. Takes no scheduling decision."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Sequential
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -47,6 +47,16 @@ class NoFollowers:
 NONE = NoFollowers()
 
 
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A batch that is being computed. `collect` waits for it and returns the sampled tokens of each sequence whose
+    known tokens are all computed. `places` are those of the drawn ids among the results, of sequences that drew one:
+    rows of the next batch may refer to them. There are none where all is done at once."""
+
+    collect: Callable[[], list[Sampled]]
+    places: Mapping[Sequence, int] = field(default_factory=dict)
+
+
 class ModelRunner:
     """Turns tiles of sequences into plans, has them computed, and samples. With a `frame_maker` each sampled id is the
     first code of a frame. Where `keeps_states` is set, each sequence gets the final hidden states of its newest
@@ -72,10 +82,10 @@ class ModelRunner:
         """Return whether a position's KV has the same bits in a prompt and in an answer."""
         return self.model.kernels is not None
 
-    def launch(self, batch: Batch) -> Callable[[], list[Sampled]]:
-        """Begin to compute a batch; return what waits for it and returns its results. Here all is done at once."""
+    def launch(self, batch: Batch) -> Launched:
+        """Begin to compute a batch. Here all is done at once."""
         sampled = self.run(batch)
-        return lambda: sampled
+        return Launched(lambda: sampled)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> list[Sampled]:

@@ -105,6 +105,9 @@ class Sequence:
     `remote_prefill` waits for seats and blocks only: it will be parked. Before the prompt stand `skipped` tokens that
     are not computed in this engine; only a draft model leaves out any.
 
+    Of the tokens after its output, `unknown` have been drawn in steps whose results are not here yet. The newest of
+    them is at `place` among the results of the last such step; without a place the next row waits for it.
+
     In a model of several stages its rows may be `inputs` instead of ids, and it may be followed by consumers: of its
     positions' `states`, or of its ids (`outflow`). It rests while an input is missing or a consumer is behind.
     """
@@ -156,6 +159,8 @@ class Sequence:
     inputs: RowInputs | None = None
     states: StateOutputs | None = None
     outflow: Outflow | None = None
+    unknown: int = 0
+    place: int | None = None
     stop_check: StopCheck | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -163,7 +168,7 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        return len(self.prompt) + len(self.output)
+        return len(self.prompt) + len(self.output) + self.unknown
 
     @property
     def remaining(self) -> int:
@@ -181,6 +186,21 @@ class Sequence:
             return True
         behind = self.states is not None and self.states.is_full
         return behind or (self.outflow is not None and self.outflow.is_full)
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether its next row may be computed as soon as there is room."""
+        return not self.rests and (self.unknown == 0 or self.place is not None)
+
+    @property
+    def may_go_on(self) -> bool:
+        """Return whether the row after the token that was just drawn may be computed before that is known. It may turn
+        out that the sequence ended with it: the row is then dropped. What needs the token itself waits for it: a
+        budget that ends, a handoff, a token that the client has, choices to be forked, penalties, grammars."""
+        drawn, params = self.length - len(self.prompt), self.params
+        alone = len(self.choices) == 1 and not self.hands_over and not (self.given and drawn == 1)
+        free = self.make_guide is None and not penalized(params) and params.min_tokens <= drawn
+        return alone and free and drawn < params.max_tokens
 
     @property
     def is_streamed(self) -> bool:
@@ -218,7 +238,10 @@ class Sequence:
         return self.choice == (self.wanted or (0,))[0]
 
     def token(self, position: int) -> int:
+        """The token at a position; if it is unknown, -1 - its place among the last results."""
         inside = position - len(self.prompt)
+        if inside >= len(self.output) and self.place is not None:
+            return -1 - self.place
         return self.prompt[position] if inside < 0 else self.output[inside]
 
     def move(self, state: SequenceState) -> None:
@@ -272,6 +295,11 @@ class Sequence:
         """Discard the KV of rejected drafts: the newest token is always still to be computed."""
         if self.computed >= self.length:
             self.computed = self.reached = self.length - 1
+
+    def forget_unknown(self) -> None:
+        """Leave out tokens that are not known yet, since the sequence ends before them."""
+        self.unknown, self.place = 0, None
+        self.roll_back()
 
     def draft(self, count: int) -> tuple[int, ...]:
         """Propose at most `count` tokens that may come next, from what stood before."""

@@ -2,7 +2,7 @@
 """Runs batches on a device without waiting for it: all numbers of a step go there in one copy, and ids and logprobs
 come back in one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from pontil.runtime.engine.device.results import ResultBuffer
 from pontil.runtime.engine.device.step_buffer import StepBuffer
 from pontil.runtime.engine.device.tile_forward import DeviceLimits, MakeAttention, TileForward
 from pontil.runtime.engine.device.tile_step import StepSections, TileStep
-from pontil.runtime.engine.model_runner import NONE, Followers, ModelRunner
+from pontil.runtime.engine.model_runner import NONE, Followers, Launched, ModelRunner
 from pontil.runtime.engine.sampler import Sampled
 from pontil.runtime.engine.streamed import FrameMaker
 from pontil.runtime.engine.tile_rows import rows_of
@@ -50,13 +50,15 @@ class DeviceRunner(ModelRunner):
         return not (streamed or self.keeps_states or self.frame_maker or self.followers is not NONE)
 
     def run(self, batch: Batch) -> list[Sampled]:
-        return self.launch(batch)()
+        return self.launch(batch).collect()
 
     @torch.inference_mode()
-    def launch(self, batch: Batch) -> Callable[[], list[Sampled]]:
+    def launch(self, batch: Batch) -> Launched:
         if not self.is_plain(batch):
             sampled = super().run(batch)
-            return lambda: sampled
+            return Launched(lambda: sampled)
+        if not batch.spans and not batch.copies:
+            return Launched(list)
         steps = self.planned(batch)
         sections = StepSections()
         first = 0
@@ -70,10 +72,9 @@ class DeviceRunner(ModelRunner):
         self.results.begin(first)
         for step in steps:
             step.compute(self.layers, self.model, self.results)
-        if not self.results.used:
-            return list
         arrival = self.results.fetch()
-        return lambda: collected(steps, arrival)
+        places = {sequence: place for step in steps for sequence, place in step.places.items()}
+        return Launched(lambda: collected(steps, arrival), places)
 
     @torch.inference_mode()
     def warm_up(self) -> None:

@@ -66,7 +66,8 @@ class ResultBuffer:
         return places
 
     def fetch(self) -> Arrival:
-        """Copy the step's results to the host, in one piece."""
+        """Copy the step's results to the host, in one piece: at least a word, which arrives when the step is over."""
+        self.used = max(self.used, 1)
         host = self.hosts[self.fetches % len(self.hosts)]
         self.fetches += 1
         if self.used > len(self.device):

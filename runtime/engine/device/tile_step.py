@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One tile in a step on a device: what is written for it, started, and read back."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter, abc
+from collections.abc import Callable
 
 import numpy as np
 from torch import Tensor
@@ -15,6 +16,7 @@ from pontil.runtime.engine.device.step_buffer import Array
 from pontil.runtime.engine.device.tile_forward import TileForward, drawn_whole, padded
 from pontil.runtime.engine.logprobs import TokenLogprobs
 from pontil.runtime.engine.sampler import Draw, Sampled, plan_draws
+from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.engine.tile_rows import TileRows
 from pontil.runtime.models.model import Model
 
@@ -29,7 +31,7 @@ class StepSections:
         self.arrays: list[Array] = []
         self.sent: list[Tensor] = []
 
-    def add(self, arrays: Sequence[Array]) -> Callable[[], list[Tensor]]:
+    def add(self, arrays: abc.Sequence[Array]) -> Callable[[], list[Tensor]]:
         """Add sections; return what returns them as they are on the device."""
         here = slice(len(self.arrays), len(self.arrays) + len(arrays))
         self.arrays += arrays
@@ -53,6 +55,12 @@ class TileStep:
         self.recorded_places: list[PlacedLogprobs] = []
         self.drawn: Tensor | None = None
 
+    @property
+    def places(self) -> dict[Sequence, int]:
+        """The places of the ids of sequences that draw one each."""
+        owners = Counter(one.sequence for one in self.draws.draws)
+        return {one.sequence: self.first + at for at, one in enumerate(self.draws.draws) if owners[one.sequence] == 1}
+
     def write(self, layers: TileForward, sections: StepSections, first: int) -> None:
         """Add this tile's sections to those of the step, the ones of fixed sizes before all others."""
         self.first = first
@@ -67,9 +75,7 @@ class TileStep:
             for at in range(0, len(self.plan.recorded), RECORDED_TOGETHER)
         ]
         self.recorded_rows = sections.add([np.array(part, np.int64) for part in parts])
-        edits: list[Array] = []
-        self.draws.edits.moved(lambda one: edits.append(one.numpy()) or one)
-        self.edit_sections = sections.add(edits)
+        self.edit_sections = sections.add([one.numpy() for one in self.draws.edits.tensors])
         self.logprob_sections = sections.add(self.logprobs.sections if self.asked else [])
         self.recorded_sections = [sections.add(one.sections) for one in self.recorded]
 
@@ -104,8 +110,8 @@ class TileStep:
         tokens = words[self.first : self.first + len(draws)].tolist()
         logprobs: dict[Draw, TokenLogprobs] = {}
         if self.logprob_places is not None:
-            made = self.logprob_places.read(tokens, words)
-            logprobs = {draw: one for (draw, _), one in zip(self.asked, made, strict=True)}
+            found = self.logprob_places.read(tokens, words)
+            logprobs = {draw: one for (draw, _), one in zip(self.asked, found, strict=True)}
         by_draw = dict(zip(draws, tokens, strict=True))
         return self.draws.results(
             draws, self.drawn[: len(draws)], by_draw, lambda asked: {one: logprobs[one] for one in asked}

@@ -31,7 +31,7 @@ class CopiedWords:
     """Words as they were when they were fetched."""
 
     def __init__(self, words: Words) -> None:
-        self.words = words.copy()
+        self.words: Words = words.copy()
 
     def wait(self) -> Words:
         return self.words

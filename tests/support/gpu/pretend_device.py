@@ -35,8 +35,8 @@ def pretend() -> torch.device:
 
 @dataclass
 class Tape:
-    """What a piece of code started: every operation and kernel, with its numbers and its tensors' shapes. A tensor that
-    was there before has its address too. `to_device` and `to_host` count copies."""
+    """The record of what code started: every operation and kernel, with its numbers and its tensors' shapes. A tensor
+    that was there before has its address too. `to_device` and `to_host` count copies."""
 
     calls: list[Any] = field(default_factory=list)
     kernels: list[str] = field(default_factory=list)
@@ -72,7 +72,8 @@ class PretendDevice(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.device, self.fake, self.tape = pretend(), FakeTensorMode(), Tape()
+        self.fake = FakeTensorMode()  # type: ignore[no-untyped-call]
+        self.device, self.tape = pretend(), Tape()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
