@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of prompts, of any number of sequences in one launch. A program computes one query tile for some query
+heads of a KV head, over the keys from the text's beginning (or its window's) in chunks."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pontil.gpu_ops.device_tile import QUERY_TILE
+from pontil.gpu_ops.triton.launch import WIDE, ceil_div, launch, power_of_2
+from pontil.gpu_ops.triton.paged_kv import geometry
+from pontil.gpu_ops.triton.softmax import LOG2_E, QUERY_SCALE, add_chunk, rest_block
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTiles:
+    """Sizes: `keys` of a chunk, of which the order of additions depends, and `heads` that are computed together."""
+
+    keys: int
+    heads: int
+    warps: int = 4
+    stages: int = 2
+
+
+@triton.jit(
+    do_not_specialize=["layer", "table_row"], do_not_specialize_on_alignment=["tables", "query_tiles"],
+)
+def prompt_kernel(
+    q, pool, tables, query_tiles, sinks, out, layer, table_row, q_row, q_head, out_row, out_head, scale,
+    LAYERS: tl.constexpr, PLANES: tl.constexpr, KV_HEADS: tl.constexpr, SLOTS: tl.constexpr, WIDTH: tl.constexpr,
+    GROUP: tl.constexpr, VALUES: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr, HEADS: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    about = query_tiles + tl.program_id(0) * 4
+    first_row, first, count = tl.load(about), tl.load(about + 1), tl.load(about + 2)
+    if count == 0:
+        return
+    kv_head, part = tl.program_id(1) % KV_HEADS, tl.program_id(1) // KV_HEADS
+    # A query's place in its tile follows from its position, and so does each chunk that is added.
+    begin = first // QUERIES * QUERIES
+    place = tl.arange(0, HEADS * QUERIES)
+    of_group, asking = part * HEADS + place // QUERIES, begin + place % QUERIES
+    heads = kv_head * GROUP + of_group
+    ours = (of_group < GROUP) & (asking >= first) & (asking < first + count)
+    rows = (first_row + asking - first).to(tl.int64)
+    cell = tl.arange(0, MAIN)
+    query = q + rows[:, None] * q_row + heads[:, None] * q_head
+    wanted = pool.dtype.element_ty
+    inside = ours[:, None] & (cell < VALUES)[None, :]
+    queries = tl.load(query + cell[None, :], mask=inside, other=0.0).to(wanted)
+    rest_queries = queries
+    if REST > 0:
+        other = tl.arange(0, REST)
+        some = ours[:, None] & (other < WIDTH - VALUES)[None, :]
+        rest_queries = tl.load(query + VALUES + other[None, :], mask=some, other=0.0).to(wanted)
+    table = tables + tl.load(about + 3).to(tl.int64) * table_row
+    sums = tl.zeros([HEADS * QUERIES, MAIN], tl.float32)
+    if SINKS:
+        peak = tl.load(sinks + heads, mask=of_group < GROUP, other=0.0) * LOG2_E
+        total = tl.full([HEADS * QUERIES], 1.0, tl.float32)
+    else:
+        peak = tl.full([HEADS * QUERIES], -float("inf"), tl.float32)
+        total = tl.zeros([HEADS * QUERIES], tl.float32)
+    low = 0
+    if WINDOW > 0:
+        low = tl.maximum(begin - WINDOW + 1, 0) // KEYS * KEYS
+    else:
+        # All these keys are before the tile: every query sees them.
+        for start in range(0, begin // KEYS * KEYS, KEYS):
+            sums, total, peak = add_chunk(
+                sums, total, peak, queries, rest_queries, pool, table, layer, kv_head, start, first, asking, scale,
+                LAYERS, PLANES, KV_HEADS, SLOTS, WIDTH, VALUES, MAIN, REST, KEYS, WINDOW, False, WIDE,
+            )  # fmt: skip
+        low = begin // KEYS * KEYS
+    for start in range(low, begin + QUERIES, KEYS):
+        sums, total, peak = add_chunk(
+            sums, total, peak, queries, rest_queries, pool, table, layer, kv_head, start, first + count, asking, scale,
+            LAYERS, PLANES, KV_HEADS, SLOTS, WIDTH, VALUES, MAIN, REST, KEYS, WINDOW, True, WIDE,
+        )  # fmt: skip
+    result = (sums / total[:, None]).to(out.dtype.element_ty)
+    tl.store(out + rows[:, None] * out_row + heads[:, None] * out_head + cell[None, :], result, mask=inside)
+
+
+def prompt_tiles(group: int, main: int, wide: bool) -> PromptTiles:
+    """Choose sizes for `group` query heads of a KV head and blocks of `main` numbers, `wide` if these are float32."""
+    keys = max(16, min(64, (4096 if wide else 8192) // main))
+    heads = 1 if wide or main > 256 else 2 if group % 2 == 0 else 1
+    return PromptTiles(keys, heads, warps=8 if heads > 1 or main > 256 else 4)
+
+
+def prompt(
+    pool: Tensor, layer: int, q: Tensor, tables: Tensor, query_tiles: Tensor, *, scale: float,
+    window: int | None = None, sinks: Tensor | None = None, value_dim: int | None = None,
+    tiles: PromptTiles | None = None,
+) -> Tensor:  # fmt: skip
+    """Causal attention of q [rows, heads, head_dim], whose keys are stored already. `tables` and `query_tiles` are
+    those of a DeviceTile. Rows of no query tile are zeros.
+
+    Returns [rows, heads, value_dim] in q's type; `value_dim` is less than head_dim where the first numbers of a key are
+    its value."""
+    constants, (rows, heads, dim) = geometry(pool), q.shape
+    kv_heads, values = constants["KV_HEADS"], value_dim or dim
+    group, main = heads // kv_heads, max(16, power_of_2(values))
+    tiles = tiles or prompt_tiles(group, main, pool.dtype == torch.float32)
+    assert q.stride(2) == 1 and dim == constants["WIDTH"] and (values == dim or constants["PLANES"] == 1)
+    assert QUERY_TILE % tiles.keys == 0 or tiles.keys % QUERY_TILE == 0
+    out = torch.zeros(rows, heads, values, dtype=q.dtype, device=q.device)
+    launch(
+        prompt_kernel, (len(query_tiles), kv_heads * ceil_div(group, tiles.heads)), q, pool, tables, query_tiles,
+        query_tiles if sinks is None else sinks, out, layer, tables.stride(0), *q.stride()[:2], *out.stride()[:2],
+        scale * QUERY_SCALE, **constants, GROUP=group, VALUES=values, MAIN=main, REST=rest_block(dim - values),
+        HEADS=tiles.heads, QUERIES=QUERY_TILE, KEYS=tiles.keys, WINDOW=window or 0, SINKS=sinks is not None, WIDE=WIDE,
+        num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts that kernels of attention share: reading keys, scores, and the running softmax.
+
+Scores are in units of ln 2: `scale` carries QUERY_SCALE. Adding a chunk that is hidden from a
+row changes none of its bits: its weights are exact zeros, and the peak stays.
+"""
+
+import math
+
+import triton
+import triton.language as tl
+
+from pontil.gpu_ops.triton.launch import power_of_2
+from pontil.gpu_ops.triton.paged_kv import row_places
+
+QUERY_SCALE = 1 / math.log(2)
+LOG2_E = tl.constexpr(QUERY_SCALE)
+
+
+def rest_block(size: int) -> int:
+    """The block that holds the numbers of a key that are not of its value, of which there may be none."""
+    return max(16, power_of_2(size)) if size else 0
+
+
+@triton.jit
+def product(a, b, WIDE: tl.constexpr):
+    if WIDE:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit
+def load_rows(
+    pool, table, layer, plane, head, positions, end, first,
+    LAYERS: tl.constexpr, PLANES: tl.constexpr, KV_HEADS: tl.constexpr, SLOTS: tl.constexpr, WIDTH: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, BOUNDED: tl.constexpr,
+):  # fmt: skip
+    """Cells [first, first + SIZE) of these positions, [positions, BLOCK]; zeros from `end` on: what lies there may be
+    no number, which no weight of zero takes away. Not BOUNDED: all positions are before `end`."""
+    cell = tl.arange(0, BLOCK)
+    if BOUNDED:
+        stored = positions < end
+        blocks = tl.load(table + positions // SLOTS, mask=stored, other=0)
+    else:
+        blocks = tl.load(table + positions // SLOTS)
+    places = row_places(blocks, positions % SLOTS, layer, plane, head, LAYERS, PLANES, KV_HEADS, SLOTS, WIDTH)
+    pointers = pool + places[:, None] + (first + cell)[None, :]
+    if BOUNDED and BLOCK > SIZE:
+        return tl.load(pointers, mask=stored[:, None] & (cell < SIZE)[None, :], other=0.0)
+    elif BOUNDED:
+        return tl.load(pointers, mask=stored[:, None], other=0.0)
+    elif BLOCK > SIZE:
+        return tl.load(pointers, mask=(cell < SIZE)[None, :], other=0.0)
+    else:
+        return tl.load(pointers)
+
+
+@triton.jit
+def add_chunk(
+    sums, total, peak, queries, rest_queries, pool, table, layer, head, start, end, asking, scale,
+    LAYERS: tl.constexpr, PLANES: tl.constexpr, KV_HEADS: tl.constexpr, SLOTS: tl.constexpr, WIDTH: tl.constexpr,
+    VALUES: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr,
+    MASKED: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Add the keys at [start, start + KEYS) to the state of queries at positions `asking`: their sums of values
+    [queries, MAIN], sums of weights and highest scores. Not MASKED: all queries see all these keys."""
+    positions = start + tl.arange(0, KEYS)
+    keys = load_rows(
+        pool, table, layer, 0, head, positions, end, 0, LAYERS, PLANES, KV_HEADS, SLOTS, WIDTH, VALUES, MAIN, MASKED
+    )
+    scores = product(queries, tl.trans(keys), WIDE)
+    if REST > 0:
+        others = load_rows(
+            pool, table, layer, 0, head, positions, end, VALUES, LAYERS, PLANES, KV_HEADS, SLOTS, WIDTH,
+            WIDTH - VALUES, REST, MASKED,
+        )  # fmt: skip
+        scores += product(rest_queries, tl.trans(others), WIDE)
+    scores *= scale
+    if MASKED:
+        visible = positions[None, :] <= asking[:, None]
+        if WINDOW > 0:
+            visible = visible & (positions[None, :] > asking[:, None] - WINDOW)
+        scores = tl.where(visible, scores, -float("inf"))
+    highest = tl.maximum(peak, tl.max(scores, 1))
+    # A row that has seen no key yet has no peak: subtracting it would make it NaN.
+    safe = tl.where(highest == -float("inf"), 0.0, highest)
+    weights = tl.exp2(scores - safe[:, None])
+    fade = tl.exp2(peak - safe)
+    total = total * fade + tl.sum(weights, 1)
+    values = keys
+    if PLANES == 2:
+        values = load_rows(
+            pool, table, layer, 1, head, positions, end, 0, LAYERS, PLANES, KV_HEADS, SLOTS, WIDTH, VALUES, MAIN, MASKED
+        )
+    sums = sums * fade[:, None] + product(weights.to(values.dtype), values, WIDE)
+    return sums, total, highest
