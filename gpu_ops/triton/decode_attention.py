@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pontil.gpu_ops.triton.launch import WIDE, ceil_div, launch, power_of_2
+from pontil.gpu_ops.triton.launch import WIDE, ceil_div, launch, power_of_2, processor
 from pontil.gpu_ops.triton.paged_kv import geometry
 from pontil.gpu_ops.triton.softmax import LOG2_E, QUERY_SCALE, add_chunk, rest_block
 
@@ -34,7 +34,7 @@ class DecodeTiles:
     strip: int = 256
     most: int = 64
     warps: int = 4
-    stages: int = 3
+    stages: int = 2
 
 
 @triton.jit
@@ -69,14 +69,16 @@ def strips_kernel(
     of_group = part * HEADS + tl.arange(0, HEADS)
     heads, ours = kv_head * GROUP + of_group, of_group < GROUP
     cell = tl.arange(0, MAIN)
+    # Within a row 32 bits count everything, and need half the registers.
     query = q + row * q_row + heads[:, None] * q_head
     wanted = pool.dtype.element_ty
-    queries = tl.load(query + cell[None, :], mask=ours[:, None] & (cell < VALUES)[None, :], other=0.0).to(wanted)
+    inside = ours[:, None] & (cell < VALUES)[None, :]
+    queries = tl.load(query + cell[None, :], mask=inside, other=0.0).to(wanted)
     rest_queries = queries
     if REST > 0:
         other = tl.arange(0, REST)
-        inside = ours[:, None] & (other < WIDTH - VALUES)[None, :]
-        rest_queries = tl.load(query + VALUES + other[None, :], mask=inside, other=0.0).to(wanted)
+        some = ours[:, None] & (other < WIDTH - VALUES)[None, :]
+        rest_queries = tl.load(query + VALUES + other[None, :], mask=some, other=0.0).to(wanted)
     table = tables + tl.load(owners + row).to(tl.int64) * table_row
     asking = tl.zeros([HEADS], tl.int32) + length - 1
     for strip in range(tl.program_id(2), count, tl.num_programs(2)):
@@ -89,11 +91,11 @@ def strips_kernel(
                 sums, total, peak, queries, rest_queries, pool, table, layer, kv_head, start, length, asking, scale,
                 LAYERS, PLANES, KV_HEADS, SLOTS, WIDTH, VALUES, MAIN, REST, KEYS, WINDOW, True, WIDE,
             )  # fmt: skip
-        place = (local * KV_HEADS * GROUP + heads) * room + strip
-        inside = ours[:, None] & (cell < VALUES)[None, :]
-        tl.store(parts + place[:, None] * VALUES + cell[None, :], sums, mask=inside)
-        tl.store(weights + place * 2, total, mask=ours)
-        tl.store(weights + place * 2 + 1, peak, mask=ours)
+        place = local * KV_HEADS * GROUP * room
+        of_row = heads * room + strip
+        tl.store(parts + place * VALUES + of_row[:, None] * VALUES + cell[None, :], sums, mask=inside)
+        tl.store(weights + place * 2 + of_row * 2, total, mask=ours)
+        tl.store(weights + place * 2 + of_row * 2 + 1, peak, mask=ours)
 
 
 @triton.jit(do_not_specialize=["first_row", "room"], do_not_specialize_on_alignment=["lengths"])
@@ -130,9 +132,13 @@ def combine_kernel(
 
 def decode_tiles(group: int, main: int, wide: bool) -> DecodeTiles:
     """Choose sizes for `group` query heads of a KV head and blocks of `main` numbers, `wide` if these are float32."""
-    heads = min(64 if main > 256 else 32, max(16, power_of_2(group)))
-    keys = max(16, min(64, (8192 if wide else 16384) // main))
-    return DecodeTiles(keys, heads, most=16 if main > 256 else 64, warps=8 if main > 256 else 4, stages=2)
+    amd, heads = processor()[0] == "hip", min(32, max(16, power_of_2(group)))
+    if wide:
+        return DecodeTiles(max(16, min(32, 4096 // main)), 16, most=16 if main > 256 else 64, stages=2)
+    # On AMD more stages would need more shared memory than there is.
+    if main > 256:
+        return DecodeTiles(32, 16 if amd else heads, most=16, warps=8, stages=2 if amd else 5)
+    return DecodeTiles(64 if main <= 128 else 32, heads, stages=2 if amd else 5)
 
 
 def decode(

@@ -33,3 +33,12 @@ def ceil_div(number: int, divisor: int) -> int:
 def power_of_2(number: int) -> int:
     """The least power of two that is not less."""
     return int(triton.next_power_of_2(number))
+
+
+def processor() -> tuple[str, int]:
+    """The kind of processor that kernels are compiled for: ("hip", 0), or "cuda" and its compute capability, 90 say.
+    The interpreter computes as a small one does."""
+    if WIDE:
+        return "cuda", 80
+    target = triton.runtime.driver.active.get_current_target()
+    return ("hip", 0) if target.backend == "hip" else ("cuda", int(target.arch))

@@ -10,17 +10,19 @@ import triton.language as tl
 from torch import Tensor
 
 from pontil.gpu_ops.device_tile import QUERY_TILE
-from pontil.gpu_ops.triton.launch import WIDE, ceil_div, launch, power_of_2
+from pontil.gpu_ops.triton.launch import WIDE, ceil_div, launch, power_of_2, processor
 from pontil.gpu_ops.triton.paged_kv import geometry
 from pontil.gpu_ops.triton.softmax import LOG2_E, QUERY_SCALE, add_chunk, rest_block
 
 
 @dataclass(frozen=True, slots=True)
 class PromptTiles:
-    """Sizes: `keys` of a chunk, of which the order of additions depends, and `heads` that are computed together."""
+    """Sizes: `keys` of a chunk, of which the order of additions depends; `queries` of a query tile and `heads` that are
+    computed together."""
 
     keys: int
-    heads: int
+    heads: int = 1
+    queries: int = QUERY_TILE
     warps: int = 4
     stages: int = 2
 
@@ -32,22 +34,24 @@ def prompt_kernel(
     q, pool, tables, query_tiles, sinks, out, layer, table_row, q_row, q_head, out_row, out_head, scale,
     LAYERS: tl.constexpr, PLANES: tl.constexpr, KV_HEADS: tl.constexpr, SLOTS: tl.constexpr, WIDTH: tl.constexpr,
     GROUP: tl.constexpr, VALUES: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr, HEADS: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, WIDE: tl.constexpr,
+    PIECES: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
+    SPLIT: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    about = query_tiles + tl.program_id(0) * 4
+    about = query_tiles + tl.program_id(0) // PIECES * 4
     first_row, first, count = tl.load(about), tl.load(about + 1), tl.load(about + 2)
-    if count == 0:
-        return
     kv_head, part = tl.program_id(1) % KV_HEADS, tl.program_id(1) // KV_HEADS
     # A query's place in its tile follows from its position, and so does each chunk that is added.
-    begin = first // QUERIES * QUERIES
+    begin = (first // (PIECES * QUERIES) * PIECES + tl.program_id(0) % PIECES) * QUERIES
+    if (begin + QUERIES <= first) | (begin >= first + count):
+        return
     place = tl.arange(0, HEADS * QUERIES)
     of_group, asking = part * HEADS + place // QUERIES, begin + place % QUERIES
     heads = kv_head * GROUP + of_group
     ours = (of_group < GROUP) & (asking >= first) & (asking < first + count)
-    rows = (first_row + asking - first).to(tl.int64)
+    # Within a tile 32 bits count everything, and need half the registers.
+    above, rows = first_row.to(tl.int64), asking - first
     cell = tl.arange(0, MAIN)
-    query = q + rows[:, None] * q_row + heads[:, None] * q_head
+    query = q + above * q_row + (rows * q_row + heads * q_head)[:, None]
     wanted = pool.dtype.element_ty
     inside = ours[:, None] & (cell < VALUES)[None, :]
     queries = tl.load(query + cell[None, :], mask=inside, other=0.0).to(wanted)
@@ -64,10 +68,8 @@ def prompt_kernel(
     else:
         peak = tl.full([HEADS * QUERIES], -float("inf"), tl.float32)
         total = tl.zeros([HEADS * QUERIES], tl.float32)
-    low = 0
-    if WINDOW > 0:
-        low = tl.maximum(begin - WINDOW + 1, 0) // KEYS * KEYS
-    else:
+    low = tl.maximum(begin - WINDOW + 1, 0) // KEYS * KEYS if WINDOW > 0 else begin * 0
+    if SPLIT:
         # All these keys are before the tile: every query sees them.
         for start in range(0, begin // KEYS * KEYS, KEYS):
             sums, total, peak = add_chunk(
@@ -81,14 +83,21 @@ def prompt_kernel(
             LAYERS, PLANES, KV_HEADS, SLOTS, WIDTH, VALUES, MAIN, REST, KEYS, WINDOW, True, WIDE,
         )  # fmt: skip
     result = (sums / total[:, None]).to(out.dtype.element_ty)
-    tl.store(out + rows[:, None] * out_row + heads[:, None] * out_head + cell[None, :], result, mask=inside)
+    place = (rows * out_row + heads * out_head)[:, None] + cell[None, :]
+    tl.store(out + above * out_row + place, result, mask=inside)
 
 
 def prompt_tiles(group: int, main: int, wide: bool) -> PromptTiles:
     """Choose sizes for `group` query heads of a KV head and blocks of `main` numbers, `wide` if these are float32."""
-    keys = max(16, min(64, (4096 if wide else 8192) // main))
-    heads = 1 if wide or main > 256 else 2 if group % 2 == 0 else 1
-    return PromptTiles(keys, heads, warps=8 if heads > 1 or main > 256 else 4)
+    if wide:
+        return PromptTiles(32 if main <= 64 else 16, queries=16)
+    if main <= 128:
+        return PromptTiles(64, heads=2, warps=8) if group % 2 == 0 else PromptTiles(64)
+    if main <= 256:
+        return PromptTiles(32, warps=8)
+    # The sums of 64 queries fill the registers of older processors.
+    kind, capability = processor()
+    return PromptTiles(16 if kind == "hip" else 32, queries=64 if capability >= 90 else 32, warps=8)
 
 
 def prompt(
@@ -106,13 +115,13 @@ def prompt(
     group, main = heads // kv_heads, max(16, power_of_2(values))
     tiles = tiles or prompt_tiles(group, main, pool.dtype == torch.float32)
     assert q.stride(2) == 1 and dim == constants["WIDTH"] and (values == dim or constants["PLANES"] == 1)
-    assert QUERY_TILE % tiles.keys == 0 or tiles.keys % QUERY_TILE == 0
+    pieces = QUERY_TILE // tiles.queries
     out = torch.zeros(rows, heads, values, dtype=q.dtype, device=q.device)
     launch(
-        prompt_kernel, (len(query_tiles), kv_heads * ceil_div(group, tiles.heads)), q, pool, tables, query_tiles,
-        query_tiles if sinks is None else sinks, out, layer, tables.stride(0), *q.stride()[:2], *out.stride()[:2],
+        prompt_kernel, (len(query_tiles) * pieces, kv_heads * ceil_div(group, tiles.heads)), q, pool, tables,
+        query_tiles, query_tiles if sinks is None else sinks, out, layer, tables.stride(0), *q.stride()[:2], *out.stride()[:2],
         scale * QUERY_SCALE, **constants, GROUP=group, VALUES=values, MAIN=main, REST=rest_block(dim - values),
-        HEADS=tiles.heads, QUERIES=QUERY_TILE, KEYS=tiles.keys, WINDOW=window or 0, SINKS=sinks is not None, WIDE=WIDE,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        HEADS=tiles.heads, PIECES=pieces, QUERIES=tiles.queries, KEYS=tiles.keys, WINDOW=window or 0, SINKS=sinks is not None,
+        SPLIT=window is None and main <= 256, WIDE=WIDE, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return out

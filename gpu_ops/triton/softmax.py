@@ -23,10 +23,10 @@ def rest_block(size: int) -> int:
 
 
 @triton.jit
-def product(a, b, WIDE: tl.constexpr):
+def add_product(sums, a, b, WIDE: tl.constexpr):
     if WIDE:
         a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, input_precision="ieee")
+    return tl.dot(a, b, sums, input_precision="ieee")
 
 
 @triton.jit
@@ -68,13 +68,14 @@ def add_chunk(
     keys = load_rows(
         pool, table, layer, 0, head, positions, end, 0, LAYERS, PLANES, KV_HEADS, SLOTS, WIDTH, VALUES, MAIN, MASKED
     )
-    scores = product(queries, tl.trans(keys), WIDE)
+    scores = tl.zeros([queries.shape[0], KEYS], tl.float32)
+    scores = add_product(scores, queries, tl.trans(keys), WIDE)
     if REST > 0:
         others = load_rows(
             pool, table, layer, 0, head, positions, end, VALUES, LAYERS, PLANES, KV_HEADS, SLOTS, WIDTH,
             WIDTH - VALUES, REST, MASKED,
         )  # fmt: skip
-        scores += product(rest_queries, tl.trans(others), WIDE)
+        scores = add_product(scores, rest_queries, tl.trans(others), WIDE)
     scores *= scale
     if MASKED:
         visible = positions[None, :] <= asking[:, None]
@@ -92,5 +93,5 @@ def add_chunk(
         values = load_rows(
             pool, table, layer, 1, head, positions, end, 0, LAYERS, PLANES, KV_HEADS, SLOTS, WIDTH, VALUES, MAIN, MASKED
         )
-    sums = sums * fade[:, None] + product(weights.to(values.dtype), values, WIDE)
+    sums = add_product(sums * fade[:, None], weights.to(values.dtype), values, WIDE)
     return sums, total, highest

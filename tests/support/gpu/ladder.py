@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+# A child process imports this module first: cases must not find another checkout's `pontil`.
+import app  # noqa: F401
+
 Results = tuple[Tensor, ...]
 
 
