@@ -33,10 +33,10 @@ class PagedAttention(Protocol):
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, scale: float, window: int | None,
-        sinks: Tensor | None = None,
+        sinks: Tensor | None = None, value_dim: int | None = None,
     ) -> Tensor:  # fmt: skip
         """Store k and v [rows, kv_heads, head_dim], then attend: q [rows, heads, head_dim] to the same shape. Without v
-        the keys are the values.
+        the keys are the values, of which `value_dim` are the first numbers that the result has (None: all).
 
         `scale` multiplies the product of a query and a key. With a `window` a query sees at most that many positions,
         its own being the last. With `sinks` float32 [heads] each head has a score more, of no key: what it weighs is
@@ -120,7 +120,7 @@ class GeneratedAttention:
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, scale: float, window: int | None,
-        sinks: Tensor | None = None,
+        sinks: Tensor | None = None, value_dim: int | None = None,
     ) -> Tensor:  # fmt: skip
         rows = len(self.tables)
         heads, dim = q.shape[1:]
@@ -137,7 +137,7 @@ class GeneratedAttention:
         if sinks is not None:
             sinks = (sinks * QUERY_SCALE).view(kv_heads, -1)
         out[:rows] = weigh(scores, values, sinks).reshape(rows, heads, dim).to(q.dtype)
-        return out
+        return out[..., :value_dim]
 
     def seen(self, window: int | None) -> Strips:
         """The keys that layers with this window read, equal for all such layers: the first one caches them."""
@@ -189,7 +189,7 @@ class PromptAttention:
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, scale: float, window: int | None,
-        sinks: Tensor | None = None,
+        sinks: Tensor | None = None, value_dim: int | None = None,
     ) -> Tensor:  # fmt: skip
         rows = len(self.blocks)
         write_kv(self.pool, layer, self.blocks, self.offsets, k[:rows], v if v is None else v[:rows])
@@ -197,7 +197,7 @@ class PromptAttention:
         for span in self.spans:
             here = slice(span.row, span.row + span.count)
             out[here] = self.attend(layer, span, q[here].float() * (QUERY_SCALE * scale), k.shape[1], window, sinks)
-        return out
+        return out[..., :value_dim]
 
     def attend(
         self, layer: int, span: PromptSpan, q: Tensor, kv_heads: int, window: int | None, sinks: Tensor | None

@@ -37,8 +37,9 @@ def power_of_2(number: int) -> int:
 
 def processor() -> tuple[str, int]:
     """The kind of processor that kernels are compiled for: ("hip", 0), or "cuda" and its compute capability, 90 say.
-    The interpreter computes as a small one does."""
-    if WIDE:
+    Where there is none nothing is compiled, and any answer will do."""
+    try:
+        target = triton.runtime.driver.active.get_current_target()
+    except RuntimeError:
         return "cuda", 80
-    target = triton.runtime.driver.active.get_current_target()
     return ("hip", 0) if target.backend == "hip" else ("cuda", int(target.arch))

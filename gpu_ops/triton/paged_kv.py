@@ -1,21 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of a paged pool of keys and values, `[block][layer][plane][kv_head][slot][width]`, in kernels."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from pontil.gpu_ops.triton.launch import launch, power_of_2
 
-CELLS = (torch.float32, torch.bfloat16, torch.float16)
-"""The types of cells that kernels read and write. Pools of others stay with torch's operations."""
-
 
 def geometry(pool: Tensor) -> dict[str, int]:
     """The compile-time constants by which kernels find rows of a pool."""
     _, layers, planes, heads, slots, width = pool.shape
-    assert pool.is_contiguous() and pool.dtype in CELLS
+    assert pool.is_contiguous() and pool.is_floating_point()
     return {"LAYERS": layers, "PLANES": planes, "KV_HEADS": heads, "SLOTS": slots, "WIDTH": width}
 
 
@@ -58,7 +54,7 @@ def write_kv(pool: Tensor, layer: int, slots: Tensor, k: Tensor, v: Tensor | Non
     rows, heads, dim = k.shape
     assert (v is None) == (constants["PLANES"] == 1) and (heads, dim) == (constants["KV_HEADS"], constants["WIDTH"])
     other = k if v is None else v
-    assert k.stride(2) == other.stride(2) == 1 and slots.dtype == torch.int32
+    assert k.stride(2) == other.stride(2) == 1 and slots.element_size() == 4
     launch(
         write_kernel, (rows, heads), pool, slots, k, other, layer, *k.stride()[:2], *other.stride()[:2],
         **constants, BLOCK=power_of_2(dim), num_warps=1 if dim <= 256 else 4,

@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pontil.gpu_ops.device_tile import QUERY_TILE
 from pontil.gpu_ops.triton.launch import WIDE, ceil_div, launch, power_of_2, processor
 from pontil.gpu_ops.triton.paged_kv import geometry
 from pontil.gpu_ops.triton.softmax import LOG2_E, QUERY_SCALE, add_chunk, rest_block
@@ -22,13 +21,14 @@ class PromptTiles:
 
     keys: int
     heads: int = 1
-    queries: int = QUERY_TILE
+    queries: int = 64
     warps: int = 4
     stages: int = 2
 
 
 @triton.jit(
-    do_not_specialize=["layer", "table_row"], do_not_specialize_on_alignment=["tables", "query_tiles"],
+    do_not_specialize=["layer", "table_row"],
+    do_not_specialize_on_alignment=["tables", "query_tiles"],
 )
 def prompt_kernel(
     q, pool, tables, query_tiles, sinks, out, layer, table_row, q_row, q_head, out_row, out_head, scale,
@@ -101,12 +101,12 @@ def prompt_tiles(group: int, main: int, wide: bool) -> PromptTiles:
 
 
 def prompt(
-    pool: Tensor, layer: int, q: Tensor, tables: Tensor, query_tiles: Tensor, *, scale: float,
+    pool: Tensor, layer: int, q: Tensor, tables: Tensor, query_tiles: Tensor, query_tile: int, *, scale: float,
     window: int | None = None, sinks: Tensor | None = None, value_dim: int | None = None,
     tiles: PromptTiles | None = None,
 ) -> Tensor:  # fmt: skip
     """Causal attention of q [rows, heads, head_dim], whose keys are stored already. `tables` and `query_tiles` are
-    those of a DeviceTile. Rows of no query tile are zeros.
+    those of a DeviceTile, of `query_tile` positions. Rows of no query tile are zeros.
 
     Returns [rows, heads, value_dim] in q's type; `value_dim` is less than head_dim where the first numbers of a key are
     its value."""
@@ -115,13 +115,15 @@ def prompt(
     group, main = heads // kv_heads, max(16, power_of_2(values))
     tiles = tiles or prompt_tiles(group, main, pool.dtype == torch.float32)
     assert q.stride(2) == 1 and dim == constants["WIDTH"] and (values == dim or constants["PLANES"] == 1)
-    pieces = QUERY_TILE // tiles.queries
+    pieces = query_tile // tiles.queries
+    assert query_tile % tiles.queries == 0
     out = torch.zeros(rows, heads, values, dtype=q.dtype, device=q.device)
+    sizes = {"VALUES": values, "MAIN": main, "HEADS": tiles.heads, "QUERIES": tiles.queries, "KEYS": tiles.keys}
     launch(
         prompt_kernel, (len(query_tiles) * pieces, kv_heads * ceil_div(group, tiles.heads)), q, pool, tables,
-        query_tiles, query_tiles if sinks is None else sinks, out, layer, tables.stride(0), *q.stride()[:2], *out.stride()[:2],
-        scale * QUERY_SCALE, **constants, GROUP=group, VALUES=values, MAIN=main, REST=rest_block(dim - values),
-        HEADS=tiles.heads, PIECES=pieces, QUERIES=tiles.queries, KEYS=tiles.keys, WINDOW=window or 0, SINKS=sinks is not None,
-        SPLIT=window is None and main <= 256, WIDE=WIDE, num_warps=tiles.warps, num_stages=tiles.stages,
+        query_tiles, query_tiles if sinks is None else sinks, out, layer, tables.stride(0), *q.stride()[:2],
+        *out.stride()[:2], scale * QUERY_SCALE, **constants, **sizes, GROUP=group, REST=rest_block(dim - values),
+        PIECES=pieces, WINDOW=window or 0, SINKS=sinks is not None, SPLIT=window is None and main <= 256, WIDE=WIDE,
+        num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return out

@@ -27,9 +27,11 @@ class CausalAttention:
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, scale: float, window: int | None,
-        sinks: Tensor | None = None,
+        sinks: Tensor | None = None, value_dim: int | None = None,
     ) -> Tensor:  # fmt: skip
-        return attend_within(q, k, k if v is None else v, scale=scale, causal=True, window=window, sinks=sinks)
+        values = k if v is None else v
+        made = attend_within(q, k, values, scale=scale, causal=True, window=window, sinks=sinks)
+        return made[..., :value_dim]
 
 
 class DecoderEmbedding:

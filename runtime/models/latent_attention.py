@@ -67,6 +67,6 @@ class LatentAttention:
         made, key = self.compress(x).split((latent.rank, latent.rotary_dim), dim=-1)
         key = apply_rotary(key.unsqueeze(1), *angles, self.interleaved)
         k = cat((self.norm(made.float(), self.dtype).unsqueeze(1), key), dim=-1)
-        attended = attend(self.index, q, k, None, scale=self.scale, window=self.window)
-        values = self.expand(attended[..., : latent.rank])
+        attended = attend(self.index, q, k, None, scale=self.scale, window=self.window, value_dim=latent.rank)
+        values = self.expand(attended)
         return self.exchange(self.o(self.exchange(values.reshape(len(x), -1))))

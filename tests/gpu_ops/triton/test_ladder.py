@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import CASES
+from cases import CASES, FAULTS
 
 ROOT = Path(__file__).parents[3]
 SUPPORT = ROOT / "tests" / "support"
 # Compiled for by default; all others with --long.
 FIRST = ("sm_90a", "gfx942")
 LATER = ("sm_80", "sm_100a")
+# Bytes of shared memory that a workgroup can have.
+SHARED = {"sm_80": 163 << 10, "sm_90a": 227 << 10, "sm_100a": 227 << 10, "gfx942": 64 << 10}
 
 
 class Rung:
@@ -66,6 +68,12 @@ def test_the_interpreter_agrees_with_torch(name: str, rungs: dict[str, Rung]) ->
     assert error <= CASES[name].tolerance, error
 
 
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_interpreter_shows_a_fault(name: str, rungs: dict[str, Rung]) -> None:
+    error = rungs["interpreter"].ask(name)["error"]
+    assert error > 2 * FAULTS[name].tolerance, error
+
+
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.compiled])
 @pytest.mark.parametrize("target", [*FIRST, *(pytest.param(name, marks=pytest.mark.long) for name in LATER)])
 def test_it_compiles_within_its_budget(name: str, target: str, rungs: dict[str, Rung]) -> None:
@@ -74,8 +82,7 @@ def test_it_compiles_within_its_budget(name: str, target: str, rungs: dict[str, 
     assert kernels
     for one in kernels:
         assert one["registers"] <= budget.registers and one["spills"] <= budget.spills, one
-        # A workgroup of gfx942 has 64 KiB.
-        assert one["shared"] <= (min(budget.shared, 64 << 10) if family == "amd" else budget.shared), one
+        assert one["shared"] <= min(budget.shared, SHARED[target]), one
     seen = {instruction for one in kernels for instruction in one["instructions"]}
-    for wanted in budget.must_have.get(family, ()):
+    for wanted in (*budget.must_have.get(family, ()), *budget.must_have.get(target, ())):
         assert any(instruction.startswith(wanted) for instruction in seen), (wanted, sorted(seen))

@@ -8,16 +8,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-# A child process imports this module first: cases must not find another checkout's `pontil`.
-import app  # noqa: F401
-
 Results = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
     """Limits of a compiled kernel: registers of a thread, bytes of shared memory, spilled bytes, and the instructions
-    that its assembly must contain, by the family of processors ("nvidia", "amd")."""
+    that its assembly must contain, by the family of processors ("nvidia", "amd") and by the processor ("sm_90a")."""
 
     registers: int = 255
     shared: int = 160 << 10

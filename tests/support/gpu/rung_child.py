@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import triton
-from cases import CASES
+from cases import CASES, FAULTS
 from ladder import KernelCase, largest_error
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
@@ -125,7 +125,7 @@ def main() -> None:
     rung = sys.argv[1]
     try_case = interpret if rung == "interpreter" else Compiler(rung)
     for line in sys.stdin:
-        print(json.dumps(try_case(CASES[line.strip()])), flush=True)
+        print(json.dumps(try_case((CASES | FAULTS)[line.strip()])), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paged attention of generated positions and of prompts."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from unittest.mock import patch
+
+import torch
+from ladder import Budget, KernelCase, Results
+from pages import Heads, Scene, Span
+
+from pontil.gpu_ops.device_attention import DeviceAttention
+from pontil.gpu_ops.device_tile import DeviceTile
+from pontil.gpu_ops.triton import decode_attention
+from pontil.gpu_ops.triton.decode_attention import DecodeTiles
+
+CPU = torch.device("cpu")
+FLOAT, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
+TOLERANCES = {FLOAT: 2e-6, HALF: 2e-3, BRAIN: 1.2e-2}
+SMALL = DecodeTiles(keys=16, heads=16, strip=32, most=3)
+
+
+@contextmanager
+def small_strips(programs: int = 1024, parts_bytes: int = 1 << 20) -> Iterator[None]:
+    """Strips of which short texts have several, computed by so many programs and so many rows at a time."""
+    with (
+        patch.object(decode_attention, "decode_tiles", lambda *_: SMALL),
+        patch.object(decode_attention, "PROGRAMS", programs),
+        patch.object(decode_attention, "PARTS_BYTES", parts_bytes),
+    ):
+        yield
+
+
+def case(name: str, shape: Heads, *spans: Span) -> KernelCase:
+    """A case beside torch's operations."""
+    scene = Scene(shape, spans, name.startswith("decode"))
+
+    def call(device: torch.device) -> Results:
+        with small_strips():
+            return scene.on_device(device)
+
+    return KernelCase(name, call, scene.by_torch, TOLERANCES[shape.dtype], compiled=False)
+
+
+def rows_of(scene: Scene, device: torch.device) -> dict[tuple[int, int], torch.Tensor]:
+    return dict(zip(scene.places, scene.on_device(device)[0], strict=False))
+
+
+def company(name: str, shape: Heads, whole: tuple[Span, ...], *tiles: tuple[Span, ...]) -> KernelCase:
+    """Rows have the same bits in one tile and in these, whose padding, tables and programs differ."""
+    scene = Scene(shape, whole, name.startswith("decode"), padding=0)
+
+    def call(device: torch.device) -> Results:
+        rows = {}
+        for number, spans in enumerate(tiles):
+            with small_strips(programs=1, parts_bytes=1):
+                rows |= rows_of(replace(scene, spans=spans, padding=number + 1, spare=100 * number), device)
+        return tuple(rows[place] for place in scene.places)
+
+    def expected() -> Results:
+        with small_strips():
+            rows = rows_of(scene, CPU)
+        return tuple(rows[place] for place in scene.places)
+
+    return KernelCase(name, call, expected, 0.0, compiled=False)
+
+
+NVIDIA, AMD = ("cp.async", "mma"), ("v_mfma",)
+WIDE_TILES = {"nvidia": ("cp.async",), "sm_80": ("mma",), "sm_90a": ("wgmma",), "sm_100a": ("tcgen05",), "amd": AMD}
+
+
+def real(name: str, shape: Heads, budget: Budget) -> KernelCase:
+    """The sizes of a real model, with texts of 65,536 positions."""
+
+    def call(device: torch.device) -> Results:
+        pool = torch.empty(2, 2, shape.planes, shape.kv_heads, 16, shape.dim, dtype=shape.dtype, device=device)
+        q = torch.empty(8, shape.heads, shape.dim, dtype=shape.dtype, device=device)
+        k = torch.empty(8, shape.kv_heads, shape.dim, dtype=shape.dtype, device=device)
+        words = torch.zeros(8, 4096, dtype=torch.int32, device=device)
+        if name.startswith("decode"):
+            tile = DeviceTile(words[0], words[0], words, words[0], words[0])
+        else:
+            tile = DeviceTile(words[0], words[0], words, query_tiles=words[:2, :4])
+        attend, v = DeviceAttention(pool, tile), None if shape.value_dim else k
+        return (attend(0, q, k, v, scale=1.0, window=shape.window, sinks=shape.sink, value_dim=shape.value_dim),)
+
+    return KernelCase(name, call, budget=budget, interpreted=False)
+
+
+LLAMA = Heads(32, 8, 128, BRAIN)
+QWEN = Heads(32, 4, 128, BRAIN)
+GEMMA = Heads(8, 4, 256, BRAIN, window=1024)
+DEEPSEEK = Heads(128, 1, 576, BRAIN, value_dim=512)
+DECODE = {"nvidia": NVIDIA, "amd": AMD}
+
+CASES = [
+    case("decode-float32", Heads(4, 2, 64, FLOAT), (0, 0, 1), (1, 64, 1), (2, 130, 1)),
+    case("decode-float32-window-sinks", Heads(3, 1, 80, FLOAT, 33, True), (0, 5, 1), (1, 70, 2)),
+    case("decode-bfloat16", Heads(2, 2, 192, BRAIN), (1, 40, 1)),
+    case("decode-float16-latent", Heads(20, 1, 40, HALF, value_dim=32), (0, 35, 1)),
+    case("prompt-float32", Heads(4, 2, 32, FLOAT), (0, 0, 70), (1, 130, 3)),
+    case("prompt-float16-window-sinks", Heads(2, 1, 96, HALF, 33, True), (0, 60, 10), (1, 5, 1)),
+    case("prompt-bfloat16", Heads(3, 1, 256, BRAIN), (0, 60, 5)),
+    case("prompt-bfloat16-latent", Heads(3, 1, 40, BRAIN, value_dim=32), (0, 5, 30)),
+    company(
+        "decode-in-company", Heads(2, 1, 32, HALF, 90, True), ((0, 10, 1), (1, 130, 2), (2, 64, 1)),
+        ((2, 64, 1), (0, 10, 1)), ((1, 130, 2),),
+    ),
+    company(
+        "prompt-in-company", Heads(2, 1, 32, HALF, sinks=True), ((0, 0, 150),),
+        ((1, 3, 7), (0, 0, 70)), ((0, 70, 1), (1, 60, 9)), ((0, 71, 79),),
+    ),
+    real("decode-llama-3-8b", LLAMA, Budget(176, 80 << 10, must_have=DECODE)),
+    real("decode-qwen3-30b", QWEN, Budget(176, 80 << 10, must_have=DECODE)),
+    real("decode-gemma-3", GEMMA, Budget(176, 80 << 10, must_have=DECODE)),
+    real("decode-deepseek-v3", DEEPSEEK, Budget(208, 120 << 10, must_have=DECODE)),
+    real("prompt-llama-3-8b", LLAMA, Budget(224, 100 << 10, must_have=WIDE_TILES)),
+    real("prompt-qwen3-30b", QWEN, Budget(224, 100 << 10, must_have=WIDE_TILES)),
+    real("prompt-gemma-3", GEMMA, Budget(208, 100 << 10, must_have=WIDE_TILES)),
+    real("prompt-deepseek-v3", DEEPSEEK, Budget(255, 216 << 10, must_have=WIDE_TILES)),
+]  # fmt: skip
