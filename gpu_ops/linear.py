@@ -5,20 +5,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pontil.gpu_ops.triton.device_weights import DeviceWeights
+
 
 class Linear:
     """`y = x W^T + b` for W of shape [out, in], x of shape [rows, in].
 
     On a CPU, weights are reordered once into oneDNN's own layout, which takes a half to two thirds off the time of a
     few rows; the original is not kept. The library decides whether a row's bits depend on the number of rows: see
-    `batch_invariance`.
+    `batch_invariance`. On a GPU a `deterministic` product is computed by a kernel of our own, with which they do not;
+    on a CPU the word changes nothing.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, deterministic: bool = False) -> None:
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
         self.device = weight.device
-        self.bias = bias
+        self.bias, self.deterministic = bias, deterministic
         self.packed = can_pack(weight)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.packed else weight
 
@@ -26,12 +29,29 @@ class Linear:
         if self.packed:
             product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
             return product
+        if self.deterministic and self.device.type != "cpu":
+            return self.by_kernel(x)
         return F.linear(x, self.weight, self.bias)
+
+    @property
+    def on_device(self) -> DeviceWeights:
+        """The weight and its bias as kernels for devices read them."""
+        return DeviceWeights(self.weight, self.bias)
+
+    @property
+    def as_numbers(self) -> DeviceWeights:
+        """The same, with a weight of numbers of its type."""
+        return DeviceWeights(self.weight, self.bias)
+
+    def by_kernel(self, x: Tensor) -> Tensor:
+        from pontil.gpu_ops.triton import products
+
+        return products.product(x, self.on_device)
 
     def twin(self, weight: Tensor) -> "Linear":
         """A product with another weight of the same shape, computed in the same way: with a bias if this one has a
         bias."""
-        return Linear(weight, None if self.bias is None else torch.zeros_like(self.bias))
+        return Linear(weight, None if self.bias is None else torch.zeros_like(self.bias), self.deterministic)
 
 
 def can_pack(weight: Tensor) -> bool:

@@ -4,6 +4,11 @@
 import torch
 from torch import Tensor
 
+from pontil.gpu_ops.norm import rms_norm
+
+HeadNormWeights = tuple[Tensor, Tensor, float]
+"""The weights of the norms of queries and of keys, float32 [head_dim] each, and their epsilon."""
+
 
 def rotary_frequencies(head_dim: int, theta: float) -> Tensor:
     """Radians per position of each pair of dimensions, float32 [head_dim / 2]."""
@@ -23,7 +28,26 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False)
     With `interleaved`, dimensions 2i and 2i + 1 turn together. The result has them in the halves layout: queries and
     keys that both were turned so have the same products.
     """
+    if x.device.type != "cpu":
+        from pontil.gpu_ops.triton import rotary
+
+        return rotary.turn_heads(x, x[:, :0], cos, sin, interleaved, None)[0]
     turned, rest = x.float().split((2 * cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]), dim=-1)
     first, second = turned.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else turned.chunk(2, dim=-1)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(x.dtype)
+
+
+def turn_heads(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, norms: HeadNormWeights | None = None
+) -> tuple[Tensor, Tensor]:
+    """Queries [rows, heads, head_dim] and keys [rows, kv_heads, head_dim], each head normed where there are `norms`,
+    then turned as by `apply_rotary`."""
+    if q.device.type != "cpu":
+        from pontil.gpu_ops.triton import rotary
+
+        return rotary.turn_heads(q, k, cos, sin, interleaved, norms)
+    if norms is not None:
+        query, key, eps = norms
+        q, k = rms_norm(q, query, eps, q.dtype), rms_norm(k, key, eps, k.dtype)
+    return apply_rotary(q, cos, sin, interleaved), apply_rotary(k, cos, sin, interleaved)

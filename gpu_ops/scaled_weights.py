@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pontil.gpu_ops.linear import Linear
+from pontil.gpu_ops.triton.device_weights import DeviceWeights
 
 # Outputs whose weights are taken apart at a time: few enough to stay in a cache until they are multiplied.
 OUTPUTS = 256
@@ -26,6 +27,12 @@ class StoredWeights(Protocol):
 
     def part(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
         """The weights of the outputs [start, stop) as numbers."""
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """All weights as numbers."""
+
+    def on_device(self, dtype: torch.dtype, bias: Tensor | None) -> DeviceWeights:
+        """The weights as kernels for devices read them; numbers have this type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,9 @@ class ScaledWeights:
     def dense(self, dtype: torch.dtype) -> Tensor:
         return self.part(0, len(self.numbers), dtype)
 
+    def on_device(self, dtype: torch.dtype, bias: Tensor | None) -> DeviceWeights:
+        return DeviceWeights(self.numbers, bias, self.scales, self.group)
+
 
 @dataclass(frozen=True, slots=True)
 class Fp4Weights:
@@ -94,6 +104,9 @@ class Fp4Weights:
     def dense(self, dtype: torch.dtype) -> Tensor:
         return self.part(0, len(self.numbers), dtype)
 
+    def on_device(self, dtype: torch.dtype, bias: Tensor | None) -> DeviceWeights:
+        return DeviceWeights(self.numbers.flatten(1), bias, self.scales, FP4_GROUP)
+
 
 PackedWeights = ScaledWeights | Fp4Weights
 
@@ -111,6 +124,12 @@ class PlainWeights:
     def part(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
         return self.numbers[start:stop].to(dtype)
 
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        return self.numbers.to(dtype)
+
+    def on_device(self, dtype: torch.dtype, bias: Tensor | None) -> DeviceWeights:
+        return DeviceWeights(self.dense(dtype), bias)
+
 
 def stacked(parts: Sequence[PackedWeights]) -> PackedWeights | None:
     """One weight with the outputs of all parts, or None if they differ in kind or in their groups."""
@@ -125,13 +144,25 @@ def stacked(parts: Sequence[PackedWeights]) -> PackedWeights | None:
 
 
 class ScaledLinear(Linear):
-    """A product like `Linear`, computed OUTPUTS outputs at a time."""
+    """A product like `Linear`. On a CPU it is computed OUTPUTS outputs at a time; on a GPU a kernel takes its weights
+    apart as it reads them, and it is deterministic."""
 
     def __init__(self, weights: StoredWeights, dtype: torch.dtype, device: torch.device, bias: Tensor | None) -> None:
         self.weights, self.dtype, self.device, self.bias = weights, dtype, device, bias
         self.out_features, self.in_features = weights.shape
+        self.deterministic = True
+
+    @property
+    def on_device(self) -> DeviceWeights:
+        return self.weights.on_device(self.dtype, self.bias)
+
+    @property
+    def as_numbers(self) -> DeviceWeights:
+        return DeviceWeights(self.weights.dense(self.dtype), self.bias)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.device.type != "cpu":
+            return self.by_kernel(x)
         parts = []
         for start in range(0, self.out_features, OUTPUTS):
             stop = min(start + OUTPUTS, self.out_features)

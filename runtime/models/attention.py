@@ -6,7 +6,7 @@ from torch import Tensor
 
 from pontil.gpu_ops.attention import PagedAttention
 from pontil.gpu_ops.kernels.linear import Product
-from pontil.gpu_ops.rotary import apply_rotary
+from pontil.gpu_ops.rotary import HeadNormWeights, turn_heads
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.norm import Norm
 from pontil.runtime.models.partition import by_columns, by_heads
@@ -21,10 +21,10 @@ class HeadNorms:
         prefix = f"model.layers.{index}.self_attn."
         self.query = Norm(weights, prefix + "q_norm", config.head_dim, config.rms_norm_eps, offset)
         self.key = Norm(weights, prefix + "k_norm", config.head_dim, config.rms_norm_eps, offset)
-        self.dtype = weights.dtype
 
-    def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return self.query(q.float(), self.dtype), self.key(k.float(), self.dtype)
+    @property
+    def weights(self) -> HeadNormWeights:
+        return self.query.weight, self.key.weight, self.query.eps
 
 
 class Attention:
@@ -56,8 +56,6 @@ class Attention:
     def __call__(self, x: Tensor, angles: Angles, attend: PagedAttention) -> Tensor:
         """Attend for x [rows, hidden_size] in the weights' dtype; the result has the same shape."""
         q, k, v = self.qkv(x).view(len(x), -1, self.head_dim).split(self.heads, dim=1)
-        if self.norms is not None:
-            q, k = self.norms(q, k)
-        q, k = apply_rotary(q, *angles, self.interleaved), apply_rotary(k, *angles, self.interleaved)
+        q, k = turn_heads(q, k, *angles, self.interleaved, None if self.norms is None else self.norms.weights)
         attended = attend(self.index, q, k, v, scale=self.scale, window=self.window, sinks=self.sinks)
         return self.exchange(self.o(self.exchange(attended.reshape(len(x), -1))))

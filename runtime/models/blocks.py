@@ -57,9 +57,15 @@ class Block:
 
     def __call__(self, hidden: Tensor, angles: Angles, attend: PagedAttention) -> Tensor:
         attended = self.attention(self.before[0](hidden, self.dtype), angles, attend)
-        return self.feed(hidden + (self.after[0](attended.float()) if self.after else attended))
+        if self.after is not None:
+            attended = self.after[0](attended)
+        return self.fed(*self.before[1].after_sum(hidden, attended, self.dtype))
 
     def feed(self, hidden: Tensor) -> Tensor:
         """Add the feed-forward half."""
-        made = self.feed_forward(self.before[1](hidden, self.dtype))
-        return hidden + (self.after[1](made.float()) if self.after else made)
+        return self.fed(hidden, self.before[1](hidden, self.dtype))
+
+    def fed(self, hidden: Tensor, normed: Tensor) -> Tensor:
+        """Add what the feed-forward half makes of the normed stream."""
+        made = self.feed_forward(normed)
+        return hidden + (self.after[1](made) if self.after else made)

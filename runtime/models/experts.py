@@ -10,7 +10,9 @@ from torch import Tensor
 from pontil.gpu_ops.activation import clamped_swiglu, silu_and_mul
 from pontil.gpu_ops.batch_invariance import GENERATED_ROWS
 from pontil.gpu_ops.elementwise import apply
+from pontil.gpu_ops.experts import GroupedExperts, add_by_ratings
 from pontil.gpu_ops.kernels.linear import Product
+from pontil.gpu_ops.linear import Linear
 from pontil.runtime.models.config import ExpertConfig, SharedExpertConfig
 from pontil.runtime.models.mlp import GatedActivation, GatedMlp
 from pontil.runtime.models.partition import whole
@@ -46,6 +48,9 @@ class Experts:
     compute tiles of exactly GENERATED_ROWS rows, short ones padded with zeros, and a row's results are added in the
     order of its ratings, one after the other. The router is float32: a rounded rating could choose another expert.
 
+    On a device the experts' products are grouped: one kernel computes the rows of all of them, from copies of their
+    weights behind each other, and no tile depends on others.
+
     A rank has some of the experts, whole, and the router. `own` are their numbers. A shared expert is divided like any
     MLP.
     """
@@ -71,7 +76,16 @@ class Experts:
                 continue
             for part, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
                 weights.skip(f"{name}{part}_proj", *shape, bias=config.clamp is not None)
+        self.grouped = None if weights.device.type == "cpu" else self.group()
         self.shared = None if config.shared is None else SharedExpert(config.shared, hidden, prefix, weights)
+
+    def group(self) -> GroupedExperts:
+        """The experts' products together, in their place."""
+        experts, self.experts = self.experts, []
+        gate_up, down = ([one for one in some if isinstance(one, Linear)] for some in (
+            [expert.gate_up for expert in experts], [expert.down for expert in experts],
+        ))  # fmt: skip
+        return GroupedExperts(gate_up, down, self.own.start, self.config.clamp)
 
     @property
     def linears(self) -> list[Product]:
@@ -81,10 +95,7 @@ class Experts:
     def __call__(self, x: Tensor) -> Tensor:
         """Map x [rows, hidden_size] in the weights' dtype to float32 of the same shape."""
         ratings, chosen = self.route(x)
-        results = self.results(x, chosen)
-        total = results[:, 0] * ratings[:, :1]
-        for place in range(1, self.config.per_token):
-            total = total + results[:, place] * ratings[:, place : place + 1]
+        total = add_by_ratings(self.results(x, chosen), ratings)
         return total if self.shared is None else total + self.shared(x)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,6 +104,12 @@ class Experts:
 
     def results(self, x: Tensor, chosen: Tensor) -> Tensor:
         """The results of each row's experts, float32 [rows, per_token, hidden_size]."""
+        results = self.one_by_one(x, chosen) if self.grouped is None else self.grouped(x, chosen).flatten(0, 1)
+        owners = chosen.view(-1) // len(self.own)
+        return self.communicator.choose_rows(results, owners).view(*chosen.shape, -1)
+
+    def one_by_one(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """Each expert's results in turn, float32 [rows * per_token, hidden_size]."""
         order = chosen.view(-1).argsort(stable=True)
         counts = chosen.view(-1).bincount(minlength=self.config.count).tolist()
         results = x.new_empty(chosen.numel(), x.shape[1], dtype=torch.float32)
@@ -103,8 +120,7 @@ class Experts:
                     tile = x[part // self.config.per_token]
                     tile = F.pad(tile, (0, 0, 0, GENERATED_ROWS - len(part)))
                     results[part] = expert(tile)[: len(part)].float()
-        owners = chosen.view(-1) // len(self.own)
-        return self.communicator.choose_rows(results, owners).view(*chosen.shape, -1)
+        return results
 
 
 def activation_of(config: ExpertConfig) -> GatedActivation:

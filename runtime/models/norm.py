@@ -4,7 +4,7 @@
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.norm import rms_norm
+from pontil.gpu_ops.norm import add_rms_norm, rms_norm
 from pontil.runtime.models.weights import Weights
 
 
@@ -19,6 +19,10 @@ class Norm:
     def __call__(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         return rms_norm(x, self.weight, self.eps, dtype)
 
+    def after_sum(self, hidden: Tensor, addend: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The sum of hidden float32 and addend [rows, size], float32, and its norm, of `dtype`."""
+        return add_rms_norm(hidden, addend, self.weight, self.eps, dtype)
+
 
 class Unnormed(Norm):
     """A norm that an architecture leaves out: it changes the type only."""
@@ -28,3 +32,7 @@ class Unnormed(Norm):
 
     def __call__(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         return x.to(dtype)
+
+    def after_sum(self, hidden: Tensor, addend: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        total = hidden + addend
+        return total, total.to(dtype)

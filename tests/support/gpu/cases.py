@@ -2,12 +2,17 @@
 """The cases of all kernels. There is one module for each kind of kernel."""
 
 import attention_cases
+import elementwise_cases
 import faulty_attention
+import faulty_sampling
 import norm_cases
+import product_cases
 import sampling_cases
 from ladder import KernelCase
 
-MODULES = (norm_cases, attention_cases, sampling_cases)
+MODULES = (norm_cases, elementwise_cases, product_cases, attention_cases, sampling_cases)
 CASES: dict[str, KernelCase] = {case.name: case for module in MODULES for case in module.CASES}
-FAULTS: dict[str, KernelCase] = {case.name: case for module in (faulty_attention,) for case in module.CASES}
+FAULTS: dict[str, KernelCase] = {
+    case.name: case for module in (faulty_attention, faulty_sampling) for case in module.CASES
+}
 """Cases of kernels with planted faults, which the interpreter must tell from torch's operations."""

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A mixture's experts, their products grouped: rows are put in the order of their experts by counting on the device,
+and every tile of rows has one expert. There are as many programs as any choice could need; those without rows end at
+once. So nothing is read by the host, and nothing depends on the choice but the work."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pontil.gpu_ops.triton.activation import activated
+from pontil.gpu_ops.triton.device_weights import PLAIN, DeviceWeights
+from pontil.gpu_ops.triton.launch import WIDE, ceil_div, launch, power_of_2
+from pontil.gpu_ops.triton.products import TileShape, group_of, multiplied
+
+# Choices that a program reads at a time, and columns that one adds.
+CHOICES, COLUMNS = 1024, 1024
+
+
+@triton.jit
+def sort_kernel(chosen, order, starts, total, first, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+    """One program for each expert: the places of its choices, ascending, behind those of all earlier experts."""
+    expert = tl.program_id(0)
+    place = tl.arange(0, BLOCK)
+    begin = 0
+    for at in range(0, total, BLOCK):
+        number = tl.load(chosen + at + place, mask=at + place < total, other=-1).to(tl.int32) - first
+        here = (at + place < total) & (number >= 0) & (number < expert)
+        begin += tl.sum(here.to(tl.int32), 0)
+    tl.store(starts + expert, begin)
+    for at in range(0, total, BLOCK):
+        number = tl.load(chosen + at + place, mask=at + place < total, other=-1).to(tl.int32) - first
+        mine = (at + place < total) & (number == expert)
+        tl.store(order + begin + tl.cumsum(mine.to(tl.int32), 0) - 1, at + place, mask=mine)
+        begin += tl.sum(mine.to(tl.int32), 0)
+    if expert == COUNT - 1:
+        tl.store(starts + COUNT, begin)
+
+
+@triton.jit
+def rows_of(starts, tile, COUNT: tl.constexpr, BLOCK_COUNT: tl.constexpr, BLOCK_M: tl.constexpr):
+    """The expert of a tile and the first of its sorted rows; with COUNT or more there is no such tile."""
+    expert = tl.arange(0, BLOCK_COUNT)
+    begin = tl.load(starts + expert, mask=expert < COUNT, other=0)
+    end = tl.load(starts + expert + 1, mask=expert < COUNT, other=0)
+    tiles = (end - begin + BLOCK_M - 1) // BLOCK_M
+    # Experts behind the last one have no tiles, so that this counts all of them where there are too few tiles.
+    mine = tl.sum((tl.cumsum(tiles, 0) <= tile).to(tl.int32), 0)
+    earlier = tl.sum(tl.where(expert < mine, tiles, 0), 0)
+    start = tl.sum(tl.where(expert == mine, begin, 0), 0)
+    return mine, start + (tile - earlier) * BLOCK_M
+
+
+@triton.jit
+def gate_up_kernel(
+    x, w, scales, bias, order, starts, out, x_row, w_expert, w_out, w_in, scale_expert, scale_out, bias_expert,
+    alpha, limit, SIZE: tl.constexpr, INPUTS: tl.constexpr, PER_TOKEN: tl.constexpr, COUNT: tl.constexpr,
+    BLOCK_COUNT: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, BIASED: tl.constexpr,
+    ACTIVATION: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    expert, begin = rows_of(starts, tl.program_id(0), COUNT, BLOCK_COUNT, BLOCK_M)
+    if expert >= COUNT:
+        return
+    end = tl.load(starts + expert + 1)
+    place = begin + tl.arange(0, BLOCK_M)
+    rows = x + (tl.load(order + tl.minimum(place, end - 1)) // PER_TOKEN).to(tl.int64) * x_row
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    known = tl.minimum(n, SIZE - 1).to(tl.int64)
+    w += expert.to(tl.int64) * w_expert
+    scales += expert.to(tl.int64) * scale_expert
+    gate = multiplied(
+        rows, w, scales, known, w_out, w_in, scale_out, INPUTS, KIND, GROUP, WIDE, BLOCK_M, BLOCK_N, BLOCK_K
+    )
+    up = multiplied(
+        rows, w, scales, known + SIZE, w_out, w_in, scale_out, INPUTS, KIND, GROUP, WIDE, BLOCK_M, BLOCK_N, BLOCK_K
+    )
+    if BIASED:
+        bias += expert * bias_expert
+        gate += tl.load(bias + known).to(tl.float32)[None, :]
+        up += tl.load(bias + SIZE + known).to(tl.float32)[None, :]
+    made = activated(gate, up, alpha, limit, ACTIVATION)
+    places = out + place.to(tl.int64)[:, None] * SIZE + n[None, :]
+    tl.store(places, made.to(out.dtype.element_ty), mask=(place < end)[:, None] & (n < SIZE)[None, :])
+
+
+@triton.jit
+def down_kernel(
+    x, w, scales, bias, order, starts, out, w_expert, w_out, w_in, scale_expert, scale_out, bias_expert,
+    SIZE: tl.constexpr, INPUTS: tl.constexpr, COUNT: tl.constexpr, BLOCK_COUNT: tl.constexpr, KIND: tl.constexpr,
+    GROUP: tl.constexpr, BIASED: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    expert, begin = rows_of(starts, tl.program_id(0), COUNT, BLOCK_COUNT, BLOCK_M)
+    if expert >= COUNT:
+        return
+    end = tl.load(starts + expert + 1)
+    place = begin + tl.arange(0, BLOCK_M)
+    present = tl.minimum(place, end - 1)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    known = tl.minimum(n, SIZE - 1).to(tl.int64)
+    total = multiplied(
+        x + present.to(tl.int64) * INPUTS, w + expert.to(tl.int64) * w_expert,
+        scales + expert.to(tl.int64) * scale_expert, known, w_out, w_in, scale_out, INPUTS,
+        KIND, GROUP, WIDE, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
+    if BIASED:
+        total += tl.load(bias + expert * bias_expert + known).to(tl.float32)[None, :]
+    places = out + tl.load(order + present).to(tl.int64)[:, None] * SIZE + n[None, :]
+    tl.store(places, total, mask=(place < end)[:, None] & (n < SIZE)[None, :])
+
+
+@triton.jit
+def add_kernel(results, ratings, out, SIZE: tl.constexpr, PER_TOKEN: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for turn in range(PER_TOKEN):
+        one = row * PER_TOKEN + turn
+        total += tl.load(results + one * SIZE + place, mask=place < SIZE, other=0.0) * tl.load(ratings + one)
+    tl.store(out + row * SIZE + place, total, mask=place < SIZE)
+
+
+def sort_by_expert(chosen: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
+    """The places in `chosen` (flat, of any integers) of the experts [first, first + count), int32 [choices], ordered by
+    expert and then ascending; and where each expert's begin, int32 [count + 1]. What is behind the last is not
+    written."""
+    total = chosen.numel()
+    order = torch.empty(total, dtype=torch.int32, device=chosen.device)
+    starts = torch.empty(count + 1, dtype=torch.int32, device=chosen.device)
+    launch(sort_kernel, (count,), chosen, order, starts, total, first, COUNT=count, BLOCK=CHOICES, num_warps=4)
+    return order, starts
+
+
+def tile_of(dtype: torch.dtype, weights: DeviceWeights) -> TileShape:
+    """The only tile for rows of this type and weights of this kind: of few rows, since experts get few, and of fewer
+    outputs where weights are taken apart."""
+    if dtype == torch.float32:
+        return TileShape(32, 64, 32, 3)
+    return TileShape(32, 64, 64, 4) if weights.kind == PLAIN else TileShape(32, 32, 64, 4)
+
+
+def expert_results(
+    x: Tensor, chosen: Tensor, gate_up: DeviceWeights, down: DeviceWeights, first: int, activation: int,
+    alpha: float = 0.0, limit: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """The results of gated MLPs, float32 [rows, per_token, outputs], for x [rows, inputs] and chosen [rows, per_token].
+    The weights are those of the experts from `first` on, gates and ups side by side; results of other experts are not
+    written. `activation` with `alpha` and `limit` as in activation.py."""
+    rows, per_token = chosen.shape
+    count, size, total = len(gate_up.numbers), gate_up.outputs // 2, rows * per_token
+    order, starts = sort_by_expert(chosen, first, count)
+    shape = tile_of(x.dtype, gate_up)
+    tiles = total // shape.rows + min(count, total)
+    inner = torch.empty(total, size, dtype=x.dtype, device=x.device)
+    out = torch.empty(rows, per_token, down.outputs, dtype=torch.float32, device=x.device)
+    common = {"COUNT": count, "BLOCK_COUNT": power_of_2(count), "WIDE": WIDE, **shape.options}
+    launch(
+        gate_up_kernel, (tiles, ceil_div(size, shape.outputs)), x, *pointers(gate_up), order, starts, inner,
+        x.stride(0), *strides(gate_up), alpha, limit, SIZE=size, INPUTS=gate_up.inputs, PER_TOKEN=per_token,
+        ACTIVATION=activation, **kinds(gate_up), **common,
+    )  # fmt: skip
+    launch(
+        down_kernel, (tiles, ceil_div(down.outputs, shape.outputs)), inner, *pointers(down), order, starts, out,
+        *strides(down), SIZE=down.outputs, INPUTS=down.inputs, **kinds(down), **common,
+    )  # fmt: skip
+    return out
+
+
+def pointers(weights: DeviceWeights) -> tuple[Tensor, Tensor, Tensor]:
+    words = weights.words
+    unused = words
+    return (
+        words, unused if weights.scales is None else weights.scales, unused if weights.bias is None else weights.bias
+    )  # fmt: skip
+
+
+def strides(weights: DeviceWeights) -> tuple[int, ...]:
+    scales, bias = weights.scales, weights.bias
+    of_scales = (0, 0) if scales is None else (scales.stride(0), scales.stride(1))
+    return (*weights.words.stride(), *of_scales, 0 if bias is None else bias.stride(0))
+
+
+def kinds(weights: DeviceWeights) -> dict[str, int | bool]:
+    return {"KIND": weights.kind, "GROUP": group_of(weights), "BIASED": weights.bias is not None}
+
+
+def add_by_ratings(results: Tensor, ratings: Tensor) -> Tensor:
+    """The sum over the places of results float32 [rows, per_token, size], each times its rating float32 [rows,
+    per_token], added in order."""
+    rows, per_token, size = results.shape
+    out = torch.empty(rows, size, dtype=torch.float32, device=results.device)
+    launch(
+        add_kernel, (rows, ceil_div(size, COLUMNS)), results.contiguous(), ratings.contiguous(), out,
+        SIZE=size, PER_TOKEN=per_token, BLOCK=COLUMNS, num_warps=4,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products with a weight by tiles of one fixed size, which add in one fixed order: a row's bits do not depend on how
+many others there are, nor on its place among them. Weights of 8 and 4 bits become numbers as they are read."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pontil.gpu_ops.triton.device_weights import FLOAT4_GROUP, DeviceWeights
+from pontil.gpu_ops.triton.launch import WIDE, ceil_div, launch
+
+# Neighbouring programs share rows of this many tiles, so that both sides of their products stay in a cache.
+SWATH: tl.constexpr = tl.constexpr(16)
+
+
+@triton.jit
+def from_float8(bits):
+    """Floats of 8 bits (e4m3) as float32. Their bits, moved, are a float16 of a smaller exponent; NaN does not occur in
+    weights."""
+    wide = bits.to(tl.uint16)
+    half = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
+    return half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+
+
+@triton.jit
+def from_float4(bits):
+    """Floats of 4 bits (e2m1) as float32, in the same way."""
+    wide = bits.to(tl.uint16)
+    half = ((wide & 8) << 12) | ((wide & 7) << 9)
+    return half.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
+
+
+@triton.jit
+def power_of_exponent(exponents):
+    """Two to the power of exponents minus 127."""
+    bits = exponents.to(tl.int32)
+    return tl.where(bits == 0, 0x00400000, bits << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def numbers_at(places, k, end: tl.constexpr, STEP: tl.constexpr):
+    """Numbers of which the first `end` along the last axis exist, [..., k], and 0 instead of others. Nothing is
+    compared where whole steps come out even."""
+    if end % STEP == 0:
+        return tl.load(places)
+    else:
+        return tl.load(places, mask=(k < end)[None, :], other=0)
+
+
+@triton.jit
+def weight_tile(
+    w, scales, n, start, w_out, w_in, scale_out,
+    INPUTS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Weights of outputs `n` and of BLOCK_K inputs from `start` on, [BLOCK_N, BLOCK_K]; 0 behind the last input."""
+    k = start + tl.arange(0, BLOCK_K)
+    if KIND == 0:
+        return numbers_at(w + n[:, None] * w_out + k[None, :] * w_in, k, INPUTS, BLOCK_K)
+    elif KIND == 1:
+        numbers = from_float8(numbers_at(w + n[:, None] * w_out + k[None, :] * w_in, k, INPUTS, BLOCK_K))
+        if GROUP % BLOCK_K == 0:
+            return numbers * tl.load(scales + n * scale_out + start // GROUP)[:, None]
+        else:
+            return numbers * numbers_at(scales + n[:, None] * scale_out + (k // GROUP)[None, :], k, INPUTS, BLOCK_K)
+    else:
+        pair, groups = start // 2 + tl.arange(0, BLOCK_K // 2), start // GROUP + tl.arange(0, BLOCK_K // GROUP)
+        bits = numbers_at(w + n[:, None] * w_out + pair[None, :] * w_in, 2 * pair, INPUTS, BLOCK_K)
+        exponents = numbers_at(scales + n[:, None] * scale_out + groups[None, :], groups * GROUP, INPUTS, BLOCK_K)
+        factors = power_of_exponent(exponents)[:, :, None]
+        bits = tl.reshape(bits, (BLOCK_N, BLOCK_K // GROUP, GROUP // 2))
+        both = tl.join(from_float4(bits & 15) * factors, from_float4(bits >> 4) * factors)
+        return tl.reshape(both, (BLOCK_N, BLOCK_K))
+
+
+@triton.jit
+def multiplied(
+    rows, w, scales, n, w_out, w_in, scale_out,
+    INPUTS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Sums float32 [BLOCK_M, BLOCK_N] of rows, pointers [BLOCK_M] to INPUTS neighbouring numbers each, times the
+    weights of the outputs `n`. All rows and outputs exist: a caller repeats one where there are too few."""
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, INPUTS, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        x = numbers_at(rows[:, None] + k[None, :], k, INPUTS, BLOCK_K)
+        tile = weight_tile(w, scales, n, start, w_out, w_in, scale_out, INPUTS, KIND, GROUP, BLOCK_N, BLOCK_K)
+        # Weights are rounded to the type of the rows, as numbers of the model's type are.
+        tile = tile.to(x.dtype)
+        if WIDE:
+            x, tile = x.to(tl.float32), tile.to(tl.float32)
+        total = tl.dot(x, tl.trans(tile), total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def product_kernel(
+    x, w, scales, bias, out, rows, x_batch, x_row, w_batch, w_out, w_in, scale_out, out_batch, out_row,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, BIASED: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    number, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    across, down = tl.cdiv(OUTPUTS, BLOCK_N), tl.cdiv(rows, BLOCK_M)
+    swath = number // (SWATH * across)
+    height = tl.minimum(down - swath * SWATH, SWATH)
+    tile_m = swath * SWATH + number % (SWATH * across) % height
+    tile_n = number % (SWATH * across) // height
+    m = (tile_m * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    n = (tile_n * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    total = multiplied(
+        x + batch * x_batch + tl.minimum(m, rows - 1) * x_row, w + batch * w_batch, scales,
+        tl.minimum(n, OUTPUTS - 1), w_out, w_in, scale_out, INPUTS, KIND, GROUP, WIDE, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
+    if BIASED:
+        total += tl.load(bias + n, mask=n < OUTPUTS, other=0.0).to(tl.float32)[None, :]
+    places = out + batch * out_batch + m[:, None] * out_row + n[None, :]
+    tl.store(places, total.to(out.dtype.element_ty), mask=(m < rows)[:, None] & (n < OUTPUTS)[None, :])
+
+
+@dataclass(frozen=True, slots=True)
+class TileShape:
+    """The size of a tile, and how many are on their way at a time."""
+
+    rows: int
+    outputs: int
+    inputs: int
+    stages: int
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {
+            "BLOCK_M": self.rows, "BLOCK_N": self.outputs, "BLOCK_K": self.inputs, "num_stages": self.stages,
+            "num_warps": 4,
+        }  # fmt: skip
+
+
+def tile_of(dtype: torch.dtype) -> TileShape:
+    """The only tile for rows of this type."""
+    return TileShape(64, 64, 32, 3) if dtype == torch.float32 else TileShape(64, 64, 64, 3)
+
+
+def group_of(weights: DeviceWeights) -> int:
+    return FLOAT4_GROUP if weights.scales is not None and weights.scales.dtype == torch.uint8 else weights.group
+
+
+def product(x: Tensor, weights: DeviceWeights) -> Tensor:
+    """`y = x W^T + b` for x [..., inputs] and one matrix; the result has the type of x."""
+    flat = x.flatten(0, -2) if x.ndim != 2 else x
+    flat = flat if flat.stride(1) == 1 else flat.contiguous()
+    out = torch.empty(len(flat), weights.outputs, dtype=x.dtype, device=x.device)
+    start(flat.unsqueeze(0), weights, weights.words.unsqueeze(0), out.unsqueeze(0))
+    return out.view(*x.shape[:-1], -1)
+
+
+def product_of_heads(x: Tensor, weight: Tensor) -> Tensor:
+    """`y[r, h] = x[r, h] W[h]` for weight [heads, inputs, outputs] and x [rows, heads, inputs]; the result is [rows,
+    heads, outputs]."""
+    x = x if x.stride(2) == 1 else x.contiguous()
+    out = torch.empty(*x.shape[:2], weight.shape[2], dtype=x.dtype, device=x.device)
+    numbers = weight.transpose(1, 2)
+    start(x.transpose(0, 1), DeviceWeights(numbers), numbers, out.transpose(0, 1))
+    return out
+
+
+def start(x: Tensor, weights: DeviceWeights, words: Tensor, out: Tensor) -> None:
+    """Multiply x [batch, rows, inputs], words [batch, outputs, ...] into out [batch, rows, outputs]."""
+    shape = tile_of(x.dtype)
+    programs = ceil_div(x.shape[1], shape.rows) * ceil_div(weights.outputs, shape.outputs)
+    unused = words
+    scales, bias = weights.scales, weights.bias
+    launch(
+        product_kernel, (programs, len(x)), x, words, unused if scales is None else scales,
+        unused if bias is None else bias, out, x.shape[1], x.stride(0), x.stride(1), words.stride(0), words.stride(1),
+        words.stride(2), 0 if scales is None else scales.stride(-2), out.stride(0), out.stride(1),
+        OUTPUTS=weights.outputs, INPUTS=weights.inputs, KIND=weights.kind, GROUP=group_of(weights), BIASED=bias is not None, WIDE=WIDE,
+        **shape.options,
+    )  # fmt: skip

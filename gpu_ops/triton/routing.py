@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The choice of each row's experts. One program computes one row."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pontil.gpu_ops.triton.launch import launch, power_of_2
+
+
+@triton.jit
+def choose_kernel(
+    products, bias, weights, chosen, row_stride, factor, smallest, COUNT: tl.constexpr, PER_TOKEN: tl.constexpr,
+    GROUPS: tl.constexpr, KEPT: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr, BIASED: tl.constexpr,
+    NORMALIZE: tl.constexpr, BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_CHOSEN: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    size: tl.constexpr = COUNT // GROUPS
+    group, member = tl.arange(0, BLOCK_GROUPS), tl.arange(0, BLOCK_SIZE)
+    inside = (group < GROUPS)[:, None] & (member < size)[None, :]
+    number = tl.where(inside, group[:, None] * size + member[None, :], COUNT)
+    scores = tl.load(products + row * row_stride + number, mask=inside, other=float("-inf"))
+    if SIGMOID:
+        scores = tl.sigmoid(scores)
+    else:
+        scores = tl.exp(scores - tl.max(tl.max(scores, 1), 0))
+        scores = scores / tl.sum(tl.sum(scores, 1), 0)
+    rated = scores
+    if BIASED:
+        rated += tl.load(bias + number, mask=inside, other=0.0)
+    rated = tl.where(inside, rated, float("-inf"))
+    if GROUPS > 1:
+        left, sums = rated, tl.zeros((BLOCK_GROUPS,), tl.float32)
+        for _ in tl.static_range(GROUP_BEST):
+            best = tl.max(left, 1)
+            sums += best
+            first = tl.min(tl.where(left == best[:, None], number, COUNT), 1)
+            left = tl.where(number == first[:, None], float("-inf"), left)
+        sums = tl.where(group < GROUPS, sums, float("-inf"))
+        kept = group < 0
+        for _ in tl.static_range(KEPT):
+            first = tl.min(tl.where(sums == tl.max(sums, 0), group, GROUPS), 0)
+            kept = kept | (group == first)
+            sums = tl.where(group == first, float("-inf"), sums)
+        rated = tl.where(kept[:, None], rated, float("-inf"))
+    place = tl.arange(0, BLOCK_CHOSEN)
+    taken = tl.zeros((BLOCK_CHOSEN,), tl.float32)
+    numbers = tl.zeros((BLOCK_CHOSEN,), tl.int32)
+    for turn in tl.static_range(PER_TOKEN):
+        highest = tl.max(tl.max(rated, 1), 0)
+        # Of equal ones the lowest number; a row of NaN chooses the last expert rather than none.
+        first = tl.min(tl.min(tl.where(rated == highest, number, COUNT - 1), 1), 0)
+        share = tl.sum(tl.sum(tl.where(number == first, scores, 0.0), 1), 0)
+        taken = tl.where(place == turn, share, taken)
+        numbers = tl.where(place == turn, first, numbers)
+        rated = tl.where(number == first, float("-inf"), rated)
+    if NORMALIZE:
+        taken = taken / (tl.sum(taken, 0) + smallest)
+    tl.store(weights + row * PER_TOKEN + place, taken * factor, mask=place < PER_TOKEN)
+    tl.store(chosen + row * PER_TOKEN + place, numbers.to(tl.int64), mask=place < PER_TOKEN)
+
+
+def choose_experts(
+    products: Tensor, bias: Tensor | None, per_token: int, normalize: bool, *, sigmoid: bool, groups: int,
+    kept_groups: int, group_best: int, factor: float, smallest_sum: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Choose from products float32 [rows, count]: weights float32 and numbers int64, both [rows, per_token], best
+    first. `smallest_sum` is added to the sum by which `normalize` divides."""
+    rows, count = products.shape
+    weights = torch.empty(rows, per_token, dtype=torch.float32, device=products.device)
+    chosen = torch.empty(rows, per_token, dtype=torch.int64, device=products.device)
+    launch(
+        choose_kernel, (rows,), products, products if bias is None else bias, weights, chosen, products.stride(0),
+        factor, smallest_sum, COUNT=count, PER_TOKEN=per_token, GROUPS=groups, KEPT=kept_groups,
+        GROUP_BEST=group_best, SIGMOID=sigmoid, BIASED=bias is not None, NORMALIZE=normalize,
+        BLOCK_GROUPS=power_of_2(groups), BLOCK_SIZE=power_of_2(count // groups), BLOCK_CHOSEN=power_of_2(per_token),
+        num_warps=1,
+    )  # fmt: skip
+    return weights, chosen

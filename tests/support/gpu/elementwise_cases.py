@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotary positions and gated activations."""
+
+from collections.abc import Callable
+
+import torch
+from ladder import Budget, KernelCase, Results
+from torch import Tensor
+
+from pontil.gpu_ops import activation as activation_reference
+from pontil.gpu_ops import rotary as rotary_reference
+from pontil.gpu_ops.triton import activation, rotary
+
+CPU = torch.device("cpu")
+
+
+def drawn(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def turned(
+    name: str, heads: tuple[int, int], dim: int, rotated: int, dtype: torch.dtype, *, interleaved: bool = False,
+    normed: bool = False, rows: int = 3, compiled: bool = False,
+) -> KernelCase:  # fmt: skip
+    queries, keys = heads
+
+    def some(device: torch.device) -> tuple[tuple[Tensor, ...], tuple[Tensor, Tensor, float] | None]:
+        qkv = drawn(dim, rows, queries + 2 * keys, dim).to(dtype).to(device)
+        q, k, _ = qkv.split((queries, keys, keys), dim=1)
+        angles = drawn(7, rows, rotated // 2).to(device)
+        norms = (drawn(1, dim).to(device), drawn(2, dim).to(device), 1e-6) if normed else None
+        return (q, k, angles.cos(), angles.sin()), norms
+
+    def call(device: torch.device) -> Results:
+        tensors, norms = some(device)
+        return rotary.turn_heads(*tensors, interleaved, norms)
+
+    def expected() -> Results:
+        tensors, norms = some(CPU)
+        return rotary_reference.turn_heads(*tensors, interleaved, norms)
+
+    # With norms two roundings follow each other.
+    tolerance = 1e-6 if dtype == torch.float32 else 1.6e-2 if normed else 8e-3
+    return KernelCase(f"rotary-{name}", call, expected, tolerance, Budget(64), compiled=compiled)
+
+
+def gated(name: str, size: int, dtype: torch.dtype, compiled: bool = False) -> KernelCase:
+    def some(device: torch.device) -> Tensor:
+        return (3 * drawn(size, 2, 2 * size)).to(dtype).to(device)
+
+    kinds: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+        "silu": (lambda x: activation.gated(x, activation.SILU), activation_reference.silu_and_mul),
+        "gelu": (lambda x: activation.gated(x, activation.GELU), activation_reference.gelu_and_mul),
+        "clamped": (
+            lambda x: activation.gated(x, activation.CLAMPED, 1.702, 2.0),
+            lambda x: activation_reference.clamped_swiglu(x, 1.702, 2.0),
+        ),
+    }
+    kernel, counterpart = kinds[name]
+    # The counterpart rounds several times on the way.
+    tolerance = 1e-6 if dtype == torch.float32 else 1.6e-2
+    return KernelCase(
+        f"gated-{name}-{size}-{dtype}".replace("torch.", ""), lambda device: (kernel(some(device)),),
+        lambda: (counterpart(some(CPU)),), tolerance, Budget(64), compiled=compiled,
+    )  # fmt: skip
+
+
+CASES = [
+    turned("whole", (4, 2), 16, 16, torch.float32),
+    turned("part", (3, 1), 24, 8, torch.bfloat16, interleaved=True, rows=1),
+    turned("normed", (2, 2), 24, 24, torch.float16, normed=True),
+    turned("normed-part", (8, 2), 128, 64, torch.bfloat16, normed=True, compiled=True),
+    turned("one-kind", (2, 0), 64, 64, torch.bfloat16, interleaved=True),
+    gated("silu", 1100, torch.bfloat16, compiled=True),
+    gated("gelu", 72, torch.float32),
+    gated("clamped", 72, torch.float32),
+]
