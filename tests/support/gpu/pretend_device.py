@@ -19,7 +19,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from pontil.gpu_ops.triton import launch
 from pontil.runtime.engine.device.link import Arrival, HostWords, Words
 
-COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
+COPIES = ("aten::copy_", "aten::_to_copy", "aten::to")
 
 
 class HostTensorUsed(AssertionError):
@@ -81,16 +81,17 @@ class PretendDevice(TorchDispatchMode):
         there = str(kwargs.get("device", "")).startswith("pretend")
         if not there and not any(isinstance(one, FakeTensor) for one in flat):
             return func(*args, **kwargs)
-        if func is torch.ops.aten.copy_.default and not isinstance(args[0], FakeTensor):
+        name = func._schema.name
+        if name == "prim::device":
+            return args[0].device
+        if name == "aten::copy_" and not isinstance(args[0], FakeTensor):
             self.tape.to_host += 1
             return args[0]
         theirs = [one for one in flat if not isinstance(one, FakeTensor) and one.dim() > 0]
-        if theirs and func in COPIES:
+        if theirs and name in COPIES:
             self.tape.to_device += 1
         elif theirs:
             raise HostTensorUsed(f"{func} was called with a tensor of the host")
-        elif func is torch.ops.aten._to_copy.default and "device" in kwargs and not there:
-            self.tape.to_host += 1
         args, kwargs = tree_map(self.faked, (args, kwargs))
         self.tape.call(str(func), (args, kwargs))
         before = {one.untyped_storage()._cdata for one in flat if isinstance(one, FakeTensor)}
@@ -100,6 +101,7 @@ class PretendDevice(TorchDispatchMode):
             one for one in tree_flatten(result)[0]
             if isinstance(one, Tensor) and one.untyped_storage()._cdata not in before
         ]  # fmt: skip
+        self.tape.to_host += name in COPIES and result.device.type == "cpu"
         self.tape.keep(new)
         return result
 

@@ -14,7 +14,7 @@ from tiny import layout_of, sequence
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from pontil.gpu_ops.device_tile import DeviceTile
+from pontil.gpu_ops.device_attention import DeviceAttention
 from pontil.gpu_ops.triton.launch import launch
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
@@ -29,23 +29,6 @@ EDITED: dict[str, object] = {
     "logprobs": 3,
 }  # fmt: skip
 ALLOWED: dict[str, object] = {"allowed_token_ids": (1, 2, 0), "prompt_logprobs": 2, "temperature": 1.0}
-
-
-@dataclass
-class StartedAttention:
-    """Attention as one kernel that writes its result."""
-
-    pool: Tensor
-    tile: DeviceTile
-
-    def __call__(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, scale: float, window: int | None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        out, tile = torch.empty_like(q), self.tile
-        inputs = [one for one in (tile.owners, tile.lengths, tile.query_tiles, v, sinks) if one is not None]
-        launch("attend", (len(q),), self.pool, layer, q, k, tile.slots, tile.tables, *inputs, out, scale, window)
-        return out
 
 
 @dataclass
@@ -81,7 +64,7 @@ def site_of(there: PretendDevice, model: Model, blocks: int = 100, seats: int = 
     storage = KVStorage(layout, blocks, there.device)
     scheduler = Scheduler(BlockPool(blocks), layout, seats, 64)
     limits = DeviceLimits(seats + 32, 64, layout.blocks_for(model.config.max_model_len))
-    runner = DeviceRunner(model, storage, link, limits, StartedAttention)
+    runner = DeviceRunner(model, storage, link, limits, DeviceAttention)
     return Site(there, link, Engine(runner, scheduler), runner)
 
 
@@ -96,16 +79,18 @@ def test_a_step_waits_for_nothing_and_makes_one_copy_each_way(site: Site) -> Non
         site.engine.add(sequence(f"s{place}", [3] * (17 + place), 6))
     while site.engine.has_work:
         tape = site.step()
-        assert (tape.to_device, tape.to_host) == (1, 1)
-        assert tape.kernels.count("draw_kernel") >= 1
+        # A call that only collects the last step starts nothing.
+        launched = len(tape.kernels) > 0
+        assert (tape.to_device, tape.to_host) == (launched, launched)
+        assert "draw_kernel" in tape.kernels or not launched
     assert site.engine.generated == 18
 
 
 def test_two_decode_steps_of_one_bucket_start_the_same_at_the_same_addresses(site: Site) -> None:
     for place in range(3):
         site.engine.add(sequence(f"s{place}", [3] * (17 + place), 8))
-    site.step()
-    site.step()
+    for _ in range(3):
+        site.step()
     first, second = site.step(), site.step()
     assert len(first.kernels) > 2 and first.kernels == second.kernels
     assert first.calls == second.calls
@@ -117,7 +102,8 @@ def test_edits_and_logprobs_wait_for_nothing(site: Site, settings: dict[str, obj
     site.engine.add(one)
     while site.engine.has_work:
         tape = site.step()
-        assert (tape.to_device, tape.to_host) == (1, 1)
+        launched = len(tape.kernels) > 0
+        assert (tape.to_device, tape.to_host) == (launched, launched)
     assert len(one.output) == 4 and len(one.logprobs) == (4 if "logprobs" in settings else 0)
 
 
@@ -130,7 +116,8 @@ def test_recorded_decode_steps_are_started_again_and_their_memory_is_known(site:
     before = site.link.replays
     while site.engine.has_work:
         tape = site.step()
-        assert "attend" not in tape.kernels and (tape.to_device, tape.to_host) == (1, 1)
+        launched = len(tape.kernels)
+        assert tape.kernels == ["draw_kernel"][:launched] and (tape.to_device, tape.to_host) == (launched, launched)
     assert site.link.replays == before + 4
 
 
