@@ -12,6 +12,7 @@ from pontil.runtime.engine.remote_prefill import NoHandshake, RemotePrefill
 from pontil.runtime.engine.sampler import Sampled
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequence import FinishReason, Known, Sequence, SequenceState
+from pontil.runtime.engine.unknown_tokens import drawn, forget
 
 AT_ONCE = NoHandshake()
 
@@ -100,7 +101,7 @@ class Engine:
     def end(self, request: str, finish: FinishReason) -> None:
         """End all unfinished sequences of a request, in any state. An unknown request is no error."""
         for sequence in self.sequences.pop(request, ()):
-            sequence.forget_unknown()
+            forget(sequence)
             self.scheduler.finish(sequence, finish)
 
     def step(self) -> list[Output]:
@@ -125,8 +126,7 @@ class Engine:
         if launched.places:
             self.scheduler.memory.launched(span.sequence for span in batch.spans)
         for sequence, place in launched.places.items():
-            sequence.unknown += 1
-            sequence.place = place if sequence.may_go_on else None
+            drawn(sequence, place)
         return StepInFlight(batch, launched, began)
 
     def may_stay_in_flight(self, step: StepInFlight) -> bool:
@@ -146,8 +146,8 @@ class Engine:
             # Sequences may have waited for these tokens.
             self.scheduler.stalled = False
         alive = [one for one in sampled if one.sequence.state is not SequenceState.FINISHED]
-        drawn = [(self.branch(one), one) for one in alive]
-        return [self.accept(sequence, one) for sequence, one in drawn]
+        owned = [(self.branch(one), one) for one in alive]
+        return [self.accept(sequence, one) for sequence, one in owned]
 
     def keep_answers(self) -> bool:
         """Compute finished answers for the prefix cache while idle. Return False when there is none to compute."""
@@ -206,7 +206,7 @@ class Engine:
         )
 
     def close(self, sequence: Sequence, finish: FinishReason) -> None:
-        sequence.forget_unknown()
+        forget(sequence)
         self.scheduler.finish(sequence, finish)
         others = self.sequences[sequence.id]
         others.remove(sequence)

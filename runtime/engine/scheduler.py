@@ -16,6 +16,7 @@ from pontil.runtime.engine.prefix_cache import PrefixCache, PrefixHit
 from pontil.runtime.engine.queues import SequenceQueues
 from pontil.runtime.engine.remote_prefill import RemotePrefill
 from pontil.runtime.engine.sequence import FinishReason, Known, Sequence, SequenceState
+from pontil.runtime.engine.unknown_tokens import is_ready
 
 
 class Scheduler:
@@ -97,7 +98,7 @@ class Scheduler:
         preempted afterwards. A sequence that finds no block and none newer to preempt waits for blocks that are
         promised or handed over."""
         for sequence in list(self.running):
-            ready = sequence.state is SequenceState.RUNNING and sequence.remaining == 1 and sequence.is_ready
+            ready = sequence.state is SequenceState.RUNNING and sequence.remaining == 1 and is_ready(sequence)
             if ready and self.make_room(sequence):
                 yield Span(sequence, sequence.computed, 1)
 
@@ -116,7 +117,7 @@ class Scheduler:
     def chunks(self, budget: int) -> Iterator[Span]:
         for sequence in list(self.running):
             count = chunk(sequence.computed, sequence.remaining, budget)
-            ready = sequence.remaining > 1 and count and sequence.is_ready
+            ready = sequence.remaining > 1 and count and is_ready(sequence)
             if ready and self.make_chunk_room(sequence, count):
                 yield Span(sequence, sequence.computed, count)
                 budget -= count

@@ -188,21 +188,6 @@ class Sequence:
         return behind or (self.outflow is not None and self.outflow.is_full)
 
     @property
-    def is_ready(self) -> bool:
-        """Return whether its next row may be computed as soon as there is room."""
-        return not self.rests and (self.unknown == 0 or self.place is not None)
-
-    @property
-    def may_go_on(self) -> bool:
-        """Return whether the row after the token that was just drawn may be computed before that is known. It may turn
-        out that the sequence ended with it: the row is then dropped. What needs the token itself waits for it: a
-        budget that ends, a handoff, a token that the client has, choices to be forked, penalties, grammars."""
-        drawn, params = self.length - len(self.prompt), self.params
-        alone = len(self.choices) == 1 and not self.hands_over and not (self.given and drawn == 1)
-        free = self.make_guide is None and not penalized(params) and params.min_tokens <= drawn
-        return alone and free and drawn < params.max_tokens
-
-    @property
     def is_streamed(self) -> bool:
         """Return whether it belongs to a stage that others follow or feed."""
         return not (self.inputs is None and self.states is None and self.outflow is None)
@@ -295,11 +280,6 @@ class Sequence:
         """Discard the KV of rejected drafts: the newest token is always still to be computed."""
         if self.computed >= self.length:
             self.computed = self.reached = self.length - 1
-
-    def forget_unknown(self) -> None:
-        """Leave out tokens that are not known yet, since the sequence ends before them."""
-        self.unknown, self.place = 0, None
-        self.roll_back()
 
     def draft(self, count: int) -> tuple[int, ...]:
         """Propose at most `count` tokens that may come next, from what stood before."""

@@ -30,7 +30,7 @@ def prompt(length: int, seed: int = 5) -> list[int]:
 
 @dataclass
 class Answer:
-    """What a client would have of one choice."""
+    """All that a client would have of one choice."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)

@@ -34,7 +34,7 @@ def pretend() -> torch.device:
 
 
 @dataclass
-class Tape:
+class DeviceTape:
     """The record of what code started: every operation and kernel, with its numbers and its tensors' shapes. A tensor
     that was there before has its address too. `to_device` and `to_host` count copies."""
 
@@ -71,9 +71,9 @@ class PretendDevice(TorchDispatchMode):
     """Runs operations on the pretend device without numbers, and all others as they are."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.fake = FakeTensorMode()  # type: ignore[no-untyped-call]
-        self.device, self.tape = pretend(), Tape()
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.fake = FakeTensorMode()
+        self.device, self.tape = pretend(), DeviceTape()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -109,10 +109,10 @@ class PretendDevice(TorchDispatchMode):
         return self.fake.from_tensor(one) if isinstance(one, Tensor) and not isinstance(one, FakeTensor) else one
 
     @contextmanager
-    def recording(self) -> Iterator[Tape]:
+    def recording(self) -> Iterator[DeviceTape]:
         """Record what the block starts, kernels too."""
         before, starter = self.tape, launch.starter
-        self.tape, launch.starter = Tape(), self.start
+        self.tape, launch.starter = DeviceTape(), self.start
         try:
             yield self.tape
         finally:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from architectures import hugging_model, read_model
-from pretend_device import HostTensorUsed, PretendDevice, PretendLink, Tape
+from pretend_device import DeviceTape, HostTensorUsed, PretendDevice, PretendLink
 from tiny import layout_of, sequence
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
@@ -40,7 +40,7 @@ class Site:
     engine: Engine
     runner: DeviceRunner
 
-    def step(self) -> Tape:
+    def step(self) -> DeviceTape:
         with self.there.recording() as tape:
             self.engine.step()
         return tape
