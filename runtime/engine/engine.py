@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine: sequences in, accepted tokens out, one step at a time."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -40,11 +42,18 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class StepInFlight:
-    """A step that was launched at `began`, and whose results have not been collected."""
+    """A step that was launched at `began`, and whose results have not been accepted. No other one is launched before
+    they are if it is `alone`."""
 
     batch: Batch
     launched: Launched
     began: float
+    alone: bool = False
+
+    def waited(self) -> StepInFlight:
+        """Wait until it is over. Its results stay to be accepted."""
+        sampled = self.launched.collect()
+        return replace(self, launched=Launched(lambda: sampled, self.launched.places), alone=True)
 
 
 class Engine:
@@ -106,15 +115,27 @@ class Engine:
 
     def step(self) -> list[Output]:
         """Launch a step, then collect the one before if it is still in flight, else this one. The results are those of
-        the step that was collected."""
+        the one step that was collected."""
         before, self.in_flight = self.in_flight, None
+        if before is not None and before.alone:
+            return self.settle(before)
         step = self.launch(self.scheduler.schedule())
-        outputs = [] if before is None else self.collect(before)
-        self.scheduler.memory.landed()
-        if self.may_stay_in_flight(step):
+        alone = not self.may_stay_in_flight(step)
+        if before is None:
+            if alone:
+                return self.settle(step)
             self.in_flight = step
-            return outputs
-        outputs += self.collect(step)
+            return []
+        if not step.batch.spans:
+            return self.settle(before)
+        self.in_flight = step.waited() if alone else step
+        outputs = self.collect(before)
+        self.scheduler.memory.landed()
+        return outputs
+
+    def settle(self, step: StepInFlight) -> list[Output]:
+        """Collect the only step in flight."""
+        outputs = self.collect(step)
         self.scheduler.memory.launched(())
         self.scheduler.memory.landed()
         return outputs

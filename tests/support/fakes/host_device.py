@@ -86,11 +86,21 @@ def attend(pool: Tensor, tile: DeviceTile) -> PagedAttention:
             if count
         ]
         return PromptAttention(pool, blocks, offsets, spans)
+    if rows == 0:
+        return nothing
     assert tile.owners is not None and tile.lengths is not None
     lengths = tile.lengths[:rows].long()
     longest = int(lengths.max())
     tables = torch.stack([in_chunks(tile.tables[one], longest, KEY_STRIP, block_size) for one in tile.owners[:rows]])
     return GeneratedAttention(pool, blocks, offsets, tables, lengths)
+
+
+def nothing(
+    layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, scale: float, window: int | None,
+    sinks: Tensor | None = None, value_dim: int | None = None,
+) -> Tensor:  # fmt: skip
+    """The attention of padding alone."""
+    return torch.zeros_like(q)
 
 
 def in_chunks(table: Tensor, length: int, width: int, block_size: int) -> Tensor:
@@ -102,10 +112,10 @@ def in_chunks(table: Tensor, length: int, width: int, block_size: int) -> Tensor
 
 
 def device_engine(
-    model: Model, *, blocks: int = 200, seats: int = 40, budget: int = 256, drafts: int = 0,
+    model: Model, *, blocks: int = 200, block_size: int = 16, seats: int = 40, budget: int = 256, drafts: int = 0,
     link: HostLink | None = None,
 ) -> tuple[Engine, DeviceRunner]:  # fmt: skip
-    layout = layout_of(model)
+    layout = layout_of(model, block_size)
     storage = KVStorage(layout, blocks, model.device)
     scheduler = Scheduler(BlockPool(blocks), layout, seats, budget, speculative_tokens=drafts)
     limits = DeviceLimits(seats + 32, budget, layout.blocks_for(model.config.max_model_len))
