@@ -42,7 +42,12 @@ def forbid(logits: Tensor, row: Tensor, token: Tensor) -> None:
 def allow_only(logits: Tensor, row: Tensor, token: Tensor) -> None:
     """Forbid all other ids in the rows that have an entry."""
     kept = logits[row, token]
-    logits[row.unique()] = -torch.inf
+    if logits.device.type == "cpu":
+        logits[row.unique()] = -torch.inf
+    else:
+        # The number of distinct rows is not known here.
+        named = torch.zeros(len(logits), 1, dtype=torch.bool, device=logits.device).index_fill_(0, row, True)
+        logits.masked_fill_(named, -torch.inf)
     logits[row, token] = kept
 
 
@@ -50,10 +55,15 @@ def allow_bits(logits: Tensor, row: Tensor, words: Tensor) -> None:
     """Forbid, in whole rows, every id whose bit is not set. `row` int64 [masks], each row at most once; `words` int32
     [masks, at least vocabulary / 32]: bit i % 32 of word i // 32 stands for id i."""
     vocabulary = logits.shape[1]
-    step = len(row) if logits.is_cuda else max(1, PIECE // vocabulary)
+    if logits.device.type != "cpu":
+        ids = torch.arange(vocabulary, device=logits.device)
+        forbidden = (words.index_select(1, ids // 32) >> (ids % 32).int()) & 1 == 0
+        logits.index_add_(0, row, torch.zeros_like(forbidden, dtype=torch.float32).masked_fill_(forbidden, -torch.inf))
+        return
+    step = max(1, PIECE // vocabulary)
     # A word is four bytes, the lowest first, on every supported device.
     octets = words.view(torch.uint8)[:, : -(-vocabulary // 8)]
     for start in range(0, len(row), step):
         some = octets[start : start + step]
-        bias = EIGHT_BIASES.to(logits.device).index_select(0, some.flatten().int()).view(len(some), -1)
+        bias = EIGHT_BIASES.index_select(0, some.flatten().int()).view(len(some), -1)
         logits.index_add_(0, row[start : start + step], bias[:, :vocabulary])

@@ -28,6 +28,8 @@ def ranks_of(logits: Tensor, row: Tensor, token: Tensor) -> Tensor:
 
 def most_likely(logits: Tensor, count: int) -> Tensor:
     """The ids of the `count` highest logits of each row, the highest first, equal ones by rising id."""
+    if logits.device.type != "cpu":
+        return keys(logits).topk(min(count, logits.shape[1])).indices
     values, tokens = logits.topk(min(count + 1, logits.shape[1]))
     tied = (values[:, 1:] == values[:, :-1]).any(-1)
     if bool(tied.any()):

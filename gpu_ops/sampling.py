@@ -31,6 +31,8 @@ RowDraws = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, flo
 
 def greedy(logits: Tensor) -> Tensor:
     """The id of the highest logit of each row [rows, vocabulary]; of equal ones the lowest id. NaN is the lowest."""
+    if logits.device.type != "cpu":
+        return drawn_there(logits, None, torch.arange(len(logits), device=logits.device), None)
     ids = argmax(logits)
     # argmax takes NaN for the highest, and a mask that is added to infinity leaves a NaN.
     if bool(logits.gather(1, ids.unsqueeze(1)).isnan().any()):
@@ -39,8 +41,6 @@ def greedy(logits: Tensor) -> Tensor:
 
 
 def argmax(logits: Tensor) -> Tensor:
-    if logits.device.type != "cpu":
-        return logits.argmax(dim=-1)
     # torch's argmax takes ten times as long.
     highest: Tensor = torch.from_numpy(logits.numpy().argmax(axis=-1))
     return highest
@@ -76,7 +76,7 @@ def sample(logits: Tensor, shaping: Shaping, row: Tensor, uniform: Tensor, draw_
     can; the ids are the same.
     """
     if logits.device.type != "cpu":
-        return invert(cumulative_masses(*probabilities(logits, shaping), shaping), row, uniform)
+        return drawn_there(logits, shaping, row, uniform)
     drawn = torch.empty_like(row)
     nuclei: dict[int, Nucleus] = {}
     step = max(1, PIECE // logits.shape[1])
@@ -107,6 +107,23 @@ def sample(logits: Tensor, shaping: Shaping, row: Tensor, uniform: Tensor, draw_
         mine, place = draws_from(torch.tensor(list(nuclei)), row, len(logits))
         drawn[mine] = invert_nuclei(list(nuclei.values()), place, uniform[mine])
     return drawn
+
+
+def drawn_there(logits: Tensor, shaping: Shaping | None, row: Tensor, uniform: Tensor | None) -> Tensor:
+    """`sample` on a device, or `greedy` without a shaping. The parameters are copied there."""
+    from pontil.gpu_ops.device_draws import DeviceDraws, draw
+
+    whole, real = row.new_zeros(len(row), dtype=torch.int32), row.new_zeros(len(row), dtype=torch.float64)
+    out = torch.empty_like(whole)
+    if shaping is None or uniform is None:
+        draws = DeviceDraws(row.int(), real, whole, real, real, real)
+    else:
+        temperature, top_k, top_p, min_p = (
+            each.to(logits.device)[row] for each in (shaping.temperature, shaping.top_k, shaping.top_p, shaping.min_p)
+        )
+        draws = DeviceDraws(row.int(), temperature, top_k.int(), top_p, min_p, uniform)
+    draw(logits, draws, out)
+    return out.long()
 
 
 def draws_from(some: Tensor, row: Tensor, rows: int) -> tuple[Tensor, Tensor]:
@@ -253,8 +270,6 @@ def descending(logits: Tensor, width: int) -> Tensor:
     """The `width` highest values of each row, in falling order, without their indices."""
     if width < logits.shape[1]:
         return logits.topk(width).values
-    if logits.device.type != "cpu":
-        return logits.sort(dim=-1, descending=True).values
     # torch's sort also moves indices, and takes thirty times as long.
     negative: Tensor = torch.from_numpy(numpy.sort(logits.neg().numpy(), axis=-1))
     return negative.neg_()

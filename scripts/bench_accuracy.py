@@ -31,9 +31,10 @@ from pontil.runtime.cache.pool import BlockPool  # noqa: E402
 from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage  # noqa: E402
 from pontil.runtime.engine.batch import Batch, Span  # noqa: E402
 from pontil.runtime.engine.engine import Engine  # noqa: E402
-from pontil.runtime.engine.model_runner import ModelRunner, plan_of  # noqa: E402
+from pontil.runtime.engine.model_runner import ModelRunner  # noqa: E402
 from pontil.runtime.engine.scheduler import Scheduler  # noqa: E402
 from pontil.runtime.engine.sequence import Sequence  # noqa: E402
+from pontil.runtime.engine.tile_rows import plan_of  # noqa: E402
 from pontil.runtime.loaders.builtin import resolve_model  # noqa: E402
 from pontil.runtime.loaders.checkpoint import open_checkpoint  # noqa: E402
 from pontil.runtime.loaders.gguf_file import GgufCheckpoint  # noqa: E402

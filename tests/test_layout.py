@@ -58,6 +58,9 @@ ARROWS: dict[str, set[str]] = {
         "runtime/models/qwen3_omni/config",
     },
     "runtime/engine": {"runtime/cache", "runtime/models", "gpu_ops", "gpu_ops/kernels"},
+    "runtime/engine/device": {
+        "runtime/cache", "runtime/engine", "runtime/models", "gpu_ops", "gpu_ops/kernels",
+    },
     "runtime/tokenizer": set(),
     # Libraries of the extra `speech`, imported when a node is made.
     "runtime/nodes": set(),
@@ -86,7 +89,8 @@ ARROWS: dict[str, set[str]] = {
         "runtime/streams", "runtime/tokenizer",
     },
     "runtime/worker": {
-        "runtime/cache", "runtime/disaggregation", "runtime/engine", "runtime/grammar", "runtime/loaders",
+        "runtime/cache", "runtime/disaggregation", "runtime/engine", "runtime/engine/device", "runtime/grammar",
+        "runtime/loaders",
         "runtime/models", "runtime/models/qwen3_omni", "runtime/nodes", "runtime/probe", "runtime/tokenizer",
         "runtime/transfer", "runtime/wire", "runtime/graph", "runtime/streams", "runtime/worker/ranks",
         "runtime/worker/stages", "gpu_ops/collectives", "gpu_ops/kernels",

@@ -55,11 +55,12 @@ class Batch:
     spans: tuple[Span, ...]
     copies: tuple[tuple[int, int], ...] = ()
 
-    def tiles(self) -> list[Tile]:
-        """Prompt tiles first, then generated ones; within a sequence always in the order of positions."""
+    def tiles(self, prompt_rows: int = PROMPT_ROWS, generated_rows: int = GENERATED_ROWS) -> list[Tile]:
+        """Prompt tiles first, then generated ones, of at most so many rows; within a sequence always in the order of
+        positions."""
         prompt = [part for span in self.spans for part in [prompt_part(span)] if part.count]
         generated = [part for span in self.spans for part in [generated_part(span)] if part.count]
-        return pack(prompt, PROMPT_ROWS, False) + pack(generated, GENERATED_ROWS, True)
+        return pack(prompt, prompt_rows, False) + pack(generated, generated_rows, True)
 
     def mixed_tiles(self) -> list[Tile]:
         """Tiles for kernels that are always batch-invariant: all positions together."""

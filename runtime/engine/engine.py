@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine: sequences in, accepted tokens out, one step at a time."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from pontil.runtime.engine.batch import Batch
 from pontil.runtime.engine.draft_counts import DraftCounts
 from pontil.runtime.engine.logprobs import TokenLogprobs
-from pontil.runtime.engine.model_runner import ModelRunner
+from pontil.runtime.engine.model_runner import Launched, ModelRunner
 from pontil.runtime.engine.remote_prefill import NoHandshake, RemotePrefill
 from pontil.runtime.engine.sampler import Sampled
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequence import FinishReason, Known, Sequence, SequenceState
+from pontil.runtime.engine.unknown_tokens import drawn, forget
 
 AT_ONCE = NoHandshake()
 
@@ -36,6 +40,22 @@ class Output:
     frames: list[list[int]] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class StepInFlight:
+    """A step that was launched at `began`, and whose results have not been accepted. No other one is launched before
+    they are if it is `alone`."""
+
+    batch: Batch
+    launched: Launched
+    began: float
+    alone: bool = False
+
+    def waited(self) -> StepInFlight:
+        """Wait until it is over. Its results stay to be accepted."""
+        sampled = self.launched.collect()
+        return replace(self, launched=Launched(lambda: sampled, self.launched.places), alone=True)
+
+
 class Engine:
     """The engine, which knows nothing of processes or text. Call `add`, then `step` until `has_work` is False.
 
@@ -43,6 +63,9 @@ class Engine:
     the tokens sampled since the start; every one of them is in an Output. `prompt_computed` counts the prompt tokens
     computed for the first time, of prompts whose opening Output was made; `drafted` and `accepted` add up those of all
     Outputs.
+
+    Where a runner does not compute at once, a step may be `in_flight` while the next one is scheduled and launched. The
+    tokens of both are the same as if each step were waited for.
     """
 
     def __init__(self, runner: ModelRunner, scheduler: Scheduler) -> None:
@@ -51,6 +74,7 @@ class Engine:
         self.sequences: dict[str, list[Sequence]] = {}
         self.generated = self.prompt_computed = 0
         self.drafts = DraftCounts()
+        self.in_flight: StepInFlight | None = None
 
     @property
     def drafted(self) -> int:
@@ -62,7 +86,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.in_flight is not None or self.scheduler.has_work
 
     def add(self, sequence: Sequence, known: list[Known] | None = None) -> None:
         """Queue a sequence to be computed here from its first token on. If it is continued, `known` has the known
@@ -86,20 +110,70 @@ class Engine:
     def end(self, request: str, finish: FinishReason) -> None:
         """End all unfinished sequences of a request, in any state. An unknown request is no error."""
         for sequence in self.sequences.pop(request, ()):
+            forget(sequence)
             self.scheduler.finish(sequence, finish)
 
     def step(self) -> list[Output]:
-        batch, clock = self.scheduler.schedule(), self.scheduler.clock
-        began = clock()
-        sampled = [as_given(one) for one in self.runner.run(batch)]
-        self.scheduler.drafter.computed(batch, clock() - began)
+        """Launch a step, then collect the one before if it is still in flight, else this one. The results are those of
+        the one step that was collected."""
+        before, self.in_flight = self.in_flight, None
+        if before is not None and before.alone:
+            return self.settle(before)
+        step = self.launch(self.scheduler.schedule())
+        alone = not self.may_stay_in_flight(step)
+        if before is None:
+            if alone:
+                return self.settle(step)
+            self.in_flight = step
+            return []
+        if not step.batch.spans:
+            return self.settle(before)
+        self.in_flight = step.waited() if alone else step
+        outputs = self.collect(before)
+        self.scheduler.memory.landed()
+        return outputs
+
+    def settle(self, step: StepInFlight) -> list[Output]:
+        """Collect the only step in flight."""
+        outputs = self.collect(step)
+        self.scheduler.memory.launched(())
+        self.scheduler.memory.landed()
+        return outputs
+
+    def launch(self, batch: Batch) -> StepInFlight:
+        began = self.scheduler.clock()
+        launched = self.runner.launch(batch)
         self.scheduler.advance(batch)
-        drawn = [(self.branch(one), one) for one in sampled]
-        return [self.accept(sequence, one) for sequence, one in drawn]
+        if launched.places:
+            self.scheduler.memory.launched(span.sequence for span in batch.spans)
+        for sequence, place in launched.places.items():
+            drawn(sequence, place)
+        return StepInFlight(batch, launched, began)
+
+    def may_stay_in_flight(self, step: StepInFlight) -> bool:
+        """Return whether the next step may be launched before this one is over. Not if something reads what it computed
+        as soon as it is marked as computed, or needs its tokens."""
+        if not step.launched.places or self.scheduler.held_up or self.scheduler.speculative_tokens:
+            return False
+        sequences = [span.sequence for span in step.batch.spans]
+        return not any(one.hands_over or one.is_streamed or one.params.prompt_logprobs is not None for one in sequences)
+
+    def collect(self, step: StepInFlight) -> list[Output]:
+        """Wait for a step, and accept its tokens. Those of a sequence that ended meanwhile are dropped: the token that
+        ended it was not known when they were drawn."""
+        sampled = [as_given(one) for one in step.launched.collect()]
+        self.scheduler.drafter.computed(step.batch, self.scheduler.clock() - step.began)
+        if sampled:
+            # Sequences may have waited for these tokens.
+            self.scheduler.stalled = False
+        alive = [one for one in sampled if one.sequence.state is not SequenceState.FINISHED]
+        owned = [(self.branch(one), one) for one in alive]
+        return [self.accept(sequence, one) for sequence, one in owned]
 
     def keep_answers(self) -> bool:
         """Compute finished answers for the prefix cache while idle. Return False when there is none to compute."""
-        batch = self.scheduler.answer_recompute.next_batch() if self.scheduler.has_spare_work else None
+        idle = self.scheduler.has_spare_work and self.in_flight is None
+        batch = self.scheduler.answer_recompute.next_batch() if idle else None
         if batch is None:
             return False
         self.runner.run(batch)
@@ -122,6 +196,7 @@ class Engine:
         first = sequence.received and sequence.generated == 0
         opens = sequence.scheduled_at is not None and sequence.leads and sequence.generated == 0
         self.prompt_computed += sequence.prompt_computed if opens else 0
+        sequence.unknown = max(0, sequence.unknown - 1)
         before = len(sequence.output)
         finish = sequence.append_all(sampled.tokens, sampled.logprobs)
         if sequence.inputs is not None:
@@ -152,6 +227,7 @@ class Engine:
         )
 
     def close(self, sequence: Sequence, finish: FinishReason) -> None:
+        forget(sequence)
         self.scheduler.finish(sequence, finish)
         others = self.sequences[sequence.id]
         others.remove(sequence)

@@ -17,6 +17,9 @@ class KVCacheManager:
     copied first. The copies (from, to) of a step are carried out before anything else in it, and all are read before
     any is written, so that a block that was reassigned meanwhile is still read with its old content.
 
+    Blocks that a step in flight may still write are not given back before it is over: `launched` and `landed` tell
+    which steps are.
+
     `give_way`, set by the component that keeps blocks for no request, frees such blocks and returns whether there were
     any.
     """
@@ -25,6 +28,25 @@ class KVCacheManager:
         self.pool, self.layout = pool, layout
         self.give_way: Callable[[], bool] = lambda: False
         self.copies: list[Copy] = []
+        self.written: frozenset[Sequence] = frozenset()
+        # Blocks of sequences that ended, in the last step in flight and in the one before.
+        self.later: list[int] = []
+        self.due: list[int] = []
+
+    def launched(self, sequences: abc.Iterable[Sequence]) -> None:
+        """Note the sequences of a step whose end is not waited for."""
+        self.written = frozenset(sequences)
+        self.due, self.later = self.due + self.later, []
+
+    def landed(self) -> None:
+        """Give back what the steps before the last one launched kept: they are over."""
+        if self.due:
+            self.pool.release(self.due)
+            self.due = []
+
+    def is_written(self, sequence: Sequence) -> bool:
+        """Return whether a step in flight may still write its blocks."""
+        return sequence in self.written
 
     def reserve(self, sequence: Sequence, hit: PrefixHit, spare: int) -> bool:
         """Reserve the blocks of the hit, and credits for the remaining known tokens and one more; or nothing. `spare`
@@ -76,7 +98,11 @@ class KVCacheManager:
         """Return all blocks and credits of a sequence. Copies into them are cancelled."""
         if self.copies:
             self.copies = [(source, target) for source, target in self.copies if target not in sequence.blocks]
-        self.pool.release(sequence.blocks, sequence.credits)
+        if sequence in self.written:
+            self.later += sequence.blocks
+            self.pool.release([], sequence.credits)
+        else:
+            self.pool.release(sequence.blocks, sequence.credits)
         sequence.blocks, sequence.credits = [], 0
 
     def take_copies(self) -> tuple[Copy, ...]:

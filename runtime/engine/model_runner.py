@@ -2,16 +2,15 @@
 """Runs a batch through the model and samples from its logits. Takes no scheduling decision."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Sequential
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from pontil.gpu_ops.batch_invariance import BatchInvariance
-from pontil.gpu_ops.kernels.tile import TileSpan
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.batch import Batch, Span, Tile
 from pontil.runtime.engine.logprobs import logprobs_of
@@ -24,8 +23,9 @@ from pontil.runtime.engine.memory_errors import (
 from pontil.runtime.engine.sampler import Sampled, sample_rows
 from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.engine.streamed import FrameMaker
-from pontil.runtime.engine.target_states import KEPT_STATES, TargetStates
+from pontil.runtime.engine.target_states import TargetStates
 from pontil.runtime.engine.tile_plan import TilePlan
+from pontil.runtime.engine.tile_rows import rows_of
 from pontil.runtime.engine.tile_runner import HEAD_ROWS, TileRunner
 from pontil.runtime.models.hidden_states import HiddenStates
 from pontil.runtime.models.model import Model
@@ -62,6 +62,16 @@ class NoFollowers:
 NONE = NoFollowers()
 
 
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A batch that is being computed. `collect` waits for it and returns the sampled tokens of each sequence whose
+    known tokens are all computed. `places` are those of the drawn ids among the results, of sequences that drew one:
+    rows of the next batch may refer to them. There are none where all is done at once."""
+
+    collect: Callable[[], list[Sampled]]
+    places: Mapping[Sequence, int] = field(default_factory=dict)
+
+
 class ModelRunner:
     """Turns tiles of sequences into plans, has them computed, and samples. With a `frame_maker` each sampled id is the
     first code of a frame. Where `keeps_states` is set, each sequence gets the final hidden states of its newest
@@ -86,6 +96,11 @@ class ModelRunner:
     def rows_are_alike(self) -> bool:
         """Return whether a position's KV has the same bits in a prompt and in an answer."""
         return self.model.kernels is not None
+
+    def launch(self, batch: Batch) -> Launched:
+        """Begin to compute a batch. Here all is done at once."""
+        sampled = self.run(batch)
+        return Launched(lambda: sampled)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> list[Sampled]:
@@ -113,29 +128,20 @@ class ModelRunner:
         return [sampled for tile in tiles for sampled in self.run_tile(tile)]
 
     def run_tile(self, tile: Tile) -> list[Sampled]:
-        drawing = [(end, span) for end, span in zip(ends_of(tile), tile.spans, strict=True) if span.samples]
-        drawn = [row for end, span in drawing for row in range(end - len(span.drafts), end + 1)]
-        recorded = [
-            (end - span.count + position - span.start, span.sequence, position)
-            for end, span in zip(ends_of(tile), tile.spans, strict=True)
-            for position in unrecorded(span)
-        ]
-        kept = list(states_of(tile)) if self.keeps_states else []
-        rows = sorted({*drawn, *(row for row, _, _ in recorded), *(row for _, own in kept for row in own)})
-        places = {row: place for place, row in enumerate(rows)}
-        plan = plan_of(tile, rows, [places[row] for row, _, _ in recorded], [places[row] for row in drawn])
+        wanted = rows_of(tile, self.keeps_states)
+        plan = wanted.plan
         self.followers.run(plan)
         states = states_wanted(tile)
         hidden = self.forward(tile, plan, states)
         if states is not None:
             give_states(tile, states)
-        for span, own in kept:
-            self.keep_states(span, hidden[self.tiles.tensor([places[row] for row in own])])
-        self.record_prompt_logprobs(plan, hidden, [(one, position) for _, one, position in recorded])
-        if not drawn:
+        for span, own in wanted.kept:
+            self.keep_states(span, hidden[self.tiles.tensor(own)])
+        self.record_prompt_logprobs(plan, hidden, wanted.recorded)
+        if not plan.drawn:
             return []
         logits, highest = self.tiles.drawn_logits(plan, hidden)
-        sequences, drafts = [span.sequence for _, span in drawing], [span.drafts for _, span in drawing]
+        sequences, drafts = [span.sequence for span in wanted.drawing], [span.drafts for span in wanted.drawing]
         sampled = sample_rows(logits, sequences, drafts, highest, self.model.kernels)
         if self.frame_maker is None:
             return sampled
@@ -166,20 +172,6 @@ class ModelRunner:
                 sequence.prompt_logprobs.append(logprobs)
 
 
-def plan_of(tile: Tile, rows: list[int], recorded: list[int], drawn: list[int]) -> TilePlan:
-    ids = [span.token(p) for span in tile.spans for p in range(span.start, span.start + span.count)]
-    spans = [TileSpan(span.start, span.count, span.sequence.blocks) for span in tile.spans]
-    return TilePlan(tile.generated, ids, spans, rows, recorded, drawn, embeddings_of(tile))
-
-
-def embeddings_of(tile: Tile) -> Tensor | None:
-    """The rows of a tile of sequences whose inputs are embeddings: all sequences of such a model have them."""
-    inputs = [(span.sequence.inputs, span) for span in tile.spans]
-    if not inputs or inputs[0][0] is None:
-        return None
-    return torch.cat([rows.rows(span.start, span.count) for rows, span in inputs if rows is not None])
-
-
 def states_wanted(tile: Tile) -> HiddenStates | None:
     """Return a receiver of hidden states if any sequence of the tile wants them. All of a model want the same."""
     wanted = (span.sequence.states for span in tile.spans if span.sequence.states is not None)
@@ -207,37 +199,3 @@ def completed(maker: FrameMaker, sampled: list[Sampled], hidden: Tensor) -> list
     ]
     frames = iter(maker.frames(rows, hidden))
     return [replace(one, frames=[next(frames) for _ in one.tokens]) for one in sampled]
-
-
-def states_of(tile: Tile) -> Iterator[tuple[Span, range]]:
-    """Yield spans with the rows whose states their sequences keep: those of the newest known positions, and drafts."""
-    for end, span in zip(ends_of(tile), tile.spans, strict=True):
-        behind = span.start + span.count
-        count = behind - max(span.start, span.sequence.length - KEPT_STATES)
-        if span.sequence.draws and count > 0:
-            yield span, range(end + 1 - count, end + 1)
-
-
-def unrecorded(span: Span) -> range:
-    """The prompt tokens whose logprobs the span's logits give and that are not yet recorded, by position.
-
-    Each is recorded once, however often it is computed, in order from the first, which has none. A sequence whose first
-    positions were not computed here records nothing.
-    """
-    recorded = span.sequence.prompt_logprobs
-    if span.sequence.params.prompt_logprobs is None:
-        return range(0)
-    if span.start == 0 and not recorded:
-        recorded.append(None)
-    if len(recorded) <= span.start:
-        return range(0)
-    return range(max(len(recorded), span.start + 1), min(span.start + span.count + 1, len(span.sequence.prompt)))
-
-
-def ends_of(tile: Tile) -> list[int]:
-    """The row of the last position of each span."""
-    ends, row = [], -1
-    for span in tile.spans:
-        row += span.count
-        ends.append(row)
-    return ends

@@ -11,7 +11,7 @@ request draws the same tokens alone, in a batch, after a handoff and on replay.
 import hashlib
 import struct
 from collections import Counter, abc
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -23,8 +23,8 @@ from torch import Tensor
 from pontil.gpu_ops.kernels.draws import draw_rows
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.sampling import Shaping, greedy, sample
-from pontil.runtime.engine.bitmask import bitmask_of
-from pontil.runtime.engine.logit_entries import edit
+from pontil.runtime.engine.bitmask import Bitmask, bitmask_of
+from pontil.runtime.engine.logit_entries import LogitEdits, edits_of
 from pontil.runtime.engine.logprobs import TokenLogprobs, logprobs_of, logprobs_of_named
 from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.engine.step_counts import Owner, StepCounts
@@ -94,7 +94,47 @@ def sample_rows(
     """Sample from logits float32 [rows, vocabulary]: for each sequence the row of its newest token, which gives one for
     each of its `choices`, in order; then a row for each of its `drafts`, which gives the token that follows. `highest`
     is the result of `greedy` for them, where it is known. With `kernels` draws are faster, and the same."""
-    drafts = drafts or [()] * len(sequences)
+    plan = plan_draws(sequences, drafts or [()] * len(sequences), logits.shape[1])
+    edited = plan.edits.moved(lambda one: one.to(logits.device)).apply(logits)
+    ordered, drawn = draw_tokens(edited, plan.draws, highest if edited is logits else None, kernels)
+    # The only copy of ids to the host: streaming and stop checks need them as numbers.
+    tokens = dict(zip(ordered, drawn.tolist(), strict=True))
+    return plan.results(ordered, drawn, tokens, lambda asked: logprobs_of_draws(logits, asked, tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class DrawPlan:
+    """The draws from a batch's rows of logits, in the order of the rows, and the edits of these rows before."""
+
+    draws: list[Draw]
+    bitmask: Bitmask
+    edits: LogitEdits
+
+    def results(
+        self, ordered: list[Draw], drawn: Tensor, tokens: dict[Draw, int],
+        logprobs_of: Callable[[list[Draw]], dict[Draw, TokenLogprobs]],
+    ) -> list[Sampled]:  # fmt: skip
+        """Return the accepted tokens. The draws were made in the order of `ordered`: `drawn` int64 [draws], wherever it
+        is, and as numbers in `tokens`. `logprobs_of` returns those of accepted draws."""
+        runs = accepted(self.draws, tokens, self.bitmask.dead)
+        counts = counts_of(ordered, drawn, runs)
+        logprobs = logprobs_of(
+            [draw for right in runs.values() for draw in right if draw.sequence.params.logprobs is not None]
+        )
+        drafted = Counter(draw.run for draw in self.draws if draw.guess is not None)
+        rows = {draw.run: draw.row for draw in self.draws if draw.ahead == 0}
+        return [
+            Sampled(
+                *run, [tokens[draw] for draw in right], counts.of(owner_of(run)),
+                [logprobs[draw] for draw in right if draw in logprobs], drafted[run],
+                None if right else self.bitmask.dead[rows[run]],
+            )
+            for run, right in runs.items()
+        ]  # fmt: skip
+
+
+def plan_draws(sequences: list[Sequence], drafts: abc.Sequence[tuple[int, ...]], vocab_size: int) -> DrawPlan:
+    """Return the draws of the sequences' newest tokens and of what follows their drafts. Touches no logits."""
     slots = [
         (one, ahead, guess)
         for one, draft in zip(sequences, drafts, strict=True)
@@ -104,24 +144,8 @@ def sample_rows(
     draws = [
         Draw(row, one, choice, ahead, guess) for row, (one, ahead, guess) in enumerate(slots) for choice in one.choices
     ]
-    edited = edit(logits, [one for one, _, _ in slots], [ahead for _, ahead, _ in slots], bitmask)
-    ordered, drawn = draw_tokens(edited, draws, highest if edited is logits else None, kernels)
-    # The only copy of ids to the host: streaming and stop checks need them as numbers.
-    tokens = dict(zip(ordered, drawn.tolist(), strict=True))
-    runs = accepted(draws, tokens, bitmask.dead)
-    counts = counts_of(ordered, drawn, runs)
-    asked = [draw for right in runs.values() for draw in right if draw.sequence.params.logprobs is not None]
-    logprobs = logprobs_of_draws(logits, asked, tokens)
-    drafted = Counter(draw.run for draw in draws if draw.guess is not None)
-    rows = {draw.run: draw.row for draw in draws if draw.ahead == 0}
-    return [
-        Sampled(
-            *run, [tokens[draw] for draw in right], counts.of(owner_of(run)),
-            [logprobs[draw] for draw in right if draw in logprobs], drafted[run],
-            None if right else bitmask.dead[rows[run]],
-        )
-        for run, right in runs.items()
-    ]  # fmt: skip
+    edits = edits_of([one for one, _, _ in slots], vocab_size, [ahead for _, ahead, _ in slots], bitmask)
+    return DrawPlan(draws, bitmask, edits)
 
 
 def owner_of(run: Run) -> Owner:

@@ -16,6 +16,7 @@ from pontil.runtime.engine.prefix_cache import PrefixCache, PrefixHit
 from pontil.runtime.engine.queues import SequenceQueues
 from pontil.runtime.engine.remote_prefill import RemotePrefill
 from pontil.runtime.engine.sequence import FinishReason, Known, Sequence, SequenceState
+from pontil.runtime.engine.unknown_tokens import is_ready
 
 
 class Scheduler:
@@ -54,7 +55,7 @@ class Scheduler:
         self.queues = SequenceQueues()
         self.waiting, self.running, self.parked = self.queues.waiting, self.queues.running, self.queues.parked
         self.preemptions = self.recomputed = 0
-        self.stalled = False
+        self.stalled = self.held_up = False
 
     @property
     def has_work(self) -> bool:
@@ -78,7 +79,9 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         """Build a batch of at most `max_num_batched_tokens` prompt positions, or at most `max_interleaved_tokens` if
-        other sequences decode in the step. A decode row is never refused for its cost."""
+        other sequences decode in the step. A decode row is never refused for its cost. Afterwards `held_up` tells
+        whether a sequence would have been preempted, had its last step been over."""
+        self.held_up = False
         self.admit()
         spans = self.with_drafts(list(self.decode_spans()))
         spans += self.chunks(self.max_interleaved_tokens if spans else self.max_num_batched_tokens)
@@ -95,7 +98,7 @@ class Scheduler:
         preempted afterwards. A sequence that finds no block and none newer to preempt waits for blocks that are
         promised or handed over."""
         for sequence in list(self.running):
-            ready = sequence.state is SequenceState.RUNNING and sequence.remaining == 1 and not sequence.rests
+            ready = sequence.state is SequenceState.RUNNING and sequence.remaining == 1 and is_ready(sequence)
             if ready and self.make_room(sequence):
                 yield Span(sequence, sequence.computed, 1)
 
@@ -114,7 +117,7 @@ class Scheduler:
     def chunks(self, budget: int) -> Iterator[Span]:
         for sequence in list(self.running):
             count = chunk(sequence.computed, sequence.remaining, budget)
-            ready = sequence.remaining > 1 and count and not sequence.rests
+            ready = sequence.remaining > 1 and count and is_ready(sequence)
             if ready and self.make_chunk_room(sequence, count):
                 yield Span(sequence, sequence.computed, count)
                 budget -= count
@@ -198,6 +201,9 @@ class Scheduler:
         while not self.memory.own_next(sequence):
             victim = self.queues.newest_to_preempt()
             if victim is None or victim.order <= sequence.order:
+                return False
+            if self.memory.is_written(victim):
+                self.held_up = True
                 return False
             self.preempt(victim)
         return True

@@ -105,6 +105,9 @@ class Sequence:
     `remote_prefill` waits for seats and blocks only: it will be parked. Before the prompt stand `skipped` tokens that
     are not computed in this engine; only a draft model leaves out any.
 
+    Of the tokens after its output, `unknown` have been drawn in steps whose results are not here yet. The newest of
+    them is at `place` among the results of the last such step; without a place the next row waits for it.
+
     In a model of several stages its rows may be `inputs` instead of ids, and it may be followed by consumers: of its
     positions' `states`, or of its ids (`outflow`). It rests while an input is missing or a consumer is behind.
     """
@@ -156,6 +159,8 @@ class Sequence:
     inputs: RowInputs | None = None
     states: StateOutputs | None = None
     outflow: Outflow | None = None
+    unknown: int = 0
+    place: int | None = None
     stop_check: StopCheck | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -163,7 +168,7 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        return len(self.prompt) + len(self.output)
+        return len(self.prompt) + len(self.output) + self.unknown
 
     @property
     def remaining(self) -> int:
@@ -218,7 +223,10 @@ class Sequence:
         return self.choice == (self.wanted or (0,))[0]
 
     def token(self, position: int) -> int:
+        """The token at a position; if it is unknown, -1 - its place among the last results."""
         inside = position - len(self.prompt)
+        if inside >= len(self.output) and self.place is not None:
+            return -1 - self.place
         return self.prompt[position] if inside < 0 else self.output[inside]
 
     def move(self, state: SequenceState) -> None:

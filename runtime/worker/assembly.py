@@ -10,8 +10,8 @@ from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config import WorkerConfig
+from pontil.runtime.engine.device.runner_choice import make_runner, record_steps
 from pontil.runtime.engine.engine import Engine
-from pontil.runtime.engine.model_runner import ModelRunner
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.errors import ModelError
@@ -88,8 +88,10 @@ def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> Work
     report.progress("warming up")
     talker = load_stage(config, loaded.model)
     maker = None if talker is None else talker.maker
-    engine = Engine(ModelRunner(loaded.model, storage, driver, maker), scheduler)
+    runner = make_runner(config, loaded.model, storage, model_config.max_model_len, driver, maker)
+    engine = Engine(runner, scheduler)
     warm_up(engine)
+    record_steps(runner)
     if draft is not None:
         # The steps above were slower than any later one, and no measure of the model.
         scheduler.drafter = make_drafter(config, draft, loaded, num_blocks)

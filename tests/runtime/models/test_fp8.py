@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from pontil.gpu_ops.scaled_weights import OUTPUTS, ScaledLinear, ScaledWeights
 from pontil.runtime.engine.batch import Batch, Span
-from pontil.runtime.engine.model_runner import plan_of
+from pontil.runtime.engine.tile_rows import plan_of
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.config import read_config

@@ -16,7 +16,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from pontil.gpu_ops.scaled_weights import FP4_VALUES, Fp4Weights, ScaledLinear
 from pontil.runtime.engine.batch import Batch, Span
-from pontil.runtime.engine.model_runner import plan_of
+from pontil.runtime.engine.tile_rows import plan_of
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.hf_directory import WHOLE

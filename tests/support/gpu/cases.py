@@ -6,13 +6,17 @@ import block_cases
 import elementwise_cases
 import faulty_attention
 import faulty_kernels
+import faulty_sampling
 import norm_cases
 import product_cases
+import sampling_cases
 from ladder import KernelCase
 
-MODULES = (norm_cases, elementwise_cases, product_cases, block_cases, attention_cases)
+MODULES = (norm_cases, elementwise_cases, product_cases, block_cases, attention_cases, sampling_cases)
 CASES: dict[str, KernelCase] = {case.name: case for module in MODULES for case in module.CASES}
-FAULTS: dict[str, KernelCase] = {case.name: case for case in (*faulty_attention.CASES, *faulty_kernels.CASES)}
+FAULTS: dict[str, KernelCase] = {
+    case.name: case for module in (faulty_attention, faulty_kernels, faulty_sampling) for case in module.CASES
+}
 """Cases of kernels with planted faults, which the interpreter must tell from torch's operations."""
 OVER_BUDGET: KernelCase = faulty_kernels.SPILLS
 """A case of a kernel that spills, which the compiler must tell."""

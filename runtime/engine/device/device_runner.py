@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs batches on a device without waiting for it: all numbers of a step go there in one copy, and ids and logprobs
+come back in one."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pontil.gpu_ops.batch_invariance import ANY_ROWS
+from pontil.gpu_ops.kv_cells import movable
+from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.engine.batch import Batch
+from pontil.runtime.engine.device.buckets import buckets
+from pontil.runtime.engine.device.link import Arrival, DeviceLink
+from pontil.runtime.engine.device.results import ResultBuffer
+from pontil.runtime.engine.device.step_buffer import StepBuffer
+from pontil.runtime.engine.device.tile_forward import DeviceLimits, MakeAttention, TileForward
+from pontil.runtime.engine.device.tile_step import StepSections, TileStep
+from pontil.runtime.engine.model_runner import NONE, Followers, Launched, ModelRunner
+from pontil.runtime.engine.sampler import Sampled
+from pontil.runtime.engine.streamed import FrameMaker
+from pontil.runtime.engine.tile_rows import rows_of
+from pontil.runtime.models.model import Model
+
+# Words of a step that are kept for masks and whatever else has no bound, and of its logprobs.
+SPARE_WORDS, RESULT_WORDS = 1 << 20, 1 << 16
+
+
+class DeviceRunner(ModelRunner):
+    """A runner for a model whose layers compute on a device. What other stages or drafts read of its hidden states is
+    copied as the plain runner does, which waits; so are the steps of several ranks."""
+
+    def __init__(
+        self, model: Model, storage: KVStorage, link: DeviceLink, limits: DeviceLimits, attention: MakeAttention,
+        followers: Followers = NONE, frame_maker: FrameMaker | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(model, storage, followers, frame_maker, ANY_ROWS)
+        self.limits = limits
+        most = 2 * (limits.generated + limits.prompt)
+        self.draw_sizes = buckets(most)
+        self.inputs = StepBuffer(link, limits.words + SPARE_WORDS)
+        self.results = ResultBuffer(link, most, most + RESULT_WORDS)
+        self.layers = TileForward(model, storage, link, limits, self.results.last, attention)
+
+    def is_plain(self, batch: Batch) -> bool:
+        """Return whether nothing but ids and logprobs is wanted of a batch, and of this process alone."""
+        streamed = any(span.sequence.is_streamed for span in batch.spans)
+        return not (streamed or self.keeps_states or self.frame_maker or self.followers is not NONE)
+
+    def run(self, batch: Batch) -> list[Sampled]:
+        return self.launch(batch).collect()
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> Launched:
+        if not self.is_plain(batch):
+            sampled = super().run(batch)
+            return Launched(lambda: sampled)
+        if not batch.spans and not batch.copies:
+            return Launched(list)
+        steps = self.planned(batch)
+        sections = StepSections()
+        first = 0
+        # Decode steps stand first, so that their sections keep their addresses.
+        for step in sorted(steps, key=lambda one: not one.plan.generated):
+            step.write(self.layers, sections, first)
+            first += step.count
+        copies = sections.add([np.array(one, np.int64) for one in zip(*batch.copies, strict=True)])
+        sections.sent = self.inputs.send(sections.arrays)
+        self.copy_blocks(copies())
+        self.results.begin(first)
+        for step in steps:
+            step.compute(self.layers, self.model, self.results)
+        arrival = self.results.fetch()
+        places = {sequence: place for step in steps for sequence, place in step.places.items()}
+        return Launched(lambda: collected(steps, arrival), places)
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Record the decode steps of every shape, the largest first: later ones fit into its memory."""
+        self.layers.record(self.inputs.send)
+
+    def planned(self, batch: Batch) -> list[TileStep]:
+        tiles = batch.tiles(self.limits.prompt, self.limits.generated)
+        vocabulary = self.model.config.vocab_size
+        return [TileStep(rows_of(tile, False), vocabulary, self.draw_sizes) for tile in tiles]
+
+    def copy_blocks(self, copies: Sequence[Tensor]) -> None:
+        """Copy whole blocks. All are read before any is written."""
+        if copies:
+            sources, targets = copies
+            blocks = movable(self.storage.tensor).view(self.storage.num_blocks, -1)
+            blocks.index_copy_(0, targets, blocks.index_select(0, sources))
+
+
+def collected(steps: Sequence[TileStep], arrival: Arrival) -> list[Sampled]:
+    """Wait for a step's results."""
+    words = arrival.wait()
+    return [sampled for step in steps for sampled in step.read(words)]

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The numbers of a tile's draws and of the logprobs asked for, written by the host, and the way back: what the device
+made of them, read by the host."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pontil.gpu_ops.logprobs import most_likely, token_logprobs
+from pontil.runtime.engine.device.link import Words
+from pontil.runtime.engine.device.results import Place
+from pontil.runtime.engine.device.step_buffer import Array
+from pontil.runtime.engine.logprobs import Entry, TokenLogprobs, ranked
+from pontil.runtime.engine.sampler import Draw
+
+DRAWN = -1
+"""In the place of a token: the one that is drawn."""
+
+
+def draw_sections(draws: Sequence[Draw], count: int) -> list[Array]:
+    """The sections of `count` draws, those behind the given ones being none, in the order of DeviceDraws' fields."""
+    row, top_k = np.full(count, -1, np.int32), np.zeros(count, np.int32)
+    temperature, top_p, min_p, number = (np.zeros(count, np.float64) for _ in range(4))
+    for place, one in enumerate(draws):
+        params = one.sequence.params
+        row[place] = one.row
+        if not params.greedy:
+            temperature[place], top_k[place] = params.temperature, params.top_k
+            top_p[place], min_p[place], number[place] = params.top_p, params.min_p, one.number
+    return [row, temperature, top_k, top_p, min_p, number]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The logprobs that are asked for of one row of logits: of `token`, which is DRAWN or known, of the `named` ones,
+    and of the `count` most likely ones. `draw` is the place of the row's draw."""
+
+    row: int
+    draw: int
+    token: int
+    count: int
+    named: tuple[int, ...] = ()
+
+
+def asked_of(draws: Sequence[Draw]) -> list[tuple[Draw, Asked]]:
+    found = []
+    for place, one in enumerate(draws):
+        params = one.sequence.params
+        if params.logprobs is not None:
+            named = tuple(params.logprob_token_ids or ())
+            found.append((one, Asked(one.row, place, DRAWN, 0 if named else params.logprobs, named)))
+    return found
+
+
+class LogprobPlan:
+    """The logprobs that are asked for of some rows of logits. `sections` go to the device, as int64."""
+
+    def __init__(self, asked: Sequence[Asked]) -> None:
+        self.asked = asked
+        self.most = max((one.count for one in asked), default=0)
+        entries = [(one.row, one.draw, token) for one in asked for token in (one.token, *one.named)]
+        self.sections: list[Array] = [np.array(one, np.int64) for one in zip(*entries, strict=True)]
+        self.sections.append(np.array([one.row for one in asked], np.int64))
+
+    def compute(self, logits: Tensor, drawn: Tensor, sections: Sequence[Tensor]) -> list[Tensor]:
+        """Return float32 logprobs and int32 ranks [entries], and int32 ids and float32 logprobs [asked, most] of the
+        most likely ones."""
+        row, place, token, likely = sections
+        if drawn.numel():
+            token = torch.where(token < 0, drawn[place].long(), token)
+        made, ranks = token_logprobs(logits, row, token)
+        best = most_likely(logits, self.most)[likely] if self.most else row.new_zeros(len(likely), 0)
+        others = torch.log_softmax(logits, dim=-1)[likely].gather(1, best)
+        return [made, ranks.int(), best.int(), others]
+
+    def read(self, tokens: Sequence[int], results: Sequence[Array]) -> list[TokenLogprobs]:
+        """Return what `compute` made, by the host. `tokens` are the drawn ones."""
+        own, ranks = (one.tolist() for one in results[:2])
+        tables = [ranked(*one) for one in zip(*(one.tolist() for one in results[2:]), strict=True)]
+        found, at = [], 0
+        for one, table in zip(self.asked, tables, strict=True):
+            token = tokens[one.draw] if one.token == DRAWN else one.token
+            ids = (token, *one.named)
+            some: list[Entry] = list(
+                zip(ids, own[at : at + len(ids)], ranks[at : at + len(ids)], strict=True)
+            )  # fmt: skip
+            at += len(ids)
+            others = sorted(some[1:], key=lambda entry: entry[2]) if one.named else table[: one.count]
+            found.append(TokenLogprobs((some[0], *others)))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedLogprobs:
+    """A plan, and the places of its results."""
+
+    plan: LogprobPlan
+    places: Sequence[Place]
+
+    def read(self, tokens: Sequence[int], words: Words) -> list[TokenLogprobs]:
+        return self.plan.read(tokens, [place.read(words) for place in self.places])

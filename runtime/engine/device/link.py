@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface between a step's host code and the device that computes it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Words = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class HostWords:
+    """Memory of the host that a device can copy from or to while the host goes on: `words` int32, and the same memory
+    as a tensor."""
+
+    words: Words
+    tensor: Tensor
+
+
+class Arrival(Protocol):
+    """Results on their way to the host."""
+
+    def wait(self) -> Words:
+        """Wait until they have arrived; the words are valid until as many further fetches as there are host buffers."""
+
+
+class DeviceLink(Protocol):
+    """A device, as the host uses it in a step. All calls but `Arrival.wait` return at once; what they start happens in
+    the order of the calls."""
+
+    device: torch.device
+
+    def host_words(self, count: int) -> HostWords:
+        """Return memory of the host for copies."""
+
+    def send(self, source: HostWords, target: Tensor) -> None:
+        """Copy the first words of the host's memory to all of `target`, int32 [words]."""
+
+    def fetch(self, source: Tensor, target: HostWords) -> Arrival:
+        """Copy `source`, int32 [words], to the first words of the host's memory."""
+
+    def capture(self, run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor, Any]:
+        """Record what `run` starts, whose tensors keep their addresses. Return what starts it again, its result, which
+        each new start overwrites, and the memory pool, to be shared by the next capture."""
+
+    def reserved(self) -> int:
+        """Return the bytes of the device's memory that this process holds."""
+
+
+class CudaArrival:
+    """Words that a stream copies, with the event after the copy."""
+
+    def __init__(self, event: torch.cuda.Event, words: Words) -> None:
+        self.event, self.words = event, words
+
+    def wait(self) -> Words:
+        self.event.synchronize()
+        return self.words
+
+
+class CudaLink:
+    """A CUDA or ROCm device, on the current stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def host_words(self, count: int) -> HostWords:
+        tensor = torch.zeros(count, dtype=torch.int32, pin_memory=True)
+        return HostWords(tensor.numpy(), tensor)
+
+    def send(self, source: HostWords, target: Tensor) -> None:
+        target.copy_(source.tensor[: len(target)], non_blocking=True)
+
+    def fetch(self, source: Tensor, target: HostWords) -> Arrival:
+        target.tensor[: len(source)].copy_(source, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return CudaArrival(event, target.words[: len(source)])
+
+    def capture(self, run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor, Any]:
+        # The first runs choose kernels and make workspaces, which a recording must not.
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            run()
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            result = run()
+        return graph.replay, result, graph.pool()
+
+    def reserved(self) -> int:
+        return torch.cuda.memory_reserved(self.device)

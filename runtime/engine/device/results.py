@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All results of a step in one piece of memory, copied to the host at once."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pontil.runtime.engine.device.link import Arrival, DeviceLink, Words
+from pontil.runtime.engine.device.step_buffer import Array
+
+NUMPY_TYPES: dict[torch.dtype, Any] = {torch.int32: np.int32, torch.float32: np.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The words of a tensor of 32 bits an element among a step's results."""
+
+    start: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def end(self) -> int:
+        return self.start + math.prod(self.shape)
+
+    def read(self, words: Words) -> Array:
+        found: Array = words[self.start : self.end].view(NUMPY_TYPES[self.dtype]).reshape(self.shape)
+        return found
+
+
+class ResultBuffer:
+    """Memory of the device at one address, for the results of one step after the other: ids first, of draws that follow
+    each other, then anything else. `last` int32 [most draws] has the ids of the step before: rows may refer to them."""
+
+    def __init__(self, link: DeviceLink, draws: int, words: int, steps: int = 2) -> None:
+        self.link, self.draws = link, draws
+        self.hosts = [link.host_words(words) for _ in range(steps)]
+        self.device = torch.zeros(words, dtype=torch.int32, device=link.device)
+        self.last = torch.zeros(draws, dtype=torch.int32, device=link.device)
+        self.fetches = self.used = 0
+        self.pieces: list[Tensor] = []
+
+    @property
+    def ids(self) -> Tensor:
+        """The ids drawn last, int32 [most draws]."""
+        return self.device[: self.draws]
+
+    def begin(self, draws: int) -> None:
+        """Begin a step that makes so many draws."""
+        assert draws <= self.draws
+        self.last.copy_(self.ids)
+        self.used, self.pieces = draws, []
+
+    def add(self, made: Sequence[Tensor]) -> list[Place]:
+        """Add tensors of 32 bits an element."""
+        places = []
+        for one in made:
+            places.append(Place(self.used, tuple(one.shape), one.dtype))
+            self.pieces.append(one.reshape(-1).view(torch.int32))
+            self.used = places[-1].end
+        return places
+
+    def fetch(self) -> Arrival:
+        """Copy the step's results to the host, in one piece: at least a word, which arrives when the step is over."""
+        self.used = max(self.used, 1)
+        host = self.hosts[self.fetches % len(self.hosts)]
+        self.fetches += 1
+        if self.used > len(self.device):
+            first = self.used - sum(one.numel() for one in self.pieces)
+            whole = torch.cat([self.device[:first], *self.pieces])
+            return self.link.fetch(whole, self.link.host_words(self.used))
+        at = self.used - sum(one.numel() for one in self.pieces)
+        for one in self.pieces:
+            self.device[at : at + one.numel()].copy_(one)
+            at += one.numel()
+        return self.link.fetch(self.device[: self.used], host)

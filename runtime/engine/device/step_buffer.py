@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All numbers of a step in one piece of memory, copied to the device at once."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pontil.runtime.engine.device.link import DeviceLink, HostWords
+
+Array = NDArray[Any]
+DTYPES = {
+    np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32,
+    np.dtype(np.float64): torch.float64,
+}  # fmt: skip
+# Every section begins at a multiple of 16 bytes, for which kernels are compiled.
+ALIGNED = 4
+
+
+class StepBuffer:
+    """Memory of the device at one address, and host memory for the steps that may be on their way to it.
+
+    Sections follow each other in the order in which they are given, so those that stand first keep their addresses from
+    step to step as long as their sizes are the same.
+    """
+
+    def __init__(self, link: DeviceLink, words: int, steps: int = 2) -> None:
+        """`steps`: the number of steps of which the first may still be copied when the last is written."""
+        self.link, self.capacity = link, words
+        self.hosts = [link.host_words(words) for _ in range(steps)]
+        self.device = torch.zeros(words, dtype=torch.int32, device=link.device)
+        self.copies = 0
+
+    def send(self, sections: Sequence[Array]) -> list[Tensor]:
+        """Copy the sections in one piece; return each as a tensor of the device. Sections that do not fit are copied to
+        memory of their own, in one piece too."""
+        places, used = self.places(sections)
+        fitting = sum(end <= self.capacity for _, end in places)
+        host = self.hosts[self.copies % len(self.hosts)]
+        sent = self.copy(host, self.device, sections[:fitting], places[:fitting])
+        if fitting < len(sections):
+            rest, (places, used) = sections[fitting:], self.places(sections[fitting:])
+            larger = torch.empty(used, dtype=torch.int32, device=self.link.device)
+            sent += self.copy(self.link.host_words(used), larger, rest, places)
+        self.copies += 1
+        return sent
+
+    def places(self, sections: Sequence[Array]) -> tuple[list[tuple[int, int]], int]:
+        """The first word of each section and the one behind it."""
+        found, at = [], 0
+        for one in sections:
+            end = at + one.nbytes // 4
+            found.append((at, end))
+            at = -(-end // ALIGNED) * ALIGNED
+        return found, at
+
+    def copy(
+        self, host: HostWords, device: Tensor, sections: Sequence[Array], places: Sequence[tuple[int, int]]
+    ) -> list[Tensor]:
+        for one, (start, end) in zip(sections, places, strict=True):
+            host.words[start:end].view(one.dtype)[:] = one.reshape(-1)
+        if places:
+            self.link.send(host, device[: places[-1][1]])
+        return [
+            device[start:end].view(DTYPES[one.dtype]).view(one.shape)
+            for one, (start, end) in zip(sections, places, strict=True)
+        ]

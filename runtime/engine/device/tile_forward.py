@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model's layers for a tile on a device: what the host writes for it, and what starts there."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pontil.gpu_ops.attention import PagedAttention
+from pontil.gpu_ops.device_tile import QUERY_TILE, DeviceTile
+from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.engine.device.buckets import bucket_of, buckets, widths
+from pontil.runtime.engine.device.captured_steps import CapturedSteps
+from pontil.runtime.engine.device.link import DeviceLink
+from pontil.runtime.engine.device.step_buffer import Array
+from pontil.runtime.engine.device.tile_inputs import generated_sections, query_tiles, row_sections, table
+from pontil.runtime.engine.tile_plan import TilePlan
+from pontil.runtime.models.model import Model
+
+NO_ROWS = TilePlan(True, [], [], [], [], [])
+# Makes the attention of a tile over a pool.
+MakeAttention = Callable[[Tensor, DeviceTile], PagedAttention]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLimits:
+    """The most generated rows and the most prompt rows of a tile, and the most blocks of a sequence."""
+
+    generated: int
+    prompt: int
+    blocks: int
+
+    @property
+    def words(self) -> int:
+        """Words of a step's inputs whose number is bounded."""
+        rows = self.generated + self.prompt
+        return rows * 32 + (self.generated + 1) * (self.blocks + 4)
+
+
+def drawn_whole(plan: TilePlan) -> bool:
+    """Return whether each row of a tile of generated positions draws, as in a decode step."""
+    return plan.generated and len(plan.drawn) == len(plan.ids)
+
+
+class TileForward:
+    """Computes tiles. Those of decode steps read and write only memory whose address stays, so that they can be
+    recorded. `last` int32 [most draws] holds the ids of the step before: an id of -1 - place stands for one of
+    them."""
+
+    def __init__(
+        self, model: Model, storage: KVStorage, link: DeviceLink, limits: DeviceLimits, last: Tensor,
+        attention: MakeAttention,
+    ) -> None:  # fmt: skip
+        self.model, self.storage, self.limits, self.last, self.attention = model, storage, limits, last, attention
+        self.generated_rows, self.prompt_rows = buckets(limits.generated), buckets(limits.prompt)
+        self.query_tiles = buckets(2 * limits.prompt // QUERY_TILE + limits.generated + 2)
+        self.places = buckets(max(limits.generated, limits.prompt))
+        self.widths = widths(limits.blocks)
+        self.captured = CapturedSteps(link)
+        self.tables = torch.zeros(limits.generated, self.widths[-1], dtype=torch.int32, device=link.device)
+
+    def rows(self, plan: TilePlan) -> int:
+        return bucket_of(len(plan.ids), self.generated_rows if plan.generated else self.prompt_rows)
+
+    def width(self, plan: TilePlan) -> int:
+        """The width of the tables of a tile of generated positions."""
+        block_size = self.storage.layout.block_size
+        longest = max((-(-(span.start + span.count) // block_size) for span in plan.spans), default=1)
+        return bucket_of(longest, self.widths)
+
+    def fixed_sections(self, plan: TilePlan) -> list[Array]:
+        """Sections whose sizes follow from the number of rows alone."""
+        make = generated_sections if plan.generated else row_sections
+        return make(plan, self.rows(plan), self.storage.layout.block_size)
+
+    def free_sections(self, plan: TilePlan) -> list[Array]:
+        """Sections of other sizes: tables; of prompts the query tiles; the wanted rows, unless all are wanted."""
+        made = [table(plan.spans, self.storage.layout.block_size)]
+        if not plan.generated:
+            made.append(query_tiles(plan, self.query_tiles))
+        if not drawn_whole(plan):
+            made.append(padded(plan.rows, self.places))
+        return made
+
+    def hidden(self, plan: TilePlan, fixed: Sequence[Tensor], free: Sequence[Tensor]) -> Tensor:
+        """Final hidden states float32 of the tile's rows if it is `drawn_whole`, else of the plan's rows; behind them
+        are those of padding."""
+        if not plan.generated:
+            ids, positions, slots = fixed
+            tile = DeviceTile(slots, positions, free[0], query_tiles=free[1])
+            return self.forward(ids, tile).index_select(0, free[2])
+        self.tables[: free[0].shape[0], : free[0].shape[1]].copy_(free[0])
+        width = self.width(plan)
+        if not drawn_whole(plan):
+            return self.decode(fixed, width).index_select(0, free[1])
+        return self.captured.run((len(fixed[0]), width), lambda: self.decode(fixed, width))
+
+    def record(self, send: Callable[[Sequence[Array]], list[Tensor]]) -> None:
+        """Record decode steps of all shapes, the largest first, into whose memory the others fit. `send` puts sections
+        where those of a step's first tile are."""
+        for rows in reversed(self.generated_rows):
+            fixed = send(generated_sections(NO_ROWS, rows, self.storage.layout.block_size))
+            for width in reversed(self.widths):
+                self.captured.record((rows, width), partial(self.decode, fixed, width))
+
+    def decode(self, fixed: Sequence[Tensor], width: int) -> Tensor:
+        """The layers for rows of generated positions, whose tables have been written."""
+        ids, positions, slots, owners, lengths = fixed
+        tile = DeviceTile(slots, positions, self.tables[: len(ids), :width], owners, lengths)
+        known = torch.where(ids < 0, self.last.index_select(0, (-1 - ids).clamp_(min=0)), ids)
+        return self.forward(known, tile)
+
+    def forward(self, ids: Tensor, tile: DeviceTile) -> Tensor:
+        return self.model.forward(ids, tile.positions, self.attention(self.storage.tensor, tile))
+
+
+def padded(places: Sequence[int], sizes: tuple[int, ...]) -> Array:
+    """Places as int64, padded with the first row."""
+    made = np.zeros(bucket_of(len(places), sizes), np.int64)
+    made[: len(places)] = places
+    return made

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of a device make the tokens and logprobs of the plain runner, with one copy to it and one from it a step. The
+host stands for the device, so that numbers are real."""
+
+import numpy as np
+import pytest
+import torch
+from host_device import HostLink, device_engine
+from tiny import VOCAB, build, drain, reference, rig, sequence
+
+from pontil.runtime.engine.device.buckets import bucket_of, buckets, widths
+from pontil.runtime.engine.device.results import ResultBuffer
+from pontil.runtime.engine.device.step_buffer import Array, StepBuffer
+from pontil.runtime.engine.engine import Engine
+from pontil.runtime.engine.logprobs import TokenLogprobs
+from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.models.model import Model
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    made: Model = build(reference())
+    return made
+
+
+def prompt(length: int, seed: int = 5) -> list[int]:
+    return torch.randint(0, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+SETTINGS: list[dict[str, object]] = [
+    {},
+    {"temperature": 1.3, "top_p": 0.95, "top_k": 50, "seed": 3},
+    {"temperature": 0.8, "min_p": 0.05, "logprobs": 3, "seed": 4},
+    {"presence_penalty": 0.7, "frequency_penalty": -0.4, "repetition_penalty": 1.2, "logprobs": 0},
+    {"logit_bias": ((5, 3.0), (9, -4.0)), "bad_token_ids": (7, 8), "temperature": 1.0, "prompt_logprobs": 2},
+    {"allowed_token_ids": (1, 2, 3, 50), "temperature": 2.0, "n": 3, "logprobs": 2},
+    {"logprobs": 1, "logprob_token_ids": (4, 90), "temperature": 0.5},
+]
+
+
+def company() -> list[Sequence]:
+    lengths = (1, 15, 16, 70, 130, 33, 90)
+    return [
+        sequence(f"s{place}", prompt(length, place), 9 + place, **settings)
+        for place, (length, settings) in enumerate(zip(lengths, SETTINGS, strict=True))
+    ]
+
+
+def run(engine: Engine) -> tuple[dict[str, list[int]], list[Sequence]]:
+    members = company()
+    for one in members:
+        engine.add(one)
+    return drain(engine), members
+
+
+def nearly(ours: list[TokenLogprobs], theirs: list[TokenLogprobs]) -> bool:
+    for one, other in zip(ours, theirs, strict=True):
+        assert [entry[0::2] for entry in one.entries] == [entry[0::2] for entry in other.entries]
+        assert [entry[1] for entry in one.entries] == pytest.approx([entry[1] for entry in other.entries], abs=1e-4)
+    return True
+
+
+def test_tokens_and_logprobs_are_those_of_the_plain_runner(model: Model) -> None:
+    expected, theirs = run(rig(model, budget=64).engine)
+    link = HostLink()
+    engine, _ = device_engine(model, budget=64, link=link)
+    found, ours = run(engine)
+    assert found == expected
+    for one, other in zip(ours, theirs, strict=True):
+        assert nearly(one.logprobs, other.logprobs)
+        assert [made is None for made in one.prompt_logprobs] == [made is None for made in other.prompt_logprobs]
+        assert nearly(one.prompt_logprobs[1:], other.prompt_logprobs[1:])  # type: ignore[arg-type]
+
+
+def test_recorded_steps_drafts_and_few_blocks_change_nothing(model: Model) -> None:
+    words = [3, 17, 40, 8] * 6
+    plain = rig(model, blocks=9, block_size=8).engine
+    link = HostLink()
+    engine, runner = device_engine(model, blocks=9, block_size=8, seats=4, link=link)
+    runner.warm_up()
+    assert link.captures == len(runner.layers.captured.steps) and runner.layers.captured.bytes == 1000 * link.captures
+    drafting, _ = device_engine(model, drafts=4)
+    for one in (plain, engine, drafting):
+        for place in range(3):
+            one.add(sequence(f"s{place}", words[: 18 + place], 20, temperature=0.0 if place else 0.9))
+    expected = drain(plain)
+    assert drain(engine) == expected and link.replayed > 10 and engine.scheduler.preemptions
+    assert drain(drafting) == expected and drafting.drafted
+
+
+def test_sections_that_do_not_fit_are_copied_apart() -> None:
+    link = HostLink()
+    buffer = StepBuffer(link, 16)
+    sections: list[Array] = [
+        np.arange(3, dtype=np.int32),
+        np.arange(2, dtype=np.float64),
+        np.arange(20, dtype=np.int64),
+    ]
+    for _ in range(3):
+        sent = buffer.send(sections)
+        assert [one.tolist() for one in sent] == [one.tolist() for one in sections]
+        assert sent[0].data_ptr() == buffer.device.data_ptr() and sent[1].data_ptr() == buffer.device[4:].data_ptr()
+    assert link.sent == 6
+
+
+def test_results_that_do_not_fit_come_in_one_copy_too() -> None:
+    link = HostLink()
+    buffer = ResultBuffer(link, 2, 8)
+    for count in (3, 30):
+        buffer.begin(2)
+        buffer.ids.copy_(torch.tensor([7, 8]))
+        places = buffer.add([torch.arange(count).float(), torch.ones(2, 1, dtype=torch.int32)])
+        words = buffer.fetch().wait()
+        assert words[:2].tolist() == [7, 8] and places[0].read(words).tolist() == list(range(count))
+        assert places[1].read(words).tolist() == [[1], [1]]
+    assert link.fetched == 2 and buffer.last.tolist() == [7, 8]
+
+
+def test_buckets_end_with_the_most() -> None:
+    assert buckets(1) == (1,) and buckets(64) == (1, 2, 4, 8, 16, 24, 32, 48, 64)
+    assert buckets(100)[-3:] == (64, 96, 100) and bucket_of(33, buckets(100)) == 48
+    assert widths(3) == (4,) and widths(2048) == (32, 256, 2048)

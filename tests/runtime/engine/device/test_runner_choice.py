@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runner follows from the device and from the pool's cells."""
+
+import logging
+
+import pytest
+from pretend_device import PretendDevice, PretendLink
+from tiny import build, layout_of, reference
+
+from pontil.gpu_ops.batch_invariance import ANY_ROWS
+from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.config import WorkerConfig
+from pontil.runtime.engine.device.device_runner import DeviceRunner
+from pontil.runtime.engine.device.runner_choice import make_runner, record_steps
+from pontil.runtime.engine.model_runner import NONE, ModelRunner
+
+CONFIG = WorkerConfig("mixed:0", "mixed", "cpu", (0,), "folder", "tiny", "", "", max_num_seqs=2)
+
+
+def test_a_cpu_has_the_plain_runner_and_records_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    model = build(reference())
+    storage = KVStorage(layout_of(model), 4, model.device)
+    made = make_runner(CONFIG, model, storage, 64, NONE, None)
+    assert type(made) is ModelRunner
+    record_steps(made)
+    assert "recorded" not in caplog.text
+
+
+def test_a_device_runs_recorded_steps_if_kernels_read_its_cells(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The plain runner compares numbers, of which there are none.
+    monkeypatch.setattr("pontil.runtime.engine.tile_runner.measure", lambda *products: ANY_ROWS)
+    hugging = reference()
+    with PretendDevice() as there, caplog.at_level(logging.INFO):
+        model = build(hugging, device=str(there.device))
+        plain, small = (
+            KVStorage(layout_of(model, cells=cells), 4, there.device) for cells in ("auto", "int8")
+        )  # fmt: skip
+
+        made = make_runner(CONFIG, model, plain, 64, NONE, None, lambda device: PretendLink(there))
+        assert isinstance(made, DeviceRunner) and made.limits.generated == 34
+        record_steps(made)
+        assert type(make_runner(CONFIG, model, small, 64, NONE, None, lambda device: PretendLink(there))) is ModelRunner
+    assert "decode steps in 0 MiB" in caplog.text and made.layers.captured.bytes > 0

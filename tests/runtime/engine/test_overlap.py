@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps that are launched before the one before is over: the same tokens, logprobs, counts and ends."""
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from late_runner import make_late
+from tiny import VOCAB, Rig, build, check_free, name_of, reference, rig, sequence
+from tiny import rig as rig_of
+
+from pontil.runtime.engine.engine import Output
+from pontil.runtime.engine.logprobs import TokenLogprobs
+from pontil.runtime.engine.sequence import FinishReason, Sequence
+from pontil.runtime.models.model import Model
+from pontil.runtime.sampling_params import SamplingParams
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    made: Model = build(reference())
+    return made
+
+
+def prompt(length: int, seed: int = 5) -> list[int]:
+    return torch.randint(0, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@dataclass
+class Answer:
+    """All that a client would have of one choice."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    count: int = 0
+    finish: FinishReason | None = None
+    opens: int = 0
+
+    def add(self, output: Output) -> None:
+        assert self.finish is None and output.index == len(self.ids)
+        self.ids += output.ids
+        self.logprobs += output.logprobs
+        self.count += output.count
+        self.finish = output.finish
+        self.opens += output.opens
+
+
+def answers(one: Rig) -> dict[str, Answer]:
+    found: dict[str, Answer] = {}
+    while one.engine.has_work:
+        for output in one.engine.step():
+            found.setdefault(name_of(output.sequence), Answer()).add(output)
+    assert sum(answer.count for answer in found.values()) == one.engine.generated
+    return found
+
+
+SETTINGS: list[dict[str, object]] = [
+    {},
+    {"temperature": 1.2, "seed": 3, "logprobs": 2},
+    {"presence_penalty": 0.7, "temperature": 1.0},
+    {"n": 3, "temperature": 1.5},
+    {"min_tokens": 4, "temperature": 2.0},
+    {"prompt_logprobs": 1},
+    {"logit_bias": ((3, 5.0),), "bad_token_ids": (9,), "temperature": 1.0},
+]
+
+
+def made(place: int, length: int, most: int, kind: int, stops: frozenset[int]) -> Sequence:
+    params: dict[str, object] = {"max_tokens": most, "seed": place, "temperature": 0.0} | SETTINGS[kind]
+    return Sequence(f"s{place}", prompt(length, place), SamplingParams(**params), stops)  # type: ignore[arg-type]
+
+
+REQUESTS = st.lists(
+    st.tuples(st.integers(1, 40), st.integers(1, 12), st.integers(0, len(SETTINGS) - 1)), min_size=1, max_size=6
+)
+
+
+@given(
+    REQUESTS, st.frozensets(st.integers(0, VOCAB - 1), max_size=12), st.sampled_from([24, 60]), st.sampled_from([8, 64])
+)
+@settings(max_examples=6, deadline=None)
+def test_late_results_change_nothing(
+    model: Model, requests: list[tuple[int, int, int]], stops: frozenset[int], blocks: int, budget: int
+) -> None:
+    """Few blocks, so that sequences are preempted; stops, so that rows too many are computed."""
+    found = []
+    for late in (False, True):
+        one = rig(model, blocks=blocks, block_size=8, budget=budget)
+        if late:
+            make_late(one.engine)
+        for place, (length, most, kind) in enumerate(requests):
+            one.engine.add(made(place, length, most, kind, stops))
+        found.append((answers(one), one.engine.generated, one.engine.prompt_computed))
+        check_free(one)
+    assert found[0] == found[1]
+
+
+def test_a_sequence_whose_blocks_are_being_written_is_preempted_a_step_later(model: Model) -> None:
+    found = []
+    for late in (False, True):
+        one = rig(model, blocks=12, block_size=8)
+        runner = make_late(one.engine) if late else None
+        for place in range(3):
+            one.engine.add(sequence(f"s{place}", prompt(20, place), 25))
+        found.append(answers(one))
+        assert one.scheduler.preemptions and (runner is None or runner.referred)
+        check_free(one)
+    assert found[0] == found[1]
+
+
+def test_the_next_step_is_launched_before_the_last_one_is_known(model: Model) -> None:
+    one = rig_of(model)
+    runner = make_late(one.engine)
+    one.engine.add(sequence("a", prompt(20), 6))
+    assert one.engine.step() == [] and one.engine.in_flight is not None
+    assert [len(one.engine.step()) for _ in range(6)] == [1] * 6
+    assert runner.referred == 5 and not one.engine.has_work
+
+
+def test_a_row_too_many_is_dropped_and_its_blocks_are_kept_until_it_is_over(model: Model) -> None:
+    plain = rig_of(model)
+    plain.engine.add(sequence("a", prompt(20), 6, temperature=1.0))
+    (answer,) = answers(plain).values()
+    one = rig_of(model, caching=False)
+    make_late(one.engine)
+    stopped = Sequence(
+        "a", prompt(20), SamplingParams(max_tokens=6, seed=1, temperature=1.0), frozenset(answer.ids[2:3])
+    )
+    one.engine.add(stopped)
+    for _ in range(4):
+        outputs = one.engine.step()
+    assert outputs[0].finish is FinishReason.STOP
+    assert one.pool.available < one.pool.capacity and one.engine.has_work
+    assert one.engine.step() == [] and not one.engine.has_work
+    assert one.engine.generated == 3 and stopped.output == answer.ids[:3]
+    check_free(one)
+
+
+def test_a_request_that_ends_in_flight_says_no_more(model: Model) -> None:
+    one = rig_of(model, caching=False)
+    make_late(one.engine)
+    one.engine.add(sequence("a", prompt(20), 6))
+    one.engine.add(sequence("b", prompt(9), 6))
+    assert one.engine.step() == []
+    assert [output.sequence.id for output in one.engine.step()] == ["a", "b"]
+    one.engine.end("a", FinishReason.ABORTED)
+    later = [output for _ in range(5) for output in one.engine.step()]
+    assert [output.sequence.id for output in later] == ["b"] * 5 and one.engine.generated == 7
+    check_free(one)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws from logits."""
+
+from collections.abc import Callable
+
+import torch
+from ladder import Budget, KernelCase, Results
+from torch import Tensor
+
+from pontil.gpu_ops import device_draws as reference
+from pontil.gpu_ops.device_draws import DeviceDraws
+from pontil.gpu_ops.triton import sampling
+
+INFINITY = float("inf")
+BUDGET = Budget(registers=128, shared=64 << 10)
+
+
+def draws_of(rows: list[tuple[int, float, int, float, float, float]], device: torch.device) -> DeviceDraws:
+    """Each: row, temperature, top_k, top_p, min_p, number."""
+    row, temperature, top_k, top_p, min_p, uniform = zip(*rows, strict=True)
+    whole = [torch.tensor(one, dtype=torch.int32, device=device) for one in (row, top_k)]
+    real = [torch.tensor(one, dtype=torch.float64, device=device) for one in (temperature, top_p, min_p, uniform)]
+    return DeviceDraws(whole[0], real[0], whole[1], *real[1:])
+
+
+def case(
+    name: str, logits: Callable[[], Tensor], rows: list[tuple[int, float, int, float, float, float]]
+) -> KernelCase:
+    def call(device: torch.device) -> Results:
+        made, one = logits().to(device), draws_of(rows, device)
+        out = torch.full((len(rows),), -7, dtype=torch.int32, device=device)
+        sampling.draw(made, one.row, one.temperature, one.top_k, one.top_p, one.min_p, one.uniform, out)
+        return (out,)
+
+    def expected() -> Results:
+        out = torch.full((len(rows),), -7, dtype=torch.int32)
+        reference.draw(logits(), draws_of(rows, torch.device("cpu")), out)
+        return (out,)
+
+    return KernelCase(f"draw-{name}", call, expected, 0, BUDGET, compiled=False)
+
+
+def normal(rows: int, size: int) -> Tensor:
+    return torch.randn(rows, size, generator=torch.Generator().manual_seed(size)) * 4
+
+
+def odd() -> Tensor:
+    """Rows with ties, NaN, infinities, zeros of both signs, and nothing that is allowed."""
+    logits = normal(8, 37).round()
+    logits[0, 5] = logits[0, 30] = 40.0
+    logits[1, ::3] = float("nan")
+    logits[2, [7, 20, 21]] = INFINITY
+    logits[3] = -INFINITY
+    logits[4] = float("nan")
+    logits[5] = 0.0
+    logits[5, 1::2] = -0.0
+    logits[6, 1:] = -INFINITY
+    logits[7, 3] = -INFINITY
+    return logits
+
+
+def shaped(count: int) -> list[tuple[int, float, int, float, float, float]]:
+    """Draws with every kind of cut, alone and together."""
+    numbers = torch.rand(count, generator=torch.Generator().manual_seed(count), dtype=torch.float64).tolist()
+    kinds = [
+        (0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.7, 5, 1.0, 0.0), (1.3, 0, 0.8, 0.0), (1.0, 0, 1.0, 0.05),
+        (1.5, 9, 0.9, 0.01), (2.0, 0, 0.95, 0.02), (1e-30, 0, 1.0, 0.0), (1.0, 1, 1.0, 0.0), (1.0, 1000, 1e-6, 1.0),
+    ]  # fmt: skip
+    return [(place, *kinds[place % len(kinds)], number) for place, number in enumerate(numbers)]
+
+
+def on_odd_rows() -> list[tuple[int, float, int, float, float, float]]:
+    found = [(row, *kind) for row in range(8) for kind in (
+        (0.0, 0, 1.0, 0.0, 0.5), (1.0, 0, 1.0, 0.0, 0.0), (1.0, 3, 1.0, 0.0, 0.999), (1.0, 0, 0.6, 0.0, 0.7),
+    )]  # fmt: skip
+    return [*found, (-1, 1.0, 0, 1.0, 0.0, 0.5)]
+
+
+CASES = [
+    case("300", lambda: normal(20, 300), shaped(20)),
+    case("one-row", lambda: normal(1, 97), [(0, 1.0, 0, 1.0, 0.0, number / 8) for number in range(8)]),
+    case("several-blocks", lambda: normal(4, 9000), [(one, 3.0, 0, 0.99, 0.0, 0.9) for one in range(4)]),
+    case("odd-rows", odd, on_odd_rows()),
+]
+
+
+def real_size(vocabulary: int) -> KernelCase:
+    def call(device: torch.device) -> Results:
+        numbers = torch.empty(8, dtype=torch.float64, device=device)
+        whole = torch.empty(8, dtype=torch.int32, device=device)
+        logits = torch.empty(1, 1, device=device).expand(8, vocabulary)
+        sampling.draw(logits, whole, numbers, whole, numbers, numbers, numbers, whole)
+        return ()
+
+    return KernelCase(f"draw-vocabulary-{vocabulary}", call, budget=BUDGET, interpreted=False)
+
+
+CASES.append(real_size(151936))
