@@ -14,7 +14,7 @@ from pontil.gpu_ops.kernels.build import COMPILERS, KernelError
 from pontil.gpu_ops.kernels.instruction_sets import usable_sets
 from pontil.gpu_ops.kernels.kernel_set import open_set
 from pontil.runtime.errors import PontilError
-from pontil.runtime.foundation.connectors import CONNECTORS
+from pontil.runtime.foundation.connectors import usable
 from pontil.runtime.probe.host_memory import host_room
 from pontil.runtime.probe.throughput import measure
 
@@ -35,7 +35,7 @@ def connector_facts() -> MachineFacts:
     try:
         return dict(measure())
     except (PontilError, OSError) as error:
-        return dict.fromkeys(CONNECTORS, str(error))
+        return dict.fromkeys(usable(on_gpu=False), str(error))
 
 
 def torch_facts() -> MachineFacts:

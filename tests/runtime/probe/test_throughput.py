@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pontil.runtime.errors import TransferError
-from pontil.runtime.foundation.connectors import CONNECTORS
+from pontil.runtime.foundation.connectors import usable
 from pontil.runtime.probe import examination
 from pontil.runtime.probe.throughput import filled_storage, rate
 
@@ -35,14 +35,14 @@ def run(script: str) -> str:
 
 def test_every_connector_has_a_rate() -> None:
     rates = json.loads(run(MEASURE))
-    assert sorted(rates) == sorted(CONNECTORS) and all(found > 0 for found in rates.values())
+    assert sorted(rates) == sorted(usable(on_gpu=False)) and all(found > 0 for found in rates.values())
 
 
 def test_a_lender_that_dies_is_said() -> None:
     assert run(LENDER_DIES) == "the process that lends its memory ended at once\n"
 
 
-@pytest.mark.parametrize("kind", CONNECTORS)
+@pytest.mark.parametrize("kind", usable(on_gpu=False))
 def test_a_connector_that_cannot_read_says_why(kind: str) -> None:
     assert f"offers no {kind} transfer" in str(rate(kind, filled_storage(), {"kind": "other"}))
 

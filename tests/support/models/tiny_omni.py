@@ -142,6 +142,9 @@ def omni_model(config: Qwen3OmniMoeConfig) -> Qwen3OmniMoeForConditionalGenerati
                 parameter.add_(torch.randn_like(parameter) * 0.2)
             elif name.startswith("code2wav."):
                 parameter.copy_(torch.randn_like(parameter) * 0.6 * parameter[0].numel() ** -0.5)
+            elif name.startswith("talker.") and name.endswith("mlp.gate.weight"):
+                # transformers leaves these routers zero: of experts with equal ratings any may be chosen.
+                parameter.copy_(torch.randn_like(parameter) * 0.3)
     return model
 
 
