@@ -204,11 +204,11 @@ class AdaptivePolicy:
         return self.draft_seconds(1) + self.target.added(len(options), 1)
 
     def benefit(self, one: Option, pace: float) -> float:
-        """Return the seconds that the draft model is expected to save one sequence."""
+        """Return the seconds that the draft model is expected to save one sequence, whose last token no guess saves."""
         price = pace * (self.target.per_row + self.draft_seconds(1))
         count = depth(one.model, price, one.limit)
         right = gain(one.model, count)
-        return (right - count * price) / pace * min(one.left, HORIZON) / (1 + right)
+        return (right - count * price) / pace * min(max(0, one.left - 1), HORIZON) / (1 + right)
 
     def try_out(self, options: abc.Sequence[Option], plan: DraftPlan, room: int) -> None:
         """Have one guess made that is not expected to help, or a text read for that, if a trial is due."""
@@ -260,9 +260,13 @@ class AdaptivePolicy:
 
 
 def promising(options: abc.Sequence[Option]) -> int | None:
-    """Return the sequence to try the draft model with: one that can be guessed for at once, or else the one that
-    promises most."""
-    able = [(not one.is_ready, -one.model, one.missing or 0, at) for at, one in enumerate(options) if one.can_follow]
+    """Return the sequence to try the draft model with, which has tokens left for it: one that can be guessed for at
+    once, or else the one that promises most."""
+    able = [
+        (not one.is_ready, -one.model, one.missing or 0, place)
+        for place, one in enumerate(options)
+        if one.can_follow and one.left > TRIES
+    ]
     return min(able)[-1] if able else None
 
 
