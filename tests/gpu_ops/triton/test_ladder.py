@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cases import CASES, FAULTS, OVER_BUDGET
 
 ROOT = Path(__file__).parents[3]
@@ -56,7 +57,7 @@ class Rung:
 
 @pytest.fixture(scope="module")
 def rungs() -> Iterator[dict[str, Rung]]:
-    made = {name: Rung(name) for name in ("interpreter", *FIRST, *LATER)}
+    made = {name: Rung(name) for name in ("interpreter", "device", *FIRST, *LATER)}
     yield made
     for rung in made.values():
         rung.close()
@@ -65,6 +66,13 @@ def rungs() -> Iterator[dict[str, Rung]]:
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.interpreted])
 def test_the_interpreter_agrees_with_torch(name: str, rungs: dict[str, Rung]) -> None:
     error = rungs["interpreter"].ask(name)["error"]
+    assert error <= CASES[name].tolerance, error
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: kernels are interpreted and compiled")
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.interpreted])
+def test_a_device_agrees_with_torch(name: str, rungs: dict[str, Rung]) -> None:
+    error = rungs["device"].ask(name)["error"]
     assert error <= CASES[name].tolerance, error
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tries cases in a process of its own, since a kernel that reads outside its memory ends the process, and since
-Triton's interpreter is chosen for a process. Started with the name of a target, or with "interpreter"; reads case names
-from standard input and writes a JSON object for each to standard output."""
+Triton's interpreter is chosen for a process. Started with the name of a target, with "interpreter" or "device"; reads
+case names from standard input and writes a JSON object for each to standard output."""
 
 # Binds the package: another folder's may be installed.
 import app  # noqa: F401
@@ -69,6 +69,11 @@ def interpret(case: KernelCase) -> dict[str, Any]:
     return {"error": largest_error(case.call(CPU), case.expected())}
 
 
+def run_on_device(case: KernelCase) -> dict[str, Any]:
+    assert case.expected is not None
+    return {"error": largest_error(case.call(torch.device("cuda")), case.expected())}
+
+
 class Compiler:
     """Compiles each kernel that a case would start, for one target."""
 
@@ -123,7 +128,7 @@ def amd_facts(assembly: str) -> dict[str, Any]:
 
 def main() -> None:
     rung = sys.argv[1]
-    try_case = interpret if rung == "interpreter" else Compiler(rung)
+    try_case = {"interpreter": interpret, "device": run_on_device}.get(rung) or Compiler(rung)
     cases = CASES | FAULTS | {OVER_BUDGET.name: OVER_BUDGET}
     for line in sys.stdin:
         print(json.dumps(try_case(cases[line.strip()])), flush=True)
