@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pontil.runtime.errors import MalformedFrame
@@ -38,6 +38,7 @@ values: dict[Any, st.SearchStrategy[Any]] = {
         st.text(max_size=5), st.dictionaries(st.text(max_size=5), ints, max_size=3), max_size=3
     ),
     dict[str, str]: st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
+    dict[str, int] | None: st.dictionaries(st.text(max_size=5), ints, max_size=3) | st.none(),
     dict[str, Any] | None: st.dictionaries(st.text(max_size=5), ints, max_size=3) | st.none(),
 }
 
@@ -49,6 +50,14 @@ def messages() -> st.SearchStrategy[Message]:
 def build(kind: type[Message]) -> st.SearchStrategy[Message]:
     hints = get_type_hints(kind)
     return st.builds(kind, **{field.name: values[hints[field.name]] for field in fields(kind)})
+
+
+@pytest.mark.parametrize("kind", TAGS.values())
+@settings(max_examples=5)
+@given(data=st.data())
+def test_a_message_of_each_kind_comes_back_equal(kind: type[Message], data: st.DataObject) -> None:
+    message = data.draw(build(kind))
+    assert decode(encode(message)) == message
 
 
 @given(messages())

@@ -4,7 +4,7 @@ the device to read one fails; so does code that computes with memory of the host
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,6 +135,27 @@ class Zeros:
 
     def wait(self) -> Words:
         return self.words
+
+
+class PretendMemory:
+    """The memory of the pretend device. No other process opens it, and nothing is copied beside the steps."""
+
+    def allocate(self, size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.uint8, device=pretend())
+
+    def export(self, memory: Tensor) -> bytes:
+        raise AssertionError("no other process opens this memory")
+
+    def open(self, handle: bytes, size: int) -> Tensor:
+        raise AssertionError("this memory opens no other")
+
+    def close(self, opened: Tensor) -> None: ...
+
+    def mark(self) -> None:
+        raise AssertionError("nothing is copied beside the steps")
+
+    def after(self, mark: None) -> AbstractContextManager[None]:
+        raise AssertionError("nothing is copied beside the steps")
 
 
 class PretendLink:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from architectures import hugging_model, read_model
-from pretend_device import DeviceTape, HostTensorUsed, PretendDevice, PretendLink
+from pretend_device import DeviceTape, HostTensorUsed, PretendDevice, PretendLink, PretendMemory
 from tiny import layout_of, sequence
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
@@ -61,7 +61,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def site_of(there: PretendDevice, model: Model, blocks: int = 100, seats: int = 8) -> Site:
     layout = layout_of(model)
     link = PretendLink(there)
-    storage = KVStorage(layout, blocks, there.device)
+    storage = KVStorage(layout, blocks, there.device, PretendMemory())
     scheduler = Scheduler(BlockPool(blocks), layout, seats, 64)
     limits = DeviceLimits(seats + 32, 64, layout.blocks_for(model.config.max_model_len))
     runner = DeviceRunner(model, storage, link, limits, DeviceAttention)

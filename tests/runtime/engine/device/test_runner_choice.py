@@ -4,7 +4,7 @@
 import logging
 
 import pytest
-from pretend_device import PretendDevice, PretendLink
+from pretend_device import PretendDevice, PretendLink, PretendMemory
 from tiny import build, layout_of, reference
 
 from pontil.gpu_ops.batch_invariance import ANY_ROWS
@@ -35,7 +35,7 @@ def test_a_device_runs_recorded_steps_if_kernels_read_its_cells(
     with PretendDevice() as there, caplog.at_level(logging.INFO):
         model = build(hugging, device=str(there.device))
         plain, small = (
-            KVStorage(layout_of(model, cells=cells), 4, there.device) for cells in ("auto", "int8")
+            KVStorage(layout_of(model, cells=cells), 4, there.device, PretendMemory()) for cells in ("auto", "int8")
         )  # fmt: skip
 
         made = make_runner(CONFIG, model, plain, 64, NONE, None, lambda device: PretendLink(there))
