@@ -9,7 +9,7 @@ FORGET_UNUSED, LEAST_WEIGHT = 0.99, 4.0
 MOST_SURPRISE = 4.0
 # Without evidence one more row takes this share of a step of one row; the assumption weighs so much, in rows squared.
 ROW_SHARE, ASSUMED = 0.05, 0.25
-# How many steps the assumption weighs that a number of rows lies on the line.
+# The assumption that a number of rows lies on the line weighs as much as so many steps.
 ASSUMED_STEPS = 1.0
 
 

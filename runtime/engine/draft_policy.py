@@ -260,9 +260,13 @@ class AdaptivePolicy:
 
 
 def promising(options: abc.Sequence[Option]) -> int | None:
-    """Return the sequence to try the draft model with: one that can be guessed for at once, or else the one that
-    promises most."""
-    able = [(not one.is_ready, -one.model, one.missing or 0, at) for at, one in enumerate(options) if one.can_follow]
+    """Return the sequence to try the draft model with, which has tokens left for it: one that can be guessed for at
+    once, or else the one that promises most."""
+    able = [
+        (not one.is_ready, -one.model, one.missing or 0, place)
+        for place, one in enumerate(options)
+        if one.can_follow and one.left > TRIES
+    ]
     return min(able)[-1] if able else None
 
 

@@ -125,6 +125,24 @@ def test_a_layer_that_was_left_behind_begins_anew(pair: Drafting) -> None:
     check_head_free(one)
 
 
+def test_a_layer_may_begin_with_the_newest_states_only(pair: Drafting) -> None:
+    plain = run(rig(pair.target), [sequence("a", REPEATING, 40)])["a"]
+    one = drafting(pair, 0)
+    made, head = sequence("a", REPEATING, 40), head_in(one)
+    one.engine.add(made)
+    while len(made.output) < 20:
+        one.engine.step()
+    head.narrow(made, 6)
+    twin = head.followers[made].twin
+    assert head.missing(made) == 6 and head.feeds[twin].base == twin.skipped - 1 == made.length - 7
+    assert head.read(made, 5) == 5
+    one.scheduler.speculative_tokens = 3
+    while one.engine.has_work:
+        one.engine.step()
+    assert made.output == plain.ids and one.engine.drafted > 0 and head.feeds == {}
+    check_head_free(one)
+
+
 def test_guesses_are_those_of_the_layer_fed_with_the_targets_states(pair: Drafting) -> None:
     """Chained: the first guess from the target's last state, each further one from the layer's own result; and what is
     computed piece by piece, with guesses in between, is what is computed at once."""

@@ -196,6 +196,19 @@ def test_a_text_may_be_read_in_pieces(model: Model) -> None:
     check_draft_free(one)
 
 
+def test_a_text_may_be_followed_from_fewer_of_its_last_tokens(model: Model) -> None:
+    draft = draft_model(model)
+    one = sequence("a", [3 + at * 7 % 90 for at in range(60)], 20, temperature=0.7)
+    one.output = [5, 6]
+    assert draft.missing(one) == 62
+    draft.narrow(one, 16)
+    assert draft.missing(one) == 16 and draft.read(one, 15) == 15 and draft.missing(one) == 1
+    draft.narrow(one, 16)
+    assert draft.missing(one) == 1, "what is read already stays"
+    draft.forget(one)
+    assert not draft.followers
+
+
 def test_a_handed_draft_stands_in_for_repeated_text(model: Model, other: Model) -> None:
     (full,) = run(rig(model), [sequence("a", REPEATING, 30)]).values()
     one = drafting(model, other, 4, lookup=True)
@@ -247,7 +260,9 @@ class AnyPlan(AlwaysDraft):
             elif kind == "model" and one.missing is not None:
                 plan.models[place] = self.chance.randint(0, min(one.limit, room))
             elif kind == "read" and one.missing is not None:
-                plan.reads[place] = self.chance.randint(0, one.missing - 1)
+                window = self.chance.randint(1, one.missing)
+                plan.reads[place] = self.chance.randint(0, window - 1)
+                plan.windows[place] = window if window < one.missing else 0
             room -= max(plan.lookups[place], plan.models[place])
         return plan
 
