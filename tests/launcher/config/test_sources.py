@@ -24,6 +24,7 @@ def another(declared: Field[Any]) -> tuple[str, Any]:
     for text in (
         "7",
         "7.5",
+        "0.5",
         "true",
         "false",
         "cpu:0,cpu",
