@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from effort import examples
+from effort import examples, is_long
 from hypothesis import settings
 from processor import hide_faster_sets
 from xdist.scheduler import LoadFileScheduling
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from served import Served
 
 hide_faster_sets()
-# No verdict depends on how fast a machine is.
-settings.register_profile("any speed", deadline=None, max_examples=examples(40, 100))
+# No verdict depends on how fast a machine is, and without --long not on chance: each run tries the same examples.
+settings.register_profile("any speed", deadline=None, max_examples=examples(40, 100), derandomize=not is_long())
 settings.load_profile("any speed")
 for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
     if signal.getsignal(number) is signal.SIG_IGN:
