@@ -10,6 +10,7 @@ from typing import Literal, NoReturn
 
 import click
 
+from pontil.launcher.bench.command import bench
 from pontil.launcher.commands.chat import chat
 from pontil.launcher.commands.config import config
 from pontil.launcher.commands.graph import graph
@@ -69,7 +70,7 @@ def examine(folder: Path, parent: int) -> None:
 
 
 CHANGES = (drain, undrain, restart, scale, role, reload)
-for command in (launch, config, doctor, graph, chat, status, *CHANGES, usage, audit, keys, units):
+for command in (launch, config, doctor, graph, chat, bench, status, *CHANGES, usage, audit, keys, units):
     cli.add_command(command)
 
 

@@ -7,13 +7,14 @@
 
 A peer runs already; its process group (PID leads it) is stopped with SIGSTOP while another server is measured, as idle
 servers may spin. Each --launch is started anew for its turn and ended with SIGINT; it must print "ready on".
-Loads and definitions are those of bench_serving.py: random prompts of 256 ids, 64 tokens out, new ones in each round. A
+Loads and definitions are those of `app.py bench`: random prompts of 256 ids, 64 tokens out, new ones in each round. A
 server that has seen these prompts may have them in its cache, so a second run must begin with another --first.
 A ratio is ours over the peer's, of figures taken within one round. Without a --peer, launches are compared with those
 after the first one: a state of the code with an earlier one, say.
 """
 
 import argparse
+import asyncio
 import json
 import os
 import shlex
@@ -26,10 +27,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from bench_load import Question, fixed
-from bench_serving import ServingRun
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from own_key import key_headers  # noqa: E402
+
+import app  # noqa: E402, F401
+from pontil.launcher.bench.bench_run import BenchRun, Load  # noqa: E402
+from pontil.launcher.bench.figures import Limits, figures_of  # noqa: E402
+from pontil.launcher.bench.questions import Question, fixed  # noqa: E402
+from pontil.launcher.bench.stream_client import BenchTarget  # noqa: E402
 
 FIGURES = ("ttft_ms_median", "tpot_ms_median", "output_tokens_per_second")
 Figures = dict[str, Any]
@@ -91,14 +100,19 @@ class ComparedLaunch:
 def turn(server: "Peer | ComparedLaunch", arguments: argparse.Namespace, number: int) -> dict[int, Figures]:
     """Return the figures of one server at every concurrency, after a warm-up of two requests and a pause."""
     with server.running():
-        ServingRun(server.url, server.model, questions(arguments, 7, number), 2).closed_loop(2)
+        closed_loop(server, questions(arguments, 7, number), 2, 2)
         rest(server.name, arguments.settle)
         found = {}
         for concurrency in arguments.concurrency:
             say(f"round {number}: {server.name}, {concurrency} streams")
             asked, count = questions(arguments, concurrency, number), arguments.requests * concurrency + 2
-            found[concurrency] = ServingRun(server.url, server.model, asked, count).closed_loop(concurrency)
+            found[concurrency] = closed_loop(server, asked, count, concurrency)
         return found
+
+
+def closed_loop(server: "Peer | ComparedLaunch", asked: Iterator[Question], count: int, concurrency: int) -> Figures:
+    target = BenchTarget(server.url, server.model, key=key_headers())
+    return figures_of(asyncio.run(BenchRun(target, asked, count).run(Load(concurrency))), Limits())
 
 
 def rest(name: str, seconds: float) -> None:

@@ -31,7 +31,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from bench_load import Question, fixed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import app  # noqa: E402, F401
+from pontil.launcher.bench.questions import Question, fixed  # noqa: E402
 
 PATIENCE = 120.0
 MOST_BYTES = 1 << 20

@@ -75,7 +75,7 @@ measure() {
     shift
     echo "measuring $name $point" >&2
     rm -f "$out/points/$point.raw"
-    "$python" scripts/bench_serving.py --url "http://127.0.0.1:$port" --raw "$out/points/$point.raw" \
+    "$python" app.py bench "http://127.0.0.1:$port" --json --raw "$out/points/$point.raw" \
         ${requests:+--requests "$requests"} ${lengths:+--lengths "$lengths"} "$@" >"$out/points/$point.part" 2>"$out/bench.log" ||
         { cat "$out/bench.log" >&2; fail "Measuring $point failed: run the same command again to go on from here."; }
     mv "$out/points/$point.part" "$out/points/$point.json"

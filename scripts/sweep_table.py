@@ -4,7 +4,7 @@
     python scripts/sweep_table.py NAME OUT POINT.json ...
 
 writes OUT.csv and OUT.md: a row for each point, in the order given, its name in the first column. Each file holds the
-line that bench_serving.py printed.
+line that `app.py bench --json` printed.
 """
 
 import csv

@@ -131,16 +131,17 @@ ARROWS: dict[str, set[str]] = {
         "launcher/child", "launcher/config", "launcher/control", "launcher/host", "launcher/keys", "launcher/logs",
         "launcher/roles", "launcher/supervisor", "runtime/graph",
     },
+    "launcher/bench": {"launcher/commands/api_key", "launcher/commands/chat_session", "launcher/config"},
     "launcher/doctor": {
         "launcher/child", "launcher/commands", "launcher/config", "launcher/control", "launcher/host", "launcher/keys",
     },
-    "launcher": {"launcher/commands", "launcher/doctor", "launcher/roles"},
+    "launcher": {"launcher/bench", "launcher/commands", "launcher/doctor", "launcher/roles"},
 }  # fmt: skip
 FOUNDATION = "runtime/foundation"
 # Third-party packages that only one room may import.
 KEEPERS = {
     "zmq": "runtime/wire", "msgpack": "runtime/wire", "sanic": "http", "llguidance": "runtime/grammar",
-    "jsonschema": "runtime/grammar",
+    "jsonschema": "runtime/grammar", "aiohttp": "launcher/bench", "matplotlib": "launcher/bench",
 }  # fmt: skip
 
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of a load generator: prompts of random token ids, of fixed lengths or of the lengths of recorded
-conversations."""
+"""The questions of a load: prompts of random token ids, of fixed lengths or those of recorded conversations."""
 
 import csv
 import random
@@ -10,6 +9,14 @@ from pathlib import Path
 
 # Smaller ids are often special tokens, which a server may treat differently.
 FIRST_ORDINARY_ID = 100
+COLUMNS = ("conversation", "prompt_tokens", "output_tokens", "shared_prefix_tokens")
+# Words for prompts of text, most of which are one token of most vocabularies.
+TEXT = """
+time year people way day man thing woman life child world school state family student group country problem hand part
+place case week company system program question work government number night point home water room mother area money
+story fact month lot right study book eye job word business issue side kind head house service friend
+"""
+WORDS = TEXT.split()
 
 
 @dataclass(frozen=True)
@@ -18,6 +25,11 @@ class Question:
 
     prompt: list[int]
     tokens: int
+
+    @property
+    def text(self) -> str:
+        """A prompt of about as many tokens in words, for servers that take no token ids. Equal ids give equal words."""
+        return " ".join(WORDS[one % len(WORDS)] for one in self.prompt)
 
 
 def random_ids(source: random.Random, count: int, vocabulary: int) -> list[int]:
@@ -36,13 +48,26 @@ def recorded(path: Path, longest: int, vocabulary: int, seed: int) -> Iterator[Q
     prompt_tokens, output_tokens and shared_prefix_tokens. A prompt begins with as many of its conversation's earlier
     ids as the recording shared. Turns of more than `longest` tokens, prompt and answer together, are left out.
 
-    Raises ValueError if the file has no turn that is short enough.
+    Raises OSError if the file cannot be read, ValueError if it has no such columns or no turn that is short enough.
     """
-    with path.open(newline="") as file:
-        turns = [{name: int(value) for name, value in row.items()} for row in csv.DictReader(file)]
-    turns = [turn for turn in turns if turn["prompt_tokens"] + turn["output_tokens"] <= longest]
+    turns = [turn for turn in read_turns(path) if turn["prompt_tokens"] + turn["output_tokens"] <= longest]
     if not turns:
         raise ValueError(f"{path} has no turn of at most {longest} tokens")
+    return repeated(turns, vocabulary, seed)
+
+
+def read_turns(path: Path) -> list[dict[str, int]]:
+    with path.open(newline="") as file:
+        rows = csv.DictReader(file)
+        if not set(COLUMNS) <= set(rows.fieldnames or ()):
+            raise ValueError(f"{path} is no list of recorded turns: its first line must name {', '.join(COLUMNS)}")
+        try:
+            return [{name: int(row[name]) for name in COLUMNS} for row in rows]
+        except (TypeError, ValueError):
+            raise ValueError(f"{path} has something else than whole numbers in line {rows.line_num}") from None
+
+
+def repeated(turns: list[dict[str, int]], vocabulary: int, seed: int) -> Iterator[Question]:
     source = random.Random(seed)
     while True:
         said: dict[int, list[int]] = {}

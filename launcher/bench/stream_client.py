@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One streamed request to an OpenAI-compatible server, and the times at which its tokens came."""
+
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from pontil.launcher.bench.questions import Question
+
+if TYPE_CHECKING:
+    from aiohttp import ClientResponse, ClientSession
+
+Endpoint = Literal["completions", "chat"]
+
+# The longest event that is read, in bytes, and the longest reason that is kept, in characters.
+MOST_EVENT = 1 << 24
+MOST_REASON = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Times of one request, in seconds; `sent` is relative to the start of the run. `gaps` are those between events
+    that have a token."""
+
+    sent: float
+    ttft: float
+    tpot: float
+    e2e: float
+    prompt_tokens: int
+    tokens: int
+    gaps: tuple[float, ...]
+
+
+class RequestFailed(Exception):
+    """A request that ended without its usage. The message is the server's, or the connection's."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchTarget:
+    """A server under load. `key` is the authorization header."""
+
+    url: str
+    model: str
+    endpoint: Endpoint = "completions"
+    key: Mapping[str, str] | None = None
+    ignore_eos: bool = True
+
+    @property
+    def path(self) -> str:
+        return f"{self.url.rstrip('/')}/v1/{'chat/' if self.endpoint == 'chat' else ''}completions"
+
+    def body(self, question: Question) -> dict[str, Any]:
+        """The request. Greedy, so that servers with one model give answers of the same length."""
+        asked: dict[str, Any] = {
+            "model": self.model, "max_tokens": question.tokens, "temperature": 0, "stream": True,
+            "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        if self.ignore_eos:
+            asked["ignore_eos"] = True
+        if self.endpoint == "chat":
+            return asked | {"messages": [{"role": "user", "content": question.text}]}
+        return asked | {"prompt": question.prompt}
+
+
+async def ask(session: "ClientSession", target: BenchTarget, question: Question, began: float) -> Timing:
+    """Send one request and read its stream. Raises RequestFailed."""
+    from aiohttp import ClientError
+
+    sent = time.perf_counter()
+    try:
+        async with session.post(target.path, json=target.body(question), headers=dict(target.key or {})) as response:
+            if response.status != 200:
+                raise RequestFailed(f"HTTP {response.status}: {refusal(await response.content.read(1 << 16))}")
+            arrivals, usage = await read_stream(response)
+    except (ClientError, OSError, ValueError) as error:
+        raise RequestFailed(printable(str(error) or type(error).__name__)) from None
+    return timing(sent - began, [at - sent for at in arrivals], usage)
+
+
+def timing(sent: float, arrivals: list[float], usage: Mapping[str, Any]) -> Timing:
+    """Return the times of a request whose events came at these moments after it was sent. Raises RequestFailed."""
+    tokens, prompt_tokens = usage.get("completion_tokens"), usage.get("prompt_tokens")
+    if not arrivals or not isinstance(tokens, int) or not isinstance(prompt_tokens, int) or tokens < 1:
+        raise RequestFailed("the stream ended without tokens or usage")
+    gaps = tuple(later - earlier for earlier, later in zip(arrivals, arrivals[1:], strict=False))
+    first, last = arrivals[0], arrivals[-1]
+    return Timing(sent, first, (last - first) / max(1, tokens - 1), last, prompt_tokens, tokens, gaps)
+
+
+async def read_stream(response: "ClientResponse") -> tuple[list[float], dict[str, Any]]:
+    """Return the times of the events with tokens, and the usage. Raises RequestFailed for an error event."""
+    arrivals: list[float] = []
+    usage: dict[str, Any] = {}
+    async for at, event in events(response):
+        if not isinstance(event, dict) or "error" in event:
+            error = event.get("error") if isinstance(event, dict) else event
+            raise RequestFailed(printable(str(error.get("message") if isinstance(error, dict) else error)))
+        if any(has_token(choice) for choice in event.get("choices") or ()):
+            arrivals.append(at)
+        usage = event.get("usage") or usage
+    return arrivals, usage
+
+
+def has_token(choice: Mapping[str, Any]) -> bool:
+    """Return whether a choice brings a token: the first event of a chat brings only the role. An event without text may
+    have a token that makes none yet; of completions every event counts."""
+    delta = choice.get("delta")
+    return delta is None or any(value for name, value in delta.items() if name != "role")
+
+
+async def events(response: "ClientResponse") -> AsyncIterator[tuple[float, Any]]:
+    """Yield each event with the time at which its last bytes came. Raises RequestFailed, ValueError."""
+    rest = b""
+    async for piece in response.content.iter_any():
+        at = time.perf_counter()
+        *lines, rest = (rest + piece).split(b"\n")
+        if len(rest) > MOST_EVENT:
+            raise RequestFailed(f"an event is longer than {MOST_EVENT >> 20} MiB")
+        for line in lines:
+            if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
+                yield at, json.loads(data)
+
+
+def refusal(body: bytes) -> str:
+    """Return the sentence of an OpenAI error object, or the beginning of anything else."""
+    try:
+        return printable(str(json.loads(body)["error"]["message"]))
+    except (ValueError, KeyError, TypeError):
+        return printable(body.decode(errors="replace"))
+
+
+def printable(text: str) -> str:
+    """Return a server's text as it may stand in a terminal."""
+    return "".join(one if one.isprintable() else " " for one in text[:MOST_REASON])
