@@ -3,8 +3,8 @@
 
     python scripts/sweep_table.py NAME OUT POINT.json ...
 
-writes OUT.csv and OUT.md: a row for each point, in the order given, its name in the first column. Each file holds the
-line that `app.py bench --json` printed.
+writes OUT.csv and OUT.md: a row for each point, in the order given, its name in the first column. Each file holds what
+`app.py bench --json` printed; its last line counts, which of a search is the result.
 """
 
 import csv
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def write(name: str, out: Path, points: list[Path]) -> None:
-    rows: list[dict[str, Any]] = [{name: path.stem} | json.loads(path.read_text()) for path in points]
+    rows: list[dict[str, Any]] = [{name: path.stem} | json.loads(path.read_text().splitlines()[-1]) for path in points]
     columns = list(dict.fromkeys(column for row in rows for column in row))
     with out.with_suffix(".csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, columns)

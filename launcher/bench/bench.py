@@ -24,9 +24,10 @@ MakeQuestions = Callable[[int], Iterator[Question]]
 
 
 @dataclass(slots=True)
-class Bench:
-    """What is measured. A run has `requests` requests, or `per_stream` for each stream; another run sends other
-    prompts. `raw` is a file to which each request's figures are appended. `quiet` leaves the progress bar out."""
+class LoadBench:
+    """The loads, and all that they have in common. A run has `requests` requests, or `per_stream` for each stream;
+    another run sends other prompts. `raw` is a file to which each request's figures are appended. `quiet` leaves the
+    progress bar out."""
 
     targets: dict[str, BenchTarget]
     questions: MakeQuestions

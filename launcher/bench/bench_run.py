@@ -41,7 +41,7 @@ class Load:
 
 @dataclass(slots=True)
 class Outcomes:
-    """How the requests of a run ended, and the seconds from its first to its last moment."""
+    """The ends of a run's requests, and the seconds from its first to its last moment."""
 
     timings: list[Timing] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)

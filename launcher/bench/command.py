@@ -15,7 +15,7 @@ from pontil.launcher.errors import LaunchError, OptionError
 
 # The rest is imported where it is used: no other command needs asyncio.
 if TYPE_CHECKING:
-    from pontil.launcher.bench.bench import Bench
+    from pontil.launcher.bench.bench import LoadBench
     from pontil.launcher.bench.figures import Limits
     from pontil.launcher.bench.questions import Question
     from pontil.launcher.bench.stream_client import BenchTarget
@@ -113,12 +113,12 @@ def bench(**given: Any) -> int:
     request to warm up comes first. The load shares the machine with a server that runs on it. Exit code 1 when a
     request failed.
     """
-    from pontil.launcher.bench.bench import Bench
+    from pontil.launcher.bench.bench import LoadBench
     from pontil.launcher.bench.figures import Limits
 
     limits = Limits(given["ttft_limit"], given["tpot_limit"], given["itl_limit"])
     check(given, limits)
-    made = Bench(
+    made = LoadBench(
         targets_of(given), questions_of(given), limits, given["requests"], given["requests_per_stream"],
         given["timeout"], given["seed"], given["raw"], given["as_json"],
     )  # fmt: skip
@@ -182,7 +182,7 @@ def target_of(given: dict[str, Any], url: str, model: str | None, key: dict[str,
     return {full.partition("://")[2]: made}
 
 
-def measure_loads(made: "Bench", given: dict[str, Any]) -> None:
+def measure_loads(made: "LoadBench", given: dict[str, Any]) -> None:
     from pontil.launcher.bench.bench_run import Load
 
     loads = [Load(request_rate=rate) for rate in given["request_rate"] or ()]
@@ -192,7 +192,7 @@ def measure_loads(made: "Bench", given: dict[str, Any]) -> None:
                 click.echo(json.dumps(figures))
 
 
-def finish(made: "Bench", found: dict[str, Any] | None, given: dict[str, Any]) -> None:
+def finish(made: "LoadBench", found: dict[str, Any] | None, given: dict[str, Any]) -> None:
     """Print the table, the result of a search, and draw. Raises LaunchError."""
     from pontil.launcher.bench.chart import draw
     from pontil.launcher.bench.report import definitions, ratio, table

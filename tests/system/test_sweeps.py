@@ -17,24 +17,37 @@ LENGTHS = "conversation,turn,prompt_tokens,output_tokens,shared_prefix_tokens\n0
 
 @pytest.fixture
 def options(tmp_path: Path) -> list[str]:
+    """Options for a load whose token ids the tiny model has."""
     lengths = tmp_path / "lengths.csv"
     lengths.write_text(LENGTHS)
-    return ["--out", str(tmp_path / "sweep"), "--requests", "2", "--lengths", str(lengths), "--port", str(free_port())]
+    return [
+        "--out",
+        str(tmp_path / "sweep"),
+        "--requests",
+        "2",
+        "--lengths",
+        str(lengths),
+        "--port",
+        str(free_port()),
+        "--vocabulary",
+        "250",
+    ]
 
 
-def sweep(options: list[str], points: str) -> "subprocess.Popen[str]":
-    flags = ["--points", points, "--", "--role", "mixed", "--kv-cache-memory", "64MiB"]
-    command = [str(ROOT / "scripts" / "sweep_concurrency.sh"), *options, *flags]
+def sweep(options: list[str], points: str, model: str, kind: str = "concurrency") -> "subprocess.Popen[str]":
+    flags = ["--points", points, "--", "--model", model, "--kv-cache-memory", "64MiB"]
+    flags += [] if kind == "goodput" else ["--role", "mixed"]
+    command = [str(ROOT / "scripts" / f"sweep_{kind}.sh"), *options, *flags]
     environment = {**os.environ, "PYTHON": sys.executable}
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
 
 
-def test_a_sweep_that_was_interrupted_goes_on(options: list[str], tmp_path: Path) -> None:
+def test_a_sweep_that_was_interrupted_goes_on(options: list[str], tmp_path: Path, model: str) -> None:
     out = tmp_path / "sweep"
     # Of more points than could be measured before it is interrupted.
-    first = sweep(options, "1 2 3 4 5 6 7 8")
+    first = sweep(options, "1 2 3 4 5 6 7 8", model)
     wait_for(lambda: (out / "points" / "1.json").exists() or first.poll() is not None, START_TIMEOUT, "the first point")
     assert first.poll() is None, first.communicate()[0]
     os.killpg(first.pid, signal.SIGINT)
@@ -42,7 +55,7 @@ def test_a_sweep_that_was_interrupted_goes_on(options: list[str], tmp_path: Path
     assert first.returncode != 0 and not (out / "concurrency.csv").exists()
     assert not [one for one in psutil.process_iter() if one.pid != first.pid and is_of(one, first.pid)]
     kept = (out / "points" / "1.json").read_text()
-    second = sweep(options, "1 2")
+    second = sweep(options, "1 2", model)
     said, _ = second.communicate(timeout=START_TIMEOUT)
     assert second.returncode == 0, said
     assert "measuring concurrency 1" not in said and "measuring concurrency 2" in said
@@ -52,9 +65,19 @@ def test_a_sweep_that_was_interrupted_goes_on(options: list[str], tmp_path: Path
     assert all((row["prompt_tokens"], row["output_tokens"], row["failures"]) == ("14", "5", "0") for row in rows)
     table = (out / "concurrency.md").read_text().splitlines()
     assert len(table) == 4 and table[0].startswith("| concurrency |")
-    other = sweep([*options, "--requests", "3"], "1")
+    other = sweep([*options, "--requests", "3"], "1", model)
     said, _ = other.communicate(timeout=60)
     assert other.returncode == 1 and "holds a sweep with other settings" in said
+
+
+@pytest.mark.long
+def test_goodput_of_a_pair_and_of_mixed_workers(options: list[str], tmp_path: Path, model: str) -> None:
+    run = sweep(options, "1:1@60000 0:2@60000", model, "goodput")
+    said, _ = run.communicate(timeout=START_TIMEOUT)
+    assert run.returncode == 0, said
+    rows = list(csv.DictReader((tmp_path / "sweep" / "goodput.csv").open()))
+    assert [row["goodput"] for row in rows] == ["1:1@60000", "0:2@60000"]
+    assert all(float(row["highest_request_rate"]) > 1 and row["itl_limit_ms"] == "60000.0" for row in rows)
 
 
 def is_of(process: psutil.Process, session: int) -> bool:
