@@ -142,6 +142,7 @@ FOUNDATION = "runtime/foundation"
 KEEPERS = {
     "zmq": "runtime/wire", "msgpack": "runtime/wire", "sanic": "http", "llguidance": "runtime/grammar",
     "jsonschema": "runtime/grammar", "aiohttp": "launcher/bench", "matplotlib": "launcher/bench",
+    "prompt_toolkit": "launcher/commands", "rich": "launcher/commands",
 }  # fmt: skip
 
 

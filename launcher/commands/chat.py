@@ -21,11 +21,14 @@ SERVER = "http://127.0.0.1:8000"
 def chat(
     question: str | None, url: str, model: str | None, max_tokens: int, temperature: float, key: Path | None
 ) -> None:
-    """Talk to a running server from the terminal, or put one QUESTION to it."""
-    from pontil.launcher.commands.chat_session import ChatSession, converse, first_model
+    """Talk to a running server from the terminal, or put one QUESTION to it. In a conversation /help lists what else
+    can be typed."""
+    from pontil.launcher.commands.chat_session import ChatSession, first_model
+    from pontil.launcher.commands.chat_terminal import converse
 
     shown = bearer(key, CLIENT, read_environment().variables)
-    conversation = ChatSession(url.rstrip("/"), model or first_model(url, shown), max_tokens, temperature, shown)
+    params = {"max_tokens": max_tokens, "temperature": temperature}
+    conversation = ChatSession(url.rstrip("/"), model or first_model(url, shown), params, shown)
     if question is None:
         converse(conversation)
     else:

@@ -3,13 +3,14 @@
 
 import http.client
 import json
-import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
+from pontil.launcher.commands.status_table import plain
 from pontil.launcher.errors import LaunchError
 
 TIMEOUT = 300.0
@@ -17,44 +18,71 @@ NO_KEY: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(slots=True)
+class ChatAnswer:
+    """One answer, as it came. `first` and `last` are the seconds from the question to the first and the last piece."""
+
+    text: str = ""
+    usage: dict[str, Any] = field(default_factory=dict)
+    route: str = ""
+    first: float = 0.0
+    last: float = 0.0
+
+    @property
+    def figures(self) -> str:
+        """The counts by the server, the speed seen here, and the workers that served."""
+        details = self.usage.get("prompt_tokens_details") or {}
+        generated = self.usage.get("completion_tokens") or 0
+        found = [f"{self.usage.get('prompt_tokens')} prompt tokens"]
+        if cached := details.get("cached_tokens"):
+            found.append(f"{cached} cached")
+        found.append(f"{generated} generated")
+        if generated > 1 and self.last > self.first:
+            found.append(f"{(generated - 1) / (self.last - self.first):.1f} tokens/s, first after {self.first:.2f} s")
+        return ", ".join([*found, *([self.route] if self.route else [])])
+
+
+@dataclass(slots=True)
 class ChatSession:
-    """One conversation. `messages` grows by the user's and the model's turns; `key` is the authorization header."""
+    """One conversation. `messages` grows by the user's and the model's turns; `params` go with every question as fields
+    of the request; `key` is the authorization header."""
 
     url: str
     model: str
-    max_tokens: int
-    temperature: float
+    params: dict[str, Any] = field(default_factory=dict)
     key: dict[str, str] = field(default_factory=dict, repr=False)
+    system: str = ""
     messages: list[dict[str, str]] = field(default_factory=list)
 
-    def say(self, text: str, show: Callable[[str], None]) -> dict[str, Any]:
-        """Send one turn and show the answer as it streams, including any reasoning before it; return the usage. A turn
-        that fails is removed again."""
+    def say(self, text: str, show: Callable[[str], None]) -> ChatAnswer:
+        """Send one turn and show the answer as it streams, including any reasoning before it. A turn that fails is
+        removed again. Raises LaunchError."""
         self.messages.append({"role": "user", "content": text})
-        answer, thinking = "", False
-        usage: dict[str, Any] = {}
+        answer, thinking, sent = ChatAnswer(), False, time.monotonic()
         try:
-            for event in self.events():
+            for event in self.events(answer):
                 for choice in event["choices"]:
                     thought = choice["delta"].get("reasoning_content") or ""
                     piece = choice["delta"].get("content") or ""
                     show(thought + ("\n\n" if thinking and piece else "") + piece)
-                    answer, thinking = answer + piece, bool(thought) or (thinking and not piece)
-                usage = event.get("usage") or usage
+                    if thought or piece:
+                        answer.last = time.monotonic() - sent
+                        answer.first = answer.first or answer.last
+                    answer.text, thinking = answer.text + piece, bool(thought) or (thinking and not piece)
+                answer.usage = event.get("usage") or answer.usage
         except BaseException:
             # Also on Ctrl-C: the turn is removed, and the exception goes on.
             self.messages.pop()
             raise
-        self.messages.append({"role": "assistant", "content": answer})
-        return usage
+        self.messages.append({"role": "assistant", "content": answer.text})
+        return answer
 
-    def events(self) -> Iterator[dict[str, Any]]:
+    def events(self, answer: ChatAnswer) -> Iterator[dict[str, Any]]:
+        """Yield the events of the last turn's answer, whose route is noted."""
         connection = connect(self.url)
-        body = {
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        body = self.params | {
             "model": self.model,
-            "messages": self.messages,
-            "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
+            "messages": system + self.messages,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -64,6 +92,7 @@ class ChatSession:
             response = connection.getresponse()
             if response.status != 200:
                 raise LaunchError(reason(response.read(), response.status))
+            answer.route = plain(response.headers.get("x-pontil-route", ""))
             for line in response:
                 if line.startswith(b"data: {"):
                     event = json.loads(line[6:])
@@ -119,28 +148,3 @@ def first_model(url: str, key: Mapping[str, str] = NO_KEY) -> str:
     if not models:
         raise LaunchError(f"the server at {url} serves no model yet: try again in a moment")
     return str(models[0]["id"])
-
-
-def converse(chat: ChatSession) -> None:
-    """Read turns from the terminal until end of file. Ctrl-C ends the answer; between answers it ends the
-    conversation."""
-    terminal = sys.stdin.isatty()
-    while True:
-        try:
-            text = input("> " if terminal else "").strip()
-        except (EOFError, KeyboardInterrupt):
-            print()
-            return
-        if text:
-            turn(chat, text)
-
-
-def turn(chat: ChatSession, text: str) -> None:
-    try:
-        usage = chat.say(text, lambda piece: print(piece, end="", flush=True))
-    except KeyboardInterrupt:
-        print("\n[interrupted]")
-    except LaunchError as error:
-        print(f"\nerror: {error}", file=sys.stderr)
-    else:
-        print(f"\n[{usage.get('prompt_tokens')} prompt tokens, {usage.get('completion_tokens')} generated]")

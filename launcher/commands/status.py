@@ -14,6 +14,7 @@ import click
 
 from pontil.launcher.commands.api_key import ADMIN, bearer, key_flag
 from pontil.launcher.commands.chat import SERVER
+from pontil.launcher.commands.status_colours import coloured
 from pontil.launcher.commands.status_table import cut, duration, plain, table
 from pontil.launcher.config.options import read_environment
 from pontil.launcher.errors import LaunchError
@@ -91,6 +92,7 @@ class Screen:
             left_out = len(lines) - rows + 2
             lines = [*lines[:-left_out], cut(f"and {left_out} more", columns)]
         if self.terminal:
+            lines = coloured(lines, self.out)
             back = f"\x1b[{self.drawn}F" if self.drawn else ""
             self.out.write(back + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
         else:

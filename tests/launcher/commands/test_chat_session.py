@@ -3,6 +3,8 @@
 
 import json
 import os
+import pty
+import select
 import subprocess
 import sys
 import threading
@@ -14,6 +16,9 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
+
+
+CACHED = {"cached_tokens": 4}
 
 
 class ChatHandler(BaseHTTPRequestHandler):
@@ -39,12 +44,16 @@ class ChatHandler(BaseHTTPRequestHandler):
             *({"choices": [{"delta": {"content": piece}}]} for piece in ("you said ", said)),
             {"error": {"message": "the worker died"}}
             if said == "die"
-            else {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}},
+            else {
+                "choices": [],
+                "usage": {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": CACHED},
+            },
         ]
         self.reply(200, "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n")
 
     def reply(self, status: int, content: str) -> None:
         self.send_response(status)
+        self.send_header("x-pontil-route", "prefill:0>decode:0")
         self.end_headers()
         self.wfile.write(content.encode())
 
@@ -73,9 +82,75 @@ def app(*words: str, typed: str = "", **variables: str) -> "subprocess.Completed
 def test_a_conversation_keeps_its_turns(url: str, asked: list[dict[str, Any]]) -> None:
     done = app("chat", "--url", url, "--max-tokens", "7", typed="one\n\nrefuse\ntwo\n")
     assert done.returncode == 0 and done.stderr == "\nerror: no worker is ready\n"
-    assert done.stdout.count("[9 prompt tokens, 2 generated]") == 2 and "you said two" in done.stdout
+    assert done.stdout.count("[9 prompt tokens, 4 cached, 2 generated, ") == 2
+    assert done.stdout.count(", prefill:0>decode:0]") == 2 and "you said two" in done.stdout
     assert [turn["content"] for turn in asked[-1]["messages"]] == ["one", "you said one", "two"]
     assert (asked[-1]["model"], asked[-1]["max_tokens"], asked[-1]["stream"]) == ("small", 7, True)
+
+
+def test_commands_change_what_is_sent(url: str, asked: list[dict[str, Any]], tmp_path: Path) -> None:
+    file = tmp_path / "kept.json"
+    lines = [
+        "/system Be brief.", "/params temperature=0 stop=[\"a b\", \"c\"] user=me and you", "one", "//slash",
+        f"/save {file}", f"/save {file}", "/params messages=1", "/nothing", "/params max_tokens= user=", "/clear",
+        "/system", "two", "/exit", "three",
+    ]  # fmt: skip
+    done = app("chat", "--url", url, typed="\n".join(lines) + "\n")
+    assert done.returncode == 0 and [one["messages"][-1]["content"] for one in asked] == ["one", "/slash", "two"]
+    first, _, last = asked
+    assert first["messages"][0] == {"role": "system", "content": "Be brief."} and len(asked[1]["messages"]) == 4
+    assert (first["temperature"], first["stop"], first["user"]) == (0, ["a b", "c"], "me and you")
+    assert len(last["messages"]) == 1 and not {"max_tokens", "user"} & set(last)
+    kept = json.loads(file.read_text())
+    assert kept["messages"][-1]["content"] == "you said /slash" and kept["system"] == "Be brief."
+    assert file.stat().st_mode & 0o777 == 0o600
+    errors = done.stderr.splitlines()
+    assert len(errors) == 2 and "File exists" in errors[0] and "not 'messages=1'" in errors[1]
+    assert "[there is no /nothing: /help lists the commands]" in done.stdout
+
+
+def test_turns_of_several_lines_and_a_history(url: str, asked: list[dict[str, Any]], tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    around = os.environ | {"XDG_STATE_HOME": str(tmp_path), "TERM": "xterm"}
+    command = [sys.executable, str(ROOT / "app.py"), "chat", "--url", url]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=around)
+    try:
+        os.close(theirs)
+        seen = ReadTerminal(ours)
+        seen.until(READS)
+        os.write(ours, b"one\x1b\rtwo\r")
+        seen.until("decode:0]")
+        seen.until(READS)
+        # The arrow up brings the turn before back; the second one goes to its first line.
+        os.write(ours, b"\x1b[A\x1b[Athree\r")
+        seen.until("decode:0]")
+        seen.until(READS)
+        os.write(ours, b"\x04")
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+    os.close(ours)
+    assert [one["messages"][-1]["content"] for one in asked] == ["one\ntwo", "onethree\ntwo"]
+    history = tmp_path / "pontil" / "chat_history"
+    assert "+one" in history.read_text() and history.stat().st_mode & 0o777 == 0o600
+
+
+# A terminal is told so when a turn can be typed.
+READS = "\x1b[?2004h"
+
+
+class ReadTerminal:
+    """The output of a process on its terminal, read up to one text after the other."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor, self.seen = descriptor, ""
+
+    def until(self, text: str) -> None:
+        while text not in self.seen:
+            assert select.select([self.descriptor], [], [], 60)[0], self.seen
+            self.seen += os.read(self.descriptor, 65536).decode()
+        self.seen = self.seen.partition(text)[2]
 
 
 def test_one_question_has_one_answer(url: str) -> None:

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -108,11 +109,13 @@ def test_another_server_is_said_in_a_sentence(server: StatusServer) -> None:
 class Watching:
     """A `status --watch` with its output on a pipe or a terminal, read as it arrives."""
 
-    def __init__(self, server: StatusServer, reading: int, writing: int, *words: str) -> None:
+    def __init__(self, server: StatusServer, reading: int, writing: int, *words: str, **variables: str) -> None:
         self.reading, self.seen = reading, ""
+        around = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"}
         self.process = subprocess.Popen(
-            command(server, "--watch", *words), stdout=writing, stderr=writing, start_new_session=True
-        )
+            command(server, "--watch", *words), stdout=writing, stderr=writing, start_new_session=True,
+            env=around | variables,
+        )  # fmt: skip
         os.close(writing)
 
     def until(self, text: str, times: int = 1) -> None:
@@ -168,9 +171,17 @@ def test_tables_replace_each_other_on_a_terminal(server: StatusServer, terminal:
     assert watching.end() == 0
     first, second, *_ = watching.seen.split("\x1b[J")
     assert first.count("\n") == 4 and second.startswith("\x1b[4F"), "it goes back by what it has drawn"
-    assert all(len(line.removesuffix("\x1b[K")) <= 40 for line in first.splitlines())
+    assert "\x1b[32mready\x1b[0m" in first and "\x1b[31m" not in first, "only the state has a colour"
+    assert all(len(re.sub(r"\x1b\[[\d;]*[mK]", "", line)) <= 40 for line in first.splitlines())
     assert watching.seen.split("\x1b[J")[-2].count("\n") < 6, "no more lines than the terminal has"
     assert "Traceback" not in watching.seen and "Aborted" not in watching.seen
+
+
+def test_a_terminal_without_colours_has_none(server: StatusServer, terminal: tuple[int, int]) -> None:
+    watching = Watching(server, *terminal, NO_COLOR="1")
+    watching.until("proxy", 1)
+    assert watching.end() == 0
+    assert "\x1b[32m" not in watching.seen and "ready" in watching.seen
 
 
 def test_json_is_an_object_a_line(server: StatusServer) -> None:
