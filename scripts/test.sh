@@ -27,6 +27,11 @@ if ! command -v systemd-analyze >/dev/null && [ "$(id -u)" = 0 ] && command -v a
     echo "Installing systemd, to verify units with"
     apt-get install -qq -y --no-install-recommends systemd >/dev/null || echo "It could not be installed: see above."
 fi
+# Queries and alert rules are checked by Prometheus itself.
+if ! command -v promtool >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "Installing Prometheus, to check the dashboard and the alerts with"
+    apt-get install -qq -y --no-install-recommends prometheus >/dev/null || echo "It could not be installed: see above."
+fi
 # The kernels are compiled for Arm and emulated in the long tests.
 if [ -n "${LONG_TESTS:-}" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null &&
     ! { command -v aarch64-linux-gnu-g++ && command -v qemu-aarch64; } >/dev/null; then

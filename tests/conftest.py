@@ -32,7 +32,15 @@ for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.
 SHARED = {
     "pair": tuple(
         f"system/test_{name}.py"
-        for name in ("byte_fallback", "faults", "hostile_bodies", "readme", "same_answers", "structured")
+        for name in (
+            "byte_fallback",
+            "faults",
+            "hostile_bodies",
+            "prometheus",
+            "readme",
+            "same_answers",
+            "structured",
+        )
     ),
     "small_pair": ("system/test_changes.py", "system/test_failover.py", "clients/test_sessions.py"),
 }
