@@ -20,6 +20,7 @@ from pontil.launcher.commands.rollout import drain, reload, restart, role, scale
 from pontil.launcher.commands.status import status
 from pontil.launcher.commands.units import units
 from pontil.launcher.commands.usage import audit, usage
+from pontil.launcher.conformance.command import conformance
 from pontil.launcher.doctor.command import doctor
 from pontil.launcher.version import VERSION
 
@@ -70,7 +71,7 @@ def examine(folder: Path, parent: int) -> None:
 
 
 CHANGES = (drain, undrain, restart, scale, role, reload)
-for command in (launch, config, doctor, graph, chat, bench, status, *CHANGES, usage, audit, keys, units):
+for command in (launch, config, doctor, graph, chat, bench, conformance, status, *CHANGES, usage, audit, keys, units):
     cli.add_command(command)
 
 

@@ -132,10 +132,16 @@ ARROWS: dict[str, set[str]] = {
         "launcher/roles", "launcher/supervisor", "runtime/graph",
     },
     "launcher/bench": {"launcher/commands/api_key", "launcher/commands/chat_session", "launcher/config"},
+    "launcher/conformance": {
+        "launcher/commands/api_key", "launcher/commands/chat_session", "launcher/commands/status_table",
+        "launcher/config",
+    },
     "launcher/doctor": {
         "launcher/child", "launcher/commands", "launcher/config", "launcher/control", "launcher/host", "launcher/keys",
     },
-    "launcher": {"launcher/bench", "launcher/commands", "launcher/doctor", "launcher/roles"},
+    "launcher": {
+        "launcher/bench", "launcher/commands", "launcher/conformance", "launcher/doctor", "launcher/roles",
+    },
 }  # fmt: skip
 FOUNDATION = "runtime/foundation"
 # Third-party packages that only one room may import.

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conformance suite: this server passes it, and a server with a fault in its answers does not."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from served import ROOT, Served
+
+from pontil.launcher.conformance.api import Api, ApiAnswer
+from pontil.launcher.conformance.check import outcome
+from pontil.launcher.conformance.suite import CHECKS
+
+MODEL = "smollm2-135m-instruct"
+Fault = Callable[[ApiAnswer], ApiAnswer]
+
+
+def test_this_server_passes_every_check(pair: Served) -> None:
+    command = [sys.executable, str(ROOT / "app.py"), "conformance", f"127.0.0.1:{pair.port}", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one for one in found if one["verdict"] != "pass"] == [] and len(found) == len(CHECKS)
+    assert done.returncode == 0 and not done.stderr
+
+
+class FaultyApi(Api):
+    """A server whose answers have one fault."""
+
+    fault: Fault = staticmethod(lambda answer: answer)
+
+    def send(self, method: str, path: str, data: bytes | None = None) -> ApiAnswer:
+        # The base class has slots, so that super() without arguments finds another class.
+        return self.fault(Api.send(self, method, path, data))
+
+
+def text(pattern: str, into: str) -> Fault:
+    """A fault that changes the bytes of every answer."""
+    return lambda answer: replace(answer, data=re.sub(pattern.encode(), into.encode(), answer.data))
+
+
+def status(before: int, after: int) -> Fault:
+    return lambda answer: replace(answer, status=after) if answer.status == before else answer
+
+
+def without_type(answer: ApiAnswer) -> ApiAnswer:
+    return replace(answer, headers={})
+
+
+@pytest.mark.parametrize(
+    ("fault", "topic", "part"),
+    [
+        (text(r"data: \[DONE\]\n\n", ""), "streams", "[DONE] is last"),
+        (text(r"data: \[DONE\]\n\n", "data: [DONE]\n\ndata: {}\n\n"), "streams", "[DONE] is last"),
+        (without_type, "streams", "[DONE] is last"),
+        (text(r'"total_tokens": ?\d+', '"total_tokens":1'), "completions", "an answer has id"),
+        (text(r'"completion_tokens": ?\d+', '"completion_tokens":9'), "completions", "max_tokens ends"),
+        (text(r'"index": ?1', '"index":0'), "completions", "several prompts"),
+        (text(r'"role": ?"assistant"', '"role":"model"'), "chat", "an answer has id"),
+        (text(r'"role": ?"assistant",', ""), "chat streams", "the first event brings the role"),
+        (text(r'"usage": ?null', '"usage":{"prompt_tokens":1}'), "chat streams", "include_usage"),
+        (text(r'"name": ?"get_weather"', '"name":"get_news"'), "tools", "a named tool"),
+        (text(r'"param"', '"parameter"'), "errors", "a model that is not served"),
+        (status(404, 400), "errors", "a model that is not served"),
+        (status(400, 500), "errors", "a number as text"),
+        (status(405, 404), "HTTP", "a method"),
+        (text(r".+", "<html>"), "models", "GET /v1/models lists"),
+        (text(r".+", "[]"), "structured output", "response_format json_schema"),
+        (text(r'"choices": ?', '"options":'), "tools", "tool_choice none"),
+    ],
+)
+def test_a_fault_is_found(pair: Served, fault: Fault, topic: str, part: str) -> None:
+    check = next(one for one in CHECKS if one.topic == topic and part in one.name)
+    broken = type("BrokenApi", (FaultyApi,), {"fault": staticmethod(fault)})
+    found = outcome(check, broken(f"http://127.0.0.1:{pair.port}", MODEL, {}))
+    assert found.verdict == "differs" and found.detail.isprintable() and len(found.detail) < 500
+
+
+def test_an_optional_part_may_be_refused_by_name(pair: Served) -> None:
+    refusal = ApiAnswer(400, {}, b'{"error": {"message": "no logprobs here", "type": "t", "param": "p", "code": null}}')
+    refusing = type("RefusingApi", (FaultyApi,), {"fault": staticmethod(lambda answer: refusal)})
+    api = refusing(f"http://127.0.0.1:{pair.port}", MODEL, {})
+    found = {check.name: outcome(check, api) for check in CHECKS if check.topic == "completions"}
+    optional = next(one for name, one in found.items() if name.startswith("logprobs"))
+    assert optional.verdict == "refused" and optional.detail == "no logprobs here"
+    assert next(one for name, one in found.items() if name.startswith("n gives")).verdict == "differs"
+
+
+def test_a_server_that_is_not_there_is_one_sentence() -> None:
+    command = [sys.executable, str(ROOT / "app.py"), "conformance", "127.0.0.1:1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr.startswith("Error: the server at") and done.stderr.count("\n") == 1
