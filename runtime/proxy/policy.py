@@ -18,8 +18,8 @@ SPARE_SEATS = 2
 PULLED = 1 / 16
 # Cost of each request beside which an answer is generated.
 SEAT_TOKENS = 32
-# Part of the even share from which on a worker's recent work counts against it.
-HOT = 1.5
+# Part of the even share from which on a worker's recent work counts against it, so that none reaches 1.5 times as much.
+HOT = 1.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,14 @@ class WorkerLoad:
     found: int = 0
     recent: int = 0
 
+    @property
+    def ahead(self) -> int:
+        """The prompt tokens that it may have to compute and still be given more."""
+        return AHEAD_STEPS * self.step_tokens
+
     def can_prefill(self, saved: int = 0) -> bool:
         """Return whether another prompt may be dispatched to it, which would cost `saved` tokens more elsewhere."""
-        return self.uncomputed < AHEAD_STEPS * self.step_tokens + saved
+        return self.uncomputed < self.ahead + saved
 
     def missing(self, prompt_tokens: int) -> int:
         """Return how many tokens of the prompt it would have to compute."""
@@ -132,7 +137,7 @@ class Costs:
 
     def excess(self, worker: WorkerLoad) -> float:
         """Return the recent work beyond what a worker may have without being avoided."""
-        return max(0.0, worker.recent - HOT * self.even)
+        return max(0.0, worker.recent - HOT * self.even - worker.ahead)
 
     def prefill(self, worker: WorkerLoad) -> float:
         """Return the cost of computing the prompt there for another worker."""
@@ -247,6 +252,6 @@ def with_room(workers: Sequence[WorkerLoad]) -> list[WorkerLoad]:
 
 
 def by_cost(workers: Sequence[WorkerLoad], cost: Callable[[WorkerLoad], float]) -> list[WorkerLoad]:
-    """Sort by cost, least first, then by requests, fewest first, then by free blocks, most first, then by
-    registration."""
-    return sorted(workers, key=lambda worker: (cost(worker), worker.in_flight, -worker.free_blocks))
+    """Sort by cost, least first, then by requests, fewest first, then by free blocks, most first, then by recent work,
+    least first, then by registration."""
+    return sorted(workers, key=lambda worker: (cost(worker), worker.in_flight, -worker.free_blocks, worker.recent))

@@ -5,8 +5,8 @@ from math import exp
 
 from pontil.runtime.proxy.registry import Registry
 
-# Time constant in seconds, as long as a conversation rests between two turns.
-MEMORY_SECONDS = 60.0
+# Time constant in seconds: a few turns of a conversation.
+MEMORY_SECONDS = 300.0
 
 
 class RecentWork:

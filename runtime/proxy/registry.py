@@ -244,9 +244,15 @@ class Registry:
         counters = self.remembered.pop(message.sender, {})
         worker = RegisteredWorker(message, now, counters, {}, leaving=message.draining, group=self.key_of(message))
         worker.free_blocks = worker.capacity
+        worker.recent = self.even_share(worker)
         worker.confirmed = any(row.name == message.name and row.pid == message.pid for row in self.rows)
         self.workers[message.sender] = worker
         return None
+
+    def even_share(self, worker: RegisteredWorker) -> float:
+        """Return the mean of the recent work of a new worker's equals: it is to take its part, and not all."""
+        equals = [one.recent for one in self.of(worker.group).workers if one.role == worker.role]
+        return sum(equals) / len(equals) if equals else 0.0
 
     def objection(self, message: Hello) -> str | None:
         """Return the reason why a worker is incompatible, or None. All workers of one group are alike, so comparing

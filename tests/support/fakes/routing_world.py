@@ -244,7 +244,11 @@ class RoutingWorld:
         self.recent.add(decoder.incarnation, len(request.answer), self.now)
         request.ended()
 
+    def loads(self, role: str) -> list[int]:
+        """Return the tokens that each worker of a role computed and generated."""
+        return [one.computed + one.generated for one in self.workers.values() if one.registered.role == role]
+
     def skew(self, role: str) -> float:
-        """Return the load of the most loaded worker of a role over the even share: tokens computed and generated."""
-        each = [one.computed + one.generated for one in self.workers.values() if one.registered.role == role]
+        """Return the load of the most loaded worker of a role over the even share."""
+        each = self.loads(role)
         return max(each) * len(each) / sum(each)
