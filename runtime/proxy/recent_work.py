@@ -23,5 +23,5 @@ class RecentWork:
             kept = exp((before - now) / MEMORY_SECONDS)
             for worker in self.registry.workers.values():
                 worker.recent *= kept
-        if worker := self.registry.workers.get(incarnation):
-            worker.recent += tokens
+        if incarnation in self.registry.workers:
+            self.registry.workers[incarnation].recent += tokens
