@@ -8,7 +8,6 @@ from pontil.runtime.proxy.policy import WorkerLoad
 from pontil.runtime.proxy.prompt_prefix import PromptPrefix
 from pontil.runtime.proxy.registry import Registry, WorkerGroup
 from pontil.runtime.proxy.request import Request
-from pontil.runtime.proxy.stage_task import is_joined
 
 
 class PrefixLookup:
@@ -31,8 +30,9 @@ class PrefixLookup:
     def prefix_of(self, request: Request, group: WorkerGroup) -> PromptPrefix | None:
         """Return the keys of the request's prompt; None where no worker would use what it has cached."""
         size = self.block_size(group)
-        uses = request.embedding is None and not is_joined(request) and request.params.prompt_logprobs is None
-        if size is None or not uses or not request.prompt:
+        # A run's stages have prefixes of their own, and who wants a prompt's logprobs has all of it computed.
+        plain = request.embedding is None and request.stage is None and request.params.prompt_logprobs is None
+        if size is None or not plain or not request.prompt:
             return None
         if request.prefix is None or request.prefix.block_size != size:
             request.prefix = PromptPrefix(request.prompt, request.cache_salt, size)

@@ -8,7 +8,7 @@ from workers import PromptWorker, ScriptedProxy, everyone_clean, greedy, open_wo
 
 from pontil.runtime.cache.prefix import full_keys
 from pontil.runtime.proxy.held_prefixes import HeldPrefixes, short_key
-from pontil.runtime.wire.messages import PrefixRequest
+from pontil.runtime.wire.messages import Message, PrefixRequest
 from pontil.runtime.worker import prefix_reporter
 
 
@@ -51,7 +51,12 @@ def test_the_end_of_an_answer_is_told_after_its_blocks(proxy: ScriptedProxy, mod
     proxy.admit(worker)
     text, order = prompt(40), list[str]()
     send = worker.link.send
-    worker.link.send = lambda message: (order.append(type(message).__name__), send(message))[1]  # type: ignore[method-assign]
+
+    def sending(message: Message) -> None:
+        order.append(type(message).__name__)
+        send(message)
+
+    worker.link.send = sending  # type: ignore[method-assign]
     proxy.submit(worker, "r", text, greedy(1), salt="s")
     proxy.finish("r")
     sent = [name for name in order if name in ("PrefixDelta", "Tokens", "Step")]

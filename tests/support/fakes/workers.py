@@ -135,7 +135,7 @@ class ScriptedProxy:
         self.server = ControlServer(self.context, f"ipc://{folder}/control")
         self.hellos: dict[str, Hello] = {}
         self.duties: dict[str, RoleChange] = {}
-        # What each worker tells of its prefix cache, if it is asked to.
+        # Messages about each worker's prefix cache; none unless they are wanted.
         self.wants_prefixes = True
         self.prefixes: dict[str, list[PrefixDelta]] = {}
         self.answers: dict[str, WorkerAnswer] = {}
