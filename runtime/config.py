@@ -116,7 +116,8 @@ class ProxyConfig:
     as in runtime/chat/dialect.py. Pages of `cors_origins` may read answers in a browser. Responses are kept in the file
     `response_store`, where one is named: at most `response_store_size` bytes, for `response_store_days`. Where there is
     an `embedding_model`, texts are embedded by it too, under its name `served_embedding_model_name`.
-    `graph` names a model of several stages in runtime/graph/catalog.py."""
+    `graph` names a model of several stages in runtime/graph/catalog.py. With `routing` by cache, workers that have a
+    prompt's beginning are preferred."""
 
     host: str
     port: int
@@ -125,6 +126,7 @@ class ProxyConfig:
     control: str
     version: str
     disagg: Literal["auto", "always", "never"] = "auto"
+    routing: Literal["cache", "load"] = "cache"
     usage_log: str | None = None
     first_byte_timeout: float = DEADLINES.first_byte_timeout
     stream_idle_timeout: float = 60.0

@@ -78,7 +78,10 @@ ARROWS: dict[str, set[str]] = {
         "runtime/cache", "runtime/loaders", "runtime/models/config", "runtime/models/partition", "runtime/transfer",
         "gpu_ops", "gpu_ops/kernels",
     },
-    "runtime/proxy": {"runtime/wire", "runtime/tokenizer", "runtime/accounting", "runtime/graph"},
+    "runtime/proxy": {
+        "runtime/wire", "runtime/tokenizer", "runtime/accounting", "runtime/graph", "runtime/cache/prefix",
+        "runtime/cache/prefix_journal",
+    },
     "runtime/worker/ranks": {
         "runtime/disaggregation", "runtime/engine", "runtime/models", "runtime/wire", "gpu_ops/collectives",
         "gpu_ops/kernels",

@@ -27,7 +27,7 @@ class ChatBatchRoutes:
         watch = routes.schema_watch(ready[0].wanted.sampling)
         shape = ChatBatchShape([routes.chat_shape(one) for one in ready], watch)
         routes.bodies.in_flight.let_go(request)
-        stream = routes.submit([one.admitted for one in ready], request, ready[0].snapshot)
+        stream = await routes.submit([one.admitted for one in ready], request, ready[0].snapshot)
         try:
             return await reply_whole(stream, shape)
         finally:

@@ -98,7 +98,7 @@ class GenerationRoutes:
         shape = form(self.heading("cmpl", snapshot), wanted.delivery, shown)
         shape.schema_watch = self.schema_watch(wanted.sampling)
         self.bodies.in_flight.let_go(request)
-        return await reply(request, self.submit(admitted, request, snapshot), shape)
+        return await reply(request, await self.submit(admitted, request, snapshot), shape)
 
     def reading(self, request: Request, read: Callable[..., T]) -> Callable[[dict[str, Any]], T]:
         """Return the parser for this request's body."""
@@ -139,7 +139,7 @@ class GenerationRoutes:
         self.bodies.in_flight.let_go(request)
         if wanted.audio is not None:
             return await self.answer_spoken(request, ready, shape, wanted.audio)
-        return await reply(request, self.submit([ready.admitted], request, ready.snapshot), shape)
+        return await reply(request, await self.submit([ready.admitted], request, ready.snapshot), shape)
 
     async def answer_spoken(
         self, request: Request, ready: ReadyChat, shape: ChatShape, wanted: AudioOutput
@@ -249,12 +249,16 @@ class GenerationRoutes:
         budget = token_budget(len(prompt), sampling.max_tokens, default, context, names)
         return Admitted(prompt, sampling.params(budget), handling.cache_salt, handling.priority)
 
-    def submit(self, admitted: Sequence[Admitted], request: Request, snapshot: RegistrySnapshot) -> Stream:
+    async def submit(self, admitted: Sequence[Admitted], request: Request, snapshot: RegistrySnapshot) -> Stream:
         """Submit all of the prompts, or none."""
         name, caller, first = request.ctx.request_id, request.ctx.caller, admitted[0]
         salt = salt_of(first, request, self.proxy)
         asked = [(one.prompt, one.params) for one in admitted]
-        return self.proxy.submit_all(asked, name, salt, first.priority, caller, request.ctx.allowance, snapshot)
+        prefixes = await self.proxy.dispatcher.lookup.prepare([one.prompt for one in admitted], salt)
+        allowance, priority = request.ctx.allowance, first.priority
+        return self.proxy.submit_all(
+            asked, name, salt, priority, caller, allowance, snapshot, prefixes=prefixes
+        )  # fmt: skip
 
 
 def salt_of(admitted: Admitted, request: Request, proxy: Proxy) -> str:

@@ -32,7 +32,7 @@ class ResponsesRoutes:
     async def create_response(self, request: Request) -> HTTPResponse | None:
         wanted, own, ready = await self.read(request)
         shape = self.shape(wanted, ready)
-        stream = self.generation.submit([ready.admitted], request, ready.snapshot)
+        stream = await self.generation.submit([ready.admitted], request, ready.snapshot)
         self.generation.bodies.in_flight.let_go(request)
         return await reply(request, stream, shape, partial(self.keep, request.ctx.caller, wanted, own, shape))
 

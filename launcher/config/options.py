@@ -189,6 +189,13 @@ class LaunchOptions:
         choice("auto", "always", "never"),
         "auto|always|never",
     )
+    routing: str = flag(
+        ENGINE,
+        "cache",
+        "How workers are chosen: by what they have cached and by load, or by load alone.",
+        choice("cache", "load"),
+        "cache|load",
+    )
     max_num_seqs: int = flag(ENGINE, 64, "Sequences a worker runs at once.", whole(1, 65536), "COUNT")
     max_num_batched_tokens: int = flag(ENGINE, 256, "Tokens a worker computes in one step.", whole(1), "TOKENS")
     max_interleaved_tokens: int | None = flag(

@@ -109,6 +109,7 @@ def plan_proxy(
         "control": control,
         "version": VERSION,
         "disagg": options.disagg,
+        "routing": options.routing,
         "usage_log": options.usage_log and str(Path(options.usage_log).absolute()),
         "max_attempts": options.max_attempts,
         "first_byte_timeout": options.first_byte_timeout,

@@ -8,7 +8,9 @@ last, unfilled block of a prompt has a key as well, so that an identical prompt 
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+from pontil.runtime.cache.prefix_journal import PrefixJournal
 
 KEY_BYTES = 16
 
@@ -25,12 +27,27 @@ def chain(parent: Key, tokens: Sequence[int]) -> Key:
     return hashlib.blake2b(array("q", tokens).tobytes(), digest_size=KEY_BYTES, key=parent).digest()
 
 
+def full_keys(prompt: Sequence[int], salt: str, block_size: int) -> Iterator[Key]:
+    """Yield the keys of the blocks that a prompt fills. Each is computed when it is asked for."""
+    key = root_key(salt)
+    for start in range(0, len(prompt) - block_size + 1, block_size):
+        key = chain(key, prompt[start : start + block_size])
+        yield key
+
+
 class PrefixIndex:
-    """Keys to blocks. A key names one block; a block may have several keys (an unfilled one gets another when full)."""
+    """Keys to blocks. A key names one block; a block may have several keys (an unfilled one gets another when full).
+    Where there is a `journal`, every change is noted in it."""
 
     def __init__(self) -> None:
         self.blocks: dict[Key, int] = {}
         self.keys: dict[int, list[Key]] = {}
+        self.journal: PrefixJournal | None = None
+
+    def open_journal(self) -> PrefixJournal:
+        """Begin a journal with all keys that are known, in place of an earlier one."""
+        self.journal = PrefixJournal(self.blocks)
+        return self.journal
 
     def find(self, key: Key) -> int | None:
         return self.blocks.get(key)
@@ -40,6 +57,8 @@ class PrefixIndex:
         if key not in self.blocks:
             self.blocks[key] = block
             self.keys.setdefault(block, []).append(key)
+            if self.journal is not None:
+                self.journal.add(key)
 
     def knows(self, block: int) -> bool:
         return block in self.keys
@@ -47,7 +66,11 @@ class PrefixIndex:
     def forget(self, block: int) -> None:
         for key in self.keys.pop(block, ()):
             del self.blocks[key]
+            if self.journal is not None:
+                self.journal.forget(key)
 
     def clear(self) -> None:
         self.blocks.clear()
         self.keys.clear()
+        if self.journal is not None:
+            self.journal.clear()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pontil.runtime.cache.pool import BlockPool
-from pontil.runtime.cache.prefix import Key, chain, root_key
+from pontil.runtime.cache.prefix import Key, chain, full_keys, root_key
 from pontil.runtime.engine.sequence import PromptKeys, Sequence
 
 
@@ -41,13 +41,10 @@ class PrefixCache:
         return sequence.keys
 
     def make_keys(self, sequence: Sequence) -> PromptKeys:
-        prompt, size, key = sequence.prompt, self.block_size, root_key(sequence.salt)
-        full: list[Key] = []
-        for start in range(0, len(prompt) - size + 1, size):
-            key = chain(key, prompt[start : start + size])
-            full.append(key)
-        rest = prompt[len(full) * size :]
-        return PromptKeys(tuple(full), chain(key, rest) if rest else None)
+        prompt, salt = sequence.prompt, sequence.salt
+        full = tuple(full_keys(prompt, salt, self.block_size))
+        rest = prompt[len(full) * self.block_size :]
+        return PromptKeys(full, chain(full[-1] if full else root_key(salt), rest) if rest else None)
 
     def may_use(self, sequence: Sequence) -> bool:
         """Return whether the sequence may use cached positions. They give no logits, so a sequence that wants prompt

@@ -6,11 +6,13 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from pontil.runtime.accounting.counts import DECODE
+from pontil.runtime.accounting.counts import DECODE, PREFILL
 from pontil.runtime.config import ProxyConfig
 from pontil.runtime.proxy.embedding_task import embed_message
 from pontil.runtime.proxy.metrics import MOVED, UNREACHABLE, Metrics
-from pontil.runtime.proxy.policy import SPARE_SEATS, Route, next_route, plan
+from pontil.runtime.proxy.policy import SPARE_SEATS, Route, WorkerLoad, next_route, plan
+from pontil.runtime.proxy.prefix_lookup import PrefixLookup
+from pontil.runtime.proxy.recent_work import RecentWork
 from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.stage_task import is_joined, makes_tokens, stage_messages
@@ -43,6 +45,8 @@ class Dispatcher:
     ) -> None:
         self.config, self.incarnation, self.registry, self.metrics = config, incarnation, registry, metrics
         self.clock, self.send, self.give_up = clock, send, give_up
+        self.lookup = PrefixLookup(registry, config.routing == "cache")
+        self.recent_work = RecentWork(registry)
         self.stranded: dict[str, Request] = {}
         # Stranded requests that may be placed now, and whether a call is placing them: an attempt that fails at once
         # strands its request anew, which then waits here for its turn instead of recursing.
@@ -55,7 +59,7 @@ class Dispatcher:
 
     def route(self, request: Request) -> Route | None:
         """Return the route for the next attempt of a request that broke, which does not wait for room."""
-        workers = self.registry.of(request.group).reachable_loads
+        workers = self.lookup.loads(request)
         # A prompt that is computed for its items alone has nothing to hand over.
         alone = request.stage is not None and request.stage.is_replay
         return plan(workers, "never" if alone else self.config.disagg, request.broken, prompt_load(request))
@@ -68,12 +72,16 @@ class Dispatcher:
         """
         run = None if request.stage is None else request.stage.run
         if run is None:
-            return self.room_in(request.group, prompt_load(request), request.params.n)
-        seated = all(self.room_in(group, 0, 1, spare=0) is not None for group in run.groups)
-        return self.room_in(request.group, prompt_load(request), 1, spare=0) if seated else None
+            return self.room_among(self.lookup.loads(request), prompt_load(request), request.params.n)
+        seated = all(
+            self.room_among(self.registry.of(group).reachable_loads, 0, 1, spare=0) is not None for group in run.groups
+        )
+        return self.room_among(self.lookup.loads(request), prompt_load(request), 1, spare=0) if seated else None
 
-    def room_in(self, group: str | None, tokens: int, choices: int, spare: int = SPARE_SEATS) -> Route | None:
-        return next_route(self.registry.of(group).reachable_loads, self.config.disagg, tokens, choices, spare)
+    def room_among(
+        self, workers: Sequence[WorkerLoad], tokens: int, choices: int, spare: int = SPARE_SEATS
+    ) -> Route | None:
+        return next_route(workers, self.config.disagg, tokens, choices, spare)
 
     def enlist(self, request: Request) -> None:
         """Begin a request that waits in no queue: at once, or when there is a worker."""
@@ -177,12 +185,24 @@ class Dispatcher:
                 worker.in_flight += change
                 worker.taken += change * request.params.n
         if change > 0:
-            request.prompt_worker = next(name for name, phase in request.phases.items() if phase != DECODE)
-            request.uncomputed = prompt_load(request)
-            if worker := self.registry.workers.get(request.prompt_worker):
-                worker.uncomputed += request.uncomputed
+            self.seat_prompt(request)
         else:
             self.prompt_done(request)
+            for incarnation in request.phases:
+                if request.phases[incarnation] != PREFILL:
+                    self.recent_work.add(incarnation, sum(len(answer.ids) for answer in request.answers), self.clock())
+
+    def seat_prompt(self, request: Request) -> None:
+        """Add the part of the prompt that was not found in its worker's cache to the worker's load."""
+        request.prompt_worker = next(name for name, phase in request.phases.items() if phase != DECODE)
+        found = 0 if request.route is None else request.route.prompt_worker.found
+        load = prompt_load(request)
+        request.uncomputed = max(0, load - found)
+        self.recent_work.add(request.prompt_worker, request.uncomputed, self.clock())
+        if worker := self.registry.workers.get(request.prompt_worker):
+            worker.uncomputed += request.uncomputed
+        if load and not request.trial:
+            self.metrics.routing.add(load, found)
 
     def prompt_done(self, request: Request) -> None:
         """Take the prompt off its worker's load: it is computed, or no longer wanted."""

@@ -14,6 +14,7 @@ from pontil.runtime.proxy.draft_metrics import DraftMetrics
 from pontil.runtime.proxy.latencies import Latencies, exemplar_of
 from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.proxy.request import Request
+from pontil.runtime.proxy.routing_metrics import RoutingMetrics
 from pontil.runtime.proxy.run_metrics import RunMetrics
 from pontil.runtime.proxy.scrape_collector import ScrapeCollector
 from pontil.runtime.proxy.stream_metrics import StreamMetrics
@@ -48,6 +49,7 @@ class Metrics:
         self.make_worker_counters(self.registry)
         self.make_ledger_gauges(self.registry)
         self.runs = RunMetrics(self.registry)
+        self.routing = RoutingMetrics(self.registry)
 
     def make_request_counters(self, registry: CollectorRegistry) -> None:
         self.success = Counter("pontil_request_success", "Requests that ended, by how their first choice did",

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routing: the choice of a request's workers, a pure function of a snapshot."""
+"""Routing: the choice of a request's workers, a pure function of a snapshot.
 
-from collections.abc import Collection, Sequence
+All costs are in prompt tokens that a worker could compute instead (docs/decisions/058).
+"""
+
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,13 +14,21 @@ from pontil.runtime.accounting.counts import DECODE, PREFILL, WHOLE
 # still taken. Enough that it never waits for the proxy, and so little that the proxy still decides the order.
 AHEAD_STEPS = 4
 SPARE_SEATS = 2
+# Cost of a prompt token whose KV is pulled from another worker: most of that is done while the rest is computed.
+PULLED = 1 / 16
+# Cost of each request beside which an answer is generated.
+SEAT_TOKENS = 32
+# Part of the even share from which on a worker's recent work counts against it, so that none reaches 1.5 times as much.
+HOT = 1.2
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
     """One worker's load at one moment. `context` is the longest sequence it can hold, in tokens; `uncomputed` counts
     the prompt tokens dispatched to it that it has not computed, `step_tokens` is the most that it computes in one step.
-    `taken` counts the choices dispatched to it that have not ended; `seats` of them run at once."""
+    `taken` counts the choices dispatched to it that have not ended; `seats` of them run at once. Of the prompt that is
+    to be routed it has `found` tokens cached, as far as is known. `recent` tokens were given to it or made by it
+    lately."""
 
     incarnation: str
     name: str
@@ -30,11 +41,21 @@ class WorkerLoad:
     uncomputed: int = 0
     step_tokens: int = 256
     taken: int = 0
+    found: int = 0
+    recent: int = 0
 
     @property
-    def can_prefill(self) -> bool:
-        """True if another prompt may be dispatched to it."""
-        return self.uncomputed < AHEAD_STEPS * self.step_tokens
+    def ahead(self) -> int:
+        """The prompt tokens that it may have to compute and still be given more."""
+        return AHEAD_STEPS * self.step_tokens
+
+    def can_prefill(self, saved: int = 0) -> bool:
+        """Return whether another prompt may be dispatched to it, which would cost `saved` tokens more elsewhere."""
+        return self.uncomputed < self.ahead + saved
+
+    def missing(self, prompt_tokens: int) -> int:
+        """Return how many tokens of the prompt it would have to compute."""
+        return max(0, prompt_tokens - self.found)
 
     def can_seat(self, choices: int, spare: int = SPARE_SEATS) -> bool:
         """Return whether so many more choices have seats, up to `spare` too many."""
@@ -57,6 +78,11 @@ class CollocatedRoute:
         return (self.worker,)
 
     @property
+    def prompt_worker(self) -> WorkerLoad:
+        """The worker that computes the prompt."""
+        return self.worker
+
+    @property
     def name(self) -> str:
         return self.worker.name
 
@@ -77,6 +103,11 @@ class DisaggregatedRoute:
         return (self.prefill, self.decode)
 
     @property
+    def prompt_worker(self) -> WorkerLoad:
+        """The worker that computes the prompt."""
+        return self.prefill
+
+    @property
     def name(self) -> str:
         return f"{self.prefill.name}>{self.decode.name}"
 
@@ -92,26 +123,63 @@ Team = tuple[str, ...]
 INTERLEAVED = 2
 
 
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The costs of a prompt of so many tokens on workers, of which `even` is the even share of recent work."""
+
+    prompt_tokens: int
+    even: float
+
+    @classmethod
+    def of(cls, workers: Sequence[WorkerLoad], prompt_tokens: int) -> "Costs":
+        """Return the costs among these workers, which do the same kind of work."""
+        return cls(prompt_tokens, sum(worker.recent for worker in workers) / len(workers) if workers else 0.0)
+
+    def excess(self, worker: WorkerLoad) -> float:
+        """Return the recent work beyond what a worker may have without being avoided."""
+        return max(0.0, worker.recent - HOT * self.even - worker.ahead)
+
+    def prefill(self, worker: WorkerLoad) -> float:
+        """Return the cost of computing the prompt there for another worker."""
+        return worker.uncomputed + worker.missing(self.prompt_tokens) + self.excess(worker)
+
+    def decode(self, worker: WorkerLoad) -> float:
+        """Return the cost of pulling the prompt's KV there and generating."""
+        pulled = PULLED * worker.missing(self.prompt_tokens)
+        return pulled + SEAT_TOKENS * worker.in_flight + self.excess(worker)
+
+    def whole(self, worker: WorkerLoad) -> float:
+        """Return the cost of doing everything there, where there are no other kinds of workers."""
+        return self.prefill(worker) + SEAT_TOKENS * worker.in_flight
+
+    def relieving(self, worker: WorkerLoad) -> float:
+        """Return the cost of doing everything on a decode worker. Its other requests wait for the computed part: it has
+        to be sooner by a step, or by that part of one that the computed tokens are of the prompt."""
+        missing = worker.missing(self.prompt_tokens)
+        computing = INTERLEAVED * (worker.uncomputed + missing)
+        margin = worker.step_tokens * (missing / self.prompt_tokens if self.prompt_tokens else 1.0)
+        return computing + margin + SEAT_TOKENS * worker.in_flight + self.excess(worker)
+
+
 def plan(
     workers: Sequence[WorkerLoad], disagg: Disagg, broken: Collection[Team] = frozenset(), prompt_tokens: int = 0
 ) -> Route | None:
     """Return the route of a request. Every worker can do everything, so one of any role is enough; None without
     workers.
 
-    "auto" disaggregates a request unless a decode worker would compute its prompt sooner than an overloaded prefill
-    worker: prefill and decode workers then share the backlog. Teams in `broken` have failed this request: another pair
-    is tried, then a decode worker alone, then any worker.
+    "auto" disaggregates a request unless that costs more than to have a decode worker do everything: because it has
+    nearly all of the prompt cached, or because prefill workers are overloaded, whose backlog decode workers then share.
+    Teams in `broken` have failed this request: another pair is tried, then a decode worker alone, then any worker.
     """
     if not workers:
         return None
-    prefill = [worker for worker in workers if worker.role == "prefill"]
-    decode = [worker for worker in workers if worker.role == "decode"]
-    if disagg != "never" and prefill and decode:
-        pair = best_pair(prefill, decode, broken)
+    prefill, decode = split(workers, disagg)
+    if prefill and decode:
+        pair = best_pair(prefill, decode, broken, prompt_tokens)
         if pair is not None:
-            relief = None if disagg == "always" or broken else relieving(pair.prefill, decode, prompt_tokens)
+            relief = None if disagg == "always" or broken else relieving(pair, prefill, decode, prompt_tokens)
             return pair if relief is None else CollocatedRoute(relief)
-    whole = [CollocatedRoute(worker) for worker in by_load(workers)]
+    whole = [CollocatedRoute(worker) for worker in by_cost(workers, Costs.of(workers, prompt_tokens).whole)]
     if broken:
         whole.sort(key=lambda route: (tuple(route.phases) in broken, route.worker.role == "prefill"))
     return whole[0]
@@ -122,19 +190,21 @@ def next_route(
 ) -> Route | None:
     """Return the route of a request that can wait: as `plan`, but only over workers that have room now, up to `spare`
     choices more than seats, else None."""
-    prefill = [worker for worker in workers if worker.role == "prefill"]
-    decode = [worker for worker in workers if worker.role == "decode"]
-    if disagg == "never" or not prefill or not decode:
-        free = [worker for worker in by_load(workers) if worker.can_prefill and worker.can_seat(choices, spare)]
-        return CollocatedRoute(free[0]) if free else None
+    prefill, decode = split(workers, disagg)
+    if not prefill or not decode:
+        free = [worker for worker in with_room(workers) if worker.can_seat(choices, spare)]
+        costs = Costs.of(workers, prompt_tokens)
+        return CollocatedRoute(by_cost(free, costs.whole)[0]) if free else None
     seated = [worker for worker in decode if worker.can_seat(choices, spare)]
     if not seated:
         return None
-    prefiller = by_backlog(prefill)[0]
-    relief = None if disagg == "always" else relieving(prefiller, seated, prompt_tokens)
-    if relief is not None and relief.can_prefill:
+    ready = with_room(prefill)
+    costs, decoder = Costs.of(prefill, prompt_tokens), Costs.of(decode, prompt_tokens)
+    pair = DisaggregatedRoute(by_cost(ready or prefill, costs.prefill)[0], by_cost(seated, decoder.decode)[0])
+    relief = None if disagg == "always" else relieving(pair, prefill, with_room(seated), prompt_tokens)
+    if relief is not None:
         return CollocatedRoute(relief)
-    return DisaggregatedRoute(prefiller, by_load(seated)[0]) if prefiller.can_prefill else None
+    return pair if ready else None
 
 
 def every_route(workers: Sequence[WorkerLoad], disagg: Disagg) -> list[Route]:
@@ -146,25 +216,42 @@ def every_route(workers: Sequence[WorkerLoad], disagg: Disagg) -> list[Route]:
     return [*pairs, *(CollocatedRoute(worker) for worker in workers if worker.incarnation not in paired)]
 
 
+def split(workers: Sequence[WorkerLoad], disagg: Disagg) -> tuple[list[WorkerLoad], list[WorkerLoad]]:
+    """Return the prefill and the decode workers of pairs; none where nothing is to be disaggregated."""
+    if disagg == "never":
+        return [], []
+    prefill = [worker for worker in workers if worker.role == "prefill"]
+    return prefill, [worker for worker in workers if worker.role == "decode"]
+
+
 def best_pair(
-    prefill: Sequence[WorkerLoad], decode: Sequence[WorkerLoad], broken: Collection[Team]
+    prefill: Sequence[WorkerLoad], decode: Sequence[WorkerLoad], broken: Collection[Team], prompt_tokens: int
 ) -> DisaggregatedRoute | None:
-    pairs = (DisaggregatedRoute(first, second) for first in by_backlog(prefill) for second in by_load(decode))
+    first, second = Costs.of(prefill, prompt_tokens), Costs.of(decode, prompt_tokens)
+    ordered = by_cost(decode, second.decode)
+    pairs = (DisaggregatedRoute(one, other) for one in by_cost(prefill, first.prefill) for other in ordered)
     return next((pair for pair in pairs if tuple(pair.phases) not in broken), None)
 
 
-def relieving(prefill: WorkerLoad, decode: Sequence[WorkerLoad], prompt_tokens: int) -> WorkerLoad | None:
-    """Return the decode worker that would compute the prompt at least a step sooner than `prefill`, or None."""
-    worker = by_backlog(decode)[0]
-    alone = INTERLEAVED * (worker.uncomputed + prompt_tokens)
-    return worker if alone + worker.step_tokens < prefill.uncomputed + prompt_tokens else None
+def relieving(
+    pair: DisaggregatedRoute, prefill: Sequence[WorkerLoad], decode: Sequence[WorkerLoad], prompt_tokens: int
+) -> WorkerLoad | None:
+    """Return the decode worker that does everything at less cost than the pair, or None."""
+    if not decode:
+        return None
+    first, second = Costs.of(prefill, prompt_tokens), Costs.of(decode, prompt_tokens)
+    worker = by_cost(decode, second.relieving)[0]
+    return worker if second.relieving(worker) < first.prefill(pair.prefill) + second.decode(pair.decode) else None
 
 
-def by_backlog(workers: Sequence[WorkerLoad]) -> list[WorkerLoad]:
-    """Sort by prompt tokens to compute, fewest first, then by load."""
-    return sorted(by_load(workers), key=lambda worker: worker.uncomputed)
+def with_room(workers: Sequence[WorkerLoad]) -> list[WorkerLoad]:
+    """Return the workers to which another prompt may be dispatched. One that has more of it cached than others may have
+    as much more to do before: there it is computed no later than elsewhere."""
+    least = min((worker.found for worker in workers), default=0)
+    return [worker for worker in workers if worker.can_prefill(worker.found - least)]
 
 
-def by_load(workers: Sequence[WorkerLoad]) -> list[WorkerLoad]:
-    """Sort by requests, fewest first, then by free blocks, most first, then by registration."""
-    return sorted(workers, key=lambda worker: (worker.in_flight, -worker.free_blocks))
+def by_cost(workers: Sequence[WorkerLoad], cost: Callable[[WorkerLoad], float]) -> list[WorkerLoad]:
+    """Sort by cost, least first, then by requests, fewest first, then by free blocks, most first, then by recent work,
+    least first, then by registration."""
+    return sorted(workers, key=lambda worker: (cost(worker), worker.in_flight, -worker.free_blocks, worker.recent))

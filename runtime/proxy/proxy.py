@@ -22,6 +22,7 @@ from pontil.runtime.proxy.in_flight import InFlight
 from pontil.runtime.proxy.metrics import DIED, SILENT, Metrics
 from pontil.runtime.proxy.model_admissions import ModelAdmissions
 from pontil.runtime.proxy.policy import every_route
+from pontil.runtime.proxy.prompt_prefix import PromptPrefix
 from pontil.runtime.proxy.rate_limits import UNLIMITED, Allowance
 from pontil.runtime.proxy.readiness import Readiness
 from pontil.runtime.proxy.registrar import Registrar
@@ -44,6 +45,7 @@ from pontil.runtime.wire.messages import (
     Message,
     NodeOutput,
     PassDone,
+    PrefixDelta,
     Progress,
     RoleChange,
     Starved,
@@ -131,13 +133,15 @@ class Proxy:
     def make_router(self) -> MessageRouter:
         """Return the dispatch of every message to the code that handles it."""
         registrar = Registrar(
-            self.incarnation, self.registry, self.ledger, self.metrics, self.clock, self.send, self.on_change
+            self.incarnation, self.registry, self.ledger, self.metrics, self.clock, self.send, self.on_change,
+            self.dispatcher.lookup.enabled,
         )  # fmt: skip
         handlers: dict[type[Message], Callable[[Any], None]] = {
             Hello: registrar.on_hello,
             Heartbeat: registrar.on_heartbeat,
             Goodbye: registrar.on_goodbye,
             RoleChange: registrar.on_role_change,
+            PrefixDelta: registrar.on_prefix_delta,
             Tokens: self.frames.on_tokens,
             Step: self.frames.on_step,
             Progress: self.frames.on_progress,
@@ -213,11 +217,13 @@ class Proxy:
         self, asked: Sequence[tuple[list[int], SamplingParams]], name: str | None = None, cache_salt: str = "",
         priority: int = 0, caller: str = NO_KEY, allowance: Allowance = UNLIMITED,
         snapshot: RegistrySnapshot | None = None, embedding: EmbeddingTask | None = None,
+        prefixes: Sequence[PromptPrefix] = (),
     ) -> Stream:  # fmt: skip
         """Admit one request per prompt, or none of them. `name` becomes part of their ids, so that they are found in
         the workers' logs. The lowest `priority` is served first, callers of equal priority in turns. `caller` names the
         API key. `snapshot` is the registry snapshot that earlier decisions about these requests used, if any. With an
-        `embedding` task the answer to each prompt is a vector.
+        `embedding` task the answer to each prompt is a vector. `prefixes` are those of all prompts, or none, as
+        `prepare` found them.
 
         Raises Unavailable at once if they cannot be served in time, TooManyRequests for more than the key allows now.
         """
@@ -228,8 +234,9 @@ class Proxy:
         admission = self.admissions.by_group[model]
         admission.check(asked, workers, priority, caller, allowance)
         requests = []
-        for prompt, params in asked:
+        for place, (prompt, params) in enumerate(asked):
             request = self.in_flight.open(name, prompt, params, cache_salt, priority, embedding)
+            request.prefix = prefixes[place] if prefixes else None
             admission.enter(request, caller, allowance)
             self.books.admit(request)
             requests.append(request)

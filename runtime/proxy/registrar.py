@@ -6,9 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pontil.runtime.accounting.ledger import Ledger
+from pontil.runtime.errors import MalformedFrame
 from pontil.runtime.proxy.metrics import Metrics
 from pontil.runtime.proxy.registry import Registry
-from pontil.runtime.wire.messages import Goodbye, Heartbeat, Hello, Message, Refused, RoleChange, StillHere, Welcome
+from pontil.runtime.wire.messages import (
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Message,
+    PrefixDelta,
+    PrefixRequest,
+    Refused,
+    RoleChange,
+    StillHere,
+    Welcome,
+)
 
 LOG = logging.getLogger("pontil.proxy")
 
@@ -16,7 +28,7 @@ LOG = logging.getLogger("pontil.proxy")
 @dataclass(frozen=True, slots=True)
 class Registrar:
     """The handler of workers' own messages. `on_change` is called when a worker registered or changed its role or
-    state. `send` returns whether a message was sent."""
+    state. `send` returns whether a message was sent. `wants_prefixes`: workers are to tell what they have cached."""
 
     incarnation: str
     registry: Registry
@@ -25,6 +37,7 @@ class Registrar:
     clock: Callable[[], float]
     send: Callable[[Message], bool]
     on_change: Callable[[], None]
+    wants_prefixes: bool = False
 
     def on_hello(self, message: Hello) -> None:
         reason = self.registry.hello(message, self.clock())
@@ -53,7 +66,21 @@ class Registrar:
             LOG.info("%s %s", name, "drains" if message.draining else f"works as {message.role}")
             self.welcome(message)
 
+    def on_prefix_delta(self, message: PrefixDelta) -> None:
+        """Take what changed in a worker's prefix cache. After a gap the worker is asked to begin again."""
+        worker = self.registry.workers.get(message.sender)
+        if worker is None:
+            return
+        try:
+            known = worker.prefixes.take(message)
+        except MalformedFrame:
+            known = False
+            self.metrics.dropped.labels("malformed").inc()
+        if not known and worker.prefixes.may_ask(self.clock()):
+            self.send(PrefixRequest(self.incarnation, message.sender))
+
     def welcome(self, message: Hello | RoleChange) -> None:
         """Send the worker its current registration."""
-        self.send(Welcome(self.incarnation, message.sender, True, message.role, message.draining))
+        prefixes = self.wants_prefixes
+        self.send(Welcome(self.incarnation, message.sender, True, message.role, message.draining, prefixes))
         self.on_change()

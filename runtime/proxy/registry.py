@@ -9,6 +9,7 @@ from typing import Any
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.graph.catalog import GraphModel
 from pontil.runtime.proxy.admission import context_length
+from pontil.runtime.proxy.held_prefixes import HeldPrefixes
 from pontil.runtime.proxy.policy import WorkerLoad
 from pontil.runtime.proxy.process_row import ProcessRow
 from pontil.runtime.proxy.stage_task import group_of
@@ -32,7 +33,7 @@ class RegisteredWorker:
     supervisor's table has shown it. It has yet to compute `uncomputed` prompt tokens, and to end `taken` choices. It
     was `drained` when it left: prompts that it computed lie with their decode workers, which tell if they do not. It is
     not `reachable` between a message that its socket did not take and the next one that is heard of it. It serves
-    requests of `group` only."""
+    requests of `group` only. `recent` tokens were given to it or made by it lately (runtime/proxy/recent_work.py)."""
 
     hello: Hello
     last_heard: float
@@ -49,6 +50,8 @@ class RegisteredWorker:
     confirmed: bool = False
     reachable: bool = True
     group: str | None = None
+    prefixes: HeldPrefixes = field(default_factory=HeldPrefixes)
+    recent: float = 0.0
 
     @property
     def capacity(self) -> int:
@@ -77,10 +80,15 @@ class RegisteredWorker:
 
     @property
     def load(self) -> WorkerLoad:
+        return self.load_with(0)
+
+    def load_with(self, found: int) -> WorkerLoad:
+        """Return its load, for a prompt of which it has so many tokens cached."""
         hello = self.hello
         return WorkerLoad(
             hello.sender, hello.name, hello.role, hello.peer_endpoint, self.in_flight, self.free_blocks,
             self.seats, self.context, self.uncomputed, max(1, hello.max_num_batched_tokens), self.taken,
+            found, int(self.recent),
         )  # fmt: skip
 
     @property
@@ -236,9 +244,15 @@ class Registry:
         counters = self.remembered.pop(message.sender, {})
         worker = RegisteredWorker(message, now, counters, {}, leaving=message.draining, group=self.key_of(message))
         worker.free_blocks = worker.capacity
+        worker.recent = self.even_share(worker)
         worker.confirmed = any(row.name == message.name and row.pid == message.pid for row in self.rows)
         self.workers[message.sender] = worker
         return None
+
+    def even_share(self, worker: RegisteredWorker) -> float:
+        """Return the mean of the recent work of a new worker's equals: it is to take its part, and not all."""
+        equals = [one.recent for one in self.of(worker.group).workers if one.role == worker.role]
+        return sum(equals) / len(equals) if equals else 0.0
 
     def objection(self, message: Hello) -> str | None:
         """Return the reason why a worker is incompatible, or None. All workers of one group are alike, so comparing

@@ -19,6 +19,7 @@ from pontil.runtime.proxy.choice_text import MAX_TOKEN_ID, BrokenAnswer, ChoiceT
 from pontil.runtime.proxy.embedding_task import EmbeddingTask
 from pontil.runtime.proxy.logprob_check import fit
 from pontil.runtime.proxy.policy import DisaggregatedRoute, Route, Team
+from pontil.runtime.proxy.prompt_prefix import PromptPrefix
 from pontil.runtime.proxy.stage_task import StageTask
 from pontil.runtime.proxy.stream import Finished, Mailbox
 from pontil.runtime.sampling_params import SamplingParams
@@ -60,7 +61,8 @@ class Request:
     was dispatched, `stranded_at` when the last one that reached its workers broke; `prompt_worker` has yet to compute
     `uncomputed` tokens of the prompt. A request has `begun` once any token of its answer has arrived. `token_paths`
     holds those that are open, by worker and choice. With an `embedding` task its answer is the `vector`, and no tokens;
-    with a `stage` task it is for one stage of a model of several.
+    with a `stage` task it is for one stage of a model of several. `prefix` is what was computed to find its prompt in
+    caches.
     """
 
     id: str
@@ -100,6 +102,7 @@ class Request:
     embedding: EmbeddingTask | None = None
     vector: bytes | None = None
     stage: StageTask | None = None
+    prefix: PromptPrefix | None = None
 
     @classmethod
     def start(

@@ -80,6 +80,10 @@ class ScrapeCollector(Collector):
             ),
             "worker_sequences_running": ("Sequences that a worker computes, or pulls", lambda one: one.running),
             "worker_sequences_waiting": ("Sequences that wait in a worker", lambda one: one.waiting),
+            "worker_prefix_entries": (
+                "Blocks that a worker has told to be in its prefix cache",
+                lambda one: len(one.prefixes),
+            ),
         }
         for name, (says, value) in each.items():
             family = GaugeMetricFamily(f"pontil_{name}", says, labels=["worker"])

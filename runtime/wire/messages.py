@@ -38,6 +38,8 @@ from pontil.runtime.wire.registration_messages import (
     Goodbye,
     Heartbeat,
     Hello,
+    PrefixDelta,
+    PrefixRequest,
     Refused,
     RoleChange,
     StillHere,
@@ -77,6 +79,8 @@ __all__ = [
     "NodeOutput",
     "NodeTask",
     "PassDone",
+    "PrefixDelta",
+    "PrefixRequest",
     "ProducerDone",
     "Progress",
     "RankDone",
@@ -111,7 +115,7 @@ Message = (
     Hello | Welcome | Refused | Heartbeat | StillHere | Goodbye | RoleChange | Submit | Cancel | Tokens | Step
     | Progress | Failed | Greet | Greeting | Begin | ChunkReady | Handoff | Withdrawn | Renew | Fetched | Abandon
     | RankHello | RankWelcome | RankLoaded | RankPool | RankReady | RankPlan | RankDone
-    | Embed | Embedding
+    | Embed | Embedding | PrefixDelta | PrefixRequest
     | NodeTask | NodeOutput | PassDone | Inputs | Starved | Release
     | Subscribe | Subscribed | StreamItem | StreamMark | StreamAck | ProducerDone | Unsubscribe
 )  # fmt: skip
@@ -162,4 +166,6 @@ TAGS: dict[str, type[Message]] = {
     "stream_ack": StreamAck,
     "producer_done": ProducerDone,
     "unsubscribe": Unsubscribe,
+    "prefix_delta": PrefixDelta,
+    "prefix_request": PrefixRequest,
 }

@@ -46,13 +46,14 @@ class Welcome:
     """From proxy to worker: registered; the sender is the proxy incarnation that now owns your requests. `role` and
     `draining` are the values that the proxy has registered; None: not said. Messages that the worker sent before it
     changed them were handled before this one. `steps`: the proxy accepts Step messages instead of the Tokens of each
-    sequence."""
+    sequence. `prefixes`: it wants to be told which prefixes the worker has cached."""
 
     sender: str
     receiver: str
     steps: bool = False
     role: str | None = None
     draining: bool = False
+    prefixes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +107,24 @@ class Goodbye:
     sender: str
     receiver: str
     drained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixDelta:
+    """From worker to proxy: changes of my prefix cache. `added` and `removed` are keys of blocks, the first 8 bytes of
+    each, one behind the other. `number` counts the messages from 0; with number 0 everything told before is void, and
+    all that is cached follows."""
+
+    sender: str
+    receiver: str
+    number: int
+    added: bytes = b""
+    removed: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixRequest:
+    """From proxy to worker: I have missed a PrefixDelta; begin again with number 0."""
+
+    sender: str
+    receiver: str

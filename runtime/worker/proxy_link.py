@@ -53,7 +53,7 @@ class ProxyLink:
     def __init__(self, socket: WorkerSocket, hello: Hello) -> None:
         self.socket, self.hello = socket, hello
         self.proxy: str | None = None
-        self.is_known, self.takes_steps = True, False
+        self.is_known, self.takes_steps, self.takes_prefixes = True, False, False
         self.outbox: deque[Message] = deque()
         self.next_send = 0.0
         self.last_heard = self.last_tick = 0.0
@@ -89,7 +89,7 @@ class ProxyLink:
             if self.proxy != message.sender:
                 # The first heartbeat states what was generated before. Sent at once, less is lost if the proxy ends.
                 self.next_send = 0.0
-            self.proxy, self.takes_steps = message.sender, message.steps
+            self.proxy, self.takes_steps, self.takes_prefixes = message.sender, message.steps, message.prefixes
             # A proxy of an earlier version does not confirm the role.
             self.is_known = message.role is None or (message.role, message.draining) == (
                 self.hello.role, self.hello.draining,

@@ -19,7 +19,7 @@ from pontil.runtime.transfer.connector import SliceConnector
 from pontil.runtime.transfer.ranked_connector import RankedConnector
 from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.wire.keys import Keys
-from pontil.runtime.wire.messages import Cancel, Message, Submit
+from pontil.runtime.wire.messages import Cancel, Message, PrefixRequest, Submit
 from pontil.runtime.wire.sockets import PeerServer, Poller, WorkerSocket, open_context
 from pontil.runtime.worker.assembly import WorkerResources
 from pontil.runtime.worker.connectors import open_connector
@@ -32,6 +32,7 @@ from pontil.runtime.worker.open_stage import open_stage
 from pontil.runtime.worker.output_processor import OutputProcessor
 from pontil.runtime.worker.prefault import Prefault
 from pontil.runtime.worker.prefill import PrefillSide
+from pontil.runtime.worker.prefix_reporter import PrefixReporter
 from pontil.runtime.worker.prompt_monitor import PromptMonitor, is_late
 from pontil.runtime.worker.proxy_link import BEAT, HeartbeatLoad, ProxyLink, make_hello
 from pontil.runtime.worker.proxy_reachability import ProxyReachability
@@ -83,6 +84,7 @@ class Worker:
         self.publisher = publisher_for(machine.storage, self.poller.wake, self.failures)
         self.pools = RankPools(machine.storage, self.driver.orders, grants, self.publisher)
         self.link = ProxyLink(self.control, make_hello(self.incarnation, config, machine, self.peers_in.endpoint))
+        self.prefixes = PrefixReporter(self.link, machine.pool.index)
         self.requests = RequestTable(self.incarnation, self.link)
         self.reachability = ProxyReachability(self.control.connection, config.control)
         self.assigned_role = AssignedRole(self.link, report)
@@ -189,6 +191,8 @@ class Worker:
         outputs = self.machine.engine.step()
         self.now = self.idle_work.busy_at = time.monotonic()
         self.stage.after(outputs, self.now)
+        # Before the tokens: a client that has its answer may send the next turn at once.
+        self.prefixes.tell()
         self.processor.process(outputs, self.now)
         self.step_reporter.end(self.machine.engine.has_work)
 
@@ -243,6 +247,8 @@ class Worker:
         if self.link.proxy != known:
             self.engine_counters.begin()
             logger.info("registered with the proxy")
+        if self.link.proxy != known or isinstance(message, PrefixRequest):
+            self.prefixes.begin()
 
     def submit(self, message: Submit, now: float) -> None:
         try:
@@ -312,6 +318,7 @@ class Worker:
                 self.cancel(request, TOO_LATE)
         if self.link.tick(self.load(), now):
             self.orphan()
+        self.prefixes.tell()
 
     def settle(self) -> None:
         """Remove the requests that the two sides have finished, and report those that failed there to the proxy."""

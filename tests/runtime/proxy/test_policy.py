@@ -2,16 +2,28 @@
 """Routing of requests to workers."""
 
 from dataclasses import replace
+from math import ceil
 
 import pytest
 from hypothesis import given
-from hypothesis.strategies import integers, lists
+from hypothesis.strategies import DrawFn, booleans, builds, composite, integers, lists, sampled_from
 
-from pontil.runtime.proxy.policy import CollocatedRoute, DisaggregatedRoute, WorkerLoad, every_route, plan
+from pontil.runtime.proxy.policy import (
+    PULLED,
+    SPARE_SEATS,
+    CollocatedRoute,
+    DisaggregatedRoute,
+    WorkerLoad,
+    every_route,
+    next_route,
+    plan,
+)
 
 MIXED = WorkerLoad("m", "mixed:0", "mixed", "e", in_flight=0, free_blocks=10, seats=4, context=100)
 PREFILL = replace(MIXED, incarnation="p", name="prefill:0", role="prefill")
 DECODE = replace(MIXED, incarnation="d", name="decode:0", role="decode")
+# Cost of pulling 100 tokens, rounded up.
+PULLED_AT_MOST = ceil(100 * PULLED)
 
 
 def test_a_pair_when_both_roles_are_there() -> None:
@@ -60,13 +72,14 @@ def test_every_route_is_each_pair_and_whoever_is_in_none() -> None:
 
 def test_auto_splits_while_the_prefill_worker_keeps_up() -> None:
     assert plan([PREFILL, DECODE], "auto", prompt_tokens=100_000) == DisaggregatedRoute(PREFILL, DECODE)
-    busy = replace(PREFILL, uncomputed=2 * 100 + DECODE.step_tokens - 100)
+    busy = replace(PREFILL, uncomputed=2 * 100 + DECODE.step_tokens - 100 - PULLED_AT_MOST)
     assert plan([busy, DECODE], "auto", prompt_tokens=100) == DisaggregatedRoute(busy, DECODE)
 
 
 def test_auto_lets_a_decode_worker_read_what_prefill_workers_cannot() -> None:
-    """The one with the least to read, only when it is sooner by a step, and never if every request is to be split."""
-    busy = replace(PREFILL, uncomputed=2 * 100 + DECODE.step_tokens - 99)
+    """The one with the least to read, only when it is sooner by a step and the pull that is saved, and never if every
+    request is to be split."""
+    busy = replace(PREFILL, uncomputed=2 * 100 + DECODE.step_tokens - 99 - PULLED_AT_MOST)
     other = replace(DECODE, incarnation="d2", uncomputed=7)
     assert plan([busy, other, DECODE], "auto", prompt_tokens=100) == CollocatedRoute(DECODE)
     assert plan([busy, other, DECODE], "always", prompt_tokens=100) == DisaggregatedRoute(busy, other)
@@ -94,3 +107,102 @@ def test_a_request_that_broke_is_split_again_before_it_is_not() -> None:
     busy = replace(PREFILL, uncomputed=100_000)
     assert plan([busy, DECODE], "auto", {("x", "y")}, 10) == DisaggregatedRoute(busy, DECODE)
     assert plan([busy, DECODE], "auto", {("p", "d")}, 10) == CollocatedRoute(DECODE)
+
+
+def test_a_prompt_goes_where_most_of_it_is_cached() -> None:
+    other = replace(PREFILL, incarnation="p2", found=600, uncomputed=500)
+    assert plan([PREFILL, other, DECODE], "auto", prompt_tokens=700) == DisaggregatedRoute(other, DECODE)
+    assert plan([PREFILL, replace(other, uncomputed=601), DECODE], "auto", prompt_tokens=700) == DisaggregatedRoute(
+        PREFILL, DECODE
+    )
+    mixed = replace(MIXED, incarnation="m2", found=64)
+    assert plan([MIXED, mixed], "auto", prompt_tokens=70) == CollocatedRoute(mixed)
+
+
+def test_a_decode_worker_that_has_nearly_all_of_a_prompt_takes_it_whole() -> None:
+    """The answer to the last turn is there only; prefill workers have the prompt of that turn."""
+    last, holder = replace(PREFILL, found=320), replace(DECODE, incarnation="d2", found=640)
+    assert plan([last, DECODE, holder], "auto", prompt_tokens=680) == CollocatedRoute(holder)
+    assert plan([last, DECODE, holder], "always", prompt_tokens=680) == DisaggregatedRoute(last, holder)
+    # Most of a long prompt is for a prefill worker to compute.
+    third = replace(holder, found=3000)
+    assert plan([PREFILL, third], "auto", prompt_tokens=8000) == DisaggregatedRoute(PREFILL, third)
+
+
+def test_an_answer_is_generated_where_the_prompt_need_not_be_pulled() -> None:
+    holder = replace(DECODE, incarnation="d2", found=512)
+    assert plan([PREFILL, DECODE, holder], "always", prompt_tokens=600) == DisaggregatedRoute(PREFILL, holder)
+    crowded = replace(holder, in_flight=2)
+    assert plan([PREFILL, DECODE, crowded], "always", prompt_tokens=600) == DisaggregatedRoute(PREFILL, DECODE)
+
+
+def test_a_worker_that_had_more_than_its_share_is_avoided() -> None:
+    other = replace(PREFILL, incarnation="p2", recent=1000)
+    warm, hot = replace(PREFILL, found=1000, recent=4000), replace(PREFILL, found=1000, recent=8000)
+    assert plan([hot, other, DECODE], "auto", prompt_tokens=1100) == DisaggregatedRoute(other, DECODE)
+    assert plan([warm, other, DECODE], "auto", prompt_tokens=1100) == DisaggregatedRoute(warm, DECODE)
+
+
+@composite
+def loads(draw: DrawFn) -> list[WorkerLoad]:
+    """Return a few workers of any roles, loads and caches."""
+    count, small = draw(integers(1, 6)), integers(0, 6)
+    tokens = sampled_from([0, 1, 16, 255, 256, 1023, 1024, 5000])
+    return [
+        draw(
+            builds(
+                WorkerLoad, incarnation=sampled_from([f"w{place}"]), name=sampled_from([f"w:{place}"]),
+                role=sampled_from(["prefill", "decode", "mixed"]), peer_endpoint=sampled_from(["e"]),
+                in_flight=small, free_blocks=small, seats=integers(1, 4), context=sampled_from([1000]),
+                uncomputed=tokens, step_tokens=sampled_from([64, 256]), taken=small, found=tokens, recent=tokens,
+            )
+        )
+        for place in range(count)
+    ]  # fmt: skip
+
+
+@given(workers=loads(), prompt_tokens=integers(0, 6000), choices=integers(1, 4), never=booleans())
+def test_no_request_is_sent_where_there_is_no_room(
+    workers: list[WorkerLoad], prompt_tokens: int, choices: int, never: bool
+) -> None:
+    """A worker may have more to do than usual only by what it saves."""
+    workers = [replace(worker, found=min(worker.found, prompt_tokens)) for worker in workers]
+    route = next_route(workers, "never" if never else "auto", prompt_tokens, choices)
+    if route is None:
+        return
+    computes = route.prompt_worker
+    assert computes.uncomputed < computes.ahead + computes.found
+    assert route.workers[-1].taken + choices <= route.workers[-1].seats + SPARE_SEATS
+
+
+@given(workers=loads(), prompt_tokens=integers(1, 6000), found=integers(0, 6000))
+def test_equal_caches_leave_the_choice_to_load(workers: list[WorkerLoad], prompt_tokens: int, found: int) -> None:
+    """What all have is as good as what none has: the pair, or the worker, is the one with the least load."""
+    found = min(found, prompt_tokens)
+    same = [replace(worker, found=found, recent=0) for worker in workers]
+    route = plan(same, "always", prompt_tokens=prompt_tokens)
+    assert route is not None
+    rivals = [worker for worker in same if worker.role == route.prompt_worker.role]
+    if isinstance(route, DisaggregatedRoute):
+        assert route.prefill.uncomputed == min(worker.uncomputed for worker in rivals)
+        assert route.decode.in_flight == min(worker.in_flight for worker in same if worker.role == "decode")
+    else:
+        assert not any(
+            worker.uncomputed < route.worker.uncomputed and worker.in_flight < route.worker.in_flight for worker in same
+        )
+
+
+@given(prefix=integers(0, 4000), own=integers(1, 200), count=integers(2, 4), at_once=booleans())
+def test_one_hot_prefix_is_no_hot_spot(prefix: int, own: int, count: int, at_once: bool) -> None:
+    """Requests with one prefix come, all at once or each when the last was computed: no worker has more than 1.5 times
+    its even share of the tokens, but for what the prefix costs once and what it may have ahead."""
+    workers = {f"p{place}": replace(PREFILL, incarnation=f"p{place}") for place in range(count)}
+    for _ in range(60 * count):
+        route = plan([*workers.values(), DECODE], "always", prompt_tokens=prefix + own)
+        assert route is not None
+        chosen = route.prompt_worker
+        missing = chosen.missing(prefix + own)
+        waits = chosen.uncomputed + missing if at_once else 0
+        workers[chosen.incarnation] = replace(chosen, found=prefix, recent=chosen.recent + missing, uncomputed=waits)
+    done = [worker.recent for worker in workers.values()]
+    assert max(done) <= 1.5 * sum(done) / count + prefix + own + PREFILL.ahead

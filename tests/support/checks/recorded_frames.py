@@ -27,6 +27,8 @@ from pontil.runtime.wire.messages import (
     Heartbeat,
     Hello,
     Message,
+    PrefixDelta,
+    PrefixRequest,
     Progress,
     Refused,
     Renew,
@@ -161,6 +163,8 @@ MESSAGES: dict[str, Message] = {
     ),
     **RANK_MESSAGES,
     **GRAPH_MESSAGES,
+    "prefix_delta": PrefixDelta(sender="d4", receiver="px", number=7, added=bytes(range(16)), removed=b"\xff" * 8),
+    "prefix_request": PrefixRequest(sender="px", receiver="d4"),
 }
 
 # MESSAGES in the wire format at the time when handoffs of several choices were added.
@@ -264,6 +268,11 @@ RECORDED = {
     ),
     **RANK_RECORDED,
     **GRAPH_RECORDED,
+    "prefix_delta": (
+        "86a174ac7072656669785f64656c7461a673656e646572a26434a87265636569766572a27078a66e756d62657207a5616464"
+        "6564c410000102030405060708090a0b0c0d0e0fa772656d6f766564c408ffffffffffffffff"
+    ),
+    "prefix_request": "83a174ae7072656669785f72657175657374a673656e646572a27078a87265636569766572a26434",
 }
 
 # Fields added later, by message.
@@ -276,7 +285,7 @@ ADDED: dict[str, dict[str, Any]] = {
         "embedding_size": 384,
         "node": "thinker",
     },
-    "welcome": {"steps": True, "role": "prefill", "draining": True},
+    "welcome": {"steps": True, "role": "prefill", "draining": True, "prefixes": True},
     "goodbye": {"drained": True},
     "failed": {"moved": True},
     "greet": {"dtype": "float32", "block_size": 16, "ranks": 2},
@@ -320,8 +329,8 @@ RECORDED_LATER = {
         "392e31ae656d62656464696e675f73697a65cd0180a46e6f6465a77468696e6b6572"
     ),
     "welcome": (
-        "86a174a777656c636f6d65a673656e646572a27078a87265636569766572a26434a57374657073c3a4726f6c65a770726566"
-        "696c6ca8647261696e696e67c3"
+        "87a174a777656c636f6d65a673656e646572a27078a87265636569766572a26434a57374657073c3a4726f6c65a770726566"
+        "696c6ca8647261696e696e67c3a87072656669786573c3"
     ),
     "goodbye": "84a174a7676f6f64627965a673656e646572a26434a87265636569766572a27078a7647261696e6564c3",
     "failed": (

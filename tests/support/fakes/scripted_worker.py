@@ -28,6 +28,7 @@ from pontil.runtime.wire.messages import (
     Message,
     NodeOutput,
     NodeTask,
+    PrefixRequest,
     Refused,
     Submit,
     Tokens,
@@ -76,6 +77,7 @@ class ScriptedWorker:
         self.computer = computer
         self.cancels: queue.Queue[Cancel] = queue.Queue()
         self.refused: str | None = None
+        self.wants_prefixes, self.prefix_requests = False, 0
         self.proxy = ""
         self.counters: dict[str, int] = {}
         self.generated = 0
@@ -159,7 +161,9 @@ class ScriptedWorker:
 
     def hear(self, message: Message) -> None:
         if isinstance(message, Welcome):
-            self.proxy = message.sender
+            self.proxy, self.wants_prefixes = message.sender, message.prefixes
+        elif isinstance(message, PrefixRequest):
+            self.prefix_requests += 1
         elif isinstance(message, Refused):
             self.refused = message.reason
         elif isinstance(message, Submit):

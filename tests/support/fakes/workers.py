@@ -4,7 +4,7 @@ timing."""
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from pontil.runtime.wire.messages import (
     Heartbeat,
     Hello,
     Message,
+    PrefixDelta,
     Progress,
     RoleChange,
     StillHere,
@@ -134,6 +135,9 @@ class ScriptedProxy:
         self.server = ControlServer(self.context, f"ipc://{folder}/control")
         self.hellos: dict[str, Hello] = {}
         self.duties: dict[str, RoleChange] = {}
+        # Messages about each worker's prefix cache; none unless they are wanted.
+        self.wants_prefixes = True
+        self.prefixes: dict[str, list[PrefixDelta]] = {}
         self.answers: dict[str, WorkerAnswer] = {}
         self.heartbeats: dict[str, Heartbeat] = {}
         self.goodbyes: dict[str, Goodbye] = {}
@@ -154,6 +158,8 @@ class ScriptedProxy:
         elif isinstance(message, RoleChange):
             self.duties[message.sender] = message
             self.welcome(message)
+        elif isinstance(message, PrefixDelta):
+            self.prefixes.setdefault(message.sender, []).append(message)
         elif isinstance(message, Heartbeat):
             self.heartbeats[message.sender] = message
             self.server.send(StillHere(self.incarnation, message.sender))
@@ -169,7 +175,8 @@ class ScriptedProxy:
             self.answers.setdefault(message.request_id, WorkerAnswer()).failures.append(message)
 
     def welcome(self, message: Hello | RoleChange) -> None:
-        self.server.send(Welcome(self.incarnation, message.sender, role=message.role, draining=message.draining))
+        welcome = Welcome(self.incarnation, message.sender, role=message.role, draining=message.draining)
+        self.server.send(replace(welcome, prefixes=self.wants_prefixes))
 
     def turn_until(self, condition: Callable[[], bool]) -> None:
         """Let every worker and the proxy take turns until the condition holds."""

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the proxy knows of a worker's prefix cache. It may be wrong, which costs a worse choice of worker only."""
+
+import struct
+from collections.abc import Sequence
+from itertools import islice
+
+from pontil.runtime.cache.prefix_journal import MOST_PRESENT, SHORT_BYTES
+from pontil.runtime.errors import MalformedFrame
+from pontil.runtime.wire.messages import PrefixDelta
+
+# Changes in one message; a worker sends a quarter.
+MOST_READ = 16384
+# Seconds until a worker that was asked to begin again, and did not, is asked once more.
+ASK_AGAIN = 5.0
+
+
+def short_keys(data: bytes) -> tuple[int, ...]:
+    """Return the keys that lie one behind the other. Raises MalformedFrame."""
+    count, rest = divmod(len(data), SHORT_BYTES)
+    if rest or count > MOST_READ:
+        raise MalformedFrame(f"{len(data)} bytes are no keys of {SHORT_BYTES} bytes, or more than {MOST_READ}")
+    return struct.unpack(f"<{count}Q", data)
+
+
+def short_key(key: bytes) -> int:
+    """Return a block's key as workers tell it."""
+    return int.from_bytes(key[:SHORT_BYTES], "little")
+
+
+class HeldPrefixes:
+    """The keys of the blocks that a worker has cached, at most `most`: those told first are forgotten first. `number`
+    is that of the next message; after a gap nothing is known until the worker begins again."""
+
+    def __init__(self, most: int = MOST_PRESENT) -> None:
+        self.most = most
+        self.keys: dict[int, None] = {}
+        self.number = 0
+        self.asked_at: float | None = None
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def take(self, message: PrefixDelta) -> bool:
+        """Take a message; return False after a gap. Raises MalformedFrame, after which there is a gap."""
+        if message.number == 0:
+            self.keys.clear()
+        elif message.number != self.number:
+            self.forget()
+            return False
+        try:
+            removed, added = short_keys(message.removed), short_keys(message.added)
+        except MalformedFrame:
+            self.forget()
+            raise
+        for key in removed:
+            self.keys.pop(key, None)
+        self.keys.update(dict.fromkeys(added))
+        self.shrink()
+        self.number, self.asked_at = message.number + 1, None
+        return True
+
+    def shrink(self) -> None:
+        if len(self.keys) > self.most:
+            for key in list(islice(self.keys, len(self.keys) - self.most)):
+                del self.keys[key]
+
+    def forget(self) -> None:
+        self.keys.clear()
+        # No message has this number.
+        self.number = -1
+
+    def may_ask(self, now: float) -> bool:
+        """Return whether it is time to ask the worker to begin again, and note that it was asked."""
+        due = self.asked_at is None or now - self.asked_at > ASK_AGAIN
+        if due:
+            self.asked_at = now
+        return due
+
+    def count(self, keys: Sequence[int]) -> int:
+        """Return how many of a prompt's leading keys are held. A block is cached with all that come before it, so a few
+        of the keys tell."""
+        held, low, high = self.keys, 0, 1
+        while high <= len(keys) and keys[high - 1] in held:
+            low, high = high, 2 * high
+        high = min(high, len(keys) + 1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if keys[middle - 1] in held:
+                low = middle
+            else:
+                high = middle
+        return low

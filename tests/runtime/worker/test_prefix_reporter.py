@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's reports of its prefix cache: a proxy that follows them knows what the index knows."""
+
+from pathlib import Path
+
+import pytest
+from workers import PromptWorker, ScriptedProxy, everyone_clean, greedy, open_worker, prompt
+
+from pontil.runtime.cache.prefix import full_keys
+from pontil.runtime.proxy.held_prefixes import HeldPrefixes, short_key
+from pontil.runtime.wire.messages import Message, PrefixRequest
+from pontil.runtime.worker import prefix_reporter
+
+
+def known(proxy: ScriptedProxy, worker: PromptWorker) -> set[int]:
+    """Return what the messages so far say, in which there is no gap."""
+    held = HeldPrefixes()
+    for message in proxy.prefixes.get(worker.incarnation, []):
+        assert held.take(message)
+    return set(held.keys)
+
+
+def indexed(worker: PromptWorker) -> set[int]:
+    return {short_key(key) for key in worker.machine.pool.index.blocks}
+
+
+def in_step(proxy: ScriptedProxy, *workers: PromptWorker) -> None:
+    """Let the proxy hear everything that the workers have to tell."""
+    proxy.turn_until(lambda: all(known(proxy, worker) == indexed(worker) for worker in workers))
+
+
+def test_both_workers_of_a_pair_tell_what_they_have(
+    proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker]
+) -> None:
+    prefill, decode = pair
+    text = prompt(50)
+    proxy.submit_pair(prefill, decode, "r", text, greedy(40, ignore_eos=True), salt="s")
+    (answer,) = proxy.finish("r")
+    everyone_clean(proxy)
+    in_step(proxy, prefill, decode)
+    asked = {short_key(key) for key in full_keys(text, "s", 16)}
+    assert len(asked) == 3 and asked <= known(proxy, prefill) and asked <= known(proxy, decode)
+    whole = {short_key(key) for key in full_keys((text + answer.ids)[:-1], "s", 16)}
+    proxy.turn_until(lambda: whole <= known(proxy, decode))
+    assert not whole <= known(proxy, prefill), "the answer is with the decode worker"
+
+
+def test_the_end_of_an_answer_is_told_after_its_blocks(proxy: ScriptedProxy, model: Path, tmp_path: Path) -> None:
+    """A client that has its answer may send the next turn at once."""
+    worker = open_worker(model, tmp_path, "mixed:0", "mixed")
+    proxy.admit(worker)
+    text, order = prompt(40), list[str]()
+    send = worker.link.send
+
+    def sending(message: Message) -> None:
+        order.append(type(message).__name__)
+        send(message)
+
+    worker.link.send = sending  # type: ignore[method-assign]
+    proxy.submit(worker, "r", text, greedy(1), salt="s")
+    proxy.finish("r")
+    sent = [name for name in order if name in ("PrefixDelta", "Tokens", "Step")]
+    assert sent.index("PrefixDelta") < len(sent) - 1 - sent[::-1].index("Tokens")
+    everyone_clean(proxy)
+
+
+def test_evictions_are_told_in_small_messages(
+    proxy: ScriptedProxy, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefix_reporter, "MOST_TOLD", 3)
+    worker = open_worker(model, tmp_path, "mixed:0", "mixed", kv_cache_memory=1 << 19)
+    proxy.admit(worker)
+    for number in range(12):
+        proxy.submit(worker, f"r{number}", prompt(150), greedy(2), salt=str(number))
+    proxy.finish(*(f"r{number}" for number in range(12)))
+    in_step(proxy, worker)
+    told = proxy.prefixes[worker.incarnation]
+    assert any(message.removed for message in told), "the pool is too small for all of them"
+    assert all(len(message.added) + len(message.removed) <= 3 * 8 for message in told)
+    everyone_clean(proxy)
+
+
+def test_who_has_missed_a_message_is_told_everything_anew(
+    proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker]
+) -> None:
+    worker, _ = pair
+    proxy.submit(worker, "r", prompt(50), greedy(2), salt="s")
+    proxy.finish("r")
+    in_step(proxy, worker)
+    before = indexed(worker)
+    assert before
+    proxy.prefixes.clear()
+    proxy.server.send(PrefixRequest(proxy.incarnation, worker.incarnation))
+    proxy.turn_until(lambda: worker.incarnation in proxy.prefixes)
+    assert proxy.prefixes[worker.incarnation][0].number == 0
+    in_step(proxy, worker)
+    worker.machine.scheduler.prefix.clear()
+    in_step(proxy, worker)
+    assert not known(proxy, worker)
+
+
+def test_a_proxy_that_does_not_ask_is_told_nothing(proxy: ScriptedProxy, model: Path, tmp_path: Path) -> None:
+    proxy.wants_prefixes = False
+    worker = open_worker(model, tmp_path, "mixed:0", "mixed")
+    proxy.admit(worker)
+    proxy.submit(worker, "r", prompt(50), greedy(2))
+    proxy.finish("r")
+    everyone_clean(proxy)
+    assert not proxy.prefixes and worker.machine.pool.index.journal is None
+
+
+def test_while_the_proxy_takes_nothing_changes_wait(
+    proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker]
+) -> None:
+    worker, _ = pair
+    in_step(proxy, worker)
+    proxy.submit(worker, "r", prompt(50), greedy(2), salt="s")
+    proxy.turn_until(lambda: bool(worker.requests))
+    proxy.finish("r")
+    in_step(proxy, worker)
+    heard = len(proxy.prefixes[worker.incarnation])
+    worker.link.outbox.append(PrefixRequest("nobody", "nobody"))
+    index = worker.machine.pool.index
+    index.add(b"k" * 16, 10**6)
+    worker.prefixes.tell()
+    assert index.journal is not None and len(index.journal.changes) == 1 and worker.link.congested
+    worker.link.outbox.clear()
+    in_step(proxy, worker)
+    assert len(proxy.prefixes[worker.incarnation]) > heard
+    index.forget(10**6)
+    in_step(proxy, worker)

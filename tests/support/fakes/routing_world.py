@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers without a model that serve recorded conversations: real block pools, prefix indexes and routing, and a simple
+account of time."""
+
+import csv
+import random
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from pathlib import Path
+
+from pontil.runtime.accounting.counts import PREFILL
+from pontil.runtime.cache.pool import BlockPool
+from pontil.runtime.cache.prefix import Key, full_keys
+from pontil.runtime.proxy.policy import INTERLEAVED, CollocatedRoute, DisaggregatedRoute, Route, next_route
+from pontil.runtime.proxy.prompt_prefix import PromptPrefix
+from pontil.runtime.proxy.recent_work import RecentWork
+from pontil.runtime.proxy.registry import RegisteredWorker, Registry
+from pontil.runtime.wire.messages import SCHEMA, Hello, PrefixDelta
+
+LENGTHS = Path(__file__).parents[3] / "scripts" / "data" / "sharegpt_lengths.csv"
+BLOCK_SIZE = 16
+# Prompt tokens a second, seconds for each token of an answer, and what each other sequence adds to it.
+PROMPT_RATE, TOKEN_SECONDS, BESIDE = 4000.0, 0.02, 0.03
+MOST_TOLD = 4096
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn: its prompt is what was said before and these new tokens."""
+
+    new: int
+    output: int
+
+
+def recorded_conversations(path: Path = LENGTHS) -> list[list[Turn]]:
+    """Return the turns of each conversation."""
+    found: dict[str, list[Turn]] = defaultdict(list)
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            new = int(row["prompt_tokens"]) - int(row["shared_prefix_tokens"])
+            found[row["conversation"]].append(Turn(max(1, new), int(row["output_tokens"])))
+    return list(found.values())
+
+
+@dataclass(eq=False)
+class SimulatedRequest:
+    prompt: list[int]
+    answer: list[int]
+    ended: Callable[[], None]
+    prefix: PromptPrefix
+    arrived: float
+    uncomputed: int = 0
+    cached: int = 0
+    keys: tuple[Key, ...] = ()
+
+    @property
+    def text(self) -> list[int]:
+        return self.prompt + self.answer
+
+
+@dataclass(eq=False)
+class SimulatedWorker:
+    """A worker's blocks, the prompts that it computes one after the other, and its sums."""
+
+    registered: RegisteredWorker
+    pool: BlockPool
+    told: int = 0
+    busy_until: float = 0.0
+    running: int = 0
+    computed: int = 0
+    generated: int = 0
+    blocks: dict[SimulatedRequest, list[int]] = field(default_factory=dict)
+
+    @property
+    def incarnation(self) -> str:
+        return self.registered.hello.sender
+
+    def hit(self, keys: Sequence[Key]) -> list[int]:
+        """Return the blocks of the longest cached prefix."""
+        found = []
+        for key in keys:
+            block = self.pool.index.find(key)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def admit(self, request: SimulatedRequest) -> int:
+        """Give the request blocks for everything; return how many tokens of its prompt are cached."""
+        found = self.hit(request.keys[: len(request.prompt) // BLOCK_SIZE])
+        needed = len(request.text) // BLOCK_SIZE + 1 - len(found)
+        assert self.pool.reserve(needed, found), "the simulated pool is too small for what runs at once"
+        self.blocks[request] = found + self.pool.bind(needed)
+        return min(len(found) * BLOCK_SIZE, len(request.prompt) - 1)
+
+    def register(self, request: SimulatedRequest, tokens: int) -> None:
+        for key, block in zip(request.keys[: tokens // BLOCK_SIZE], self.blocks[request], strict=False):
+            self.pool.index.add(key, block)
+
+    def release(self, request: SimulatedRequest) -> None:
+        self.pool.release(self.blocks.pop(request))
+
+    def tell(self) -> None:
+        """Tell the proxy what has changed, as a PrefixReporter does."""
+        journal = self.pool.index.journal
+        assert journal is not None
+        while journal.changes:
+            added, removed = journal.take(MOST_TOLD)
+            assert self.registered.prefixes.take(PrefixDelta(self.incarnation, "p", self.told, added, removed))
+            self.told += 1
+
+
+class RoutingWorld:
+    """A proxy's routing over simulated workers. `by_cache` False routes by load alone. `run` plays conversations and
+    returns when all have ended."""
+
+    def __init__(
+        self, prefill: int, decode: int, num_blocks: int, by_cache: bool = True, seed: int = 1, seats: int = 64
+    ) -> None:
+        self.by_cache, self.source = by_cache, random.Random(seed)
+        self.registry, self.now, self.order = Registry(ttl=1e9), 0.0, 0
+        self.recent = RecentWork(self.registry)
+        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        self.waiting: deque[SimulatedRequest] = deque()
+        self.workers: dict[str, SimulatedWorker] = {}
+        self.cached = self.oracle = self.prompts = 0
+        self.later_waits: list[float] = []
+        names = [("prefill", i) for i in range(prefill)] + [("decode", i) for i in range(decode)]
+        for role, index in names:
+            hello = Hello(
+                f"{role}{index}", SCHEMA, f"{role}:{index}", role, index + 1, "cpu", "m", "m", "k", "e", BLOCK_SIZE,
+                num_blocks, seats, 1 << 20, 256,
+            )  # fmt: skip
+            assert self.registry.hello(hello, 0.0) is None
+            worker = SimulatedWorker(self.registry.workers[hello.sender], BlockPool(num_blocks))
+            worker.pool.index.open_journal()
+            self.workers[hello.sender] = worker
+
+    def at(self, seconds: float, what: Callable[[], None]) -> None:
+        self.order += 1
+        heappush(self.events, (self.now + seconds, self.order, what))
+
+    def run(self, conversations: Sequence[Sequence[Turn]], rate: float, pause: float = 8.0) -> None:
+        """Begin so many conversations a second at random, with a random pause of this mean before each later turn."""
+        moment = 0.0
+        for turns in conversations:
+            moment += self.source.expovariate(rate)
+            self.at(moment, self.turn_of([], turns, 0, pause))
+        while self.events:
+            self.now, _, what = heappop(self.events)
+            what()
+            self.dispatch()
+        assert not self.waiting
+
+    def turn_of(self, said: list[int], turns: Sequence[Turn], place: int, pause: float) -> Callable[[], None]:
+        def begin() -> None:
+            turn = turns[place]
+            prompt, answer = said + self.ids(turn.new), self.ids(turn.output)
+            after = self.turn_of(prompt + answer, turns, place + 1, pause)
+            last = place + 1 == len(turns)
+            self.ask(prompt, answer, lambda: None if last else self.at(self.source.expovariate(1 / pause), after))
+
+        return begin
+
+    def ids(self, count: int) -> list[int]:
+        return self.source.choices(range(100, 150_000), k=count)
+
+    def ask(self, prompt: list[int], answer: list[int], ended: Callable[[], None] = lambda: None) -> None:
+        prefix = PromptPrefix(prompt, "", BLOCK_SIZE)
+        request = SimulatedRequest(prompt, answer, ended, prefix, self.now)
+        request.keys = tuple(full_keys(request.text, "", BLOCK_SIZE))
+        self.waiting.append(request)
+
+    def dispatch(self) -> None:
+        while self.waiting and (route := self.route(self.waiting[0])) is not None:
+            self.launch(self.waiting.popleft(), route)
+
+    def route(self, request: SimulatedRequest) -> Route | None:
+        registered = list(self.registry.workers.values())
+        if not self.by_cache:
+            return next_route([one.load for one in registered], "auto", len(request.prompt), 1)
+        while request.prefix.grow([one.prefixes for one in registered]):
+            pass
+        loads = [one.load_with(request.prefix.found(one.prefixes)) for one in registered]
+        return next_route(loads, "auto", len(request.prompt), 1)
+
+    def launch(self, request: SimulatedRequest, route: Route) -> None:
+        """Send a request to its workers. Its prompt counts as cached as far as it is when it arrives there."""
+        self.prompts += len(request.prompt)
+        full = request.keys[: len(request.prompt) // BLOCK_SIZE]
+        best = max(len(worker.hit(full)) for worker in self.workers.values())
+        self.oracle += min(best * BLOCK_SIZE, len(request.prompt) - 1)
+        for load in route.workers:
+            worker = self.workers[load.incarnation]
+            worker.registered.in_flight += 1
+            worker.registered.taken += 1
+        worker = self.workers[route.prompt_worker.incarnation]
+        request.cached = worker.admit(request)
+        request.uncomputed = max(0, len(request.prompt) - route.prompt_worker.found)
+        worker.registered.uncomputed += request.uncomputed
+        self.recent.add(worker.incarnation, request.uncomputed, self.now)
+        missing = len(request.prompt) - request.cached
+        self.cached += request.cached
+        worker.computed += missing
+        slower = INTERLEAVED if isinstance(route, CollocatedRoute) else 1
+        worker.busy_until = max(self.now, worker.busy_until) + slower * missing / PROMPT_RATE
+        for load in route.workers[1:]:
+            self.workers[load.incarnation].admit(request)
+        self.at(worker.busy_until - self.now, lambda: self.prompt_done(request, route))
+
+    def prompt_done(self, request: SimulatedRequest, route: Route) -> None:
+        if request.cached:
+            self.later_waits.append(self.now - request.arrived)
+        worker = self.workers[route.prompt_worker.incarnation]
+        worker.registered.uncomputed -= request.uncomputed
+        for incarnation, phase in route.phases.items():
+            holder = self.workers[incarnation]
+            holder.register(request, len(request.prompt))
+            if phase == PREFILL:
+                holder.release(request)
+            holder.tell()
+        decoder = self.decoder_of(route)
+        decoder.running += 1
+        seconds = len(request.answer) * TOKEN_SECONDS * (1 + BESIDE * decoder.running)
+        self.at(seconds, lambda: self.end(request, route))
+
+    def decoder_of(self, route: Route) -> SimulatedWorker:
+        last = route.decode if isinstance(route, DisaggregatedRoute) else route.worker
+        return self.workers[last.incarnation]
+
+    def end(self, request: SimulatedRequest, route: Route) -> None:
+        decoder = self.decoder_of(route)
+        decoder.running -= 1
+        decoder.generated += len(request.answer)
+        decoder.register(request, len(request.text) - 1)
+        decoder.release(request)
+        decoder.tell()
+        for load in route.workers:
+            registered = self.workers[load.incarnation].registered
+            registered.in_flight -= 1
+            registered.taken -= 1
+        self.recent.add(decoder.incarnation, len(request.answer), self.now)
+        request.ended()
+
+    def loads(self, role: str) -> list[int]:
+        """Return the tokens that each worker of a role computed and generated."""
+        return [one.computed + one.generated for one in self.workers.values() if one.registered.role == role]
+
+    def skew(self, role: str) -> float:
+        """Return the load of the most loaded worker of a role over the even share."""
+        each = self.loads(role)
+        return max(each) * len(each) / sum(each)
