@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import EPOCH_SLOTS
 from pontil.runtime.errors import TransferError
 from pontil.runtime.transfer.connector import Pair, runs
@@ -43,21 +42,23 @@ class PoolMemory:
         size = self.block_bytes
         return np.array([(self.blocks + first * size, count * size, self.device) for first, count in spans], np.uint64)
 
-    def slice_rows(self, blocks: Sequence[int], heads: range, layout: KVLayout) -> Rows:
-        """Return a row for these heads in each plane of each layer of each block."""
-        run = self.block_bytes // layout.runs
-        first = self.blocks + (heads.start - self.heads.start) * layout.head_bytes
-        rows = np.empty((len(blocks), layout.runs, 3), np.uint64)
+    def slice_rows(self, blocks: Sequence[int], heads: range, runs: int) -> Rows:
+        """Return a row for these heads in each of the `runs` planes of all layers of each block."""
+        run = self.block_bytes // runs
+        head = run // len(self.heads)
+        first = self.blocks + (heads.start - self.heads.start) * head
+        rows = np.empty((len(blocks), runs, 3), np.uint64)
         starts = np.array(blocks, np.uint64)[:, None] * np.uint64(self.block_bytes)
-        rows[..., 0] = starts + np.arange(layout.runs, dtype=np.uint64) * np.uint64(run) + np.uint64(first)
-        rows[..., 1], rows[..., 2] = len(heads) * layout.head_bytes, self.device
+        rows[..., 0] = starts + np.arange(runs, dtype=np.uint64) * np.uint64(run) + np.uint64(first)
+        rows[..., 1], rows[..., 2] = len(heads) * head, self.device
         return rows.reshape(-1, 3)
 
 
 def rows_of(
-    pairs: Sequence[Pair], ours: PoolMemory, theirs: PoolMemory, heads: range, layout: KVLayout
+    pairs: Sequence[Pair], ours: PoolMemory, theirs: PoolMemory, heads: range, planes: int
 ) -> tuple[Rows, Rows]:
-    """Return what to write and what to read, row by row of the same size, for these heads of each pair's blocks."""
+    """Return what to write and what to read, row by row of the same size, for these heads of each pair's blocks. The
+    layers of a block have so many `planes`."""
     if ours.heads == theirs.heads == heads:
         merged = runs(pairs)
         return (
@@ -65,8 +66,8 @@ def rows_of(
             theirs.whole_rows([(other, count) for other, _, count in merged]),
         )
     return (
-        ours.slice_rows([mine for _, mine in pairs], heads, layout),
-        theirs.slice_rows([other for other, _ in pairs], heads, layout),
+        ours.slice_rows([mine for _, mine in pairs], heads, planes),
+        theirs.slice_rows([other for other, _ in pairs], heads, planes),
     )
 
 

@@ -91,6 +91,11 @@ class NixlAgent:
             ) from None
         self.registered: list[Any] = []
 
+    @property
+    def version(self) -> str:
+        """The version of the library: agents of other versions may not understand our metadata."""
+        return self.library.version
+
     def share(self, memory: str, address: int, size: int, device: int = 0) -> None:
         """Let peers that know our metadata read this memory (DRAM or VRAM), and let us read into it."""
         module = self.library.module

@@ -53,7 +53,7 @@ class NixlPool:
 
     def read_blocks(self, address: NixlAddress, pairs: Sequence[Pair], heads: range) -> int:
         """Begin to read these heads of a peer's blocks into ours; return the handle."""
-        ours, theirs = rows_of(pairs, self.memory, address.pool, heads, self.storage.layout)
+        ours, theirs = rows_of(pairs, self.memory, address.pool, heads, self.storage.layout.runs)
         return self.agent.read(address.agent, (self.memory.memory, address.pool.memory), ours, theirs)
 
     def wait_for(self, mark: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from emulated_nixl import EmulatedAgent
 from hostile_connector import HostileConnector
 from staged import StagedStorage
 
@@ -56,6 +57,12 @@ class EmulatedCuda(CudaConnector):
     storage_kind = StagedStorage
 
 
+class EmulatedNixl(NixlConnector):
+    """The connector over NIXL, without the library: its agent is emulated."""
+
+    agent_kind = EmulatedAgent
+
+
 class StagedNixl(NixlConnector):
     """NIXL between pools of an emulated device, whose memory is the host's."""
 
@@ -63,7 +70,7 @@ class StagedNixl(NixlConnector):
 
 
 KINDS: dict[str, Open] = {
-    "cuda": EmulatedCuda, "nixl": NixlConnector, "nixl-staged": StagedNixl,
+    "cuda": EmulatedCuda, "emulated-nixl": EmulatedNixl, "nixl": NixlConnector, "nixl-staged": StagedNixl,
     "shm": ShmConnector, "tcp": TcpConnector, "sealed": GuardedPool, "auto": AutoConnector, "hostile": HostileConnector,
 }  # fmt: skip
 
