@@ -7,6 +7,7 @@ A read that was begun cannot be taken back: releasing its handle returns at once
 """
 
 import logging
+import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,19 +72,22 @@ class NixlAgent:
     """The agent. It is known to peers by its `name`, which no other has. Its calls are made by one thread at a time;
     none of them waits for a peer, and none holds the interpreter while it copies."""
 
-    def __init__(self, host: str) -> None:
-        """Make an agent that peers reach at our address `host`. Raise TransferError."""
+    def __init__(self, host: str, patience: float) -> None:
+        """Make an agent that peers reach at our address `host`. A connection whose peer acknowledges nothing for
+        `patience` seconds is broken, which ends its reads. Raise TransferError."""
         self.library = Bindings.load()
         self.name = secrets.token_hex(16)
         module = self.library.module
         settings = module.nixlAgentConfig()
         settings.useProgThread, settings.pthrDelay = True, LOOK_UNASKED
         settings.useListenThread, settings.syncMode = False, module.NIXL_THREAD_SYNC_NONE
-        # Without this UCX listens on every interface. UCX_NET_DEVICES, where it is set, has precedence.
+        # Without the first UCX listens on every interface, and without the second its TCP waits for a quarter of an
+        # hour behind a cut link. UCX_NET_DEVICES and UCX_TCP_USER_TIMEOUT, where they are set, have precedence.
         interface = interface_of(host)
+        config = f"NET_DEVICES={interface},TCP_USER_TIMEOUT={math.ceil(patience)}s"
         try:
             self.agent = module.nixlAgent(self.name, settings)
-            self.agent.createBackend("UCX", {"engine_config": f"NET_DEVICES={interface}"})
+            self.agent.createBackend("UCX", {"engine_config": config})
         except self.library.errors as error:
             raise TransferError(
                 f"NIXL cannot open UCX on the interface {interface} ({error}): see whether UCX_NET_DEVICES or UCX_TLS "

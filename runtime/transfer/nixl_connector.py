@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any
 
 from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.config import DEADLINES, Deadlines
 from pontil.runtime.errors import TransferError
 from pontil.runtime.foundation.loopback import is_loopback
 from pontil.runtime.threads import ThreadFailures
@@ -39,10 +40,10 @@ class NixlConnector:
 
     def __init__(
         self, storage: KVStorage, wake: Callable[[], None], host: str = "127.0.0.1",
-        tickets: Iterator[int] | None = None, failures: ThreadFailures | None = None,
+        tickets: Iterator[int] | None = None, deadlines: Deadlines = DEADLINES, failures: ThreadFailures | None = None,
     ) -> None:  # fmt: skip
         self.storage, self.wake, self.tickets = storage, wake, tickets or count(1)
-        self.agent = self.agent_kind(host)
+        self.agent = self.agent_kind(host, deadlines.kv_stall_timeout)
         self.pool = NixlPool(self.agent, storage)
         own = NixlAddress(self.agent.name, self.agent.metadata(), self.pool.memory)
         self.descriptor = own.descriptor(self.agent.version)
@@ -57,7 +58,7 @@ class NixlConnector:
                 "the connector nixl neither encrypts nor checks who reads, so it does not go with --keys across a "
                 "network: leave --kv-connector at auto, or give --insecure instead of --keys on a network you trust"
             )
-        return cls(storage, wake, options.host, options.tickets, options.failures)
+        return cls(storage, wake, options.host, options.tickets, options.deadlines, options.failures)
 
     def register(self) -> dict[str, Any]:
         return self.descriptor

@@ -13,6 +13,7 @@ from emulated_nixl import EmulatedAgent
 from pools import LAYOUT, EmulatedNixl, Pool, need, wait_for
 
 from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.config import Deadlines
 from pontil.runtime.errors import TransferError
 from pontil.runtime.foundation import connectors
 from pontil.runtime.transfer import nixl_agent
@@ -227,7 +228,11 @@ def test_keys_do_not_go_with_it_across_a_network() -> None:
     options = ConnectorOptions("10.1.2.3", guard=TransferSecurity(b"s" * 32))
     with pytest.raises(TransferError, match="neither encrypts.*--insecure"):
         EmulatedNixl.create(storage, lambda: None, options)
-    EmulatedNixl.create(storage, lambda: None, ConnectorOptions(guard=TransferSecurity(b"s" * 32))).close()
+    options = ConnectorOptions(guard=TransferSecurity(b"s" * 32), deadlines=Deadlines(kv_stall_timeout=7))
+    made = EmulatedNixl.create(storage, lambda: None, options)
+    made.close()
+    assert isinstance(made, EmulatedNixl) and isinstance(made.agent, EmulatedAgent)
+    assert made.agent.patience == 7, "a cut link ends reads long before a worker would be ended for them"
 
 
 def test_it_listens_on_the_interface_of_its_address_alone() -> None:

@@ -18,8 +18,8 @@ class EmulatedAgent(NixlAgent):
     """The agent. Reads of peers in `held` do not end. `begun` has every read's peer and its rows of the peer's memory;
     `added` and `removed` have the names of agents, `shared` has spans of memory that peers may read."""
 
-    def __init__(self, host: str) -> None:
-        self.host, self.name = host, secrets.token_hex(16)
+    def __init__(self, host: str, patience: float) -> None:
+        self.host, self.patience, self.name = host, patience, secrets.token_hex(16)
         self.numbers, self.files = count(1), dict[str, int]()
         self.reads: dict[int, tuple[str, Rows, Rows]] = {}
         self.begun: list[tuple[str, list[list[int]]]] = []
