@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is special about the connector over NIXL: reads that cannot be taken back, metadata that the library believes,
+"""Particulars of the connector over NIXL: reads that cannot be taken back, metadata that the library believes,
 and the networks on which it may be used. All but the last tests emulate the library."""
 
 import hashlib

@@ -20,7 +20,7 @@ from pontil.runtime.transfer.shm_connector import ShmConnector
 NEVER = 1 << 60
 
 
-# What opens the connector inside.
+# A function that opens the connector inside.
 Inner = Callable[[KVStorage, Callable[[], None]], SliceConnector]
 
 
