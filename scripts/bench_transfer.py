@@ -8,7 +8,8 @@ process owns the blocks; one pull names all of them, contiguous or shuffled, and
 the rate of the fastest round and the median of the rounds, in 10^9 bytes a second, after one round to warm up; the ways
 take turns within a round, so that other work on the machine hits all of them. `copy` is numpy copying the same blocks
 from memory to memory in this process, in one thread, as shm does, without hashing; `shm / copy` compares the fastest.
-`sealed` is tcp with keys, that is, with encryption.
+`sealed` is tcp with keys, that is, with encryption. Where its package is installed, `nixl` is NIXL as UCX reads within
+a host, and `nixl over tcp` as it reads from another one.
 
 `overlap`: KV sender and KV receiver with a prompt of 2,000 tokens in five chunks, over shared memory that is slowed to
 50 MB/s. Computing a chunk is a pause, at --prefill-rate tokens a second. `exposed` is the rest of the transfer after
@@ -27,7 +28,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,10 +44,12 @@ from pontil.runtime.cache.storage import KVStorage  # noqa: E402
 from pontil.runtime.disaggregation.rank_pools import RankPools  # noqa: E402
 from pontil.runtime.disaggregation.receiver import KVReceiver, ReceiveTransfer  # noqa: E402
 from pontil.runtime.disaggregation.sender import KVSender, PrefillResult  # noqa: E402
+from pontil.runtime.foundation.connectors import CONNECTORS, missing_package  # noqa: E402
 from pontil.runtime.transfer.auto_connector import AutoConnector  # noqa: E402
 from pontil.runtime.transfer.connector import Connector, Pair, PullResult, runs  # noqa: E402
 from pontil.runtime.transfer.copying_connector import CopyJob  # noqa: E402
 from pontil.runtime.transfer.grants import Grant  # noqa: E402
+from pontil.runtime.transfer.nixl_connector import NixlConnector  # noqa: E402
 from pontil.runtime.transfer.peer_pool import PeerPool  # noqa: E402
 from pontil.runtime.transfer.ranked_connector import RankedConnector  # noqa: E402
 from pontil.runtime.transfer.security import TransferSecurity  # noqa: E402
@@ -72,7 +75,12 @@ def own(blocks: int) -> None:
     storage, guard = open_storage(blocks), TransferSecurity(SEED)
     guard.grants.open(PASS, 0)
     guard.grants.allow(PASS.transfer_id, range(1, blocks + 1))
-    connectors = AutoConnector(storage, lambda: None), TcpConnector(storage, lambda: None, guard=guard)
+    connectors: list[Connector] = [
+        AutoConnector(storage, lambda: None),
+        TcpConnector(storage, lambda: None, guard=guard),
+    ]
+    if missing_package(CONNECTORS["nixl"]) is None:
+        connectors.append(NixlConnector(storage, lambda: None))
     print(json.dumps([one.register() for one in connectors]), flush=True)
     sys.stdin.read()
     for one in connectors:
@@ -127,12 +135,13 @@ class Puller:
 
 
 def measure(
-    descriptor: dict[str, object], sealed_descriptor: dict[str, object], blocks: int, rounds: int
+    descriptor: dict[str, object], sealed_descriptor: dict[str, object], *others: Any, blocks: int, rounds: int
 ) -> dict[str, Any]:
     ours, source = open_storage(blocks), open_storage(blocks)
     read, written = source.shared.numpy(), ours.shared.numpy()
     shm, tcp = Puller(ours, ShmConnector, descriptor), Puller(ours, TcpConnector, descriptor)
     sealed = Puller(ours, partial(TcpConnector, guard=TransferSecurity(SEED)), sealed_descriptor)
+    extra = {name: Puller(ours, NixlConnector, one) for one in others for name in nixl_ways()}
     results: dict[str, Any] = {}
     for order, shuffled in (("neighbours", False), ("shuffled", True)):
         pairs = pairs_of(blocks, shuffled)
@@ -146,12 +155,21 @@ def measure(
             "shm": partial(shm.pull, pairs),
             "tcp": partial(tcp.pull, pairs),
             "sealed": partial(sealed.pull, pairs),
+            **{name: partial(one.pull, pairs) for name, one in extra.items()},
         }
         results[order] = rates(ways, blocks * LAYOUT.block_bytes, rounds)
         results[order]["shm / copy"] = round(results[order]["shm"]["best"] / results[order]["copy"]["best"], 2)
-    for one in (shm, tcp, sealed):
+    for one in (shm, tcp, sealed, *extra.values()):
         one.connector.close()
     return results
+
+
+def nixl_ways() -> Iterator[str]:
+    """Yield the names of the ways to read over NIXL, with the environment set in which the next connector has it."""
+    yield "nixl"
+    os.environ["UCX_TLS"] = "tcp"
+    yield "nixl over tcp"
+    del os.environ["UCX_TLS"]
 
 
 class SlowPull(ShmConnector):
@@ -271,8 +289,8 @@ def main() -> None:
     owner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert owner.stdin is not None and owner.stdout is not None
     with owner, owner.stdin:
-        plain, sealed = json.loads(owner.stdout.readline())
-        results = measure(plain, sealed, args.blocks, args.rounds)
+        plain, sealed, *others = json.loads(owner.stdout.readline())
+        results = measure(plain, sealed, *others, blocks=args.blocks, rounds=args.rounds)
     size = args.blocks * LAYOUT.block_bytes
     results["ranks"] = between_ranks(args.blocks, args.rounds)
     results["overlap"] = overlap(2000, 5, args.prefill_rate)

@@ -19,6 +19,8 @@ OWN_VARIABLES = ("PONTIL_CACHE", "PONTIL_CONFIG", *SECRETS)
 MEMORY_IS_KEPT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(512 << 20)}
 # torch orders GPUs by speed; the plan's numbers are those that nvidia-smi shows.
 GPUS_ARE_NUMBERED_ALIKE = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+# NIXL and UCX write what they notice to a worker's output; a worker says it in a sentence. UCX also takes SIGHUP.
+NIXL_IS_QUIET = {"NIXL_LOG_LEVEL": "FATAL", "UCX_LOG_LEVEL": "fatal", "UCX_DEBUG_SIGNO": "0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,6 @@ class LaunchEnvironment:
         """Return a child's environment. Settings that libraries read once must be in it before the child loads them:
         thread counts and, for processes that compute, that freed memory is kept for the next step."""
         computing = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        kept = {} if threads is None else {**MEMORY_IS_KEPT, **GPUS_ARE_NUMBERED_ALIKE}
+        kept = {} if threads is None else {**MEMORY_IS_KEPT, **GPUS_ARE_NUMBERED_ALIKE, **NIXL_IS_QUIET}
         inherited = {name: value for name, value in self.variables.items() if name not in (*OURS, *SECRETS)}
         return {**kept, **inherited, **computing, "PYTHONUNBUFFERED": "1"}

@@ -36,7 +36,7 @@ from pontil.launcher.host.device_list import DeviceItem
 from pontil.runtime.foundation import connectors
 
 Role = Literal["all", "proxy", "prefill", "decode", "mixed", "embed", "node"]
-KV_REACHES = ", else ".join(row.reach for row in connectors.CONNECTORS.values())
+KV_REACHES = ", else ".join(connectors.CONNECTORS[name].reach for name in connectors.usable(on_gpu=True))
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 

@@ -9,6 +9,7 @@ from pontil.launcher.config.options import LaunchOptions
 from pontil.launcher.config.parsers import host_of
 from pontil.launcher.config.worker_roles import EMBED, LISTED_ROLES, NODE
 from pontil.launcher.errors import OptionError
+from pontil.runtime.foundation.connectors import AUTO, CONNECTORS, missing_package
 from pontil.runtime.graph.catalog import GraphModel
 
 # Workers send heartbeats twice a second, and renew a lease in thirds of it: with shorter values a busy worker would be
@@ -106,4 +107,19 @@ def check_exposure(options: LaunchOptions, control: str) -> None:
         raise OptionError(
             f"{control} crosses a network: give --keys FILE, the same on every host (`pontil keys new` makes it), or "
             "--insecure if everyone on that network may read and send requests."
+        )
+
+
+def check_connector(options: LaunchOptions, control: str) -> None:
+    """Refuse a connector that cannot be used here, or that would carry in the clear what the keys protect."""
+    if options.kv_connector == AUTO or options.role == "proxy":
+        return
+    row, host = CONNECTORS[options.kv_connector], host_of(control)
+    missing = missing_package(row)
+    if missing is not None:
+        raise OptionError(f"--kv-connector: {missing}")
+    if not row.encrypts and options.keys and host is not None and not is_own(host):
+        raise OptionError(
+            f"--kv-connector {row.name} does not encrypt what --keys protects: leave it out, or give --insecure "
+            "instead of --keys if everyone on that network may read and change all memory of the workers."
         )

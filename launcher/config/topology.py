@@ -11,6 +11,7 @@ from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.config.graph_choice import first_stage, graph_of, stage_model
 from pontil.launcher.config.options import LaunchOptions
 from pontil.launcher.config.plan_checks import (
+    check_connector,
     check_deadlines,
     check_drafts,
     check_exposure,
@@ -67,6 +68,7 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
     check_deadlines(options)
     control = options.join or options.control or f"ipc://{run / 'control'}"
     check_exposure(options, control)
+    check_connector(options, control)
     workers = [] if options.role == "proxy" else plan_workers(options, machine, run, control, graph)
     check_drafts(options, graph, workers)
     proxies = [] if options.join else [plan_proxy(options, machine, run, control, graph)]

@@ -6,7 +6,7 @@ from typing import Any
 
 from pontil.launcher.doctor.finding import Finding, broken, fine, warning
 from pontil.launcher.host.devices import HostDevices
-from pontil.runtime.foundation.connectors import CONNECTORS
+from pontil.runtime.foundation.connectors import CONNECTORS, missing_package
 from pontil.runtime.foundation.number_ranges import spell
 
 MachineFacts = Mapping[str, Any]
@@ -136,6 +136,8 @@ def judge_connectors(facts: MachineFacts) -> list[Finding]:
 
 def judge_connector(kind: str, rate: float | str) -> Finding:
     subject, row = f"kv over {kind}", CONNECTORS[kind]
+    if rate == missing_package(row):
+        return fine(subject, f"{rate}, if you want --kv-connector {kind}")
     if isinstance(rate, str):
         return (broken if row.needed else warning)(subject, rate, row.without, row.mend)
     found = f"{rate / 1e9:.1f} GB/s"

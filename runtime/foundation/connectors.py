@@ -6,6 +6,7 @@ the metrics' thread names, and the doctor, which measures and judges each connec
 """
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 # Uses the first of the others that reaches a peer.
 AUTO = "auto"
@@ -16,7 +17,9 @@ class ConnectorRow:
     """One connector. `target` is a module of `runtime/transfer/` and its class, `threads` are the names of its threads,
     and `reach` says where it can be used. Below `slow` bytes a second a handoff costs more than it should. For a
     connector that does not work here, `without` is the consequence and `mend` the remedy; a launch cannot do without
-    one that is `needed`. One that is `on_gpus` moves blocks from GPU to GPU: a worker on a CPU has no use for it."""
+    one that is `needed`. One that is `on_gpus` moves blocks from GPU to GPU: a worker on a CPU has no use for it. One
+    that needs one of some `packages`, which the extra of its name installs, is never chosen by `auto`; unless it
+    `encrypts`, it carries blocks to other hosts in the clear."""
 
     name: str
     target: str
@@ -27,6 +30,8 @@ class ConnectorRow:
     mend: str
     needed: bool = False
     on_gpus: bool = False
+    encrypts: bool = True
+    packages: tuple[str, ...] = ()
 
 
 # By name, in the order in which `auto` tries them.
@@ -49,11 +54,30 @@ CONNECTORS = {
             "workers of different hosts cannot hand over", "let processes connect over the loopback network",
             needed=True,
         ),
+        ConnectorRow(
+            "nixl", "nixl_connector:NixlConnector", "nixl", ("over-nixl",), 0.2e9,
+            "workers with --kv-connector nixl cannot hand over",
+            "see what UCX says with UCX_LOG_LEVEL=info, or take the default, --kv-connector auto",
+            encrypts=False, packages=("nixl_cu12", "nixl_cu13"),
+        ),
     )
 }  # fmt: skip
 NAMES = (AUTO, *CONNECTORS)
 
 
 def usable(on_gpu: bool) -> list[str]:
-    """Return the names of the connectors that a worker on a GPU, or on a CPU, can use."""
-    return [name for name, row in CONNECTORS.items() if on_gpu or not row.on_gpus]
+    """Return the names of the connectors that `auto` tries on a worker on a GPU, or on a CPU."""
+    return [name for name, row in CONNECTORS.items() if (on_gpu or not row.on_gpus) and not row.packages]
+
+
+def optional() -> list[str]:
+    """Return the names of the connectors that need a package of their own."""
+    return [name for name, row in CONNECTORS.items() if row.packages]
+
+
+def missing_package(row: ConnectorRow) -> str | None:
+    """Return a sentence about the package that this connector lacks here, or None where it lacks none."""
+    if not row.packages or any(find_spec(name) is not None for name in row.packages):
+        return None
+    named = row.packages[0].replace("_", "-")
+    return f"the connector {row.name} needs the package {named}, which is not installed: run `pip install {named}`"

@@ -14,9 +14,8 @@ from pontil.gpu_ops.kernels.build import COMPILERS, KernelError
 from pontil.gpu_ops.kernels.instruction_sets import usable_sets
 from pontil.gpu_ops.kernels.kernel_set import open_set
 from pontil.runtime.errors import PontilError
-from pontil.runtime.foundation.connectors import usable
 from pontil.runtime.probe.host_memory import host_room
-from pontil.runtime.probe.throughput import measure
+from pontil.runtime.probe.throughput import absent, measurable, measure
 
 MachineFacts = dict[str, Any]
 
@@ -35,7 +34,7 @@ def connector_facts() -> MachineFacts:
     try:
         return dict(measure())
     except (PontilError, OSError) as error:
-        return dict.fromkeys(usable(on_gpu=False), str(error))
+        return dict.fromkeys(measurable(), str(error)) | absent()
 
 
 def torch_facts() -> MachineFacts:

@@ -14,7 +14,7 @@ import torch
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.errors import PontilError, TransferError
-from pontil.runtime.foundation.connectors import usable
+from pontil.runtime.foundation.connectors import CONNECTORS, missing_package, optional, usable
 from pontil.runtime.transfer.auto_connector import AutoConnector
 from pontil.runtime.transfer.connector import Connector, ConnectorOptions
 from pontil.runtime.transfer.connector_factory import opener
@@ -33,7 +33,19 @@ def measure() -> dict[str, float | str]:
     """
     with lender() as descriptor:
         storage = filled_storage()
-        return {kind: rate(kind, storage, descriptor) for kind in usable(on_gpu=False)}
+        rates = {kind: rate(kind, storage, descriptor) for kind in measurable()}
+    return rates | absent()
+
+
+def measurable() -> list[str]:
+    """Return the connectors that can be tried here: those of `auto`, and those whose package is installed."""
+    return usable(on_gpu=False) + [kind for kind in optional() if kind not in absent()]
+
+
+def absent() -> dict[str, str]:
+    """Return the connectors whose package is not installed, each with the sentence that says so."""
+    told = {kind: missing_package(CONNECTORS[kind]) for kind in optional()}
+    return {kind: sentence for kind, sentence in told.items() if sentence is not None}
 
 
 def rate(kind: str, storage: KVStorage, descriptor: dict[str, Any]) -> float | str:
@@ -87,10 +99,17 @@ def lender() -> Iterator[dict[str, Any]]:
 def lend(tell: int, wait: int) -> NoReturn:
     """Run as the other process: send the descriptor of our blocks, and wait until the reading side closes."""
     try:
-        connector = AutoConnector(filled_storage(), lambda: None)
-        os.write(tell, json.dumps(connector.register()).encode() + b"\n")
+        storage = filled_storage()
+        connectors: list[Connector] = [AutoConnector(storage, lambda: None)]
+        descriptor = connectors[0].register()
+        for kind in measurable():
+            if kind not in descriptor:
+                connectors.append(opener(kind)(storage, lambda: None, ConnectorOptions()))
+                descriptor[kind] = connectors[-1].register()
+        os.write(tell, json.dumps(descriptor).encode() + b"\n")
         os.read(wait, 1)
-        connector.close()
+        for one in connectors:
+            one.close()
     except (PontilError, OSError) as error:
         os.write(tell, json.dumps({"error": str(error)}).encode() + b"\n")
     finally:

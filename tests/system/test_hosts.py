@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -11,15 +12,19 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import psutil
 import pytest
+from pools import need
 from served import ROOT, START_TIMEOUT, wait_for
 
 from pontil.launcher.keys.key_file import make_key_file, read_key_file
+from pontil.runtime.disaggregation.receiver import DRAIN_TIMEOUT
+from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 NET = "10.213.77"
 NAMES = ("proxy", "prefill", "decode")
@@ -71,10 +76,14 @@ class Hosts:
     def inside(self, name: str, *command: str) -> list[str]:
         return ["ip", "netns", "exec", f"{self.tag}-{name}", *command]
 
-    def launch(self, name: str, log: Path, *arguments: str) -> "subprocess.Popen[bytes]":
+    def cut(self, name: str, state: str = "down") -> None:
+        """Cut a host off, or join it again with the state "up"."""
+        ip("link", "set", f"{self.tag}o{NAMES.index(name) + 1}", state)
+
+    def launch(self, name: str, log: Path, *arguments: str, **variables: str) -> "subprocess.Popen[bytes]":
         command = self.inside(name, sys.executable, str(ROOT / "app.py"), "launch", "--role", name, *arguments)
         with log.open("wb") as file:
-            launch_environment = {**os.environ, "PONTIL_KV_CACHE_MEMORY": "128MiB"}
+            launch_environment = {**os.environ, "PONTIL_KV_CACHE_MEMORY": "128MiB", **variables}
             self.running.append(
                 subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=launch_environment)
             )
@@ -197,6 +206,65 @@ def test_with_keys_nobody_else_can_read_or_join(hosts: Hosts, tmp_path: Path, mo
     assert len(seen) > 1000 and MARK.encode() not in seen and prompt not in seen
     assert b"prefill:0" not in seen and b"smollm2" not in seen
     check_nobody_tells(read_key_file(tmp_path / "ours"), hosts, tmp_path)
+
+
+def complete(hosts: Hosts) -> float:
+    """Return how many handoffs were complete."""
+    told = re.search(r'^pontil_handoffs_total{result="complete"} (\S+)', hosts.fetch("/metrics") or "", re.M)
+    return float(told[1]) if told else 0.0
+
+
+@pytest.mark.long
+def test_blocks_go_over_nixl_between_hosts_and_a_cut_link_ends_no_worker(
+    hosts: Hosts, tmp_path: Path, model: str
+) -> None:
+    """UCX is told to use TCP: the namespaces share one kernel, where it would find the peer's memory. Reads that the
+    cut leaves behind end within the stall timeout, so the decode worker need not be ended for them (C14)."""
+    need("nixl")
+    write_tiny_llama(tmp_path / "small", num_layers=12, max_model_len=2048, dtype="bfloat16")
+    small = ("--model", str(tmp_path / "small"), "--served-model-name", NAME, "--insecure")
+    far = ("--join", CONTROL, "--kv-connector", "nixl", *small)
+    hosts.launch("proxy", tmp_path / "proxy", "--control", CONTROL, "--disagg", "always", *small)
+    hosts.launch("prefill", tmp_path / "prefill", *far, "--prefill", "cpu:0", UCX_TLS="tcp")
+    hosts.launch("decode", tmp_path / "decode", *far, "--decode", "cpu:1", UCX_TLS="tcp")
+    wait_for(lambda: complete(hosts) > 0, START_TIMEOUT, "the handoff of the self-test")
+
+    def ask(number: int) -> list[str]:
+        body = {"model": NAME, "prompt": [20 + (number + 13 * i) % 240 for i in range(1500)], "temperature": 0}
+        fetched = hosts.fetch("/v1/completions", body | {"max_tokens": 8, "ignore_eos": True})
+        return [choice["text"] for choice in json.loads(fetched)["choices"]] if fetched else []
+
+    expected = [ask(number) for number in range(4)]
+    assert all(expected) and complete(hosts) >= 4
+    pids = [row["pid"] for row in json.loads(hosts.fetch("/admin/topology"))["processes"] if row["name"] == "decode:0"]
+    stop = threading.Event()
+    told: list[list[str]] = []
+
+    def load() -> None:
+        for number in count(4):
+            if stop.is_set():
+                return
+            told.append(ask(number))
+
+    threads = [threading.Thread(target=load, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    before = complete(hosts)
+    wait_for(lambda: complete(hosts) > before + 2, 60, "handoffs under load")
+    hosts.cut("prefill")
+    seen = len(told)
+    wait_for(lambda: len([one for one in told[seen:] if one]) > 3, 90, "answers without the prefill worker")
+    # Longer than a decode worker waits for reads that do not end.
+    assert not stop.wait(DRAIN_TIMEOUT + 5)
+    hosts.cut("prefill", "up")
+    before = complete(hosts)
+    wait_for(lambda: complete(hosts) > before + 2, 90, "handoffs over the mended link")
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+    assert [ask(number) for number in range(4)] == expected
+    now = [row["pid"] for row in json.loads(hosts.fetch("/admin/topology"))["processes"] if row["name"] == "decode:0"]
+    assert now == pids, "the decode worker was not ended"
 
 
 def check_nobody_tells(secret: str, hosts: Hosts, logs: Path) -> None:

@@ -111,4 +111,5 @@ def test_threads_are_counted_for_those_that_pin_cores() -> None:
     assert LaunchEnvironment({"A": "b"}, 0).for_child(3)["OMP_NUM_THREADS"] == "3"
     assert LaunchEnvironment({"MALLOC_TRIM_THRESHOLD_": "7"}, 0).for_child(3)["MALLOC_TRIM_THRESHOLD_"] == "7"
     assert LaunchEnvironment({"A": "b"}, 0).for_child(3)["MALLOC_MMAP_THRESHOLD_"] == "33554432"
+    assert LaunchEnvironment({"UCX_LOG_LEVEL": "info"}, 0).for_child(3)["UCX_LOG_LEVEL"] == "info"
     assert LaunchEnvironment({"A": "b"}, 0).for_child(None) == {"A": "b", "PYTHONUNBUFFERED": "1"}

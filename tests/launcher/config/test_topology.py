@@ -17,6 +17,7 @@ from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.host.ports import address_towards
 from pontil.runtime.chat import dialect
 from pontil.runtime.config import Deadlines, proxy_config, worker_config
+from pontil.runtime.foundation import connectors
 from pontil.runtime.probe.footprint import MemoryDemand
 
 TWO_CORES = HostDevices((0, 1), 2, 0)
@@ -315,3 +316,16 @@ def test_a_draft_model_is_for_workers_that_decode() -> None:
     assert default["speculative_tokens"] == 8
     with pytest.raises(OptionError, match=r"decode:0 has 2 devices joined by \+, and --speculative-model"):
         topology(HostDevices((0, 1, 2), 3, 0), prefill="cpu:0", decode="cpu:1+cpu:2", speculative_model="gemma3-270m")
+
+
+def test_nixl_needs_its_package_and_does_not_go_with_keys_across_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connectors, "find_spec", lambda name: None)
+    with pytest.raises(OptionError, match="--kv-connector: .*`pip install nixl-cu12`"):
+        topology(kv_connector="nixl")
+    assert topology(role="proxy", kv_connector="nixl").children, "a proxy moves no blocks"
+    monkeypatch.setattr(connectors, "find_spec", lambda name: object())
+    with pytest.raises(OptionError, match="does not encrypt what --keys protects"):
+        topology(role="all", control="tcp://10.1.2.3:7000", keys="k", kv_connector="nixl")
+    for allowed in ({"insecure": True, "control": "tcp://10.1.2.3:7000"}, {"keys": "k"}):
+        made = topology(role="all", kv_connector="nixl", **allowed)
+        assert [child.config["kv_connector"] for child in made.children[1:]] == ["nixl"] * 2

@@ -39,7 +39,7 @@ from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 SUBJECTS = [
     "python", "cores", "plan", "port", "open files", "model cache", "run directory", "kv over shm", "kv over tcp",
-    "torch", "compiler", "kernels", "memory",
+    "kv over nixl", "torch", "compiler", "kernels", "memory",
 ]  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import pytest
 from pontil.launcher.doctor import diagnosis
 from pontil.launcher.doctor.finding import Finding
 from pontil.launcher.host.devices import HostDevices
+from pontil.runtime.foundation import connectors
 
 CPU_TORCH: dict[str, Any] = {"version": "2.13.0+cpu", "cuda": None, "gpus": []}
 CUDA_TORCH: dict[str, Any] = {"version": "2.13.0", "cuda": "13.0", "gpus": ["H200"]}
@@ -75,3 +76,12 @@ def test_connectors_and_compilers_are_findings_of_their_own() -> None:
     assert [one.subject for one in diagnosis.judge_kernels(KERNELS)] == ["compiler", "kernels"]
     (compiler, _) = diagnosis.judge_kernels(KERNELS | {"compiler": None, "chosen": None})
     assert compiler.state == "warning" and "install g++" in compiler.mend
+
+
+def test_a_connector_whose_package_is_missing_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connectors, "find_spec", lambda name: None)
+    told = connectors.missing_package(connectors.CONNECTORS["nixl"])
+    (found,) = diagnosis.judge_connectors({"nixl": told})
+    assert found.state == "fine" and "run `pip install nixl-cu12`, if you want --kv-connector nixl" in found.found
+    (found,) = diagnosis.judge_connectors({"nixl": "NIXL cannot open UCX"})
+    assert found.state == "warning" and "--kv-connector nixl cannot hand over" in found.meaning

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from pools import need
 
 from pontil.runtime.errors import TransferError
-from pontil.runtime.foundation.connectors import usable
+from pontil.runtime.foundation.connectors import CONNECTORS, missing_package, optional, usable
 from pontil.runtime.probe import examination
 from pontil.runtime.probe.throughput import filled_storage, rate
 
@@ -35,15 +36,18 @@ def run(script: str) -> str:
 
 def test_every_connector_has_a_rate() -> None:
     rates = json.loads(run(MEASURE))
-    assert sorted(rates) == sorted(usable(on_gpu=False)) and all(found > 0 for found in rates.values())
+    assert sorted(rates) == sorted([*usable(on_gpu=False), *optional()])
+    for kind, found in rates.items():
+        assert found == missing_package(CONNECTORS[kind]) or found > 0
 
 
 def test_a_lender_that_dies_is_said() -> None:
     assert run(LENDER_DIES) == "the process that lends its memory ended at once\n"
 
 
-@pytest.mark.parametrize("kind", usable(on_gpu=False))
+@pytest.mark.parametrize("kind", [*usable(on_gpu=False), *optional()])
 def test_a_connector_that_cannot_read_says_why(kind: str) -> None:
+    need(kind)
     assert f"offers no {kind} transfer" in str(rate(kind, filled_storage(), {"kind": "other"}))
 
 
@@ -52,4 +56,6 @@ def test_without_another_process_both_say_why(monkeypatch: pytest.MonkeyPatch) -
         raise TransferError("forks are forbidden")
 
     monkeypatch.setattr(examination, "measure", fail)
-    assert examination.connector_facts() == {"shm": "forks are forbidden", "tcp": "forks are forbidden"}
+    facts = examination.connector_facts()
+    assert (facts["shm"], facts["tcp"]) == ("forks are forbidden", "forks are forbidden")
+    assert facts["nixl"] == (missing_package(CONNECTORS["nixl"]) or "forks are forbidden")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The behaviour that all connectors share, tested over each of them; "far" is auto with a peer whose memory is not on
-this host, and "hostile" the test's own, which is harmless here."""
+this host, "emulated-nixl" is NIXL without its library, "nixl-staged" with it between pools of an emulated device, and
+"hostile" the test's own, which is harmless here."""
 
 import contextlib
 import json
@@ -17,13 +18,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pools import KINDS, LAYOUT, Pool, wait_for, without_memory
+from pools import KINDS, LAYOUT, Pool, need, wait_for, without_memory
 
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import EPOCH_SLOTS
 from pontil.runtime.errors import TransferError
 
-WAYS = ("cuda", "shm", "tcp", "sealed", "auto", "far", "hostile")
+WAYS = ("cuda", "shm", "tcp", "sealed", "emulated-nixl", "nixl", "nixl-staged", "auto", "far", "hostile")
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -50,13 +51,14 @@ class ConnectorSite:
 
 @pytest.fixture(params=WAYS)
 def site(request: pytest.FixtureRequest) -> Iterator[ConnectorSite]:
+    need(request.param)
     threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
     made = ConnectorSite(request.param)
     yield made
     for pool in made.pools:
         pool.connector.close()
     # The memory of a pool and its mapping stay open, and so does that of an emulated device.
-    memory = (6 if made.way == "cuda" else 2) * len(made.pools)
+    memory = (6 if made.way in ("cuda", "nixl-staged") else 2) * len(made.pools)
     assert threading.active_count() == threads  # D5
     assert len(os.listdir("/proc/self/fd")) <= descriptors + memory
 
@@ -78,6 +80,7 @@ def test_blocks_arrive_whole_with_the_cell_and_nothing_else_changes(site: Connec
 @given(data=st.data())
 @pytest.mark.parametrize("way", WAYS)
 def test_any_blocks_in_any_order(way: str, data: st.DataObject) -> None:
+    need(way)
     site = ConnectorSite(way)
     ours, theirs = site.join("P")
     count = data.draw(st.integers(0, 39))
@@ -253,7 +256,7 @@ def test_descriptors_travel_and_those_that_say_nothing_are_refused(site: Connect
     for bad in ({}, {"kind": "other"}, {"kind": "auto"}, {"kind": "auto", "shm": 1, "tcp": []}):
         with pytest.raises(TransferError):
             site.attach(ours, "Q", bad)
-    for name in descriptor if site.way in ("shm", "tcp") else ():
+    for name in descriptor if site.way in ("shm", "tcp", "nixl") else ():
         with pytest.raises(TransferError):
             site.attach(ours, "Q", descriptor | {name: None})
         with pytest.raises(TransferError):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from open_resources import held
+from pools import need
 from workers import ScriptedProxy, everyone_clean, greedy, open_worker, prompt
 
 
@@ -20,12 +21,13 @@ def serve(model: Path, folder: Path, connector: str) -> None:
     proxy.close()
 
 
-@pytest.mark.parametrize("connector", ["tcp", "auto"])
+@pytest.mark.parametrize("connector", ["tcp", "auto", "nixl"])
 def test_closing_leaves_no_thread_no_descriptor_and_no_memory(
     model: Path, tmp_path: Path, connector: str
 ) -> None:  # D5
     """A second run must not add any: the first one also opens what the process keeps until its end. `auto` opens shared
     memory too."""
+    need(connector)
     serve(model, tmp_path, connector)
     before = held()
     serve(model, tmp_path, connector)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hostile_connector import FINITE, HostileConnector, Mischief
+from pools import need
 from workers import HostileWorker, PromptWorker, ScriptedProxy, drawn, everyone_clean, open_worker, prompt
 
 from pontil.runtime.config import Deadlines
@@ -17,11 +18,14 @@ from pontil.runtime.errors import TransferError
 HARMLESS = (Mischief.NONE, Mischief.DELAY, Mischief.LATE, Mischief.TWICE, Mischief.STRANGER)
 
 
-@pytest.fixture
-def hostile(proxy: ScriptedProxy, model: Path, tmp_path: Path) -> tuple[PromptWorker, PromptWorker, HostileConnector]:
+@pytest.fixture(params=["shm", "nixl"])
+def hostile(
+    proxy: ScriptedProxy, model: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> tuple[PromptWorker, PromptWorker, HostileConnector]:
     """Open a prefill worker, a decode worker, and the hostile connector of the latter."""
-    prefill = open_worker(model, tmp_path, "prefill:0", "prefill")
-    decode = open_worker(model, tmp_path, "decode:0", "decode", HostileWorker)
+    need(request.param)
+    prefill = open_worker(model, tmp_path, "prefill:0", "prefill", kv_connector=request.param)
+    decode = open_worker(model, tmp_path, "decode:0", "decode", HostileWorker, kv_connector=request.param)
     proxy.admit(prefill, decode)
     connector = decode.transport
     assert isinstance(connector, HostileConnector)

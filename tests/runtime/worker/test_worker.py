@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pools import need
 from workers import PromptWorker, ScriptedProxy, Silent, drawn, everyone_clean, greedy, open_worker, prompt
 
 from pontil.runtime.config import Deadlines
@@ -34,10 +35,13 @@ def test_a_handoff_changes_no_token_and_no_count(
     assert decode.decode.counts.bytes == -(-length // 16) * decode.machine.layout.block_bytes
 
 
-@pytest.mark.parametrize(("sender", "receiver"), [("shm", "shm"), ("tcp", "tcp"), ("auto", "tcp"), ("shm", "auto")])
+@pytest.mark.parametrize(
+    ("sender", "receiver"), [("shm", "shm"), ("tcp", "tcp"), ("auto", "tcp"), ("shm", "auto"), ("nixl", "nixl")]
+)
 def test_a_handoff_goes_over_any_connector_that_both_know(
     proxy: ScriptedProxy, model: Path, tmp_path: Path, sender: str, receiver: str
 ) -> None:
+    need(sender)
     prefill = open_worker(model, tmp_path, "prefill:0", "prefill", kv_connector=sender)
     decode = open_worker(model, tmp_path, "decode:0", "decode", kv_connector=receiver)
     proxy.admit(prefill, decode)

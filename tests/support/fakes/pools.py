@@ -6,20 +6,26 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
+from emulated_nixl import EmulatedAgent
 from hostile_connector import HostileConnector
 from staged import StagedStorage
 
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.foundation.connectors import CONNECTORS, missing_package
 from pontil.runtime.transfer.auto_connector import AutoConnector
 from pontil.runtime.transfer.connector import Pair, PullResult, SliceConnector
 from pontil.runtime.transfer.cuda_connector import CudaConnector
 from pontil.runtime.transfer.grants import Grant, Grants
+from pontil.runtime.transfer.nixl_connector import NixlConnector
 from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.transfer.shm_connector import ShmConnector
 from pontil.runtime.transfer.tcp_connector import TcpConnector
 
+# Connectors whose library is not a part of the suite, by the name of a kind.
+OPTIONAL = {"nixl": "nixl", "nixl-staged": "nixl"}
 LAYOUT = KVLayout(16, 2, 2, 8, "bfloat16")
 DEADLINE = 60.0
 
@@ -51,8 +57,20 @@ class EmulatedCuda(CudaConnector):
     storage_kind = StagedStorage
 
 
+class EmulatedNixl(NixlConnector):
+    """The connector over NIXL, without the library: its agent is emulated."""
+
+    agent_kind = EmulatedAgent
+
+
+class StagedNixl(NixlConnector):
+    """NIXL between pools of an emulated device, whose memory is the host's."""
+
+    storage_kind = StagedStorage
+
+
 KINDS: dict[str, Open] = {
-    "cuda": EmulatedCuda,
+    "cuda": EmulatedCuda, "emulated-nixl": EmulatedNixl, "nixl": NixlConnector, "nixl-staged": StagedNixl,
     "shm": ShmConnector, "tcp": TcpConnector, "sealed": GuardedPool, "auto": AutoConnector, "hostile": HostileConnector,
 }  # fmt: skip
 
@@ -80,6 +98,13 @@ class Pool:
 
     def has(self, ours: list[int], other: "Pool", theirs: list[int]) -> bool:
         return torch.equal(self.storage.own[ours], other.storage.own[theirs])
+
+
+def need(kind: str) -> None:
+    """Skip the test where the library of this kind of connector is not installed."""
+    missing = missing_package(CONNECTORS[OPTIONAL[kind]]) if kind in OPTIONAL else None
+    if missing is not None:
+        pytest.skip(missing)
 
 
 def without_memory(descriptor: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from kernels import CACHE
 
 from pontil.runtime.config import WorkerConfig, WorkerRole
 from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.transfer.nixl_connector import NixlConnector
+from pontil.runtime.transfer.shm_connector import ShmConnector
 from pontil.runtime.wire.messages import (
     Cancel,
     Embedding,
@@ -69,10 +71,11 @@ DEFAULTS = {"kv_cache_memory": 8 << 20, "max_num_batched_tokens": 64, "cache_dir
 
 
 class HostileWorker(PromptWorker):
-    """Worker that pulls through a connector with scripted faults."""
+    """Worker that pulls through a connector with scripted faults, over NIXL or shared memory."""
 
     def open_connector(self) -> HostileConnector:
-        return HostileConnector(self.machine.storage, self.poller.wake)
+        inner = NixlConnector if self.config.kv_connector == "nixl" else ShmConnector
+        return HostileConnector(self.machine.storage, self.poller.wake, inner)
 
 
 def open_worker(

@@ -12,12 +12,16 @@ from itertools import count
 from typing import Any
 
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.transfer.connector import Pair, PullResult
+from pontil.runtime.transfer.connector import Pair, PullResult, SliceConnector
 from pontil.runtime.transfer.copying_connector import CopyJob
 from pontil.runtime.transfer.grants import Grant
 from pontil.runtime.transfer.shm_connector import ShmConnector
 
 NEVER = 1 << 60
+
+
+# A function that opens the connector inside.
+Inner = Callable[[KVStorage, Callable[[], None]], SliceConnector]
 
 
 class Mischief(Enum):
@@ -77,7 +81,7 @@ class HostileConnector:
     """Wrapper of a connector that copies. `choose` returns the fault of the next pull, none by default. With
     `backwards`, results due in one poll are returned in reverse order."""
 
-    def __init__(self, storage: KVStorage, wake: Callable[[], None], inner: type[ShmConnector] = ShmConnector) -> None:
+    def __init__(self, storage: KVStorage, wake: Callable[[], None], inner: Inner = ShmConnector) -> None:
         self.storage, self.inner = storage, inner(storage, wake)
         self.wake = wake
         self.tickets, self.turn, self.backwards = count(1), 0, False

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads over NIXL from a process that is killed or stopped in the middle of them. UCX is told to use TCP, as between
+hosts, where the peer takes part in every read. Needs the package of the connector."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from pools import Pool, need, wait_for
+
+from pontil.runtime.cache.layout import KVLayout
+from pontil.runtime.transfer.nixl_connector import NixlConnector
+
+pytestmark = pytest.mark.long
+ROOT = Path(__file__).resolve().parents[3]
+# 360 KiB a block: enough of them take a good part of a second over TCP.
+LAYOUT = KVLayout(16, 30, 3, 64, "bfloat16")
+BLOCKS = 800
+OWNER = """
+import json, sys
+import app
+from pools import Pool
+from pontil.runtime.cache.layout import KVLayout
+from pontil.runtime.transfer.nixl_connector import NixlConnector
+pool = Pool(NixlConnector, int(sys.argv[1]), KVLayout(16, 30, 3, 64, "bfloat16"))
+pool.storage.own[:] = 7
+print(json.dumps(pool.connector.register()), flush=True)
+sys.stdin.read()
+"""
+
+
+class Owner:
+    """Another process with a pool of sevens."""
+
+    def __init__(self) -> None:
+        path = os.pathsep.join([str(ROOT), *map(str, sorted((ROOT / "tests" / "support").iterdir()))])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OWNER, str(BLOCKS)], env={**os.environ, "PYTHONPATH": path}, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        self.descriptor = json.loads(self.process.stdout.readline())
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+@pytest.fixture
+def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
+    need("nixl")
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    pool = Pool(NixlConnector, BLOCKS, LAYOUT)
+    pool.storage.own.zero_()
+    yield pool
+    pool.connector.close()
+
+
+@pytest.fixture
+def owner(ours: Pool) -> Iterator[Owner]:
+    made = Owner()
+    yield made
+    made.end()
+
+
+def begin(ours: Pool, owner: Owner, name: str) -> int:
+    """Pull everything, and return the ticket once a part of it is here."""
+    ours.connector.attach(name, owner.descriptor)
+    (done,) = ours.finish(ours.connector.pull(name, [(1, 1)], 0))
+    assert done.error is None
+    before = ours.connector.received(name)
+    ticket = ours.connector.pull(name, [(block, block) for block in range(1, BLOCKS)], 0)
+    wait_for(lambda: ours.connector.received(name) > before)
+    return ticket
+
+
+def test_a_peer_that_is_killed_in_the_middle_fails_the_pull_and_its_successor_is_read(ours: Pool, owner: Owner) -> None:
+    ticket = begin(ours, owner, "first")
+    owner.process.kill()
+    owner.process.wait()
+    (done,) = ours.finish(ticket)
+    assert done.error is not None and "ended" in done.error
+    assert bool((ours.storage.own[BLOCKS - 1] == 0).all()), "it was killed in the middle"
+    wait_for(lambda: ours.connector.lost() == ["first"])
+    ours.connector.detach("first")
+    ours.storage.own.zero_()
+    again = Owner()
+    try:
+        ours.connector.attach("second", again.descriptor)
+        (done,) = ours.finish(ours.connector.pull("second", [(block, block) for block in range(1, 9)], 0))
+        assert done.error is None and bool((ours.storage.own[1:9] == 7).all())
+        assert torch.count_nonzero(ours.storage.own[9:]) == 0, "nothing of the first pull was written after its end"
+    finally:
+        again.end()
+
+
+def test_a_cancelled_pull_from_a_stopped_peer_ends_when_nothing_can_be_written_any_more(
+    ours: Pool, owner: Owner
+) -> None:  # C14
+    """A read cannot be taken back: it ends when the stopped process goes on, or is killed as its supervisor would."""
+    ticket = begin(ours, owner, "peer")
+    owner.process.send_signal(signal.SIGSTOP)
+    ours.connector.cancel(ticket)
+    assert ours.wakeup.wait(2.0) is False and ours.connector.poll() == []
+    owner.process.send_signal(signal.SIGCONT)
+    (done,) = ours.finish(ticket)
+    assert done.error == "cancelled"
+    written = ours.storage.own.clone()
+    (done,) = ours.finish(ours.connector.pull("peer", [], 0))
+    assert done.error is None and torch.equal(ours.storage.own, written)
