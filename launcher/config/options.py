@@ -125,6 +125,10 @@ class LaunchOptions:
         PROCESSES, None, "The stage whose workers to start, with --role and --join (default: the first one).", text,
         "STAGE",
     )  # fmt: skip
+    first_number: int = flag(
+        PROCESSES, 0, "Number of the first worker of each kind, so that names differ between hosts: decode:3 with 3.",
+        whole(0, 65535), "NUMBER",
+    )  # fmt: skip
     lend_cores: bool = flag(
         PROCESSES, True, "Let a worker compute on the cores of another one that has nothing to do.", switch
     )
