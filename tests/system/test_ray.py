@@ -127,6 +127,10 @@ def test_a_killed_node_is_replaced_and_streams_go_on(cluster: Any, launched: Ser
     assert node_of(cluster, after["decode:1"]) is not lost
     assert "decode:1 was lost with its node or actor" in launched.output.read_text()
     assert tokens(launched) == expected
+    moved = [
+        line for line in launched.request("GET", "/metrics").text().splitlines() if "pontil_failovers_total{" in line
+    ]
+    assert sum(float(line.split()[-1]) for line in moved) >= 1, "a stream was on the node that was killed"
     secret_stays_secret(read_key_file(tmp_path / "pontil.keys"), launched)
     launched.process.send_signal(signal.SIGINT)
     assert launched.process.wait(60) == 130
@@ -138,6 +142,7 @@ def secret_stays_secret(secret: str, served: Served) -> None:
     for one in [*launches(), *served.tree()]:
         assert not any(secret in word for word in [*one.cmdline(), *one.environ().values()])
     logs = Path("/tmp/ray/session_latest/logs")
+    assert logs.is_dir()
     held = [path for path in logs.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
     assert not held and secret not in served.output.read_text()
 

@@ -135,15 +135,15 @@ def test_a_lost_node_is_replaced_by_another_actor_in_the_bundle(world: LoopWorld
     world.advance()
     world.advance(1, Placed(1, 1, NODES[0]))
     world.advance(1, Ended(1, 1, None, ["ActorDiedError, the node is gone"]))
-    assert world.states[1] is SlotState.WAITING and 1 not in world.cluster.actors
+    assert world.states == [SlotState.PLACING, SlotState.WAITING, SlotState.PLACING] and 1 not in world.cluster.actors
     assert "decode:0 was lost with its node or actor: ActorDiedError, the node is gone; another" in world.out.getvalue()
     world.advance(0.6)
-    assert world.states[1] is SlotState.PLACING and world.cluster.actors[1] == 2
+    assert world.states == [SlotState.PLACING] * 3 and world.cluster.actors[1] == 2
     # News of the old actor is nobody's business.
     world.advance(0, Placed(1, 1, NODES[0]), Ended(1, 1, 0, []))
-    assert world.states[1] is SlotState.PLACING
+    assert world.states == [SlotState.PLACING] * 3
     world.advance(3600, Placed(1, 2, NODES[1]))
-    assert world.states[1] is SlotState.RUNNING and world.launch.failure is None
+    assert world.states == [SlotState.PLACING, SlotState.RUNNING, SlotState.PLACING] and world.launch.failure is None
 
 
 def test_a_worker_that_dies_again_and_again_is_given_up_and_the_rest_goes_on(world: LoopWorld) -> None:

@@ -117,8 +117,10 @@ def test_what_has_no_meaning_on_a_cluster_is_refused(flags: dict[str, str], word
 
 
 def test_a_workers_words_are_a_launch_that_joins(tmp_path: Path) -> None:
-    flags = {"on": "ray", "decode": "cpu:0-1,cpu:2-3", "model": str(tmp_path), "kv_cache_memory": "64MiB",
-             "api_keys": "a.keys", "usage_log": "u.db", "restart_delay": "0.25", "prefix_caching": False, "port": "9000"}  # fmt: skip
+    flags: dict[str, Any] = {
+        "on": "ray", "decode": "cpu:0-1,cpu:2-3", "model": str(tmp_path), "kv_cache_memory": "64MiB",
+        "usage_log": "u.db", "api_keys": "a.keys", "restart_delay": "0.25", "prefix_caching": False, "port": "9000",
+    }  # fmt: skip
     made = plan_cluster(read_options(flags))
     chosen = made.workers[2]
     devices, _ = chosen.devices(NODE, [])
@@ -131,8 +133,10 @@ def test_a_workers_words_are_a_launch_that_joins(tmp_path: Path) -> None:
 
 
 def test_the_proxys_words_are_a_launch_of_it_alone(tmp_path: Path) -> None:
-    flags = {"on": "ray", "decode": "cpu*2", "allowed_hosts": "a.example,b.example", "usage_log": "u.db",
-             "port": "9000", "log_format": "json", "response_store_size": "0"}  # fmt: skip
+    flags: dict[str, Any] = {
+        "on": "ray", "decode": "cpu*2", "allowed_hosts": "a.example,b.example", "usage_log": "u.db", "port": "9000",
+        "log_format": "json", "response_store_size": "0",
+    }  # fmt: skip
     options = parsed(plan_cluster(read_options(flags)).proxy_words(CONTROL))
     wanted = replace(read_options(flags), on="host", role="proxy", decode=None, control=CONTROL)
     assert options == wanted
