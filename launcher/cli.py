@@ -16,6 +16,7 @@ from pontil.launcher.commands.config import config
 from pontil.launcher.commands.graph import graph
 from pontil.launcher.commands.keys import keys
 from pontil.launcher.commands.launch import launch
+from pontil.launcher.commands.ready import ready
 from pontil.launcher.commands.rollout import drain, reload, restart, role, scale, undrain
 from pontil.launcher.commands.status import status
 from pontil.launcher.commands.units import units
@@ -71,7 +72,9 @@ def examine(folder: Path, parent: int) -> None:
 
 
 CHANGES = (drain, undrain, restart, scale, role, reload)
-for command in (launch, config, doctor, graph, chat, bench, conformance, status, *CHANGES, usage, audit, keys, units):
+for command in (
+    launch, config, doctor, graph, chat, bench, conformance, status, ready, *CHANGES, usage, audit, keys, units,
+):  # fmt: skip
     cli.add_command(command)
 
 

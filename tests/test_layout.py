@@ -125,13 +125,18 @@ ARROWS: dict[str, set[str]] = {
     "launcher/supervisor": {
         "launcher/child", "launcher/config", "launcher/control", "launcher/host", "launcher/keys", "launcher/logs",
     },
+    # One launch for each worker, on the nodes of a cluster. Ray is imported when it is asked for.
+    "launcher/cluster": {
+        "launcher/child", "launcher/config", "launcher/host", "launcher/keys", "launcher/logs", "launcher/supervisor",
+    },
     # The only module of the launcher that imports the product; runs in the child, or on request.
     "launcher/roles": {
         "launcher/child", "launcher/config", "launcher/logs", "http/app", "runtime", "runtime/accounting",
         "runtime/loaders/builtin", "runtime/probe", "runtime/worker",
     },
     "launcher/commands": {
-        "launcher/child", "launcher/config", "launcher/control", "launcher/host", "launcher/keys", "launcher/logs",
+        "launcher/child", "launcher/cluster", "launcher/config",
+        "launcher/control", "launcher/host", "launcher/keys", "launcher/logs",
         "launcher/roles", "launcher/supervisor", "runtime/graph",
     },
     "launcher/bench": {"launcher/commands/api_key", "launcher/commands/chat_session", "launcher/config"},

@@ -34,7 +34,15 @@ template <>
 int64_t multiply_adds<BFloat16>(int64_t rounds) {
     TileScope scope;
     (void)scope;
-    for (int tile = 0; tile < 8; tile++) zero_tile(tile);
+    // The number of a tile is part of the instruction, so it cannot be a loop's variable.
+    zero_tile(0);
+    zero_tile(1);
+    zero_tile(2);
+    zero_tile(3);
+    zero_tile(4);
+    zero_tile(5);
+    zero_tile(6);
+    zero_tile(7);
     for (int64_t round = 0; round < rounds; round++) {
         dot_tiles(0, 4, 6);
         dot_tiles(1, 4, 7);

@@ -16,6 +16,8 @@ from pontil.gpu_ops.kernels.instruction_sets import InstructionSet
 
 SOURCES = Path(__file__).resolve().parent.parent / "csrc"
 MAIN = "kernels.cpp"
+# Libraries that were compiled in advance, for an installation without a compiler (prebuild.py).
+PREBUILT = SOURCES.parent / "prebuilt"
 PARTIAL = "partial-"
 COMPILERS = ("g++", "c++", "clang++")
 # Contraction would round differently from one copy of an expression to the next. Scheduling before registers are
@@ -62,9 +64,20 @@ def source_digest() -> str:
     return digest.hexdigest()[:16]
 
 
+def prebuilt(target: InstructionSet) -> Path:
+    """Return where the library of these sources for an instruction set lies if it was compiled in advance, by whatever
+    compiler."""
+    key = hashlib.sha256("\0".join([source_digest(), *FLAGS, *target.flags]).encode()).hexdigest()[:16]
+    return PREBUILT / f"{target.title}-{key}.so"
+
+
 def build(target: InstructionSet, cache: Path, report: Callable[[str], None]) -> Path:
-    """Return the library for an instruction set, compiled if it is not in the cache. Of several processes that call
-    this at once one compiles and the others wait. Raises KernelError."""
+    """Return the library for an instruction set, compiled if it was neither compiled in advance nor is in the cache. Of
+    several processes that call this at once one compiles and the others wait. Raises KernelError."""
+    ready = prebuilt(target)
+    if ready.is_file():
+        try_out(ready)
+        return ready
     compiler = find_compiler()
     command = [compiler, *FLAGS, *target.flags]
     key = hashlib.sha256("\0".join([source_digest(), version_of(compiler), *command]).encode()).hexdigest()[:16]
@@ -103,8 +116,8 @@ def version_of(compiler: str) -> str:
         raise KernelError(f"{compiler} does not run ({error})") from error
 
 
-def compile_to(library: Path, command: list[str]) -> None:
-    """Compile, then rename: the library gets its name only when it is complete."""
+def compile_to(library: Path, command: list[str], runs_here: bool = True) -> None:
+    """Compile, then rename: the library gets its name only when it is complete, and tried if it `runs_here`."""
     partial = library.with_name(f"{PARTIAL}{os.getpid()}")
     try:
         done = subprocess.run(
@@ -114,7 +127,8 @@ def compile_to(library: Path, command: list[str]) -> None:
         if done.returncode:
             first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[-200:])
             raise KernelError(f"{command[0]} refused them ({first.strip()})", is_about_one_set=True)
-        try_out(partial)
+        if runs_here:
+            try_out(partial)
         partial.replace(library)
     except subprocess.TimeoutExpired as error:
         raise KernelError(f"{command[0]} did not end within {COMPILE_TIMEOUT:.0f} s") from error

@@ -13,6 +13,7 @@ import click
 
 from pontil.launcher.child.child import child_command
 from pontil.launcher.child.health import HealthLimits
+from pontil.launcher.cluster.entry import launch_on_ray
 from pontil.launcher.commands.rank_memory import memory_lines
 from pontil.launcher.commands.stage_lines import drawing, stage_lines
 from pontil.launcher.config.environment import LaunchEnvironment
@@ -97,7 +98,8 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
       launch --prefill 0,1 --decode 2,3    four single-GPU workers
       launch --prefill cpu:0-3 --decode cpu:4-7
 
-    One part of it, to be started in any order: --role proxy, --role prefill, --role decode.
+    One part of it, to be started in any order: --role proxy, --role prefill, --role decode. With --on ray a Ray cluster
+    places the workers.
 
     Ctrl-C ends at once; SIGTERM first lets requests in flight finish.
     """
@@ -108,6 +110,8 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
         return at_home(found, launch_environment.run_base)
 
     options = read()
+    if options.on == "ray":
+        return launch_on_ray(options, launch_environment, dry_run)
     secret = read_key_file(Path(options.keys)) if options.keys else None
     clients = read_client_keys(options, launch_environment.variables)
     directory = RunDirectory(launch_environment.run_base)

@@ -102,6 +102,14 @@ class LaunchOptions:
         PROCESSES, "all", "Which processes run here; mixed is one worker for both phases.", choice(*ROLES),
         "|".join(ROLES),
     )  # fmt: skip
+    on: Literal["host", "ray"] = flag(
+        PROCESSES, "host", "Where workers run: on this host, or each on the node that a Ray cluster finds for it.",
+        choice("host", "ray"), "host|ray",
+    )  # fmt: skip
+    ray_address: str | None = flag(
+        PROCESSES, None, "The Ray cluster's head (default: RAY_ADDRESS, else the cluster that this host is in).", text,
+        "HOST:PORT",
+    )  # fmt: skip
     prefill: tuple[DeviceItem, ...] | None = flag(
         PROCESSES, None, "Prefill workers, one per item: 0 or cuda:0, 0+1, cpu, cpu:0-3, cpu*2; none for none.",
         devices, "LIST",
@@ -124,6 +132,10 @@ class LaunchOptions:
     node: str | None = flag(
         PROCESSES, None, "The stage whose workers to start, with --role and --join (default: the first one).", text,
         "STAGE",
+    )  # fmt: skip
+    first_number: int = flag(
+        PROCESSES, 0, "Number of the first worker of each kind, so that names differ between hosts: decode:3 with 3.",
+        whole(0, 65535), "NUMBER",
     )  # fmt: skip
     lend_cores: bool = flag(
         PROCESSES, True, "Let a worker compute on the cores of another one that has nothing to do.", switch

@@ -161,6 +161,6 @@ def check_list(one: WorkerList, graph: GraphModel) -> None:
     joined = next((item for item in one.items if len(item.ranks) > 1), None)
     if joined is not None and one.node is not None and one.node.name != graph.first:
         raise OptionError(
-            f"{one.names[one.items.index(joined)]} has {len(joined.ranks)} devices joined by +, and only the first "
+            f"{one.names()[one.items.index(joined)]} has {len(joined.ranks)} devices joined by +, and only the first "
             f"stage ({graph.first}) can be divided: use commas."
         )

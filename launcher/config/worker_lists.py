@@ -22,9 +22,9 @@ class WorkerList:
     items: tuple[DeviceItem, ...]
     node: GraphNode | None = None
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(f"{self.name}:{number}" for number in range(len(self.items)))
+    def names(self, first: int = 0) -> tuple[str, ...]:
+        """Return the workers' names, numbered from `first` on."""
+        return tuple(f"{self.name}:{number}" for number in range(first, first + len(self.items)))
 
 
 def role_lists(options: LaunchOptions, roles: Sequence[str], machine: HostDevices) -> list[WorkerList]:

@@ -47,7 +47,7 @@ def plan_workers(
     # Stages may share a device: whoever names it for two of them means it.
     placements = assign(items, machine, share=options.share_devices or graph is not None)
     setting = WorkerSetting(run, control, graph, options.share_devices or share_cores(placements))
-    named = [(name, one) for one in lists for name in one.names]
+    named = [(name, one) for one in lists for name in one.names(options.first_number)]
     return [
         plan_worker(options, name, one, ranks, setting) for (name, one), ranks in zip(named, placements, strict=True)
     ]

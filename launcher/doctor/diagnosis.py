@@ -58,12 +58,12 @@ def judge_kernels(facts: MachineFacts) -> list[Finding]:
     compiler, chosen, refused = facts["compiler"], facts["chosen"], facts["refused"]
     slow = "workers on the CPU compute with torch's operations, several times slower"
     why = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
-    if compiler is None:
+    if compiler is None and chosen is None:
         return [
             warning("compiler", "no C++ compiler", slow, "install g++ or clang++ (apt install g++)"),
             warning("kernels", "none", slow, "install a compiler"),
         ]
-    found = fine("compiler", compiler)
+    found = fine("compiler", compiler or "none, and none is needed: the kernels were compiled in advance")
     if chosen is None:
         return [found, warning("kernels", why or "none", slow, "mend what is said here, or report it with these words")]
     if refused:

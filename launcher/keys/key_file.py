@@ -22,7 +22,7 @@ HEADING = """\
 
 def make_key_file(path: Path, *, force: bool = False) -> None:
     """Write a new secret, readable only by its owner. The file appears complete or not at all. Raises LaunchError."""
-    text = f"{HEADING}{FORMAT} {secrets.token_hex(SECRET_BYTES)}\n"
+    text = HEADING + key_text(secrets.token_hex(SECRET_BYTES))
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         written = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -43,6 +43,11 @@ def make_key_file(path: Path, *, force: bool = False) -> None:
         ) from None
     except OSError as error:
         raise LaunchError(f"The key file {path} cannot be written: {error.strerror}.") from None
+
+
+def key_text(secret: str) -> str:
+    """Return the line of a key file that has this secret."""
+    return f"{FORMAT} {secret}\n"
 
 
 def read_key_file(path: Path) -> str:

@@ -4,6 +4,7 @@ others'."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from pontil.launcher.config.child_plan import ChildPlan, plan_ranks, rank_endpoint
 from pontil.launcher.config.stage_list import PHASES, stem
@@ -76,8 +77,10 @@ def another(
 
 
 def free_name(what: str, names: Collection[str]) -> str:
-    """Return the name with the first free number: a worker keeps its name as long as it exists."""
-    return next(name for number in range(len(names) + 1) if (name := f"{what}:{number}") not in names)
+    """Return the name with the first free number from the lowest one on: a worker keeps its name as long as it
+    exists."""
+    first = min((int(name.partition(":")[2]) for name in names if name.partition(":")[0] == what), default=0)
+    return next(f"{what}:{number}" for number in count(first) if f"{what}:{number}" not in names)
 
 
 def free_gpus(like: ChildPlan, held: Sequence[ChildPlan], machine: HostDevices, share: bool) -> list[Placement]:

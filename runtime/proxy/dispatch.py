@@ -93,6 +93,7 @@ class Dispatcher:
     def launch(self, request: Request) -> None:
         """Send the attempt that has begun to its workers, after the cancels that they have yet to get (C15)."""
         self.flush()
+        self.metrics.add_dispatch(request)
         self.seat(request, 1)
         secret = None if self.config.keys is None else secrets.token_hex(SECRET_BYTES)
         deadline = self.time_left(request, self.clock())

@@ -40,6 +40,10 @@ class Latencies:
         self.whole = histogram(
             "e2e_request_latency_seconds", "From arrival to the last token of a complete answer", WHOLE_SECONDS
         )
+        self.dispatch = histogram(
+            "request_dispatch_time_seconds", "From arrival until workers were first given the request",
+            FIRST_TOKEN_SECONDS,
+        )  # fmt: skip
         self.queue = histogram(
             "request_queue_time_seconds", "From a worker's receipt of a request until it was scheduled",
             FIRST_TOKEN_SECONDS,

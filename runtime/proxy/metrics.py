@@ -133,6 +133,11 @@ class Metrics:
             elif name.startswith(THREAD_FAILURES) and name.removeprefix(THREAD_FAILURES) in WORKER_THREADS:
                 self.thread_failures.labels(worker, name.removeprefix(THREAD_FAILURES)).inc(difference)
 
+    def add_dispatch(self, request: Request) -> None:
+        """Observe the wait of a client's request that is given to workers for the first time."""
+        if request.attempt == 0 and request.is_clients:
+            self.latencies.dispatch.observe(request.sent - request.arrived, exemplar_of(request))
+
     def add_tokens(self, count: int, seconds: float, first: bool, of: Request | None = None) -> None:
         """Observe so many delivered tokens, so long after the arrival, or after the last tokens. The time to the first
         token has the request as its exemplar. Tokens of a run's further stages are counted only."""

@@ -24,6 +24,7 @@ OPENMETRICS = {"accept": "application/openmetrics-text;version=1.0.0;q=0.5,text/
 # Histograms observed once per complete response.
 TIMES = (
     "time_to_first_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds",
+    "request_dispatch_time_seconds",
     "request_prefill_time_seconds", "request_decode_time_seconds", "request_inference_time_seconds",
     "request_transfer_time_seconds", "request_time_per_output_token_seconds", "request_prompt_tokens",
     "request_generation_tokens",

@@ -15,6 +15,7 @@ import pytest
 
 from pontil.gpu_ops.kernels import build as building
 from pontil.gpu_ops.kernels import instruction_sets, kernel_set
+from pontil.gpu_ops.kernels import prebuild as prebuilding
 from pontil.gpu_ops.kernels.build import FLAGS, KernelError, build
 from pontil.gpu_ops.kernels.instruction_sets import INSTRUCTION_SETS, InstructionSet, usable_sets
 from pontil.gpu_ops.kernels.kernel_set import CHOICES, open_kernels
@@ -127,6 +128,31 @@ def test_the_matrix_unit_needs_permission(monkeypatch: pytest.MonkeyPatch) -> No
     for granted in (True, False):
         monkeypatch.setattr(instruction_sets, "may_use_tiles", lambda granted=granted: granted)
         assert (usable_sets()[0].name == "amx") is granted
+
+
+def test_libraries_that_were_compiled_in_advance_need_no_compiler(
+    tmp_path: Path, little_source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of other sources are not used, and one that ends its process is found out before it is loaded."""
+    monkeypatch.setattr(building, "PREBUILT", tmp_path / "prebuilt")
+    monkeypatch.setattr(prebuilding, "PREBUILT", tmp_path / "prebuilt")
+    monkeypatch.setattr(prebuilding, "INSTRUCTION_SETS", (QUICK,))
+    (library,) = prebuilding.prebuild()
+    monkeypatch.setattr(building, "COMPILERS", ("no-such-compiler",))
+    assert build(QUICK, tmp_path / "cache", lambda text: None) == library and not (tmp_path / "cache").exists()
+    with pytest.raises(KernelError, match="no C\\+\\+ compiler"):
+        build(InstructionSet("generic", frozenset(), ("-O1",)), tmp_path / "cache", lambda text: None)
+    library.write_text("half of it")
+    with pytest.raises(KernelError, match="does not let"):
+        build(QUICK, tmp_path / "cache", lambda text: None)
+    little_source.write_text(f"{OPENS}\n")
+    with pytest.raises(KernelError, match="no C\\+\\+ compiler"):
+        build(QUICK, tmp_path / "cache", lambda text: None)
+
+
+def test_kernels_are_compiled_in_advance_for_all_processors_of_an_architecture() -> None:
+    assert [one.name for one in prebuilding.sets_of("x86_64")] == [one.name for one in INSTRUCTION_SETS]
+    assert [one.name for one in prebuilding.sets_of("aarch64")] == ["generic"]
 
 
 def test_without_a_compiler_torch_computes_and_that_is_said_once(

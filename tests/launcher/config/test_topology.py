@@ -61,6 +61,7 @@ def test_cores_are_lent_where_each_is_one_workers() -> None:
         ({"role": "proxy"}, ["proxy"]),
         ({"role": "prefill", "join": JOIN}, ["prefill:0"]),
         ({"role": "decode", "join": JOIN, "decode": "cpu:0,cpu:1"}, ["decode:0", "decode:1"]),
+        ({"role": "decode", "join": JOIN, "decode": "cpu:0,cpu:1", "first_number": 7}, ["decode:7", "decode:8"]),
         ({"decode": "none"}, ["proxy", "prefill:0"]),
     ],
 )

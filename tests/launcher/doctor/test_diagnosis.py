@@ -76,6 +76,8 @@ def test_connectors_and_compilers_are_findings_of_their_own() -> None:
     assert [one.subject for one in diagnosis.judge_kernels(KERNELS)] == ["compiler", "kernels"]
     (compiler, _) = diagnosis.judge_kernels(KERNELS | {"compiler": None, "chosen": None})
     assert compiler.state == "warning" and "install g++" in compiler.mend
+    ready = diagnosis.judge_kernels(KERNELS | {"compiler": None})
+    assert [one.state for one in ready] == ["fine", "fine"] and "compiled in advance" in ready[0].found
 
 
 def test_a_connector_whose_package_is_missing_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:

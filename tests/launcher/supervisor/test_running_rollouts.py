@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pontil.launcher.commands.ready import said as readiness
 from pontil.launcher.control.control_client import ControlReply, RunningLaunch, ask, find_launch
 from pontil.launcher.control.control_socket import NAME
 from pontil.launcher.errors import LaunchError, OptionError
@@ -70,10 +71,13 @@ def test_a_drained_worker_stays_and_comes_back(pair: Any, waiting: WaitUntil) ->
     reply, said = command(pair, command="drain", names=["decode:0"], drain_timeout=7)
     assert reply.code == 0 and "decode:0 is drained" in said[-1] and "undrain" in said[-1]
     assert states(pair)["decode:0"] == "drained" and pids(pair) == before
+    with pytest.raises(LaunchError, match="decode:0 is drained"):
+        readiness(find_launch(pair.base, folder_of(pair)))
     # The proxy's table shows it too.
     waiting(lambda: pair.commands()[-1]["rows"][2]["state"] == "drained")
     assert command(pair, command="undrain", names=["decode:0"])[0].code == 0
     assert set(states(pair).values()) == {"ready"} and pids(pair) == before
+    assert readiness(find_launch(pair.base, folder_of(pair))) == "ready: proxy, prefill:0, decode:0"
     told = [(order["name"], order["role"], order["drain"]) for order in orders(pair)]
     assert told == [("decode:0", "decode", 7.0), ("decode:0", "decode", None)]
 

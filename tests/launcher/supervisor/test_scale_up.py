@@ -58,6 +58,7 @@ def test_gpus_go_one_to_each_worker_and_are_shared_evenly() -> None:
 def test_names_are_the_first_that_are_free() -> None:
     assert free_name("decode", {"decode:0", "decode:2", "prefill:1"}) == "decode:1"
     assert free_name("decode", set()) == "decode:0"
+    assert free_name("decode", {"decode:7", "decode:8", "prefill:1"}) == "decode:9"
 
 
 def test_over_a_network_everybody_has_the_same_kind_of_address() -> None:
