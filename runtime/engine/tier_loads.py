@@ -170,3 +170,7 @@ class TierLoads:
             "kv_tier_hit_tokens": self.hits, "kv_tier_refused_loads": self.refused, "kv_tier_late_loads": self.late,
         }  # fmt: skip
         return {**self.store.counters(), **mine}
+
+    def gauges(self) -> dict[str, int]:
+        """Return the blocks in each tier in use, and the fewest tokens that are read from it."""
+        return {} if self.store is None else self.store.gauges()

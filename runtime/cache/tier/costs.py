@@ -26,6 +26,10 @@ class TierCosts:
     def __post_init__(self) -> None:
         self.per_block = dict(self.at_start)
 
+    def know(self, tier: str, seconds: float) -> None:
+        """Take the seconds of a block of one more tier."""
+        self.at_start[tier] = self.per_block[tier] = seconds
+
     def seconds(self, tiers: Iterable[str]) -> float:
         """Return the expected seconds of a read of blocks from these tiers."""
         return self.base + sum(self.per_block[tier] for tier in tiers)

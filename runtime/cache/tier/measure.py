@@ -23,14 +23,11 @@ def seconds_of_block(tier: KVTier, storage: KVStorage) -> float:
     size = storage.layout.block_bytes
     count, weights = max(1, min(BLOCKS, BYTES // size)), storage.weights_of(len(storage.layout.kv_heads))
     into = np.zeros((1, size), dtype=np.uint8)
-    best = float("inf")
-    for _ in range(ROUNDS):
-        begun = time.perf_counter()
-        tier.probe(count, into[0])
-        for _ in range(count):
-            block_digests(into, [0], weights)
-        best = min(best, time.perf_counter() - begun)
-    return max(LEAST_SECONDS, best / count)
+    read = min(tier.probe(count, into[0]) for _ in range(ROUNDS))
+    begun = time.perf_counter()
+    for _ in range(count):
+        block_digests(into, [0], weights)
+    return max(LEAST_SECONDS, (read + time.perf_counter() - begun) / count)
 
 
 def seconds_of_turn(store: TierStore) -> float:

@@ -43,8 +43,9 @@ class KVTier(Protocol):
     def eldest(self) -> Key | None:
         """Return the least recently used key if no slot is free, else None."""
 
-    def probe(self, count: int, into: Block) -> None:
-        """Read so many blocks as `get` would read blocks that were not used for long. It changes no block."""
+    def probe(self, count: int, into: Block) -> float:
+        """Return the seconds to read so many blocks, as `get` would read blocks that were not used for long. It changes
+        no block of the tier."""
 
     def close(self) -> None:
         """Give back what the tier holds of the machine. What is durable stays."""

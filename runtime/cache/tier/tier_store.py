@@ -147,6 +147,15 @@ class TierStore:
             "kv_tier_failures": self.chain.failures,
         }
 
+    def gauges(self) -> dict[str, int]:
+        """Return the blocks in each tier that is used, and the fewest tokens that are worth a read from it, 0 where
+        computing is sooner now."""
+        size, measured = self.storage.layout.block_size, dict[str, int]()
+        for tier in self.chain.tiers:
+            measured[f"kv_tier_{tier.name}_blocks"] = len(tier)
+            measured[f"kv_tier_{tier.name}_least_tokens"] = self.costs.least(tier.name, size) or 0
+        return measured
+
     def close(self) -> None:
         self.stopping.set()
         self.jobs.put(False)
