@@ -10,8 +10,8 @@ from pontil.launcher.errors import OptionError
 def check_folder(option: str, path: Path, needed: int) -> None:
     """Raise OptionError unless files of so many bytes can be made in a folder, which may not exist yet. Files that are
     there already count as room: they are used again."""
-    place = next((one for one in (path, *path.parents) if one.exists()), Path("/"))
     try:
+        place = next((one for one in (path, *path.parents) if one.exists()), Path("/"))
         if not place.is_dir():
             raise NotADirectoryError(0, "it is no folder")
         if not os.access(place, os.W_OK | os.X_OK):

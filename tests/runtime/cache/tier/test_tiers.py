@@ -68,7 +68,7 @@ def test_a_tier_is_a_bounded_table(kind: str, tmp_path_factory: pytest.TempPathF
             key, block = key_of(number), block_of(number, turn)
             if step == "store":
                 chain.store(key, block, digest_of(block))
-                # What a key has is never replaced: equal keys mean equal bytes.
+                # The block of a key is never replaced: equal keys mean equal bytes.
                 expected.setdefault(number, block)
                 expected.move_to_end(number)
                 if len(expected) > 4:
