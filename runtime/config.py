@@ -43,7 +43,8 @@ class WorkerConfig:
     where it has one. `pooling` is for a worker that embeds. `deterministic` chooses products on a
     GPU whose rows' bits do not depend on the batch. In a model of several stages, `graph` is its name in
     runtime/graph/catalog.py and `node` the stage that this worker computes; items of its streams take at most
-    `stream_memory`."""
+    `stream_memory`. Prefixes that the KV cache evicts are kept in `kv_tier_memory` bytes, and in `kv_tier_disk_size`
+    bytes in a folder of this worker's under `kv_tier_disk`."""
 
     name: str
     role: WorkerRole
@@ -64,6 +65,9 @@ class WorkerConfig:
     speculative_tokens: int = 0
     speculative_model: str | None = None
     kv_cache_memory: int | None = None
+    kv_tier_memory: int = 0
+    kv_tier_disk: str | None = None
+    kv_tier_disk_size: int = 0
     gpu_memory_share: float = 0.9
     kv_connector: str = AUTO
     kernels: str = "auto"

@@ -51,13 +51,14 @@ ARROWS: dict[str, set[str]] = {
     "runtime/accounting": set(),
     "runtime/graph": set(),
     "runtime/cache": {"gpu_ops", "gpu_ops/kernels"},
+    "runtime/cache/tier": {"runtime/cache", "gpu_ops"},
     "runtime/models": {"gpu_ops", "gpu_ops/collectives", "gpu_ops/kernels"},
     "runtime/models/qwen3_omni": {"runtime/models", "gpu_ops", "gpu_ops/kernels"},
     "runtime/loaders": {
         "runtime/models/architectures", "runtime/models/config", "runtime/models/encoder_config",
         "runtime/models/qwen3_omni/config",
     },
-    "runtime/engine": {"runtime/cache", "runtime/models", "gpu_ops", "gpu_ops/kernels"},
+    "runtime/engine": {"runtime/cache", "runtime/cache/tier", "runtime/models", "gpu_ops", "gpu_ops/kernels"},
     "runtime/engine/device": {
         "runtime/cache", "runtime/engine", "runtime/models", "gpu_ops", "gpu_ops/kernels",
     },
@@ -92,8 +93,8 @@ ARROWS: dict[str, set[str]] = {
         "runtime/streams", "runtime/tokenizer",
     },
     "runtime/worker": {
-        "runtime/cache", "runtime/disaggregation", "runtime/engine", "runtime/engine/device", "runtime/grammar",
-        "runtime/loaders",
+        "runtime/cache", "runtime/cache/tier", "runtime/disaggregation", "runtime/engine", "runtime/engine/device",
+        "runtime/grammar", "runtime/loaders",
         "runtime/models", "runtime/models/qwen3_omni", "runtime/nodes", "runtime/probe", "runtime/tokenizer",
         "runtime/transfer", "runtime/wire", "runtime/graph", "runtime/streams", "runtime/worker/ranks",
         "runtime/worker/stages", "gpu_ops/collectives", "gpu_ops/kernels",

@@ -24,6 +24,7 @@ from pontil.launcher.control.local_proxy import at_home, open_directory
 from pontil.launcher.control.run_directory import RunDirectory
 from pontil.launcher.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import find_machine
+from pontil.launcher.host.disk_room import check_folder
 from pontil.launcher.host.gpus import TOOL
 from pontil.launcher.host.notify import Notifier
 from pontil.launcher.host.ports import usable_port
@@ -120,6 +121,7 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
     if dry_run:
         show_plan(topology)
         return 0
+    check_disk_tier(topology)
     chosen = choose_ports(options)
     topology = plan(chosen, machine, directory.path, launch_environment.cache_directory).with_keys(secret)
     topology = topology.with_clients(clients.config)
@@ -128,6 +130,13 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
         reloader=Reloader(chosen, read, launch_environment.variables),
     )  # fmt: skip
     return supervise(chosen, orders, directory, Notifier(launch_environment.variables))
+
+
+def check_disk_tier(topology: Topology) -> None:
+    """Raise OptionError unless the disk has room for what all workers here keep on it."""
+    kept = [each.config for each in topology.children if each.config.get("kv_tier_disk")]
+    if kept:
+        check_folder("--kv-tier", Path(kept[0]["kv_tier_disk"]), sum(each["kv_tier_disk_size"] for each in kept))
 
 
 def supervise(options: LaunchOptions, orders: Orders, directory: RunDirectory, notifier: Notifier) -> int:

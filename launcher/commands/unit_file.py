@@ -178,7 +178,8 @@ class UnitFile:
 def writable(options: LaunchOptions) -> list[str]:
     """Return the folders of the files that are written, each once."""
     files = (options.usage_log or "", options.response_store or "")
-    return list(dict.fromkeys(folder_of(file) for file in files if file.startswith("/")))
+    folders = [folder_of(file) for file in files if file.startswith("/")]
+    return list(dict.fromkeys([*folders, *(tier.path for tier in options.kv_tier if tier.path is not None)]))
 
 
 def folder_of(path: str) -> str:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from pontil.launcher.config.environment import LaunchEnvironment
+from pontil.launcher.config.kv_tier_list import TierItem, kv_tiers
 from pontil.launcher.config.parsers import (
     Reader,
     choice,
@@ -230,6 +231,10 @@ class LaunchOptions:
         "the model's own; else guesses are what stood before.", text, "NAME|PATH|mtp",
     )  # fmt: skip
     kv_cache_memory: int | None = flag(ENGINE, None, "KV cache of each worker, like 2GiB or 512MB.", size, "SIZE")
+    kv_tier: tuple[TierItem, ...] = flag(
+        ENGINE, (), "Where each worker keeps prefixes that its KV cache evicts: memory:8GiB,disk:/path:64GiB, or "
+        "one of them.", kv_tiers, "memory:SIZE,disk:PATH:SIZE",
+    )  # fmt: skip
     gpu_memory_share: float = flag(
         ENGINE, 0.9, "Share of a GPU's memory that may be used, by KV cache whatever weights and steps leave of it.",
         number(0.05, 1.0), "SHARE",

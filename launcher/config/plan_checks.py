@@ -65,6 +65,19 @@ def check_stages(options: LaunchOptions, graph: GraphModel | None) -> None:
         )
 
 
+def check_tiers(options: LaunchOptions, workers: Sequence[ChildPlan]) -> None:
+    """Check that the workers which answer can have the tiers below their KV cache that were asked for."""
+    if options.kv_tier and not options.prefix_caching:
+        raise OptionError("--kv-tier keeps prefixes that the KV cache evicts, and --no-prefix-caching keeps none: "
+                          "leave one of them out.")  # fmt: skip
+    for worker in workers:
+        if worker.followers and (worker.config["kv_tier_memory"] or worker.config["kv_tier_disk"]):
+            raise OptionError(
+                f"{worker.name} has {worker.ranks} devices joined by +, and --kv-tier is for workers of one: use "
+                "commas."
+            )
+
+
 def check_drafts(options: LaunchOptions, graph: GraphModel | None, workers: Sequence[ChildPlan]) -> None:
     """Check that of a model of several stages one of the workers can have the draft model: one of the stage that
     answers, if that generates."""

@@ -18,6 +18,7 @@ from pontil.launcher.config.plan_checks import (
     check_join,
     check_lists,
     check_stages,
+    check_tiers,
 )
 from pontil.launcher.config.served_models import embedding_model, served_embedding_name, served_name
 from pontil.launcher.config.worker_plan import plan_demands, plan_workers
@@ -71,6 +72,7 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
     check_connector(options, control)
     workers = [] if options.role == "proxy" else plan_workers(options, machine, run, control, graph)
     check_drafts(options, graph, workers)
+    check_tiers(options, workers)
     proxies = [] if options.join else [plan_proxy(options, machine, run, control, graph)]
     check_endpoints([control, *(address for worker in workers for address in worker.endpoints)])
     children = tuple(child.configured(cache_dir=str(cache)) for child in proxies + workers)

@@ -10,6 +10,7 @@ from typing import Any
 from pontil.launcher.config.addresses import is_own, url_host
 from pontil.launcher.config.child_plan import ChildPlan, plan_ranks, rank_endpoint
 from pontil.launcher.config.graph_choice import first_stage, stage_model
+from pontil.launcher.config.kv_tier_list import DISK, MEMORY, bytes_of, disk_path
 from pontil.launcher.config.options import DRAFT_TOKENS, LaunchOptions
 from pontil.launcher.config.parsers import host_of
 from pontil.launcher.config.served_models import embedding_model, served_embedding_name, served_name
@@ -95,6 +96,9 @@ def plan_worker(
         "speculative_tokens": speculative_tokens(options) if guesses else 0,
         "speculative_model": options.speculative_model if guesses else None,
         "kv_cache_memory": options.kv_cache_memory,
+        "kv_tier_memory": bytes_of(options.kv_tier, MEMORY) if guesses else 0,
+        "kv_tier_disk": disk_path(options.kv_tier) if guesses else None,
+        "kv_tier_disk_size": bytes_of(options.kv_tier, DISK) if guesses else 0,
         "gpu_memory_share": options.gpu_memory_share,
         "kv_connector": options.kv_connector,
         "deadlines": {name: getattr(options, name) for name in DEADLINES},
@@ -145,8 +149,10 @@ def plan_demands(
 def plan_demand(options: LaunchOptions, workers: Sequence[ChildPlan], machine: HostDevices) -> dict[str, Any]:
     draft = options.speculative_model
     drafting = {"speculative_model": draft, "drafting": [worker.role != PREFILL for worker in workers]} if draft else {}
+    tier = bytes_of(options.kv_tier, MEMORY)
     return {
         **drafting,
+        **({"kv_tier_memory": tier} if tier else {}),
         "dtype": options.dtype,
         "kv_cache_dtype": options.kv_cache_dtype,
         "quantization": options.quantization,

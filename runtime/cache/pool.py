@@ -13,9 +13,9 @@ blocks only as it grows.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from pontil.runtime.cache.prefix import PrefixIndex
+from pontil.runtime.cache.prefix import Key, PrefixIndex
 
 
 class BlockPool:
@@ -23,6 +23,9 @@ class BlockPool:
 
     Blocks released last are allocated first, and free ones before idle ones: memory that was never needed is never
     touched. Blocks are first allocated in the order of their numbers; `highest` is the last one that ever was.
+
+    `evicted`, set by the component that keeps evicted blocks elsewhere, is called with a block and its last key, that
+    of most tokens, while the block still has its content.
     """
 
     def __init__(self, num_blocks: int, index: PrefixIndex | None = None) -> None:
@@ -35,6 +38,7 @@ class BlockPool:
         self.owners: dict[int, int] = {}
         self.credits = 0
         self.highest = 0
+        self.evicted: Callable[[int, Key], None] | None = None
 
     @property
     def capacity(self) -> int:
@@ -76,6 +80,8 @@ class BlockPool:
             self.highest = max(self.highest, block)
             return block
         block, _ = self.idle.popitem(last=False)
+        if self.evicted is not None:
+            self.evicted(block, self.index.keys[block][-1])
         self.index.forget(block)
         return block
 

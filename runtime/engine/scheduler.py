@@ -16,6 +16,7 @@ from pontil.runtime.engine.prefix_cache import PrefixCache, PrefixHit
 from pontil.runtime.engine.queues import SequenceQueues
 from pontil.runtime.engine.remote_prefill import RemotePrefill
 from pontil.runtime.engine.sequence import FinishReason, Known, Sequence, SequenceState
+from pontil.runtime.engine.tier_loads import TierLoads
 from pontil.runtime.engine.unknown_tokens import is_ready
 
 
@@ -29,8 +30,8 @@ class Scheduler:
     Admission reserves blocks for the known tokens of a sequence; generated tokens take blocks as they come. When no
     block is left, the newest running sequence is preempted: it loses its blocks and waits to be computed again, so that
     the oldest always continues. A sequence that hands over is reserved whole and never preempted: its blocks are
-    promised to a decode worker. `parked` sequences wait for KV from another worker: they hold their reservation and
-    their seats, but take no part in a step.
+    promised to a decode worker. `parked` sequences wait for KV from another worker, or from a `tier` below the pool:
+    they hold their reservation and their seats, but take no part in a step.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Scheduler:
         self.answer_recompute = AnswerRecompute(self.prefix, self.memory, layout.block_size)
         self.queues = SequenceQueues()
         self.waiting, self.running, self.parked = self.queues.waiting, self.queues.running, self.queues.parked
+        self.tier = TierLoads(self.prefix, self.memory, self.queues, self.start, clock)
         self.preemptions = self.recomputed = 0
         self.stalled = self.held_up = False
 
@@ -61,9 +63,8 @@ class Scheduler:
     def has_work(self) -> bool:
         """Return whether there is work for a step; sequences that wait to be parked, or for another stage, need
         none."""
-        return any(not sequence.rests for sequence in self.running) or any(
-            sequence.remote_prefill is None for sequence in self.waiting
-        )
+        computes = any(not sequence.rests for sequence in self.running)
+        return computes or self.tier.has_work or any(sequence.remote_prefill is None for sequence in self.waiting)
 
     def fits(self, sequence: Sequence) -> bool:
         """Return whether the sequence could run in an empty pool."""
@@ -146,6 +147,8 @@ class Scheduler:
         Between steps only those that wait for remote KV are parked: a sequence admitted to be computed may have a block
         to copy, which must not be reassigned before the step that copies it.
         """
+        if in_step:
+            self.tier.settle()
         for sequence in list(self.waiting):
             if self.queues.seats_taken >= self.max_num_seqs:
                 return
@@ -156,12 +159,13 @@ class Scheduler:
                 return
 
     def take_up(self, sequence: Sequence) -> bool:
-        """Start a sequence if there is room for it."""
+        """Start a sequence if there is room for it, or park it while its prefix is read from a tier."""
         hit = self.prefix.find(sequence)
         if not self.reserve(sequence, hit):
             return False
         self.waiting.remove(sequence)
-        self.start(sequence, hit)
+        if not self.tier.begin(sequence, hit):
+            self.start(sequence, hit)
         self.prefix.claim(sequence)
         return True
 

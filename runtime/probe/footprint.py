@@ -30,7 +30,8 @@ KV_HEADS = ("k_proj", "v_proj")
 @dataclass(frozen=True, slots=True)
 class MemoryDemand:
     """The settings that all workers of a launch share, as in WorkerConfig; for each worker its ranks' devices; and
-    the free bytes of those GPUs where that is known. A worker that is `drafting` also has the draft model."""
+    the free bytes of those GPUs where that is known. A worker that is `drafting` also has the draft model. Each has
+    `kv_tier_memory` bytes of host memory besides."""
 
     dtype: str
     kv_cache_dtype: str
@@ -42,26 +43,32 @@ class MemoryDemand:
     gpu_memory: Mapping[str, int]
     speculative_model: str | None = None
     drafting: Sequence[bool] = ()
+    kv_tier_memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The memory of one rank of a worker, in bytes. Never more than it really takes: a launch refused for this would
-    have swapped at best."""
+    """The memory of one rank of a worker on one device, in bytes: a worker on a GPU has its tier on the host. Never
+    more than it really takes: a launch refused for this would have swapped at best."""
 
     weights: int
     kv: int
+    tier: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv
+        return self.weights + self.kv + self.tier
 
     def __add__(self, other: Footprint) -> Footprint:
-        return Footprint(self.weights + other.weights, self.kv + other.kv)
+        return Footprint(self.weights + other.weights, self.kv + other.kv, self.tier + other.tier)
 
     @property
     def words(self) -> str:
-        return f"{gibibytes(self.weights)} of weights and {gibibytes(self.kv)} of KV cache"
+        tier = f"{gibibytes(self.tier)} of --kv-tier"
+        if not self.weights:
+            return tier
+        words = f"{gibibytes(self.weights)} of weights and {gibibytes(self.kv)} of KV cache"
+        return f"{words} and {tier}" if self.tier else words
 
 
 def check_memory(path: Path, demand: MemoryDemand, draft: Path | None = None) -> None:
@@ -76,7 +83,8 @@ def check_memory(path: Path, demand: MemoryDemand, draft: Path | None = None) ->
         check_division(config, size)
     parts = {size: footprint(path, config, demand, size) for size in sizes}
     extra = Footprint(0, 0) if draft is None else draft_footprint(path, draft, demand)
-    for device in dict.fromkeys(device for worker in demand.workers for device in worker):
+    tier, on_host = Footprint(0, 0, demand.kv_tier_memory), [CPU] if demand.kv_tier_memory else []
+    for device in dict.fromkeys([*(device for worker in demand.workers for device in worker), *on_host]):
         room = host_room() if device == CPU else FreeMemory(demand.gpu_memory.get(device, NO_LIMIT))
         held = [
             parts[len(worker)] + extra if guesses else parts[len(worker)]
@@ -84,6 +92,8 @@ def check_memory(path: Path, demand: MemoryDemand, draft: Path | None = None) ->
             for rank in worker
             if rank == device
         ]
+        if on_host and device == CPU:
+            held = [one + tier for one in held] + [tier for worker in demand.workers if CPU not in worker]
         if sum(one.total for one in held) > room.bytes:
             where = room.where if device == CPU else device
             raise ModelError(refusal(path, device, held, sizes, f"{where} has {gibibytes(room.bytes)} left"))
@@ -129,7 +139,8 @@ def refusal(path: Path, device: str, held: Sequence[Footprint], sizes: Mapping[i
     more = "" if device == CPU else "divide it over more GPUs with +, "
     return (
         f"the model {path.name} is too large: {needed} {gibibytes(sum(one.total for one in held))}, and {left}: {fewer}"
-        f"{more}choose a smaller model or --quantization, or lower --kv-cache-memory or --max-model-len"
+        f"{more}choose a smaller model or --quantization, or lower {'--kv-tier, ' if most.tier else ''}"
+        "--kv-cache-memory or --max-model-len"
     )
 
 

@@ -18,6 +18,7 @@ from pontil.runtime.proxy.routing_metrics import RoutingMetrics
 from pontil.runtime.proxy.run_metrics import RunMetrics
 from pontil.runtime.proxy.scrape_collector import ScrapeCollector
 from pontil.runtime.proxy.stream_metrics import StreamMetrics
+from pontil.runtime.proxy.tier_metrics import TierMetrics
 from pontil.runtime.threads import ThreadFailures
 
 HANDOFFS = "handoffs_"
@@ -30,7 +31,7 @@ CAUSES = DIED, SILENT, FAILED, BROKEN, UNREACHABLE, MOVED = (
 REFUSALS = OVERLOAD, TOO_LATE, KEY_LIMIT = "overload", "deadline", "key_limit"
 THREAD_FAILURES = "thread_failures_"
 # The threads of workers; names that a worker makes up are no series.
-WORKER_THREADS = ("doorkeeper", "grammars", *(name for row in CONNECTORS.values() for name in row.threads))
+WORKER_THREADS = ("doorkeeper", "grammars", "kv-tier", *(name for row in CONNECTORS.values() for name in row.threads))
 RESULTS = ("complete", "failed", "expired", "cancelled")
 # The finished_reason of a request, in vLLM's words where it has one.
 FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"}
@@ -88,7 +89,7 @@ class Metrics:
         self.handoffs = Counter("pontil_handoffs", "Handoffs from prefill to decode", ["result"], registry=registry)
         for result in RESULTS:
             self.handoffs.labels(result)
-        self.drafts, self.streams = DraftMetrics(registry), StreamMetrics(registry)
+        self.of_worker = (DraftMetrics(registry), StreamMetrics(registry), TierMetrics(registry))
         self.plain = {
             "kv_transfer_bytes": counter("kv_transfer_bytes", "Bytes of KV blocks pulled"),
             "prefix_cache_queries": counter("prefix_cache_queries", "Prompt tokens looked up in a prefix cache"),
@@ -124,7 +125,7 @@ class Metrics:
     def add_worker_counters(self, worker: str, grown: Mapping[str, int]) -> None:
         """Add the growth of a worker's counters. Unknown names are ignored."""
         for name, difference in grown.items():
-            if self.drafts.add(worker, name, difference) or self.streams.add(worker, name, difference):
+            if any(some.add(worker, name, difference) for some in self.of_worker):
                 continue
             if name in self.plain:
                 self.plain[name].inc(difference)

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.stream_metrics import stream_gauges
+from pontil.runtime.proxy.tier_metrics import tier_gauges
 
 
 class ScrapeCollector(Collector):
@@ -90,7 +91,9 @@ class ScrapeCollector(Collector):
             for worker in workers:
                 family.add_metric([worker.hello.name], value(worker))
             yield family
-        yield from stream_gauges((one.hello.name, one.gauges) for one in workers)
+        measured = [(one.hello.name, one.gauges) for one in workers]
+        yield from stream_gauges(measured)
+        yield from tier_gauges(measured)
 
 
 def used(blocks: int, free: int) -> float:

@@ -46,5 +46,6 @@ class WorkerCounters:
             "prompt_tokens_computed": computed,
             "prompt_tokens_computed_before": self.computed_before,
             "results_dropped": self.results_dropped,
+            **scheduler.tier.counters(),
             **{f"accepted_draft_tokens_at_{place}": count for place, count in enumerate(engine.drafts.right_at)},
         }

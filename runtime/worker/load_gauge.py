@@ -43,4 +43,7 @@ class LoadGauge:
         }
         running = len(scheduler.running) + len(scheduler.parked)
         waiting = len(scheduler.waiting) + len(self.prefill.halves) + len(self.grammars)
-        return HeartbeatLoad(running, waiting, self.machine.pool.available, steps, counters, self.stage.gauges())
+        return HeartbeatLoad(running, waiting, self.machine.pool.available, steps, counters, self.gauges())
+
+    def gauges(self) -> dict[str, int] | None:
+        return {**(self.stage.gauges() or {}), **self.machine.scheduler.tier.gauges()} or None

@@ -27,6 +27,7 @@ from pontil.runtime.worker.counters import WorkerCounters
 from pontil.runtime.worker.decode import DecodeSide
 from pontil.runtime.worker.grammar_manager import GrammarManager
 from pontil.runtime.worker.idle_work import IdleWork
+from pontil.runtime.worker.kv_tiers import open_tiers
 from pontil.runtime.worker.load_gauge import LoadGauge
 from pontil.runtime.worker.open_stage import open_stage
 from pontil.runtime.worker.output_processor import OutputProcessor
@@ -77,6 +78,7 @@ class Worker:
         self.guard = None if self.keys is None else TransferSecurity(self.keys.transfer)
         self.driver = machine.driver
         self.driver.watch(self.poller)
+        self.tiers = open_tiers(config, machine, self.poller.wake, self.failures)
         self.transport = self.open_connector()
         own = RankedConnector(self.transport, machine.storage)
         self.connector = RankConnector(own, machine.storage, self.driver.orders, self.driver.pools)
@@ -341,6 +343,8 @@ class Worker:
         self.idle_work.begin()
         self.grammars.close()
         self.connector.close()
+        if self.tiers is not None:
+            self.tiers.close()
         self.publisher.close()
         self.stage.end()
         self.decode.peers.close()

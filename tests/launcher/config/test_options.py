@@ -61,6 +61,10 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         ("allowed_hosts", "a,,b"), ("allowed_hosts", ""), ("max_body_size", "0"),
         ("cors_origin", "null"), ("cors_origin", "app.example"), ("cors_origin", "https://a/b"), ("cors_origin", ""),
         ("cors_origin", "https://a,,*"),
+        ("kv_tier", "8GiB"), ("kv_tier", "memory"), ("kv_tier", "memory:/x:1GiB"), ("kv_tier", "disk:1GiB"),
+        ("kv_tier", "disk:kv:1GiB"), ("kv_tier", "memory:0"), ("kv_tier", "disk:/kv:lots"), ("kv_tier", "tape:/x:1GiB"),
+        ("kv_tier", "memory:1GiB,memory:2GiB"), ("kv_tier", "disk:/a:1GiB,disk:/b:1GiB"), ("kv_tier", ","),
+        ("kv_tier", "disk:/a\nb:1GiB"), ("kv_tier", ""),
         ("first_byte_timeout", "0"), ("kv_lease", "-1"), ("kv_stall_timeout", "soon"),
     ],
 )  # fmt: skip

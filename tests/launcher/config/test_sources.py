@@ -31,6 +31,7 @@ def another(declared: Field[Any]) -> tuple[str, Any]:
         "ipc:///x",
         "x",
         "a=cpu",
+        "memory:1MiB",
         *declared.metadata["metavar"].split("|"),
     ):
         try:

@@ -74,6 +74,20 @@ def test_each_gpu_has_its_own_and_an_unknown_one_is_not_judged(tiny: Path, monke
         check_memory(tiny, replace(on_gpus, gpu_memory={"cuda:0": one, "cuda:1": 1}))
 
 
+def test_a_tier_takes_memory_of_the_host(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = footprint(tiny, read_config(tiny), DEMAND).total
+    monkeypatch.setattr(module, "host_room", lambda: FreeMemory(one + (4 << 30)))
+    check_memory(tiny, replace(DEMAND, kv_tier_memory=4 << 30))
+    with pytest.raises(ModelError, match=r"and 5.0 GiB of --kv-tier needs 5.0 GiB, .* or lower --kv-tier, --kv-cache"):
+        check_memory(tiny, replace(DEMAND, kv_tier_memory=5 << 30))
+    on_gpus = replace(DEMAND, workers=[["cuda:0"], ["cuda:1"]], gpu_memory={"cuda:0": one})
+    check_memory(tiny, replace(on_gpus, kv_tier_memory=2 << 30))
+    with pytest.raises(
+        ModelError, match=r"2 workers with 3.0 GiB of --kv-tier each need 6.0 GiB, and this machine has"
+    ):
+        check_memory(tiny, replace(on_gpus, kv_tier_memory=3 << 30))
+
+
 def test_a_rank_holds_its_part_and_what_every_rank_holds(tiny: Path) -> None:
     config = read_config(tiny)
     one, half = (footprint(tiny, config, DEMAND, ranks) for ranks in (1, 2))

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiers one below the other: what leaves one goes to the next."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pontil.runtime.cache.prefix import Key
+from pontil.runtime.cache.tier.tier import Block, KVTier
+
+logger = logging.getLogger("pontil.worker")
+
+
+@dataclass(slots=True)
+class TierFound:
+    """A block that was read: the digest it was stored with, and the tier that had it."""
+
+    digest: int
+    tier: str
+
+
+@dataclass(slots=True)
+class TierChain:
+    """Tiers, the fastest first. A block is stored in the first; the least recently used block of a full tier moves to
+    the next one, and out of the last. A tier that fails is switched off, and the others go on. `failures` counts
+    these.
+
+    One thread makes all calls but `tier_of`.
+    """
+
+    tiers: tuple[KVTier, ...]
+    block_bytes: int
+    failures: int = 0
+    # For blocks on their way from one tier to the next.
+    carried: list[Block] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tiers = tuple(tier for tier in self.tiers if tier.capacity > 0)
+        self.carried = [np.empty(self.block_bytes, dtype=np.uint8) for _ in self.tiers]
+
+    def tier_of(self, key: Key) -> str | None:
+        """Return the name of the tier that has a block. Any thread may ask."""
+        return next((tier.name for tier in self.tiers if key in tier), None)
+
+    def is_first_in(self, key: Key) -> bool:
+        """Return whether the first tier has a block, so that storing it would change its age only."""
+        tiers = self.tiers
+        return bool(tiers) and key in tiers[0]
+
+    def store(self, key: Key, block: Block, digest: int) -> None:
+        """Store a block, and let others move down for it."""
+        self.store_in(self.tiers, key, block, digest)
+
+    def store_in(self, tiers: Sequence[KVTier], key: Key, block: Block, digest: int) -> None:
+        if not tiers:
+            return
+        first, *below = tiers
+        try:
+            if key in first:
+                first.touch(key)
+                return
+            self.make_room(first, below)
+            first.put(key, block, digest)
+        except OSError as error:
+            self.switch_off(first, error)
+            self.store_in(below, key, block, digest)
+
+    def make_room(self, tier: KVTier, below: Sequence[KVTier]) -> None:
+        """Move the block that leaves a full tier for another to the tier below."""
+        leaving = tier.eldest()
+        if leaving is None:
+            return
+        if below:
+            carried = self.carried[len(below)]
+            digest = tier.get(leaving, carried)
+            if digest is not None:
+                self.store_in(below, leaving, carried, digest)
+        tier.drop(leaving)
+
+    def touch(self, key: Key) -> None:
+        for tier in self.tiers:
+            if key in tier:
+                tier.touch(key)
+
+    def read(self, key: Key, into: Block) -> TierFound | None:
+        """Copy a block from the first tier that has it. The caller compares the digest."""
+        for tier in self.tiers:
+            try:
+                if key in tier:
+                    digest = tier.get(key, into)
+                    if digest is not None:
+                        tier.touch(key)
+                        return TierFound(digest, tier.name)
+                    tier.drop(key)
+            except OSError as error:
+                self.switch_off(tier, error)
+        return None
+
+    def drop(self, key: Key) -> None:
+        """Forget a block in every tier."""
+        for tier in self.tiers:
+            try:
+                tier.drop(key)
+            except OSError as error:
+                self.switch_off(tier, error)
+
+    def switch_off(self, tier: KVTier, error: OSError) -> None:
+        """Use a tier no more. What it held is computed when it is needed."""
+        if tier not in self.tiers:
+            return
+        self.tiers = tuple(one for one in self.tiers if one is not tier)
+        self.failures += 1
+        logger.error(
+            "the %s tier of the KV cache failed (%s) and is switched off until this worker starts again: prefixes that "
+            "it held are computed", tier.name, error.strerror or error,
+        )  # fmt: skip
+        tier.close()
+
+    def close(self) -> None:
+        for tier in self.tiers:
+            tier.close()
+        self.tiers = ()

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tier on a local disk, which outlives the process."""
+
+import errno
+import logging
+import os
+import time
+from collections import OrderedDict
+from contextlib import ExitStack
+from pathlib import Path
+
+from pontil.runtime.cache.prefix import Key
+from pontil.runtime.cache.tier import private_folder
+from pontil.runtime.cache.tier.disk_records import (
+    NOTHING,
+    RECORD_BYTES,
+    DiskRecord,
+    make_header,
+    read_records,
+    write_record,
+)
+from pontil.runtime.cache.tier.tier import Block
+
+logger = logging.getLogger("pontil.worker")
+
+# Slots begin on pages.
+PAGE = 4096
+# The index is read at start and kept in memory, so it is bounded: a second of reading.
+MOST_SLOTS = 1 << 20
+
+
+class DiskTier:
+    """A KVTier of `size` bytes in the folder `name` under `path`: a file of slots and an index file, locked. What was
+    stored by an earlier process is here again, if it had the same `identity`: the model, the layout of a block and
+    everything else on which its bytes depend. Raises OSError.
+
+    Whenever the process ends, a record is written after its block and removed before its slot is used again; what the
+    system wrote in another order when the machine failed shows in the digest.
+    """
+
+    def __init__(self, path: str | Path, name: str, size: int, block_bytes: int, identity: str) -> None:
+        self.name, self.block_bytes = "disk", block_bytes
+        self.slot_bytes = -(-block_bytes // PAGE) * PAGE
+        self.capacity = min(MOST_SLOTS, size // (self.slot_bytes + RECORD_BYTES))
+        self.path = Path(path) / name.replace(":", "-")
+        self.header = make_header(identity, block_bytes, self.capacity)
+        self.entries: OrderedDict[Key, tuple[int, int]] = OrderedDict()
+        self.free: list[int] = []
+        self.number = 0
+        with ExitStack() as opened:
+            self.folder = private_folder.open_folder(self.path)
+            opened.callback(os.close, self.folder)
+            self.index = private_folder.open_file(self.folder, "index")
+            opened.callback(os.close, self.index)
+            private_folder.lock(self.index)
+            self.blocks = private_folder.open_file(self.folder, "blocks")
+            opened.callback(os.close, self.blocks)
+            self.begin()
+            self.opened = opened.pop_all()
+
+    def begin(self) -> None:
+        """Read the index, or begin a new one where it is that of another model or size."""
+        if os.pread(self.index, RECORD_BYTES, 0) != self.header:
+            if os.fstat(self.index).st_size:
+                logger.warning("the KV cache in %s is of another model, type or size: it begins empty", self.path)
+            os.ftruncate(self.index, 0)
+            os.ftruncate(self.blocks, 0)
+            write(self.index, self.header, 0)
+        private_folder.allocate(self.blocks, self.capacity * self.slot_bytes)
+        private_folder.allocate(self.index, (self.capacity + 1) * RECORD_BYTES)
+        data = os.pread(self.index, self.capacity * RECORD_BYTES, RECORD_BYTES)
+        # Of two records with one key the later one is written last.
+        for record in sorted(read_records(self.header, data), key=lambda one: one.number):
+            self.entries.pop(record.key, None)
+            self.entries[record.key] = record.slot, record.digest
+            self.number = record.number
+        used = {slot for slot, _ in self.entries.values()}
+        self.free = [slot for slot in range(self.capacity - 1, -1, -1) if slot not in used]
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self.entries
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def touch(self, key: Key) -> None:
+        self.entries.move_to_end(key)
+
+    def put(self, key: Key, block: Block, digest: int) -> None:
+        assert key not in self.entries
+        slot = self.free[-1]
+        write(self.blocks, block.data, slot * self.slot_bytes)
+        self.number += 1
+        self.record(slot, write_record(self.header, DiskRecord(slot, key, digest, self.number)))
+        self.free.pop()
+        self.entries[key] = slot, digest
+
+    def get(self, key: Key, into: Block) -> int | None:
+        found = self.entries.get(key)
+        if found is None:
+            return None
+        slot, digest = found
+        return digest if os.preadv(self.blocks, [into.data], slot * self.slot_bytes) == len(into) else None
+
+    def drop(self, key: Key) -> None:
+        found = self.entries.pop(key, None)
+        if found is not None:
+            self.record(found[0], NOTHING)
+            self.free.append(found[0])
+
+    def record(self, slot: int, record: bytes) -> None:
+        write(self.index, record, (slot + 1) * RECORD_BYTES)
+
+    def eldest(self) -> Key | None:
+        return next(iter(self.entries)) if not self.free else None
+
+    def probe(self, count: int, into: Block) -> float:
+        """Read a file beside the tier's, after it has left the memory of the system."""
+        file = private_folder.open_file(self.folder, "probe")
+        try:
+            os.unlink("probe", dir_fd=self.folder)
+            for place in range(count):
+                write(file, into.data, place * self.slot_bytes)
+            os.fdatasync(file)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            begun = time.perf_counter()
+            for place in range(count):
+                os.preadv(file, [into.data], place * self.slot_bytes)
+            return time.perf_counter() - begun
+        finally:
+            os.close(file)
+
+    def close(self) -> None:
+        self.opened.close()
+
+
+def write(file: int, data: bytes | memoryview, at: int) -> None:
+    """Write all of some bytes. Raises OSError."""
+    rest = memoryview(data).cast("B")
+    while rest:
+        written = os.pwrite(file, rest, at)
+        if written == 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        rest, at = rest[written:], at + written

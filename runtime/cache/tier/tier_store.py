@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The thread that stores evicted blocks in tiers and reads them back into the pool."""
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from pontil.runtime.cache.prefix import Key
+from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.cache.tier.chain import TierChain
+from pontil.runtime.cache.tier.costs import TierCosts
+from pontil.runtime.cache.tier.staging import STAGING_BYTES, StagingBuffers
+from pontil.runtime.threads import GuardedThread, ThreadFailures
+
+THREAD = "kv-tier"
+JOIN_TIMEOUT = 5.0
+# Notes that a block was used, beyond which further ones are not kept: they change only which block leaves first.
+MOST_TOUCHES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TierRead:
+    """A read of blocks, each with the place in the pool that it goes to. `mark` is the moment on the device after which
+    these may be written."""
+
+    ticket: int
+    pairs: tuple[tuple[Key, int], ...]
+    mark: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class TierResult:
+    """The end of a read: the first `good` blocks are in the pool, and have the digests they were stored with. `seconds`
+    has for each tier the time and the number of its blocks."""
+
+    ticket: int
+    good: int
+    seconds: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TierWrite:
+    """A block to be stored, in the staging buffer `number`; with None it is there already, and was used."""
+
+    key: Key
+    number: int | None = None
+    mark: Any = None
+
+
+@dataclass(slots=True)
+class TierCounts:
+    """Blocks `stored`, `loaded`, `dropped` since the thread was behind, and `damaged`. Each field has one writing
+    thread: the engine's for `dropped`, the storing thread for the others."""
+
+    stored: int = 0
+    loaded: int = 0
+    dropped: int = 0
+    damaged: int = 0
+
+
+class TierStore:
+    """The tiers as the engine's thread sees them. It calls everything but `serve_until_closed`, and waits for nothing:
+    blocks that cannot be copied at once because the thread is behind are dropped and counted. Reads go before writes.
+
+    A block of the pool that is being read into belongs to the reader until `poll` returns the result. `wake` is called
+    from the thread whenever `poll` has something new.
+    """
+
+    def __init__(
+        self, storage: KVStorage, chain: TierChain, costs: TierCosts, wake: Callable[[], None] = lambda: None,
+        failures: ThreadFailures | None = None, staging_bytes: int = STAGING_BYTES,
+    ) -> None:  # fmt: skip
+        self.storage, self.chain, self.costs, self.wake = storage, chain, costs, wake
+        self.staging = StagingBuffers(storage, staging_bytes)
+        self.counts = TierCounts()
+        self.tickets = count(1)
+        self.reads: deque[TierRead] = deque()
+        self.writes: deque[TierWrite] = deque()
+        # One entry for each of both.
+        self.jobs: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self.done: queue.SimpleQueue[TierResult] = queue.SimpleQueue()
+        self.current: TierRead | TierWrite | None = None
+        self.stopping = threading.Event()
+        self.thread = GuardedThread(self.serve_until_closed, THREAD, failures, self.mend)
+        self.thread.start()
+
+    def evicted(self, block: int, key: Key) -> None:
+        """Store a block that the pool gives to another owner, before that writes to it."""
+        if self.chain.is_first_in(key):
+            if len(self.writes) < MOST_TOUCHES:
+                self.write(TierWrite(key))
+            return
+        if not self.chain.tiers:
+            return
+        taken = self.staging.take(block)
+        if taken is None:
+            self.counts.dropped += 1
+        else:
+            self.write(TierWrite(key, *taken))
+
+    def write(self, job: TierWrite) -> None:
+        self.writes.append(job)
+        self.jobs.put(True)
+
+    def tiers_of(self, keys: Sequence[Key]) -> list[str]:
+        """Return the tiers of the first of these blocks, up to the first that is in none."""
+        found: list[str] = []
+        for key in keys:
+            tier = self.chain.tier_of(key)
+            if tier is None:
+                break
+            found.append(tier)
+        return found
+
+    def read(self, pairs: Sequence[tuple[Key, int]]) -> int:
+        """Begin to read blocks into the pool, and return the ticket of the result."""
+        ticket = next(self.tickets)
+        self.reads.append(TierRead(ticket, tuple(pairs), self.storage.mark()))
+        self.jobs.put(True)
+        return ticket
+
+    @property
+    def has_results(self) -> bool:
+        return not self.done.empty()
+
+    def poll(self) -> list[TierResult]:
+        """Return the reads that have ended."""
+        ended: list[TierResult] = []
+        while self.has_results:
+            ended.append(self.done.get())
+            self.costs.observe(ended[-1].seconds)
+        return ended
+
+    def counters(self) -> dict[str, int]:
+        """Return the counts under their names in heartbeats."""
+        counts = self.counts
+        return {
+            "kv_tier_stored_blocks": counts.stored,
+            "kv_tier_loaded_blocks": counts.loaded,
+            "kv_tier_dropped_blocks": counts.dropped,
+            "kv_tier_damaged_blocks": counts.damaged,
+            "kv_tier_failures": self.chain.failures,
+        }
+
+    def gauges(self) -> dict[str, int]:
+        """Return the blocks in each tier that is used, and the fewest tokens that are worth a read from it, 0 where
+        computing is sooner now."""
+        size, measured = self.storage.layout.block_size, dict[str, int]()
+        for tier in self.chain.tiers:
+            measured[f"kv_tier_{tier.name}_blocks"] = len(tier)
+            measured[f"kv_tier_{tier.name}_least_tokens"] = self.costs.least(tier.name, size) or 0
+        return measured
+
+    def close(self) -> None:
+        self.stopping.set()
+        self.jobs.put(False)
+        self.thread.join(JOIN_TIMEOUT)
+        if not self.thread.is_alive():
+            self.chain.close()
+
+    def serve_until_closed(self) -> None:
+        while self.jobs.get():
+            self.current = self.reads.popleft() if self.reads else self.writes.popleft()
+            self.carry_out(self.current)
+            self.current = None
+
+    def carry_out(self, job: TierRead | TierWrite) -> None:
+        if isinstance(job, TierRead):
+            self.finish(self.fetch(job))
+        elif job.number is None:
+            self.chain.touch(job.key)
+        elif not self.stopping.is_set():
+            block, digest = self.staging.read(job.number, job.mark)
+            self.chain.store(job.key, block, digest)
+            self.counts.stored += 1
+            self.staging.give_back(job.number)
+
+    def fetch(self, job: TierRead) -> TierResult:
+        """Read blocks up to the first that is gone or damaged. What follows it could not be used."""
+        good, seconds = 0, dict[str, tuple[float, int]]()
+        for key, block in job.pairs:
+            begun = time.monotonic()
+            found = None if self.stopping.is_set() else self.chain.read(key, self.storage.bytes[block])
+            if found is None:
+                break
+            if self.storage.digests([block]) != [found.digest]:
+                self.counts.damaged += 1
+                self.chain.drop(key)
+                break
+            good += 1
+            total, blocks = seconds.get(found.tier, (0.0, 0))
+            seconds[found.tier] = total + time.monotonic() - begun, blocks + 1
+        places = [block for _, block in job.pairs]
+        self.storage.land(places[:good], None, job.mark)
+        self.storage.forget(places[good:])
+        self.counts.loaded += good
+        return TierResult(job.ticket, good, seconds)
+
+    def mend(self, error: BaseException) -> None:
+        """End the current read without a block, or give up the current write, after an exception in the thread."""
+        job, self.current = self.current, None
+        if isinstance(job, TierRead):
+            self.finish(TierResult(job.ticket, 0))
+        elif job is not None and job.number is not None:
+            self.staging.give_back(job.number)
+
+    def finish(self, done: TierResult) -> None:
+        self.done.put(done)
+        self.wake()
