@@ -9,7 +9,7 @@ from typing import Protocol
 
 from pontil.launcher.cluster.child_launch import ChildLaunch
 from pontil.launcher.cluster.cluster_plan import ClusterPlan, PlacedWorker
-from pontil.launcher.cluster.slots import Ended, Placed, Slot, SlotState
+from pontil.launcher.cluster.slots import ActorEnded, ActorPlaced, Slot, SlotState
 from pontil.launcher.errors import LaunchError, RefusedError
 from pontil.launcher.logs.console import Console
 from pontil.launcher.supervisor.restart_policy import RestartPolicy
@@ -28,7 +28,7 @@ class WorkerCluster(Protocol):
     def reserve(self, workers: Sequence[PlacedWorker]) -> None: ...
     def start(self, slot: int, attempt: int, worker: PlacedWorker) -> None: ...
     def run(self, slot: int, attempt: int, words: Sequence[str], keys: str | None) -> None: ...
-    def take(self) -> "list[Placed | Ended]": ...
+    def take(self) -> "list[ActorPlaced | ActorEnded]": ...
     def discard(self, slot: int) -> None: ...
     def close(self, within: float) -> None: ...
     def resources(self) -> str: ...
@@ -92,11 +92,11 @@ class ClusterLaunch:
                 self.cluster.start(index, slot.attempt, slot.worker)
         self.failure = self.failure or self.complaint(now)
 
-    def hear(self, event: Placed | Ended, now: float) -> None:
+    def hear(self, event: ActorPlaced | ActorEnded, now: float) -> None:
         slot = self.slots[event.slot]
         if not slot.is_current(event):
             return
-        if isinstance(event, Ended):
+        if isinstance(event, ActorEnded):
             self.answer(slot, event, now)
             return
         self.ever_placed = True
@@ -106,7 +106,7 @@ class ClusterLaunch:
             event.slot, slot.attempt, self.plan.worker_words(slot.worker, devices, self.control), self.keys
         )
 
-    def answer(self, slot: Slot, event: Ended, now: float) -> None:
+    def answer(self, slot: Slot, event: ActorEnded, now: float) -> None:
         """Discard an actor that has ended, and have the next one started, or give the worker up."""
         self.cluster.discard(event.slot)
         delay = slot.end(event, self.policy, now)

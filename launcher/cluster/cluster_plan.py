@@ -31,7 +31,7 @@ EVERY = {each.name for each in fields(LaunchOptions)}
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """What an actor finds on its node: Ray's name and the address of the node, and the cores that may be used."""
+    """A node as an actor finds it: Ray's name of it, its address, and the cores that may be used."""
 
     name: str
     address: str

@@ -13,7 +13,7 @@ from typing import Any
 
 from pontil.launcher.cluster import worker_actor
 from pontil.launcher.cluster.cluster_plan import ClusterNode, PlacedWorker
-from pontil.launcher.cluster.slots import Ended, Placed
+from pontil.launcher.cluster.slots import ActorEnded, ActorPlaced
 from pontil.launcher.errors import LaunchError, OptionError
 
 # Calls of an actor at the same time: `run`, which lasts, and another one.
@@ -38,7 +38,7 @@ class RayCluster:
     def __init__(self, ray: Any, address: str | None) -> None:
         """Connect. Raises LaunchError if there is no cluster."""
         self.ray = ray
-        self.events: deque[Placed | Ended] = deque()
+        self.events: deque[ActorPlaced | ActorEnded] = deque()
         self.reading, self.writing = os.pipe()
         os.set_blocking(self.reading, False)
         os.set_blocking(self.writing, False)
@@ -68,7 +68,7 @@ class RayCluster:
         self.group = self.ray.util.placement_group([worker.bundle for worker in workers], strategy="SPREAD")
 
     def start(self, slot: int, attempt: int, worker: PlacedWorker) -> None:
-        """Start an actor in a bundle, as soon as that has a node. `Placed` or `Ended` follows."""
+        """Start an actor in a bundle, as soon as that has a node. `ActorPlaced` or `ActorEnded` follows."""
         # Its class goes to nodes by value: they cannot import it before it has bound the checkout.
         self.ray.cloudpickle.register_pickle_by_value(worker_actor)
         strategy = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
@@ -81,21 +81,24 @@ class RayCluster:
         self.actors[slot] = asked.remote(checkout_folder())
         self.watch(
             self.actors[slot].look.remote(),
-            lambda node: Placed(slot, attempt, ClusterNode(*node)),
-            lambda lost: Ended(slot, attempt, None, [lost]),
+            lambda node: ActorPlaced(slot, attempt, ClusterNode(*node)),
+            lambda lost: ActorEnded(slot, attempt, None, [lost]),
         )
 
     def run(self, slot: int, attempt: int, words: Sequence[str], keys: str | None) -> None:
-        """Run the launch of a slot's worker in its actor. `Ended` follows."""
+        """Run the launch of a slot's worker in its actor. `ActorEnded` follows."""
         self.runs[slot] = self.actors[slot].run.remote(list(words), keys)
         self.watch(
             self.runs[slot],
-            lambda ended: Ended(slot, attempt, ended[0], ended[1]),
-            lambda lost: Ended(slot, attempt, None, [lost]),
+            lambda ended: ActorEnded(slot, attempt, ended[0], ended[1]),
+            lambda lost: ActorEnded(slot, attempt, None, [lost]),
         )
 
     def watch(
-        self, reference: Any, made: Callable[[Any], "Placed | Ended"], lost: Callable[[str], "Placed | Ended"]
+        self,
+        reference: Any,
+        made: Callable[[Any], "ActorPlaced | ActorEnded"],
+        lost: Callable[[str], "ActorPlaced | ActorEnded"],
     ) -> None:
         """Make an event of the result of a call, or of its failure."""
 
@@ -107,7 +110,7 @@ class RayCluster:
 
         reference.future().add_done_callback(note)
 
-    def take(self) -> list["Placed | Ended"]:
+    def take(self) -> list["ActorPlaced | ActorEnded"]:
         """Return the events since the last call, in order."""
         with suppress(BlockingIOError):
             os.read(self.reading, 4096)

@@ -32,7 +32,7 @@ SLOT_MOVES: dict[SlotState, frozenset[SlotState]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class ActorPlaced:
     """An actor of the slot is on this node. `attempt` is the number of the slot's actor: news of an older one is
     stale."""
 
@@ -42,7 +42,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ActorEnded:
     """The slot's actor has ended, by its launch with that exit code and these last lines, or (None) by the loss of the
     actor or its node, which the line describes."""
 
@@ -74,7 +74,7 @@ class Slot:
         self.node: ClusterNode | None = None
         self.cores: tuple[int, ...] = ()
         self.exits: deque[float] = deque(maxlen=REMEMBERED_EXITS)
-        self.last: Ended | None = None
+        self.last: ActorEnded | None = None
 
     def move(self, state: SlotState) -> None:
         """Take the state. A move that is not in the table is a bug and raises AssertionError."""
@@ -82,7 +82,7 @@ class Slot:
             raise AssertionError(f"{self.worker.name} cannot go from {self.state.name} to {state.name}")
         self.state = state
 
-    def is_current(self, event: "Placed | Ended") -> bool:
+    def is_current(self, event: "ActorPlaced | ActorEnded") -> bool:
         alive = self.state in (SlotState.PLACING, SlotState.RUNNING)
         return alive and event.attempt == self.attempt
 
@@ -105,7 +105,7 @@ class Slot:
         self.node = node
         return devices
 
-    def end(self, event: Ended, policy: RestartPolicy, now: float) -> float | None:
+    def end(self, event: ActorEnded, policy: RestartPolicy, now: float) -> float | None:
         """Take the end of its actor. Return the seconds until the next one, or None if it is given up: after too many,
         and at once if its options were refused."""
         self.node, self.cores, self.last = None, (), event

@@ -9,13 +9,14 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pontil.launcher.cluster.cluster_launch import END_WITHIN, ClusterLaunch
 from pontil.launcher.cluster.cluster_plan import ClusterNode, PlacedWorker, plan_cluster
-from pontil.launcher.cluster.slots import SLOT_MOVES, Ended, Placed, SlotState
+from pontil.launcher.cluster.slots import SLOT_MOVES, ActorEnded, ActorPlaced, SlotState
 from pontil.launcher.config.options import read_options
 from pontil.launcher.errors import LaunchError, RefusedError
 from pontil.launcher.logs.console import Console
@@ -30,7 +31,7 @@ class ScriptedCluster:
     def __init__(self) -> None:
         self.reading, self.writing = os.pipe()
         os.set_blocking(self.reading, False)
-        self.events: list[Placed | Ended] = []
+        self.events: list[ActorPlaced | ActorEnded] = []
         self.said: list[tuple[Any, ...]] = []
         self.actors: dict[int, int] = {}
         self.closed: float | None = None
@@ -49,11 +50,11 @@ class ScriptedCluster:
         assert self.actors[slot] == attempt
         self.said.append(("run", slot, list(words), keys))
 
-    def put(self, *events: Placed | Ended) -> None:
+    def put(self, *events: ActorPlaced | ActorEnded) -> None:
         self.events += events
         os.write(self.writing, b"!")
 
-    def take(self) -> list[Placed | Ended]:
+    def take(self) -> list[ActorPlaced | ActorEnded]:
         with suppress(BlockingIOError):
             os.read(self.reading, 4096)
         found, self.events = self.events, []
@@ -70,7 +71,7 @@ class ScriptedCluster:
         return "3 nodes with CPU 2 and GPU 0"
 
 
-class ScriptedProxy:
+class ScriptedProxyLaunch:
     """The proxy's launch as the loop sees it: it ends with a code when it is told to by a signal."""
 
     def __init__(self, cluster: ScriptedCluster) -> None:
@@ -93,14 +94,14 @@ class LoopWorld:
     def __init__(self, **flags: Any) -> None:
         self.now = 0.0
         self.cluster, self.out = ScriptedCluster(), io.StringIO()
-        self.proxy = ScriptedProxy(self.cluster)
+        self.proxy = ScriptedProxyLaunch(self.cluster)
         made: Any = lambda: self.proxy  # noqa: E731
         options = read_options({"on": "ray", "prefill": "cpu", "decode": "cpu:0-1,cpu:0-1", **flags})
         self.launch = ClusterLaunch(
             plan_cluster(options), self.cluster, "tcp://10.0.0.9:7000", KEYS, Console(self.out), made, lambda: self.now
         )
 
-    def advance(self, seconds: float = 0.0, *events: Placed | Ended) -> None:
+    def advance(self, seconds: float = 0.0, *events: ActorPlaced | ActorEnded) -> None:
         self.now += seconds
         self.cluster.put(*events)
         self.launch.advance(self.now)
@@ -124,7 +125,7 @@ def world() -> Iterator[LoopWorld]:
 def test_each_worker_runs_where_its_bundle_is(world: LoopWorld) -> None:
     world.advance()
     assert world.states == [SlotState.PLACING] * 3 and world.cluster.actors == {0: 1, 1: 1, 2: 1}
-    world.advance(1, Placed(1, 1, NODES[0]), Placed(2, 1, NODES[0]))
+    world.advance(1, ActorPlaced(1, 1, NODES[0]), ActorPlaced(2, 1, NODES[0]))
     words = {slot: told for _, slot, told, keys in world.cluster.said if keys == KEYS}
     assert "--decode=cpu:0-1" in words[1] and "--decode=cpu:2-3" in words[2], "two workers of a node share no core"
     assert "--first-number=1" in words[2] and "--join=tcp://10.0.0.9:7000" in words[2]
@@ -133,16 +134,16 @@ def test_each_worker_runs_where_its_bundle_is(world: LoopWorld) -> None:
 
 def test_a_lost_node_is_replaced_by_another_actor_in_the_bundle(world: LoopWorld) -> None:
     world.advance()
-    world.advance(1, Placed(1, 1, NODES[0]))
-    world.advance(1, Ended(1, 1, None, ["ActorDiedError, the node is gone"]))
+    world.advance(1, ActorPlaced(1, 1, NODES[0]))
+    world.advance(1, ActorEnded(1, 1, None, ["ActorDiedError, the node is gone"]))
     assert world.states == [SlotState.PLACING, SlotState.WAITING, SlotState.PLACING] and 1 not in world.cluster.actors
     assert "decode:0 was lost with its node or actor: ActorDiedError, the node is gone; another" in world.out.getvalue()
     world.advance(0.6)
     assert world.states == [SlotState.PLACING] * 3 and world.cluster.actors[1] == 2
     # News of the old actor is nobody's business.
-    world.advance(0, Placed(1, 1, NODES[0]), Ended(1, 1, 0, []))
+    world.advance(0, ActorPlaced(1, 1, NODES[0]), ActorEnded(1, 1, 0, []))
     assert world.states == [SlotState.PLACING] * 3
-    world.advance(3600, Placed(1, 2, NODES[1]))
+    world.advance(3600, ActorPlaced(1, 2, NODES[1]))
     assert world.states == [SlotState.PLACING, SlotState.RUNNING, SlotState.PLACING] and world.launch.failure is None
 
 
@@ -151,8 +152,8 @@ def test_a_worker_that_dies_again_and_again_is_given_up_and_the_rest_goes_on(wor
     for attempt in range(1, 20):
         if world.states[0] is SlotState.GIVEN_UP:
             break
-        world.advance(0, Placed(0, attempt, NODES[0]))
-        world.advance(0, Ended(0, attempt, 1, ["Error: too bad"]))
+        world.advance(0, ActorPlaced(0, attempt, NODES[0]))
+        world.advance(0, ActorEnded(0, attempt, 1, ["Error: too bad"]))
         world.advance(10)
     assert world.states[0] is SlotState.GIVEN_UP and attempt == 7
     assert (
@@ -164,8 +165,8 @@ def test_a_worker_that_dies_again_and_again_is_given_up_and_the_rest_goes_on(wor
 def test_a_launch_without_any_worker_ends_with_the_last_ones_words(world: LoopWorld) -> None:
     world.advance()
     for slot in range(3):
-        world.advance(0, Placed(slot, 1, NODES[0]))
-        world.advance(0, Ended(slot, 1, 2, ["Error: --dtype is no good."]))
+        world.advance(0, ActorPlaced(slot, 1, NODES[0]))
+        world.advance(0, ActorEnded(slot, 1, 2, ["Error: --dtype is no good."]))
     assert isinstance(world.launch.failure, RefusedError) and "--dtype is no good" in world.launch.failure.message
 
 
@@ -216,11 +217,11 @@ class LoopMachine(RuleBasedStateMachine):
     def placed(self, slot: int, back: int, node: ClusterNode) -> None:
         current = self.world.launch.slots[slot]
         if back or current.state is SlotState.PLACING:
-            self.world.advance(0, Placed(slot, current.attempt - back, node))
+            self.world.advance(0, ActorPlaced(slot, current.attempt - back, node))
 
     @rule(slot=st.integers(0, 2), back=st.integers(0, 1), code=st.sampled_from([None, 0, 1, 2, 137]))
     def ended(self, slot: int, back: int, code: int | None) -> None:
-        self.world.advance(0, Ended(slot, self.world.launch.slots[slot].attempt - back, code, ["Error: x"]))
+        self.world.advance(0, ActorEnded(slot, self.world.launch.slots[slot].attempt - back, code, ["Error: x"]))
 
     @rule(seconds=st.floats(0, 30))
     def waits(self, seconds: float) -> None:
@@ -240,4 +241,4 @@ class LoopMachine(RuleBasedStateMachine):
 
 
 TestLoop = LoopMachine.TestCase
-TestLoop.settings = settings(stateful_step_count=25)
+TestLoop.settings = settings(stateful_step_count=15, max_examples=examples(15, 100))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of the connection to Ray needs no cluster."""
+"""Those parts of the connection to Ray that need no cluster."""
 
 import importlib.util
 import os
