@@ -9,7 +9,8 @@ the rate of the fastest round and the median of the rounds, in 10^9 bytes a seco
 take turns within a round, so that other work on the machine hits all of them. `copy` is numpy copying the same blocks
 from memory to memory in this process, in one thread, as shm does, without hashing; `shm / copy` compares the fastest.
 `sealed` is tcp with keys, that is, with encryption. Where its package is installed, `nixl` is NIXL as UCX reads within
-a host, and `nixl over tcp` as it reads from another one.
+a host, and `nixl over tcp` as it reads from another one. `cpu` is the processor time of both processes for 10^9 bytes,
+in seconds: other work on the machine changes it little.
 
 `overlap`: KV sender and KV receiver with a prompt of 2,000 tokens in five chunks, over shared memory that is slowed to
 50 MB/s. Computing a chunk is a pause, at --prefill-rate tokens a second. `exposed` is the rest of the transfer after
@@ -36,6 +37,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import psutil  # noqa: E402
 import torch  # noqa: E402
 
 import app  # noqa: E402, F401
@@ -96,17 +98,30 @@ def pairs_of(blocks: int, shuffled: bool) -> list[Pair]:
     return list(zip(theirs, ours, strict=True))
 
 
-def rates(ways: dict[str, Callable[[], None]], size: int, rounds: int) -> dict[str, dict[str, float]]:
+def rates(
+    ways: dict[str, Callable[[], None]], size: int, rounds: int, owner: psutil.Process | None = None
+) -> dict[str, dict[str, float]]:
     found: dict[str, list[float]] = {name: [] for name in ways}
+    spent: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds + 1):
         for name, move in ways.items():
-            begun = time.perf_counter()
+            begun, before = time.perf_counter(), processor_time(owner)
             move()
             found[name].append(size / (time.perf_counter() - begun) / 1e9)
+            spent[name].append(processor_time(owner) - before)
     return {
-        name: {"best": round(max(some[1:]), 2), "median": round(statistics.median(some[1:]), 2)}
+        name: {
+            "best": round(max(some[1:]), 2),
+            "median": round(statistics.median(some[1:]), 2),
+            "cpu": round(sum(spent[name][1:]) / (rounds * size) * 1e9, 2),
+        }
         for name, some in found.items()
     }
+
+
+def processor_time(owner: psutil.Process | None) -> float:
+    """Return the processor time of this process, and of the other one."""
+    return time.process_time() + (0.0 if owner is None else sum(owner.cpu_times()[:2]))
 
 
 class Puller:
@@ -135,7 +150,12 @@ class Puller:
 
 
 def measure(
-    descriptor: dict[str, object], sealed_descriptor: dict[str, object], *others: Any, blocks: int, rounds: int
+    descriptor: dict[str, object],
+    sealed_descriptor: dict[str, object],
+    *others: Any,
+    blocks: int,
+    rounds: int,
+    owner: psutil.Process,
 ) -> dict[str, Any]:
     ours, source = open_storage(blocks), open_storage(blocks)
     read, written = source.shared.numpy(), ours.shared.numpy()
@@ -157,7 +177,7 @@ def measure(
             "sealed": partial(sealed.pull, pairs),
             **{name: partial(one.pull, pairs) for name, one in extra.items()},
         }
-        results[order] = rates(ways, blocks * LAYOUT.block_bytes, rounds)
+        results[order] = rates(ways, blocks * LAYOUT.block_bytes, rounds, owner)
         results[order]["shm / copy"] = round(results[order]["shm"]["best"] / results[order]["copy"]["best"], 2)
     for one in (shm, tcp, sealed, *extra.values()):
         one.connector.close()
@@ -290,7 +310,9 @@ def main() -> None:
     assert owner.stdin is not None and owner.stdout is not None
     with owner, owner.stdin:
         plain, sealed, *others = json.loads(owner.stdout.readline())
-        results = measure(plain, sealed, *others, blocks=args.blocks, rounds=args.rounds)
+        results = measure(
+            plain, sealed, *others, blocks=args.blocks, rounds=args.rounds, owner=psutil.Process(owner.pid)
+        )
     size = args.blocks * LAYOUT.block_bytes
     results["ranks"] = between_ranks(args.blocks, args.rounds)
     results["overlap"] = overlap(2000, 5, args.prefill_rate)

@@ -19,6 +19,7 @@ from typing import Any
 import msgpack
 import psutil
 import pytest
+from nixl_process import NixlProcess
 from pools import need
 from served import ROOT, START_TIMEOUT, wait_for
 
@@ -215,11 +216,27 @@ def complete(hosts: Hosts) -> float:
 
 
 @pytest.mark.long
+def test_a_read_over_nixl_ends_behind_a_cut_link(hosts: Hosts) -> None:  # C14
+    need("nixl")
+    owner = NixlProcess("own", f"{NET}.2", hosts.inside("prefill"))
+    reader = NixlProcess("pull", f"{NET}.3", hosts.inside("decode"))
+    try:
+        reader.tell(owner.hear())
+        assert reader.hear() == "a part"
+        hosts.cut("prefill")
+        error, seconds = reader.hear()
+        assert error is not None and "cannot be reached any more" in error
+        assert seconds < DRAIN_TIMEOUT, "a worker would have been ended for it"
+    finally:
+        owner.end()
+        reader.end()
+
+
+@pytest.mark.long
 def test_blocks_go_over_nixl_between_hosts_and_a_cut_link_ends_no_worker(
     hosts: Hosts, tmp_path: Path, model: str
 ) -> None:
-    """UCX is told to use TCP: the namespaces share one kernel, where it would find the peer's memory. Reads that the
-    cut leaves behind end within the stall timeout, so the decode worker need not be ended for them (C14)."""
+    """UCX is told to use TCP: the namespaces share one kernel, where it would find the peer's memory."""
     need("nixl")
     write_tiny_llama(tmp_path / "small", num_layers=12, max_model_len=2048, dtype="bfloat16")
     small = ("--model", str(tmp_path / "small"), "--served-model-name", NAME, "--insecure")

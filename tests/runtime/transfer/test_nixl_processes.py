@@ -2,57 +2,19 @@
 """Reads over NIXL from a process that is killed or stopped in the middle of them. UCX is told to use TCP, as between
 hosts, where the peer takes part in every read. Needs the package of the connector."""
 
-import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
+from nixl_process import BLOCKS, NixlProcess
 from pools import Pool, need, wait_for
 
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.transfer.nixl_connector import NixlConnector
 
 pytestmark = pytest.mark.long
-ROOT = Path(__file__).resolve().parents[3]
-# 360 KiB a block: enough of them take a good part of a second over TCP.
 LAYOUT = KVLayout(16, 30, 3, 64, "bfloat16")
-BLOCKS = 800
-OWNER = """
-import json, sys
-import app
-from pools import Pool
-from pontil.runtime.cache.layout import KVLayout
-from pontil.runtime.transfer.nixl_connector import NixlConnector
-pool = Pool(NixlConnector, int(sys.argv[1]), KVLayout(16, 30, 3, 64, "bfloat16"))
-pool.storage.own[:] = 7
-print(json.dumps(pool.connector.register()), flush=True)
-sys.stdin.read()
-"""
-
-
-class Owner:
-    """Another process with a pool of sevens."""
-
-    def __init__(self) -> None:
-        path = os.pathsep.join([str(ROOT), *map(str, sorted((ROOT / "tests" / "support").iterdir()))])
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", OWNER, str(BLOCKS)], env={**os.environ, "PYTHONPATH": path}, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        assert self.process.stdout is not None
-        self.descriptor = json.loads(self.process.stdout.readline())
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
 
 
 @pytest.fixture
@@ -66,15 +28,15 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
 
 
 @pytest.fixture
-def owner(ours: Pool) -> Iterator[Owner]:
-    made = Owner()
+def owner(ours: Pool) -> Iterator[NixlProcess]:
+    made = NixlProcess("own")
     yield made
     made.end()
 
 
-def begin(ours: Pool, owner: Owner, name: str) -> int:
+def begin(ours: Pool, owner: NixlProcess, name: str) -> int:
     """Pull everything, and return the ticket once a part of it is here."""
-    ours.connector.attach(name, owner.descriptor)
+    ours.connector.attach(name, owner.hear())
     (done,) = ours.finish(ours.connector.pull(name, [(1, 1)], 0))
     assert done.error is None
     before = ours.connector.received(name)
@@ -83,7 +45,9 @@ def begin(ours: Pool, owner: Owner, name: str) -> int:
     return ticket
 
 
-def test_a_peer_that_is_killed_in_the_middle_fails_the_pull_and_its_successor_is_read(ours: Pool, owner: Owner) -> None:
+def test_a_peer_that_is_killed_in_the_middle_fails_the_pull_and_its_successor_is_read(
+    ours: Pool, owner: NixlProcess
+) -> None:
     ticket = begin(ours, owner, "first")
     owner.process.kill()
     owner.process.wait()
@@ -93,9 +57,9 @@ def test_a_peer_that_is_killed_in_the_middle_fails_the_pull_and_its_successor_is
     wait_for(lambda: ours.connector.lost() == ["first"])
     ours.connector.detach("first")
     ours.storage.own.zero_()
-    again = Owner()
+    again = NixlProcess("own")
     try:
-        ours.connector.attach("second", again.descriptor)
+        ours.connector.attach("second", again.hear())
         (done,) = ours.finish(ours.connector.pull("second", [(block, block) for block in range(1, 9)], 0))
         assert done.error is None and bool((ours.storage.own[1:9] == 7).all())
         assert torch.count_nonzero(ours.storage.own[9:]) == 0, "nothing of the first pull was written after its end"
@@ -104,7 +68,7 @@ def test_a_peer_that_is_killed_in_the_middle_fails_the_pull_and_its_successor_is
 
 
 def test_a_cancelled_pull_from_a_stopped_peer_ends_when_nothing_can_be_written_any_more(
-    ours: Pool, owner: Owner
+    ours: Pool, owner: NixlProcess
 ) -> None:  # C14
     """A read cannot be taken back: it ends when the stopped process goes on, or is killed as its supervisor would."""
     ticket = begin(ours, owner, "peer")
