@@ -43,7 +43,8 @@ class WorkerConfig:
     where it has one. `pooling` is for a worker that embeds. `deterministic` chooses products on a
     GPU whose rows' bits do not depend on the batch. In a model of several stages, `graph` is its name in
     runtime/graph/catalog.py and `node` the stage that this worker computes; items of its streams take at most
-    `stream_memory`."""
+    `stream_memory`. `revision` is the operator's name of what the worker serves during an upgrade, `version` that of
+    pontil."""
 
     name: str
     role: WorkerRole
@@ -82,6 +83,8 @@ class WorkerConfig:
     graph: str | None = None
     node: str | None = None
     stream_memory: int = 256 << 20
+    revision: str | None = None
+    version: str | None = None
 
     @property
     def model_path(self) -> Path:

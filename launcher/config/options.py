@@ -125,6 +125,10 @@ class LaunchOptions:
         PROCESSES, None, "The stage whose workers to start, with --role and --join (default: the first one).", text,
         "STAGE",
     )  # fmt: skip
+    revision: str | None = flag(
+        PROCESSES, None, "A name for what these workers serve, other than that of workers that they replace.", text,
+        "NAME",
+    )  # fmt: skip
     lend_cores: bool = flag(
         PROCESSES, True, "Let a worker compute on the cores of another one that has nothing to do.", switch
     )
