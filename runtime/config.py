@@ -44,7 +44,8 @@ class WorkerConfig:
     GPU whose rows' bits do not depend on the batch. In a model of several stages, `graph` is its name in
     runtime/graph/catalog.py and `node` the stage that this worker computes; items of its streams take at most
     `stream_memory`. Prefixes that the KV cache evicts are kept in `kv_tier_memory` bytes, and in `kv_tier_disk_size`
-    bytes in a folder of this worker's under `kv_tier_disk`."""
+    bytes in a folder of this worker's under `kv_tier_disk`. `revision` is the operator's name of what the worker serves
+    during an upgrade, `version` that of pontil."""
 
     name: str
     role: WorkerRole
@@ -86,6 +87,8 @@ class WorkerConfig:
     graph: str | None = None
     node: str | None = None
     stream_memory: int = 256 << 20
+    revision: str | None = None
+    version: str | None = None
 
     @property
     def model_path(self) -> Path:

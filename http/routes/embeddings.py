@@ -20,7 +20,7 @@ from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.admission import check_together, maximum
 from pontil.runtime.proxy.embedding_task import EmbeddingTask
 from pontil.runtime.proxy.proxy import Proxy
-from pontil.runtime.proxy.registry import RegistrySnapshot
+from pontil.runtime.proxy.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.stream import Stream
 from pontil.runtime.sampling_params import SamplingParams
 

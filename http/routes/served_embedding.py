@@ -5,7 +5,7 @@ from typing import Any
 
 from pontil.http.request.encoder import Encoder
 from pontil.runtime.proxy.proxy import Proxy
-from pontil.runtime.proxy.registry import RegistrySnapshot
+from pontil.runtime.proxy.registry_snapshot import RegistrySnapshot
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 

@@ -138,6 +138,10 @@ class LaunchOptions:
         PROCESSES, 0, "Number of the first worker of each kind, so that names differ between hosts: decode:3 with 3.",
         whole(0, 65535), "NUMBER",
     )  # fmt: skip
+    revision: str | None = flag(
+        PROCESSES, None, "A name for what these workers serve, other than that of workers that they replace.", text,
+        "NAME",
+    )  # fmt: skip
     lend_cores: bool = flag(
         PROCESSES, True, "Let a worker compute on the cores of another one that has nothing to do.", switch
     )

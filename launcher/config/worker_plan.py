@@ -21,6 +21,7 @@ from pontil.launcher.errors import OptionError
 from pontil.launcher.host.device_list import repeated
 from pontil.launcher.host.devices import CPU, HostDevices, Placement, assign
 from pontil.launcher.host.ports import address_towards
+from pontil.launcher.version import VERSION
 from pontil.runtime.graph.catalog import GraphModel
 
 # The fields of runtime.config's Deadlines, each an option.
@@ -67,6 +68,8 @@ def plan_worker(
 ) -> ChildPlan:
     """Return the plan of a worker with a rank on each of these places."""
     role, graph, node = kind.role, setting.graph, kind.node
+    if options.revision is not None and graph is not None:
+        raise OptionError("--revision is for models of one stage: leave it out, and upgrade all stages at once.")
     embeds = role == EMBED
     if embeds and len(ranks) > 1:
         raise OptionError(
@@ -110,6 +113,8 @@ def plan_worker(
         "graph": graph.name if graph is not None and node is not None else None,
         "node": None if node is None else node.name,
         "stream_memory": options.stream_memory,
+        "revision": options.revision,
+        "version": VERSION,
     }
     return plan_ranks(name, role, ranks, config, rank_endpoint(str(setting.run), name))
 

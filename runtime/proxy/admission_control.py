@@ -71,6 +71,7 @@ class AdmissionControl:
         """Queue a request for its first attempt."""
         now = self.clock()
         request.caller = caller
+        self.workers.shares.enter(request.release)
         self.choices += request.params.n
         self.limits.enter(caller, *claim_of(request), now)
         self.queue.push(request, allowance.weight, now)
@@ -78,6 +79,7 @@ class AdmissionControl:
     def leave(self, request: Request) -> None:
         """Forget a request that has ended, queued or dispatched."""
         self.choices -= request.params.n
+        self.workers.shares.leave(request.release)
         self.limits.leave(request.caller, *claim_of(request))
         self.queue.drop(request, self.clock())
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the proxy knows of a worker's prefix cache. It may be wrong, which costs a worse choice of worker only."""
+"""The proxy's knowledge of a worker's prefix cache. It may be wrong, which costs a worse choice of worker only."""
 
 import struct
 from collections.abc import Sequence

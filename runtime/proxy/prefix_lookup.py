@@ -20,12 +20,25 @@ class PrefixLookup:
         """Return the load of each worker that the request can be sent to now, with the tokens found there. Takes less
         than a millisecond: of a long prompt that was not prepared only the beginning is looked for."""
         group = self.registry.of(request.group)
-        prefix = self.prefix_of(request, group)
+        self.settle(request, group)
+        workers, prefix = group.serving(request.release), self.prefix_of(request, group)
         if prefix is None:
-            return group.reachable_loads
-        workers = [worker for worker in group.available if worker.reachable]
+            return tuple([worker.load for worker in workers])
         prefix.grow([worker.prefixes for worker in workers])
         return tuple([worker.load_with(prefix.found(worker.prefixes)) for worker in workers])
+
+    def settle(self, request: Request, group: WorkerGroup) -> None:
+        """Give a request another release if no worker of its own takes requests any more. An answer that has begun has
+        to be ended where it began."""
+        if request.release is None or request.begun:
+            return
+        if any(worker.release == request.release for worker in group.available):
+            return
+        other = group.shares.choose(group.available)
+        if other is not None:
+            group.shares.leave(request.release)
+            group.shares.enter(other)
+            request.release = other
 
     def prefix_of(self, request: Request, group: WorkerGroup) -> PromptPrefix | None:
         """Return the keys of the request's prompt; None where no worker would use what it has cached."""

@@ -26,7 +26,8 @@ from pontil.runtime.proxy.prompt_prefix import PromptPrefix
 from pontil.runtime.proxy.rate_limits import UNLIMITED, Allowance
 from pontil.runtime.proxy.readiness import Readiness
 from pontil.runtime.proxy.registrar import Registrar
-from pontil.runtime.proxy.registry import RegisteredWorker, Registry, RegistrySnapshot
+from pontil.runtime.proxy.registry import RegisteredWorker, Registry
+from pontil.runtime.proxy.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.request import NO_KEY
 from pontil.runtime.proxy.run_entry import RunEntry, graph_of
 from pontil.runtime.proxy.self_test import SelfTest
@@ -230,13 +231,13 @@ class Proxy:
         if self.draining:
             raise Unavailable("the server is shutting down: try again in a moment")
         model = None if embedding is None else embedding.model
-        workers = self.registry.of(model).loads if snapshot is None else snapshot.workers
+        snapshot = snapshot or self.registry.of(model).snapshot()
         admission = self.admissions.by_group[model]
-        admission.check(asked, workers, priority, caller, allowance)
+        admission.check(asked, snapshot.workers, priority, caller, allowance)
         requests = []
         for place, (prompt, params) in enumerate(asked):
             request = self.in_flight.open(name, prompt, params, cache_salt, priority, embedding)
-            request.prefix = prefixes[place] if prefixes else None
+            request.prefix, request.release = prefixes[place] if prefixes else None, snapshot.release
             admission.enter(request, caller, allowance)
             self.books.admit(request)
             requests.append(request)
@@ -262,7 +263,10 @@ class Proxy:
 
     def trial_routes(self) -> list[TrialRoute]:
         """Return what the self-test tries: each route of a request, and an answer in sound."""
-        routes = every_route(self.registry.generating.loads, self.config.disagg)
+        group = self.registry.generating
+        releases = dict.fromkeys(worker.release for worker in group.available)
+        loads = [[one.load for one in group.available if one.release == release] for release in releases]
+        routes = [route for each in loads for route in every_route(each, self.config.disagg)]
         return [*routes, *sound_routes(self.registry, self.graph)]
 
     def try_out(self, route: TrialRoute, prompt: list[int], params: SamplingParams, cache_salt: str) -> Stream:

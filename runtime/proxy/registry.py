@@ -6,14 +6,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from pontil.runtime.errors import Unavailable
 from pontil.runtime.graph.catalog import GraphModel
 from pontil.runtime.proxy.admission import context_length
 from pontil.runtime.proxy.held_prefixes import HeldPrefixes
 from pontil.runtime.proxy.policy import WorkerLoad
 from pontil.runtime.proxy.process_row import ProcessRow
+from pontil.runtime.proxy.registry_snapshot import RegistrySnapshot
+from pontil.runtime.proxy.stage_check import NODE, wrong_stage
 from pontil.runtime.proxy.stage_task import group_of
 from pontil.runtime.proxy.system_fingerprint import FingerprintCache
+from pontil.runtime.proxy.worker_release import ReleaseShares, WorkerRelease
 from pontil.runtime.wire.compatibility import foreign, objection
 from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello, RoleChange
 
@@ -23,7 +25,7 @@ REMEMBERED = 256
 REFUSED = 32
 # The roles of workers that embed texts, and of those that compute a stage without tokens. They never change: no other
 # worker can do this, and these cannot do anything else.
-EMBED, NODE = "embed", "node"
+EMBED = "embed"
 FIXED = (EMBED, NODE)
 
 
@@ -66,6 +68,10 @@ class RegisteredWorker:
         return self.hello.role
 
     @property
+    def release(self) -> WorkerRelease:
+        return WorkerRelease.of(self.hello)
+
+    @property
     def has_cache(self) -> bool:
         """True if it has KV blocks."""
         return self.role not in FIXED
@@ -101,50 +107,6 @@ class RegisteredWorker:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class RegistrySnapshot:
-    """The state that all decisions about one request use: the `workers` that took requests at one moment, and the Hello
-    of one worker, since all are alike."""
-
-    workers: tuple[WorkerLoad, ...]
-    any_hello: Hello | None
-    fingerprints: FingerprintCache
-
-    @property
-    def known_context(self) -> int | None:
-        """The longest sequence in tokens; None while no worker is registered."""
-        return context_length(self.workers)
-
-    @property
-    def context_length(self) -> int:
-        """The longest sequence in tokens. Raises Unavailable while no worker is registered."""
-        length = self.known_context
-        if length is None:
-            raise Unavailable("no worker is ready yet: try again in a moment")
-        return length
-
-    @property
-    def dtype(self) -> str | None:
-        """The model's dtype; None while no worker is registered."""
-        return None if self.any_hello is None else self.any_hello.dtype
-
-    @property
-    def kv_cache_dtype(self) -> str | None:
-        """The type of the KV cache's cells; None while no worker is registered, or where it does not say."""
-        told = None if self.any_hello is None else self.any_hello.kv_cache_dtype
-        return self.dtype if told == "auto" else told
-
-    @property
-    def embedding_size(self) -> int | None:
-        """The length of the vectors of an embedding model; None while no worker is registered."""
-        return None if self.any_hello is None else self.any_hello.embedding_size
-
-    def system_fingerprint(self, version: str) -> str | None:
-        """Return the fingerprint of everything besides the request that a seed's tokens depend on: model,
-        dtypes, kernels and version. None while no worker is registered."""
-        return None if self.any_hello is None else self.fingerprints.of(self.any_hello, version)
-
-
 # Age in seconds up to which a table is trusted: the supervisor sends one every second, and none while it is stopped.
 FRESH = 3.0
 # Time to live of a worker that a supervisor watches: longer than the supervisor lets it compute silently.
@@ -154,11 +116,12 @@ WATCHED_TTL = 45.0
 class WorkerGroup:
     """The workers of a registry that serve one model, or one stage of it. Its `key` is None for the model that
     generates, or its first stage; the name of an embedding model; or "node:" and the name of another stage. A request
-    stays within one group, whose workers are all alike."""
+    stays within one group, and within a release of it, whose workers are all alike."""
 
     def __init__(self, registry: "Registry", key: str | None) -> None:
         self.registry, self.key = registry, key
         self.fingerprints = FingerprintCache()
+        self.shares = ReleaseShares()
 
     @property
     def workers(self) -> list[RegisteredWorker]:
@@ -171,7 +134,15 @@ class WorkerGroup:
         return next((worker.hello for worker in self.workers), None)
 
     def snapshot(self) -> RegistrySnapshot:
-        return RegistrySnapshot(self.loads, self.any_hello, self.fingerprints)
+        """Return what a new request goes by, of the release that it is to stay with."""
+        release = self.shares.choose(self.available)
+        workers = [worker for worker in self.available if worker.release == release]
+        hello = workers[0].hello if workers else self.any_hello
+        return RegistrySnapshot(tuple([worker.load for worker in workers]), hello, self.fingerprints, release)
+
+    def serving(self, release: WorkerRelease | None) -> list[RegisteredWorker]:
+        """Return the workers to which a request of this release can be sent now; with None one of any."""
+        return [one for one in self.available if one.reachable and (release is None or one.release == release)]
 
     @property
     def available(self) -> list[RegisteredWorker]:
@@ -191,7 +162,7 @@ class WorkerGroup:
     @property
     def reachable_loads(self) -> tuple[WorkerLoad, ...]:
         """The current load of each worker to which a request can be sent now."""
-        return tuple([worker.load for worker in self.available if worker.reachable])
+        return tuple([worker.load for worker in self.serving(None)])
 
     @property
     def is_given_up(self) -> bool:
@@ -255,15 +226,16 @@ class Registry:
         return sum(equals) / len(equals) if equals else 0.0
 
     def objection(self, message: Hello) -> str | None:
-        """Return the reason why a worker is incompatible, or None. All workers of one group are alike, so comparing
-        with one is enough."""
+        """Return the reason why a worker is incompatible, or None. All workers of one revision in a group are alike, so
+        comparing with one is enough."""
         if version := foreign(message, "the proxy", SCHEMA):
             return version
         if message.role == EMBED and message.model not in self.embedding_models:
             return f"{message.name} embeds by {message.model}, and {self.told_models}: start both alike"
         if message.role != EMBED and (misplaced := wrong_stage(message, self.graph)):
             return misplaced
-        first = self.of(self.key_of(message)).any_hello
+        known = [one.hello for one in self.of(self.key_of(message)).workers]
+        first = next((one for one in known if one.revision == message.revision), None)
         return objection(message, first) if first else None
 
     @property
@@ -378,20 +350,5 @@ class Registry:
             if worker.hello.name == row.name and worker.hello.pid == row.pid:
                 described["load"] = worker.shown_load
                 described |= {} if worker.hello.node is None else {"node": worker.hello.node}
+                described |= {} if worker.hello.revision is None else {"revision": worker.hello.revision}
         return described
-
-
-def wrong_stage(message: Hello, graph: GraphModel | None) -> str | None:
-    """Return why a worker computes no stage of this proxy's model, or None."""
-    if graph is None:
-        if message.node is None and message.role != NODE:
-            return None
-        says = f"{message.name} computes a stage of a model of several, and the proxy's model has no stages"
-        return f"{says}: start both with the same --model"
-    names = ", ".join(graph.node_names)
-    if message.node not in graph.node_names:
-        has = "no stage" if message.node is None else f"the stage {message.node}"
-        return f"{message.name} computes {has}, and the proxy's {graph.name} has {names}: start both alike"
-    if graph.node(message.node).generates == (message.role == NODE):
-        return f"{message.name} has the role {message.role}, which the stage {message.node} cannot have: start it anew"
-    return None

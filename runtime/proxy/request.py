@@ -22,6 +22,7 @@ from pontil.runtime.proxy.policy import DisaggregatedRoute, Route, Team
 from pontil.runtime.proxy.prompt_prefix import PromptPrefix
 from pontil.runtime.proxy.stage_task import StageTask
 from pontil.runtime.proxy.stream import Finished, Mailbox
+from pontil.runtime.proxy.worker_release import WorkerRelease
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Cancel, Logprobs, Submit, Tokens
@@ -62,7 +63,7 @@ class Request:
     `uncomputed` tokens of the prompt. A request has `begun` once any token of its answer has arrived. `token_paths`
     holds those that are open, by worker and choice. With an `embedding` task its answer is the `vector`, and no tokens;
     with a `stage` task it is for one stage of a model of several. `prefix` is what was computed to find its prompt in
-    caches.
+    caches. It stays with the workers of one `release`, where there are several.
     """
 
     id: str
@@ -103,6 +104,7 @@ class Request:
     vector: bytes | None = None
     stage: StageTask | None = None
     prefix: PromptPrefix | None = None
+    release: WorkerRelease | None = None
 
     @classmethod
     def start(

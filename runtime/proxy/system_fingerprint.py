@@ -8,8 +8,9 @@ from pontil.runtime.wire.messages import Hello
 
 def system_fingerprint(hello: Hello, version: str) -> str:
     """Return the fingerprint. It changes with model, dtype, that of the KV cache, kernels (their quantization too) and
-    version only: another number of workers, or a restart, gives the same tokens."""
-    parts = (hello.model_fingerprint, hello.dtype, hello.kv_cache_dtype, hello.kernels, version)
+    version only: another number of workers, or a restart, gives the same tokens. `version` is the proxy's, for a worker
+    that does not say its own."""
+    parts = (hello.model_fingerprint, hello.dtype, hello.kv_cache_dtype, hello.kernels, hello.version or version)
     return "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 

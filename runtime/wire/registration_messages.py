@@ -13,7 +13,8 @@ class Hello:
     Workers with different `kernels` may round differently, and workers with different `grammars` (the grammar library)
     may mask differently; None: not said. `kv_cache_dtype` is `auto` where it is `dtype`. A worker that is `draining`
     gets nothing new. `embedding_size` is the length of its vectors, for one that embeds texts.
-    `node` is the stage of a model of several stages that it computes. `sender`, `schema`,
+    `node` is the stage of a model of several stages that it computes. `revision` is the operator's name of what it
+    serves during an upgrade, `version` that of pontil. `sender`, `schema`,
     `name` and `pid` keep name and type in every version: they are needed to refuse a worker of another version.
     """
 
@@ -39,6 +40,8 @@ class Hello:
     kv_cache_dtype: str | None = None
     embedding_size: int | None = None
     node: str | None = None
+    revision: str | None = None
+    version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,4 +169,6 @@ def make_hello(incarnation: str, config: WorkerConfig, machine: WorkerResources,
         grammars=LIBRARY,
         kv_cache_dtype=machine.kv_cache_dtype,
         node=config.node,
+        revision=config.revision,
+        version=config.version,
     )

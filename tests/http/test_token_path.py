@@ -15,7 +15,7 @@ import pytest
 from scripted_site import ScriptedSite, site
 from scripted_worker import ScriptedWorker
 
-from pontil.runtime.proxy.registry import RegistrySnapshot
+from pontil.runtime.proxy.registry_snapshot import RegistrySnapshot
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Message, Step, Submit
 

@@ -71,9 +71,6 @@ def test_a_request_that_broke_is_looked_for_again(play: Play) -> None:
         await submitted(first)
         await tells(live_proxy, holder, PROMPT)
         await asyncio.to_thread(first.fall_silent, live_proxy.proxy.registry)
-        live_proxy.proxy.lose([], "", "")
-        for request in list(live_proxy.proxy.requests.values()):
-            live_proxy.proxy.dispatcher.retry(request, "it died", "died")
         await collect(stream)
         assert stream.route == "mixed:2"
 

@@ -15,7 +15,7 @@ HOT = 1.5
     ids=["two of each", "three and five", "more than they can serve"],
 )
 def test_conversations_find_what_is_cached(prefill: int, decode: int, num_blocks: int, rate: float, seats: int) -> None:
-    """Of the tokens that an oracle finds, which looks into all caches, at least nine of ten are found."""
+    """At least nine of ten tokens are found of those that an oracle finds, which looks into all caches."""
     world = RoutingWorld(prefill, decode, num_blocks, seats=seats)
     world.run(recorded_conversations()[:300], rate)
     assert world.cached >= 0.9 * world.oracle > 0

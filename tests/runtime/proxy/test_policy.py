@@ -177,7 +177,7 @@ def test_no_request_is_sent_where_there_is_no_room(
 
 @given(workers=loads(), prompt_tokens=integers(1, 6000), found=integers(0, 6000))
 def test_equal_caches_leave_the_choice_to_load(workers: list[WorkerLoad], prompt_tokens: int, found: int) -> None:
-    """What all have is as good as what none has: the pair, or the worker, is the one with the least load."""
+    """Tokens that all have are as good as what none has: the pair, or the worker, is the one with the least load."""
     found = min(found, prompt_tokens)
     same = [replace(worker, found=found, recent=0) for worker in workers]
     route = plan(same, "always", prompt_tokens=prompt_tokens)

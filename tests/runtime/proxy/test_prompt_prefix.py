@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the proxy knows of workers' caches, and how it finds a prompt there."""
+"""The proxy's knowledge of workers' caches, and how it finds a prompt there."""
 
 import struct
 
