@@ -163,7 +163,7 @@ class PretendLink:
 
     def __init__(self, there: PretendDevice) -> None:
         self.there, self.device = there, there.device
-        self.replays = 0
+        self.replays = self.settled = 0
         self.held = 1000
 
     def host_words(self, count: int) -> HostWords:
@@ -176,6 +176,9 @@ class PretendLink:
     def fetch(self, source: Tensor, target: HostWords) -> Arrival:
         target.tensor[: len(source)].copy_(source, non_blocking=True)
         return Zeros(np.zeros(len(source), np.int32))
+
+    def settle(self) -> None:
+        self.settled += 1
 
     def capture(self, run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor, Any]:
         with self.there.recording() as first:

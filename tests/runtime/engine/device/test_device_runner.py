@@ -107,7 +107,8 @@ def test_results_that_do_not_fit_come_in_one_copy_too() -> None:
     link = HostLink()
     buffer = ResultBuffer(link, 2, 8)
     for count in (3, 30):
-        buffer.begin(2)
+        buffer.begin()
+        buffer.clear(2)
         buffer.ids.copy_(torch.tensor([7, 8]))
         places = buffer.add([torch.arange(count).float(), torch.ones(2, 1, dtype=torch.int32)])
         words = buffer.fetch().wait()
