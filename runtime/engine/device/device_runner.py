@@ -18,7 +18,7 @@ from pontil.runtime.engine.device.buckets import buckets
 from pontil.runtime.engine.device.link import Arrival, DeviceLink
 from pontil.runtime.engine.device.results import ResultBuffer
 from pontil.runtime.engine.device.step_buffer import StepBuffer
-from pontil.runtime.engine.device.tile_forward import DeviceLimits, MakeAttention, TileForward
+from pontil.runtime.engine.device.tile_forward import DeviceLimits, MakeAttention, Shape, TileForward
 from pontil.runtime.engine.device.tile_step import StepSections, TileStep
 from pontil.runtime.engine.memory_errors import compute_what_fits, left_out_of
 from pontil.runtime.engine.model_runner import NONE, Followers, Launched, ModelRunner
@@ -90,10 +90,15 @@ class DeviceRunner(ModelRunner):
             step.compute(self.layers, self.model, self.results)
         return steps, self.results.fetch()
 
+    @property
+    def records(self) -> bool:
+        """Return whether decode steps can be recorded: not where other ranks compute them, too."""
+        return self.followers is NONE
+
     @torch.inference_mode()
-    def warm_up(self) -> None:
-        """Record the decode steps of every shape, the largest first: later ones fit into its memory."""
-        self.layers.record(self.inputs.send)
+    def record(self, shapes: Sequence[Shape]) -> None:
+        """Record decode steps of some shapes."""
+        self.layers.record(shapes, self.inputs.send)
 
     def planned(self, batch: Batch) -> list[TileStep]:
         tiles = batch.tiles(self.limits.prompt, self.limits.generated)

@@ -77,7 +77,7 @@ def test_recorded_steps_drafts_and_few_blocks_change_nothing(model: Model) -> No
     plain = rig(model, blocks=9, block_size=8).engine
     link = HostLink()
     engine, runner = device_engine(model, blocks=9, block_size=8, seats=4, link=link)
-    runner.warm_up()
+    runner.record(runner.layers.shapes)
     assert link.captures == len(runner.layers.captured.steps) and runner.layers.captured.bytes == 1000 * link.captures
     drafting, _ = device_engine(model, drafts=4)
     for one in (plain, engine, drafting):

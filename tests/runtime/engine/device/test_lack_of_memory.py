@@ -79,7 +79,7 @@ def run(model: Model, failing: dict[int, range], *, recorded: bool = False) -> t
     link = HostLink()
     engine, runner = device_engine(model, budget=32, seats=7, link=link)
     if recorded:
-        runner.warm_up()
+        runner.record(runner.layers.shapes)
     course, copy_blocks = Course(engine), runner.copy_blocks
 
     def counted(sources: Tensor, targets: Tensor) -> None:
