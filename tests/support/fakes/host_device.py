@@ -17,6 +17,7 @@ from pontil.gpu_ops.attention import (
     PromptSpan,
 )
 from pontil.gpu_ops.device_tile import DeviceTile
+from pontil.gpu_ops.rotary import HeadTurn
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.device.device_runner import DeviceRunner
@@ -100,7 +101,7 @@ def attend(pool: Tensor, tile: DeviceTile) -> PagedAttention:
 
 def nothing(
     layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, scale: float, window: int | None,
-    sinks: Tensor | None = None, value_dim: int | None = None,
+    sinks: Tensor | None = None, value_dim: int | None = None, turn: HeadTurn | None = None,
 ) -> Tensor:  # fmt: skip
     """The attention of padding alone."""
     return torch.zeros_like(q)
