@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pontil.gpu_ops.elementwise import apply
 from pontil.gpu_ops.kv_cells import decode, encode, movable
+from pontil.gpu_ops.rotary import HeadTurn
 
 KEY_CHUNK = 256
 KEY_STRIP = 64
@@ -33,14 +34,15 @@ class PagedAttention(Protocol):
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, scale: float, window: int | None,
-        sinks: Tensor | None = None, value_dim: int | None = None,
+        sinks: Tensor | None = None, value_dim: int | None = None, turn: HeadTurn | None = None,
     ) -> Tensor:  # fmt: skip
         """Store k and v [rows, kv_heads, head_dim], then attend: q [rows, heads, head_dim] to the same shape. Without v
         the keys are the values, of which `value_dim` are the first numbers that the result has (None: all).
 
         `scale` multiplies the product of a query and a key. With a `window` a query sees at most that many positions,
         its own being the last. With `sinks` float32 [heads] each head has a score more, of no key: what it weighs is
-        taken from the keys. Rows that only pad the tile are neither stored nor attended; their result is zero.
+        taken from the keys. With `turn` q and k are turned before. Rows that only pad the tile are neither stored nor
+        attended; their result is zero.
         """
 
 
@@ -120,8 +122,10 @@ class GeneratedAttention:
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, scale: float, window: int | None,
-        sinks: Tensor | None = None, value_dim: int | None = None,
+        sinks: Tensor | None = None, value_dim: int | None = None, turn: HeadTurn | None = None,
     ) -> Tensor:  # fmt: skip
+        if turn is not None:
+            q, k = turn(q, k)
         rows = len(self.tables)
         heads, dim = q.shape[1:]
         kv_heads = k.shape[1]
@@ -189,8 +193,10 @@ class PromptAttention:
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, scale: float, window: int | None,
-        sinks: Tensor | None = None, value_dim: int | None = None,
+        sinks: Tensor | None = None, value_dim: int | None = None, turn: HeadTurn | None = None,
     ) -> Tensor:  # fmt: skip
+        if turn is not None:
+            q, k = turn(q, k)
         rows = len(self.blocks)
         write_kv(self.pool, layer, self.blocks, self.offsets, k[:rows], v if v is None else v[:rows])
         out = torch.zeros_like(q)

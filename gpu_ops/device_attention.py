@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.device_tile import QUERY_TILE, DeviceTile
+from pontil.gpu_ops.rotary import HeadTurn
 
 CELLS = (torch.float32, torch.bfloat16, torch.float16)
 """Types of cells that the kernels read and write."""
@@ -21,15 +22,22 @@ class DeviceAttention:
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, scale: float, window: int | None,
-        sinks: Tensor | None = None, value_dim: int | None = None,
+        sinks: Tensor | None = None, value_dim: int | None = None, turn: HeadTurn | None = None,
     ) -> Tensor:  # fmt: skip
         # A machine without devices has no Triton.
         from pontil.gpu_ops.triton.decode_attention import decode
         from pontil.gpu_ops.triton.paged_kv import write_kv
         from pontil.gpu_ops.triton.prompt_attention import prompt
+        from pontil.gpu_ops.triton.rotary import turn_and_write
 
         tile = self.tile
-        write_kv(self.pool, layer, tile.slots, k, v)
+        if turn is None or v is None:
+            q, k = (q, k) if turn is None else turn(q, k)
+            write_kv(self.pool, layer, tile.slots, k, v)
+        else:
+            q = turn_and_write(
+                self.pool, layer, tile.slots, q, k, v, turn.cos, turn.sin, turn.interleaved, turn.norms
+            )  # fmt: skip
         if tile.owners is not None and tile.lengths is not None:
             return decode(
                 self.pool, layer, q, tile.tables, tile.owners, tile.lengths, scale=scale, window=window, sinks=sinks,

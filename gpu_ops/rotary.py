@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rotary position embedding (Su et al., 2021), halves layout: dimension i turns together with i + head_dim / 2."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -36,6 +38,20 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False)
     first, second = turned.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else turned.chunk(2, dim=-1)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTurn:
+    """The rotation of a tile's queries and keys, by cosines and sines float32 [rows, rotated / 2], each head normed
+    before where there are `norms`."""
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool = False
+    norms: HeadNormWeights | None = None
+
+    def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return turn_heads(q, k, self.cos, self.sin, self.interleaved, self.norms)
 
 
 def turn_heads(

@@ -82,17 +82,28 @@ def multiplied(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Sums float32 [BLOCK_M, BLOCK_N] of rows, pointers [BLOCK_M] to INPUTS neighbouring numbers each, times the
-    weights of the outputs `n`. All rows and outputs exist: a caller repeats one where there are too few."""
+    weights of the outputs `n`. All rows and outputs exist: a caller repeats one where there are too few.
+
+    Numbers float32 times weights of 16 bits are the sum of two of that type times these: nearly as exact as products in
+    float32, many times as fast, and the weights are read once."""
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, INPUTS, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         x = numbers_at(rows[:, None] + k[None, :], k, INPUTS, BLOCK_K)
         tile = weight_tile(w, scales, n, start, w_out, w_in, scale_out, INPUTS, KIND, GROUP, BLOCK_N, BLOCK_K)
-        # Weights are rounded to the type of the rows, as numbers of the model's type are.
-        tile = tile.to(x.dtype)
-        if WIDE:
-            x, tile = x.to(tl.float32), tile.to(tl.float32)
-        total = tl.dot(x, tl.trans(tile), total, input_precision="ieee")
+        if KIND == 0 and x.dtype == tl.float32 and tile.dtype == tl.bfloat16:
+            high = x.to(tl.bfloat16)
+            low = (x - high.to(tl.float32)).to(tl.bfloat16)
+            if WIDE:
+                high, low, tile = high.to(tl.float32), low.to(tl.float32), tile.to(tl.float32)
+            total = tl.dot(low, tl.trans(tile), total, input_precision="ieee")
+            total = tl.dot(high, tl.trans(tile), total, input_precision="ieee")
+        else:
+            # Weights are rounded to the type of the rows, as numbers of the model's type are.
+            tile = tile.to(x.dtype)
+            if WIDE:
+                x, tile = x.to(tl.float32), tile.to(tl.float32)
+            total = tl.dot(x, tl.trans(tile), total, input_precision="ieee")
     return total
 
 

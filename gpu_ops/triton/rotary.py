@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary positions of queries and keys, with the norms of heads before them, in one pass. One program computes one head
-of one row."""
+"""Rotary positions of queries and keys, with the norms of heads before them, in one pass, which may also put keys and
+values into a pool. One program computes one head of one row."""
 
 import torch
 import triton
@@ -8,20 +8,16 @@ import triton.language as tl
 from torch import Tensor
 
 from pontil.gpu_ops.triton.launch import in_rows, launch, power_of_2
+from pontil.gpu_ops.triton.paged_kv import geometry, row_places
 
 
 @triton.jit
-def turn_kernel(
-    q, k, out_q, out_k, q_norm, k_norm, cos, sin, q_row, q_head, k_row, k_head, angle_row, eps,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, TURNED: tl.constexpr, INTERLEAVED: tl.constexpr,
-    NORMED: tl.constexpr, ROUNDED: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
+def turn_head(
+    source, out, weight, cos, sin, eps,
+    DIM: tl.constexpr, TURNED: tl.constexpr, INTERLEAVED: tl.constexpr, NORMED: tl.constexpr, ROUNDED: tl.constexpr,
+    HALF: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if head < QUERIES:
-        source, out, weight = q + row * q_row + head * q_head, out_q + (row * QUERIES + head) * DIM, q_norm
-    else:
-        head -= QUERIES
-        source, out, weight = k + row * k_row + head * k_head, out_k + (row * KEYS + head) * DIM, k_norm
+    """Turn one head of one row by that row's cosines and sines."""
     pair = tl.arange(0, HALF)
     paired = pair < TURNED // 2
     if INTERLEAVED:
@@ -39,12 +35,64 @@ def turn_kernel(
         first = (first * scale * tl.load(weight + one, mask=paired, other=0.0)).to(ROUNDED).to(tl.float32)
         second = (second * scale * tl.load(weight + two, mask=paired, other=0.0)).to(ROUNDED).to(tl.float32)
         rest = rest * scale * tl.load(weight + last, mask=last < DIM, other=0.0)
-    c = tl.load(cos + row * angle_row + pair, mask=paired, other=0.0)
-    s = tl.load(sin + row * angle_row + pair, mask=paired, other=0.0)
+    c = tl.load(cos + pair, mask=paired, other=0.0)
+    s = tl.load(sin + pair, mask=paired, other=0.0)
+    # Rounded as the turned heads are where they go through memory.
     kind = out.dtype.element_ty
-    tl.store(out + pair, (first * c - second * s).to(kind), mask=paired)
-    tl.store(out + TURNED // 2 + pair, (second * c + first * s).to(kind), mask=paired)
-    tl.store(out + last, rest.to(kind), mask=last < DIM)
+    tl.store(out + pair, (first * c - second * s).to(ROUNDED).to(kind), mask=paired)
+    tl.store(out + TURNED // 2 + pair, (second * c + first * s).to(ROUNDED).to(kind), mask=paired)
+    tl.store(out + last, rest.to(ROUNDED).to(kind), mask=last < DIM)
+
+
+@triton.jit
+def turn_kernel(
+    q, k, out_q, out_k, q_norm, k_norm, cos, sin, q_row, q_head, k_row, k_head, angle_row, eps,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, TURNED: tl.constexpr, INTERLEAVED: tl.constexpr,
+    NORMED: tl.constexpr, ROUNDED: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if head < QUERIES:
+        source, out, weight = q + row * q_row + head * q_head, out_q + (row * QUERIES + head) * DIM, q_norm
+    else:
+        head -= QUERIES
+        source, out, weight = k + row * k_row + head * k_head, out_k + (row * KEYS + head) * DIM, k_norm
+    cos, sin = cos + row * angle_row, sin + row * angle_row
+    turn_head(source, out, weight, cos, sin, eps, DIM, TURNED, INTERLEAVED, NORMED, ROUNDED, HALF, REST)
+
+
+@triton.jit(do_not_specialize=["layer"])
+def turn_and_write_kernel(
+    q, k, v, out_q, pool, slots, layer, q_norm, k_norm, cos, sin, q_row, q_head, k_row, k_head, v_row, v_head,
+    angle_row, eps,
+    QUERIES: tl.constexpr, DIM: tl.constexpr, TURNED: tl.constexpr, INTERLEAVED: tl.constexpr,
+    NORMED: tl.constexpr, ROUNDED: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, BLOCK: tl.constexpr,
+    LAYERS: tl.constexpr, PLANES: tl.constexpr, KV_HEADS: tl.constexpr, SLOTS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Heads follow each other: those of queries go to `out_q`, those of keys and of values into their row's slot."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    cos, sin = cos + row * angle_row, sin + row * angle_row
+    if head < QUERIES:
+        turn_head(
+            q + row * q_row + head * q_head, out_q + (row * QUERIES + head) * DIM, q_norm, cos, sin, eps,
+            DIM, TURNED, INTERLEAVED, NORMED, ROUNDED, HALF, REST,
+        )  # fmt: skip
+    else:
+        slot = tl.load(slots + row)
+        if slot >= 0:
+            own = (head - QUERIES) % KV_HEADS
+            plane = (head - QUERIES) // KV_HEADS
+            block, offset = slot // SLOTS, slot % SLOTS
+            place = pool + row_places(block, offset, layer, plane, own, LAYERS, PLANES, KV_HEADS, SLOTS, WIDTH)
+            if plane == 0:
+                turn_head(
+                    k + row * k_row + own * k_head, place, k_norm, cos, sin, eps,
+                    DIM, TURNED, INTERLEAVED, NORMED, ROUNDED, HALF, REST,
+                )  # fmt: skip
+            else:
+                cell = tl.arange(0, BLOCK)
+                inside = cell < DIM
+                numbers = tl.load(v + row * v_row + own * v_head + cell, mask=inside, other=0.0)
+                tl.store(place + cell, numbers.to(pool.dtype.element_ty), mask=inside)
 
 
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -68,3 +116,27 @@ def turn_heads(
         ROUNDED=TYPES[q.dtype], HALF=power_of_2(turned // 2), REST=power_of_2(max(1, dim - turned)), num_warps=1,
     )  # fmt: skip
     return out_q, out_k
+
+
+def turn_and_write(
+    pool: Tensor, layer: int, slots: Tensor, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor,
+    interleaved: bool, norms: tuple[Tensor, Tensor, float] | None,
+) -> Tensor:  # fmt: skip
+    """Turn q and k as `turn_heads` does. Put row r of the keys and of v [rows, kv_heads, dim] into slot `slots[r]` of a
+    layer of the pool, int32 `block * block_size + offset`; rows with slot -1 are left out. Return the queries."""
+    q, k, v, cos, sin = (in_rows(one) for one in (q, k, v, cos, sin))
+    rows, queries, dim = q.shape
+    constants, turned = geometry(pool), 2 * cos.shape[1]
+    keys = constants["KV_HEADS"]
+    assert k.shape == v.shape == (rows, keys, dim) and (constants["PLANES"], constants["WIDTH"]) == (2, dim)
+    assert cos.stride() == sin.stride() and k.dtype == v.dtype == q.dtype and slots.element_size() == 4
+    out_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    q_norm, k_norm, eps = norms or (cos, cos, 0.0)
+    launch(
+        turn_and_write_kernel, (rows, queries + 2 * keys), q, k, v, out_q, pool, slots, layer, q_norm, k_norm, cos, sin,
+        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), cos.stride(0), eps,
+        QUERIES=queries, DIM=dim, TURNED=turned, INTERLEAVED=interleaved, NORMED=norms is not None,
+        ROUNDED=TYPES[q.dtype], HALF=power_of_2(turned // 2), REST=power_of_2(max(1, dim - turned)),
+        BLOCK=power_of_2(dim), **constants, num_warps=1,
+    )  # fmt: skip
+    return out_q

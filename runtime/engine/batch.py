@@ -6,7 +6,8 @@ counts, a tile holds prompt positions or generated positions, never both, becaus
 different classes (rule C16).
 """
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 from pontil.gpu_ops.batch_invariance import GENERATED_ROWS, PROMPT_ROWS
 from pontil.runtime.engine.sequence import Sequence
@@ -54,6 +55,10 @@ class Batch:
 
     spans: tuple[Span, ...]
     copies: tuple[tuple[int, int], ...] = ()
+
+    def without(self, some: Collection[Sequence]) -> "Batch":
+        """Return the batch without these sequences. Its copies stay."""
+        return replace(self, spans=tuple(span for span in self.spans if span.sequence not in some)) if some else self
 
     def tiles(self, prompt_rows: int = PROMPT_ROWS, generated_rows: int = GENERATED_ROWS) -> list[Tile]:
         """Prompt tiles first, then generated ones, of at most so many rows; within a sequence always in the order of

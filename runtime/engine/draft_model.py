@@ -18,6 +18,7 @@ from pontil.runtime.engine.draft_policy import WINDOW
 from pontil.runtime.engine.drafter import Draft
 from pontil.runtime.engine.guide import Guide
 from pontil.runtime.engine.kv_cache_manager import KVCacheManager
+from pontil.runtime.engine.memory_errors import left_out_of
 from pontil.runtime.engine.model_runner import ModelRunner
 from pontil.runtime.engine.prefix_cache import PrefixCache, PrefixHit
 from pontil.runtime.engine.sequence import FinishReason, Sequence, SequenceState
@@ -143,11 +144,15 @@ class DraftModel:
         return tuple(guessed[: next((at for at, token in enumerate(guessed) if token >= self.known_ids), None)])
 
     def run(self, spans: list[Span]) -> None:
-        """Compute spans; a twin whose last known position is among them gets a guess."""
+        """Compute spans; a twin whose last known position is among them gets a guess. One that memory does not suffice
+        for gets none, and stays where it was."""
         began = self.clock()
         sampled = self.runner.run(Batch(tuple(spans), self.memory.take_copies()))
         self.runs.append((sum(span.count for span in spans), self.clock() - began))
+        left_out = left_out_of(sampled)
         for span in spans:
+            if span.sequence in left_out:
+                continue
             span.sequence.advance(span.start + span.count)
             self.prefix.register(span.sequence, span.start, span.sequence.computed)
         for one in sampled:

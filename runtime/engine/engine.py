@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pontil.runtime.engine.batch import Batch
 from pontil.runtime.engine.draft_counts import DraftCounts
 from pontil.runtime.engine.logprobs import TokenLogprobs
+from pontil.runtime.engine.memory_errors import left_out_of
 from pontil.runtime.engine.model_runner import Launched, ModelRunner
 from pontil.runtime.engine.remote_prefill import NoHandshake, RemotePrefill
 from pontil.runtime.engine.sampler import Sampled
@@ -143,7 +144,7 @@ class Engine:
     def launch(self, batch: Batch) -> StepInFlight:
         began = self.scheduler.clock()
         launched = self.runner.launch(batch)
-        self.scheduler.advance(batch)
+        self.scheduler.advance(batch.without(launched.left_out))
         if launched.places:
             self.scheduler.memory.launched(span.sequence for span in batch.spans)
         for sequence, place in launched.places.items():
@@ -152,8 +153,10 @@ class Engine:
 
     def may_stay_in_flight(self, step: StepInFlight) -> bool:
         """Return whether the next step may be launched before this one is over. Not if something reads what it computed
-        as soon as it is marked as computed, or needs its tokens."""
-        if not step.launched.places or self.scheduler.held_up or self.scheduler.speculative_tokens:
+        as soon as it is marked as computed, or needs its tokens, or if requests end with it."""
+        if not step.launched.places or step.launched.left_out:
+            return False
+        if self.scheduler.held_up or self.scheduler.speculative_tokens:
             return False
         sequences = [span.sequence for span in step.batch.spans]
         return not any(one.hands_over or one.is_streamed or one.params.prompt_logprobs is not None for one in sequences)
@@ -176,8 +179,10 @@ class Engine:
         batch = self.scheduler.answer_recompute.next_batch() if idle else None
         if batch is None:
             return False
-        self.runner.run(batch)
-        self.scheduler.advance(batch)
+        if left_out_of(self.runner.run(batch)):
+            self.scheduler.answer_recompute.give_way()
+        else:
+            self.scheduler.advance(batch)
         return True
 
     def branch(self, sampled: Sampled) -> Sequence:

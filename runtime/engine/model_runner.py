@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a batch through the model and samples from its logits. Takes no scheduling decision."""
 
-import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Sequential
 from dataclasses import dataclass, field, replace
@@ -14,12 +13,7 @@ from pontil.gpu_ops.batch_invariance import BatchInvariance
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.batch import Batch, Span, Tile
 from pontil.runtime.engine.logprobs import logprobs_of
-from pontil.runtime.engine.memory_errors import (
-    MEMORY_RAN_OUT,
-    RecordedLogprobs,
-    is_out_of_memory,
-    without_largest,
-)
+from pontil.runtime.engine.memory_errors import compute_what_fits, left_out_of
 from pontil.runtime.engine.sampler import Sampled, sample_rows
 from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.engine.streamed import FrameMaker
@@ -29,8 +23,6 @@ from pontil.runtime.engine.tile_rows import rows_of
 from pontil.runtime.engine.tile_runner import HEAD_ROWS, TileRunner
 from pontil.runtime.models.hidden_states import HiddenStates
 from pontil.runtime.models.model import Model
-
-logger = logging.getLogger("pontil.engine")
 
 
 class Followers(Protocol):
@@ -66,10 +58,12 @@ NONE = NoFollowers()
 class Launched:
     """A batch that is being computed. `collect` waits for it and returns the sampled tokens of each sequence whose
     known tokens are all computed. `places` are those of the drawn ids among the results, of sequences that drew one:
-    rows of the next batch may refer to them. There are none where all is done at once."""
+    rows of the next batch may refer to them. There are none where all is done at once. Nothing was computed of those
+    `left_out`, which end."""
 
     collect: Callable[[], list[Sampled]]
     places: Mapping[Sequence, int] = field(default_factory=dict)
+    left_out: frozenset[Sequence] = frozenset()
 
 
 class ModelRunner:
@@ -100,30 +94,26 @@ class ModelRunner:
     def launch(self, batch: Batch) -> Launched:
         """Begin to compute a batch. Here all is done at once."""
         sampled = self.run(batch)
-        return Launched(lambda: sampled)
+        return Launched(lambda: sampled, left_out=left_out_of(sampled))
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> list[Sampled]:
         """Compute every tile; return the sampled tokens of each sequence whose known tokens are all computed."""
-        if batch.copies:
-            self.followers.copy(batch.copies)
-            self.storage.copy(list(batch.copies))
-        dropped, recorded = list[Sampled](), RecordedLogprobs(batch)
-        while batch.spans:
-            try:
-                return [*self.compute(batch), *dropped]
-            except (MemoryError, RuntimeError) as error:
-                # Followers would wait for the rest of the step.
-                if not is_out_of_memory(error) or not self.followers.none:
-                    raise
-                logger.warning("memory ran out in a step, whose largest request ends: %s", error)
-            recorded.restore()
-            batch, largest = without_largest(batch)
-            dropped.append(Sampled(largest, largest.choice, [], 0, [], failure=MEMORY_RAN_OUT))
-        return dropped
+        copies = list(batch.copies)
+        if copies:
+            self.followers.copy(copies)
+        if not self.followers.none:
+            # Followers would wait for the rest of a step that is begun anew.
+            return self.compute(batch, copies)
+        sampled, dropped = compute_what_fits(batch, lambda some: self.compute(some, copies))
+        return [*sampled, *dropped]
 
-    def compute(self, batch: Batch) -> list[Sampled]:
-        """Compute every tile. A second time has the same results: it writes the same KV."""
+    def compute(self, batch: Batch, copies: list[tuple[int, int]]) -> list[Sampled]:
+        """Make the copies that were not made yet, then compute every tile. A second time has the same results: it
+        writes the same KV."""
+        if copies:
+            self.storage.copy(copies)
+            copies.clear()
         tiles = batch.tiles() if self.model.kernels is None else batch.mixed_tiles()
         return [sampled for tile in tiles for sampled in self.run_tile(tile)]
 

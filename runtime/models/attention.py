@@ -9,7 +9,7 @@ from torch import Tensor
 from pontil.gpu_ops.attention import PagedAttention
 from pontil.gpu_ops.kernels.layer import AttentionHalf, HeadShape, Norms, Rotation
 from pontil.gpu_ops.kernels.linear import Product, matrix_of
-from pontil.gpu_ops.rotary import HeadNormWeights, turn_heads
+from pontil.gpu_ops.rotary import HeadNormWeights, HeadTurn
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.norm import Norm
 from pontil.runtime.models.partition import by_columns, by_heads
@@ -70,6 +70,6 @@ class Attention:
     def __call__(self, x: Tensor, angles: Angles, attend: PagedAttention) -> Tensor:
         """Attend for x [rows, hidden_size] in the weights' dtype; the result has the same shape."""
         q, k, v = self.qkv(x).view(len(x), -1, self.head_dim).split(self.heads, dim=1)
-        q, k = turn_heads(q, k, *angles, self.interleaved, None if self.norms is None else self.norms.weights)
-        attended = attend(self.index, q, k, v, scale=self.scale, window=self.window, sinks=self.sinks)
+        turn = HeadTurn(*angles, self.interleaved, None if self.norms is None else self.norms.weights)
+        attended = attend(self.index, q, k, v, scale=self.scale, window=self.window, sinks=self.sinks, turn=turn)
         return self.exchange(self.o(self.exchange(attended.reshape(len(x), -1))))

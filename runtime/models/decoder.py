@@ -78,7 +78,7 @@ class Decoder(ABC):
 
     def take_head(self, weights: Weights) -> list[Product]:
         """Take the vocabulary's projection, whose results are float32: in bfloat16 distinct logits would round to ties.
-        torch's products have one type, so its weights are float32 too."""
+        torch's products have one type, so its weights are float32 too; kernels read those of the model's type."""
         name, shape = "model.embed_tokens.weight", (self.config.vocab_size, self.config.hidden_size)
         if not self.config.tie_word_embeddings:
             name = "lm_head.weight"
@@ -86,13 +86,16 @@ class Decoder(ABC):
         if self.config.tie_word_embeddings:
             weights.left.pop("lm_head.weight", None)
         if levels is None:
-            dtype = torch.float32 if self.kernels is None else self.dtype
+            kept = self.kernels is not None or weights.keeps_head
+            dtype = self.dtype if kept else torch.float32
             dense = self.embedding if self.config.tie_word_embeddings else weights.take(name, *shape, dtype=dtype)
             weight = weights.rounded(weights.part(dense, by_vocabulary))
         else:
             weight = rows(levels, by_vocabulary(self.partition, self.config.vocab_size))
         if isinstance(weight, QuantizedWeights) or self.kernels is not None:
             return [weights.product(weight)]
+        if weights.keeps_head:
+            return [weights.product_of_numbers(weight)]
         return [weights.product(part.float()) for part in weight.split(HEAD_ROWS)]
 
     @property

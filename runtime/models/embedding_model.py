@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.pooling import pooled, unit
+from pontil.gpu_ops.rotary import HeadTurn
 from pontil.gpu_ops.sequence_attention import attend_within
 from pontil.runtime.models.model import Model
 
@@ -27,8 +28,10 @@ class CausalAttention:
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, scale: float, window: int | None,
-        sinks: Tensor | None = None, value_dim: int | None = None,
+        sinks: Tensor | None = None, value_dim: int | None = None, turn: HeadTurn | None = None,
     ) -> Tensor:  # fmt: skip
+        if turn is not None:
+            q, k = turn(q, k)
         values = k if v is None else v
         made = attend_within(q, k, values, scale=scale, causal=True, window=window, sinks=sinks)
         return made[..., :value_dim]

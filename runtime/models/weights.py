@@ -168,6 +168,15 @@ class Weights:
     def rounded(self, weight: Tensor) -> Tensor | QuantizedWeights:
         return per_channel(weight) if self.int8 else weight
 
+    @property
+    def keeps_head(self) -> bool:
+        """Return whether rows float32 can be multiplied by weights of the model's type, as those of the head are."""
+        return self.kernels is None and self.device.type != "cpu" and self.dtype == torch.bfloat16
+
+    def product_of_numbers(self, weight: Tensor) -> Product:
+        """The product of rows float32 with such a weight, by a kernel: a row's bits do not depend on the others'."""
+        return Linear(weight, deterministic=True)
+
     def product(self, weight: Weight, bias: Tensor | None = None) -> Product:
         if isinstance(weight, PackedWeights):
             return ScaledLinear(weight, self.dtype, self.device, bias)

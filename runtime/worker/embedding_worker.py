@@ -6,6 +6,7 @@ import os
 
 from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config import WorkerConfig
+from pontil.runtime.engine.memory_errors import MEMORY_RAN_OUT, is_out_of_memory
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.wire.messages import SCHEMA, Cancel, Embed, Embedding, Hello, Message
 from pontil.runtime.worker.embedding_assembly import Embedder
@@ -50,9 +51,7 @@ class EmbeddingWorker(PlainWorker):
 
     def compute(self, now: float) -> None:
         """Compute the texts of one step and send their vectors."""
-        batch = self.queue.next_batch()
-        vectors = self.embedder.vectors([(one.message.prompt, one.message.dimensions) for one in batch])
-        for one, vector in zip(batch, vectors, strict=True):
+        for one, vector in self.vectors_of(self.queue.next_batch()):
             message, count = one.message, len(one.message.prompt)
             self.computed += count
             address = self.incarnation, message.sender, message.request_id, message.attempt
@@ -72,6 +71,21 @@ class EmbeddingWorker(PlainWorker):
             self.refuse(message, Failure(reason, 400))
         else:
             self.queue.push(Waiting(message, now))
+
+    def vectors_of(self, batch: list[Waiting]) -> list[tuple[Waiting, bytes]]:
+        """Return the vectors of texts. Where memory does not suffice for all of them, the longest are refused."""
+        while batch:
+            try:
+                made = self.embedder.vectors([(one.message.prompt, one.message.dimensions) for one in batch])
+                return list(zip(batch, made, strict=True))
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                logger.warning("memory ran out in a step, whose longest text is refused: %s", error)
+            longest = max(batch, key=lambda one: len(one.message.prompt))
+            batch = [one for one in batch if one is not longest]
+            self.refuse(longest.message, Failure(MEMORY_RAN_OUT, 503))
+        return []
 
     def objection(self, message: Embed) -> str | None:
         """Return why a text cannot be computed here, even if the proxy accepted it; else None."""

@@ -2,22 +2,32 @@
 """The memory of a GPU that is left for KV, measured before it is taken: what weights, the largest step and other
 processes need must not be missing later."""
 
+import gc
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from pontil.runtime.cache.device_memory import DeviceMemory
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config import WorkerConfig
+from pontil.runtime.engine.device.link import CudaLink, DeviceLink
+from pontil.runtime.engine.device.runner_choice import estimate_recordings, make_runner
 from pontil.runtime.engine.engine import Engine
-from pontil.runtime.engine.model_runner import ModelRunner
+from pontil.runtime.engine.model_runner import NONE, ModelRunner
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.errors import ModelError
 from pontil.runtime.models.model import Model
 from pontil.runtime.sampling_params import SamplingParams
+
+logger = logging.getLogger("pontil.worker")
+
+MakeLink = Callable[[torch.device], DeviceLink]
 
 
 class MemoryMeter(Protocol):
@@ -59,54 +69,93 @@ class TorchMeter:
 @dataclass(frozen=True, slots=True)
 class GpuRoom:
     """The division of a GPU's memory in bytes: `allowed` is what all of this may take, `taken` what weights and other
-    processes have, and `step` what the largest step needs."""
+    processes have, `step` what the largest step needs, and `recorded` what recorded steps do."""
 
     allowed: int
     taken: int
     step: int
+    recorded: int
 
     @property
     def kv(self) -> int:
-        return self.allowed - self.taken - self.step
+        return self.allowed - self.taken - self.step - self.recorded
+
+    @property
+    def parts(self) -> str:
+        """The parts that are not for KV, in words."""
+        named = (
+            ("weights and other processes", self.taken),
+            ("the largest step", self.step),
+            ("recorded steps", self.recorded),
+        )
+        return ", ".join(f"{name} {count >> 20} MiB" for name, count in named)
 
     def check(self, share: float, block_bytes: int) -> None:
         """Raise ModelError if there is no room for two blocks, the least that a pool has."""
         if self.kv < 2 * block_bytes:
-            parts = ", ".join(
-                f"{name} {count >> 20} MiB"
-                for name, count in (("weights and other processes", self.taken), ("the largest step", self.step))
-            )
             raise ModelError(
                 f"nothing is left for KV of the {self.allowed >> 20} MiB that --gpu-memory-share {share:g} allows "
-                f"({parts}): raise it, lower --max-num-batched-tokens or --max-num-seqs, choose a smaller model or "
-                "divide it over several GPUs"
+                f"({self.parts}): raise it, lower --max-num-batched-tokens or --max-num-seqs, choose a smaller "
+                "model or divide it over several GPUs"
             )
 
 
-def measure_room(config: WorkerConfig, model: Model, layout: KVLayout, meter: MemoryMeter) -> GpuRoom:
-    """Run the largest steps that the configuration allows with a small pool, and see what they need. All ranks of a
-    worker do so together. Raises ModelError."""
+def measure_room(
+    config: WorkerConfig, model: Model, layout: KVLayout, meter: MemoryMeter, make_link: MakeLink = CudaLink,
+    memory: DeviceMemory | None = None,
+) -> GpuRoom:  # fmt: skip
+    """Run the largest steps that the configuration allows with a small pool, then record some of those that will be
+    recorded, and see what they need. All ranks of a worker do so together. Raises ModelError."""
+
+    def held() -> int:
+        meter.reset()
+        return meter.total - meter.free
+
+    taken = held()
+    runner = run_largest_steps(config, model, layout, make_link, memory)
+    step = meter.peak
+    room = GpuRoom(int(meter.total * config.gpu_memory_share), taken, step, estimate_recordings(runner, held))
+    # The pool that is made next gets this memory, which torch would keep.
+    del runner
+    gc.collect()
     meter.reset()
-    taken = meter.total - meter.free
-    run_largest_steps(config, model, layout)
-    room = GpuRoom(int(meter.total * config.gpu_memory_share), taken, meter.peak)
     room.check(config.gpu_memory_share, layout.block_bytes)
+    logger.info(
+        "memory of the device: %s, KV %d MiB, which together are the %d MiB that --gpu-memory-share %g allows",
+        room.parts, room.kv >> 20, room.allowed >> 20, config.gpu_memory_share,
+    )  # fmt: skip
     return room
 
 
-def run_largest_steps(config: WorkerConfig, model: Model, layout: KVLayout) -> None:
-    """Compute a step full of a prompt, then one with as many sequences as may run."""
+def run_largest_steps(
+    config: WorkerConfig, model: Model, layout: KVLayout, make_link: MakeLink, memory: DeviceMemory | None
+) -> ModelRunner:
+    """Compute a step full of a prompt, then one with as many sequences as may run, by the runner of this device. Return
+    that."""
     longest = model.config.max_model_len - 1
     prompts = [min(config.max_num_batched_tokens, longest)] + [1] * (config.max_num_seqs - 1)
     # A sequence is let in if there is a block to spare for each that runs.
     num_blocks = 1 + sum(layout.blocks_for(length + 2) + 1 for length in prompts)
-    storage = KVStorage(layout, num_blocks, model.device)
+    storage = KVStorage(layout, num_blocks, model.device, memory)
     budget = max(config.max_num_batched_tokens, config.max_num_seqs)
     scheduler = Scheduler(BlockPool(num_blocks), layout, config.max_num_seqs, budget, prefix_caching=False)
-    engine = Engine(ModelRunner(model, storage), scheduler)
-    # Masks and probabilities of the whole vocabulary are a part of what a step needs.
-    params = SamplingParams(max_tokens=2, seed=0, temperature=1.0, top_p=0.9, top_k=50, ignore_eos=True)
+    if config.ranks > 1:
+        # The ranks run this together, with no driver among them.
+        runner = ModelRunner(model, storage)
+    else:
+        runner = make_runner(config, model, storage, model.config.max_model_len, NONE, None, make_link)
+    engine = Engine(runner, scheduler)
+    # Edited logits, probabilities and logprobs of the whole vocabulary are a part of what a step needs.
+    params = SamplingParams(
+        max_tokens=2, seed=0, temperature=1.0, top_p=0.9, top_k=50, ignore_eos=True, logit_bias=((0, 1.0),), logprobs=1
+    )
     for number, length in enumerate(prompts):
         engine.add(Sequence(f"largest step {number}", [0] * length, params, frozenset()))
     while engine.has_work:
-        engine.step()
+        for output in engine.step():
+            if output.failure is not None:
+                raise ModelError(
+                    f"the largest step does not fit the memory of {config.device} beside the weights: lower "
+                    "--max-num-batched-tokens or --max-num-seqs, choose a smaller model or divide it over several GPUs"
+                )
+    return runner

@@ -32,12 +32,13 @@ def load_talker_decoder(
     return build_model(config.decoder, Weights(tensors, device, dtype, kernels, block=block))
 
 
-def load_talker(path: Path, decoder: Model) -> Talker:
-    """Load the parts beside a Talker's decoder to its device, in its type and for its kernels. Raises ModelError."""
+def load_talker(path: Path, decoder: Model, deterministic: bool = False) -> Talker:
+    """Load the parts beside a Talker's decoder to its device, in its type and for its kernels; with products that are
+    `deterministic` as its own are. Raises ModelError."""
     config = read_talker_config(path)
 
     def weights(tensors: Iterable[tuple[str, Tensor]]) -> Weights:
-        return Weights(tensors, decoder.device, decoder.dtype, decoder.kernels)
+        return Weights(tensors, decoder.device, decoder.dtype, decoder.kernels, deterministic=deterministic)
 
     predictor = weights(predictor_checkpoint(path, config).tensors())
     return build_talker(config, decoder, predictor, weights(projections_checkpoint(path, config).tensors()))

@@ -34,4 +34,6 @@ def state_layers(config: WorkerConfig) -> int | None:
 def load_stage(config: WorkerConfig, decoder: Model) -> OmniTalker | None:
     """Load what stands beside the Talker's decoder, on its device and computed as it is; None for another stage.
     Raises ModelError."""
-    return OmniTalker(load_talker(config.model_path, decoder)) if is_stage(config, TALKER) else None
+    if not is_stage(config, TALKER):
+        return None
+    return OmniTalker(load_talker(config.model_path, decoder, config.deterministic))

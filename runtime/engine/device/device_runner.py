@@ -9,15 +9,18 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.batch_invariance import ANY_ROWS
+from pontil.gpu_ops.block_copies import copy_blocks
 from pontil.gpu_ops.kv_cells import movable
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.batch import Batch
+from pontil.runtime.engine.device.block_rounds import Round, rounds_of
 from pontil.runtime.engine.device.buckets import buckets
 from pontil.runtime.engine.device.link import Arrival, DeviceLink
 from pontil.runtime.engine.device.results import ResultBuffer
 from pontil.runtime.engine.device.step_buffer import StepBuffer
-from pontil.runtime.engine.device.tile_forward import DeviceLimits, MakeAttention, TileForward
+from pontil.runtime.engine.device.tile_forward import DeviceLimits, MakeAttention, Shape, TileForward
 from pontil.runtime.engine.device.tile_step import StepSections, TileStep
+from pontil.runtime.engine.memory_errors import compute_what_fits, left_out_of
 from pontil.runtime.engine.model_runner import NONE, Followers, Launched, ModelRunner
 from pontil.runtime.engine.sampler import Sampled
 from pontil.runtime.engine.streamed import FrameMaker
@@ -37,7 +40,7 @@ class DeviceRunner(ModelRunner):
         followers: Followers = NONE, frame_maker: FrameMaker | None = None,
     ) -> None:  # fmt: skip
         super().__init__(model, storage, followers, frame_maker, ANY_ROWS)
-        self.limits = limits
+        self.limits, self.link = limits, link
         most = 2 * (limits.generated + limits.prompt)
         self.draw_sizes = buckets(most)
         self.inputs = StepBuffer(link, limits.words + SPARE_WORDS)
@@ -56,9 +59,20 @@ class DeviceRunner(ModelRunner):
     def launch(self, batch: Batch) -> Launched:
         if not self.is_plain(batch):
             sampled = super().run(batch)
-            return Launched(lambda: sampled)
+            return Launched(lambda: sampled, left_out=left_out_of(sampled))
         if not batch.spans and not batch.copies:
             return Launched(list)
+        self.results.begin()
+        rounds = rounds_of(batch.copies)
+        # Copies of an attempt may still read host memory that the next one writes.
+        started, dropped = compute_what_fits(batch, lambda some: self.start(some, rounds), self.link.settle)
+        steps, arrival = started
+        places = {sequence: place for step in steps for sequence, place in step.places.items()}
+        return Launched(lambda: [*collected(steps, arrival), *dropped], places, left_out_of(dropped))
+
+    def start(self, batch: Batch, rounds: list[Round]) -> tuple[list[TileStep], Arrival]:
+        """Start an attempt at a step. It writes what another attempt would write, too, and nothing that one would read:
+        the copies that it started are taken out of `rounds`."""
         steps = self.planned(batch)
         sections = StepSections()
         first = 0
@@ -66,32 +80,35 @@ class DeviceRunner(ModelRunner):
         for step in sorted(steps, key=lambda one: not one.plan.generated):
             step.write(self.layers, sections, first)
             first += step.count
-        copies = sections.add([np.array(one, np.int64) for one in zip(*batch.copies, strict=True)])
+        copies = [sections.add([np.array(one, np.int64) for one in zip(*some, strict=True)]) for some in rounds]
         sections.sent = self.inputs.send(sections.arrays)
-        self.copy_blocks(copies())
-        self.results.begin(first)
+        for sent in copies:
+            self.copy_blocks(*sent())
+            del rounds[0]
+        self.results.clear(first)
         for step in steps:
             step.compute(self.layers, self.model, self.results)
-        arrival = self.results.fetch()
-        places = {sequence: place for step in steps for sequence, place in step.places.items()}
-        return Launched(lambda: collected(steps, arrival), places)
+        return steps, self.results.fetch()
+
+    @property
+    def records(self) -> bool:
+        """Return whether decode steps can be recorded: not where other ranks compute them, too."""
+        return self.followers is NONE
 
     @torch.inference_mode()
-    def warm_up(self) -> None:
-        """Record the decode steps of every shape, the largest first: later ones fit into its memory."""
-        self.layers.record(self.inputs.send)
+    def record(self, shapes: Sequence[Shape]) -> None:
+        """Record decode steps of some shapes."""
+        self.layers.record(shapes, self.inputs.send)
 
     def planned(self, batch: Batch) -> list[TileStep]:
         tiles = batch.tiles(self.limits.prompt, self.limits.generated)
         vocabulary = self.model.config.vocab_size
         return [TileStep(rows_of(tile, False), vocabulary, self.draw_sizes) for tile in tiles]
 
-    def copy_blocks(self, copies: Sequence[Tensor]) -> None:
-        """Copy whole blocks. All are read before any is written."""
-        if copies:
-            sources, targets = copies
-            blocks = movable(self.storage.tensor).view(self.storage.num_blocks, -1)
-            blocks.index_copy_(0, targets, blocks.index_select(0, sources))
+    def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy whole blocks, of which none is a source and a target."""
+        pool = movable(self.storage.tensor)
+        copy_blocks(pool, sources, pool, targets, len(sources))
 
 
 def collected(steps: Sequence[TileStep], arrival: Arrival) -> list[Sampled]:

@@ -30,8 +30,8 @@ class Arrival(Protocol):
 
 
 class DeviceLink(Protocol):
-    """A device, as the host uses it in a step. All calls but `Arrival.wait` return at once; what they start happens in
-    the order of the calls."""
+    """A device, as the host uses it in a step. All calls but `settle` and `Arrival.wait` return at once; what they
+    start happens in the order of the calls."""
 
     device: torch.device
 
@@ -43,6 +43,9 @@ class DeviceLink(Protocol):
 
     def fetch(self, source: Tensor, target: HostWords) -> Arrival:
         """Copy `source`, int32 [words], to the first words of the host's memory."""
+
+    def settle(self) -> None:
+        """Wait until all that was started is over."""
 
     def capture(self, run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor, Any]:
         """Record what `run` starts, whose tensors keep their addresses. Return what starts it again, its result, which
@@ -81,6 +84,9 @@ class CudaLink:
         event = torch.cuda.Event()
         event.record()
         return CudaArrival(event, target.words[: len(source)])
+
+    def settle(self) -> None:
+        torch.cuda.current_stream(self.device).synchronize()
 
     def capture(self, run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor, Any]:
         # The first runs choose kernels and make workspaces, which a recording must not.

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pontil.runtime.engine.device.link import Arrival, DeviceLink, Words
+from pontil.runtime.engine.device.link import Arrival, DeviceLink, HostWords, Words
 from pontil.runtime.engine.device.step_buffer import Array
 
 NUMPY_TYPES: dict[torch.dtype, Any] = {torch.int32: np.int32, torch.float32: np.float32}
@@ -35,7 +35,10 @@ class Place:
 
 class ResultBuffer:
     """Memory of the device at one address, for the results of one step after the other: ids first, of draws that follow
-    each other, then anything else. `last` int32 [most draws] has the ids of the step before: rows may refer to them."""
+    each other, then anything else. `last` int32 [most draws] has the ids of the step before: rows may refer to them.
+
+    A step may be attempted several times. Only `begin` writes `last`, and host memory is used up by an attempt that
+    reached its end: until then the results of the step before may be in the next."""
 
     def __init__(self, link: DeviceLink, draws: int, words: int, steps: int = 2) -> None:
         self.link, self.draws = link, draws
@@ -50,10 +53,13 @@ class ResultBuffer:
         """The ids drawn last, int32 [most draws]."""
         return self.device[: self.draws]
 
-    def begin(self, draws: int) -> None:
-        """Begin a step that makes so many draws."""
-        assert draws <= self.draws
+    def begin(self) -> None:
+        """Begin a step: the ids drawn last are now those of the step before."""
         self.last.copy_(self.ids)
+
+    def clear(self, draws: int) -> None:
+        """Begin an attempt at the step, which makes so many draws."""
+        assert draws <= self.draws
         self.used, self.pieces = draws, []
 
     def add(self, made: Sequence[Tensor]) -> list[Place]:
@@ -68,8 +74,11 @@ class ResultBuffer:
     def fetch(self) -> Arrival:
         """Copy the step's results to the host, in one piece: at least a word, which arrives when the step is over."""
         self.used = max(self.used, 1)
-        host = self.hosts[self.fetches % len(self.hosts)]
+        arrival = self.start_copy(self.hosts[self.fetches % len(self.hosts)])
         self.fetches += 1
+        return arrival
+
+    def start_copy(self, host: HostWords) -> Arrival:
         if self.used > len(self.device):
             first = self.used - sum(one.numel() for one in self.pieces)
             whole = torch.cat([self.device[:first], *self.pieces])

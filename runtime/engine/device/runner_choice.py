@@ -19,6 +19,9 @@ from pontil.runtime.models.model import Model
 
 logger = logging.getLogger("pontil.engine")
 
+# Decode steps behind the largest that are recorded to learn what one takes.
+SOME_STEPS = 4
+
 
 def make_runner(
     config: WorkerConfig, model: Model, storage: KVStorage, max_model_len: int, followers: Followers,
@@ -34,9 +37,27 @@ def make_runner(
     return DeviceRunner(model, storage, link(model.device), limits, DeviceAttention, others, maker)
 
 
+def estimate_recordings(runner: ModelRunner, held: Callable[[], int]) -> int:
+    """Return the memory that all recorded decode steps of a device will take. `held` returns the bytes that are taken
+    of it now. The largest step's memory is shared by all; a few more are recorded to see what each takes besides, in
+    the driver."""
+    if not isinstance(runner, DeviceRunner) or not runner.records:
+        return 0
+    shapes = runner.layers.shapes
+    before = held()
+    runner.record(shapes[:1])
+    largest = max(0, held() - before)
+    some = shapes[1 : 1 + SOME_STEPS]
+    if not some:
+        return largest
+    runner.record(some)
+    others = max(0, held() - before - largest)
+    return largest + others * (len(shapes) - 1) // len(some)
+
+
 def record_steps(runner: ModelRunner) -> None:
     """Record the decode steps of a device, and say how much memory they take."""
-    if isinstance(runner, DeviceRunner) and runner.followers is NONE:
-        runner.warm_up()
+    if isinstance(runner, DeviceRunner) and runner.records:
+        runner.record(runner.layers.shapes)
         captured = runner.layers.captured
         logger.info("recorded %d decode steps in %d MiB", len(captured.steps), captured.bytes >> 20)

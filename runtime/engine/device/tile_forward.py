@@ -23,6 +23,8 @@ from pontil.runtime.models.model import Model
 NO_ROWS = TilePlan(True, [], [], [], [], [])
 # Makes the attention of a tile over a pool.
 MakeAttention = Callable[[Tensor, DeviceTile], PagedAttention]
+# The rows of a decode step, and the width of its tables.
+Shape = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +100,16 @@ class TileForward:
             return self.decode(fixed, width).index_select(0, free[1])
         return self.captured.run((len(fixed[0]), width), lambda: self.decode(fixed, width))
 
-    def record(self, send: Callable[[Sequence[Array]], list[Tensor]]) -> None:
-        """Record decode steps of all shapes, the largest first, into whose memory the others fit. `send` puts sections
-        where those of a step's first tile are."""
-        for rows in reversed(self.generated_rows):
+    @property
+    def shapes(self) -> list[Shape]:
+        """The rows and the widths of tables of all decode steps, the largest first: later ones fit into its memory."""
+        return [(rows, width) for rows in reversed(self.generated_rows) for width in reversed(self.widths)]
+
+    def record(self, shapes: Sequence[Shape], send: Callable[[Sequence[Array]], list[Tensor]]) -> None:
+        """Record decode steps of some shapes. `send` puts sections where those of a step's first tile are."""
+        for rows, width in shapes:
             fixed = send(generated_sections(NO_ROWS, rows, self.storage.layout.block_size))
-            for width in reversed(self.widths):
-                self.captured.record((rows, width), partial(self.decode, fixed, width))
+            self.captured.record((rows, width), partial(self.decode, fixed, width))
 
     def decode(self, fixed: Sequence[Tensor], width: int) -> Tensor:
         """The layers for rows of generated positions, whose tables have been written."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Sequential
 from dataclasses import replace
 
 import pytest
+import torch
 from always_draft import AlwaysDraft
 from drafted import REPEATING, Stops, requests, run
 from effort import examples
@@ -14,9 +15,11 @@ from hypothesis import strategies as st
 from rule_guide import END, Rule, every_third
 from tiny import VOCAB, Rig, build, check_free, draft_model, reference, rig, sequence
 
+from pontil.runtime.engine.batch import Tile
 from pontil.runtime.engine.draft_model import DraftModel
 from pontil.runtime.engine.draft_policy import WINDOW, DraftPlan, Option
 from pontil.runtime.engine.model_drafter import ModelDrafter
+from pontil.runtime.engine.sampler import Sampled
 from pontil.runtime.engine.sequence import FinishReason, Sequence
 from pontil.runtime.models.model import Model
 
@@ -62,6 +65,26 @@ def test_a_draft_of_the_model_itself_is_always_right(model: Model, count: int) -
     one = drafting(model, model, count)
     assert run(one, requests()) == expected
     assert one.engine.drafted > 50 and one.engine.accepted == one.engine.drafted
+    check_draft_free(one)
+
+
+def test_guesses_that_memory_does_not_suffice_for_are_left_out(
+    model: Model, other: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No request ends for its guesses, and what was not computed is not found by the next text that begins alike."""
+    expected = run(rig(model), requests(12))
+    one = drafting(model, other, 3)
+    run_tile, calls = draft_of(one).runner.run_tile, list[int]()
+
+    def limited(tile: Tile) -> list[Sampled]:
+        calls.append(tile.rows)
+        if len(calls) % 3 == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return run_tile(tile)
+
+    monkeypatch.setattr(draft_of(one).runner, "run_tile", limited)
+    assert run(one, requests(12)) == expected
+    assert one.engine.drafted and len(calls) > 20
     check_draft_free(one)
 
 

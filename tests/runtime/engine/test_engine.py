@@ -176,13 +176,19 @@ def test_memory_that_runs_out_ends_the_largest_request_and_changes_no_other(
             raise error
         return made
 
-    monkeypatch.setattr(crowded.runner, "run_tile", limited)
-    (failed, first) = sorted(crowded.engine.step(), key=lambda one: one.sequence.id)
+    with monkeypatch.context() as patch:
+        patch.setattr(crowded.runner, "run_tile", limited)
+        outputs = crowded.engine.step()
+    (failed, first) = sorted(outputs, key=lambda one: one.sequence.id)
     assert sizes[:2] == [80, 20]
     assert (failed.sequence.id, failed.finish, failed.count, failed.ids) == ("large", FinishReason.ERROR, 0, [])
     assert failed.failure is not None and "memory" in failed.failure
     assert first.sequence.id == "small" and len(first.sequence.prompt_logprobs) == 20
     assert drain(crowded.engine)["small"] == expected
+    # Nothing of the one that failed is found: it was not computed to its end.
+    for one in (alone, crowded):
+        one.engine.add(sequence("again", prompt(60), 12, seed=3))
+    assert drain(crowded.engine)["again"] == drain(alone.engine)["again"]
     crowded.pool.check()
     assert crowded.pool.available == crowded.pool.capacity
 

@@ -5,6 +5,8 @@ import pytest
 import torch
 from tiny import Rig, build, check_free, computed_by, drain, reference, rig, sequence
 
+from pontil.runtime.engine.batch import Tile
+from pontil.runtime.engine.sampler import Sampled
 from pontil.runtime.engine.sequence import FinishReason, Known, Sequence, SequenceState
 from pontil.runtime.models.model import Model
 
@@ -143,6 +145,25 @@ def test_the_next_turn_finds_the_answer(model: Model, length: int) -> None:  # B
     ours.engine.add(second)
     assert drain(ours.engine)["b"] == cold(model, sequence("b", talk + prompt(20, 9), 20, **SAMPLED))
     assert second.cached == (len(talk) - 1) // 16 * 16
+    check_free(ours)
+
+
+def test_an_answer_that_memory_does_not_suffice_for_is_not_kept(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = rig(model)
+    first = sequence("a", prompt(20), 45, **SAMPLED)
+    ours.engine.add(first)
+    drain(ours.engine)
+
+    def fail(tile: Tile) -> list[Sampled]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ours.runner, "run_tile", fail)
+        assert ours.engine.keep_answers() and not ours.engine.keep_answers()
+    second = sequence("b", first.prompt + first.output + [3], 20, **SAMPLED)
+    ours.engine.add(second)
+    assert drain(ours.engine)["b"] == cold(model, sequence("b", second.prompt, 20, **SAMPLED))
+    assert second.cached < 20
     check_free(ours)
 
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from kernels import CACHE
 from tiny_bert import write_tiny_bert
 from workers import ScriptedProxy, Silent
 
 from pontil.runtime.config import WorkerConfig
+from pontil.runtime.engine.memory_errors import MEMORY_RAN_OUT
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.wire.messages import Cancel, Embed
 from pontil.runtime.worker.embedding_assembly import assemble_embedder
@@ -129,6 +131,23 @@ def test_what_cannot_be_computed_is_refused(
     made.ask("wrong", prompt, **fields)
     failure = made.failure("wrong")
     assert failure.status == 400 and says in failure.reason
+
+
+def test_memory_that_runs_out_refuses_the_longest_text(made: EmbeddingSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.ask("before", [5, 6, 7])
+    (expected,) = made.vectors("before")
+    vectors = made.worker.embedder.vectors
+
+    def limited(self: object, texts: Sequence[tuple[Sequence[int], int | None]]) -> list[bytes]:
+        if sum(len(ids) for ids, _ in texts) > 10:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return vectors(texts)
+
+    monkeypatch.setattr(type(made.worker.embedder), "vectors", limited)
+    made.ask("long", [4] * 11)
+    made.ask("short", [5, 6, 7])
+    assert (made.failure("long").reason, made.failure("long").status) == (MEMORY_RAN_OUT, 503)
+    assert (made.vectors("short")[0] == expected).all()
 
 
 def test_a_text_past_its_deadline_is_not_computed(made: EmbeddingSite) -> None:

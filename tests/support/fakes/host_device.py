@@ -17,6 +17,7 @@ from pontil.gpu_ops.attention import (
     PromptSpan,
 )
 from pontil.gpu_ops.device_tile import DeviceTile
+from pontil.gpu_ops.rotary import HeadTurn
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.device.device_runner import DeviceRunner
@@ -27,11 +28,11 @@ from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.models.model import Model
 
 
-class CopiedWords:
-    """Words as they were when they were fetched."""
+class HostArrival:
+    """Words that stay where they were fetched to until something else is."""
 
     def __init__(self, words: Words) -> None:
-        self.words: Words = words.copy()
+        self.words = words
 
     def wait(self) -> Words:
         return self.words
@@ -42,7 +43,7 @@ class HostLink:
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
-        self.sent = self.fetched = self.replayed = self.captures = 0
+        self.sent = self.fetched = self.replayed = self.captures = self.settled = 0
 
     def host_words(self, count: int) -> HostWords:
         made = torch.zeros(count, dtype=torch.int32)
@@ -55,7 +56,10 @@ class HostLink:
     def fetch(self, source: Tensor, target: HostWords) -> Arrival:
         self.fetched += 1
         target.tensor[: len(source)].copy_(source)
-        return CopiedWords(target.words[: len(source)])
+        return HostArrival(target.words[: len(source)])
+
+    def settle(self) -> None:
+        self.settled += 1
 
     def capture(self, run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor, Any]:
         result = run()
@@ -97,7 +101,7 @@ def attend(pool: Tensor, tile: DeviceTile) -> PagedAttention:
 
 def nothing(
     layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, scale: float, window: int | None,
-    sinks: Tensor | None = None, value_dim: int | None = None,
+    sinks: Tensor | None = None, value_dim: int | None = None, turn: HeadTurn | None = None,
 ) -> Tensor:  # fmt: skip
     """The attention of padding alone."""
     return torch.zeros_like(q)

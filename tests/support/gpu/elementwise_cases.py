@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pontil.gpu_ops import activation as activation_reference
 from pontil.gpu_ops import rotary as rotary_reference
+from pontil.gpu_ops.attention import write_kv
 from pontil.gpu_ops.triton import activation, rotary
 
 CPU = torch.device("cpu")
@@ -45,6 +46,37 @@ def turned(
     return KernelCase(f"rotary-{name}", call, expected, tolerance, Budget(64), compiled=compiled)
 
 
+def stored(
+    name: str, heads: tuple[int, int], dim: int, rotated: int, dtype: torch.dtype, *, normed: bool = False,
+    interleaved: bool = False, compiled: bool = False,
+) -> KernelCase:  # fmt: skip
+    """Queries that are turned, keys that are turned into a pool, and values beside them. The second row is padding."""
+    queries, keys = heads
+    slots = [9, -1, 3, 12]
+
+    def some(device: torch.device) -> tuple[Tensor, Tensor, Four, Tensor, tuple[Tensor, Tensor, float] | None]:
+        qkv = drawn(dim, len(slots), queries + 2 * keys, dim).to(dtype).to(device)
+        q, k, v = qkv.split((queries, keys, keys), dim=1)
+        angles, pool = drawn(7, len(slots), rotated // 2).to(device), drawn(8, 4, 2, 2, keys, 4, dim).to(dtype)
+        norms = (drawn(1, dim).to(device), drawn(2, dim).to(device), 1e-6) if normed else None
+        return pool.to(device), q, (k, v, angles.cos(), angles.sin()), torch.tensor(slots, dtype=torch.int32), norms
+
+    def call(device: torch.device) -> Results:
+        pool, q, tensors, places, norms = some(device)
+        return rotary.turn_and_write(pool, 1, places.to(device), q, *tensors, interleaved, norms), pool
+
+    def expected() -> Results:
+        pool, q, (k, v, cos, sin), places, norms = some(CPU)
+        turned, key = rotary_reference.turn_heads(q, k, cos, sin, interleaved, norms)
+        used = places >= 0
+        here = places[used].long()
+        write_kv(pool, 1, here // 4, here % 4, key[used], v[used])
+        return turned, pool
+
+    tolerance = 1e-6 if dtype == torch.float32 else 1.6e-2 if normed else 8e-3
+    return KernelCase(f"rotary-stored-{name}", call, expected, tolerance, Budget(64), compiled=compiled)
+
+
 def gated(name: str, size: int, dtype: torch.dtype, compiled: bool = False) -> KernelCase:
     def some(device: torch.device) -> Tensor:
         return (3 * drawn(size, 2, 2 * size)).to(dtype).to(device)
@@ -72,6 +104,9 @@ CASES = [
     turned("normed", (2, 2), 24, 24, torch.float16, normed=True),
     turned("normed-part", (8, 2), 128, 64, torch.bfloat16, normed=True, compiled=True),
     turned("one-kind", (2, 0), 64, 64, torch.bfloat16, interleaved=True),
+    stored("whole", (4, 2), 16, 16, torch.float32),
+    stored("part", (3, 1), 24, 8, torch.float16, interleaved=True),
+    stored("normed", (8, 2), 128, 64, torch.bfloat16, normed=True, compiled=True),
     gated("silu", 1100, torch.bfloat16, compiled=True),
     gated("gelu", 72, torch.float32),
     gated("clamped", 72, torch.float32),

@@ -163,7 +163,7 @@ class PretendLink:
 
     def __init__(self, there: PretendDevice) -> None:
         self.there, self.device = there, there.device
-        self.replays = 0
+        self.replays = self.settled = self.captures = 0
         self.held = 1000
 
     def host_words(self, count: int) -> HostWords:
@@ -177,6 +177,9 @@ class PretendLink:
         target.tensor[: len(source)].copy_(source, non_blocking=True)
         return Zeros(np.zeros(len(source), np.int32))
 
+    def settle(self) -> None:
+        self.settled += 1
+
     def capture(self, run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor, Any]:
         with self.there.recording() as first:
             result = run()
@@ -185,6 +188,7 @@ class PretendLink:
         assert first.calls == again.calls, "a recorded step would read other addresses"
         assert not first.to_device and not first.to_host, "a recorded step copies to or from the host"
         self.held += 500
+        self.captures += 1
 
         def replay() -> None:
             self.replays += 1

@@ -102,6 +102,41 @@ def alone(kind: str) -> KernelCase:
     )  # fmt: skip
 
 
+def head(name: str, rows: int, outputs: int, inputs: int) -> KernelCase:
+    """Rows float32 times weights of 16 bits, as the head of a model has them. Rows that were only rounded would differ
+    by a hundred times as much."""
+
+    def call(device: torch.device) -> Results:
+        x, weight = drawn(1, rows, inputs), drawn(2, outputs, inputs).bfloat16()
+        return (products.product(x.to(device), DeviceWeights(weight.to(device))),)
+
+    def expected() -> Results:
+        return (drawn(1, rows, inputs) @ drawn(2, outputs, inputs).bfloat16().float().T,)
+
+    return KernelCase(f"product-head-{name}", call, expected, 2e-5, TILES, compiled=False)
+
+
+def head_alone() -> KernelCase:
+    """A row of the head has the same bits at any place among any number of rows."""
+    rows, weight = drawn(1, 70, 136), drawn(2, 40, 136).bfloat16()
+
+    def call(device: torch.device) -> Results:
+        parts, made = (rows[:1], rows[1:20], rows[20:]), DeviceWeights(weight.to(device))
+        return (torch.cat([products.product(part.to(device), made) for part in parts]),)
+
+    return KernelCase(
+        "product-head-alone", call, lambda: (products.product(rows, DeviceWeights(weight)),), 0, compiled=False
+    )
+
+
+def real_head() -> KernelCase:
+    def call(device: torch.device) -> Results:
+        rows, weight = torch.empty(256, 4096, device=device), torch.empty(128256, 4096, dtype=torch.bfloat16)
+        return (products.product(rows, DeviceWeights(weight.to(device))),)
+
+    return KernelCase("product-real-head", call, budget=TILES, interpreted=False)
+
+
 def tolerance_of(dtype: torch.dtype) -> float:
     return {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
 
@@ -279,6 +314,10 @@ CASES = [
     product("float8-tiles", (2, 72, 256), torch.float32),
     product("float4", (2, 24, 96), torch.float16),
     alone("plain"),
+    head("few", 3, 72, 200),
+    head("more-than-a-tile", 66, 24, 64),
+    head_alone(),
+    real_head(),
     product_of_heads(),
     chosen("softmax", 6, 2, True),
     chosen("all-ways", 40, 3, True, sigmoid=True, groups=5, kept_groups=2, group_best=2, factor=2.5, biased=True),

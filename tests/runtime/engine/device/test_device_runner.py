@@ -77,7 +77,7 @@ def test_recorded_steps_drafts_and_few_blocks_change_nothing(model: Model) -> No
     plain = rig(model, blocks=9, block_size=8).engine
     link = HostLink()
     engine, runner = device_engine(model, blocks=9, block_size=8, seats=4, link=link)
-    runner.warm_up()
+    runner.record(runner.layers.shapes)
     assert link.captures == len(runner.layers.captured.steps) and runner.layers.captured.bytes == 1000 * link.captures
     drafting, _ = device_engine(model, drafts=4)
     for one in (plain, engine, drafting):
@@ -107,7 +107,8 @@ def test_results_that_do_not_fit_come_in_one_copy_too() -> None:
     link = HostLink()
     buffer = ResultBuffer(link, 2, 8)
     for count in (3, 30):
-        buffer.begin(2)
+        buffer.begin()
+        buffer.clear(2)
         buffer.ids.copy_(torch.tensor([7, 8]))
         places = buffer.add([torch.arange(count).float(), torch.ones(2, 1, dtype=torch.int32)])
         words = buffer.fetch().wait()

@@ -108,7 +108,7 @@ def test_edits_and_logprobs_wait_for_nothing(site: Site, settings: dict[str, obj
 
 
 def test_recorded_decode_steps_are_started_again_and_their_memory_is_known(site: Site) -> None:
-    site.runner.warm_up()
+    site.runner.record(site.runner.layers.shapes)
     shapes, held = len(site.runner.layers.captured.steps), site.runner.layers.captured.bytes
     assert shapes == len(site.runner.layers.generated_rows) * len(site.runner.layers.widths) and held == 500 * shapes
     site.engine.add(sequence("a", [3] * 20, 5))

@@ -13,11 +13,16 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 )
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
+from pontil.gpu_ops.linear import Linear
+from pontil.runtime.config import WorkerConfig
 from pontil.runtime.engine.sampler import uniform
+from pontil.runtime.graph.catalog import QWEN3_OMNI
 from pontil.runtime.loaders.omni_config import read_talker_config
 from pontil.runtime.models.qwen3_omni.code_predictor import CodePredictor, FrameNumbers, PredictorDecoder
 from pontil.runtime.models.qwen3_omni.config import OTHER_CODES
 from pontil.runtime.models.weights import Weights
+from pontil.runtime.worker.speech_loading import load_talker_decoder
+from pontil.runtime.worker.stage_loading import load_stage
 
 # More than a tile of torch's products.
 FRAMES = 37
@@ -89,3 +94,17 @@ def test_codes_of_many_groups_are_those_of_transformers(
             do_sample=False,
         )  # fmt: skip
         assert codes[frame, 1:].tolist() == found[0].tolist()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_products_of_a_stage_are_as_its_decoders_are(pair: OmniPair, deterministic: bool) -> None:
+    config = WorkerConfig(
+        "talker:0", "mixed", "cpu", (0,), str(pair.path), "tiny", "", "", graph=QWEN3_OMNI.name, node="talker",
+        deterministic=deterministic,
+    )  # fmt: skip
+    decoder = load_talker_decoder(pair.path, torch.device("cpu"), torch.float32)
+    stage = load_stage(config, decoder)
+    assert stage is not None
+    talker = stage.talker
+    products = [talker.project_text.up, talker.project_hidden.down, *talker.predictor.decoder.linears]
+    assert {one.deterministic for one in products if isinstance(one, Linear)} == {deterministic}
