@@ -43,7 +43,8 @@ class WorkerConfig:
     where it has one. `pooling` is for a worker that embeds. `deterministic` chooses products on a
     GPU whose rows' bits do not depend on the batch. In a model of several stages, `graph` is its name in
     runtime/graph/catalog.py and `node` the stage that this worker computes; items of its streams take at most
-    `stream_memory`."""
+    `stream_memory`. `kept_memory` are the descriptors of two files that outlive this process, of KV blocks and of their
+    records (runtime/cache/kept_pool.py), if the launcher holds such; with `keep_kv` it does for a worker on a CPU."""
 
     name: str
     role: WorkerRole
@@ -82,6 +83,8 @@ class WorkerConfig:
     graph: str | None = None
     node: str | None = None
     stream_memory: int = 256 << 20
+    keep_kv: bool = True
+    kept_memory: tuple[int, int] | None = None
 
     @property
     def model_path(self) -> Path:
@@ -179,8 +182,12 @@ class ProxyConfig:
 def worker_config(values: dict[str, Any]) -> WorkerConfig:
     """Return the configuration from its JSON form. An unknown or missing key raises TypeError: only the launcher writes
     it."""
-    deadlines = Deadlines(**values.get("deadlines", {}))
-    return WorkerConfig(**{**values, "cores": tuple(cast("list[int]", values["cores"])), "deadlines": deadlines})
+    deadlines, kept = Deadlines(**values.get("deadlines", {})), values.get("kept_memory")
+    made = {
+        "cores": tuple(cast("list[int]", values["cores"])), "deadlines": deadlines,
+        "kept_memory": None if kept is None else tuple(cast("list[int]", kept)),
+    }  # fmt: skip
+    return WorkerConfig(**{**values, **made})
 
 
 def proxy_config(values: dict[str, Any]) -> ProxyConfig:

@@ -106,6 +106,7 @@ def plan_worker(
         "graph": graph.name if graph is not None and node is not None else None,
         "node": None if node is None else node.name,
         "stream_memory": options.stream_memory,
+        "keep_kv": options.keep_kv and options.prefix_caching and role in GENERATING_ROLES,
     }
     return plan_ranks(name, role, ranks, config, rank_endpoint(str(setting.run), name))
 

@@ -44,11 +44,13 @@ class RankLoaded:
 
 @dataclass(frozen=True, slots=True)
 class RankPool:
-    """From driver to follower: every rank's part of the weights is loaded; make a pool of `num_blocks`."""
+    """From driver to follower: every rank's part of the weights is loaded; make a pool of `num_blocks`, whose epochs
+    begin with `first_epoch`."""
 
     sender: str
     receiver: str
     num_blocks: int
+    first_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,8 @@ class Follower:
                     loaded.num_blocks,
                 )  # fmt: skip
             )
-            storage = KVStorage(layout, self.wait_for(RankPool).num_blocks, loaded.model.device)
+            told = self.wait_for(RankPool)
+            storage = loaded.open_storage(told.num_blocks, told.first_epoch)
         tiles = TileRunner(loaded.model, storage)
         transfers = self.transfers = self.open_transfers(storage)
         prefault = Prefault(storage, BlockPool(storage.num_blocks))

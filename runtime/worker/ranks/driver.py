@@ -85,9 +85,11 @@ class Driver:
         self.send_all(lambda receiver: RankWelcome(self.incarnation, receiver, made.descriptor))
         return made
 
-    def agree(self, model_fingerprint: str, kv_fingerprint: str, kernels: str, num_blocks: int) -> int:
+    def agree(
+        self, model_fingerprint: str, kv_fingerprint: str, kernels: str, num_blocks: int, first_epoch: int = 0
+    ) -> int:
         """Wait until the followers have loaded their parts, check that these are parts of the model that rank 0 has
-        loaded, and return the number of blocks that all have room for."""
+        loaded, and return the number of blocks that all have room for. Tell them the first epoch of every pool."""
         ours = (model_fingerprint, kv_fingerprint, kernels)
         for rank, other in self.collect(RankLoaded).items():
             if (other.model_fingerprint, other.kv_fingerprint, other.kernels) != ours:
@@ -95,7 +97,7 @@ class Driver:
                     f"rank {rank} has loaded another model, or computes with other kernels ({other.kernels})"
                 )
             num_blocks = min(num_blocks, other.num_blocks)
-        self.send_all(lambda receiver: RankPool(self.incarnation, receiver, num_blocks))
+        self.send_all(lambda receiver: RankPool(self.incarnation, receiver, num_blocks, first_epoch))
         return num_blocks
 
     def wait_for_pools(self) -> None:

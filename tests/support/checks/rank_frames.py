@@ -24,7 +24,7 @@ RANK_MESSAGES: dict[str, Message] = {
         kernels="avx2-0a1b2c3d",
         num_blocks=64,
     ),
-    "rank_pool": RankPool(sender="d4", receiver="f1", num_blocks=60),
+    "rank_pool": RankPool(sender="d4", receiver="f1", num_blocks=60, first_epoch=9223372036854775807),
     "rank_ready": RankReady(sender="f1", receiver="d4", rank=1, pool={"kind": "shm", "pid": 4713}),
     "rank_plan": RankPlan(
         sender="d4",
