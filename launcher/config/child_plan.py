@@ -61,7 +61,7 @@ class ChildPlan:
     @property
     def keeps_memory(self) -> bool:
         """Return whether its KV outlives its processes: all of it is in the host's memory then."""
-        return bool(self.config.get("keep_kv")) and self.device == CPU and not self.followers
+        return bool(self.config.get("keep_kv")) and all(one.device == CPU for one in self.members)
 
     @property
     def threads(self) -> int | None:

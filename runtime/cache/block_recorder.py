@@ -3,9 +3,11 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from pontil.runtime.cache.block_records import MOST_KEYS, BlockRecords
+from pontil.runtime.cache.block_records import MOST_KEYS, BlockRecord, BlockRecords
+from pontil.runtime.cache.follower_records import tag_of
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 
@@ -13,6 +15,32 @@ logger = logging.getLogger("pontil.cache")
 
 # Share of the time of steps that may be spent on records while there is work.
 STEP_SHARE = 0.01
+
+
+class RecordFollowers(Protocol):
+    """The other ranks of a worker, which record their parts of the same blocks."""
+
+    @property
+    def left(self) -> Sequence[dict[int, int]]:
+        """The tags of the blocks that each rank has left from an earlier process."""
+
+    def record(self, block: int, tag: int) -> None:
+        """Have a block recorded before anything that is computed later."""
+
+    def drop(self, blocks: Sequence[int]) -> None:
+        """Have records dropped before anything that is computed later."""
+
+
+class NoRecordFollowers:
+    """The other ranks of a worker of one process."""
+
+    left: Sequence[dict[int, int]] = ()
+
+    def record(self, block: int, tag: int) -> None: ...
+    def drop(self, blocks: Sequence[int]) -> None: ...
+
+
+ALONE = NoRecordFollowers()
 
 
 class BlockRecorder:
@@ -27,9 +55,11 @@ class BlockRecorder:
     """
 
     def __init__(
-        self, records: BlockRecords, storage: KVStorage, pool: BlockPool, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+        self, records: BlockRecords, storage: KVStorage, pool: BlockPool, clock: Callable[[], float] = time.monotonic,
+        followers: RecordFollowers = ALONE,
+    ) -> None:  # fmt: skip
         self.records, self.storage, self.pool, self.clock = records, storage, pool, clock
+        self.followers = followers
         # Blocks to record, in the order in which they became final, and those that will be final without an owner.
         self.pending: dict[int, None] = {}
         self.unfinished: set[int] = set()
@@ -44,7 +74,7 @@ class BlockRecorder:
         others. The pool is fresh. Everything that is registered from now on is recorded."""
         index = self.pool.index
         for record in self.records.all():
-            if any(key in index.blocks for key in record.keys):
+            if any(key in index.blocks for key in record.keys) or not self.has_all_parts(record):
                 continue
             for key in record.keys:
                 index.add(key, record.block)
@@ -55,8 +85,14 @@ class BlockRecorder:
             if block not in self.unchecked:
                 self.records.clear(block)
         self.storage.erase(block for block in range(self.storage.num_blocks) if block not in self.unchecked)
+        useless = {block for left in self.followers.left for block in left if block not in self.unchecked}
+        self.followers.drop(sorted(useless))
         self.restored = len(self.unchecked)
         self.pool.watch(self)
+
+    def has_all_parts(self, record: BlockRecord) -> bool:
+        """Return whether every rank has its part of a block."""
+        return all(left.get(record.block) == tag_of(record.keys[0]) for left in self.followers.left)
 
     @property
     def is_due(self) -> bool:
@@ -84,7 +120,9 @@ class BlockRecorder:
     def forgotten(self, block: int) -> None:
         self.pending.pop(block, None)
         self.unfinished.discard(block)
-        self.records.clear(block)
+        if self.records.has(block):
+            self.records.clear(block)
+            self.followers.drop([block])
         if self.unchecked.pop(block, None) is not None:
             self.storage.erase([block])
 
@@ -123,3 +161,4 @@ class BlockRecorder:
         del self.pending[block]
         keys = tuple(self.pool.index.keys[block][:MOST_KEYS])
         self.records.write(block, self.storage.digests([block])[0], keys)
+        self.followers.record(block, tag_of(keys[0]))

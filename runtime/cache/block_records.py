@@ -87,6 +87,11 @@ class BlockRecords:
         CONTENT.pack_into(self.map, self.place(block) + CONTENT_AT, digest, first, second)
         self.check(block, check_of(block, digest, first, second))
 
+    def has(self, block: int) -> bool:
+        """Return whether a block has a record, whether or not that counts."""
+        place = self.place(block)
+        return self.map[place : place + CHECK_BYTES] != NOTHING
+
     def clear(self, block: int) -> None:
         self.check(block, NOTHING)
 

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import torch
 
-from pontil.runtime.cache.block_recorder import BlockRecorder
+from pontil.runtime.cache.block_recorder import ALONE, BlockRecorder, RecordFollowers
 from pontil.runtime.cache.block_records import BlockRecords
+from pontil.runtime.cache.follower_records import FollowerRecords
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import HEADER_BYTES, KVStorage, fence, zero
@@ -49,13 +50,19 @@ class KeptPool:
         return storage
 
     def recorder(
-        self, storage: KVStorage, pool: BlockPool, clock: Callable[[], float] = time.monotonic
-    ) -> BlockRecorder:
+        self, storage: KVStorage, pool: BlockPool, clock: Callable[[], float] = time.monotonic,
+        followers: RecordFollowers = ALONE,
+    ) -> BlockRecorder:  # fmt: skip
         """Return what records the blocks of a fresh pool from now on, those that were left here among them."""
         assert self.records is not None, "the pool is opened first"
-        made = BlockRecorder(self.records, storage, pool, clock)
+        made = BlockRecorder(self.records, storage, pool, clock, followers)
         made.restore()
         return made
+
+    def follower_records(self, storage: KVStorage) -> FollowerRecords:
+        """Return the same for the pool of a rank that is not its worker's driver."""
+        assert self.records is not None, "the pool is opened first"
+        return FollowerRecords(self.records, storage)
 
 
 def give_back(file: int) -> None:

@@ -90,7 +90,7 @@ def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> Work
     storage = loaded.open_storage(num_blocks, first_epoch)
     driver.wait_for_pools()
     pool = BlockPool(num_blocks)
-    recorder = None if loaded.kept is None else loaded.kept.recorder(storage, pool)
+    recorder = None if loaded.kept is None else loaded.kept.recorder(storage, pool, followers=driver.orders)
     if recorder is not None and recorder.restored:
         logger.info("%d blocks of KV are left from the process before", recorder.restored)
     scheduler = Scheduler(

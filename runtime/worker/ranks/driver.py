@@ -12,6 +12,7 @@ import torch
 from pontil.gpu_ops.collectives.communicator import Communicator
 from pontil.gpu_ops.collectives.factory import create_communicator
 from pontil.gpu_ops.kernels.library import KernelLibrary
+from pontil.runtime.cache.follower_records import left_in
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.disaggregation.rank_orders import RankOrders
 from pontil.runtime.engine.tile_plan import TilePlan
@@ -103,6 +104,7 @@ class Driver:
     def wait_for_pools(self) -> None:
         ready = self.collect(RankReady)
         self.pools = [ready[rank].pool for rank in sorted(ready)]
+        self.orders.left = [left_in(ready[rank].left) for rank in sorted(ready)]
 
     def collect(self, kind: type[M]) -> dict[int, M]:
         """Wait for one message of this kind from each follower."""

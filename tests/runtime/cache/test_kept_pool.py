@@ -2,7 +2,7 @@
 """A pool that outlives its process: whenever that is killed, the next one finds only blocks with the right bytes."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -15,6 +15,7 @@ from hypothesis.strategies import integers
 
 from pontil.runtime.cache.block_recorder import STEP_SHARE, BlockRecorder
 from pontil.runtime.cache.block_records import HEADER_BYTES, MOST_KEYS, RECORD_BYTES, BlockRecords, size_of
+from pontil.runtime.cache.follower_records import left_in
 from pontil.runtime.cache.kept_pool import KeptPool
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
@@ -326,3 +327,95 @@ def test_recording_takes_its_share_of_steps_and_no_more(launcher: Launcher) -> N
     assert len(process.recorder.pending) == 4
     process.recorder.after_step(2.0)
     assert len(process.recorder.pending) == 3
+
+
+class RankFiles:
+    """The files of a worker of three ranks, whose followers obey at once, or not at all once they are `cut`."""
+
+    def __init__(self) -> None:
+        self.launchers = [Launcher() for _ in range(3)]
+        self.cut = False
+
+    def start(self) -> Process:
+        kept = [KeptPool(os.dup(one.blocks), os.dup(one.records), SAME) for one in self.launchers]
+        storages = [one.open(LAYOUT, BLOCKS, CPU, 1) for one in kept]
+        self.storages = storages
+        self.followers = [one.follower_records(each) for one, each in zip(kept[1:], storages[1:], strict=True)]
+        pool = BlockPool(BLOCKS)
+        return Process(storages[0], pool, kept[0].recorder(storages[0], pool, TickingClock(), self))
+
+    @property
+    def left(self) -> list[dict[int, int]]:
+        return [left_in(one.told()) for one in self.followers]
+
+    def record(self, block: int, tag: int) -> None:
+        for one in self.followers:
+            if not self.cut:
+                one.obey([[block, tag]], [])
+
+    def drop(self, blocks: Sequence[int]) -> None:
+        for one in self.followers:
+            if not self.cut:
+                one.obey([], blocks)
+
+    def compute(self, process: Process, number: int) -> int:
+        block = process.compute(number)
+        for storage in self.storages[1:]:
+            storage.shared[block].view(torch.int32).fill_(number)
+        return block
+
+    def close(self) -> None:
+        for one in self.launchers:
+            one.close()
+
+
+@pytest.fixture
+def ranks() -> Iterator[RankFiles]:
+    made = RankFiles()
+    yield made
+    made.close()
+
+
+def test_a_block_is_left_where_every_rank_has_its_part(ranks: RankFiles) -> None:
+    first = ranks.start()
+    kept, damaged, late = (ranks.compute(first, number) for number in (11, 12, 13))
+    first.recorder.rest(2.0)
+    ranks.cut = True
+    first.recorder.rest(1.0)
+    ranks.storages[2].shared[damaged][1] ^= 1
+    ranks.cut = False
+    second = ranks.start()
+    assert [second.found(key_of(number)) for number in (11, 12, 13)] == [11, None, None]
+    assert second.recorder.restored == 1 and not second.recorder.damaged
+    assert all(one.records.read(late) is None and one.records.read(kept) for one in ranks.followers)
+    assert not ranks.storages[0].shared[damaged].any() and not ranks.storages[2].shared[damaged].any()
+
+
+def test_a_rank_that_has_another_content_of_a_block_has_not_its_part(ranks: RankFiles) -> None:
+    """No orders reach the followers: they keep the record and the bytes of what the driver has evicted."""
+    first = ranks.start()
+    block = ranks.compute(first, 11)
+    first.recorder.rest(100.0)
+    ranks.cut = True
+    first.pool.discard(block)
+    assert first.compute(12) == block
+    first.recorder.rest(100.0)
+    ranks.cut = False
+    second = ranks.start()
+    assert second.recorder.restored == 0 and second.found(key_of(12)) is None
+    assert second.found(key_of(11)) is None
+
+
+def test_followers_forget_what_the_driver_does_not_have(ranks: RankFiles) -> None:
+    first = ranks.start()
+    block = ranks.compute(first, 11)
+    first.recorder.rest(100.0)
+    first.recorder.records.clear(block)
+    second = ranks.start()
+    assert second.recorder.restored == 0
+    assert all(one.records.read(block) is None for one in ranks.followers)
+
+
+@given(st.binary(max_size=40))
+def test_what_a_follower_says_is_read_or_tells_of_nothing(told: bytes) -> None:
+    assert len(left_in(told)) <= len(told) // 16 and (len(told) % 16 == 0 or left_in(told) == {})
