@@ -24,7 +24,7 @@ class KeptMemory:
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
         self.files: list[tuple[int, ...]] = []
-        # How many times the worker was started with these files.
+        # The number of the worker's starts with these files.
         self.starts = 0
 
     def begin(self) -> Sequence[tuple[int, ...]]:

@@ -63,9 +63,8 @@ class Worker:
         self.stale = 0
         self.step_reporter = StepReporter(report)
         self.engine_counters = WorkerCounters(machine.engine)
-        self.idle_work = IdleWork(
-            machine.engine, Prefault(machine.storage, machine.pool), machine.lent_cores, machine.recorder
-        )
+        prefault = Prefault(machine.storage, machine.pool)
+        self.idle_work = IdleWork(machine.engine, prefault, machine.lent_cores, machine.recorder)
         self.prompts = PromptMonitor()
         self.keys = None if config.keys is None else Keys.of(config.keys)
         self.failures = ThreadFailures()
