@@ -56,11 +56,11 @@ def ask(served: Served) -> tuple[list[int], int]:
     return told["choices"][0]["token_ids"], cached
 
 
-def kill(served: Served, *names: str) -> None:
-    """Kill these processes, and wait until others serve in their place."""
+def kill(served: Served, *names: str, rank: int = 0) -> None:
+    """Kill these workers, or a rank of them, and wait until others serve in their place."""
     before = served.topology()
     for name in names:
-        os.kill(before[name]["pid"], signal.SIGKILL)
+        os.kill(before[name]["ranks"][rank]["pid"] if rank else before[name]["pid"], signal.SIGKILL)
 
     def replaced() -> bool:
         rows = served.topology()
@@ -134,9 +134,7 @@ def test_kv_outlives_a_worker_of_two_ranks(tmp_path: Path, rank: int) -> None:
     with kept(tmp_path, str(tmp_path / "model"), "--role", "mixed", "--mixed", "cpu:0+cpu:1") as served:
         expected = warm(served)
         links = files_of(served.process.pid, "pontil-kv")
-        before = served.topology()["mixed:0"]
-        os.kill(before["ranks"][rank]["pid"], signal.SIGKILL)
-        wait_for(lambda: served.topology()["mixed:0"]["pid"] not in (None, before["pid"]), START_TIMEOUT, "a restart")
+        kill(served, "mixed:0", rank=rank)
         assert ask(served) == expected
         assert len(links) == 2 and files_of(served.process.pid, "pontil-kv").keys() == links.keys()
 
@@ -165,9 +163,20 @@ def test_without_the_option_nothing_is_kept(tmp_path: Path, model: str) -> None:
 
 @LONG
 def test_memory_of_a_worker_that_is_removed_is_given_up(tmp_path: Path, model: str) -> None:
-    with kept(tmp_path, model, "--role", "mixed", "--mixed", "cpu:0*2") as served:
-        assert len(files_of(served.process.pid, "pontil-kv")) == 2
-        command = [sys.executable, str(ROOT / "app.py"), "scale", "--mixed", "1", "--port", str(served.port)]
+    with kept(tmp_path, model, "--prefill", "cpu:0", "--decode", "cpu:0,cpu:0") as served:
+        assert len(files_of(served.process.pid, "pontil-kv")) == 3
+        command = [sys.executable, str(ROOT / "app.py"), "scale", "--decode", "1", "--port", str(served.port)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert len(files_of(served.process.pid, "pontil-kv")) == 1
+        assert len(files_of(served.process.pid, "pontil-kv")) == 2
+
+
+@LONG
+def test_a_restart_by_an_operator_keeps_what_is_cached(tmp_path: Path, model: str) -> None:
+    with kept(tmp_path, model, "--role", "mixed") as served:
+        expected = warm(served)
+        command = [sys.executable, str(ROOT / "app.py"), "restart", "mixed:0", "--force", "--port", str(served.port)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stdout + done.stderr
+        wait_for(served.is_ready, START_TIMEOUT, "readiness")
+        assert ask(served) == expected
