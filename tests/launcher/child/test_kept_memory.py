@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pontil.launcher.child import kept_memory
 from pontil.launcher.child.exit_cause import ExitCause
 from pontil.launcher.child.kept_memory import TRUSTED_AFTER, KeptMemory, may_be_kept
 from pontil.launcher.config.child_plan import plan_ranks
@@ -67,7 +66,7 @@ def test_a_loop_of_deaths_does_not_have_the_same_memory_twice(memory: KeptMemory
 def test_a_worker_starts_without_kept_memory_where_the_system_gives_no_files(
     memory: KeptMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, create = [], os.memfd_create
+    made, create = list[int](), os.memfd_create
 
     def fail(name: str, flags: int) -> int:
         if len(made) == 3:
@@ -75,7 +74,7 @@ def test_a_worker_starts_without_kept_memory_where_the_system_gives_no_files(
         made.append(create(name, flags))
         return made[-1]
 
-    monkeypatch.setattr(kept_memory.os, "memfd_create", fail)
+    monkeypatch.setattr(os, "memfd_create", fail)
     assert list(memory.begin()) == []
 
 

@@ -47,7 +47,7 @@ class WorkerPlace:
         self.proxy.submit(self.worker, name, tokens, greedy(count, ignore_eos=True), salt="same")
         (answer,) = self.proxy.finish(name)
         assert not answer.failures
-        return answer.ids, answer.frames[0].cached_tokens
+        return answer.ids, answer.frames[0].cached_tokens or 0
 
     def close(self) -> None:
         for file in self.files:
