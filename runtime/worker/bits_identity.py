@@ -26,7 +26,8 @@ def bits_identity(
     told = {
         "model": fingerprint, "config": repr(model), "layout": asdict(layout), "dtype": dtype, "kernels": kernels,
         "quantization": config.quantization, "deterministic": config.deterministic, "cores": len(config.cores),
-        "kv_cache_memory": config.kv_cache_memory, "graph": config.graph, "node": config.node,
+        "kv_cache_memory": config.kv_cache_memory, "draft": str(config.draft_model_path),
+        "graph": config.graph, "node": config.node,
         "torch": torch.__version__, "code": list(files_of(ROOT / name for name in CODE)),
     }  # fmt: skip
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
