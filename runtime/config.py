@@ -45,7 +45,9 @@ class WorkerConfig:
     runtime/graph/catalog.py and `node` the stage that this worker computes; items of its streams take at most
     `stream_memory`. Prefixes that the KV cache evicts are kept in `kv_tier_memory` bytes, and in `kv_tier_disk_size`
     bytes in a folder of this worker's under `kv_tier_disk`. `revision` is the operator's name of what the worker serves
-    during an upgrade, `version` that of pontil."""
+    during an upgrade, `version` that of pontil. `kept_memory` are the descriptors of two files that outlive this process,
+    of KV blocks and of their records (runtime/cache/kept_pool.py), if the launcher holds such; with `keep_kv` it does for
+    a worker on a CPU."""
 
     name: str
     role: WorkerRole
@@ -89,6 +91,8 @@ class WorkerConfig:
     stream_memory: int = 256 << 20
     revision: str | None = None
     version: str | None = None
+    keep_kv: bool = True
+    kept_memory: tuple[int, int] | None = None
 
     @property
     def model_path(self) -> Path:
@@ -188,8 +192,12 @@ class ProxyConfig:
 def worker_config(values: dict[str, Any]) -> WorkerConfig:
     """Return the configuration from its JSON form. An unknown or missing key raises TypeError: only the launcher writes
     it."""
-    deadlines = Deadlines(**values.get("deadlines", {}))
-    return WorkerConfig(**{**values, "cores": tuple(cast("list[int]", values["cores"])), "deadlines": deadlines})
+    deadlines, kept = Deadlines(**values.get("deadlines", {})), values.get("kept_memory")
+    made = {
+        "cores": tuple(cast("list[int]", values["cores"])), "deadlines": deadlines,
+        "kept_memory": None if kept is None else tuple(cast("list[int]", kept)),
+    }  # fmt: skip
+    return WorkerConfig(**{**values, **made})
 
 
 def proxy_config(values: dict[str, Any]) -> ProxyConfig:

@@ -70,7 +70,8 @@ ARROWS: dict[str, set[str]] = {
     "runtime/wire": set(),
     "runtime/transfer": {"runtime/cache/device_memory", "runtime/cache/head_groups", "runtime/cache/storage"},
     "runtime/disaggregation": {
-        "runtime/transfer", "runtime/wire", "runtime/cache/head_groups", "runtime/cache/storage",
+        "runtime/transfer", "runtime/wire", "runtime/cache/follower_records", "runtime/cache/head_groups",
+        "runtime/cache/storage",
     },
     "runtime/streams": {
         "runtime/transfer", "runtime/wire", "runtime/cache/layout", "runtime/cache/storage", "runtime/graph",
@@ -84,8 +85,8 @@ ARROWS: dict[str, set[str]] = {
         "runtime/cache/prefix_journal",
     },
     "runtime/worker/ranks": {
-        "runtime/disaggregation", "runtime/engine", "runtime/models", "runtime/wire", "gpu_ops/collectives",
-        "gpu_ops/kernels",
+        "runtime/cache/follower_records", "runtime/disaggregation", "runtime/engine", "runtime/models",
+        "runtime/wire", "gpu_ops/collectives", "gpu_ops/kernels",
     },
     "runtime/worker/stages": {
         "runtime/engine/sampler", "runtime/engine/streamed", "runtime/graph", "runtime/models/qwen3_omni",

@@ -11,6 +11,7 @@ from typing import Any
 from pontil.launcher.child.child_state import ChildState, DrainState, moved
 from pontil.launcher.child.exit_cause import ExitCause
 from pontil.launcher.child.health import HealthLimits
+from pontil.launcher.child.kept_memory import KeptMemory
 from pontil.launcher.child.process import ChildProcess
 from pontil.launcher.child.rank_group import GroupStep, RankGroup, next_step
 from pontil.launcher.child.reports import OrderReport, Report
@@ -45,8 +46,10 @@ class Child:
         self.settled: OrderReport | None = None
         # Set when it is to end, so that its exit neither counts as a failure nor leads to a restart.
         self.dismissed = False
-        # The facts of its last ready report.
+        # The facts of its last ready report, and when this process gave it.
         self.facts: dict[str, Any] = {}
+        self.ready_at: float | None = None
+        self.memory = KeptMemory(plan.ranks if plan.keeps_memory else 0)
 
     @property
     def name(self) -> str:
@@ -103,9 +106,9 @@ class Child:
     def start(self, now: float) -> None:
         """Start its processes. Raises OSError if the system cannot create one; the child's state is then unchanged."""
         assert self.group is None
-        self.group = RankGroup(self.plan, self.command, self.environment, now)
+        self.group = RankGroup(self.plan, self.command, self.environment, now, self.memory.begin())
         self.starts += 1
-        self.settled = None
+        self.settled = self.ready_at = None
         self.move(ChildState.STARTING)
         if self.order:
             self.send_order()
@@ -136,7 +139,7 @@ class Child:
         driver = self.group.processes[0]
         if self.group.ready and self.state is ChildState.STARTING:
             self.move(ChildState.READY)
-            self.ever_ready, self.facts = True, driver.ready.facts if driver.ready else {}
+            self.ever_ready, self.ready_at, self.facts = True, now, driver.ready.facts if driver.ready else {}
         if process is driver:
             self.settled = next((one for one in reversed(heard) if isinstance(one, OrderReport)), self.settled)
         return heard
@@ -179,6 +182,7 @@ class Child:
         step = next_step([process.ended for process in self.group.processes])
         if step is GroupStep.RECORD:
             self.exits.append(self.group.cause())
+            self.memory.end(self.exits[-1], None if self.ready_at is None else now - self.ready_at)
             self.group = None
             self.move(ChildState.EXITED)
         elif step is GroupStep.KILL or (step is GroupStep.WAIT and self.group.leave(now)):
@@ -188,6 +192,7 @@ class Child:
         """Start again `delay` seconds after an exit, or (None) never."""
         self.move(ChildState.BACKOFF)
         if delay is None:
+            self.memory.close()
             self.move(ChildState.GIVEN_UP)
         else:
             self.due = now + delay

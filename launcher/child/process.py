@@ -42,10 +42,14 @@ class ChildProcess:
     the main thread only: the parent-death signal fires when the spawning thread ends.
     """
 
-    def __init__(self, plan: ChildPlan, command: Sequence[str], environment: Mapping[str, str], now: float) -> None:
-        """Spawn the process. Raises OSError when the system cannot create it; no descriptor is left open then."""
+    def __init__(
+        self, plan: ChildPlan, command: Sequence[str], environment: Mapping[str, str], now: float,
+        kept: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        """Spawn the process, with descriptors of memory that is `kept` for it. Raises OSError when the system cannot
+        create it; no other descriptor is left open then."""
         self.plan = plan
-        config = config_pipe(plan)
+        config = config_pipe(plan.configured(kept_memory=list(kept)) if kept else plan)
         (reports, report_end), (output, output_end), (command_end, commands) = os.pipe(), os.pipe(), os.pipe()
         given = [config, report_end, *([command_end] if plan.takes_commands else [])]
         flags = [f"--{name}-fd={fd}" for name, fd in zip(("config", "report", "commands"), given, strict=False)]
@@ -54,7 +58,7 @@ class ChildProcess:
             self.process = subprocess.Popen(
                 [*command, plan.name, f"--parent={os.getpid()}", *flags],
                 stdin=subprocess.DEVNULL, stdout=written, stderr=written,
-                pass_fds=given, start_new_session=True, env=dict(environment),
+                pass_fds=[*given, *kept], start_new_session=True, env=dict(environment),
                 preexec_fn=parent_death_signal(signal.SIGKILL),
             )  # fmt: skip
         except OSError:

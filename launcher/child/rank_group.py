@@ -48,16 +48,18 @@ class RankGroup:
 
     def __init__(
         self, plan: ChildPlan, command: Sequence[str], environment: Callable[[int | None], Mapping[str, str]],
-        now: float,
+        now: float, kept: Sequence[Sequence[int]] = (),
     ) -> None:  # fmt: skip
-        """Spawn them all, or, with the driver's complaint that says why, only some. Raises OSError if there is none."""
+        """Spawn them all, or, with the driver's complaint that says why, only some. Raises OSError if there is none.
+        `kept` has the descriptors of each rank's memory, if it is kept."""
         self.processes: list[ChildProcess] = []
         # When those that live are killed, once others have ended.
         self.ends_by: float | None = None
         remove_meeting_point(plan)
-        for member in plan.members:
+        for rank, member in enumerate(plan.members):
+            memory = kept[rank] if kept else ()
             try:
-                self.processes.append(ChildProcess(member, command, environment(member.threads), now))
+                self.processes.append(ChildProcess(member, command, environment(member.threads), now, memory))
             except OSError as error:
                 if not self.processes:
                     raise

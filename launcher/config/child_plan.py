@@ -59,6 +59,11 @@ class ChildPlan:
         return self.role == "prepare"
 
     @property
+    def keeps_memory(self) -> bool:
+        """Return whether its KV outlives its processes: all of it is in the host's memory then."""
+        return bool(self.config.get("keep_kv")) and all(one.device == CPU for one in self.members)
+
+    @property
     def threads(self) -> int | None:
         """The number of threads that a math library may start; None leaves it to the library."""
         return len(self.cores) if self.role in WORKER_ROLES else None

@@ -226,6 +226,12 @@ class LaunchOptions:
     prefix_caching: bool = flag(
         ENGINE, True, "Keep computed prompts, so that those that begin alike are not computed again.", switch
     )
+    keep_kv: bool = flag(
+        ENGINE,
+        True,
+        "Keep the KV of a worker on a CPU over its death, so that the next process finds it cached.",
+        switch,
+    )
     speculative_tokens: int = flag(
         ENGINE, 0, "Most tokens guessed at a time; changes no answer, only its speed. With a draft model 0 stands for "
         f"{DRAFT_TOKENS}.", whole(0, 16), "COUNT",

@@ -115,6 +115,7 @@ def plan_worker(
         "stream_memory": options.stream_memory,
         "revision": options.revision,
         "version": VERSION,
+        "keep_kv": options.keep_kv and options.prefix_caching and role in GENERATING_ROLES,
     }
     return plan_ranks(name, role, ranks, config, rank_endpoint(str(setting.run), name))
 

@@ -139,10 +139,12 @@ class RolloutRunner:
                 self.renew(child, change.limits.drain if step.rests else None)
             case ActionKind.REMOVE:
                 self.supervisor.children.remove(child)
+                child.memory.close()
 
     def renew(self, child: Child, drain: float | None) -> None:
         """Replace a child that has ended by a fresh one with no record of exits."""
         fresh = self.supervisor.child(child.plan)
+        fresh.memory = child.memory
         if drain is not None:
             fresh.assign(child.plan.role, drain)
         self.supervisor.children[self.supervisor.children.index(child)] = fresh

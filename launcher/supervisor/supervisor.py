@@ -199,6 +199,8 @@ class Supervisor:
     def cleanup(self) -> None:
         for child in self.living:
             child.kill()
+        for child in self.children:
+            child.memory.close()
         self.table.close()
         self.control.close()
         self.selector.close()

@@ -15,7 +15,7 @@ blocks only as it grows.
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from pontil.runtime.cache.prefix import Key, PrefixIndex
+from pontil.runtime.cache.prefix import IndexObserver, Key, PrefixIndex
 
 
 class BlockPool:
@@ -99,6 +99,7 @@ class BlockPool:
         """Mark a block as just used, without an owner."""
         if block in self.idle:
             self.idle.move_to_end(block)
+            self.index.observer.used(block)
 
     def is_shared(self, block: int) -> bool:
         return self.owners[block] > 1
@@ -118,8 +119,25 @@ class BlockPool:
         del self.owners[block]
         if self.index.knows(block):
             self.idle[block] = None
+            self.index.observer.rested(block)
         else:
             self.free_list.append(block)
+
+    def watch(self, observer: IndexObserver) -> None:
+        """Have an observer hear of everything that happens to blocks with keys."""
+        self.index.observer = observer
+
+    def restore(self, blocks: Sequence[int]) -> None:
+        """Make these blocks of a fresh pool idle: the index knows them. The one that was used last is at the end."""
+        self.idle.update(dict.fromkeys(blocks))
+        self.free_list = [block for block in self.free_list if block not in self.idle]
+        self.highest = max(blocks, default=0)
+
+    def discard(self, block: int) -> None:
+        """Forget an idle block, which is free then."""
+        del self.idle[block]
+        self.index.forget(block)
+        self.free_list.append(block)
 
     def forget_prefixes(self) -> None:
         """Forget the prefix index: no computed block will be found again."""

@@ -9,6 +9,7 @@ last, unfilled block of a prompt has a key as well, so that an identical prompt 
 import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from pontil.runtime.cache.prefix_journal import PrefixJournal
 
@@ -35,6 +36,41 @@ def full_keys(prompt: Sequence[int], salt: str, block_size: int) -> Iterator[Key
         yield key
 
 
+class IndexObserver(Protocol):
+    """Hears of every change of an index and its pool. Called before a block can be used otherwise."""
+
+    def added(self, block: int, final: bool) -> None:
+        """A key was added. `final`: the block's bytes stay as they are until it is forgotten; else until it has an
+        owner who writes on."""
+
+    def used(self, block: int) -> None:
+        """A block without an owner was used."""
+
+    def rested(self, block: int) -> None:
+        """A block with a key has lost its last owner: nobody writes it until it is forgotten."""
+
+    def forgotten(self, block: int) -> None:
+        """All keys of a block were removed."""
+
+    def confirms(self, block: int) -> bool:
+        """Return whether a block that was found holds what its key says. If not, it was forgotten."""
+
+
+class NoObserver:
+    """The observer of an index that nobody else depends on."""
+
+    def added(self, block: int, final: bool) -> None: ...
+    def used(self, block: int) -> None: ...
+    def rested(self, block: int) -> None: ...
+    def forgotten(self, block: int) -> None: ...
+
+    def confirms(self, block: int) -> bool:
+        return True
+
+
+NOBODY = NoObserver()
+
+
 class PrefixIndex:
     """Keys to blocks. A key names one block; a block may have several keys (an unfilled one gets another when full).
     Where there is a `journal`, every change is noted in it."""
@@ -42,6 +78,7 @@ class PrefixIndex:
     def __init__(self) -> None:
         self.blocks: dict[Key, int] = {}
         self.keys: dict[int, list[Key]] = {}
+        self.observer: IndexObserver = NOBODY
         self.journal: PrefixJournal | None = None
 
     def open_journal(self) -> PrefixJournal:
@@ -50,15 +87,18 @@ class PrefixIndex:
         return self.journal
 
     def find(self, key: Key) -> int | None:
-        return self.blocks.get(key)
+        block = self.blocks.get(key)
+        return block if block is not None and self.observer.confirms(block) else None
 
-    def add(self, key: Key, block: int) -> None:
-        """Map a key to a block. The first block with a key keeps it: a second one holds the same bytes."""
+    def add(self, key: Key, block: int, final: bool = True) -> None:
+        """Map a key to a block. The first block with a key keeps it: a second one holds the same bytes. A block that is
+        not filled yet is not `final`."""
         if key not in self.blocks:
             self.blocks[key] = block
             self.keys.setdefault(block, []).append(key)
             if self.journal is not None:
                 self.journal.add(key)
+            self.observer.added(block, final)
 
     def knows(self, block: int) -> bool:
         return block in self.keys
@@ -68,9 +108,10 @@ class PrefixIndex:
             del self.blocks[key]
             if self.journal is not None:
                 self.journal.forget(key)
+        self.observer.forgotten(block)
 
     def clear(self) -> None:
-        self.blocks.clear()
-        self.keys.clear()
+        for block in list(self.keys):
+            self.forget(block)
         if self.journal is not None:
             self.journal.clear()

@@ -53,21 +53,37 @@ def epoch_after_data(epochs: NDArray[np.int64], slot: int) -> int:
     return int(epochs[slot])
 
 
+def zero(memory: mmap.mmap, start: int, end: int) -> None:
+    """Zero these bytes of a shared file. Whole pages among them are given back."""
+    first, after = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if first >= after:
+        memory[start:end] = bytes(end - start)
+        return
+    memory[start:first] = bytes(first - start)
+    memory.madvise(mmap.MADV_REMOVE, first, after - first)
+    memory[after:end] = bytes(end - after)
+
+
 class KVStorage:
     """`tensor` [block, layer, plane, kv_head, slot, cells of a row] is the engine's memory, and `own` the same as bytes
     uint8 [block, bytes]; `shared` uint8 [block, bytes] is what peers map. All start as zeros: stale garbage times a
-    zero weight would poison a sum. `memory` is the device's, None on a CPU, where `own` and `shared` are one."""
+    zero weight would poison a sum. `memory` is the device's, None on a CPU, where `own` and `shared` are one.
+
+    The pool may be kept in a `file` that an earlier process used, and that peers of that one may still read: it never
+    shrinks, and its first epoch is later than any that was in it."""
 
     def __init__(
-        self, layout: KVLayout, num_blocks: int, device: torch.device, memory: DeviceMemory | None = None
-    ) -> None:
+        self, layout: KVLayout, num_blocks: int, device: torch.device, memory: DeviceMemory | None = None,
+        file: int | None = None, first_epoch: int = 0,
+    ) -> None:  # fmt: skip
         self.layout, self.num_blocks, self.device = layout, num_blocks, device
         self.memory = memory or memory_of(device)
         self.size = HEADER_BYTES + num_blocks * layout.block_bytes
-        self.fd = os.memfd_create("pontil-kv", os.MFD_CLOEXEC)
+        self.fd = os.memfd_create("pontil-kv", os.MFD_CLOEXEC) if file is None else file
         weakref.finalize(self, os.close, self.fd)
         try:
-            os.ftruncate(self.fd, self.size)
+            if os.fstat(self.fd).st_size < self.size:
+                os.ftruncate(self.fd, self.size)
             self.map = mmap.mmap(self.fd, self.size)
         except OSError as error:
             raise ModelError(
@@ -78,7 +94,9 @@ class KVStorage:
         whole = torch.frombuffer(self.map, dtype=torch.uint8)
         self.epochs = whole[: EPOCH_SLOTS * 8].view(torch.int64)
         # No two cells have the same epoch, and the ranks of a worker begin with the same ones.
-        self.epochs.copy_(torch.arange(EPOCH_SLOTS))
+        self.epochs.copy_(torch.arange(first_epoch, first_epoch + EPOCH_SLOTS))
+        # An earlier process's peers see it before anything that is written from now on.
+        fence()
         self.shared = whole[HEADER_BYTES:].view(num_blocks, layout.block_bytes)
         self.bytes = self.shared.numpy()
         self.identity = secrets.token_bytes(IDENTITY_BYTES)
@@ -127,6 +145,18 @@ class KVStorage:
             first, end = -(-start // mmap.PAGESIZE), (start + self.layout.block_bytes) // mmap.PAGESIZE
             if first < end:
                 self.map.madvise(mmap.MADV_REMOVE, first * mmap.PAGESIZE, (end - first) * mmap.PAGESIZE)
+
+    def erase(self, blocks: Iterable[int]) -> None:
+        """Zero these blocks, in ascending order, and give back the memory of whole pages. For a pool in host memory."""
+        runs: list[list[int]] = []
+        for block in blocks:
+            if runs and runs[-1][1] == block:
+                runs[-1][1] += 1
+            else:
+                runs.append([block, block + 1])
+        for first, after in runs:
+            size = self.layout.block_bytes
+            zero(self.map, HEADER_BYTES + first * size, HEADER_BYTES + after * size)
 
     def heads_in(self, pool: Tensor, heads: range | None) -> Tensor:
         """View some of the model's heads in a pool like ours uint8 [block, bytes]: uint8 [block, layer and plane,

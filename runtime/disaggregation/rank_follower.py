@@ -5,6 +5,7 @@ import queue
 from functools import partial
 from typing import Any
 
+from pontil.runtime.cache.follower_records import FollowerRecords
 from pontil.runtime.cache.head_groups import HeadGroups
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.disaggregation.publisher import HostPublisher, Publisher
@@ -20,8 +21,10 @@ class FollowerTransfers:
     connector wakes the process or a second has passed while `pulling`."""
 
     def __init__(
-        self, storage: KVStorage, connector: Connector, grants: Grants | None = None, publisher: Publisher | None = None
-    ) -> None:
+        self, storage: KVStorage, connector: Connector, grants: Grants | None = None,
+        publisher: Publisher | None = None, records: FollowerRecords | None = None,
+    ) -> None:  # fmt: skip
+        self.records = records
         self.storage, self.connector, self.grants = storage, connector, grants or Grants()
         self.publisher = publisher or HostPublisher(storage)
         # The driver's tickets by our connector's, and the other way.
@@ -46,6 +49,8 @@ class FollowerTransfers:
             raise TransferError(f"an order of the driver cannot be read ({error!r}): start the worker again") from error
 
     def carry_out(self, plan: RankPlan) -> None:
+        if self.records is not None:
+            self.records.obey(plan.recorded, plan.dropped)
         for slot, epoch in plan.epochs:
             self.storage.set_epoch(slot, epoch)
         for told in plan.grants:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Orders to the followers of a worker of several ranks, collected until the next plan (RankPlan) takes them."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from pontil.runtime.transfer.grants import Grant
@@ -12,6 +13,8 @@ class RankOrders:
 
     def __init__(self, ranks: int = 1) -> None:
         self.ranks, self.sent = ranks, 0
+        # The tags of the blocks that each follower has left from an earlier process.
+        self.left: list[dict[int, int]] = []
         self.fields: dict[str, Any] = {}
 
     @property
@@ -32,6 +35,16 @@ class RankOrders:
     def add(self, field: str, *items: Any) -> None:
         if self.ranks > 1:
             self.fields.setdefault(field, []).extend(items)
+
+    def record(self, block: int, tag: int) -> None:
+        """Have a block recorded for a process after this one."""
+        self.add("recorded", [block, tag])
+
+    def drop(self, blocks: Iterable[int]) -> None:
+        """Have the records of blocks dropped, before these are written. Of one that was recorded since the last plan,
+        too: a plan's records come first."""
+        if dropped := list(blocks):
+            self.add("dropped", *dropped)
 
     def open_grant(self, granted: Grant, slot: int) -> None:
         told = {"id": granted.transfer_id, "epoch": granted.epoch, "secret": granted.secret, "slot": slot}

@@ -96,7 +96,7 @@ class KVSender:
     ) -> None:
         self.pools, self.incarnation, self.callbacks, self.deadlines = pools, incarnation, callbacks, deadlines
         self.free_slots = deque(range(EPOCH_SLOTS))
-        self.last_epoch = EPOCH_SLOTS - 1
+        self.last_epoch = int(pools.storage.epochs.max())
         # In the order in which they are to be sent.
         self.announcements: deque[PendingAnnouncement] = deque()
         self.open: dict[str, SendTransfer] = {}

@@ -119,7 +119,7 @@ class PrefixCache:
         for index in range(start // size, min(end, length) // size):
             self.add(keys.full[index], sequence.blocks[index])
         if end >= length and keys.tail is not None:
-            self.add(keys.tail, sequence.blocks[length // size])
+            self.add(keys.tail, sequence.blocks[length // size], final=False)
 
     def register_answer(self, sequence: Sequence) -> None:
         """Register the blocks that the answer filled. The sequence has ended, and its blocks are still its own."""
@@ -129,8 +129,8 @@ class PrefixCache:
             key = chain(key, tokens[index * size : (index + 1) * size])
             self.add(key, sequence.blocks[index])
 
-    def add(self, key: Key, block: int) -> None:
-        self.pool.index.add(key, block)
+    def add(self, key: Key, block: int, final: bool = True) -> None:
+        self.pool.index.add(key, block, final)
         self.claims.pop(key, None)
 
     def clear(self) -> None:

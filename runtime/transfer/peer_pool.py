@@ -30,7 +30,8 @@ class PeerPool:
             self.close()
             raise TransferError(f"the peer's memory cannot be opened ({error.strerror}): is it on this host?") from None
         try:
-            if os.fstat(opened).st_size != size:
+            # A file that an earlier process used may be larger: it never shrinks, since who maps it would crash.
+            if os.fstat(opened).st_size < size:
                 raise TransferError("the peer's memory has another size than it said")
             self.map = mmap.mmap(opened, size, prot=mmap.PROT_READ)
             if self.map[HEADER_BYTES - IDENTITY_BYTES : HEADER_BYTES] != identity:

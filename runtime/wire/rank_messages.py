@@ -44,35 +44,40 @@ class RankLoaded:
 
 @dataclass(frozen=True, slots=True)
 class RankPool:
-    """From driver to follower: every rank's part of the weights is loaded; make a pool of `num_blocks`."""
+    """From driver to follower: every rank's part of the weights is loaded; make a pool of `num_blocks`, whose epochs
+    begin with `first_epoch`."""
 
     sender: str
     receiver: str
     num_blocks: int
+    first_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RankReady:
-    """From follower to driver: my pool is there. `pool` is its connector's descriptor."""
+    """From follower to driver: my pool is there. `pool` is its connector's descriptor. `left`: the blocks of an earlier
+    process that are whole, as runtime/cache/follower_records.py writes them."""
 
     sender: str
     receiver: str
     rank: int
     pool: dict[str, Any]
+    left: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
     """From driver to follower: the work of one step. Any field may be empty. First come the orders about blocks, which
-    the driver gave before it planned the step, in the order `epochs`, `grants`, `cleared`, `published`, `forgotten`,
-    `detached`, `attached`, `pulls`, `cancelled`; then `copies` and `tiles`.
+    the driver gave before it planned the step, in the order `recorded`, `dropped`, `epochs`, `grants`, `cleared`,
+    `published`, `forgotten`, `detached`, `attached`, `pulls`, `cancelled`; then `copies` and `tiles`.
 
     `epochs`: [slot, epoch] to write into epoch cells. `grants`: changes of what peers may read, see
     runtime/disaggregation/rank_orders.py. `cleared`: [block, filled slots] whose rest is zeroed. `published`: requests,
     each a number, the ranks of the taking worker, and then blocks to make readable and to digest. `forgotten`: blocks
     whose copies in host memory no transfer needs any more. `detached`: peers. `attached`: {peer: descriptor}. `pulls`:
     see runtime/disaggregation/rank_connector.py. `cancelled`: tickets of pulls. `copies`: [from, to] of whole blocks.
-    `tiles`: rows to compute, as runtime/engine/tile_plan.py writes them. `stop`: leave after this plan.
+    `tiles`: rows to compute, as runtime/engine/tile_plan.py writes them. `stop`: leave after this plan. `recorded`:
+    [block, tag] to record for a process after this one. `dropped`: blocks whose records are dropped.
     """
 
     sender: str
@@ -90,6 +95,8 @@ class RankPlan:
     cancelled: list[int] = field(default_factory=list)
     stop: bool = False
     grants: list[dict[str, Any]] = field(default_factory=list)
+    recorded: list[list[int]] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Construction of a worker's engine from its configuration, up to a first test run."""
 
+import logging
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from pontil.gpu_ops.kernels.kernel_set import AUTO
 from pontil.gpu_ops.kernels.lent_cores import LentCores
+from pontil.runtime.cache.block_recorder import BlockRecorder
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
@@ -27,6 +30,8 @@ from pontil.runtime.worker.ranks.driver import Driver
 from pontil.runtime.worker.stage_loading import load_stage, state_layers
 from pontil.runtime.worker.stages.talker import TalkerStage
 
+logger = logging.getLogger("pontil.worker")
+
 CPU_INTERLEAVED_TOKENS = 64
 
 
@@ -36,7 +41,7 @@ class WorkerResources:
     `dtype` is the model's, which the layout's may differ from. `kernels` names the kernels in use, since others may
     round differently. `driver` drives the other ranks. `lent_cores` is the table of cores that idle workers lend.
     In a model of several stages, `state_layers` is the layer after which others read its states, and `talker` makes the
-    rows of a stage that speaks."""
+    rows of a stage that speaks. `recorder` records the blocks of a pool that outlives this process, if it does."""
 
     config: ModelConfig
     fingerprint: str
@@ -53,6 +58,7 @@ class WorkerResources:
     lent_cores: LentCores | None
     state_layers: int | None = None
     talker: TalkerStage | None = None
+    recorder: BlockRecorder | None = None
 
     @property
     def kv_cache_dtype(self) -> str:
@@ -75,12 +81,18 @@ def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> Work
     layout = loaded.layout
     draft = load_draft(config, loaded, report)
     room = loaded.num_blocks if draft is None else draft.shared_blocks(config, loaded)
-    num_blocks = driver.agree(loaded.fingerprint, layout.fingerprint(), loaded.kernels, room)
+    if loaded.kept is not None and loaded.kept.num_blocks is not None:
+        room = loaded.kept.num_blocks
+    first_epoch = first_epoch_of(config)
+    num_blocks = driver.agree(loaded.fingerprint, layout.fingerprint(), loaded.kernels, room, first_epoch)
     block_bytes = layout.block_bytes + (0 if draft is None else draft.layout.block_bytes)
     model_config = fit(loaded.config, config, layout, num_blocks, block_bytes)
-    storage = KVStorage(layout, num_blocks, loaded.model.device)
+    storage = loaded.open_storage(num_blocks, first_epoch)
     driver.wait_for_pools()
     pool = BlockPool(num_blocks)
+    recorder = None if loaded.kept is None else loaded.kept.recorder(storage, pool, followers=driver.orders)
+    if recorder is not None and recorder.restored:
+        logger.info("%d blocks of KV are left from the process before", recorder.restored)
     scheduler = Scheduler(
         pool, layout, config.max_num_seqs, config.max_num_batched_tokens, config.prefix_caching, interleaved(config),
         config.speculative_tokens,
@@ -100,8 +112,14 @@ def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> Work
     grammars = GrammarCompiler(tokenizer, model_config.vocab_size)
     return WorkerResources(
         model_config, loaded.fingerprint, tokenizer, grammars, layout, storage, pool, scheduler, engine, driver,
-        loaded.dtype, loaded.kernels, loaded.lent_cores, state_layers(config), talker,
+        loaded.dtype, loaded.kernels, loaded.lent_cores, state_layers(config), talker, recorder,
     )  # fmt: skip
+
+
+def first_epoch_of(config: WorkerConfig) -> int:
+    """Return the first epoch of the pools of all ranks. Where an earlier process may have used them, it is later than
+    any of that one's: epochs grow by one a transfer, far slower than nanoseconds. No such file outlives the clock."""
+    return 0 if config.kept_memory is None else time.monotonic_ns()
 
 
 def interleaved(config: WorkerConfig) -> int | None:
@@ -124,9 +142,11 @@ def fit(model: ModelConfig, config: WorkerConfig, layout: KVLayout, num_blocks: 
 
 
 def warm_up(engine: Engine) -> None:
-    """Run one prompt and one decode step, since the first call of an operation sets it up."""
-    params = SamplingParams(max_tokens=2, seed=0, temperature=0.0)
+    """Run one prompt and one decode step, since the first call of an operation sets it up. The prefix cache does not
+    notice: blocks may be left in it from the process before."""
+    params, prefix = SamplingParams(max_tokens=2, seed=0, temperature=0.0), engine.scheduler.prefix
+    enabled, prefix.enabled = prefix.enabled, False
     engine.add(Sequence("warm-up", [0], params, frozenset()))
     while engine.has_work:
         engine.step()
-    engine.scheduler.prefix.clear()
+    prefix.enabled = enabled

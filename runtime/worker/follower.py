@@ -13,6 +13,7 @@ import torch
 from pontil.gpu_ops.collectives.communicator import Communicator
 from pontil.gpu_ops.collectives.factory import open_communicator
 from pontil.gpu_ops.kernels.library import KernelLibrary
+from pontil.runtime.cache.follower_records import FollowerRecords
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config import WorkerConfig
@@ -93,11 +94,14 @@ class Follower:
                     loaded.num_blocks,
                 )  # fmt: skip
             )
-            storage = KVStorage(layout, self.wait_for(RankPool).num_blocks, loaded.model.device)
+            told = self.wait_for(RankPool)
+            storage = loaded.open_storage(told.num_blocks, told.first_epoch)
         tiles = TileRunner(loaded.model, storage)
-        transfers = self.transfers = self.open_transfers(storage)
+        records = None if loaded.kept is None else loaded.kept.follower_records(storage)
+        transfers = self.transfers = self.open_transfers(storage, records)
         prefault = Prefault(storage, BlockPool(storage.num_blocks))
-        self.socket.send(RankReady(self.incarnation, self.driver, self.config.rank, transfers.connector.register()))
+        left, described = b"" if records is None else records.told(), transfers.connector.register()
+        self.socket.send(RankReady(self.incarnation, self.driver, self.config.rank, described, left))
         self.report.ready(device=self.config.device, rank=self.config.rank)
         while not self.stopping:
             self.turn(tiles, transfers, prefault)
@@ -119,13 +123,13 @@ class Follower:
                     return message
         raise RankLost("rank 0 of this worker did not start")
 
-    def open_transfers(self, storage: KVStorage) -> FollowerTransfers:
+    def open_transfers(self, storage: KVStorage, records: FollowerRecords | None) -> FollowerTransfers:
         keys = None if self.config.keys is None else Keys.of(self.config.keys)
         guard = None if keys is None else TransferSecurity(keys.transfer)
         own = open_connector(self.config, storage, self.poller.wake, guard, self.failures)
         grants = None if guard is None else guard.grants
         publisher = publisher_for(storage, self.poller.wake, self.failures)
-        return FollowerTransfers(storage, RankedConnector(own, storage), grants, publisher)
+        return FollowerTransfers(storage, RankedConnector(own, storage), grants, publisher, records)
 
     def turn(self, tiles: TileRunner, transfers: FollowerTransfers, prefault: Prefault) -> None:
         """Follow the plans that have arrived, and report what has ended."""

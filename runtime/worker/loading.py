@@ -15,8 +15,9 @@ from pontil.gpu_ops.kernels.build import KernelError
 from pontil.gpu_ops.kernels.kernel_set import AUTO, TORCH, open_kernels
 from pontil.gpu_ops.kernels.lent_cores import LentCores
 from pontil.gpu_ops.kernels.library import KernelLibrary
+from pontil.runtime.cache.kept_pool import KeptPool
 from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype
-from pontil.runtime.cache.storage import TORCH_DTYPES
+from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.engine.memory_errors import is_out_of_memory
 from pontil.runtime.errors import ModelError
@@ -32,6 +33,7 @@ from pontil.runtime.models.weights import Weights
 from pontil.runtime.probe.host_memory import host_room
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.wire.compatibility import ON_GPU
+from pontil.runtime.worker.bits_identity import bits_identity
 from pontil.runtime.worker.gpu_room import TorchMeter, measure_room
 from pontil.runtime.worker.stage_loading import stage_checkpoint
 from pontil.runtime.worker.weights_progress import told
@@ -48,7 +50,8 @@ Join = Callable[[ModelConfig, KernelLibrary | None, torch.device], Communicator]
 @dataclass(frozen=True, slots=True)
 class ModelPart:
     """A process's part of a model. `config` is the whole model's. `layout` is that of its own KV heads, and
-    `num_blocks` the blocks that it has room for. `dtype` is the model's, `kernels` names what computes it."""
+    `num_blocks` the blocks that it has room for. `dtype` is the model's, `kernels` names what computes it. `kept` is
+    the pool that outlives this process, if one does."""
 
     config: ModelConfig
     fingerprint: str
@@ -58,6 +61,13 @@ class ModelPart:
     dtype: str
     kernels: str
     lent_cores: LentCores | None
+    kept: KeptPool | None = None
+
+    def open_storage(self, num_blocks: int, first_epoch: int) -> KVStorage:
+        """Open the pool. Epochs begin with `first_epoch`, which is later than any that a kept one may have."""
+        if self.kept is None:
+            return KVStorage(self.layout, num_blocks, self.model.device, first_epoch=first_epoch)
+        return self.kept.open(self.layout, num_blocks, self.model.device, first_epoch)
 
 
 def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
@@ -84,10 +94,19 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
     named = name_of_kernels(device, kernels, config.deterministic)
     if config.quantization != "none":
         named = f"{named} {config.quantization}"
+    kept = open_kept(config, bits_identity(config, model_config, checkpoint.fingerprint, layout, dtype, named))
+    left = None if kept is None else kept.num_blocks
+    num_blocks = count_blocks(config, model, layout) if left is None else left
     return ModelPart(
-        model_config, checkpoint.fingerprint, model, layout, count_blocks(config, model, layout), dtype, named,
-        lent_cores,
+        model_config, checkpoint.fingerprint, model, layout, num_blocks, dtype, named, lent_cores, kept
     )  # fmt: skip
+
+
+def open_kept(config: WorkerConfig, identity: bytes) -> KeptPool | None:
+    """Open the files that the launcher holds for this process, if it does. A GPU's memory ends with its process."""
+    if config.kept_memory is None or config.device != "cpu":
+        return None
+    return KeptPool(*config.kept_memory, identity)
 
 
 @contextmanager

@@ -65,7 +65,8 @@ class Worker:
         self.stale = 0
         self.step_reporter = StepReporter(report)
         self.engine_counters = WorkerCounters(machine.engine)
-        self.idle_work = IdleWork(machine.engine, Prefault(machine.storage, machine.pool), machine.lent_cores)
+        prefault = Prefault(machine.storage, machine.pool)
+        self.idle_work = IdleWork(machine.engine, prefault, machine.lent_cores, machine.recorder)
         self.prompts = PromptMonitor()
         self.keys = None if config.keys is None else Keys.of(config.keys)
         self.failures = ThreadFailures()
@@ -190,12 +191,14 @@ class Worker:
     def step(self) -> None:
         self.idle_work.end()
         self.step_reporter.begin()
+        began = time.monotonic()
         outputs = self.machine.engine.step()
         self.now = self.idle_work.busy_at = time.monotonic()
         self.stage.after(outputs, self.now)
         # Before the tokens: a client that has its answer may send the next turn at once.
         self.prefixes.tell()
         self.processor.process(outputs, self.now)
+        self.idle_work.after_step(began, self.now)
         self.step_reporter.end(self.machine.engine.has_work)
 
     def carry_out_role_change(self) -> None:

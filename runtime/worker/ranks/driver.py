@@ -12,6 +12,7 @@ import torch
 from pontil.gpu_ops.collectives.communicator import Communicator
 from pontil.gpu_ops.collectives.factory import create_communicator
 from pontil.gpu_ops.kernels.library import KernelLibrary
+from pontil.runtime.cache.follower_records import left_in
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.disaggregation.rank_orders import RankOrders
 from pontil.runtime.engine.tile_plan import TilePlan
@@ -85,9 +86,11 @@ class Driver:
         self.send_all(lambda receiver: RankWelcome(self.incarnation, receiver, made.descriptor))
         return made
 
-    def agree(self, model_fingerprint: str, kv_fingerprint: str, kernels: str, num_blocks: int) -> int:
+    def agree(
+        self, model_fingerprint: str, kv_fingerprint: str, kernels: str, num_blocks: int, first_epoch: int = 0
+    ) -> int:
         """Wait until the followers have loaded their parts, check that these are parts of the model that rank 0 has
-        loaded, and return the number of blocks that all have room for."""
+        loaded, and return the number of blocks that all have room for. Tell them the first epoch of every pool."""
         ours = (model_fingerprint, kv_fingerprint, kernels)
         for rank, other in self.collect(RankLoaded).items():
             if (other.model_fingerprint, other.kv_fingerprint, other.kernels) != ours:
@@ -95,12 +98,13 @@ class Driver:
                     f"rank {rank} has loaded another model, or computes with other kernels ({other.kernels})"
                 )
             num_blocks = min(num_blocks, other.num_blocks)
-        self.send_all(lambda receiver: RankPool(self.incarnation, receiver, num_blocks))
+        self.send_all(lambda receiver: RankPool(self.incarnation, receiver, num_blocks, first_epoch))
         return num_blocks
 
     def wait_for_pools(self) -> None:
         ready = self.collect(RankReady)
         self.pools = [ready[rank].pool for rank in sorted(ready)]
+        self.orders.left = [left_in(ready[rank].left) for rank in sorted(ready)]
 
     def collect(self, kind: type[M]) -> dict[int, M]:
         """Wait for one message of this kind from each follower."""

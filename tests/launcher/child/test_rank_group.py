@@ -93,7 +93,7 @@ class World:
 
     @contextmanager
     def spawning(self) -> Iterator[None]:
-        def spawn(plan: ChildPlan, command: object, environment: object, now: float) -> FakeProcess:
+        def spawn(plan: ChildPlan, command: object, environment: object, now: float, kept: object) -> FakeProcess:
             self.processes.append(FakeProcess(self, plan, now))
             return self.processes[-1]
 

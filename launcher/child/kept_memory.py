@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of a worker that outlives its processes: the launcher holds its files open, and gives them to the next one.
+
+The launcher knows nothing of what is in them. They are anonymous, so nothing is left of them once it has ended.
+"""
+
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+
+from pontil.launcher.child.exit_cause import ExitCause
+
+# Files of each rank: its KV blocks, and their records.
+NAMES = ("pontil-kv", "pontil-kv-records")
+# A worker that dies within so many seconds of serving with memory that it took over gets new memory: the old may be
+# why. It is longer than the mean time between deaths at which the restart policy gives a worker up.
+TRUSTED_AFTER = 30.0
+
+
+class KeptMemory:
+    """The files of a worker of so many ranks, made when its first process starts; of none, nothing is kept."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.files: list[tuple[int, ...]] = []
+        # The number of the worker's starts with these files.
+        self.starts = 0
+
+    def begin(self) -> Sequence[tuple[int, ...]]:
+        """Return the descriptors for each rank of a worker that starts now; none where nothing is kept. Where the
+        system gives no files, the worker has memory of its own."""
+        if not self.files:
+            self.starts = 0
+            try:
+                for _ in range(self.ranks):
+                    self.files.append(())
+                    for name in NAMES:
+                        self.files[-1] += (os.memfd_create(name, os.MFD_CLOEXEC),)
+            except OSError:
+                self.close()
+        self.starts += 1
+        return self.files
+
+    def end(self, cause: ExitCause, served: float | None) -> None:
+        """Keep or give up the memory after the worker's end. It had served for so many seconds, or (None) never."""
+        if not may_be_kept(cause, self.starts > 1, served):
+            self.close()
+
+    def close(self) -> None:
+        """Give the memory up. Its last user's end frees it."""
+        for file in (file for files in self.files for file in files):
+            with suppress(OSError):
+                os.close(file)
+        self.files = []
+
+
+def may_be_kept(cause: ExitCause, taken_over: bool, served: float | None) -> bool:
+    """Return whether the next process may have the memory. Not after a death for want of memory, which the kernel could
+    not have again; and not if a process that had `taken_over` the memory died at once, or never served."""
+    if cause.starved or cause.code == -signal.SIGBUS:
+        return False
+    return not taken_over or (served is not None and served >= TRUSTED_AFTER)

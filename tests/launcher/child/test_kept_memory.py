@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory of a worker that outlives its processes: when it is kept, when it is given up, and that none leaks."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pontil.launcher.child.exit_cause import ExitCause
+from pontil.launcher.child.kept_memory import TRUSTED_AFTER, KeptMemory, may_be_kept
+from pontil.launcher.config.child_plan import plan_ranks
+from pontil.launcher.host.devices import Placement
+
+KILLED = ExitCause(0.0, -signal.SIGKILL)
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture
+def memory() -> Iterator[KeptMemory]:
+    before, made = open_files(), KeptMemory(2)
+    yield made
+    made.close()
+    assert open_files() == before
+
+
+@pytest.mark.parametrize(
+    ("cause", "taken_over", "served", "kept"),
+    [
+        (KILLED, False, 0.1, True),
+        (KILLED, False, None, True),
+        (KILLED, True, TRUSTED_AFTER, True),
+        (KILLED, True, TRUSTED_AFTER - 0.1, False),
+        (KILLED, True, None, False),
+        (ExitCause(0.0, -signal.SIGSEGV), False, 0.1, True),
+        (ExitCause(0.0, -signal.SIGBUS), False, 1000.0, False),
+        (ExitCause(0.0, -signal.SIGKILL, starved=True), False, 1000.0, False),
+    ],
+)
+def test_memory_is_kept_once_and_then_if_it_served(
+    cause: ExitCause, taken_over: bool, served: float | None, kept: bool
+) -> None:
+    assert may_be_kept(cause, taken_over, served) is kept
+
+
+def test_every_rank_has_files_of_its_own_over_restarts(memory: KeptMemory) -> None:
+    first = memory.begin()
+    assert len(first) == 2 and len({os.fstat(file).st_ino for files in first for file in files}) == 4
+    assert not any(os.get_inheritable(file) for files in first for file in files)
+    memory.end(KILLED, 0.1)
+    assert memory.begin() == first
+
+
+def test_a_loop_of_deaths_does_not_have_the_same_memory_twice(memory: KeptMemory) -> None:
+    inodes = []
+    for _ in range(4):
+        inodes.append([os.fstat(files[0]).st_ino for files in memory.begin()])
+        memory.end(KILLED, 0.1)
+    assert inodes[0] == inodes[1] != inodes[2] == inodes[3]
+
+
+def test_a_worker_starts_without_kept_memory_where_the_system_gives_no_files(
+    memory: KeptMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, create = list[int](), os.memfd_create
+
+    def fail(name: str, flags: int) -> int:
+        if len(made) == 3:
+            raise OSError(24, "Too many open files")
+        made.append(create(name, flags))
+        return made[-1]
+
+    monkeypatch.setattr(os, "memfd_create", fail)
+    assert list(memory.begin()) == []
+
+
+@pytest.mark.parametrize(
+    ("devices", "keeps", "expected"),
+    [(["cpu"], True, True), (["cpu", "cpu"], True, True), (["cuda:0"], True, False), (["cpu"], False, False)],
+)
+def test_workers_on_cpus_keep_their_memory(devices: list[str], keeps: bool, expected: bool) -> None:
+    places = [Placement(device, (0,)) for device in devices]
+    plan = plan_ranks("decode:0", "decode", places, {"keep_kv": keeps}, "ipc:///nowhere")
+    assert plan.keeps_memory is expected

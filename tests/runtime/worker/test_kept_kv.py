@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers whose KV outlives them: the next process serves the prefixes of the one before, with the same tokens."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workers import PromptWorker, ScriptedProxy, drawn, greedy, open_worker, prompt
+
+from pontil.runtime.config import WorkerRole
+
+LONG = prompt(41)
+
+
+class WorkerPlace:
+    """A place for one worker after the other, which have the same files."""
+
+    def __init__(self, proxy: ScriptedProxy, model: Path, folder: Path, name: str, role: WorkerRole) -> None:
+        self.proxy, self.model, self.folder, self.name, self.role = proxy, model, folder, name, role
+        self.files = [os.memfd_create(f"{name} {part}") for part in ("blocks", "records")]
+        self.asked = 0
+        self.worker: PromptWorker
+
+    def start(self, **settings: Any) -> PromptWorker:
+        kept = tuple(map(os.dup, self.files))
+        self.worker = open_worker(self.model, self.folder, self.name, self.role, kept_memory=kept, **settings)
+        self.proxy.admit(self.worker)
+        return self.worker
+
+    def record(self) -> None:
+        """Wait until everything is recorded."""
+        recorder = self.worker.machine.recorder
+        assert recorder is not None
+        self.proxy.turn_until(lambda: not recorder.is_due)
+
+    def end(self) -> None:
+        """End the worker as a kill would: nothing more is recorded."""
+        self.proxy.workers.remove(self.worker)
+        self.worker.close()
+
+    def ask(self, tokens: list[int], count: int = 4) -> tuple[list[int], int]:
+        """Return the answer and the number of cached prompt tokens."""
+        self.asked += 1
+        name = f"{self.name}-{self.asked}"
+        self.proxy.submit(self.worker, name, tokens, greedy(count, ignore_eos=True), salt="same")
+        (answer,) = self.proxy.finish(name)
+        assert not answer.failures
+        return answer.ids, answer.frames[0].cached_tokens or 0
+
+    def close(self) -> None:
+        for file in self.files:
+            os.close(file)
+
+
+@pytest.fixture
+def place(proxy: ScriptedProxy, model: Path, tmp_path: Path) -> Iterator[WorkerPlace]:
+    made = WorkerPlace(proxy, model, tmp_path, "mixed:0", "mixed")
+    yield made
+    made.close()
+
+
+def test_the_next_worker_has_cached_what_the_one_before_had(place: WorkerPlace) -> None:
+    """The prompt's last block is not full, and the answer fills it: both are found, and a conversation goes on."""
+    place.start()
+    first, cached = place.ask(LONG, 20)
+    assert cached == 0
+    turn = [*LONG, *first, 7, 8, 9]
+    assert place.ask(turn)[1] == 48
+    expected = [place.ask(LONG, 20), place.ask(turn)]
+    assert [cached for _, cached in expected] == [40, 63]
+    place.record()
+    place.end()
+    place.start()
+    assert [place.ask(LONG, 20), place.ask(turn)] == expected
+
+
+def test_a_worker_that_is_killed_in_mid_answer_leaves_the_prompt(place: WorkerPlace) -> None:
+    worker = place.start()
+    place.proxy.submit(worker, "cut", LONG, drawn(100), salt="same")
+    place.proxy.turn_until(lambda: "cut" in place.proxy.answers and len(place.proxy.answers["cut"].ids) > 8)
+    recorder = worker.machine.recorder
+    assert recorder is not None
+    recorder.rest(60.0)
+    place.end()
+    assert place.start().machine.recorder is not None
+    # The last block was being written when the process ended.
+    assert place.ask(LONG)[1] == 32
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"kv_cache_dtype": "int8"}, {"block_size": 8}, {"kernels": "torch"}, {"max_model_len": 64},
+     {"kv_cache_memory": 4 << 20}],
+    ids=lambda settings: next(iter(settings)),
+)  # fmt: skip
+def test_other_bits_are_never_reused(place: WorkerPlace, settings: dict[str, Any]) -> None:
+    place.start()
+    place.ask(LONG)
+    place.record()
+    place.end()
+    other = place.start(**settings)
+    assert other.machine.recorder is not None and other.machine.recorder.restored == 0
+    first, cached = place.ask(LONG)
+    assert cached == 0 and place.ask(LONG) == (first, 40)
+
+
+def test_damage_is_dropped_and_computed_again(place: WorkerPlace) -> None:
+    worker = place.start()
+    expected, _ = place.ask(LONG)
+    place.record()
+    block = next(iter(worker.machine.pool.index.blocks.values()))
+    place.end()
+    worker.machine.storage.shared[block][5] ^= 4
+    assert place.start().machine.recorder is not None
+    assert place.ask(LONG) == (expected, 0)
+    assert place.ask(LONG) == (expected, 40)
+
+
+def test_a_worker_without_prefix_cache_finds_nothing(place: WorkerPlace) -> None:
+    place.start()
+    place.ask(LONG)
+    place.record()
+    place.end()
+    place.start(prefix_caching=False)
+    assert place.ask(LONG)[1] == 0
+
+
+def test_a_pair_hands_over_from_what_was_left(proxy: ScriptedProxy, model: Path, tmp_path: Path) -> None:
+    """Each of the two is replaced once: the other one reads the new process's blocks, under epochs of its own."""
+    prefill = WorkerPlace(proxy, model, tmp_path, "prefill:0", "prefill")
+    decode = WorkerPlace(proxy, model, tmp_path, "decode:0", "decode")
+    prefill.start()
+    decode.start()
+    told = []
+    for number, ended in enumerate((None, prefill, decode, None)):
+        name = f"r{number}"
+        if ended is not None:
+            ended.record()
+            ended.end()
+            ended.start()
+        proxy.submit_pair(prefill.worker, decode.worker, name, LONG, drawn(12), salt="same")
+        (answer,) = proxy.finish(name)
+        told.append((answer.ids, answer.frames[0].cached_tokens))
+        assert not answer.failures
+    assert told == [(told[0][0], cached) for cached in (0, 40, 40, 40)]
+    epochs = prefill.worker.machine.storage.epochs
+    assert int(epochs.min()) > 1 << 20
+    for one in (prefill, decode):
+        one.close()
