@@ -168,7 +168,7 @@ class Scheduler:
     def take_seat(self, sequence: Sequence, remote: RemotePrefill) -> bool:
         """Park a sequence if there is room for it. Leading blocks that are cached here become its own; `computed` says
         how many tokens they hold."""
-        hit = self.prefix.find_full(sequence)
+        hit = self.prefix.find_full(sequence, remote.draws_first)
         if not self.reserve(sequence, hit):
             return False
         self.waiting.remove(sequence)
@@ -228,14 +228,16 @@ class Scheduler:
         self.admit(in_step=False)
         return sequence.state is SequenceState.WAITING_FOR_REMOTE_KVS
 
-    def promote(self, sequence: Sequence, computed: int, known: list[Known]) -> list[Sequence]:
-        """Run a sequence whose KV has arrived, with all its choices, as if it had been computed in this engine."""
+    def promote(self, sequence: Sequence, computed: int, known: list[Known] | None) -> list[Sequence]:
+        """Run a sequence whose KV has arrived, with all its choices, as if it had been computed in this engine. Where
+        no first tokens are known, its last position is computed here, as after any cached prefix."""
         self.parked.remove(sequence)
-        self.prefix.register(sequence, sequence.computed, computed)
-        sequence.computed = sequence.reached = computed
+        found = computed if known is not None else min(computed, sequence.length - 1)
+        self.prefix.register(sequence, sequence.computed, found)
+        sequence.computed, sequence.reached = found, computed
         sequence.move(SequenceState.RUNNING)
         self.queues.run(sequence)
-        return self.receive(sequence, known)
+        return [sequence] if known is None else self.receive(sequence, known)
 
     def receive(self, sequence: Sequence, known: list[Known]) -> list[Sequence]:
         """Return one sequence for each choice whose first tokens were sampled elsewhere."""
@@ -256,6 +258,16 @@ class Scheduler:
         made = self.receive(sequence, known)
         self.queues.wait(sequence)
         return made
+
+    def compute_alone(self, sequence: Sequence) -> None:
+        """Compute here, from its first token on, a sequence that waits for a prompt which will not arrive."""
+        sequence.remote_prefill = None
+        if sequence in self.parked:
+            self.parked.remove(sequence)
+            self.memory.give_back(sequence)
+            sequence.computed = 0
+            sequence.move(SequenceState.WAITING)
+            self.queues.wait(sequence)
 
     def fork(self, stem: Sequence, choice: int) -> Sequence:
         """Return a sequence for one more choice, which shares every block of the stem."""
