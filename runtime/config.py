@@ -116,7 +116,8 @@ class ProxyConfig:
     as in runtime/chat/dialect.py. Pages of `cors_origins` may read answers in a browser. Responses are kept in the file
     `response_store`, where one is named: at most `response_store_size` bytes, for `response_store_days`. Where there is
     an `embedding_model`, texts are embedded by it too, under its name `served_embedding_model_name`.
-    `graph` names a model of several stages in runtime/graph/catalog.py."""
+    `graph` names a model of several stages in runtime/graph/catalog.py. With `kv_transfers` other routers drive the
+    workers (runtime/proxy/remote_kv.py)."""
 
     host: str
     port: int
@@ -154,6 +155,7 @@ class ProxyConfig:
     embedding_model: str | None = None
     served_embedding_model_name: str | None = None
     graph: str | None = None
+    kv_transfers: bool = False
 
     @property
     def embedding_model_path(self) -> Path | None:

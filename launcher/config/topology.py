@@ -16,6 +16,7 @@ from pontil.launcher.config.plan_checks import (
     check_exposure,
     check_join,
     check_lists,
+    check_own_endpoint,
     check_stages,
 )
 from pontil.launcher.config.served_models import embedding_model, served_embedding_name, served_name
@@ -65,6 +66,7 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
     check_join(options)
     check_stages(options, graph)
     check_deadlines(options)
+    check_own_endpoint(options, graph)
     control = options.join or options.control or f"ipc://{run / 'control'}"
     check_exposure(options, control)
     workers = [] if options.role == "proxy" else plan_workers(options, machine, run, control, graph)
@@ -132,6 +134,7 @@ def plan_proxy(
         "cors_origins": list(options.cors_origin),
         "tool_call_parser": options.tool_call_parser,
         "reasoning_parser": options.reasoning_parser,
+        "kv_transfers": options.http is not None,
         "log_level": options.log_level,
     }
     return ChildPlan("proxy", "proxy", CPU, machine.cores, config)

@@ -226,8 +226,9 @@ class Dispatcher:
 
 
 def prompt_load(request: Request) -> int:
-    """Return the prompt tokens that keep a worker busy: none where the stage before sets the pace."""
-    return 0 if is_joined(request) else len(request.prompt)
+    """Return the prompt tokens that keep a worker busy: none where the stage before sets the pace, or their KV comes
+    from elsewhere."""
+    return 0 if is_joined(request) or request.claims else len(request.prompt)
 
 
 def made_by(request: Request) -> str:

@@ -26,6 +26,7 @@ from pontil.runtime.proxy.rate_limits import UNLIMITED, Allowance
 from pontil.runtime.proxy.readiness import Readiness
 from pontil.runtime.proxy.registrar import Registrar
 from pontil.runtime.proxy.registry import RegisteredWorker, Registry, RegistrySnapshot
+from pontil.runtime.proxy.remote_kv import KVTransfers, RemoteKV
 from pontil.runtime.proxy.request import NO_KEY
 from pontil.runtime.proxy.run_entry import RunEntry, graph_of
 from pontil.runtime.proxy.self_test import SelfTest
@@ -118,7 +119,9 @@ class Proxy:
         about = {"version": config.version, "model_name": config.served_model_name}
         self.metrics.watch(self.requests, self.registry, about)
         self.draining = False
-        self.context = open_context(None if config.keys is None else Keys.of(config.keys), self.metrics.threads)
+        keys = None if config.keys is None else Keys.of(config.keys)
+        self.kv_transfers = KVTransfers(self.registry, None if keys is None else keys.kept)
+        self.context = open_context(keys, self.metrics.threads)
         self.server: ControlServer | None = None
         self.tasks: list[asyncio.Task[None]] = []
         self.malformed_seen = 0
@@ -213,11 +216,12 @@ class Proxy:
         self, asked: Sequence[tuple[list[int], SamplingParams]], name: str | None = None, cache_salt: str = "",
         priority: int = 0, caller: str = NO_KEY, allowance: Allowance = UNLIMITED,
         snapshot: RegistrySnapshot | None = None, embedding: EmbeddingTask | None = None,
+        remote_kv: RemoteKV | None = None,
     ) -> Stream:  # fmt: skip
         """Admit one request per prompt, or none of them. `name` becomes part of their ids, so that they are found in
         the workers' logs. The lowest `priority` is served first, callers of equal priority in turns. `caller` names the
         API key. `snapshot` is the registry snapshot that earlier decisions about these requests used, if any. With an
-        `embedding` task the answer to each prompt is a vector.
+        `embedding` task the answer to each prompt is a vector. With `remote_kv` there is one prompt, whose KV moves.
 
         Raises Unavailable at once if they cannot be served in time, TooManyRequests for more than the key allows now.
         """
@@ -230,6 +234,7 @@ class Proxy:
         requests = []
         for prompt, params in asked:
             request = self.in_flight.open(name, prompt, params, cache_salt, priority, embedding)
+            request.remote_kv = remote_kv
             admission.enter(request, caller, allowance)
             self.books.admit(request)
             requests.append(request)

@@ -19,6 +19,7 @@ from pontil.runtime.proxy.choice_text import MAX_TOKEN_ID, BrokenAnswer, ChoiceT
 from pontil.runtime.proxy.embedding_task import EmbeddingTask
 from pontil.runtime.proxy.logprob_check import fit
 from pontil.runtime.proxy.policy import DisaggregatedRoute, Route, Team
+from pontil.runtime.proxy.remote_kv import KeptPrompt, RemoteKV
 from pontil.runtime.proxy.stage_task import StageTask
 from pontil.runtime.proxy.stream import Finished, Mailbox
 from pontil.runtime.sampling_params import SamplingParams
@@ -60,7 +61,8 @@ class Request:
     was dispatched, `stranded_at` when the last one that reached its workers broke; `prompt_worker` has yet to compute
     `uncomputed` tokens of the prompt. A request has `begun` once any token of its answer has arrived. `token_paths`
     holds those that are open, by worker and choice. With an `embedding` task its answer is the `vector`, and no tokens;
-    with a `stage` task it is for one stage of a model of several.
+    with a `stage` task it is for one stage of a model of several. With `remote_kv` its prompt is kept for a worker of
+    another proxy, or comes from one.
     """
 
     id: str
@@ -100,6 +102,7 @@ class Request:
     embedding: EmbeddingTask | None = None
     vector: bytes | None = None
     stage: StageTask | None = None
+    remote_kv: RemoteKV | None = None
 
     @classmethod
     def start(
@@ -258,6 +261,11 @@ class Request:
         """True for what a client asked for, and waits for the end of."""
         return not self.trial and (self.stage is None or self.stage.is_clients)
 
+    @property
+    def claims(self) -> bool:
+        """True while its prompt's KV is to come from a worker of another proxy."""
+        return isinstance(self.remote_kv, KeptPrompt) and self.attempt <= 0
+
     def open_token_path(self, sender: str, phase: str, choice: int) -> None:
         """Open a token path, if the worker has sent the counts that are only in its first frame and no logprobs are
         wanted."""
@@ -328,6 +336,8 @@ class Request:
             if self.prompt_logprobs:
                 common["sampling"]["prompt_logprobs"] = None
         if not isinstance(self.route, DisaggregatedRoute):
+            if self.remote_kv is not None:
+                common |= self.remote_kv.submitted(self)
             return [Submit(receiver=self.route.worker.incarnation, **common)]
         prefill, decode = self.route.prefill, self.route.decode
         common |= {"transfer_id": f"{self.id}.{self.attempt}", "transfer_secret": transfer_secret}
