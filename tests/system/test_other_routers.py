@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import Served, free_port, wait_for
-from sidecar import KEEP, Sidecar, both_ready
+from served import START_TIMEOUT, Served, free_port, wait_for
+from sidecar import KEEP, Sidecar, both_ready, driven
 
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 
@@ -42,6 +42,17 @@ def sidecar(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         )
 
 
+@pytest.fixture(scope="module")
+def one(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
+    """One launch behind both of the sidecar's addresses: as many processes as the short run of the tests can afford."""
+    with ExitStack() as stack:
+        served = driven(
+            stack, tmp_path_factory.mktemp("one"), "decode", "--model", str(model), "--kv-cache-memory", "16MiB"
+        )
+        wait_for(served.is_ready, START_TIMEOUT, "readiness")
+        yield Sidecar(served, served)
+
+
 def counted(served: Served, result: str, count: float) -> None:
     """Wait until heartbeats have told so many handoffs."""
     name = f'pontil_handoffs_total{{result="{result}"}}'
@@ -53,6 +64,15 @@ def ids_of(answer: dict[str, Any]) -> list[list[int]]:
     return [choice["token_ids"] for choice in answer["choices"]]
 
 
+def test_a_foreign_router_moves_a_prompt(one: Sidecar) -> None:
+    alone = one.decode.request("POST", COMPLETIONS, DRAWN | {"cache_salt": "alone"}).json()
+    first, second = one.ask(COMPLETIONS, DRAWN)
+    assert ids_of(second) == ids_of(alone) and second["usage"] == alone["usage"]
+    assert first["usage"]["completion_tokens"] == 1 and ids_of(first) == [ids_of(alone)[0][:1]]
+    counted(one.decode, "complete", 1)
+
+
+@pytest.mark.long
 def test_a_foreign_router_drives_two_workers(sidecar: Sidecar) -> None:
     """The answer is that of one worker alone; each half states its own usage; faults between the two requests cost time
     and no token. One test, since both launches are counted."""
@@ -107,7 +127,7 @@ def test_a_foreign_router_drives_two_workers(sidecar: Sidecar) -> None:
     assert billed == {1}
 
 
-def test_what_a_router_cannot_mean_is_refused(sidecar: Sidecar) -> None:
+def test_what_a_router_cannot_mean_is_refused(one: Sidecar) -> None:
     for wrong, says in (
         ({"max_tokens": 2}, "set max_tokens to 1"),
         ({"stream": True}, "not streamed"),
@@ -117,7 +137,7 @@ def test_what_a_router_cannot_mean_is_refused(sidecar: Sidecar) -> None:
         ({"kv_transfer_params": {"do_remote_decode": 1}}, "true or false"),
     ):
         body = DRAWN | {"max_tokens": 1, "kv_transfer_params": KEEP} | wrong
-        reply = sidecar.prefill.request("POST", COMPLETIONS, body)
+        reply = one.prefill.request("POST", COMPLETIONS, body)
         assert reply.status == 400 and says in reply.json()["error"]["message"]
 
 

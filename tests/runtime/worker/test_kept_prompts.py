@@ -216,3 +216,15 @@ def test_a_claim_that_is_no_claim_of_this_prompt_is_refused(proxy: ScriptedProxy
         assert says in str(kept.objection(begin, prompt(40)))
     prefill.tick(time.monotonic() + prefill.config.deadlines.kv_lease + 1)
     everyone_clean(proxy)
+
+
+def test_a_worker_takes_its_own_prompt(proxy: ScriptedProxy, pair: Pair) -> None:
+    """A router may name one endpoint for both phases."""
+    prefill, _ = pair
+    hold(proxy, prefill, "first", prompt(40))
+    claim(proxy, (prefill, prefill), "second", prompt(40), drawn(4), "first")
+    proxy.submit(prefill, "whole", prompt(40), drawn(4))
+    second, whole = proxy.finish("second", "whole")
+    assert second.ids == whole.ids and second.frames[0].pull_error is None
+    everyone_clean(proxy)
+    assert prefill.decode.counts.complete == 1
