@@ -103,13 +103,9 @@ class Engine:
         """Run a parked sequence whose KV has arrived: its choices continue from their first tokens, or draw them."""
         self.sequences[sequence.id] = self.scheduler.promote(sequence, computed, known)
 
-    def compute_here(self, sequence: Sequence, known: list[Known]) -> None:
-        """Compute here a parked sequence whose KV will not come, but whose first tokens are known."""
+    def compute_here(self, sequence: Sequence, known: list[Known] | None) -> None:
+        """Compute here a parked sequence whose KV will not come, but whose first tokens are known, if they are."""
         self.sequences[sequence.id] = self.scheduler.compute_here(sequence, known)
-
-    def compute_alone(self, sequence: Sequence) -> None:
-        """Compute here a parked sequence whose KV will not come, and of which no tokens are known."""
-        self.scheduler.compute_alone(sequence)
 
     def end(self, request: str, finish: FinishReason) -> None:
         """End all unfinished sequences of a request, in any state. An unknown request is no error."""

@@ -248,26 +248,24 @@ class Scheduler:
             one.receive(tokens)
         return made
 
-    def compute_here(self, sequence: Sequence, known: list[Known]) -> list[Sequence]:
-        """Queue all choices of a sequence whose KV will not arrive, but whose first tokens are known, to be computed in
-        this engine. The first one leaves the prompt's blocks for the others to find (C12)."""
-        self.parked.remove(sequence)
-        self.memory.give_back(sequence)
-        sequence.computed, sequence.reached = 0, len(sequence.prompt)
-        sequence.move(SequenceState.WAITING)
-        made = self.receive(sequence, known)
-        self.queues.wait(sequence)
-        return made
-
-    def compute_alone(self, sequence: Sequence) -> None:
-        """Compute here, from its first token on, a sequence that waits for a prompt which will not arrive."""
+    def compute_here(self, sequence: Sequence, known: list[Known] | None) -> list[Sequence]:
+        """Queue a sequence whose KV will not arrive, to be computed in this engine: from its first token on, or where
+        first tokens are known all of its choices. The first one leaves the prompt's blocks for the others to find
+        (C12)."""
         sequence.remote_prefill = None
-        if sequence in self.parked:
+        was_parked = sequence in self.parked
+        if was_parked:
             self.parked.remove(sequence)
             self.memory.give_back(sequence)
             sequence.computed = 0
             sequence.move(SequenceState.WAITING)
+        made = [sequence]
+        if known is not None:
+            sequence.reached = len(sequence.prompt)
+            made = self.receive(sequence, known)
+        if was_parked:
             self.queues.wait(sequence)
+        return made
 
     def fork(self, stem: Sequence, choice: int) -> Sequence:
         """Return a sequence for one more choice, which shares every block of the stem."""

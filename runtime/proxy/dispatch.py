@@ -12,6 +12,7 @@ from pontil.runtime.proxy.embedding_task import embed_message
 from pontil.runtime.proxy.metrics import MOVED, UNREACHABLE, Metrics
 from pontil.runtime.proxy.policy import SPARE_SEATS, Route, next_route, plan
 from pontil.runtime.proxy.registry import Registry
+from pontil.runtime.proxy.remote_kv import claims
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.stage_task import is_joined, makes_tokens, stage_messages
 from pontil.runtime.wire.messages import Embed, Message, NodeTask, Submit
@@ -228,7 +229,7 @@ class Dispatcher:
 def prompt_load(request: Request) -> int:
     """Return the prompt tokens that keep a worker busy: none where the stage before sets the pace, or their KV comes
     from elsewhere."""
-    return 0 if is_joined(request) or request.claims else len(request.prompt)
+    return 0 if is_joined(request) or claims(request) else len(request.prompt)
 
 
 def made_by(request: Request) -> str:

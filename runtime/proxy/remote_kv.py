@@ -125,6 +125,11 @@ class KeptPrompt:
 RemoteKV = KeepPrompt | KeptPrompt
 
 
+def claims(request: "Request") -> bool:
+    """Return whether the prompt's KV is to come from a worker of another proxy."""
+    return isinstance(request.remote_kv, KeptPrompt) and request.attempt <= 0
+
+
 def transfer_of(request: "Request") -> str:
     return f"{request.id}.{request.attempt}"
 

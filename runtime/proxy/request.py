@@ -19,7 +19,7 @@ from pontil.runtime.proxy.choice_text import MAX_TOKEN_ID, BrokenAnswer, ChoiceT
 from pontil.runtime.proxy.embedding_task import EmbeddingTask
 from pontil.runtime.proxy.logprob_check import fit
 from pontil.runtime.proxy.policy import DisaggregatedRoute, Route, Team
-from pontil.runtime.proxy.remote_kv import KeptPrompt, RemoteKV
+from pontil.runtime.proxy.remote_kv import RemoteKV
 from pontil.runtime.proxy.stage_task import StageTask
 from pontil.runtime.proxy.stream import Finished, Mailbox
 from pontil.runtime.sampling_params import SamplingParams
@@ -260,11 +260,6 @@ class Request:
     def is_clients(self) -> bool:
         """True for what a client asked for, and waits for the end of."""
         return not self.trial and (self.stage is None or self.stage.is_clients)
-
-    @property
-    def claims(self) -> bool:
-        """True while its prompt's KV is to come from a worker of another proxy."""
-        return isinstance(self.remote_kv, KeptPrompt) and self.attempt <= 0
 
     def open_token_path(self, sender: str, phase: str, choice: int) -> None:
         """Open a token path, if the worker has sent the counts that are only in its first frame and no logprobs are

@@ -141,7 +141,7 @@ class DecodeSide:
         self.counts.failed += 1
         request.pulled = PullOutcome(0, 0.0, reason)
         request.submit = replace(request.submit, phase="whole", transfer_id=None, transfer_secret=None, peer=None)
-        self.machine.engine.compute_alone(request.sequence)
+        self.machine.engine.compute_here(request.sequence, None)
 
     def admit(self) -> None:
         """Let the scheduler admit waiting requests in its order, and fail those whose peer has failed."""

@@ -94,7 +94,7 @@ def test_a_foreign_router_drives_two_workers(sidecar: Sidecar) -> None:
     assert events[-1] == "[DONE]" and '"completion_tokens": 16' in events[-2]
     counted(sidecar.decode, "complete", 2)
 
-    # What is told twice, forged or meaningless moves nothing, and changes no answer.
+    # A dict that is used twice, forged or meaningless moves nothing, and changes no answer.
     salted = DRAWN | {"cache_salt": "b"}
     first, second = sidecar.ask(COMPLETIONS, salted)
     for wrong in (
@@ -160,7 +160,7 @@ def test_vllms_own_router_drives_two_workers(sidecar: Sidecar, tmp_path: Path) -
         before = sidecar.decode.metric('pontil_handoffs_total{result="complete"}')
         body = DRAWN | {"prompt": f"Another one. {STORY}"}
         alone = sidecar.decode.request("POST", COMPLETIONS, body | {"cache_salt": "alone"}).json()
-        reply = wait_for(lambda: answered(routed, body), 30, "the router's first answer")
+        reply = wait_for(lambda: answered(routed, body), 30, "the router's first answer") or {}
         assert [choice["text"] for choice in reply["choices"]] == [choice["text"] for choice in alone["choices"]]
         assert reply["usage"] == alone["usage"]
         events = routed.stream(COMPLETIONS, {name: body[name] for name in ("model", "prompt", "max_tokens", "seed")})

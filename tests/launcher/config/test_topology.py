@@ -285,8 +285,7 @@ def test_workers_with_an_endpoint_of_their_own_have_a_proxy_and_an_address() -> 
     proxy, worker = topology(role="prefill", http="8100", port="8100").children
     assert proxy_config(proxy.config).kv_transfers and proxy_config(proxy.config).port == 8100
     assert worker_config(worker.config).peer_endpoint == "tcp://127.0.0.1:0"
-    flags = {"role": "decode", "http": "8100", "control": "tcp://10.1.2.3:7000", "insecure": True}
-    _, far = topology(**flags).children
+    _, far = topology(role="decode", http="8100", control="tcp://10.1.2.3:7000", insecure=True).children
     assert (far.config["peer_endpoint"], far.config["transfer_host"]) == ("tcp://10.1.2.3:0", "10.1.2.3")
     assert not proxy_config(topology().children[0].config).kv_transfers
 
