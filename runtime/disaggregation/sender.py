@@ -133,10 +133,13 @@ class KVSender:
 
     def announce(self, sent: SendTransfer, blocks: list[int], now: float) -> None:
         """Announce blocks that became final since the last call; `blocks` are all final ones so far. New blocks restart
-        the time limit of the prompt."""
+        the time limit of the prompt. Without a peer there is nobody to tell."""
         first, fresh = sent.announced, blocks[sent.announced :]
         if fresh:
             sent.deadline = now + self.deadlines.kv_transfer_timeout
+        if fresh and sent.peer is None:
+            sent.announced = len(blocks)
+        elif fresh:
             self.publish(
                 sent,
                 ChunkReady(self.incarnation, peer_of(sent), sent.transfer_id, sent.epoch, sent.slot, first, fresh, []),

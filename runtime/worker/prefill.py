@@ -158,7 +158,7 @@ class PrefillSide:
 
     def announce(self, now: float) -> None:
         """Announce the blocks that the step completed."""
-        for job in [one for one in self.jobs.values() if not one.request.is_held]:
+        for job in list(self.jobs.values()):
             sequence = job.request.sequence
             ready = sequence.blocks[: sequence.computed // self.machine.layout.block_size]
             self.kv_sender.announce(job.sent, ready, now)

@@ -65,6 +65,39 @@ def test_a_claimed_prompt_gives_the_tokens_and_counts_of_one_worker(
     assert decode.machine.engine.prompt_computed == before + length, "only of the request that was computed here whole"
 
 
+@pytest.mark.parametrize("settings", [{"speculative_tokens": 4}, {"prefix_caching": False}, {"kv_connector": "tcp"}])
+def test_whatever_the_workers_do_besides(
+    proxy: ScriptedProxy, model: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    prefill = open_worker(model, tmp_path, "prefill:0", "prefill", **settings)
+    decode = open_worker(model, tmp_path, "decode:0", "decode", **settings)
+    proxy.admit(prefill, decode)
+    ids, params = prompt(20) * 3, greedy(24, logprobs=2, stop=("never",), ignore_eos=True)
+    hold(proxy, prefill, "first", ids)
+    claim(proxy, (prefill, decode), "second", ids, params, "first")
+    proxy.submit(decode, "whole", ids, params)
+    second, whole = proxy.finish("second", "whole")
+    assert second.ids == whole.ids and second.frames[0].pull_error is None
+    known = [[entry for frame in answer.frames for entry in frame.logprobs or []] for answer in (second, whole)]
+    assert known[0] == known[1] and len(known[0]) == 24
+    everyone_clean(proxy)
+
+
+def test_a_long_prompt_has_time_as_long_as_it_advances(proxy: ScriptedProxy, pair: Pair) -> None:
+    prefill, _ = pair
+    proxy.submit(prefill, "first", prompt(250), greedy(1), phase="hold", transfer_id="t-first")
+    deadlines: list[float] = []
+
+    def computed() -> bool:
+        deadlines.extend(one.deadline for one in prefill.prefill.kv_sender.open.values() if not one.blocks)
+        return "first" in proxy.answers
+
+    proxy.turn_until(computed)
+    assert len(set(deadlines)) >= 3, "a step restarts the limit"
+    prefill.tick(time.monotonic() + prefill.config.deadlines.kv_lease + 1)
+    everyone_clean(proxy)
+
+
 def test_of_a_cached_prompt_only_the_rest_is_pulled(proxy: ScriptedProxy, pair: Pair) -> None:
     prefill, decode = pair
     proxy.submit(decode, "before", prompt(64), drawn(4), salt="same")
