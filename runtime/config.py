@@ -128,7 +128,7 @@ class ProxyConfig:
     `response_store`, where one is named: at most `response_store_size` bytes, for `response_store_days`. Where there is
     an `embedding_model`, texts are embedded by it too, under its name `served_embedding_model_name`.
     `graph` names a model of several stages in runtime/graph/catalog.py. With `routing` by cache, workers that have a
-    prompt's beginning are preferred."""
+    prompt's beginning are preferred. With `kv_transfers` other routers drive the workers (runtime/proxy/remote_kv.py)."""
 
     host: str
     port: int
@@ -167,6 +167,7 @@ class ProxyConfig:
     embedding_model: str | None = None
     served_embedding_model_name: str | None = None
     graph: str | None = None
+    kv_transfers: bool = False
 
     @property
     def embedding_model_path(self) -> Path | None:

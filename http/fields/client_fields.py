@@ -18,7 +18,7 @@ FOREIGN: dict[str, tuple[object, ...]] = {
     # vLLM
     "bad_words": ([],), "logits_processors": ([],), "early_stopping": (False,),
     "thinking_token_budget": (),
-    "guided_decoding": ({},), "prompt_embeds": ([],), "kv_transfer_params": ({},), "repetition_detection": ({},),
+    "guided_decoding": ({},), "prompt_embeds": ([],), "repetition_detection": ({},),
     # SGLang and llama.cpp
     "stop_regex": ([], ""), "lora_path": ("",),
     "custom_logit_processor": ("",), "separate_reasoning": (True,), "typical_p": (1,), "mirostat": (0,),

@@ -9,6 +9,7 @@ from pontil.http.fields.audio_output import AUDIO_OUTPUT, AudioOutput, audio_out
 from pontil.http.fields.client_fields import INERT, UNSUPPORTED
 from pontil.http.fields.delivery import DELIVERY, Delivery, delivery_fields
 from pontil.http.fields.ignored import IgnoredFields
+from pontil.http.fields.kv_transfer import KV_TRANSFER, KVTransferFields
 from pontil.http.fields.parameter import Parameter, ParameterTable
 from pontil.http.fields.parameter_types import FlagType, IntegerType, NeutralType, TextType
 from pontil.http.fields.prompt import PROMPT, PromptFields, prompt_fields, special_tokens
@@ -32,6 +33,7 @@ class ChatRequest:
     include_reasoning: bool
     echo: bool = False
     audio: AudioOutput | None = None
+    kv_transfer: KVTransferFields | None = None
 
 
 def read_chat(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFields | None = None) -> ChatRequest:
@@ -56,6 +58,7 @@ def chat_of(fields: Fields, values: Mapping[str, Any]) -> ChatRequest:
         include_reasoning=values["include_reasoning"],
         echo=values["echo"],
         audio=audio_output(fields, values),
+        kv_transfer=values["kv_transfer_params"],
     )
 
 
@@ -88,6 +91,7 @@ CHAT = (
     Parameter("web_search_options", NeutralType(), "search the web"),
     Parameter("prompt", NeutralType(("", []), "is for /v1/completions: send messages"), "text or token ids"),
     Parameter("suffix", NeutralType(("",)), "text after the answer"),
+    KV_TRANSFER,
     *INERT,
     *UNSUPPORTED,
 )

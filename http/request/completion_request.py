@@ -8,6 +8,7 @@ from typing import Any
 from pontil.http.fields.client_fields import INERT, UNSUPPORTED
 from pontil.http.fields.delivery import DELIVERY, Delivery, delivery_fields
 from pontil.http.fields.ignored import IgnoredFields
+from pontil.http.fields.kv_transfer import KV_TRANSFER, KVTransferFields
 from pontil.http.fields.parameter import Parameter, ParameterTable, Schema
 from pontil.http.fields.parameter_types import FlagType, IntegerType, NeutralType, ShapedType, TextType, ids_schema
 from pontil.http.fields.prompt import PROMPT, PromptFields, prompt_fields, special_tokens
@@ -24,6 +25,8 @@ OF_CHATS: dict[str, tuple[object, ...]] = {
     "modalities": (["text"],), "audio": (), "prediction": (), "web_search_options": (),
 }  # fmt: skip
 
+FOR_CHATS = "is for /v1/chat/completions: leave it out"
+
 Prompt = str | tuple[int, ...]
 
 
@@ -37,6 +40,7 @@ class CompletionRequest:
     delivery: Delivery
     handling: PromptFields
     echo: bool
+    kv_transfer: KVTransferFields | None = None
 
 
 def read_completion(
@@ -53,6 +57,7 @@ def read_completion(
         delivery=delivery_fields(fields, values),
         handling=prompt_fields(fields, values),
         echo=values["echo"],
+        kv_transfer=values["kv_transfer_params"],
     )
 
 
@@ -102,6 +107,17 @@ def prompts_schema(vocab_size: int, most: int = MAX_PROMPTS) -> Schema:
     }
 
 
+def limit_schema(vocab_size: int) -> Schema:
+    return {"title": "the value of max_tokens", "type": "integer", "minimum": 0}
+
+
+def read_limit_of_chats(fields: Fields, name: str) -> None:
+    """Accept the limit of a chat beside an equal one of a completion, as routers send that know no endpoints."""
+    if fields.take(name) != fields.take("max_tokens"):
+        raise fields.wrong(name, f"{FOR_CHATS}, and give max_tokens", "unsupported_parameter")
+    fields.without_effect(name)
+
+
 COMPLETION = (
     Parameter("model", TextType(), "the name of the one model that is served; absent: that one"),
     Parameter("prompt", ShapedType(read_prompts, prompts_schema), "text or token ids", required=True),
@@ -113,8 +129,10 @@ COMPLETION = (
     special_tokens(True),
     *PROMPT,
     Parameter("suffix", NeutralType(("",)), "text after the answer"),
-    *(Parameter(name, NeutralType(allowed, "is for /v1/chat/completions: leave it out"), "of chats")
-      for name, allowed in OF_CHATS.items()),
+    *(Parameter(name, NeutralType(allowed, FOR_CHATS), "of chats")
+      for name, allowed in OF_CHATS.items() if name != "max_completion_tokens"),
+    Parameter("max_completion_tokens", ShapedType(read_limit_of_chats, limit_schema), "of chats"),
+    KV_TRANSFER,
     *INERT,
     *UNSUPPORTED,
 )  # fmt: skip

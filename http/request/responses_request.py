@@ -259,6 +259,7 @@ DECLARED = (
     Parameter("prompt", NeutralType(), "a kept template of a prompt"),
     Parameter("context_management", NeutralType(([],)), "shorten a long conversation"),
     Parameter("moderation", NeutralType(), "judge input and answer"),
+    Parameter("kv_transfer_params", NeutralType(({},)), "move a prompt's KV between workers"),
     *(Parameter(name, NeutralType(allowed, f"is no parameter of a response: {instead}"), "of chats and completions")
       for name, (instead, allowed) in ELSEWHERE.items()),
 )  # fmt: skip

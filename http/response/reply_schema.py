@@ -90,7 +90,11 @@ def choice(shown: dict[str, Schema], reason: Schema) -> Schema:
 
 
 COMPLETION_SHOWN = {"text": TEXT, "logprobs": COMPLETION_LOGPROBS}
-COMPLETION = closed(head("text_completion") | {"choices": many(choice(COMPLETION_SHOWN, REASON)), "usage": USAGE})
+# Only where a router asked that the prompt is kept.
+KEPT: dict[str, Schema] = {"kv_transfer_params": {"type": "object"}}
+COMPLETION = closed(
+    head("text_completion") | {"choices": many(choice(COMPLETION_SHOWN, REASON)), "usage": USAGE} | KEPT, KEPT
+)
 COMPLETION_CHUNK = closed(
     head("text_completion") | {"choices": many(choice(COMPLETION_SHOWN, nullable(REASON))), "usage": nullable(USAGE)},
     ("usage",),
@@ -126,8 +130,8 @@ CHAT_CHOICES = many(choice({"message": MESSAGE, "logprobs": CHAT_LOGPROBS}, CHAT
 CHAT_BATCH_FIELDS = head("chat.completion") | {"choices": CHAT_CHOICES, "usage": CHAT_USAGE}
 CHAT_BATCH = closed(CHAT_BATCH_FIELDS)
 CHAT = closed(
-    CHAT_BATCH_FIELDS | {"prompt_token_ids": IDS, "prompt_logprobs": PROMPT_LOGPROBS},
-    ("prompt_token_ids", "prompt_logprobs"),
+    CHAT_BATCH_FIELDS | {"prompt_token_ids": IDS, "prompt_logprobs": PROMPT_LOGPROBS} | KEPT,
+    ("prompt_token_ids", "prompt_logprobs", *KEPT),
 )
 CHAT_CHUNK = closed(
     head("chat.completion.chunk")

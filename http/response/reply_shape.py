@@ -260,6 +260,9 @@ class ReplyShape(ABC):
             if self.delivery.token_ids:
                 shown["token_ids"] = choice.ids
         head = {"object": self.whole_object} | self.base | {"choices": made, "usage": self.usage(usage)}
+        remote = choices[0].request.remote_kv
+        if remote is not None and (told := remote.told(choices[0].request)) is not None:
+            head["kv_transfer_params"] = told
         if self.delivery.token_ids:
             self.show_of_prompts(head, choices, "prompt_token_ids", lambda request: request.prompt)
         if self.shown.prompt_logprobs:

@@ -29,6 +29,7 @@ from pontil.http.response.rendering import reply
 from pontil.http.response.reply_shape import ChatShape, CompletionShape, ReplyHeading, ShownText
 from pontil.http.response.schema_watch import SchemaWatch
 from pontil.http.response.spoken_shape import SpokenForm, spoken_form
+from pontil.http.routes.kv_transfer import remote_kv
 from pontil.http.routes.served_model import ServedModel
 from pontil.http.routes.sound import SoundRoutes
 from pontil.runtime.chat.answer_reader import AnswerReader
@@ -36,6 +37,7 @@ from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.admission import check_together, token_budget
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.registry_snapshot import RegistrySnapshot
+from pontil.runtime.proxy.remote_kv import KeepPrompt, RemoteKV
 from pontil.runtime.proxy.stream import Stream
 from pontil.runtime.sampling_params import SamplingParams
 
@@ -85,6 +87,7 @@ class GenerationRoutes:
     ) -> HTTPResponse | None:
         """Answer a completion that has been read, in this form."""
         snapshot = self.snapshot_for(wanted, request)
+        remote = remote_kv(self.proxy, wanted, request.ctx.request_id, len(wanted.prompts))
         # Checked before any prompt is tokenized.
         check_together(snapshot.workers, len(wanted.prompts) * wanted.sampling.n)
         if wanted.sampling.structure is not None:
@@ -98,7 +101,7 @@ class GenerationRoutes:
         shape = form(self.heading("cmpl", snapshot), wanted.delivery, shown)
         shape.schema_watch = self.schema_watch(wanted.sampling)
         self.bodies.in_flight.let_go(request)
-        return await reply(request, await self.submit(admitted, request, snapshot), shape)
+        return await reply(request, await self.submit(admitted, request, snapshot, remote), shape)
 
     def reading(self, request: Request, read: Callable[..., T]) -> Callable[[dict[str, Any]], T]:
         """Return the parser for this request's body."""
@@ -133,13 +136,14 @@ class GenerationRoutes:
         """Answer a chat that has been read."""
         self.check(wanted, request)
         self.sounds.check(wanted, request)
+        remote = remote_kv(self.proxy, wanted, request.ctx.request_id)
         ready = await self.ready(await self.sounds.heard(wanted, request), request, "messages")
         shape = self.chat_shape(ready)
         shape.schema_watch = self.schema_watch(ready.wanted.sampling)
         self.bodies.in_flight.let_go(request)
         if wanted.audio is not None:
             return await self.answer_spoken(request, ready, shape, wanted.audio)
-        return await reply(request, await self.submit([ready.admitted], request, ready.snapshot), shape)
+        return await reply(request, await self.submit([ready.admitted], request, ready.snapshot, remote), shape)
 
     async def answer_spoken(
         self, request: Request, ready: ReadyChat, shape: ChatShape, wanted: AudioOutput
@@ -249,15 +253,21 @@ class GenerationRoutes:
         budget = token_budget(len(prompt), sampling.max_tokens, default, context, names)
         return Admitted(prompt, sampling.params(budget), handling.cache_salt, handling.priority)
 
-    async def submit(self, admitted: Sequence[Admitted], request: Request, snapshot: RegistrySnapshot) -> Stream:
-        """Submit all of the prompts, or none."""
+    async def submit(
+        self, admitted: Sequence[Admitted], request: Request, snapshot: RegistrySnapshot,
+        remote: RemoteKV | None = None,
+    ) -> Stream:  # fmt: skip
+        """Submit all of the prompts, or none. A router discards the answer to a prompt that is only to be kept, so
+        that one choice of it is enough."""
         name, caller, first = request.ctx.request_id, request.ctx.caller, admitted[0]
         salt = salt_of(first, request, self.proxy)
         asked = [(one.prompt, one.params) for one in admitted]
+        if isinstance(remote, KeepPrompt):
+            asked = [(prompt, replace(params, n=1)) for prompt, params in asked]
         prefixes = await self.proxy.dispatcher.lookup.prepare([one.prompt for one in admitted], salt)
         allowance, priority = request.ctx.allowance, first.priority
         return self.proxy.submit_all(
-            asked, name, salt, priority, caller, allowance, snapshot, prefixes=prefixes
+            asked, name, salt, priority, caller, allowance, snapshot, prefixes=prefixes, remote_kv=remote
         )  # fmt: skip
 
 

@@ -148,6 +148,10 @@ class LaunchOptions:
     share_devices: bool = flag(PROCESSES, False, "Allow two workers on one core or GPU.", switch)
     host: str = flag(NETWORK, "127.0.0.1", "Address clients connect to.", text, "ADDRESS")
     port: int = flag(NETWORK, 8000, "Port clients connect to; 0 takes a free one.", whole(0, 65535), "PORT")
+    http: int | None = flag(
+        NETWORK, None, "With --role prefill or decode: port of an endpoint of their own, in place of --port, for "
+        "routers of others (kv_transfer_params).", whole(0, 65535), "PORT",
+    )  # fmt: skip
     allowed_hosts: tuple[str, ...] = flag(
         NETWORK, (), "Names by which clients without keys may call the server, beside localhost; * for any.", names,
         "LIST",

@@ -29,7 +29,7 @@ def check_lists(options: LaunchOptions) -> None:
 def check_join(options: LaunchOptions) -> None:
     if options.role in ("all", "proxy") and options.join:
         raise OptionError(f"--join starts workers for a proxy that runs already: not with --role {options.role}.")
-    if options.role in ("prefill", "decode", EMBED, NODE) and not options.join:
+    if options.role in ("prefill", "decode", EMBED, NODE) and not options.join and options.http is None:
         raise OptionError(f"--role {options.role} starts workers only: name the proxy's --control with --join.")
     if options.join and options.usage_log:
         raise OptionError("--usage-log is kept by the proxy, and none is started here: give it where the proxy starts.")
@@ -39,6 +39,23 @@ def check_join(options: LaunchOptions) -> None:
         raise OptionError("--api-keys and --admin-key are the proxy's, and --join starts none: give them where it is.")
     if options.join and options.control:
         raise OptionError("--control is the endpoint of a proxy started here and --join of one elsewhere: give one.")
+
+
+def check_own_endpoint(options: LaunchOptions, graph: GraphModel | None) -> None:
+    """Check that workers with an endpoint of their own are of one role, and in no other system."""
+    if options.http is None:
+        return
+    if options.role not in ("prefill", "decode"):
+        raise OptionError(
+            f"--http is for workers that another router drives, with --role prefill or decode, not {options.role}: "
+            "use --port."
+        )
+    if options.join:
+        raise OptionError("--http starts a proxy for these workers alone, and --join has them join another: give one.")
+    if graph is not None:
+        raise OptionError(
+            f"--http is for models of one stage, and {options.model} has several: leave it out and use --port."
+        )
 
 
 def check_stages(options: LaunchOptions, graph: GraphModel | None) -> None:

@@ -17,6 +17,7 @@ from pontil.launcher.config.plan_checks import (
     check_exposure,
     check_join,
     check_lists,
+    check_own_endpoint,
     check_stages,
     check_tiers,
 )
@@ -67,6 +68,7 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
     check_join(options)
     check_stages(options, graph)
     check_deadlines(options)
+    check_own_endpoint(options, graph)
     control = options.join or options.control or f"ipc://{run / 'control'}"
     check_exposure(options, control)
     check_connector(options, control)
@@ -137,6 +139,7 @@ def plan_proxy(
         "cors_origins": list(options.cors_origin),
         "tool_call_parser": options.tool_call_parser,
         "reasoning_parser": options.reasoning_parser,
+        "kv_transfers": options.http is not None,
         "log_level": options.log_level,
     }
     return ChildPlan("proxy", "proxy", CPU, machine.cores, config)

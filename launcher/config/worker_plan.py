@@ -133,8 +133,11 @@ def lent_cores(options: LaunchOptions, ranks: Sequence[Placement], setting: Work
 
 def meeting_point(options: LaunchOptions, name: str, run: Path, control: str) -> dict[str, str]:
     """Return the address at which other workers reach this one: a socket file, unless some of them may be on other
-    hosts."""
+    hosts, or are told the address by another router, which knows hosts and ports only."""
     proxy = host_of(control)
+    own = "127.0.0.1" if proxy is None or is_own(proxy) else proxy
+    if options.http is not None:
+        return {"peer_endpoint": f"tcp://{url_host(own)}:0", "transfer_host": own}
     if proxy is None or is_own(proxy):
         return {"peer_endpoint": f"ipc://{run / name.replace(':', '-')}", "transfer_host": "127.0.0.1"}
     own = address_towards(proxy) if options.join else proxy

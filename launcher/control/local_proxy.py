@@ -23,7 +23,9 @@ HALVES = ("prefill", "decode", NODE)
 
 def at_home(options: LaunchOptions, base: Path) -> LaunchOptions:
     """Return the same options. Workers for one phase, or for one stage without tokens, join the proxy of this host,
-    unless another one was named."""
+    unless another one was named, or they get one of their own."""
+    if options.http is not None:
+        return replace(options, port=options.http)
     if options.role not in HALVES or options.join:
         return options
     if options.control:
@@ -35,14 +37,14 @@ def open_directory(topology: Topology, directory: RunDirectory, role: str) -> li
     """Make the run directory, and make this launch's proxy the default one if there is none. Return messages for the
     log."""
     control = socket_file(topology.control)
-    own = control if topology.url else None
+    own = control if topology.url and role not in HALVES else None
     directory.create(own)
     if own is not None and role == "proxy" and directory.elsewhere is not None:
         return [
             f"workers that are started here without --join go to the launch with pid {directory.elsewhere.name}, which "
             f"was first: start those of this proxy with --join {topology.control}"
         ]
-    if own is None and control is not None and not answers(control):
+    if topology.url is None and control is not None and not answers(control):
         return [f"no proxy answers at {control} yet: waiting for one (`launch --role proxy`, as this user, starts it)"]
     return []
 

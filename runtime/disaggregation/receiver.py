@@ -43,13 +43,15 @@ class Pull:
 @dataclass(slots=True, eq=False)
 class ReceiveTransfer:
     """One transfer of a prompt of `expected` blocks. The first `announced` blocks have been announced, or are here
-    already from an earlier prompt. With `error` it fails once nothing is pending. `ready` is the pull that the current
-    event is about: one that is to be started, or has ended well."""
+    already from an earlier prompt. It waits until `deadline`, for `patience` seconds. With `error` it fails once
+    nothing is pending. `ready` is the pull that the current event is about: one that is to be started, or has ended
+    well."""
 
     transfer_id: str
     peer: str
     expected: int
     deadline: float
+    patience: float
     secret: str | None = field(default=None, repr=False)
     state: ReceiveState = ReceiveState.RESERVED
     epoch: int = 0
@@ -109,10 +111,12 @@ class KVReceiver:
         }
 
     def begin(
-        self, transfer_id: str, peer: str, expected: int, now: float, have: int = 0, secret: str | None = None
-    ) -> ReceiveTransfer:
-        deadline = now + self.deadlines.kv_transfer_timeout
-        transfer = ReceiveTransfer(transfer_id, peer, expected, deadline, secret, announced=have)
+        self, transfer_id: str, peer: str, expected: int, now: float, have: int = 0, secret: str | None = None,
+        kept: bool = False,
+    ) -> ReceiveTransfer:  # fmt: skip
+        """Reserve a transfer. Of a prompt that is `kept` the peer has nothing to compute, so it must answer soon."""
+        patience = self.deadlines.kv_stall_timeout if kept else self.deadlines.kv_transfer_timeout
+        transfer = ReceiveTransfer(transfer_id, peer, expected, now + patience, patience, secret, announced=have)
         self.open[transfer_id] = transfer
         return transfer
 
@@ -136,7 +140,8 @@ class KVReceiver:
             return
         transfer.announced += len(ours)
         # The prompt advanced, so its time limit starts again.
-        transfer.deadline = now + self.deadlines.kv_transfer_timeout
+        transfer.patience = self.deadlines.kv_transfer_timeout
+        transfer.deadline = now + transfer.patience
         if not transfer.pending:
             transfer.last_progress, transfer.received = now, self.connector.received(transfer.peer)
         if isinstance(message, Handoff):
@@ -193,7 +198,7 @@ class KVReceiver:
                 self.happened(transfer, ReceiveEvent.STUCK)
             return
         if now >= transfer.deadline:
-            self.fail(transfer, f"the handoff was not complete within {self.deadlines.kv_transfer_timeout:g} s", now)
+            self.fail(transfer, f"the handoff was not complete within {transfer.patience:g} s", now)
         elif transfer.pending:
             received = self.connector.received(transfer.peer)
             if received != transfer.received:

@@ -25,12 +25,13 @@ from pontil.runtime.wire.messages import ChunkReady, Handoff, Logprobs
 
 @dataclass(slots=True, eq=False)
 class SendTransfer:
-    """One transfer to a peer of so many `ranks`. `blocks` are the prompt's once it is computed; the first `announced`
-    of them have been announced, or are about to be. At `deadline` the transfer ends in any case. `reason` says why it
-    failed, if it did. `staged`: the peer reads host memory, in which the `published` blocks are."""
+    """One transfer to a peer of so many `ranks`; None is the peer of a prompt that was not claimed yet. `blocks` are
+    the prompt's once it is computed; the first `announced` of them have been announced, or are about to be. At
+    `deadline` the transfer ends in any case. `reason` says why it failed, if it did. `staged`: the peer reads host
+    memory, in which the `published` blocks are."""
 
     transfer_id: str
-    peer: str
+    peer: str | None
     slot: int
     epoch: int
     deadline: float
@@ -111,10 +112,11 @@ class KVSender:
         }
 
     def begin(
-        self, transfer_id: str, peer: str, now: float, have: int = 0, secret: str | None = None, ranks: int = 1,
+        self, transfer_id: str, peer: str | None, now: float, have: int = 0, secret: str | None = None, ranks: int = 1,
         staged: bool = True,
     ) -> SendTransfer | None:  # fmt: skip
-        """Start a transfer of all but the first `have` blocks to a peer of so many ranks. Return None when every slot
+        """Start a transfer of all but the first `have` blocks to a peer of so many ranks; without a peer, of a prompt
+        that is kept until one claims it. Return None when every slot
         is taken, or a transfer with this id is open. With a `secret`, peers that have it may read its announced blocks
         across a network. A peer for which they are not `staged` opens our GPU's memory itself."""
         if not self.free_slots or transfer_id in self.open:
@@ -122,7 +124,8 @@ class KVSender:
         slot = self.free_slots.popleft()
         deadline = now + self.deadlines.kv_transfer_timeout
         epoch = int(self.pools.storage.epochs[slot])
-        sent = SendTransfer(transfer_id, peer, slot, epoch, deadline, announced=have, ranks=ranks, staged=staged)
+        state = SendState.PREPARING if peer is None else SendState.COMPUTING
+        sent = SendTransfer(transfer_id, peer, slot, epoch, deadline, state, announced=have, ranks=ranks, staged=staged)
         self.open[transfer_id] = sent
         if secret is not None:
             self.pools.open_grant(Grant(transfer_id, sent.epoch, secret), slot)
@@ -130,23 +133,42 @@ class KVSender:
 
     def announce(self, sent: SendTransfer, blocks: list[int], now: float) -> None:
         """Announce blocks that became final since the last call; `blocks` are all final ones so far. New blocks restart
-        the time limit of the prompt."""
+        the time limit of the prompt. Without a peer there is nobody to tell."""
         first, fresh = sent.announced, blocks[sent.announced :]
         if fresh:
             sent.deadline = now + self.deadlines.kv_transfer_timeout
+        if fresh and sent.peer is None:
+            sent.announced = len(blocks)
+        elif fresh:
             self.publish(
                 sent,
-                ChunkReady(self.incarnation, sent.peer, sent.transfer_id, sent.epoch, sent.slot, first, fresh, []),
+                ChunkReady(self.incarnation, peer_of(sent), sent.transfer_id, sent.epoch, sent.slot, first, fresh, []),
             )
 
     def hold(self, sent: SendTransfer, blocks: list[int], done: PrefillResult, now: float) -> None:
         """Announce the remaining blocks of a computed prompt and keep all of them under a lease."""
-        first, fresh = sent.announced, blocks[sent.announced :]
+        self.keep(sent, blocks, now)
+        self.hand_over(sent, done)
+
+    def keep(self, sent: SendTransfer, blocks: list[int], now: float) -> None:
+        """Keep the blocks of a computed prompt under a lease."""
         sent.blocks = list(blocks)
         self.happened(sent, SendEvent.COMPUTED, now)
+
+    def claim(
+        self, sent: SendTransfer, peer: str, have: int, ranks: int, staged: bool, done: PrefillResult, now: float
+    ) -> None:
+        """Hand a kept prompt over to the peer that claims it, as one that was computed for this peer."""
+        sent.peer, sent.announced, sent.ranks, sent.staged = peer, have, ranks, staged
+        self.happened(sent, SendEvent.CLAIMED, now)
+        self.hand_over(sent, done)
+
+    def hand_over(self, sent: SendTransfer, done: PrefillResult) -> None:
+        """Announce the blocks that were not announced yet, and the result."""
+        first, fresh = sent.announced, sent.blocks[sent.announced :]
         handoff = Handoff(
             self.incarnation,
-            sent.peer,
+            peer_of(sent),
             sent.transfer_id,
             sent.epoch,
             sent.slot,
@@ -240,3 +262,8 @@ class KVSender:
 
     def free_slot(self, sent: SendTransfer, now: float) -> None:
         self.free_slots.append(sent.slot)
+
+
+def peer_of(sent: SendTransfer) -> str:
+    assert sent.peer is not None, "nothing is announced before a prompt is claimed"
+    return sent.peer

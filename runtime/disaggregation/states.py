@@ -11,9 +11,12 @@ from typing import TypeVar
 
 
 class SendState(Enum):
-    """States on the prefill side. COMPUTING: the engine owns the blocks. HELD: they wait for the peer under a lease."""
+    """States on the prefill side. COMPUTING: the engine owns the blocks. HELD: they wait for the peer under a lease.
+    PREPARING and KEPT are the same for a prompt whose peer is not known before it claims the prompt."""
 
     COMPUTING = "computing"
+    PREPARING = "preparing"
+    KEPT = "kept"
     HELD = "held"
     RELEASED = "released"
     EXPIRED = "expired"
@@ -22,11 +25,13 @@ class SendState(Enum):
 
 class SendEvent(Enum):
     """Events on the prefill side. COMPUTED: the prompt is computed, and will be decoded elsewhere. FINISHED: its first
-    tokens ended it. RENEWED, FETCHED: messages of the peer with the current epoch; STALE: with another. LATE: the
-    deadline passed. DROPPED: the request was cancelled, or the peer cannot be reached."""
+    tokens ended it. CLAIMED: a peer asked for a kept prompt. RENEWED, FETCHED: messages of the peer with the current
+    epoch; STALE: with another. LATE: the deadline passed. DROPPED: the request was cancelled, or the peer cannot be
+    reached."""
 
     COMPUTED = "computed"
     FINISHED = "finished"
+    CLAIMED = "claimed"
     RENEWED = "renewed"
     FETCHED = "fetched"
     STALE = "stale"
@@ -106,6 +111,14 @@ SENDING: SendingTable = {
     (SendState.COMPUTING, SendEvent.STALE): (SendState.COMPUTING, ()),
     (SendState.COMPUTING, SendEvent.LATE): (SendState.EXPIRED, WITHDRAW),
     (SendState.COMPUTING, SendEvent.DROPPED): (SendState.ABANDONED, WITHDRAW),
+    (SendState.PREPARING, SendEvent.COMPUTED): (SendState.KEPT, (SendAction.START_LEASE,)),
+    (SendState.PREPARING, SendEvent.FINISHED): (SendState.RELEASED, LET_GO),
+    (SendState.PREPARING, SendEvent.LATE): (SendState.EXPIRED, LET_GO),
+    (SendState.PREPARING, SendEvent.DROPPED): (SendState.ABANDONED, LET_GO),
+    # A claim leads out of KEPT, so that a prompt is claimed once.
+    (SendState.KEPT, SendEvent.CLAIMED): (SendState.HELD, (SendAction.START_LEASE,)),
+    (SendState.KEPT, SendEvent.LATE): (SendState.EXPIRED, LET_GO),
+    (SendState.KEPT, SendEvent.DROPPED): (SendState.ABANDONED, LET_GO),
     (SendState.HELD, SendEvent.RENEWED): (SendState.HELD, (SendAction.EXTEND_LEASE,)),
     (SendState.HELD, SendEvent.FETCHED): (SendState.RELEASED, LET_GO),
     (SendState.HELD, SendEvent.STALE): (SendState.HELD, ()),

@@ -100,12 +100,12 @@ class Engine:
         self.sequences[sequence.id] = [sequence]
         return self.scheduler.park(sequence, remote)
 
-    def promote(self, sequence: Sequence, computed: int, known: list[Known]) -> None:
-        """Run a parked sequence whose KV has arrived: its choices continue from their first tokens."""
+    def promote(self, sequence: Sequence, computed: int, known: list[Known] | None) -> None:
+        """Run a parked sequence whose KV has arrived: its choices continue from their first tokens, or draw them."""
         self.sequences[sequence.id] = self.scheduler.promote(sequence, computed, known)
 
-    def compute_here(self, sequence: Sequence, known: list[Known]) -> None:
-        """Compute here a parked sequence whose KV will not come, but whose first tokens are known."""
+    def compute_here(self, sequence: Sequence, known: list[Known] | None) -> None:
+        """Compute here a parked sequence whose KV will not come, but whose first tokens are known, if they are."""
         self.sequences[sequence.id] = self.scheduler.compute_here(sequence, known)
 
     def end(self, request: str, finish: FinishReason) -> None:

@@ -67,12 +67,13 @@ class PrefixCache:
         shared, inside = divmod(computed, self.block_size)
         return PrefixHit(tuple(blocks[:shared]), blocks[shared] if inside else None, computed)
 
-    def find_full(self, sequence: Sequence) -> PrefixHit:
-        """The longest known prefix in whole blocks, possibly all of the prompt: for a sequence whose first token is
-        sampled elsewhere."""
+    def find_full(self, sequence: Sequence, draws_first: bool = False) -> PrefixHit:
+        """The longest known prefix in whole blocks: for a sequence whose prompt is computed elsewhere. It may be all of
+        the prompt, unless the sequence `draws_first`: the first token needs a position to compute."""
         if not self.enabled:
             return NOTHING
-        blocks = self.full_blocks(sequence)
+        most = (len(sequence.prompt) - draws_first) // self.block_size
+        blocks = self.full_blocks(sequence)[:most]
         return PrefixHit(tuple(blocks), None, len(blocks) * self.block_size)
 
     def full_blocks(self, sequence: Sequence) -> list[int]:

@@ -5,7 +5,11 @@ from typing import Protocol
 
 
 class RemotePrefill(Protocol):
-    """One prompt that another worker will compute for a sequence that waits for room here."""
+    """One prompt that another worker will compute for a sequence that waits for room here. Unless it `draws_first`
+    the other worker draws its first tokens too; else the last position is computed here."""
+
+    @property
+    def draws_first(self) -> bool: ...
 
     @property
     def is_ready(self) -> bool:
@@ -20,6 +24,7 @@ class NoHandshake:
     """A remote prefill that needs no message to another worker."""
 
     is_ready = True
+    draws_first = False
 
     def begin(self) -> None:
         """Do nothing: the caller that parked the sequence knows already."""

@@ -172,7 +172,7 @@ class Scheduler:
     def take_seat(self, sequence: Sequence, remote: RemotePrefill) -> bool:
         """Park a sequence if there is room for it. Leading blocks that are cached here become its own; `computed` says
         how many tokens they hold."""
-        hit = self.prefix.find_full(sequence)
+        hit = self.prefix.find_full(sequence, remote.draws_first)
         if not self.reserve(sequence, hit):
             return False
         self.waiting.remove(sequence)
@@ -232,14 +232,16 @@ class Scheduler:
         self.admit(in_step=False)
         return sequence.state is SequenceState.WAITING_FOR_REMOTE_KVS
 
-    def promote(self, sequence: Sequence, computed: int, known: list[Known]) -> list[Sequence]:
-        """Run a sequence whose KV has arrived, with all its choices, as if it had been computed in this engine."""
+    def promote(self, sequence: Sequence, computed: int, known: list[Known] | None) -> list[Sequence]:
+        """Run a sequence whose KV has arrived, with all its choices, as if it had been computed in this engine. Where
+        no first tokens are known, its last position is computed here, as after any cached prefix."""
         self.parked.remove(sequence)
-        self.prefix.register(sequence, sequence.computed, computed)
-        sequence.computed = sequence.reached = computed
+        found = computed if known is not None else min(computed, sequence.length - 1)
+        self.prefix.register(sequence, sequence.computed, found)
+        sequence.computed, sequence.reached = found, computed
         sequence.move(SequenceState.RUNNING)
         self.queues.run(sequence)
-        return self.receive(sequence, known)
+        return [sequence] if known is None else self.receive(sequence, known)
 
     def receive(self, sequence: Sequence, known: list[Known]) -> list[Sequence]:
         """Return one sequence for each choice whose first tokens were sampled elsewhere."""
@@ -250,15 +252,23 @@ class Scheduler:
             one.receive(tokens)
         return made
 
-    def compute_here(self, sequence: Sequence, known: list[Known]) -> list[Sequence]:
-        """Queue all choices of a sequence whose KV will not arrive, but whose first tokens are known, to be computed in
-        this engine. The first one leaves the prompt's blocks for the others to find (C12)."""
-        self.parked.remove(sequence)
-        self.memory.give_back(sequence)
-        sequence.computed, sequence.reached = 0, len(sequence.prompt)
-        sequence.move(SequenceState.WAITING)
-        made = self.receive(sequence, known)
-        self.queues.wait(sequence)
+    def compute_here(self, sequence: Sequence, known: list[Known] | None) -> list[Sequence]:
+        """Queue a sequence whose KV will not arrive, to be computed in this engine: from its first token on, or where
+        first tokens are known all of its choices. The first one leaves the prompt's blocks for the others to find
+        (C12)."""
+        sequence.remote_prefill = None
+        was_parked = sequence in self.parked
+        if was_parked:
+            self.parked.remove(sequence)
+            self.memory.give_back(sequence)
+            sequence.computed = 0
+            sequence.move(SequenceState.WAITING)
+        made = [sequence]
+        if known is not None:
+            sequence.reached = len(sequence.prompt)
+            made = self.receive(sequence, known)
+        if was_parked:
+            self.queues.wait(sequence)
         return made
 
     def fork(self, stem: Sequence, choice: int) -> Sequence:

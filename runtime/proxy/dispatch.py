@@ -14,6 +14,7 @@ from pontil.runtime.proxy.policy import SPARE_SEATS, Route, WorkerLoad, next_rou
 from pontil.runtime.proxy.prefix_lookup import PrefixLookup
 from pontil.runtime.proxy.recent_work import RecentWork
 from pontil.runtime.proxy.registry import Registry
+from pontil.runtime.proxy.remote_kv import claims
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.stage_task import is_joined, makes_tokens, stage_messages
 from pontil.runtime.wire.messages import Embed, Message, NodeTask, Submit
@@ -247,8 +248,9 @@ class Dispatcher:
 
 
 def prompt_load(request: Request) -> int:
-    """Return the prompt tokens that keep a worker busy: none where the stage before sets the pace."""
-    return 0 if is_joined(request) else len(request.prompt)
+    """Return the prompt tokens that keep a worker busy: none where the stage before sets the pace, or their KV comes
+    from elsewhere."""
+    return 0 if is_joined(request) or claims(request) else len(request.prompt)
 
 
 def made_by(request: Request) -> str:

@@ -28,6 +28,7 @@ from pontil.runtime.proxy.readiness import Readiness
 from pontil.runtime.proxy.registrar import Registrar
 from pontil.runtime.proxy.registry import RegisteredWorker, Registry
 from pontil.runtime.proxy.registry_snapshot import RegistrySnapshot
+from pontil.runtime.proxy.remote_kv import KVTransfers, RemoteKV
 from pontil.runtime.proxy.request import NO_KEY
 from pontil.runtime.proxy.run_entry import RunEntry, graph_of
 from pontil.runtime.proxy.self_test import SelfTest
@@ -121,7 +122,9 @@ class Proxy:
         about = {"version": config.version, "model_name": config.served_model_name}
         self.metrics.watch(self.requests, self.registry, about)
         self.draining = False
-        self.context = open_context(None if config.keys is None else Keys.of(config.keys), self.metrics.threads)
+        keys = None if config.keys is None else Keys.of(config.keys)
+        self.kv_transfers = KVTransfers(self.registry, None if keys is None else keys.kept)
+        self.context = open_context(keys, self.metrics.threads)
         self.server: ControlServer | None = None
         self.tasks: list[asyncio.Task[None]] = []
         self.malformed_seen = 0
@@ -218,13 +221,13 @@ class Proxy:
         self, asked: Sequence[tuple[list[int], SamplingParams]], name: str | None = None, cache_salt: str = "",
         priority: int = 0, caller: str = NO_KEY, allowance: Allowance = UNLIMITED,
         snapshot: RegistrySnapshot | None = None, embedding: EmbeddingTask | None = None,
-        prefixes: Sequence[PromptPrefix] = (),
+        prefixes: Sequence[PromptPrefix] = (), remote_kv: RemoteKV | None = None,
     ) -> Stream:  # fmt: skip
         """Admit one request per prompt, or none of them. `name` becomes part of their ids, so that they are found in
         the workers' logs. The lowest `priority` is served first, callers of equal priority in turns. `caller` names the
         API key. `snapshot` is the registry snapshot that earlier decisions about these requests used, if any. With an
         `embedding` task the answer to each prompt is a vector. `prefixes` are those of all prompts, or none, as
-        `prepare` found them.
+        `prepare` found them. With `remote_kv` there is one prompt, whose KV moves.
 
         Raises Unavailable at once if they cannot be served in time, TooManyRequests for more than the key allows now.
         """
@@ -238,6 +241,7 @@ class Proxy:
         for place, (prompt, params) in enumerate(asked):
             request = self.in_flight.open(name, prompt, params, cache_salt, priority, embedding)
             request.prefix, request.release = prefixes[place] if prefixes else None, snapshot.release
+            request.remote_kv = remote_kv
             admission.enter(request, caller, allowance)
             self.books.admit(request)
             requests.append(request)

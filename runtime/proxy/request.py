@@ -20,6 +20,7 @@ from pontil.runtime.proxy.embedding_task import EmbeddingTask
 from pontil.runtime.proxy.logprob_check import fit
 from pontil.runtime.proxy.policy import DisaggregatedRoute, Route, Team
 from pontil.runtime.proxy.prompt_prefix import PromptPrefix
+from pontil.runtime.proxy.remote_kv import RemoteKV
 from pontil.runtime.proxy.stage_task import StageTask
 from pontil.runtime.proxy.stream import Finished, Mailbox
 from pontil.runtime.proxy.worker_release import WorkerRelease
@@ -63,7 +64,8 @@ class Request:
     `uncomputed` tokens of the prompt. A request has `begun` once any token of its answer has arrived. `token_paths`
     holds those that are open, by worker and choice. With an `embedding` task its answer is the `vector`, and no tokens;
     with a `stage` task it is for one stage of a model of several. `prefix` is what was computed to find its prompt in
-    caches. It stays with the workers of one `release`, where there are several.
+    caches. It stays with the workers of one `release`, where there are several. With `remote_kv` its prompt is kept for
+    a worker of another proxy, or comes from one.
     """
 
     id: str
@@ -105,6 +107,7 @@ class Request:
     stage: StageTask | None = None
     prefix: PromptPrefix | None = None
     release: WorkerRelease | None = None
+    remote_kv: RemoteKV | None = None
 
     @classmethod
     def start(
@@ -333,6 +336,8 @@ class Request:
             if self.prompt_logprobs:
                 common["sampling"]["prompt_logprobs"] = None
         if not isinstance(self.route, DisaggregatedRoute):
+            if self.remote_kv is not None:
+                common |= self.remote_kv.submitted(self)
             return [Submit(receiver=self.route.worker.incarnation, **common)]
         prefill, decode = self.route.prefill, self.route.decode
         common |= {"transfer_id": f"{self.id}.{self.attempt}", "transfer_secret": transfer_secret}

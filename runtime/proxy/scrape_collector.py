@@ -8,6 +8,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
+from pontil.runtime.proxy.picker_metrics import picker_metrics
 from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.stream_metrics import stream_gauges
@@ -33,6 +34,7 @@ class ScrapeCollector(Collector):
         yield CounterMetricFamily("pontil_generation_tokens", "Tokens generated and delivered", value=self.delivered())
         yield from self.of_requests()
         yield from self.of_workers()
+        yield from picker_metrics(self.requests, self.registry, self.about.get("model_name", ""))
         restarts = CounterMetricFamily(
             "pontil_process_restarts", "How often the supervisor started a process again", labels=["process"]
         )

@@ -37,18 +37,20 @@ class KeyPair:
 @dataclass(frozen=True, slots=True)
 class Keys:
     """The keys of one system. Servers prove themselves with `server`, clients with `client`; `transfer` is the root key
-    from which the keys that protect KV blocks are derived."""
+    from which the keys that protect KV blocks are derived, `kept` signs what is told about kept prompts."""
 
     server: KeyPair
     client: KeyPair
     transfer: bytes = field(repr=False)
+    kept: bytes = field(repr=False)
 
     @classmethod
     def of(cls, secret: str) -> "Keys":
         """Derive the keys from SECRET_BYTES in hexadecimal, as the launcher passes them on."""
         root = bytes.fromhex(secret)
         assert len(root) == SECRET_BYTES, "the launcher has checked it"
-        return cls(KeyPair.of(derived(root, b"server")), KeyPair.of(derived(root, b"client")), derived(root, b"kv"))
+        server, client = (KeyPair.of(derived(root, purpose)) for purpose in (b"server", b"client"))
+        return cls(server, client, derived(root, b"kv"), derived(root, b"kept prompts"))
 
 
 def derived(root: bytes, purpose: bytes) -> bytes:

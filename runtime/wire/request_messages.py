@@ -4,6 +4,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+# Phases of a Submit whose prompt changes hands through somebody else's router.
+HOLD, CLAIM = "hold", "claim"
+
 # For each token: [token id, logprob, rank from 1] of the token itself, then of the most likely ones; empty if none.
 Logprobs = list[list[list[float]]]
 
@@ -15,6 +18,10 @@ class Submit:
     Without a `transfer_id` the worker does all of it. With one, `phase` says which half is meant ("prefill" computes
     the prompt and hands over to `peer`, "decode" receives it from `peer`); `peer` is the other worker's incarnation and
     `peer_endpoint` where a decode worker reaches it. Prompts with another `cache_salt` share no cached prefix.
+
+    Where another router brings the two workers together, neither knows of the other's request. The phase "hold" does
+    all of it, and keeps the prompt's blocks under `transfer_id` for whichever decode worker claims them. The phase
+    "claim" receives the prompt's KV so kept by `peer`, and does all the rest: where that fails, also the prompt.
 
     A later attempt continues an answer: `delivered` has, for each choice, the ids that the client was given already.
     They are taken as they are, never drawn again. Only `choices` go on, the others have ended; an empty list means all.

@@ -42,7 +42,11 @@ class Greeting:
 class Begin:
     """From decode to prefill worker: there is room for this transfer; start computing. The first `have` blocks of the
     prompt are here already and need not be sent. I take it with so many `ranks`. I read blocks from host memory, in
-    which they are `staged`, or else from the GPU itself."""
+    which they are `staged`, or else from the GPU itself.
+
+    With a `prompt_digest` it is a claim: the prompt was computed and kept before anyone asked for it, and has to be the
+    one with this digest (`prompt_digest` in runtime/worker/handoff_check.py). The answer is a Handoff at once, or
+    Withdrawn."""
 
     sender: str
     receiver: str
@@ -52,6 +56,7 @@ class Begin:
     have: int = 0
     ranks: int = 1
     staged: bool = True
+    prompt_digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ The KV receiver decides by its state table how a transfer ends; this side carrie
 import logging
 import time
 from bisect import insort
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -36,13 +36,16 @@ from pontil.runtime.wire.messages import (
 from pontil.runtime.wire.outbox import PATIENCE
 from pontil.runtime.wire.sockets import Poller
 from pontil.runtime.worker.assembly import WorkerResources
-from pontil.runtime.worker.handoff_check import is_for, known_of
+from pontil.runtime.worker.handoff_check import is_for, is_kept, known_of, prompt_digest
 from pontil.runtime.worker.hidden_row import handed_state
 from pontil.runtime.worker.peer_connection import HandshakeState, PeerConnection
 from pontil.runtime.worker.peer_connections import PeerConnections
 from pontil.runtime.worker.worker_request import PullOutcome, WorkerRequest
 
 logger = logging.getLogger("pontil.worker")
+
+# The connections beyond which none is opened because a client named a peer.
+MOST_PEERS = 256
 
 
 def by_order(request: WorkerRequest) -> tuple[int, int, int]:
@@ -109,17 +112,48 @@ class DecodeSide:
         if peer is None or endpoint is None:
             self.failed.append((request, "the request names no prefill worker"))
             return
+        if request.claims and (reason := self.objection(request, peer, endpoint)):
+            self.machine.engine.add(request.sequence)
+            self.give_up(request, reason)
+            return
         self.peers.open(peer, endpoint, now)
         insort(self.waiting, request, key=by_order)
         self.machine.engine.park(request.sequence, RemotePrompt(self, request))
+
+    def objection(self, request: WorkerRequest, peer: str, endpoint: str) -> str | None:
+        """Return why a prompt cannot be claimed of this peer. Both were named by a client: neither another transfer nor
+        a connection that is in use may suffer from it, nor may connections collect."""
+        transfer_id = request.submit.transfer_id
+        open_ids = {*self.kv_receiver.open, *self.draining, *(one.submit.transfer_id for one in self.waiting)}
+        if transfer_id in open_ids:
+            return "the prompt is claimed by another request already"
+        used = {one.submit.peer for one in self.waiting} | {one.peer for one in self.kv_receiver.open.values()}
+        self.peers.forget_unused(used, MOST_PEERS)
+        if peer in self.peers:
+            return None
+        if any(one.endpoint == endpoint and name in used for name, one in self.peers.items()):
+            return "another worker has the address of the one that is to have kept the prompt"
+        return None if len(self.peers) < MOST_PEERS else "this worker is connected to too many others"
+
+    def give_up(self, request: WorkerRequest, reason: str) -> None:
+        """Let a request whose claim failed be computed here like any other."""
+        logger.warning("a kept prompt cannot be had (%s): it is computed here", reason, extra=about(request))
+        self.counts.failed += 1
+        request.pulled = PullOutcome(0, 0.0, reason)
+        request.submit = replace(request.submit, phase="whole", transfer_id=None, transfer_secret=None, peer=None)
+        self.machine.engine.compute_here(request.sequence, None)
 
     def admit(self) -> None:
         """Let the scheduler admit waiting requests in its order, and fail those whose peer has failed."""
         failed = self.peers.failed
         for request in [request for request in self.waiting if request.submit.peer in failed] if failed else ():
             self.waiting.remove(request)
+            reason = failed[str(request.submit.peer)]
+            if request.claims:
+                self.give_up(request, reason)
+                continue
             self.machine.engine.end(request.key, FinishReason.ERROR)
-            self.failed.append((request, failed[str(request.submit.peer)]))
+            self.failed.append((request, reason))
         if self.waiting:
             self.machine.scheduler.admit(in_step=False)
 
@@ -134,7 +168,7 @@ class DecodeSide:
         expected = self.machine.layout.blocks_for(len(request.sequence.prompt))
         have = request.sequence.computed // self.machine.layout.block_size
         transfer = self.kv_receiver.begin(
-            transfer_id, connection.peer, expected, now, have, request.submit.transfer_secret
+            transfer_id, connection.peer, expected, now, have, request.submit.transfer_secret, kept=request.claims
         )
         self.parked[transfer_id] = Parked(request, transfer, now + self.deadlines.renew_every)
         self.peers.tell(
@@ -148,6 +182,7 @@ class DecodeSide:
                 have,
                 self.machine.layout.ranks,
                 self.connector.staged(connection.peer),
+                prompt_digest(request.sequence.prompt) if request.claims else None,
             ),  # fmt: skip
         )
 
@@ -174,15 +209,20 @@ class DecodeSide:
         if transfer.announced + count > transfer.expected:
             self.kv_receiver.fail(transfer, "the peer announced more blocks than the prompt has", now)
             return
-        if isinstance(message, Handoff) and not is_for(message, parked.request, self.machine.config.vocab_size):
+        if isinstance(message, Handoff) and not self.fits(message, parked.request):
             self.kv_receiver.fail(transfer, "the peer's handoff is not for this request", now)
             return
         self.machine.scheduler.memory.grow(sequence, (transfer.announced + count) * self.machine.layout.block_size)
         ours = sequence.blocks[transfer.announced : transfer.announced + count]
         self.kv_receiver.announced(transfer, message, ours, now)
 
+    def fits(self, handoff: Handoff, request: WorkerRequest) -> bool:
+        if request.claims:
+            return is_kept(handoff, request)
+        return is_for(handoff, request, self.machine.config.vocab_size)
+
     def withdrawn(self, parked: Parked, message: Withdrawn, now: float) -> None:
-        if message.finished:
+        if message.finished and not parked.request.claims:
             self.kv_receiver.end(message.transfer_id, ReceiveEvent.FINISHED, now)
             self.over.append(parked.request)
         else:
@@ -199,7 +239,7 @@ class DecodeSide:
         sequence.cached, sequence.admissions = handoff.cached_tokens, 1
         request.pulled = PullOutcome(transfer.bytes, transfer.seconds)
         resume_rows(sequence, handoff)
-        known = known_of(handoff, request, self.hidden_of(handoff))
+        known = None if request.claims else known_of(handoff, request, self.hidden_of(handoff))
         self.machine.engine.promote(sequence, handoff.computed, known)
         self.counts.complete += 1
         self.counts.bytes += transfer.bytes
@@ -214,13 +254,16 @@ class DecodeSide:
     def go_on_without(self, transfer: ReceiveTransfer) -> None:
         """Handle a failed transfer: with the Handoff at hand the prompt is computed here, else the proxy is told."""
         request = self.parked.pop(transfer.transfer_id).request
+        if request.claims:
+            self.give_up(request, str(transfer.error))
+            return
         self.counts.failed += 1
         request.pulled = PullOutcome(0, 0.0, transfer.error)
         if transfer.handoff is not None:
             logger.warning(
                 "the handoff failed (%s): the prompt is computed here",
                 transfer.error,
-                extra={"request": request.request_id},
+                extra=about(request),
             )
             request.sequence.cached, request.sequence.admissions = transfer.handoff.cached_tokens, 1
             resume_rows(request.sequence, transfer.handoff)
@@ -298,6 +341,11 @@ class DecodeSide:
             self.peers.hang_up(peer)
 
 
+def about(request: WorkerRequest) -> dict[str, str]:
+    """Return the fields of a log line about a request."""
+    return {"request": request.request_id}
+
+
 def resume_rows(sequence: Sequence, handoff: Handoff) -> None:
     """Go on with the rows of a sequence that another stage drives."""
     if sequence.inputs is not None:
@@ -311,6 +359,10 @@ class RemotePrompt:
 
     side: DecodeSide
     request: WorkerRequest
+
+    @property
+    def draws_first(self) -> bool:
+        return self.request.claims
 
     @property
     def is_ready(self) -> bool:

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that a handoff belongs to the request it names, and the known tokens of its choices."""
 
+import hashlib
 import math
+from array import array
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -24,6 +27,16 @@ def is_for(handoff: Handoff, request: WorkerRequest, vocab_size: int) -> bool:
     whole = handoff.computed == len(sequence.prompt) and 0 <= handoff.cached_tokens <= handoff.computed
     framed = sequence.inputs is None or (bool(handoff.frames) and handoff.next_index is not None)
     return whole and same and some and drafts and framed and knows_its_logprobs(handoff, request)
+
+
+def is_kept(handoff: Handoff, request: WorkerRequest) -> bool:
+    """Return whether a kept prompt was computed whole. Nothing else of the handoff is used."""
+    return handoff.computed == len(request.sequence.prompt) and 0 <= handoff.cached_tokens <= handoff.computed
+
+
+def prompt_digest(prompt: Sequence[int]) -> str:
+    """Return the digest by which a claim names its prompt."""
+    return hashlib.sha256(array("q", prompt).tobytes()).hexdigest()
 
 
 def are_tokens(ids: list[int], vocab_size: int) -> bool:

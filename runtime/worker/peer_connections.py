@@ -2,7 +2,7 @@
 """A worker's connections to the workers that it pulls from: handshakes, queued messages, and peers that were given up.
 A decode worker has connections to prefill workers, a consumer of streams to producers."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from pontil.runtime.config import Deadlines
@@ -76,6 +76,13 @@ class PeerConnections(Mapping[str, PeerConnection]):
             if connection.endpoint == endpoint and connection.socket is not None:
                 self.silence(connection)
                 connection.fail("another process has the prefill worker's address now")
+
+    def forget_unused(self, used: Collection[str | None], most: int) -> None:
+        """Close connections that failed and that no transfer uses; where there are `most`, also others unused."""
+        full = len(self.by_peer) >= most
+        for peer, connection in list(self.by_peer.items()):
+            if peer not in used and (full or connection.state is HandshakeState.FAILED):
+                self.hang_up(peer)
 
     def hang_up(self, peer: str) -> None:
         connection = self.by_peer.pop(peer, None)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pontil.runtime.cache.head_groups import can_divide
 from pontil.runtime.config import DEADLINES, Deadlines
 from pontil.runtime.disaggregation.rank_pools import RankPools
-from pontil.runtime.disaggregation.sender import KVSender, PrefillResult, SendTransfer
+from pontil.runtime.disaggregation.sender import KVSender, PrefillResult, SendTransfer, peer_of
 from pontil.runtime.disaggregation.states import SendEvent, SendState
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.scheduler import Scheduler
@@ -37,7 +37,9 @@ from pontil.runtime.wire.outbox import PATIENCE, Outbox
 from pontil.runtime.wire.sockets import PeerServer
 from pontil.runtime.worker.assembly import WorkerResources
 from pontil.runtime.worker.hidden_row import digest_of, last_state
+from pontil.runtime.worker.kept_prompts import KeptPrompts
 from pontil.runtime.worker.peer_connection import WITHOUT_RANKS
+from pontil.runtime.worker.prefill_job import PrefillJob
 from pontil.runtime.worker.worker_request import WorkerRequest
 
 
@@ -48,22 +50,6 @@ class HalfTransfer:
     deadline: float
     request: WorkerRequest | None = None
     begin: Begin | None = None
-
-
-@dataclass(slots=True)
-class PrefillJob:
-    """A prompt being computed for a decode worker. `firsts` are the outputs of those `choices` that have their first
-    token."""
-
-    request: WorkerRequest
-    sent: SendTransfer
-    begun: float
-    choices: abc.Sequence[int]
-    firsts: list[Output] = field(default_factory=list)
-
-    @property
-    def complete(self) -> bool:
-        return len(self.firsts) == len(self.choices)
 
 
 @dataclass(slots=True)
@@ -83,6 +69,7 @@ class PrefillSide:
     pools: RankPools
     deadlines: Deadlines = DEADLINES
     kv_sender: KVSender = field(init=False)
+    kept: KeptPrompts = field(init=False)
     outbox: Outbox = field(init=False)
     halves: dict[str, HalfTransfer] = field(default_factory=dict)
     jobs: dict[str, PrefillJob] = field(default_factory=dict)
@@ -94,6 +81,7 @@ class PrefillSide:
     def __post_init__(self) -> None:
         self.kv_sender = KVSender(self.pools, self.incarnation, self, self.deadlines)
         self.outbox = Outbox(lambda peer, message: self.socket.send(message))
+        self.kept = KeptPrompts(self)
 
     def submitted(self, request: WorkerRequest, now: float) -> None:
         half = self.half(str(request.submit.transfer_id), now)
@@ -103,6 +91,8 @@ class PrefillSide:
     def take(self, message: Message, now: float) -> None:
         if isinstance(message, Greet):
             self.outbox.post(message.sender, self.answer(message))
+        elif isinstance(message, Begin) and message.prompt_digest is not None:
+            self.kept.claimed(message, now)
         elif isinstance(message, Begin):
             half = self.half(message.transfer_id, now)
             half.begin = message
@@ -187,6 +177,9 @@ class PrefillSide:
         job.firsts.append(output)
         if not job.complete:
             return
+        if job.request.is_held:
+            self.kept.keep(job, now)
+            return
         going_on = [one.sequence for one in job.firsts if one.finish is FinishReason.HANDED_OVER]
         if going_on:
             self.hand_over(job, going_on, now)
@@ -194,9 +187,13 @@ class PrefillSide:
             self.kv_sender.release(job.sent.transfer_id, SendEvent.FINISHED, now, "finished")
 
     def hand_over(self, job: PrefillJob, going_on: list[Sequence], now: float) -> None:
-        """Hand the prompt over to the decode worker, which does everything else. The choices share their blocks, so one
-        of them holds these for all."""
-        sequence = going_on[0]
+        """Hand the prompt over to the decode worker, which does everything else."""
+        done = prefilled(job, going_on, now, self.machine.scheduler)
+        self.kv_sender.hold(job.sent, self.close(job, going_on[0]), done, now)
+
+    def close(self, job: PrefillJob, sequence: Sequence) -> list[int]:
+        """End the job of a computed prompt, whose blocks are returned. The choices share their blocks, so one of them
+        holds these for all."""
         for first in job.firsts:
             if first.sequence is not sequence:
                 self.machine.scheduler.memory.give_back(first.sequence)
@@ -204,10 +201,9 @@ class PrefillSide:
         if filled:
             # A block is hashed and sent whole: data that an earlier owner left after the prompt must not be sent.
             self.pools.clear_tail(sequence.blocks[-1], filled)
-        done = prefilled(job, going_on, now, self.machine.scheduler)
         del self.jobs[job.request.key]
         self.held[job.sent.transfer_id] = job.request
-        self.kv_sender.hold(job.sent, sequence.blocks, done, now)
+        return sequence.blocks
 
     def break_off(self, request: WorkerRequest, now: float) -> None:
         """End a request with an error, of which the proxy was told; for the decode worker it counts as finished."""
@@ -261,8 +257,8 @@ class PrefillSide:
             self.over.append(job.request)
 
     def withdraw(self, sent: SendTransfer, finished: bool) -> None:
-        told = Withdrawn(self.incarnation, sent.peer, sent.transfer_id, finished, sent.reason)
-        self.outbox.post(sent.peer, told)
+        peer = peer_of(sent)
+        self.outbox.post(peer, Withdrawn(self.incarnation, peer, sent.transfer_id, finished, sent.reason))
 
     def refuse(self, begin: Begin, reason: str) -> None:
         self.outbox.post(begin.sender, Withdrawn(self.incarnation, begin.sender, begin.transfer_id, False, reason))

@@ -280,7 +280,9 @@ class Worker:
         """Start a request, for which everything it waited for is here."""
         if request.submit.transfer_id is None:
             self.machine.engine.add(request.sequence, request.known)
-        elif request.submit.phase == "prefill":
+        elif request.is_held:
+            self.prefill.kept.submitted(request, now)
+        elif request.hands_over:
             self.prefill.submitted(request, now)
         else:
             self.decode.submitted(request, now)
@@ -292,7 +294,7 @@ class Worker:
             return
         if request.submit.transfer_id is None:
             self.machine.engine.end(request.key, FinishReason.ABORTED)
-        elif request.submit.phase == "prefill":
+        elif request.hands_over:
             self.prefill.cancel(request, self.now)
         else:
             self.decode.cancel(request, self.now)

@@ -10,6 +10,7 @@ from pontil.runtime.engine.sequence import FinishReason, Known, Sequence
 from pontil.runtime.errors import MalformedFrame, RequestError
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import Submit, Tokens
+from pontil.runtime.wire.request_messages import CLAIM, HOLD
 from pontil.runtime.worker.assembly import WorkerResources
 from pontil.runtime.worker.stop_check import TextStops
 
@@ -52,6 +53,16 @@ class WorkerRequest:
     def hands_over(self) -> bool:
         """Return whether its prompt is computed here for another worker."""
         return self.sequence.hands_over
+
+    @property
+    def is_held(self) -> bool:
+        """Return whether its prompt is kept for whichever decode worker claims it."""
+        return self.submit.phase == HOLD
+
+    @property
+    def claims(self) -> bool:
+        """Return whether its prompt was computed and kept by another worker."""
+        return self.submit.phase == CLAIM
 
     @property
     def queue_seconds(self) -> float | None:
@@ -117,7 +128,7 @@ def make_request(submit: Submit, machine: WorkerResources) -> WorkerRequest:
     stops, ends = ends_of(params, machine)
     check = partial(TextStops, machine.tokenizer, params) if params.stop else None
     check_delivered(submit, params, config.vocab_size)
-    hands_over, delivered = submit.phase == "prefill" and submit.transfer_id is not None, submit.delivered
+    hands_over, delivered = submit.phase in ("prefill", HOLD) and submit.transfer_id is not None, submit.delivered
     sequence = Sequence(
         key_of(submit.request_id, submit.attempt), prompt, params, stops, hands_over, check, submit.cache_salt,
         wanted=tuple(submit.choices), priority=submit.priority,

@@ -19,7 +19,7 @@ from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Message, Submit, Tokens
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operate" / "metrics.md"
-ROW = re.compile(r"^\| `(pontil\w*)(?:\{([\w,]+)\})?` \| (\w+) \| (.+) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| `((?:pontil|vllm:)\w*)(?:\{([\w,]+)\})?` \| (\w+) \| (.+) \|$", re.MULTILINE)
 OPENMETRICS = {"accept": "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"}
 # Histograms observed once per complete response.
 TIMES = (

@@ -39,7 +39,15 @@ ENDPOINTS: dict[str, tuple[tuple[Parameter, ...], Callable[..., Any], dict[str, 
     "chat": (CHAT, read_chat, {"messages": MESSAGES}),
     "batch": (CHAT_BATCH, read_chat_batch, {"messages": [MESSAGES, MESSAGES]}),
 }
-OBJECTS = ("audio", "chat_template_kwargs", "json_schema", "logit_bias", "metadata", "stream_options")
+OBJECTS = (
+    "audio",
+    "chat_template_kwargs",
+    "json_schema",
+    "kv_transfer_params",
+    "logit_bias",
+    "metadata",
+    "stream_options",
+)
 BOTH = pytest.mark.parametrize("endpoint", ENDPOINTS)
 # Fields of no server in particular, and misspelt names of parameters.
 UNKNOWN = ("mm_processor_kwargs", "litellm_metadata", "", "\u00e9\n, b", "x" * 5000, "n1")

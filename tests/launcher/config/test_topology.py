@@ -154,6 +154,10 @@ def test_a_count_splits_the_free_cores() -> None:
     ("flags", "words"),
     [
         ({"role": "prefill"}, "--join"),
+        ({"role": "mixed", "http": "0"}, "--http is for workers that another router drives"),
+        ({"http": "0"}, "not all: use --port"),
+        ({"role": "decode", "http": "0", "join": JOIN}, "give one"),
+        ({"role": "decode", "http": "0", "model": "speech-demo"}, "models of one stage"),
         ({"role": "all", "join": JOIN}, "--join"),
         ({"role": "mixed", "join": JOIN, "control": JOIN}, "give one"),
         ({"role": "mixed", "decode": "cpu"}, "--decode has no meaning"),
@@ -277,6 +281,15 @@ def test_keys_reach_every_process_but_who_looks_for_the_model() -> None:
     made = topology().with_keys(secret)
     assert [child.config["keys"] for child in made.children] == [secret] * 3 and "keys" not in made.prepare.config
     assert secret not in repr(made) and secret not in "".join(child.describe() for child in made.children)
+
+
+def test_workers_with_an_endpoint_of_their_own_have_a_proxy_and_an_address() -> None:
+    proxy, worker = topology(role="prefill", http="8100", port="8100").children
+    assert proxy_config(proxy.config).kv_transfers and proxy_config(proxy.config).port == 8100
+    assert worker_config(worker.config).peer_endpoint == "tcp://127.0.0.1:0"
+    _, far = topology(role="decode", http="8100", control="tcp://10.1.2.3:7000", insecure=True).children
+    assert (far.config["peer_endpoint"], far.config["transfer_host"]) == ("tcp://10.1.2.3:0", "10.1.2.3")
+    assert not proxy_config(topology().children[0].config).kv_transfers
 
 
 def test_who_joins_over_a_network_is_reached_at_its_own_address(monkeypatch: pytest.MonkeyPatch) -> None:

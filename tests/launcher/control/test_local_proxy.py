@@ -105,6 +105,16 @@ def test_a_proxy_on_the_network_is_not_the_usual_one(tmp_path: Path) -> None:
     directory.remove()
 
 
+def test_workers_with_an_endpoint_of_their_own_are_nobodys_usual_proxy(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    options = at_home(LaunchOptions(role="decode", http=8100), tmp_path)
+    assert (options.join, options.port) == (None, 8100)
+    made = planned(LaunchOptions(role="decode", http=8100), directory)
+    assert made.url == "http://127.0.0.1:8100" and open_directory(made, directory, "decode") == []
+    assert not usual_socket(tmp_path).is_symlink()
+    directory.remove()
+
+
 def test_workers_say_for_whom_they_wait(tmp_path: Path) -> None:
     directory, said = opened(tmp_path, "decode")
     assert len(said) == 1 and f"no proxy answers at {tmp_path}/control yet: waiting" in said[0]

@@ -42,9 +42,12 @@ def check(
     sending: SendingTable,
     receiving: ReceivingTable,
     rules: RankRules | None = None,
+    kept: tuple[bool, ...] = (),
 ) -> Found:
-    """Search all runs; with `rules`, of workers of two ranks each."""
-    start = HandoffWorld(tuple(Transfer(size) for size in sizes), crashes=crashes, repeats=repeats)
+    """Search all runs; with `rules`, of workers of two ranks each. Those transfers are of `kept` prompts."""
+    keeps = (*kept, *(False for _ in sizes))
+    transfers = tuple(Transfer(size, keep) for size, keep in zip(sizes, keeps, strict=False))
+    start = HandoffWorld(transfers, crashes=crashes, repeats=repeats)
     start = start if rules is None else start._replace(behind=GivingRank())
     return search(start, Handoffs(sending, receiving, rules).steps, at_rest)
 
@@ -66,6 +69,59 @@ def test_no_run_leaks_or_reads_or_writes_what_it_must_not_and_every_run_ends(
     found = check(sizes, crashes, repeats, SENDING, RECEIVING)
     print(f"{sizes}: {found.worlds} worlds, {found.steps} steps")
     assert found.worlds > 1000
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kept", "crashes", "repeats"),
+    [
+        pytest.param((2,), (True,), 1, 1, id="one that is kept again, and a crash"),
+        pytest.param(
+            (2, 2), (True,), 0, 0, id="a kept one and another that do not fit at once", marks=pytest.mark.long
+        ),
+        pytest.param((2, 2), (True, True), 0, 0, id="two kept ones", marks=pytest.mark.long),
+        pytest.param((2, 1), (True,), 1, 0, id="a kept one and another, and a crash", marks=pytest.mark.long),
+    ],
+)
+def test_a_kept_prompt_is_claimed_once_or_expires(
+    sizes: tuple[int, ...], kept: tuple[bool, ...], crashes: int, repeats: int
+) -> None:
+    found = check(sizes, crashes, repeats, SENDING, RECEIVING, kept=kept)
+    print(f"{sizes}, kept {kept}: {found.worlds} worlds, {found.steps} steps")
+    assert found.worlds > 900
+
+
+@pytest.mark.long
+def test_two_ranks_keep_a_prompt_together() -> None:  # C6, H6
+    assert check((1,), 0, 1, SENDING, RECEIVING, RankRules(), kept=(True,)).worlds > 900
+
+
+WRONG_KEEPING: dict[str, tuple[SendingTable, str]] = {
+    "a kept prompt has no deadline": (
+        {(SendState.PREPARING, SendEvent.COMPUTED): (SendState.KEPT, ())}, "nothing is owed",
+    ),
+    "a claimed prompt has no deadline": (
+        {(SendState.KEPT, SendEvent.CLAIMED): (SendState.HELD, ())}, "nothing is owed",
+    ),
+    "a prompt that expired unclaimed keeps its blocks": (
+        {(SendState.KEPT, SendEvent.LATE): (SendState.EXPIRED, (LET_GO[0], LET_GO[2]))}, "nothing is owed",
+    ),
+    "an unclaimed prompt that is dropped keeps its cell": (
+        {(SendState.KEPT, SendEvent.DROPPED): (SendState.ABANDONED, LET_GO[:2])}, "nothing is owed",
+    ),
+    "a claim ends what it hands over": (
+        {(SendState.KEPT, SendEvent.CLAIMED): (SendState.RELEASED, LET_GO[1:])}, "nobody",
+    ),
+    "a claimed prompt can be claimed again": (
+        {(SendState.KEPT, SendEvent.CLAIMED): (SendState.KEPT, (SendAction.START_LEASE,))}, "a circle",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG_KEEPING)
+def test_a_wrong_row_about_kept_prompts_is_found_out(name: str) -> None:
+    rows, says = WRONG_KEEPING[name]
+    with pytest.raises(Violation, match=says):
+        check((2,), 0, 1, {**SENDING, **rows}, RECEIVING, kept=(True,))
 
 
 @pytest.mark.parametrize(

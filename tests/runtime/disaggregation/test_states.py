@@ -39,7 +39,8 @@ def test_the_tables_say_only_what_can_be_done() -> None:
     for (here, event), (_, actions) in [*SENDING.items(), *RECEIVING.items()]:
         assert here not in SENDING_ENDS | RECEIVING_ENDS, f"{here} is an end, and {event} goes on"
         assert len(set(actions)) == len(actions)
-    reached = {there for there, _ in SENDING.values()} | {there for there, _ in RECEIVING.values()}
+    begins = {SendState.PREPARING}
+    reached = begins | {there for there, _ in SENDING.values()} | {there for there, _ in RECEIVING.values()}
     assert reached == {*SendState, *ReceiveState}
 
 
@@ -55,7 +56,7 @@ def test_what_is_not_in_a_table_raises(table: dict[tuple[Enum, Enum], tuple[Enum
 
 
 def test_every_state_that_waits_has_an_end_by_deadline() -> None:  # C14
-    waiting = (SendState.COMPUTING, SendState.HELD)
+    waiting = (SendState.COMPUTING, SendState.PREPARING, SendState.KEPT, SendState.HELD)
     assert all(rule(SENDING, state, SendEvent.LATE)[0] is SendState.EXPIRED for state in waiting)
     for state in (ReceiveState.RESERVED, ReceiveState.PULLING):
         assert (state, ReceiveEvent.FAULT) in RECEIVING and rule(RECEIVING, state, ReceiveEvent.SPOILED)[

@@ -109,9 +109,11 @@ def test_concurrent_handoffs_compute_a_shared_prompt_once(proxy: ScriptedProxy, 
     everyone_clean(proxy)
 
 
-def test_a_decode_worker_that_claims_too_much_gets_nothing(proxy: ScriptedProxy, pair: Pair) -> None:
+def test_a_decode_worker_that_claims_too_much_gets_nothing(
+    proxy: ScriptedProxy, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prefill, decode = pair
-    decode.machine.scheduler.prefix.find_full = lambda sequence: PrefixHit((), None, 4096)  # type: ignore[method-assign]
+    monkeypatch.setattr(decode.machine.scheduler.prefix, "find_full", lambda *_: PrefixHit((), None, 4096))
     proxy.submit_pair(prefill, decode, "r", prompt(40), drawn(5))
     (answer,) = proxy.finish("r")
     assert any("does not have" in failure.reason for failure in answer.failures)

@@ -185,3 +185,23 @@ def recorded_handoff() -> Any:
 def test_mtp_of_a_model_without_it_is_refused(model: Path) -> None:
     with pytest.raises(DraftModelError, match="needs a checkpoint with an MTP layer, and .* has none: name a smaller"):
         find_draft_layer(model, "mtp")
+
+
+@pytest.mark.long
+def test_a_prompt_that_was_kept_is_gone_on_with_alike(proxy: ScriptedProxy, guessing: list[PromptWorker]) -> None:
+    """The worker that claims a prompt computes its last position, and with it the state that a draft layer reads."""
+    prefill, decode, plain = guessing
+    for name, params in KINDS.items():
+        kept: dict[str, Any] = {"phase": "hold", "transfer_id": f"t-{name}"}
+        proxy.submit(prefill, f"first-{name}", PROMPT, greedy(1), **kept)
+        proxy.finish(f"first-{name}")
+        place = {"peer": prefill.incarnation, "peer_endpoint": prefill.peers_in.endpoint}
+        proxy.submit(decode, name, PROMPT, params, **(kept | place | {"phase": "claim"}))
+        proxy.submit(plain, f"plain-{name}", PROMPT, params)
+        both = (name, f"plain-{name}")
+        proxy.turn_until(lambda both=both, n=params.n: all(  # type: ignore[misc]
+            one in proxy.answers and proxy.answers[one].ended(n) for one in both))  # fmt: skip
+        for choice in range(params.n):
+            assert proxy.answers[name].choice(choice) == proxy.answers[f"plain-{name}"].choice(choice), name
+    everyone_clean(proxy)
+    assert decode.decode.counts.complete == len(KINDS)

@@ -66,3 +66,21 @@ def test_a_transfer_that_is_cancelled_closes_its_pass(
         proxy.cancel(worker, "r")
     everyone_clean(proxy)
     assert passes_are_closed(prefill)
+
+
+@pytest.mark.parametrize("theirs", [SECRET, None, "cd" * 32], ids=["the same", "none", "another"])
+def test_a_kept_prompt_is_read_with_its_secret_only(
+    proxy: ScriptedProxy, far: tuple[PromptWorker, PromptWorker], theirs: str | None
+) -> None:
+    prefill, decode = far
+    kept: dict[str, Any] = {"phase": "hold", "transfer_id": "t", "transfer_secret": SECRET}
+    proxy.submit(prefill, "first", prompt(40), drawn(1), **kept)
+    proxy.finish("first")
+    claim = kept | {"phase": "claim", "peer": prefill.incarnation, "peer_endpoint": prefill.peers_in.endpoint}
+    proxy.submit(decode, "whole", prompt(40), drawn(8))
+    proxy.submit(decode, "second", prompt(40), drawn(8), **(claim | {"transfer_secret": theirs}))
+    whole, second = proxy.finish("whole", "second")
+    assert second.ids == whole.ids
+    everyone_clean(proxy)
+    counts = decode.decode.counts
+    assert (counts.complete, counts.failed) == ((1, 0) if theirs == SECRET else (0, 1)) and passes_are_closed(prefill)

@@ -128,11 +128,11 @@ class Handoffs:
     def sender_steps(self, world: HandoffWorld, number: int, one: Transfer) -> Iterator[tuple[str, HandoffWorld, bool]]:
         sent = one.sent
         if sent is None:
-            if Message("begin") in one.wire and world.slots and (not one.opened or world.repeats):
+            if (one.kept or Message("begin") in one.wire) and world.slots and (not one.opened or world.repeats):
                 yield f"begin {number}", open_send(world, number, one), False
             return
         happened = self.send_happened
-        if sent.state is SendState.COMPUTING and not sent.blocks:
+        if sent.state in (SendState.COMPUTING, SendState.PREPARING) and not sent.blocks:
             if len(pick(world.theirs, one.size)) == one.size:
                 yield f"compute {number}", self.compute(world, number, one, sent), False
         elif sent.state is SendState.COMPUTING:
@@ -140,10 +140,18 @@ class Handoffs:
             held = self.rules.announce(world, number, rest)
             yield f"computed {number}", happened(held, number, SendEvent.COMPUTED), False
             yield f"finished {number}", happened(world, number, SendEvent.FINISHED), False
+        elif sent.state is SendState.PREPARING:
+            yield f"computed {number}", happened(world, number, SendEvent.COMPUTED), False
+            yield f"finished {number}", happened(world, number, SendEvent.FINISHED), False
+        elif sent.state is SendState.KEPT and Message("begin") in one.wire:
+            whole = announcement("handoff", sent, 0, sent.blocks)
+            claimed = self.rules.announce(world, number, whole)
+            yield f"claimed {number}", happened(claimed, number, SendEvent.CLAIMED), False
         if sent.timed and (sent.state, SendEvent.LATE) in self.sending:
             yield f"late {number}", happened(world, number, SendEvent.LATE), True
         for message in one.wire:
-            if message.kind == "fetched":
+            # A prompt that is not claimed has no peer, so that nobody's message is about it.
+            if message.kind == "fetched" and sent.state in (SendState.COMPUTING, SendState.HELD):
                 event = SendEvent.FETCHED if message.epoch == sent.epoch else SendEvent.STALE
                 yield f"fetched {number}", happened(world, number, event), False
         yield f"prefill drops {number}", happened(world, number, SendEvent.DROPPED), False
@@ -152,6 +160,8 @@ class Handoffs:
         world = compute(world, number, one, sent)
         computed = world.transfers[number].sent
         assert computed is not None
+        if computed.state is SendState.PREPARING:
+            return world
         ready = announcement("chunk", computed, 0, computed.blocks[:-1])
         return self.rules.announce(world, number, ready) if one.size > 1 else world
 

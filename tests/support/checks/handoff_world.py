@@ -64,9 +64,11 @@ TO_SENDER = frozenset({"begin", "fetched"})
 
 class Transfer(NamedTuple):
     """One transfer. `wanted` until the decode side has begun it. `opened` counts how often the prefill side has opened
-    it. `whole` is the owner whose blocks the decode side has verified."""
+    it. `whole` is the owner whose blocks the decode side has verified. The prompt of one that is `kept` is computed
+    before the decode side asks, or after that; asking is then a claim."""
 
     size: int
+    kept: bool = False
     wanted: bool = True
     opened: int = 0
     whole: int = 0
@@ -141,7 +143,8 @@ def at_rest(world: HandoffWorld) -> bool:
 def open_send(world: HandoffWorld, number: int, one: Transfer) -> HandoffWorld:
     slot, *rest = world.slots
     owner = 1 + number + len(world.transfers) * one.opened
-    sent = ModelSend(SendState.COMPUTING, slot, world.epochs[slot], owner)
+    state = SendState.PREPARING if one.kept else SendState.COMPUTING
+    sent = ModelSend(state, slot, world.epochs[slot], owner)
     repeats = world.repeats - bool(one.opened)
     return world.put(number, sent=sent, opened=one.opened + 1)._replace(slots=tuple(rest), repeats=repeats)
 
@@ -252,14 +255,15 @@ def tidy(world: HandoffWorld) -> HandoffWorld:
         received = (
             None if one.received and one.received.state in RECEIVING_ENDS and not one.received.pulls else one.received
         )
-        opens_again = world.repeats and Message("begin") in one.wire
+        opens_again = world.repeats and (one.kept or Message("begin") in one.wire)
         dead = set[str]() if one.sent or opens_again or not one.opened else set(TO_SENDER)
         if received is None and not one.wanted:
             dead |= {"chunk", "handoff"}
         wire = frozenset(message for message in one.wire if message.kind not in dead) if dead else one.wire
         whole = one.whole if one.sent else 0
-        over = not wire and not one.sent and not received and not one.wanted
-        transfers.append(Transfer(0, False) if over else one._replace(received=received, wire=wire, whole=whole))
+        opens = one.kept and (not one.opened or world.repeats)
+        over = not wire and not one.sent and not received and not one.wanted and not opens
+        transfers.append(Transfer(0, wanted=False) if over else one._replace(received=received, wire=wire, whole=whole))
     return rank_epochs(world._replace(transfers=tuple(transfers)))
 
 

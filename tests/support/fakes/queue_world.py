@@ -22,6 +22,7 @@ class Remote:
     ready_at: int = 0
     takes: int = 1
     due: int | None = None
+    draws_first: bool = False
 
     @property
     def is_ready(self) -> bool:

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that a router of others makes of a worker's own endpoint: `kv_transfer_params` in requests and answers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_site import ScriptedSite, site
+from scripted_worker import DEADLINE, ScriptedWorker
+
+from pontil.runtime.tokenizer.tokenizer import Tokenizer
+from pontil.runtime.wire.messages import Submit
+
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+KEEP: dict[str, Any] = {
+    "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
+    "remote_host": None, "remote_port": None,
+}  # fmt: skip
+KEPT: dict[str, Any] = {
+    "do_remote_decode": False, "do_remote_prefill": True, "remote_engine_id": "e7", "remote_host": "127.0.0.1",
+    "remote_port": 4567, "remote_request_id": "r.0", "remote_block_ids": [[0, 1]], "tp_size": 1,
+}  # fmt: skip
+
+
+@pytest.fixture
+def driven(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[ScriptedSite]:
+    with site(tmp_path, tokenizer, kv_transfers=True) as made:
+        yield made
+
+
+def taken(worker: ScriptedWorker) -> Submit:
+    return worker.submits.get(timeout=DEADLINE)
+
+
+def ask(served: ScriptedSite, told: Any, path: str = COMPLETIONS, **fields: Any) -> Any:
+    shown = {"prompt": "a prompt of more than one block", "max_tokens": 1} if path == COMPLETIONS else {
+        "messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 1,
+    }  # fmt: skip
+    return served.ask("POST", path, shown | {"kv_transfer_params": told} | fields)
+
+
+def test_an_answer_tells_where_its_prompt_is_kept(driven: ScriptedSite) -> None:
+    worker = driven.worker("prefill:0", role="prefill", peer_endpoint="tcp://127.0.0.1:4567")
+    answer = ask(driven, KEEP)
+    submit = taken(worker)
+    assert (submit.phase, submit.peer, submit.transfer_secret) == ("hold", None, None)
+    told = answer.json["kv_transfer_params"]
+    assert told == {
+        "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": worker.incarnation,
+        "remote_host": "127.0.0.1", "remote_port": 4567, "remote_request_id": submit.transfer_id,
+        "remote_block_ids": [0, 1],
+    }  # fmt: skip
+    assert answer.json["usage"]["completion_tokens"] == 1
+    # A router sends the number of choices too, and discards them all.
+    several = ask(driven, KEEP, CHATS, n=3, max_tokens=1)
+    assert len(several.json["choices"]) == 1 and several.json["kv_transfer_params"]["remote_request_id"]
+    assert taken(worker).sampling["n"] == 1
+
+
+def test_what_was_told_reaches_the_worker_and_nothing_else_does(driven: ScriptedSite) -> None:
+    worker = driven.worker("decode:0", role="decode")
+    answer = ask(driven, KEPT, max_tokens=3)
+    submit = taken(worker)
+    assert (submit.phase, submit.transfer_id, submit.peer) == ("claim", "r.0", "e7")
+    assert submit.peer_endpoint == "tcp://127.0.0.1:4567"
+    assert answer.status == 200 and "kv_transfer_params" not in answer.json
+    assert ask(driven, KEPT, CHATS, stream=True, max_completion_tokens=3).events[-1] == "[DONE]"
+    assert taken(worker).phase == "claim"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"remote_engine_id": None}, {"remote_engine_id": ""}, {"remote_engine_id": 7}, {"remote_engine_id": "x" * 600},
+        {"remote_engine_id": "e\n7"}, {"remote_host": "example.com"}, {"remote_host": "192.0.2.7"}, {"remote_host": []},
+        {"remote_host": "localhost"}, {"remote_host": "127.0.0.1%eth0"}, {"remote_port": 0}, {"remote_port": 65536},
+        {"remote_port": True}, {"remote_port": "4567"}, {"remote_port": 45.5}, {"remote_request_id": None},
+        {"remote_request_id": {"a": 1}},
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_computed_here(driven: ScriptedSite, wrong: dict[str, Any]) -> None:
+    worker = driven.worker()
+    answer = ask(driven, KEPT | wrong, max_tokens=3)
+    submit = taken(worker)
+    assert answer.status == 200
+    assert (submit.phase, submit.transfer_id, submit.peer, submit.peer_endpoint) == ("whole", None, None, None)
+
+
+def test_a_system_with_keys_believes_its_own_proxies_only(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    folders = [tmp_path / name for name in ("first", "second", "third")]
+    for folder in folders:
+        folder.mkdir()
+    keys = {"kv_transfers": True, "keys": "5b" * 32}
+    with site(folders[0], tokenizer, **keys) as first, site(folders[1], tokenizer, **keys) as second:
+        prefill = first.worker("prefill:0", role="prefill", peer_endpoint="tcp://[2001:db8::7]:4567")
+        decode = second.worker("decode:0", role="decode")
+        told = ask(first, KEEP).json["kv_transfer_params"]
+        held = taken(prefill)
+        assert told["remote_host"] == "2001:db8::7" and len(told["signature"]) == 64
+        assert held.transfer_secret and held.transfer_secret not in str(told)
+        ask(second, told)
+        claimed = taken(decode)
+        assert (claimed.phase, claimed.peer_endpoint) == ("claim", "tcp://[2001:db8::7]:4567")
+        assert claimed.transfer_secret == held.transfer_secret
+        names = ("remote_engine_id", "remote_host", "remote_request_id")
+        forged = [*(told | {name: KEPT[name]} for name in names), told | {"remote_port": 4568}]
+        for wrong in (*forged, told | {"signature": "0" * 64}, told | {"signature": None}, KEPT):
+            assert ask(second, wrong).status == 200 and taken(decode).phase == "whole"
+    with site(folders[2], tokenizer, kv_transfers=True, keys="5c" * 32) as third:
+        other = third.worker("decode:0", role="decode")
+        assert ask(third, told).status == 200 and taken(other).phase == "whole"
+
+
+@pytest.mark.parametrize(
+    ("told", "fields", "says"),
+    [
+        (KEEP, {"stream": True}, "is not streamed"),
+        (KEEP, {"max_tokens": 2}, "set max_tokens to 1"),
+        (KEEP, {"prompt": ["a", "b"]}, "there are 2: send one"),
+        (KEPT, {"prompt": ["a", "b"]}, "there are 2: send one"),
+        (KEEP | {"do_remote_prefill": True}, {}, "a worker does one of them"),
+        ({"do_remote_decode": "yes"}, {}, "do_remote_decode must be true or false"),
+        ([], {}, "must be an object"),
+        (KEEP, {"max_completion_tokens": 2}, "is for /v1/chat/completions"),
+    ],
+)
+def test_what_no_router_means_is_refused(driven: ScriptedSite, told: Any, fields: dict[str, Any], says: str) -> None:
+    driven.worker()
+    answer = ask(driven, told, **fields)
+    assert answer.status == 400 and says in answer.json["error"]["message"]
+
+
+def test_what_asks_for_nothing_is_no_request_for_kv(driven: ScriptedSite) -> None:
+    worker = driven.worker()
+    for told in (None, {}, {"do_remote_decode": False}):
+        assert "kv_transfer_params" not in ask(driven, told).json
+        assert taken(worker).phase == "whole"
+    # Both limits of one value, as a router sends that knows no endpoints.
+    assert ask(driven, KEEP, max_completion_tokens=1).headers["x-pontil-ignored"] == "max_completion_tokens"
+    taken(worker)
+    # Logprobs of the prompt are known where it is computed.
+    assert "kv_transfer_params" not in ask(driven, KEPT, prompt_logprobs=0).json
+    assert taken(worker).phase == "whole"
+
+
+def test_a_whole_system_is_driven_by_nobody(pair: ScriptedSite) -> None:
+    for path in (COMPLETIONS, CHATS):
+        answer = ask(pair, KEEP, path)
+        assert answer.status == 400 and answer.json["error"]["code"] == "unsupported_parameter"
+        assert "--http" in answer.json["error"]["message"]
+    assert ask(pair, {}).status == 200
+
+
+def test_pickers_find_the_series_that_they_read(driven: ScriptedSite) -> None:
+    """llm-d's endpoint picker reads these, with the labels of the cache's size."""
+    worker = driven.worker()
+    worker.free_blocks = 48
+    driven.complete("hi", max_tokens=2)
+    value = driven.proxy.metrics.registry.get_sample_value
+    for name, expected in (("num_requests_running", 0), ("num_requests_waiting", 0)):
+        assert value(f"vllm:{name}", {"model_name": "tiny"}) == expected
+    assert value("vllm:cache_config_info", {"block_size": "16", "num_gpu_blocks": "64"}) == 1
+    text = driven.ask("GET", "/metrics").body.decode()
+    assert 'vllm:kv_cache_usage_perc{model_name="tiny"}' in text and "vllm:gpu_cache_usage_perc" in text
