@@ -45,9 +45,9 @@ class WorkerConfig:
     runtime/graph/catalog.py and `node` the stage that this worker computes; items of its streams take at most
     `stream_memory`. Prefixes that the KV cache evicts are kept in `kv_tier_memory` bytes, and in `kv_tier_disk_size`
     bytes in a folder of this worker's under `kv_tier_disk`. `revision` is the operator's name of what the worker serves
-    during an upgrade, `version` that of pontil. `kept_memory` are the descriptors of two files that outlive this process,
-    of KV blocks and of their records (runtime/cache/kept_pool.py), if the launcher holds such; with `keep_kv` it does for
-    a worker on a CPU."""
+    during an upgrade, `version` that of pontil. `kept_memory` are the descriptors of two files that outlive this
+    process, of KV blocks and of their records (runtime/cache/kept_pool.py), if the launcher holds such; with `keep_kv`
+    it does for a worker on a CPU."""
 
     name: str
     role: WorkerRole
@@ -128,7 +128,8 @@ class ProxyConfig:
     `response_store`, where one is named: at most `response_store_size` bytes, for `response_store_days`. Where there is
     an `embedding_model`, texts are embedded by it too, under its name `served_embedding_model_name`.
     `graph` names a model of several stages in runtime/graph/catalog.py. With `routing` by cache, workers that have a
-    prompt's beginning are preferred. With `kv_transfers` other routers drive the workers (runtime/proxy/remote_kv.py)."""
+    prompt's beginning are preferred. With `kv_transfers` other routers drive the workers
+    (runtime/proxy/remote_kv.py)."""
 
     host: str
     port: int

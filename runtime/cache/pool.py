@@ -79,9 +79,13 @@ class BlockPool:
             block = self.free_list.pop()
             self.highest = max(self.highest, block)
             return block
-        block, _ = self.idle.popitem(last=False)
+        block = next(iter(self.idle))
         if self.evicted is not None:
+            # A block that an earlier process left may be damaged, and must not be kept elsewhere as if it were whole.
+            if not self.index.observer.confirms(block):
+                return self.free_list.pop()
             self.evicted(block, self.index.keys[block][-1])
+        del self.idle[block]
         self.index.forget(block)
         return block
 

@@ -256,3 +256,17 @@ def test_recording_takes_its_share_of_steps_and_no_more(launcher: KeptFiles) -> 
     assert len(process.recorder.pending) == 4
     process.recorder.after_step(2.0)
     assert len(process.recorder.pending) == 3
+
+
+def test_a_damaged_block_is_not_kept_elsewhere_when_it_is_evicted(launcher: KeptFiles) -> None:
+    """A tier would give it a digest of its own, and it would pass for whole."""
+    first = launcher.start()
+    blocks = [first.compute(number) for number in range(11, 11 + BLOCKS - 1)]
+    first.recorder.rest(100.0)
+    first.storage.shared[blocks[0]].fill_(255)
+    second = launcher.start()
+    kept: list[int] = []
+    second.pool.evicted = lambda block, key: kept.append(block)
+    assert second.pool.take(2) == blocks[:2]
+    assert kept == [blocks[1]] and second.recorder.damaged == 1
+    second.pool.check()
