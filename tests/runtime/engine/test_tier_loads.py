@@ -6,6 +6,7 @@ import torch
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from late_runner import make_late
 from tiers import ScriptedTier, tier_below, wait_until_idle
 from tiny import Rig, build, check_free, computed_by, drain, reference, rig, sequence
 
@@ -244,8 +245,11 @@ def test_a_block_that_a_copy_still_reads_is_not_read_into(model: Model) -> None:
 @settings(max_examples=examples(3, 60))
 @given(st.data())
 def test_no_token_depends_on_a_tier(model: Model, data: st.DataObject) -> None:
-    """Prompts with common beginnings come, are preempted, and leave, while blocks go to tiers and come back."""
-    ours, alone = rig(model, blocks=14), rig(model, caching=False)
+    """Prompts with common beginnings come, are preempted, and leave, while blocks go to tiers and come back, also with
+    steps in flight and with drafts."""
+    ours, alone = rig(model, blocks=14, drafts=data.draw(st.sampled_from([0, 0, 3]))), rig(model, caching=False)
+    if data.draw(st.booleans()):
+        make_late(ours.engine)
     small = scripted(ours, data.draw(st.integers(1, 12)))
     with tier_below(ours.engine, small, scripted(ours, 40)):
         made, expected = dict[str, Sequence](), dict[str, Sequence]()
@@ -253,7 +257,7 @@ def test_no_token_depends_on_a_tier(model: Model, data: st.DataObject) -> None:
             length = data.draw(st.integers(1, 120))
             tokens = prompt(length, data.draw(st.integers(1, 3)))
             for engine, kept in ((ours.engine, made), (alone.engine, expected)):
-                kept[str(number)] = sequence(str(number), tokens, data.draw(st.just(40)), seed=number, **SAMPLED)
+                kept[str(number)] = sequence(str(number), tokens, 40, seed=number, **SAMPLED)
                 engine.add(kept[str(number)])
             for _ in range(data.draw(st.integers(0, 30))):
                 ours.engine.step()
