@@ -96,13 +96,15 @@ def is_sooner(tier: KVTier, costs: TierCosts, storage: KVStorage) -> bool:
 
 
 def seconds_of_token(engine: Engine, tokens: int) -> float:
-    """Return the seconds to compute one token of a prompt of so many."""
+    """Return the seconds to compute one token of a prompt of so many. No prefix is looked for or kept."""
     params, seconds = SamplingParams(max_tokens=1, seed=0, temperature=0.0), 0.0
+    prefix, enabled = engine.scheduler.prefix, engine.scheduler.prefix.enabled
+    prefix.enabled = False
     for _ in range(PROMPTS):
         begun = time.perf_counter()
         engine.add(Sequence("measured", [0] * max(1, tokens), params, frozenset()))
         while engine.has_work:
             engine.step()
-        engine.scheduler.prefix.clear()
         seconds = time.perf_counter() - begun
+    prefix.enabled = enabled
     return seconds / max(1, tokens)

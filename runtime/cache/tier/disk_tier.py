@@ -132,6 +132,8 @@ class DiskTier:
 
     def close(self) -> None:
         self.opened.close()
+        # Their numbers may be those of other files soon.
+        self.folder = self.index = self.blocks = -1
 
 
 def write(file: int, data: bytes | memoryview, at: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of blocks that were just evicted, between the pool and the thread that stores them."""
+"""Copies of blocks between the pool and the thread that stores and reads them."""
 
 from collections import deque
 from typing import Any
@@ -15,16 +15,19 @@ LEAST_BLOCKS = 4
 
 
 class StagingBuffers:
-    """A fixed number of buffers of one block. The engine's thread takes them, the storing thread gives them back.
+    """A fixed number of buffers of one block for those that were evicted. The engine's thread takes them, the storing
+    thread gives them back, and has one more for a block that it reads.
 
     A block of a device is copied behind everything that was started there before, without waiting for it: the step that
-    reuses the block is started after the copy. In the memory of a CPU the copy is made at once.
+    reuses the block is started after the copy. In the memory of a CPU the copy is made at once, and a block is read
+    to its place. The memory that peers map (`KVStorage.shared`) is not touched where it is another one: it belongs to
+    transfers.
     """
 
     def __init__(self, storage: KVStorage, size: int = STAGING_BYTES) -> None:
         self.storage = storage
         count = max(LEAST_BLOCKS, size // storage.layout.block_bytes)
-        shape = (count, storage.layout.block_bytes)
+        shape = (count + 1, storage.layout.block_bytes)
         self.buffers = torch.empty(shape, dtype=torch.uint8, pin_memory=storage.device.type == "cuda")
         self.rows = self.buffers.numpy()
         self.free = deque(range(count - 1, -1, -1))
@@ -49,6 +52,20 @@ class StagingBuffers:
                 pass
         (digest,) = block_digests(self.rows, [number], self.weights)
         return self.rows[number], digest
+
+    def target(self, block: int) -> Block:
+        """Return the bytes into which a block is read that is to be in this place of the pool."""
+        return self.rows[-1] if self.storage.staged else self.storage.bytes[block]
+
+    def arrive(self, block: int, digest: int, mark: Any) -> bool:
+        """Put what was read into its place, behind the mark, and return True if it has this digest. On return the copy
+        is complete."""
+        if block_digests(self.target(block)[None], [0], self.weights) != [digest]:
+            return False
+        if self.storage.memory is not None:
+            with self.storage.memory.after(mark):
+                self.storage.own[block].copy_(self.buffers[-1], non_blocking=True)
+        return True
 
     def give_back(self, number: int) -> None:
         self.free.append(number)

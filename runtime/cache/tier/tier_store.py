@@ -185,19 +185,16 @@ class TierStore:
         good, seconds = 0, dict[str, tuple[float, int]]()
         for key, block in job.pairs:
             begun = time.monotonic()
-            found = None if self.stopping.is_set() else self.chain.read(key, self.storage.bytes[block])
+            found = None if self.stopping.is_set() else self.chain.read(key, self.staging.target(block))
             if found is None:
                 break
-            if self.storage.digests([block]) != [found.digest]:
+            if not self.staging.arrive(block, found.digest, job.mark):
                 self.counts.damaged += 1
                 self.chain.drop(key)
                 break
             good += 1
             total, blocks = seconds.get(found.tier, (0.0, 0))
             seconds[found.tier] = total + time.monotonic() - begun, blocks + 1
-        places = [block for _, block in job.pairs]
-        self.storage.land(places[:good], None, job.mark)
-        self.storage.forget(places[good:])
         self.counts.loaded += good
         return TierResult(job.ticket, good, seconds)
 

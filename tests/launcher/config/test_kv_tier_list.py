@@ -75,7 +75,7 @@ def test_what_cannot_have_a_tier_is_refused() -> None:
 
 
 def test_a_unit_may_write_where_the_tier_is() -> None:
-    text = unit_of(["/bin/pontil"], ["--role", "mixed", "--kv-tier", BOTH], None).text()
+    text = unit_of(["/bin/pontil"], ("--role", "mixed", "--kv-tier", BOTH), None).text()
     assert "ReadWritePaths=/var/cache/kv\n" in text and f"--kv-tier {BOTH}" in text
 
 

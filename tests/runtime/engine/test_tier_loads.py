@@ -6,6 +6,7 @@ import torch
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from late_runner import make_late
 from tiers import ScriptedTier, tier_below, wait_until_idle
 from tiny import Rig, build, check_free, computed_by, drain, reference, rig, sequence
 
@@ -46,7 +47,7 @@ def evict(one: Rig, store: TierStore, length: int = 100) -> None:
     wait_until_idle(store)
 
 
-@pytest.mark.parametrize("length", [15, 16, 33, 64, 100])
+@pytest.mark.parametrize("length", [15, 16, 100])
 def test_an_evicted_prefix_is_read_and_not_computed(model: Model, length: int) -> None:
     alone, ours = rig(model, caching=False), rig(model, blocks=12)
     alone.engine.add(sequence("b", prompt(length), 20, **SAMPLED))
@@ -71,13 +72,15 @@ def parked(one: Rig, name: str = "b", length: int = 100) -> Sequence:
     return made
 
 
-def cold(model: Model, length: int = 100) -> list[int]:
+@pytest.fixture(scope="module")
+def cold(model: Model) -> list[int]:
+    """Return what follows the prompt of 100 tokens without any cache."""
     alone = rig(model, caching=False)
-    alone.engine.add(sequence("b", prompt(length), 5))
+    alone.engine.add(sequence("b", prompt(100), 5))
     return drain(alone.engine)["b"]
 
 
-def test_others_go_on_while_a_prefix_is_read(model: Model) -> None:
+def test_others_go_on_while_a_prefix_is_read(model: Model, cold: list[int]) -> None:
     ours = rig(model, blocks=20)
     tier = scripted(ours)
     with tier_below(ours.engine, tier) as store:
@@ -90,11 +93,11 @@ def test_others_go_on_while_a_prefix_is_read(model: Model) -> None:
             ours.engine.step()
         assert waits.state is SequenceState.WAITING_FOR_REMOTE_KVS and ours.scheduler.queues.seats_taken == 1
         tier.may_read.set()
-        assert drain(ours.engine)["b"] == cold(model) and waits.cached == 99
+        assert drain(ours.engine)["b"] == cold and waits.cached == 99
         check_free(ours)
 
 
-def test_two_with_one_prefix_read_it_once(model: Model) -> None:
+def test_two_with_one_prefix_read_it_once(model: Model, cold: list[int]) -> None:
     ours = rig(model, blocks=30)
     tier = scripted(ours)
     with tier_below(ours.engine, tier) as store:
@@ -102,11 +105,11 @@ def test_two_with_one_prefix_read_it_once(model: Model) -> None:
         for name in "bc":
             ours.engine.add(sequence(name, prompt(100), 5))
         tokens = drain(ours.engine)
-        assert tokens["b"] == tokens["c"] == cold(model) and tier.reads == 7
+        assert tokens["b"] == tokens["c"] == cold and tier.reads == 7
         check_free(ours)
 
 
-def test_a_sequence_may_end_while_its_prefix_is_read(model: Model) -> None:
+def test_a_sequence_may_end_while_its_prefix_is_read(model: Model, cold: list[int]) -> None:
     ours = rig(model, blocks=12)
     tier = scripted(ours)
     with tier_below(ours.engine, tier) as store:
@@ -121,11 +124,11 @@ def test_a_sequence_may_end_while_its_prefix_is_read(model: Model) -> None:
         wait_until_idle(store)
         again = sequence("b", prompt(100), 5)
         ours.engine.add(again)
-        assert drain(ours.engine)["b"] == cold(model) and again.cached == 99 and tier.reads == 7
+        assert drain(ours.engine)["b"] == cold and again.cached == 99 and tier.reads == 7
         check_free(ours)
 
 
-def test_a_read_that_takes_longer_than_computing_is_given_up(model: Model) -> None:
+def test_a_read_that_takes_longer_than_computing_is_given_up(model: Model, cold: list[int]) -> None:
     now = [0.0]
     ours = rig(model, blocks=30)
     ours.scheduler.tier.clock = lambda: now[0]
@@ -140,7 +143,7 @@ def test_a_read_that_takes_longer_than_computing_is_given_up(model: Model) -> No
         # No other one waits for a tier that is behind.
         ours.engine.add(sequence("c", prompt(100), 5))
         tokens = drain(ours.engine)
-        assert tokens["b"] == tokens["c"] == cold(model) and late.cached == 0
+        assert tokens["b"] == tokens["c"] == cold and late.cached == 0
         assert (ours.scheduler.tier.late, ours.scheduler.tier.hits) == (1, 0)
         tier.may_read.set()
         wait_until_idle(store)
@@ -148,7 +151,7 @@ def test_a_read_that_takes_longer_than_computing_is_given_up(model: Model) -> No
         check_free(ours)
 
 
-def test_a_sequence_that_gave_up_its_read_waits_for_room(model: Model) -> None:
+def test_a_sequence_that_gave_up_its_read_waits_for_room(model: Model, cold: list[int]) -> None:
     now = [0.0]
     ours = rig(model, blocks=9)
     ours.scheduler.tier.clock = lambda: now[0]
@@ -161,11 +164,11 @@ def test_a_sequence_that_gave_up_its_read_waits_for_room(model: Model) -> None:
         ours.engine.step()
         assert late.state is SequenceState.WAITING and ours.scheduler.stalled
         tier.may_read.set()
-        assert drain(ours.engine)["b"] == cold(model) and late.cached == 99
+        assert drain(ours.engine)["b"] == cold and late.cached == 99
         check_free(ours)
 
 
-def test_damaged_blocks_are_computed_and_forgotten(model: Model) -> None:
+def test_damaged_blocks_are_computed_and_forgotten(model: Model, cold: list[int]) -> None:
     ours = rig(model, blocks=12)
     tier = scripted(ours)
     with tier_below(ours.engine, tier) as store:
@@ -173,13 +176,15 @@ def test_damaged_blocks_are_computed_and_forgotten(model: Model) -> None:
         tier.lies = True
         again = sequence("b", prompt(100), 5)
         ours.engine.add(again)
-        assert drain(ours.engine)["b"] == cold(model) and again.cached == 0
+        assert drain(ours.engine)["b"] == cold and again.cached == 0
         assert store.counts.damaged == 1 and store.counts.loaded == 0 and tier.reads == 1
         check_free(ours)
 
 
 @pytest.mark.parametrize("fault", [OSError(5, "Input/output error"), ZeroDivisionError("a fault of ours")], ids=repr)
-def test_a_tier_that_fails_costs_no_request(model: Model, fault: Exception, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tier_that_fails_costs_no_request(
+    model: Model, cold: list[int], fault: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     ours = rig(model, blocks=12)
     tier = scripted(ours)
     with tier_below(ours.engine, tier) as store:
@@ -187,7 +192,7 @@ def test_a_tier_that_fails_costs_no_request(model: Model, fault: Exception, capl
         tier.fault = fault
         again = sequence("b", prompt(100), 5)
         ours.engine.add(again)
-        assert drain(ours.engine)["b"] == cold(model) and again.cached == 0
+        assert drain(ours.engine)["b"] == cold and again.cached == 0
         tier.fault = fault if isinstance(fault, OSError) else None
         fill(ours, 91, 92)
         if isinstance(fault, OSError):
@@ -196,7 +201,7 @@ def test_a_tier_that_fails_costs_no_request(model: Model, fault: Exception, capl
         check_free(ours)
 
 
-def test_what_is_computed_sooner_is_not_read(model: Model) -> None:
+def test_what_is_computed_sooner_is_not_read(model: Model, cold: list[int]) -> None:
     ours = rig(model, blocks=12)
     tier = scripted(ours)
     with tier_below(ours.engine, tier) as store:
@@ -204,7 +209,7 @@ def test_what_is_computed_sooner_is_not_read(model: Model) -> None:
         store.costs.per_token = 0.0
         again = sequence("b", prompt(100), 5)
         ours.engine.add(again)
-        assert drain(ours.engine)["b"] == cold(model) and (again.cached, tier.reads) == (0, 0)
+        assert drain(ours.engine)["b"] == cold and (again.cached, tier.reads) == (0, 0)
         assert ours.scheduler.tier.refused == 1
 
 
@@ -220,7 +225,9 @@ def test_prompts_whose_logprobs_are_wanted_are_not_read(model: Model) -> None:
 
 def test_a_block_that_a_copy_still_reads_is_not_read_into(model: Model) -> None:
     """The copy of an unfilled block has to read it before a tier's thread may write there."""
-    ours = rig(model, blocks=9)
+    ours, alone = rig(model, blocks=9), rig(model, caching=False)
+    alone.engine.add(sequence("b", prompt(40), 5))
+    expected = drain(alone.engine)["b"]
     with tier_below(ours.engine) as store:
         evict(ours, store, 40)
         ours.engine.add(sequence("c", prompt(20, 3), 1))
@@ -231,23 +238,26 @@ def test_a_block_that_a_copy_still_reads_is_not_read_into(model: Model) -> None:
         ours.scheduler.admit()
         assert ours.scheduler.memory.copies and len(ours.scheduler.tier.unsent) == 1 and not store.reads
         tokens = drain(ours.engine)
-        assert tokens["b"] == cold(model, 40) and reading.cached == 39 and copying.cached == 19
+        assert tokens["b"] == expected and reading.cached == 39 and copying.cached == 19
         check_free(ours)
 
 
-@settings(max_examples=examples(6, 60))
+@settings(max_examples=examples(3, 60))
 @given(st.data())
 def test_no_token_depends_on_a_tier(model: Model, data: st.DataObject) -> None:
-    """Prompts with common beginnings come, are preempted, and leave, while blocks go to tiers and come back."""
-    ours, alone = rig(model, blocks=14), rig(model, caching=False)
+    """Prompts with common beginnings come, are preempted, and leave, while blocks go to tiers and come back, also with
+    steps in flight and with drafts."""
+    ours, alone = rig(model, blocks=14, drafts=data.draw(st.sampled_from([0, 0, 3]))), rig(model, caching=False)
+    if data.draw(st.booleans()):
+        make_late(ours.engine)
     small = scripted(ours, data.draw(st.integers(1, 12)))
     with tier_below(ours.engine, small, scripted(ours, 40)):
-        made, expected = {}, {}
+        made, expected = dict[str, Sequence](), dict[str, Sequence]()
         for number in range(data.draw(st.integers(2, 8))):
             length = data.draw(st.integers(1, 120))
             tokens = prompt(length, data.draw(st.integers(1, 3)))
             for engine, kept in ((ours.engine, made), (alone.engine, expected)):
-                kept[str(number)] = sequence(str(number), tokens, data.draw(st.just(40)), seed=number, **SAMPLED)
+                kept[str(number)] = sequence(str(number), tokens, 40, seed=number, **SAMPLED)
                 engine.add(kept[str(number)])
             for _ in range(data.draw(st.integers(0, 30))):
                 ours.engine.step()

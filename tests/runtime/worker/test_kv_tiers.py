@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from open_resources import held
@@ -15,8 +16,8 @@ from pontil.runtime.worker import kv_tiers
 
 Open = Callable[..., PromptWorker]
 # Blocks of the tiny model's KV cache; the pool has room for a few prompts.
-SETTINGS: dict[str, object] = {"kv_cache_memory": 512 << 10}
-MEMORY = {"kv_tier_memory": 16 << 20}
+SETTINGS: dict[str, Any] = {"kv_cache_memory": 512 << 10}
+MEMORY: dict[str, Any] = {"kv_tier_memory": 16 << 20}
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def worker(proxy: ScriptedProxy, model: Path, tmp_path: Path, monkeypatch: pytes
     """Return what opens a worker for which every read is worth its time, and has it registered."""
     monkeypatch.setattr(kv_tiers, "seconds_of_token", lambda engine, tokens: 60.0)
 
-    def opened(**settings: object) -> PromptWorker:
+    def opened(**settings: Any) -> PromptWorker:
         made = open_worker(model, tmp_path, "decode:0", "decode", **SETTINGS, **settings)
         proxy.admit(made)
         return made
@@ -32,7 +33,7 @@ def worker(proxy: ScriptedProxy, model: Path, tmp_path: Path, monkeypatch: pytes
     return opened
 
 
-def disk(folder: Path) -> dict[str, object]:
+def disk(folder: Path) -> dict[str, Any]:
     return {"kv_tier_disk": str(folder / "kv"), "kv_tier_disk_size": 16 << 20}
 
 
