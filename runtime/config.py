@@ -40,7 +40,8 @@ class WorkerConfig:
     derive; None keeps nothing. A worker of several processes has `ranks` of them; this one is `rank`, and rank 0 serves
     the others at `rank_endpoint`. `lent_cores` is the file through which the workers of a launch lend each other cores,
     if they do. `speculative_model` guesses tokens for `model`. `keys` is the system's secret (runtime/wire/keys.py),
-    where it has one. `pooling` is for a worker that embeds. `deterministic` chooses products on a
+    where it has one. `more_controls` are the endpoints of further proxies. `pooling` is for a worker that embeds.
+    `deterministic` chooses products on a
     GPU whose rows' bits do not depend on the batch. In a model of several stages, `graph` is its name in
     runtime/graph/catalog.py and `node` the stage that this worker computes; items of its streams take at most
     `stream_memory`."""
@@ -82,6 +83,12 @@ class WorkerConfig:
     graph: str | None = None
     node: str | None = None
     stream_memory: int = 256 << 20
+    more_controls: tuple[str, ...] = ()
+
+    @property
+    def controls(self) -> tuple[str, ...]:
+        """The endpoints of all proxies."""
+        return (self.control, *self.more_controls)
 
     @property
     def model_path(self) -> Path:
@@ -180,7 +187,8 @@ def worker_config(values: dict[str, Any]) -> WorkerConfig:
     """Return the configuration from its JSON form. An unknown or missing key raises TypeError: only the launcher writes
     it."""
     deadlines = Deadlines(**values.get("deadlines", {}))
-    return WorkerConfig(**{**values, "cores": tuple(cast("list[int]", values["cores"])), "deadlines": deadlines})
+    made = {"deadlines": deadlines, "more_controls": tuple(values.get("more_controls", ()))}
+    return WorkerConfig(**{**values, "cores": tuple(cast("list[int]", values["cores"])), **made})
 
 
 def proxy_config(values: dict[str, Any]) -> ProxyConfig:

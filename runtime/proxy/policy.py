@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Routing: the choice of a request's workers, a pure function of a snapshot."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,13 +11,39 @@ from pontil.runtime.accounting.counts import DECODE, PREFILL, WHOLE
 # still taken. Enough that it never waits for the proxy, and so little that the proxy still decides the order.
 AHEAD_STEPS = 4
 SPARE_SEATS = 2
+# Larger counts of other proxies' work are no counts.
+MOST_STATED = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class OtherLoad:
+    """What `proxies` other proxies have given to a worker: requests, choices, and prompt tokens not computed yet."""
+
+    proxies: int = 0
+    in_flight: int = 0
+    taken: int = 0
+    uncomputed: int = 0
+
+    def share_of(self, whole: int) -> int:
+        """Return an even share of what belongs to all proxies, at least one."""
+        return max(1, whole // (self.proxies + 1))
+
+    @classmethod
+    def of(cls, stated: Mapping[str, int] | None) -> "OtherLoad":
+        """Return the load in a heartbeat, in which any number may be wrong."""
+        known = {name: min(max(0, (stated or {}).get(name, 0)), MOST_STATED) for name in cls.__slots__}
+        return cls(**known)
+
+
+NO_OTHERS = OtherLoad()
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
     """One worker's load at one moment. `context` is the longest sequence it can hold, in tokens; `uncomputed` counts
     the prompt tokens dispatched to it that it has not computed, `step_tokens` is the most that it computes in one step.
-    `taken` counts the choices dispatched to it that have not ended; `seats` of them run at once."""
+    `taken` counts the choices dispatched to it that have not ended; `seats` of them run at once. The counts are this
+    proxy's own; `others` is what other proxies had given to the worker when it last said so."""
 
     incarnation: str
     name: str
@@ -30,15 +56,27 @@ class WorkerLoad:
     uncomputed: int = 0
     step_tokens: int = 256
     taken: int = 0
+    others: OtherLoad = NO_OTHERS
 
     @property
     def can_prefill(self) -> bool:
-        """True if another prompt may be dispatched to it."""
-        return self.uncomputed < AHEAD_STEPS * self.step_tokens
+        """True if another prompt may be dispatched to it: within this proxy's even share, or what the others leave."""
+        ahead = AHEAD_STEPS * self.step_tokens
+        return self.uncomputed < max(ahead - self.others.uncomputed, self.others.share_of(ahead))
 
     def can_seat(self, choices: int, spare: int = SPARE_SEATS) -> bool:
-        """Return whether so many more choices have seats, up to `spare` too many."""
-        return self.taken + choices <= self.seats + spare
+        """Return whether so many more choices have seats, up to `spare` too many. What is beyond an even share of the
+        seats must be left by the other proxies. So no proxy waits for what another one takes again and again."""
+        room = max(self.seats + spare - self.others.taken, self.others.share_of(self.seats))
+        return self.taken + choices <= room or (not self.taken and choices <= self.seats + spare)
+
+    @property
+    def all_in_flight(self) -> int:
+        return self.in_flight + self.others.in_flight
+
+    @property
+    def all_uncomputed(self) -> int:
+        return self.uncomputed + self.others.uncomputed
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +194,15 @@ def best_pair(
 def relieving(prefill: WorkerLoad, decode: Sequence[WorkerLoad], prompt_tokens: int) -> WorkerLoad | None:
     """Return the decode worker that would compute the prompt at least a step sooner than `prefill`, or None."""
     worker = by_backlog(decode)[0]
-    alone = INTERLEAVED * (worker.uncomputed + prompt_tokens)
-    return worker if alone + worker.step_tokens < prefill.uncomputed + prompt_tokens else None
+    alone = INTERLEAVED * (worker.all_uncomputed + prompt_tokens)
+    return worker if alone + worker.step_tokens < prefill.all_uncomputed + prompt_tokens else None
 
 
 def by_backlog(workers: Sequence[WorkerLoad]) -> list[WorkerLoad]:
     """Sort by prompt tokens to compute, fewest first, then by load."""
-    return sorted(by_load(workers), key=lambda worker: worker.uncomputed)
+    return sorted(by_load(workers), key=lambda worker: worker.all_uncomputed)
 
 
 def by_load(workers: Sequence[WorkerLoad]) -> list[WorkerLoad]:
     """Sort by requests, fewest first, then by free blocks, most first, then by registration."""
-    return sorted(workers, key=lambda worker: (worker.in_flight, -worker.free_blocks))
+    return sorted(workers, key=lambda worker: (worker.all_in_flight, -worker.free_blocks))

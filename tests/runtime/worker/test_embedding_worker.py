@@ -146,7 +146,7 @@ def test_a_worker_that_leaves_gives_its_texts_back(made: EmbeddingSite) -> None:
 def test_what_was_computed_is_told_in_heartbeats(made: EmbeddingSite) -> None:
     made.ask("a", [2, 5, 3])
     made.vectors("a")
-    made.worker.link.next_send = 0.0
+    made.worker.link.links[0].next_send = 0.0
     told = made.worker.load().counters
     assert (told["prompt_tokens_computed"], told["prompt_tokens_computed_before"]) == (3, 0)
 
