@@ -123,7 +123,10 @@ class ProxyConfig:
     as in runtime/chat/dialect.py. Pages of `cors_origins` may read answers in a browser. Responses are kept in the file
     `response_store`, where one is named: at most `response_store_size` bytes, for `response_store_days`. Where there is
     an `embedding_model`, texts are embedded by it too, under its name `served_embedding_model_name`.
-    `graph` names a model of several stages in runtime/graph/catalog.py."""
+    `graph` names a model of several stages in runtime/graph/catalog.py. The proxy has a `name`, and a `number` among
+    the `proxies` on one port; they know of each other by files in `shared_folder`. Streams
+    that may be continued are recorded in `resume_folder`, where one is named, for `resume_window` after their
+    connection broke."""
 
     host: str
     port: int
@@ -161,6 +164,20 @@ class ProxyConfig:
     embedding_model: str | None = None
     served_embedding_model_name: str | None = None
     graph: str | None = None
+    name: str = "proxy"
+    number: int = 0
+    proxies: int = 1
+    shared_folder: str | None = None
+    resume_folder: str | None = None
+    resume_window: float = 60.0
+
+    @property
+    def shared_path(self) -> Path | None:
+        return None if self.shared_folder is None else Path(self.shared_folder)
+
+    @property
+    def resume_path(self) -> Path | None:
+        return None if self.resume_folder is None else Path(self.resume_folder)
 
     @property
     def embedding_model_path(self) -> Path | None:

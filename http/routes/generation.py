@@ -29,6 +29,7 @@ from pontil.http.response.rendering import reply
 from pontil.http.response.reply_shape import ChatShape, CompletionShape, ReplyHeading, ShownText
 from pontil.http.response.schema_watch import SchemaWatch
 from pontil.http.response.spoken_shape import SpokenForm, spoken_form
+from pontil.http.routes.resumable_routes import ResumableRoutes, context_of, heading_of
 from pontil.http.routes.served_model import ServedModel
 from pontil.http.routes.sound import SoundRoutes
 from pontil.runtime.chat.answer_reader import AnswerReader
@@ -75,8 +76,12 @@ class GenerationRoutes:
         self.proxy, self.model, self.prompts = proxy, model, prompts
         self.bodies, self.grammars, self.answers = bodies, grammars, answers
         self.sounds = SoundRoutes(proxy, model, bodies)
+        self.resumable = ResumableRoutes(proxy)
 
     async def completions(self, request: Request) -> HTTPResponse | None:
+        return await self.resumable.serve(request, self.begin_completion)
+
+    async def begin_completion(self, request: Request) -> HTTPResponse | None:
         wanted = await self.bodies.read(request, self.reading(request, read_completion))
         return await self.answer_completion(request, wanted)
 
@@ -95,10 +100,17 @@ class GenerationRoutes:
             for prompt in wanted.prompts
         ]
         shown = self.shown(wanted.sampling, wanted.echo, added=self.added(wanted))
-        shape = form(self.heading("cmpl", snapshot), wanted.delivery, shown)
+        heading = heading_of(request) or self.heading("cmpl", snapshot)
+        shape = form(heading, wanted.delivery, shown)
         shape.schema_watch = self.schema_watch(wanted.sampling)
         self.bodies.in_flight.let_go(request)
-        return await reply(request, self.submit(admitted, request, snapshot), shape)
+        if len(admitted) > 1 and context_of(request) is not None and wanted.delivery.stream:
+            raise RequestError("pontil-resume is for one prompt: send several requests", param="prompt")
+        stream, made = self.resumable.stream(
+            request, wanted.delivery, admitted[0].params, shape, heading,
+            lambda: self.submit(admitted, request, snapshot),
+        )  # fmt: skip
+        return await reply(request, stream, made)
 
     def reading(self, request: Request, read: Callable[..., T]) -> Callable[[dict[str, Any]], T]:
         """Return the parser for this request's body."""
@@ -126,6 +138,9 @@ class GenerationRoutes:
         return await self.prompts.text_ids(prompt, limit, wanted.handling.add_special_tokens)
 
     async def chat(self, request: Request) -> HTTPResponse | None:
+        return await self.resumable.serve(request, self.begin_chat)
+
+    async def begin_chat(self, request: Request) -> HTTPResponse | None:
         wanted = await self.bodies.read(request, self.reading(request, read_chat))
         return await self.answer_chat(request, wanted)
 
@@ -134,12 +149,19 @@ class GenerationRoutes:
         self.check(wanted, request)
         self.sounds.check(wanted, request)
         ready = await self.ready(await self.sounds.heard(wanted, request), request, "messages")
-        shape = self.chat_shape(ready)
+        heading = heading_of(request) or self.heading("chatcmpl", ready.snapshot)
+        shape = self.chat_shape(ready, heading)
         shape.schema_watch = self.schema_watch(ready.wanted.sampling)
         self.bodies.in_flight.let_go(request)
         if wanted.audio is not None:
+            if context_of(request) is not None:
+                raise RequestError("an answer in sound cannot be continued: leave out pontil-resume", param="audio")
             return await self.answer_spoken(request, ready, shape, wanted.audio)
-        return await reply(request, self.submit([ready.admitted], request, ready.snapshot), shape)
+        stream, made = self.resumable.stream(
+            request, wanted.delivery, ready.admitted.params, shape, heading,
+            lambda: self.submit([ready.admitted], request, ready.snapshot),
+        )  # fmt: skip
+        return await reply(request, stream, made)
 
     async def answer_spoken(
         self, request: Request, ready: ReadyChat, shape: ChatShape, wanted: AudioOutput
@@ -203,13 +225,13 @@ class GenerationRoutes:
         make = partial(structure_of, tools, own, self.prompts.dialect, thinking)
         return await self.prompts.executor.run(make, 0) if tools.tools else make()
 
-    def chat_shape(self, ready: ReadyChat) -> ChatShape:
+    def chat_shape(self, ready: ReadyChat, heading: ReplyHeading | None = None) -> ChatShape:
         wanted = ready.wanted
         continued = wanted.prompt.continued if wanted.echo else ""
         if wanted.echo and not continued:
             wanted.prompt.ignored.note("echo")
         shown = self.shown(wanted.sampling, continued=continued)
-        made = (self.heading("chatcmpl", ready.snapshot), wanted.delivery, shown)
+        made = (heading or self.heading("chatcmpl", ready.snapshot), wanted.delivery, shown)
         if not (wanted.include_reasoning or self.prompts.dialect.thinks):
             wanted.prompt.ignored.note("include_reasoning")
         if not self.prompts.dialect.reads(wanted.prompt.tools.functions):

@@ -14,6 +14,7 @@ from pontil.runtime.graph.catalog import GraphModel
 # Workers send heartbeats twice a second, and renew a lease in thirds of it: with shorter values a busy worker would be
 # taken for a dead one.
 SHORTEST_TTL = SHORTEST_LEASE = 2.0
+MOST_PROXIES = 16
 
 
 def check_lists(options: LaunchOptions) -> None:
@@ -38,6 +39,20 @@ def check_join(options: LaunchOptions) -> None:
         raise OptionError("--api-keys and --admin-key are the proxy's, and --join starts none: give them where it is.")
     if options.join and options.control:
         raise OptionError("--control is the endpoint of a proxy started here and --join of one elsewhere: give one.")
+
+
+def check_proxies(options: LaunchOptions, graph: GraphModel | None, controls: Sequence[str]) -> None:
+    if len(controls) > 1 and graph is not None:
+        raise OptionError(
+            f"{options.model} has several stages, which one proxy conducts: leave out --proxies, and name one endpoint "
+            "with --join."
+        )
+    if options.join and options.proxies > 1 and options.proxies != len(controls):
+        raise OptionError(
+            f"--join names {len(controls)} endpoints and --proxies says {options.proxies}: name every proxy's."
+        )
+    if len(controls) > MOST_PROXIES:
+        raise OptionError(f"--join names {len(controls)} proxies, and {MOST_PROXIES} is the most.")
 
 
 def check_stages(options: LaunchOptions, graph: GraphModel | None) -> None:

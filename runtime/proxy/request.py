@@ -3,7 +3,7 @@
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from pontil.runtime.accounting.book import stated_count
 from pontil.runtime.accounting.counts import DECODE, PREFILL, Account, Usage
@@ -44,6 +44,19 @@ class PullReport:
     error: str | None = None
 
 
+class Journal(Protocol):
+    """The record of a request."""
+
+    def note(self) -> None:
+        """Record the request as it is now."""
+
+    def close(self, billed: Usage, finish: str) -> None:
+        """Record its end, before that is in the usage log."""
+
+    def let_go(self) -> None:
+        """Take note that its end is in the usage log, or on its way there."""
+
+
 @dataclass(slots=True)
 class Request:
     """A request in flight.
@@ -60,7 +73,8 @@ class Request:
     was dispatched, `stranded_at` when the last one that reached its workers broke; `prompt_worker` has yet to compute
     `uncomputed` tokens of the prompt. A request has `begun` once any token of its answer has arrived. `token_paths`
     holds those that are open, by worker and choice. With an `embedding` task its answer is the `vector`, and no tokens;
-    with a `stage` task it is for one stage of a model of several.
+    with a `stage` task it is for one stage of a model of several. `stop_matches` has the stop string of each choice
+    that ended, as its worker stated it. A `journal` records what another proxy needs to go on with the request.
     """
 
     id: str
@@ -100,6 +114,8 @@ class Request:
     embedding: EmbeddingTask | None = None
     vector: bytes | None = None
     stage: StageTask | None = None
+    stop_matches: dict[int, str | None] = field(default_factory=dict)
+    journal: "Journal | None" = None
 
     @classmethod
     def start(
@@ -241,6 +257,7 @@ class Request:
             tell = self.mailbox.put if reason is None else self.mailbox.add
             tell(text, delivered, choice, logprobs_of(frame, len(new), len(delivered)))
         if reason is not None:
+            self.stop_matches[choice] = frame.stop_match
             self.end_choice(choice, phase, reason)
         elif delivered and (frame.sender, choice) not in self.token_paths:
             self.open_token_path(frame.sender, phase, choice)

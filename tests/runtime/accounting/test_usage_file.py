@@ -56,11 +56,11 @@ def test_foreign_newer_and_missing_files_are_refused(tmp_path: Path) -> None:
         database.execute("CREATE TABLE mine (x)")
     UsageFile(tmp_path / "newer").close()
     with closing(sqlite3.connect(tmp_path / "newer")) as database:
-        database.execute("PRAGMA user_version = 4")
+        database.execute("PRAGMA user_version = 5")
     for name, said in (
         ("text", "not a"),
         ("foreign", "not a usage log"),
-        ("newer", "version 4"),
+        ("newer", "version 5"),
         ("no/file", "No such"),
     ):
         with pytest.raises(UsageLogError, match=said):
@@ -68,7 +68,7 @@ def test_foreign_newer_and_missing_files_are_refused(tmp_path: Path) -> None:
     for name, said in (
         ("text", "not a"),
         ("foreign", "not a usage log"),
-        ("newer", "version 4"),
+        ("newer", "version 5"),
         ("none", "there is no"),
     ):
         with pytest.raises(UsageLogError, match=said):
