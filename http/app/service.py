@@ -147,7 +147,7 @@ class Service:
     def __init__(self, proxy: Proxy, app: Sanic[Any, Any], listener: socket.socket, reporter: Reporter) -> None:
         self.proxy, self.app, self.listener, self.reporter = proxy, app, listener, reporter
         self.drain_deadline: float | None = None
-        self.listening = self.reported = False
+        self.listening = self.reported = self.hands_over = False
         self.pipe: CommandPipe | None = None
         app.register_listener(self.before_start, "before_server_start")
         app.register_listener(self.after_start, "after_server_start")
@@ -182,7 +182,9 @@ class Service:
         self.reporter.ready(url=f"http://{shown}:{port}")
 
     async def before_stop(self, app: Any) -> None:
-        """Abort running streams while their connections are still open."""
+        """Abort running streams while their connections are still open, unless they may end."""
+        if self.hands_over:
+            return
         self.proxy.drain()
         self.proxy.abandon()
 
@@ -212,8 +214,25 @@ class Service:
             told = partial(self.reporter.tested, int(command["number"]))
             self.proxy.self_test.begin(told, self.reporter.progress)
         elif command.get("kind") == "drain":
+            timeout = float(command.get("timeout", GRACE_SECONDS))
+            if command.get("hand_over"):
+                self.leave(timeout)
+                return
             self.proxy.drain()
-            self.drain_deadline = asyncio.get_running_loop().time() + float(command.get("timeout", GRACE_SECONDS))
+            self.drain_deadline = asyncio.get_running_loop().time() + timeout
+
+    def leave(self, timeout: float) -> None:
+        """Take no more connections, since another proxy does, and end once those that are open have no request."""
+        self.hands_over = True
+        self.app.config.GRACEFUL_SHUTDOWN_TIMEOUT = timeout + GRACE_SECONDS
+        asyncio.get_running_loop().call_later(timeout, self.hand_over)
+        self.app.stop()
+
+    def hand_over(self) -> None:
+        """Leave the streams that can be continued to other proxies, and end the rest."""
+        self.proxy.streams.hand_over_all()
+        self.proxy.drain()
+        self.proxy.abandon()
 
     def on_tick(self, number: int) -> None:
         """Report progress of the event loop. After a drain, stop once the proxy is idle or the deadline has passed."""

@@ -3,6 +3,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from sanic import HTTPResponse, Request
@@ -45,6 +46,12 @@ def context_of(request: Request) -> ResumeContext | None:
     """Return what this request says about resuming, if it does."""
     found: ResumeContext | None = getattr(request.ctx, "resume", None)
     return found
+
+
+def cut(request: Request) -> None:
+    """End the connection at once: the client asks for the rest of its stream."""
+    protocol: Any = request.protocol
+    protocol.transport.abort()
 
 
 def heading_of(request: Request) -> ReplyHeading | None:
@@ -99,13 +106,13 @@ class ResumableRoutes:
             made = ResumableFormat(form, since, params.n)
             context.claimed = None
             request.ctx.stream_id = since.name
-            return streams.take_up(claimed), made
+            return streams.take_up(claimed, partial(cut, request)), made
         if params.logprobs is not None or params.prompt_logprobs is not None:
             raise RequestError(
                 "a stream with logprobs cannot be continued: leave out one of logprobs and pontil-resume"
             )
         body = (context.body or b"").decode("utf-8", "surrogateescape")
         about = {"path": context.path, "body": body, "heading": asdict(heading)}
-        name, stream = streams.begin(submit(), about)
+        name, stream = streams.begin(submit(), about, partial(cut, request))
         request.ctx.stream_id = name
         return stream, ResumableFormat(form, ResumePoint(name), params.n)

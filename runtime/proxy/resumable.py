@@ -37,7 +37,8 @@ HELD = "this stream still has a reader: close that connection first, and try aga
 
 class StreamJournal:
     """The record of one request of this proxy. `detached_at` is the time when its client left, None while it is
-    there. `written` is the number of ids of each choice that the record has."""
+    there. `written` is the number of ids of each choice that the record has. `cut` ends the connection of its
+    client."""
 
     def __init__(
         self, record: StreamRecord, request: Request, incarnation: str, left: Callable[["StreamJournal"], None]
@@ -46,6 +47,7 @@ class StreamJournal:
         self.detached_at: float | None = None
         self.written = [0] * len(request.answers)
         self.seen = -1
+        self.cut: Callable[[], None] = nothing
 
     @property
     def name(self) -> str:
@@ -101,9 +103,12 @@ class ResumableStreams:
         # Records whose requests were looked up in the usage log after their proxies' deaths.
         self.settled: set[str] = set()
 
-    def begin(self, stream: Stream, about: Mapping[str, Any]) -> tuple[str, Stream]:
+    def begin(
+        self, stream: Stream, about: Mapping[str, Any], cut: Callable[[], None]
+    ) -> tuple[str, Stream]:  # fmt: skip
         """Record a stream of one request; return its id, and the stream with a reader that may leave. `about` is what
-        the caller needs to render it again. Raises Unavailable, and the request is cancelled, if that cannot be."""
+        the caller needs to render it again, `cut` ends the reader's connection. Raises Unavailable, and the request is
+        cancelled, if that cannot be."""
         request = stream.request
         try:
             if self.records is None:
@@ -112,11 +117,12 @@ class ResumableStreams:
         except Unavailable:
             stream.cancel()
             raise
-        self.adopt(record, request).note()
+        self.adopt(record, request, cut).note()
         return record.name, Stream([request], self.detach, self.turn)
 
-    def adopt(self, record: StreamRecord, request: Request) -> StreamJournal:
+    def adopt(self, record: StreamRecord, request: Request, cut: Callable[[], None]) -> StreamJournal:
         journal = StreamJournal(record, request, self.incarnation, self.forget)
+        journal.cut = cut
         request.journal = self.journals[record.name] = journal
         return journal
 
@@ -177,9 +183,11 @@ class ResumableStreams:
         else:
             claimed.detached_at = self.clock()
 
-    def take_up(self, claimed: StreamRecord | StreamJournal) -> Stream:
-        """Return a stream of the whole answer, from its beginning, for the reader that claimed it."""
+    def take_up(self, claimed: StreamRecord | StreamJournal, cut: Callable[[], None]) -> Stream:
+        """Return a stream of the whole answer, from its beginning, for the reader that claimed it, whose connection
+        `cut` ends."""
         if isinstance(claimed, StreamJournal):
+            claimed.cut = cut
             rewind(claimed.request, self.tokenizer)
             return Stream([claimed.request], self.detach, self.turn)
         if end_of(claimed.last) is not None:
@@ -191,7 +199,7 @@ class ResumableStreams:
         except RequestError:
             claimed.end()
             raise
-        journal = self.adopt(claimed, request)
+        journal = self.adopt(claimed, request, cut)
         journal.written = [len(answer.ids) for answer in request.answers]
         LOG.info("goes on with a stream of another process", extra={"request": request.id})
         self.in_flight.take_over(request, request.caller)
@@ -227,6 +235,7 @@ class ResumableStreams:
         self.forget(journal)
         self.in_flight.hand_over(request)
         journal.record.release()
+        journal.cut()
 
     def hand_over_all(self) -> None:
         """Leave all streams to other proxies, since this one ends."""
@@ -304,6 +313,10 @@ def after(receipt: "Future[None] | None", work: Callable[[], None]) -> None:
         work()
     else:
         receipt.add_done_callback(lambda _: work())
+
+
+def nothing() -> None:
+    """Leave the connection: the reader has left it."""
 
 
 def left_alone(request: Request) -> None:
