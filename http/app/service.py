@@ -44,7 +44,7 @@ from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 BACKLOG = 1024
 # The header with the id of a stream that can be continued.
-STREAM = "pontil-stream"
+STREAM = "x-pontil-stream"
 # A body up to this many times too large is read and discarded, so that the client is still connected to read the 413.
 READ_ANYWAY = 4
 # Timeout of a response that is not streamed; a request whose worker is silent fails much sooner.

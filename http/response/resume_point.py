@@ -74,7 +74,7 @@ def read_event_id(text: str) -> ResumePoint:
     if found is None:
         raise RequestError(
             "Last-Event-ID is no event's id of a stream here: send the last id that came, or the stream's own "
-            "from the header pontil-stream"
+            "from the header x-pontil-stream"
         )
     name, places, tail, choice, ids, characters, ended, events = found.groups()
     group = None

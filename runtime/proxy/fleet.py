@@ -8,12 +8,15 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future
 
 from pontil.runtime.config import ProxyConfig
+from pontil.runtime.proxy.metrics_pages import MetricsPages
 from pontil.runtime.proxy.siblings import Siblings
 from pontil.runtime.proxy.stream_record import StreamRecords
 from pontil.runtime.proxy.usage_table import UsageTable
 
 # Seconds between two looks at the others.
 LOOK = 0.5
+# Looks from one page of metrics that is left for the others to the next.
+LOOKS_PER_PAGE = 4
 USAGE_TABLE = "usage-of-keys"
 LOG = logging.getLogger("pontil.proxy")
 
@@ -23,17 +26,19 @@ Lose = Callable[[str, Collection[str]], "Future[None] | None"]
 
 
 class Fleet:
-    """The other proxies, as this one sees them. A proxy alone has none. Raises PontilError where the launch's folder
-    cannot be used."""
+    """The other proxies, as this one sees them. A proxy alone has none. `render` makes its page of metrics.
+    Raises PontilError where the launch's folder cannot be used."""
 
-    def __init__(self, config: ProxyConfig, incarnation: str) -> None:
+    def __init__(self, config: ProxyConfig, incarnation: str, render: Callable[[], bytes]) -> None:
         path = config.shared_path
         self.siblings = None if path is None else Siblings(path, incarnation)
         self.table = (
             None if path is None else UsageTable(path / USAGE_TABLE, config.number, config.proxies, incarnation)
         )
         self.records = None if config.resume_path is None else StreamRecords(config.resume_path)
+        self.pages = None if path is None else MetricsPages(path, config.name, render)
         self.mourned: set[str] = set()
+        self.looks = 0
 
     @property
     def kept(self) -> list[str]:
@@ -45,6 +50,9 @@ class Fleet:
         while self.siblings is not None:
             for incarnation in await asyncio.to_thread(self.siblings.gone):
                 self.bury(incarnation, await asyncio.to_thread(lambda: self.kept), lose)
+            self.looks += 1
+            if self.pages is not None and self.looks % LOOKS_PER_PAGE == 1:
+                self.pages.leave()
             await asyncio.sleep(LOOK)
 
     def bury(self, incarnation: str, kept: Collection[str], lose: Lose) -> None:
@@ -67,5 +75,7 @@ class Fleet:
             self.siblings.forget(incarnation)
 
     def close(self) -> None:
+        if self.pages is not None:
+            self.pages.close()
         if self.siblings is not None:
             self.siblings.close()

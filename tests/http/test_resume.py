@@ -36,7 +36,7 @@ class Reader:
         asked = {"last-event-id": event} if event is not None else {"pontil-resume": "1"}
         self.connection.request("POST", path, json.dumps(body).encode(), asked | headers)
         self.response: http.client.HTTPResponse = self.connection.getresponse()
-        self.status, self.stream = self.response.status, self.response.getheader("pontil-stream")
+        self.status, self.stream = self.response.status, self.response.getheader("x-pontil-stream")
         self.last = event or self.stream
         self.events: list[Any] = []
 

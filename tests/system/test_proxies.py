@@ -43,7 +43,7 @@ class ResumingReader:
         reply = self.served.request("POST", "/v1/completions", self.body, asked | {"x-request-id": self.name})
         if self.last is None:
             assert reply.status == 200
-            self.last = reply.header("pontil-stream")
+            self.last = reply.header("x-pontil-stream")
         return reply
 
     def read(self, events: int) -> None:
