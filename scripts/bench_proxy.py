@@ -10,8 +10,8 @@ tokens that arrived, in microseconds; requests, headers and ends are included. C
 processes take of the core. With --proxies N several proxies share the port: `us_per_token` is then all proxies' time,
 `shares` how it is divided, and `tokens_per_cpu_second` the tokens for each CPU second of the busiest one, which is what
 limits the front where each has a core. `floor` is the same for a sanic handler that only sends events of the same
-length at the same moments. A proxy that cannot keep up joins tokens of one stream into one event: `events_per_token` says whether it
-did.
+length at the same moments. A proxy that cannot keep up joins tokens of one stream into one event: `events_per_token`
+says whether it did.
 """
 
 import argparse

@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
@@ -247,7 +248,7 @@ class UsageFile:
     def take_turn(self) -> bool:
         """Lock the file: return True while nobody else has it, False with the others of a fleet. Raise BlockingIOError
         if it is another's."""
-        deadline = time.monotonic() + SHARED_BUSY
+        deadline, pause = time.monotonic() + SHARED_BUSY, threading.Event()
         while True:
             try:
                 fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -261,7 +262,7 @@ class UsageFile:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise
-                time.sleep(TURN)
+                pause.wait(TURN)
             else:
                 return False
 

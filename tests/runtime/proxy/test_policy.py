@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, lists
 
-from pontil.runtime.proxy.policy import CollocatedRoute, DisaggregatedRoute, WorkerLoad, every_route, plan
+from pontil.runtime.proxy.policy import (
+    AHEAD_STEPS,
+    MOST_STATED,
+    SPARE_SEATS,
+    CollocatedRoute,
+    DisaggregatedRoute,
+    OtherLoad,
+    WorkerLoad,
+    every_route,
+    plan,
+)
 
 MIXED = WorkerLoad("m", "mixed:0", "mixed", "e", in_flight=0, free_blocks=10, seats=4, context=100)
 PREFILL = replace(MIXED, incarnation="p", name="prefill:0", role="prefill")
@@ -94,3 +104,24 @@ def test_a_request_that_broke_is_split_again_before_it_is_not() -> None:
     busy = replace(PREFILL, uncomputed=100_000)
     assert plan([busy, DECODE], "auto", {("x", "y")}, 10) == DisaggregatedRoute(busy, DECODE)
     assert plan([busy, DECODE], "auto", {("p", "d")}, 10) == CollocatedRoute(DECODE)
+
+
+@given(integers(1, 64), integers(0, 200), integers(0, 3), integers(0, 80))
+def test_every_proxy_may_fill_its_share_and_no_more_than_what_others_leave(
+    seats: int, others: int, proxies: int, taken: int
+) -> None:  # fmt: skip
+    load = replace(MIXED, seats=seats, taken=taken, others=OtherLoad(proxies, taken=others))
+    share = max(1, seats // (proxies + 1))
+    assert load.can_seat(1) == (taken + 1 <= max(share, seats + SPARE_SEATS - others) or taken == 0)
+    ahead = AHEAD_STEPS * load.step_tokens
+    busy = replace(load, uncomputed=taken * 16, others=OtherLoad(proxies, uncomputed=others * 16))
+    assert busy.can_prefill == (taken * 16 < max(ahead - others * 16, ahead // (proxies + 1)))
+
+
+def test_what_others_have_given_counts_in_the_choice() -> None:
+    busy = replace(DECODE, others=OtherLoad(1, in_flight=3))
+    assert plan([PREFILL, busy, replace(DECODE, incarnation="d2", in_flight=2)], "always") == DisaggregatedRoute(
+        PREFILL, replace(DECODE, incarnation="d2", in_flight=2)
+    )
+    assert OtherLoad.of({"taken": -4, "in_flight": 1 << 60, "else": 1}) == OtherLoad(in_flight=MOST_STATED)
+    assert OtherLoad.of(None) == OtherLoad()
