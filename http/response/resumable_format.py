@@ -28,7 +28,7 @@ class ResumableFormat:
         self.form, self.since = form, since
         self.places = [ChoicePlace()] * choices
         self.held = [Delta("", [], choice, []) for choice in range(choices)]
-        # What the reader has of each choice; taken out once the choice has come there.
+        # The place of each choice that the reader has; taken out once the choice has come there.
         self.goals = {choice: since.place(choice) for choice in range(choices) if since.place(choice) != ChoicePlace()}
         self.group = since.group
 

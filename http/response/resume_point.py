@@ -23,7 +23,7 @@ EVENT_ID = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ChoicePlace:
-    """How much of a choice was told: ids, characters, and its end."""
+    """The part of a choice that was told: ids, characters, and its end."""
 
     ids: int = 0
     characters: int = 0
@@ -44,8 +44,8 @@ class GroupPlace:
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """What the reader of a stream has: every event up to these places (none: from the beginning), then some `group`, or
-    so many events of the `tail` after the choices."""
+    """The events that the reader of a stream has: every one up to these places (none: from the beginning), then some
+    `group`, or so many events of the `tail` after the choices."""
 
     name: str
     places: tuple[ChoicePlace, ...] = ()

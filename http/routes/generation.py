@@ -79,9 +79,6 @@ class GenerationRoutes:
         self.resumable = ResumableRoutes(proxy)
 
     async def completions(self, request: Request) -> HTTPResponse | None:
-        return await self.resumable.serve(request, self.begin_completion)
-
-    async def begin_completion(self, request: Request) -> HTTPResponse | None:
         wanted = await self.bodies.read(request, self.reading(request, read_completion))
         return await self.answer_completion(request, wanted)
 
@@ -138,9 +135,6 @@ class GenerationRoutes:
         return await self.prompts.text_ids(prompt, limit, wanted.handling.add_special_tokens)
 
     async def chat(self, request: Request) -> HTTPResponse | None:
-        return await self.resumable.serve(request, self.begin_chat)
-
-    async def begin_chat(self, request: Request) -> HTTPResponse | None:
         wanted = await self.bodies.read(request, self.reading(request, read_chat))
         return await self.answer_chat(request, wanted)
 

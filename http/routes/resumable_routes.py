@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams that a client can continue: asked for by the header pontil-resume, continued by Last-Event-ID."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 from sanic import HTTPResponse, Request
 
+from pontil.http.access.endpoint import Handler
 from pontil.http.fields.delivery import Delivery
 from pontil.http.response.rendering import ReplyFormat
 from pontil.http.response.reply_shape import ReplyHeading
@@ -26,8 +27,8 @@ CODE = "stream_not_found"
 
 @dataclass(slots=True)
 class ResumeContext:
-    """What a request says about resuming: `body` is that of the request that began the stream, once it is known.
-    `since` and `claimed` are set for one that continues a stream."""
+    """The wish of a request to begin or continue a stream that can be continued. `body` is that of the request that
+    began the stream, once it is known; `since` and `claimed` are set for one that continues a stream."""
 
     path: str
     body: bytes | None = None
@@ -66,9 +67,16 @@ class ResumableRoutes:
     def __init__(self, proxy: Proxy) -> None:
         self.proxy = proxy
 
-    async def serve(
-        self, request: Request, handler: Callable[[Request], Awaitable[HTTPResponse | None]]
-    ) -> HTTPResponse | None:  # fmt: skip
+    def serving(self, handler: Handler) -> Handler:
+        """Wrap a handler whose streams can be continued."""
+
+        @wraps(handler)
+        async def served(request: Request) -> HTTPResponse | None:
+            return await self.serve(request, handler)
+
+        return served
+
+    async def serve(self, request: Request, handler: Handler) -> HTTPResponse | None:
         """Have the handler answer a request, or continue what it answered before. Raises RequestError for a stream that
         cannot be continued."""
         event = request.headers.getone(CONTINUED, None)

@@ -14,7 +14,7 @@ MARGIN = 7.0
 
 
 class ProxyStep(Enum):
-    """What is done to the proxy whose turn it is: nothing yet, it ends, its successor starts."""
+    """The state of the proxy whose turn it is: nothing is done yet, it ends, its successor starts."""
 
     WAITS = "waits"
     ENDS = "ends"

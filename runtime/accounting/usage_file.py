@@ -140,7 +140,7 @@ class LostRequest:
 
 
 UsageRow = RequestRow | ShareRow | WorkerRow | ProxyRow
-# What a proxy posts about others.
+# Rows that a proxy posts about others.
 LostRow = LostProxy | LostRequest
 Posted = UsageRow | LostRow
 

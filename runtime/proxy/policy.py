@@ -17,7 +17,7 @@ MOST_STATED = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class OtherLoad:
-    """What `proxies` other proxies have given to a worker: requests, choices, and prompt tokens not computed yet."""
+    """The work that `proxies` other proxies have given to a worker: requests, choices, and prompt tokens to compute."""
 
     proxies: int = 0
     in_flight: int = 0

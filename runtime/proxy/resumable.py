@@ -15,13 +15,11 @@ from typing import Any
 
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import RequestError, Unavailable
-from pontil.runtime.proxy.bookkeeper import Bookkeeper
 from pontil.runtime.proxy.in_flight import InFlight
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.request_state import end_of, head_of, restored, rewind, state_of, with_end
 from pontil.runtime.proxy.stream import MessageTurn, Stream
 from pontil.runtime.proxy.stream_record import NAME, StreamRecord, StreamRecords
-from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 # Seconds within which another proxy lets a stream go whose client has left, and between two looks.
 LET_GO_WITHIN, LOOK = 2.0, 0.05
@@ -93,11 +91,11 @@ class ResumableStreams:
     records there are none. Raises PontilError where the folder cannot be used."""
 
     def __init__(
-        self, records: StreamRecords | None, window: float, incarnation: str, tokenizer: Tokenizer,
-        in_flight: InFlight, books: Bookkeeper, turn: MessageTurn, clock: Callable[[], float],
+        self, records: StreamRecords | None, window: float, in_flight: InFlight, turn: MessageTurn
     ) -> None:  # fmt: skip
-        self.records, self.window, self.incarnation, self.tokenizer = records, window, incarnation, tokenizer
-        self.in_flight, self.books, self.turn, self.clock = in_flight, books, turn, clock
+        self.records, self.window, self.in_flight, self.turn = records, window, in_flight, turn
+        self.incarnation, self.tokenizer = in_flight.incarnation, in_flight.tokenizer
+        self.books, self.clock = in_flight.books, in_flight.clock
         self.journals: dict[str, StreamJournal] = {}
         self.touched = 0.0
         # Records whose requests were looked up in the usage log after their proxies' deaths.
@@ -205,7 +203,7 @@ class ResumableStreams:
         self.in_flight.take_over(request, request.caller)
         return Stream([request], self.detach, self.turn)
 
-    # What passes with time.
+    # The passing of time.
 
     def note_changes(self) -> None:
         for journal in list(self.journals.values()):
@@ -292,7 +290,7 @@ class ResumableStreams:
 
 @dataclass(slots=True)
 class Sweep:
-    """What was found among the streams that nobody owns. `orphans` are the requests and tokens of each caller that may
+    """The findings among the streams that nobody owns. `orphans` are the requests and tokens of each caller that may
     still be continued; `settled` the names of streams that ended and have their rows. The caller holds the records:
     `lost` ones, whose time is over, and those that ended and have no closed row."""
 

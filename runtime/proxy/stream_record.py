@@ -114,7 +114,7 @@ class StreamRecords:
         if not lines:
             lease.end()
             raise KeyError(name)
-        # What follows a line that was cut short would be lost with it.
+        # A line after one that was cut short would be lost with it.
         os.ftruncate(lease.descriptor, size)
         self.path_of(name).with_suffix(WANTED).unlink(missing_ok=True)
         return StreamRecord(name, lease, lines, size)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each API key uses at each of several proxies: a table in shared memory (docs/decisions/061).
+"""The usage of each API key at each of several proxies: a table in shared memory (docs/decisions/061).
 
 Each proxy writes to its own region and reads those of the others, so that nobody waits for a lock. A number is eight
 aligned bytes, written and read at once. A proxy states what it is about to use before it looks at the others: of two
@@ -26,8 +26,8 @@ REGION = (RECORDS + 1) * WIDTH
 
 @dataclass(frozen=True, slots=True)
 class StatedUsage:
-    """What one proxy states of a caller: in flight, what has begun there since it started, and how full the buckets of
-    its rates were at the time `at`."""
+    """The usage of a caller as one proxy states it: in flight, begun there since it started, and how full the buckets
+    of its rates were at the time `at`."""
 
     requests: int
     tokens: int

@@ -149,7 +149,9 @@ class PlainWorker(ABC):
     def may_step(self) -> bool:
         return self.has_work and not self.link.congested
 
-    def hear(self, message: Message, now: float, link: ProxyLink) -> None:
+    def hear(self, message: Message, now: float, link: ProxyLink | None = None) -> None:
+        """Handle a message that came by this link, by default the first."""
+        link = link or self.link.links[0]
         if getattr(message, "receiver", None) != self.incarnation:
             self.stale += 1
         elif not self.take(message, now):
@@ -180,7 +182,9 @@ class PlainWorker(ABC):
         """Return the counters and the gauges that a kind of worker has besides."""
         return {}, None
 
-    def load(self, link: ProxyLink) -> HeartbeatLoad:
+    def load(self, link: ProxyLink | None = None) -> HeartbeatLoad:
+        """Return the load for the proxy of this link, by default the first."""
+        link = link or self.link.links[0]
         waiting, free = self.counts
         counted, gauges = self.measured()
         counters = {

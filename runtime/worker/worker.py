@@ -225,7 +225,9 @@ class Worker:
         self.stale += not mine
         return mine
 
-    def take_control(self, message: Message, now: float, link: ProxyLink) -> None:
+    def take_control(self, message: Message, now: float, link: ProxyLink | None = None) -> None:
+        """Handle a message that came by this link, by default the first."""
+        link = link or self.link.links[0]
         if not self.is_mine(message):
             return
         if isinstance(message, Submit):

@@ -337,13 +337,14 @@ def test_workers_join_every_proxy_that_is_named() -> None:
     made = topology(role="decode", join=both)
     assert worker_config(made.children[0].config).controls == tuple(both.split(","))
     assert topology(role="proxy", proxies="2", control="tcp://127.0.0.1:7000").controls == tuple(both.split(","))
-    for flags, words in (
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"role": "decode", "join": both, "proxies": "3"}, "name every proxy's"),
         ({"role": "decode", "join": f"{JOIN},{JOIN}"}, "each address once"),
         ({"proxies": "2", "model": "speech-demo"}, "several stages"),
         ({"role": "proxy", "proxies": "3", "control": "tcp://127.0.0.1:65534"}, "as many ports"),
         ({"role": "decode", "join": ",".join(f"ipc:///run/{number}" for number in range(17))}, "16 is the most"),
         ({"proxies": "0"}, "proxies"),
-    ):
+    )
+    for flags, words in refused:
         with pytest.raises(OptionError, match=words):
             topology(**flags)

@@ -16,7 +16,7 @@ from pontil.runtime.worker.proxy_links import COMPANY, ProxyLinks
 HELLO = Hello("w", 1, "decode:0", "decode", 1, "cpu", "m", "f", "k", "ipc:///p", 16, 9, 4, 512, 256)
 
 
-class RecordedLine:
+class TwoWayLine:
     """A socket that keeps what is sent, and brings what the test puts in."""
 
     def __init__(self) -> None:
@@ -32,8 +32,8 @@ class RecordedLine:
         return coming
 
 
-def links_of(*welcomed: str) -> tuple[ProxyLinks, list[RecordedLine]]:
-    lines = [RecordedLine() for _ in range(2)]
+def links_of(*welcomed: str) -> tuple[ProxyLinks, list[TwoWayLine]]:
+    lines = [TwoWayLine() for _ in range(2)]
     made = ProxyLinks([ProxyLink(line, HELLO) for line in lines])  # type: ignore[arg-type]
     made.tick(lambda link: HeartbeatLoad(0, 0, 9, 0, {}), 100.0)
     for link, proxy in zip(made.links, welcomed, strict=False):

@@ -58,7 +58,7 @@ class PromptWorker(Worker):
     def patience(self, working: bool) -> float:
         return min(super().patience(working), 0.001)
 
-    def take_control(self, message: Message, now: float, link: ProxyLink) -> None:
+    def take_control(self, message: Message, now: float, link: ProxyLink | None = None) -> None:
         super().take_control(message, now, link)
         if isinstance(message, Cancel):
             self.cancelled.append(message.request_id)
