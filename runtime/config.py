@@ -40,7 +40,8 @@ class WorkerConfig:
     derive; None keeps nothing. A worker of several processes has `ranks` of them; this one is `rank`, and rank 0 serves
     the others at `rank_endpoint`. `lent_cores` is the file through which the workers of a launch lend each other cores,
     if they do. `speculative_model` guesses tokens for `model`. `keys` is the system's secret (runtime/wire/keys.py),
-    where it has one. `pooling` is for a worker that embeds. `deterministic` chooses products on a
+    where it has one. `more_controls` are the endpoints of further proxies. `pooling` is for a worker that embeds.
+    `deterministic` chooses products on a
     GPU whose rows' bits do not depend on the batch. In a model of several stages, `graph` is its name in
     runtime/graph/catalog.py and `node` the stage that this worker computes; items of its streams take at most
     `stream_memory`. Prefixes that the KV cache evicts are kept in `kv_tier_memory` bytes, and in `kv_tier_disk_size`
@@ -93,6 +94,12 @@ class WorkerConfig:
     version: str | None = None
     keep_kv: bool = True
     kept_memory: tuple[int, int] | None = None
+    more_controls: tuple[str, ...] = ()
+
+    @property
+    def controls(self) -> tuple[str, ...]:
+        """The endpoints of all proxies."""
+        return (self.control, *self.more_controls)
 
     @property
     def model_path(self) -> Path:
@@ -129,7 +136,9 @@ class ProxyConfig:
     an `embedding_model`, texts are embedded by it too, under its name `served_embedding_model_name`.
     `graph` names a model of several stages in runtime/graph/catalog.py. With `routing` by cache, workers that have a
     prompt's beginning are preferred. With `kv_transfers` other routers drive the workers
-    (runtime/proxy/remote_kv.py)."""
+    (runtime/proxy/remote_kv.py). The proxy has a `name`, and a `number` among the `proxies` on one port; they know of
+    each other by files in `shared_folder`. Streams that may be continued are recorded in `resume_folder`, where one is
+    named, for `resume_window` after their connection broke."""
 
     host: str
     port: int
@@ -169,6 +178,20 @@ class ProxyConfig:
     served_embedding_model_name: str | None = None
     graph: str | None = None
     kv_transfers: bool = False
+    name: str = "proxy"
+    number: int = 0
+    proxies: int = 1
+    shared_folder: str | None = None
+    resume_folder: str | None = None
+    resume_window: float = 60.0
+
+    @property
+    def shared_path(self) -> Path | None:
+        return None if self.shared_folder is None else Path(self.shared_folder)
+
+    @property
+    def resume_path(self) -> Path | None:
+        return None if self.resume_folder is None else Path(self.resume_folder)
 
     @property
     def embedding_model_path(self) -> Path | None:
@@ -198,6 +221,7 @@ def worker_config(values: dict[str, Any]) -> WorkerConfig:
     made = {
         "cores": tuple(cast("list[int]", values["cores"])), "deadlines": deadlines,
         "kept_memory": None if kept is None else tuple(cast("list[int]", kept)),
+        "more_controls": tuple(values.get("more_controls", ())),
     }  # fmt: skip
     return WorkerConfig(**{**values, **made})
 

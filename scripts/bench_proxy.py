@@ -7,9 +7,11 @@ A synthetic worker (the real wire, no model) answers every request with --tokens
 --rate times a second, in messages as real workers send them. One client for each stream reads the answer, counts
 events. The figure is the CPU time of the proxy's process from the first request to the last answer, divided by the
 tokens that arrived, in microseconds; requests, headers and ends are included. CPU time excludes the time that other
-processes take of the core. `floor` is the same for a sanic handler that only sends events of the same length at the
-same moments. A proxy that cannot keep up joins tokens of one stream into one event: `events_per_token` says whether it
-did.
+processes take of the core. With --proxies N several proxies share the port: `us_per_token` is then all proxies' time,
+`shares` how it is divided, and `tokens_per_cpu_second` the tokens for each CPU second of the busiest one, which is what
+limits the front where each has a core. `floor` is the same for a sanic handler that only sends events of the same
+length at the same moments. A proxy that cannot keep up joins tokens of one stream into one event: `events_per_token`
+says whether it did.
 """
 
 import argparse
@@ -23,10 +25,10 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import psutil
+from urllib.request import urlopen
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -45,13 +47,16 @@ CHUNK = b"data: " + b"x" * 190 + b"\n\n"
 class SyntheticWorker:
     """A worker that serves any number of requests; each step makes one token for every request."""
 
-    def __init__(self, control: str, tokens: int, rate: float) -> None:
+    def __init__(self, controls: Sequence[str], tokens: int, rate: float) -> None:
         self.name = os.urandom(8).hex()
-        self.socket = WorkerSocket(open_context(), self.name, control)
+        context = open_context()
+        self.sockets = [WorkerSocket(context, self.name, control) for control in controls]
         self.poller = Poller()
-        self.poller.register(self.socket)
+        for each in self.sockets:
+            self.poller.register(each)
         self.tokens, self.period = tokens, 1 / rate
-        self.proxy = ""
+        # The proxy at the other end of each socket.
+        self.proxies: dict[WorkerSocket, str] = {}
         self.running: dict[str, tuple[Submit, int]] = {}
 
     def serve(self) -> None:
@@ -59,25 +64,27 @@ class SyntheticWorker:
             self.name, SCHEMA, "mixed:0", "mixed", os.getpid(), "cpu", MODEL, "m", "kv", "ipc:///dev/null", 16,
             1 << 20, 4096, 8192, 256,
         )  # fmt: skip
-        self.socket.send(hello)
+        for each in self.sockets:
+            each.send(hello)
         beat = step = time.monotonic()
         while True:
             self.poller.wait(max(0.0, min(beat, step) - time.monotonic()))
-            for message in self.socket.receive_all():
-                self.take(message)
+            for each in self.sockets:
+                for message in each.receive_all():
+                    self.take(message, each)
             now = time.monotonic()
             if now >= beat:
                 beat = now + BEAT
-                self.socket.send(
-                    Heartbeat(self.name, self.proxy, len(self.running), 0, 1 << 20, 1, {}) if self.proxy else hello
-                )
+                for each in self.sockets:
+                    proxy = self.proxies.get(each)
+                    each.send(Heartbeat(self.name, proxy, len(self.running), 0, 1 << 20, 1, {}) if proxy else hello)
             if now >= step:
                 step = max(step + self.period, now)
                 self.step()
 
-    def take(self, message: Any) -> None:
+    def take(self, message: Any, source: WorkerSocket) -> None:
         if isinstance(message, Welcome):
-            self.proxy = message.sender
+            self.proxies[source] = message.sender
         elif isinstance(message, Submit):
             self.running[message.request_id] = (message, 0)
         elif isinstance(message, Cancel):
@@ -96,9 +103,10 @@ class SyntheticWorker:
             self.running[name] = (submit, made + 1)
             if last:
                 del self.running[name]
-        for message in joined(frames):
-            while not self.socket.send(message):
-                self.poller.wait(0.001)
+        for each, proxy in self.proxies.items():
+            for message in joined([frame for frame in frames if frame.receiver == proxy]):
+                while not each.send(message):
+                    self.poller.wait(0.001)
 
 
 def bare_app(port: int, tokens: int, rate: float) -> None:
@@ -164,14 +172,16 @@ def cpu_seconds(pid: int) -> float:
     return time.clock_gettime((~pid << 3) | 2)
 
 
-def cost(server: int, port: int, streams: int, tokens: int) -> dict[str, float]:
-    """Return the CPU microseconds of the server's process for each token."""
+def cost(servers: Sequence[int], port: int, streams: int, tokens: int) -> dict[str, Any]:
+    """Return the CPU microseconds of the servers' processes for each token."""
     asyncio.run(clients(port, min(8, streams), 4 if streams > 8 else tokens))
-    before, began = cpu_seconds(server), time.perf_counter()
+    before, began = list(map(cpu_seconds, servers)), time.perf_counter()
     events = asyncio.run(clients(port, streams, tokens))
-    wall, used = time.perf_counter() - began, cpu_seconds(server) - before
+    each = [cpu_seconds(server) - start for server, start in zip(servers, before, strict=True)]
+    wall, used = time.perf_counter() - began, sum(each)
     made = streams * tokens
-    return {
+    more = {"shares": [round(one / used, 2) for one in each], "tokens_per_cpu_second": round(made / max(each))}
+    return (more if len(servers) > 1 else {}) | {
         "us_per_token": round(used * 1e6 / made, 1),
         "tokens_per_second": round(made / wall),
         "events_per_token": round(events / made, 3),
@@ -197,14 +207,22 @@ def wait_for(port: int, process: "subprocess.Popen[bytes]", path: str, status: b
     raise RuntimeError("the server ended before it answered")
 
 
+def topology(port: int) -> list[dict[str, Any]]:
+    with urlopen(f"http://127.0.0.1:{port}/admin/topology", timeout=10) as answer:
+        rows: list[dict[str, Any]] = json.load(answer)["processes"]
+    return rows
+
+
 def measure_proxy(arguments: argparse.Namespace, folder: str) -> list[dict[str, float]]:
-    control = f"ipc://{folder}/control"
-    launch = start(ROOT / "app.py", "launch", "--role", "proxy", "--port", arguments.port, "--control", control)
-    worker = start(__file__, "--be-worker", control, "--tokens", arguments.tokens, "--rate", arguments.rate)
+    control, proxies = f"ipc://{folder}/control", arguments.proxies
+    controls = [control, *(f"{control}-{number}" for number in range(1, proxies))]
+    options = ("--role", "proxy", "--port", arguments.port, "--control", control, "--proxies", proxies)
+    launch = start(ROOT / "app.py", "launch", *options)
+    worker = start(__file__, "--be-worker", ",".join(controls), "--tokens", arguments.tokens, "--rate", arguments.rate)
     try:
         wait_for(arguments.port, launch, "/ready", b"200")
-        (proxy,) = (one for one in psutil.Process(launch.pid).children(recursive=True) if "proxy" in one.cmdline())
-        return [cost(proxy.pid, arguments.port, streams, arguments.tokens) for streams in arguments.streams]
+        pids = [row["pid"] for row in topology(arguments.port) if row["role"] == "proxy"]
+        return [cost(pids, arguments.port, streams, arguments.tokens) for streams in arguments.streams]
     finally:
         worker.kill()
         launch.send_signal(signal.SIGINT)
@@ -217,7 +235,7 @@ def measure_floor(arguments: argparse.Namespace) -> list[dict[str, float]]:
     )
     try:
         wait_for(arguments.port, bare, "/v1/completions", b"405")
-        return [cost(bare.pid, arguments.port, n, arguments.tokens) for n in arguments.streams]
+        return [cost([bare.pid], arguments.port, n, arguments.tokens) for n in arguments.streams]
     finally:
         bare.kill()
         bare.wait()
@@ -229,11 +247,12 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rate", type=float, default=10.0, help="steps a second")
     parser.add_argument("--port", type=int, default=8124)
+    parser.add_argument("--proxies", type=int, default=1)
     parser.add_argument("--be-worker", metavar="ENDPOINT", help=argparse.SUPPRESS)
     parser.add_argument("--be-bare", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.be_worker:
-        SyntheticWorker(arguments.be_worker, arguments.tokens, arguments.rate).serve()
+        SyntheticWorker(arguments.be_worker.split(","), arguments.tokens, arguments.rate).serve()
     if arguments.be_bare:
         bare_app(arguments.port, arguments.tokens, arguments.rate)
         return 0

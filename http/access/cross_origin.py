@@ -5,7 +5,10 @@ import re
 from collections.abc import Iterable, Mapping
 
 ANY = "*"
-EXPOSED = "x-request-id, x-pontil-route, x-pontil-ignored, x-pontil-schema, x-pontil-sample-rate, retry-after"
+EXPOSED = (
+    "x-request-id, x-pontil-route, x-pontil-ignored, x-pontil-schema, x-pontil-sample-rate, x-pontil-stream, "
+    "retry-after"
+)
 # Names of headers that a page wants to send, in a list.
 NAMES = re.compile(r"[A-Za-z0-9_, -]{1,1024}")
 MAX_AGE_SECONDS = 600

@@ -43,6 +43,8 @@ from pontil.runtime.reporting import Reporter
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 BACKLOG = 1024
+# The header with the id of a stream that can be continued.
+STREAM = "x-pontil-stream"
 # A body up to this many times too large is read and discarded, so that the client is still connected to read the 413.
 READ_ANYWAY = 4
 # Timeout of a response that is not streamed; a request whose worker is silent fails much sooner.
@@ -50,6 +52,9 @@ RESPONSE_SECONDS = 3600
 # Longer than the idle timeout of load balancers, so that they close a connection first.
 IDLE_SECONDS = 75
 GRACE_SECONDS = 5.0
+# Seconds that a proxy which shares its port waits for the first worker, and between two looks.
+WORKERS_WITHIN = 5.0
+LOOK = 0.02
 # Objects that are made before the garbage collector looks at them: those of a few hundred requests. With Python's own
 # number it looks at those of requests in flight again and again, and a connection leaves it a few dozen.
 YOUNG_OBJECTS = 20_000
@@ -127,6 +132,8 @@ def add_middleware(app: Sanic[Any, Any], access: Access, pages: CrossOrigin, rea
         response.headers["date"] = clock.now
         for header, value in pages.headers(request.headers).items():
             response.headers.setdefault(header, value)
+        if (stream := getattr(request.ctx, "stream_id", None)) is not None:
+            response.headers[STREAM] = stream
         if (ignored := getattr(request.ctx, "ignored", None)) is not None:
             response.headers.update(ignored.headers)
 
@@ -140,7 +147,7 @@ class Service:
     def __init__(self, proxy: Proxy, app: Sanic[Any, Any], listener: socket.socket, reporter: Reporter) -> None:
         self.proxy, self.app, self.listener, self.reporter = proxy, app, listener, reporter
         self.drain_deadline: float | None = None
-        self.listening = self.reported = False
+        self.listening = self.reported = self.hands_over = False
         self.pipe: CommandPipe | None = None
         app.register_listener(self.before_start, "before_server_start")
         app.register_listener(self.after_start, "after_server_start")
@@ -153,9 +160,15 @@ class Service:
         self.app.run(sock=self.listener, single_process=True, motd=False, access_log=False, protocol=TimedProtocol)
 
     async def before_start(self, app: Any) -> None:
+        """Start the proxy. One that shares its port takes no connection before it can serve, since another one can."""
         self.proxy.start(self.on_tick)
         if self.pipe is not None:
             asyncio.get_running_loop().add_reader(self.pipe.descriptor, self.take_commands, self.pipe)
+        deadline = asyncio.get_running_loop().time() + WORKERS_WITHIN
+        while self.proxy.config.proxies > 1 and not self.proxy.registry.workers:
+            if asyncio.get_running_loop().time() > deadline:
+                break
+            await asyncio.sleep(LOOK)
 
     async def after_start(self, app: Any) -> None:
         """Mark as listening. Ready is reported at the next tick, since a signal would be lost while the server
@@ -169,7 +182,9 @@ class Service:
         self.reporter.ready(url=f"http://{shown}:{port}")
 
     async def before_stop(self, app: Any) -> None:
-        """Abort running streams while their connections are still open."""
+        """Abort running streams while their connections are still open, unless they may end."""
+        if self.hands_over:
+            return
         self.proxy.drain()
         self.proxy.abandon()
 
@@ -199,8 +214,25 @@ class Service:
             told = partial(self.reporter.tested, int(command["number"]))
             self.proxy.self_test.begin(told, self.reporter.progress)
         elif command.get("kind") == "drain":
+            timeout = float(command.get("timeout", GRACE_SECONDS))
+            if command.get("hand_over"):
+                self.leave(timeout)
+                return
             self.proxy.drain()
-            self.drain_deadline = asyncio.get_running_loop().time() + float(command.get("timeout", GRACE_SECONDS))
+            self.drain_deadline = asyncio.get_running_loop().time() + timeout
+
+    def leave(self, timeout: float) -> None:
+        """Take no more connections, since another proxy does, and end once those that are open have no request."""
+        self.hands_over = True
+        self.app.config.GRACEFUL_SHUTDOWN_TIMEOUT = timeout + GRACE_SECONDS
+        asyncio.get_running_loop().call_later(timeout, self.hand_over)
+        self.app.stop()
+
+    def hand_over(self) -> None:
+        """Leave the streams that can be continued to other proxies, and end the rest."""
+        self.proxy.streams.hand_over_all()
+        self.proxy.drain()
+        self.proxy.abandon()
 
     def on_tick(self, number: int) -> None:
         """Report progress of the event loop. After a drain, stop once the proxy is idle or the deadline has passed."""
@@ -225,7 +257,7 @@ def run_proxy(config: ProxyConfig, reporter: Reporter, commands_fd: int) -> None
     proxy = Proxy(config, load_tokenizer(config.model_path, config.cache_path))
     path = config.embedding_model_path
     embedding = None if path is None else load_tokenizer(path, config.cache_path)
-    listener = listen(config.host, config.port)
+    listener = listen(config.host, config.port, shared=config.proxies > 1)
     proxy.bind()
     # Objects that exist by now stay: freezing keeps the garbage collector from scanning a vocabulary repeatedly.
     gc.collect()
@@ -234,12 +266,33 @@ def run_proxy(config: ProxyConfig, reporter: Reporter, commands_fd: int) -> None
     Service(proxy, build_app(proxy, embedding), listener, reporter).run(commands_fd)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Bind the listening socket. Raises PontilError where the address is not available."""
+def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """Bind the listening socket. One of a `shared` port gets connections only once the server listens. Raises
+    PontilError where the address is not available."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        return (
+            shared_socket(host, port, family)
+            if shared
+            else (socket.create_server((host, port), family=family, backlog=BACKLOG))
+        )
     except (OSError, UnicodeError, OverflowError) as error:
         number = error.errno if isinstance(error, OSError) else None
         reason = os.strerror(number) if number is not None and number > 0 else str(error)
         raise PontilError(f"cannot listen on {host}:{port}: {reason}; choose another --host or --port") from None
+
+
+def shared_socket(host: str, port: int, family: int) -> socket.socket:
+    """Bind a socket to a port that other processes of this user bind too: the kernel divides connections over those
+    that listen. Raises OSError."""
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind((host, port))
+    except OSError:
+        made.close()
+        raise
+    return made

@@ -50,17 +50,25 @@ class BodyReader:
         self.buffered = 0
 
     async def read(self, request: Request, understand: Callable[[dict[str, Any]], T]) -> T:
-        """Return `understand` of the parsed object; a large body is parsed in a thread.
+        """Return `understand` of the parsed object; a large body is parsed in a thread. Of a request that continues
+        a stream the body is that of the request which began it, and its own is left aside.
 
         Raises RequestError (413 for a body that is too large, 415 for one declared as another type), and Unavailable
         where other bodies take too much memory.
         """
-        check_type(request)
-        packed = is_packed(request)
+        context = getattr(request.ctx, "resume", None)
         share = BufferShare(self)
         try:
-            body = await self.receive(request, share)
-            body = await self.unpack(body, share) if packed else body
+            body = None if context is None else context.body
+            if body is None:
+                check_type(request)
+                packed = is_packed(request)
+                body = await self.receive(request, share)
+                body = await self.unpack(body, share) if packed else body
+            else:
+                await self.receive(request, share)
+            if context is not None:
+                context.body = body
             self.in_flight.note(request, body)
             work = partial(parse_and, understand, body)
             return await self.executor.run(work, len(body)) if len(body) > LARGE_BODY else work()

@@ -29,9 +29,11 @@ class EventStreamResponse(HTTPResponse):
     @property
     def processed_headers(self) -> Any:
         self.headers.setdefault("content-type", self.content_type)
-        if not all(name.isprintable() and value.isprintable() for name, value in self.headers.items()):
+        # The length of a body that is sent in one piece is a number.
+        headers = [(name, str(value)) for name, value in self.headers.items()]
+        if not all(name.isprintable() and value.isprintable() for name, value in headers):
             return super().processed_headers
-        return [(name.encode("ascii"), value.encode()) for name, value in self.headers.items()]
+        return [(name.encode("ascii"), value.encode()) for name, value in headers]
 
 
 def event(data: Any) -> bytes:

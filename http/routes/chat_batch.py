@@ -27,7 +27,9 @@ class ChatBatchRoutes:
         watch = routes.schema_watch(ready[0].wanted.sampling)
         shape = ChatBatchShape([routes.chat_shape(one) for one in ready], watch)
         routes.bodies.in_flight.let_go(request)
-        stream = await routes.submit([one.admitted for one in ready], request, ready[0].snapshot)
+        admitted = [one.admitted for one in ready]
+        prefixes = await routes.prefixes(admitted, request)
+        stream = routes.submit(admitted, request, ready[0].snapshot, prefixes)
         try:
             return await reply_whole(stream, shape)
         finally:

@@ -69,11 +69,11 @@ def endpoints(
     served = None if embedding is None or name is None else ServedEmbedding(proxy, name, embedding)
     vectors, models = EmbeddingRoutes(proxy, model, served, bodies), ModelList(model, served)
     tokens, status = TokenRoutes(model, prompts, bodies), StatusRoutes(proxy)
-    noting = intake.in_flight.noting
+    noting, lasting = intake.in_flight.noting, routes.resumable.serving
     listed = (
-        Endpoint("POST", "/v1/completions", noting(routes.completions), "Continue texts.", reply.COMPLETION,
+        Endpoint("POST", "/v1/completions", noting(lasting(routes.completions)), "Continue texts.", reply.COMPLETION,
                  COMPLETION, reply.COMPLETION_CHUNK, GENERATION),
-        Endpoint("POST", "/v1/chat/completions", noting(routes.chat), "Answer a conversation.", reply.CHAT,
+        Endpoint("POST", "/v1/chat/completions", noting(lasting(routes.chat)), "Answer a conversation.", reply.CHAT,
                  CHAT, reply.CHAT_CHUNK, GENERATION),
         *response_endpoints(ResponsesRoutes(routes, kept), noting),
         Endpoint("POST", "/v1/embeddings", noting(vectors.embeddings), "Vectors of texts.", EMBEDDINGS, EMBEDDING,

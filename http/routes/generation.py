@@ -30,11 +30,13 @@ from pontil.http.response.reply_shape import ChatShape, CompletionShape, ReplyHe
 from pontil.http.response.schema_watch import SchemaWatch
 from pontil.http.response.spoken_shape import SpokenForm, spoken_form
 from pontil.http.routes.kv_transfer import remote_kv
+from pontil.http.routes.resumable_routes import ResumableRoutes, context_of, heading_of
 from pontil.http.routes.served_model import ServedModel
 from pontil.http.routes.sound import SoundRoutes
 from pontil.runtime.chat.answer_reader import AnswerReader
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.admission import check_together, token_budget
+from pontil.runtime.proxy.prompt_prefix import PromptPrefix
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.remote_kv import KeepPrompt, RemoteKV
@@ -77,6 +79,7 @@ class GenerationRoutes:
         self.proxy, self.model, self.prompts = proxy, model, prompts
         self.bodies, self.grammars, self.answers = bodies, grammars, answers
         self.sounds = SoundRoutes(proxy, model, bodies)
+        self.resumable = ResumableRoutes(proxy)
 
     async def completions(self, request: Request) -> HTTPResponse | None:
         wanted = await self.bodies.read(request, self.reading(request, read_completion))
@@ -98,10 +101,18 @@ class GenerationRoutes:
             for prompt in wanted.prompts
         ]
         shown = self.shown(wanted.sampling, wanted.echo, added=self.added(wanted))
-        shape = form(self.heading("cmpl", snapshot), wanted.delivery, shown)
+        heading = heading_of(request) or self.heading("cmpl", snapshot)
+        shape = form(heading, wanted.delivery, shown)
         shape.schema_watch = self.schema_watch(wanted.sampling)
         self.bodies.in_flight.let_go(request)
-        return await reply(request, await self.submit(admitted, request, snapshot, remote), shape)
+        if len(admitted) > 1 and context_of(request) is not None and wanted.delivery.stream:
+            raise RequestError("pontil-resume is for one prompt: send several requests", param="prompt")
+        prefixes = await self.prefixes(admitted, request)
+        stream, made = self.resumable.stream(
+            request, wanted.delivery, admitted[0].params, shape, heading,
+            lambda: self.submit(admitted, request, snapshot, prefixes, remote),
+        )  # fmt: skip
+        return await reply(request, stream, made)
 
     def reading(self, request: Request, read: Callable[..., T]) -> Callable[[dict[str, Any]], T]:
         """Return the parser for this request's body."""
@@ -138,12 +149,20 @@ class GenerationRoutes:
         self.sounds.check(wanted, request)
         remote = remote_kv(self.proxy, wanted, request.ctx.request_id)
         ready = await self.ready(await self.sounds.heard(wanted, request), request, "messages")
-        shape = self.chat_shape(ready)
+        heading = heading_of(request) or self.heading("chatcmpl", ready.snapshot)
+        shape = self.chat_shape(ready, heading)
         shape.schema_watch = self.schema_watch(ready.wanted.sampling)
         self.bodies.in_flight.let_go(request)
         if wanted.audio is not None:
+            if context_of(request) is not None:
+                raise RequestError("an answer in sound cannot be continued: leave out pontil-resume", param="audio")
             return await self.answer_spoken(request, ready, shape, wanted.audio)
-        return await reply(request, await self.submit([ready.admitted], request, ready.snapshot, remote), shape)
+        prefixes = await self.prefixes([ready.admitted], request)
+        stream, made = self.resumable.stream(
+            request, wanted.delivery, ready.admitted.params, shape, heading,
+            lambda: self.submit([ready.admitted], request, ready.snapshot, prefixes, remote),
+        )  # fmt: skip
+        return await reply(request, stream, made)
 
     async def answer_spoken(
         self, request: Request, ready: ReadyChat, shape: ChatShape, wanted: AudioOutput
@@ -207,13 +226,13 @@ class GenerationRoutes:
         make = partial(structure_of, tools, own, self.prompts.dialect, thinking)
         return await self.prompts.executor.run(make, 0) if tools.tools else make()
 
-    def chat_shape(self, ready: ReadyChat) -> ChatShape:
+    def chat_shape(self, ready: ReadyChat, heading: ReplyHeading | None = None) -> ChatShape:
         wanted = ready.wanted
         continued = wanted.prompt.continued if wanted.echo else ""
         if wanted.echo and not continued:
             wanted.prompt.ignored.note("echo")
         shown = self.shown(wanted.sampling, continued=continued)
-        made = (self.heading("chatcmpl", ready.snapshot), wanted.delivery, shown)
+        made = (heading or self.heading("chatcmpl", ready.snapshot), wanted.delivery, shown)
         if not (wanted.include_reasoning or self.prompts.dialect.thinks):
             wanted.prompt.ignored.note("include_reasoning")
         if not self.prompts.dialect.reads(wanted.prompt.tools.functions):
@@ -253,9 +272,14 @@ class GenerationRoutes:
         budget = token_budget(len(prompt), sampling.max_tokens, default, context, names)
         return Admitted(prompt, sampling.params(budget), handling.cache_salt, handling.priority)
 
-    async def submit(
+    async def prefixes(self, admitted: Sequence[Admitted], request: Request) -> Sequence[PromptPrefix]:
+        """Return what of the prompts workers have cached, as far as is known."""
+        salt = salt_of(admitted[0], request, self.proxy)
+        return await self.proxy.dispatcher.lookup.prepare([one.prompt for one in admitted], salt)
+
+    def submit(
         self, admitted: Sequence[Admitted], request: Request, snapshot: RegistrySnapshot,
-        remote: RemoteKV | None = None,
+        prefixes: Sequence[PromptPrefix] = (), remote: RemoteKV | None = None,
     ) -> Stream:  # fmt: skip
         """Submit all of the prompts, or none. A router discards the answer to a prompt that is only to be kept, so
         that one choice of it is enough."""
@@ -264,7 +288,6 @@ class GenerationRoutes:
         asked = [(one.prompt, one.params) for one in admitted]
         if isinstance(remote, KeepPrompt):
             asked = [(prompt, replace(params, n=1)) for prompt, params in asked]
-        prefixes = await self.proxy.dispatcher.lookup.prepare([one.prompt for one in admitted], salt)
         allowance, priority = request.ctx.allowance, first.priority
         return self.proxy.submit_all(
             asked, name, salt, priority, caller, allowance, snapshot, prefixes=prefixes, remote_kv=remote

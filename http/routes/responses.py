@@ -32,7 +32,8 @@ class ResponsesRoutes:
     async def create_response(self, request: Request) -> HTTPResponse | None:
         wanted, own, ready = await self.read(request)
         shape = self.shape(wanted, ready)
-        stream = await self.generation.submit([ready.admitted], request, ready.snapshot)
+        prefixes = await self.generation.prefixes([ready.admitted], request)
+        stream = self.generation.submit([ready.admitted], request, ready.snapshot, prefixes)
         self.generation.bodies.in_flight.let_go(request)
         return await reply(request, stream, shape, partial(self.keep, request.ctx.caller, wanted, own, shape))
 

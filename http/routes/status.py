@@ -35,7 +35,10 @@ class StatusRoutes:
         return json_response({"status": "ready"} | ({"usage_log": complaint} if complaint else {}))
 
     async def metrics(self, request: Request) -> HTTPResponse:
-        """Return the metrics, with exemplars for a client that accepts OpenMetrics."""
+        """Return the metrics: of several proxies all, of one alone with exemplars for a client that accepts
+        OpenMetrics."""
+        if self.proxy.fleet.pages is not None:
+            return raw(self.proxy.fleet.pages.whole(), content_type=METRICS_TYPE)
         if takes_openmetrics(",".join(request.headers.getall("accept", []))):
             return raw(self.proxy.metrics.render_openmetrics(), content_type=OPENMETRICS_TYPE)
         return raw(self.proxy.metrics.render(), content_type=METRICS_TYPE)

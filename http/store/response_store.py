@@ -169,7 +169,12 @@ def opened(path: Path) -> sqlite3.Connection:
     except (OSError, sqlite3.Error) as error:
         raise PontilError(f"{path} cannot be opened: {error}") from None
     try:
-        prepare(database, path)
+        try:
+            prepare(database, path)
+        except sqlite3.OperationalError:
+            # Another proxy of the launch made the tables at the same time.
+            database.rollback()
+            prepare(database, path)
     except (PontilError, sqlite3.Error) as error:
         database.close()
         raise PontilError(f"{path} cannot keep responses: {error}") from None
@@ -191,7 +196,7 @@ def prepare(database: sqlite3.Connection, path: Path) -> None:
         if not tables:
             cursor.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             cursor.execute(f"PRAGMA user_version = {VERSION}")
-            cursor.executescript(SCHEMA)
+            cursor.executescript(f"BEGIN IMMEDIATE; {SCHEMA} COMMIT;")
 
 
 def too_long(param: str) -> RequestError:

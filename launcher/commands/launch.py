@@ -16,6 +16,7 @@ from pontil.launcher.child.health import HealthLimits
 from pontil.launcher.cluster.entry import launch_on_ray
 from pontil.launcher.commands.rank_memory import memory_lines
 from pontil.launcher.commands.stage_lines import drawing, stage_lines
+from pontil.launcher.config.addresses import controls_of
 from pontil.launcher.config.environment import LaunchEnvironment
 from pontil.launcher.config.options import LaunchOptions, flag_name, read_environment, read_options
 from pontil.launcher.config.parsers import WILDCARDS
@@ -166,8 +167,10 @@ def choose_ports(options: LaunchOptions) -> LaunchOptions:
     """Return the options with definite ports, each tried by binding. A group that joins a proxy listens on none."""
     if options.join:
         return options
-    if options.control and options.control.startswith("tcp://"):
-        host, _, port = options.control.removeprefix("tcp://").rpartition(":")
+    for control in controls_of(options.control or "", options.proxies) if options.control else ():
+        host, _, port = control.removeprefix("tcp://").rpartition(":")
+        if not control.startswith("tcp://"):
+            continue
         if int(port) == options.port and options.host in (host.strip("[]"), *WILDCARDS):
             raise OptionError(f"--control and --port are both {port}: choose another port for one of them.")
         usable_port("--control", host.strip("[]"), int(port))
@@ -201,7 +204,8 @@ def show_plan(topology: Topology) -> None:
         click.echo(f"placed       {line}")
     for model in topology.prepare.config["models"]:
         click.echo(f"model        {model}")
-    click.echo(f"control      {topology.control}")
+    for control in topology.controls:
+        click.echo(f"control      {control}")
     if topology.url:
         click.echo(f"clients      {topology.url}")
     for line in memory_lines(topology):

@@ -72,15 +72,20 @@ def undrain(names: tuple[str, ...]) -> dict[str, Any]:
 @click.command(short_help="Drain workers and start them again, one at a time.")
 @click.argument("names", nargs=-1, metavar="WORKER...")
 @click.option("--all", "everyone", is_flag=True, help="Every worker; those that are drained stay so.")
+@click.option("--proxies", is_flag=True, help="The proxies; streams that can be continued go on at another one.")
 @DRAIN
 @FORCE
 @changes_a_launch
-def restart(names: tuple[str, ...], everyone: bool, drain_timeout: float | None, force: bool) -> dict[str, Any]:
+def restart(
+    names: tuple[str, ...], everyone: bool, proxies: bool, drain_timeout: float | None, force: bool
+) -> dict[str, Any]:  # fmt: skip
     """Replace a WORKER's process by a new one, or every worker's with --all: one at a time, and only while all others
     serve. Drains each first, as `drain` does. A worker that was drained or given up serves again.
     """
-    if everyone == bool(names):
-        raise click.UsageError("Name workers such as decode:0, or say --all.")
+    if everyone + proxies + bool(names) != 1:
+        raise click.UsageError("Name workers such as decode:0, or say --all, or --proxies.")
+    if proxies:
+        return {"command": "restart", "proxies": True, "drain_timeout": drain_timeout, "force": force}
     asked = {"command": "restart", "drain_timeout": drain_timeout, "force": force}
     return asked | ({"all": True} if everyone else {"names": list(names)})
 

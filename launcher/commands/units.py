@@ -15,6 +15,7 @@ from pontil.launcher.commands.unit_file import CREDENTIALS, UnitFile
 from pontil.launcher.config.graph_choice import graph_of
 from pontil.launcher.config.options import LaunchOptions, flag_name, read_options
 from pontil.launcher.config.plan_checks import check_exposure, check_join, check_lists, check_stages
+from pontil.launcher.config.topology import control_endpoints
 from pontil.launcher.errors import LaunchError, OptionError
 from pontil.launcher.keys.client_keys import read_client_keys
 from pontil.launcher.keys.key_file import read_key_file
@@ -69,7 +70,8 @@ def unit_of(program: list[str], words: tuple[str, ...], user: str | None) -> Uni
     check_lists(options)
     check_join(options)
     check_stages(options, graph_of(options.model))
-    check_exposure(options, options.join or options.control or "ipc:///run")
+    for control in control_endpoints(options, Path("/run")):
+        check_exposure(options, control)
     if options.keys:
         read_key_file(Path(options.keys))
     read_client_keys(options, {})

@@ -8,6 +8,18 @@ from pontil.runtime.foundation.loopback import LOCALHOST, is_loopback
 
 # The length of sockaddr_un's path, less the NUL that ends it.
 MAX_IPC_PATH = 107
+MOST_PORT = 65535
+
+
+def controls_of(first: str, proxies: int) -> list[str]:
+    """Return the control endpoint of each proxy of a launch: of a further one, a file beside the first one's, or the
+    next port."""
+    if not first.startswith("tcp://"):
+        return [first, *(f"{first}-{number}" for number in range(1, proxies))]
+    host, _, port = first.rpartition(":")
+    if int(port) + proxies - 1 > MOST_PORT:
+        raise OptionError(f"{proxies} proxies need as many ports from {port} on: choose another one for --control.")
+    return [f"{host}:{int(port) + number}" for number in range(proxies)]
 
 
 def is_own(host: str) -> bool:

@@ -19,6 +19,7 @@ from pontil.launcher.config.parsers import (
     choice,
     devices,
     endpoint,
+    endpoints,
     names,
     number,
     origins,
@@ -142,6 +143,10 @@ class LaunchOptions:
         PROCESSES, None, "A name for what these workers serve, other than that of workers that they replace.", text,
         "NAME",
     )  # fmt: skip
+    proxies: int = flag(
+        PROCESSES, 1, "Proxies that share the port; those for which --role prefill or decode starts workers.",
+        whole(1, 16), "COUNT",
+    )  # fmt: skip
     lend_cores: bool = flag(
         PROCESSES, True, "Let a worker compute on the cores of another one that has nothing to do.", switch
     )
@@ -178,8 +183,8 @@ class LaunchOptions:
         endpoint, "ENDPOINT",
     )  # fmt: skip
     join: str | None = flag(
-        NETWORK, None, "Start workers only, for the proxy whose --control this is (prefill, decode: this host's).",
-        endpoint, "ENDPOINT",
+        NETWORK, None, "Start workers only, for the proxies whose --control this is (prefill, decode: this host's).",
+        endpoints, "ENDPOINT[,ENDPOINT]",
     )  # fmt: skip
     api_keys: str | None = flag(
         NETWORK, None, "File of the keys that clients must show: KEY or NAME=KEY, and limits.", text, "FILE"
@@ -325,6 +330,10 @@ class LaunchOptions:
     failover_timeout: float = flag(
         SUPERVISION, 120.0, "Longest wait of a request for a worker to come back.", seconds, "SECONDS"
     )
+    resume_window: float = flag(
+        SUPERVISION, 60.0, "How long a stream that asked for it can be continued after its connection broke; 0: never.",
+        seconds, "SECONDS",
+    )  # fmt: skip
     restart_attempts: int = flag(
         SUPERVISION, 5, "Restarts of one process within the window before it is given up.", whole(0, 1000), "COUNT"
     )

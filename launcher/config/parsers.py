@@ -144,6 +144,14 @@ def endpoint(value: Any) -> str:
     return str(value)
 
 
+def endpoints(value: Any) -> str:
+    """Parse several such addresses, separated by commas, each named once."""
+    found = [endpoint(one.strip()) for one in str(value).split(",")]
+    if len(set(found)) < len(found):
+        raise ValueError("must name each address once")
+    return ",".join(found)
+
+
 def host_of(address: str) -> str | None:
     """Return the host of a tcp endpoint, without brackets; None for a socket file."""
     if not address.startswith("tcp://"):

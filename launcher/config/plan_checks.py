@@ -15,6 +15,7 @@ from pontil.runtime.graph.catalog import GraphModel
 # Workers send heartbeats twice a second, and renew a lease in thirds of it: with shorter values a busy worker would be
 # taken for a dead one.
 SHORTEST_TTL = SHORTEST_LEASE = 2.0
+MOST_PROXIES = 16
 
 
 def check_lists(options: LaunchOptions) -> None:
@@ -56,6 +57,20 @@ def check_own_endpoint(options: LaunchOptions, graph: GraphModel | None) -> None
         raise OptionError(
             f"--http is for models of one stage, and {options.model} has several: leave it out and use --port."
         )
+
+
+def check_proxies(options: LaunchOptions, graph: GraphModel | None, controls: Sequence[str]) -> None:
+    if len(controls) > 1 and graph is not None:
+        raise OptionError(
+            f"{options.model} has several stages, which one proxy conducts: leave out --proxies, and name one endpoint "
+            "with --join."
+        )
+    if options.join and options.proxies > 1 and options.proxies != len(controls):
+        raise OptionError(
+            f"--join names {len(controls)} endpoints and --proxies says {options.proxies}: name every proxy's."
+        )
+    if len(controls) > MOST_PROXIES:
+        raise OptionError(f"--join names {len(controls)} proxies, and {MOST_PROXIES} is the most.")
 
 
 def check_stages(options: LaunchOptions, graph: GraphModel | None) -> None:

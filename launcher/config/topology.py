@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pontil.launcher.config.addresses import check_endpoints, url_host
+from pontil.launcher.config.addresses import check_endpoints, controls_of, url_host
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.config.graph_choice import first_stage, graph_of, stage_model
 from pontil.launcher.config.options import LaunchOptions
@@ -18,6 +18,7 @@ from pontil.launcher.config.plan_checks import (
     check_join,
     check_lists,
     check_own_endpoint,
+    check_proxies,
     check_stages,
     check_tiers,
 )
@@ -36,11 +37,16 @@ class Topology:
 
     prepare: ChildPlan
     children: tuple[ChildPlan, ...]
-    control: str
+    controls: tuple[str, ...]
     url: str | None
     served: str = ""
     graph: GraphModel | None = None
     shares: bool = False
+
+    @property
+    def control(self) -> str:
+        """The control endpoint of the first proxy."""
+        return self.controls[0]
 
     def with_models(self, paths: Mapping[str, str]) -> "Topology":
         """Return the same plan with the names of models replaced by the paths where they were found."""
@@ -69,14 +75,17 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
     check_stages(options, graph)
     check_deadlines(options)
     check_own_endpoint(options, graph)
-    control = options.join or options.control or f"ipc://{run / 'control'}"
-    check_exposure(options, control)
-    check_connector(options, control)
-    workers = [] if options.role == "proxy" else plan_workers(options, machine, run, control, graph)
+    controls = control_endpoints(options, run)
+    check_proxies(options, graph, controls)
+    for one in controls:
+        check_exposure(options, one)
+        check_connector(options, one)
+    workers = [] if options.role == "proxy" else plan_workers(options, machine, run, controls[0], graph)
+    workers = [worker.configured(more_controls=controls[1:]) for worker in workers]
     check_drafts(options, graph, workers)
     check_tiers(options, workers)
-    proxies = [] if options.join else [plan_proxy(options, machine, run, control, graph)]
-    check_endpoints([control, *(address for worker in workers for address in worker.endpoints)])
+    proxies = [] if options.join else plan_proxies(options, machine, run, controls, graph)
+    check_endpoints([*controls, *(address for worker in workers for address in worker.endpoints)])
     children = tuple(child.configured(cache_dir=str(cache)) for child in proxies + workers)
     search = {
         "models": models_of(children),
@@ -87,7 +96,14 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
     prepare = ChildPlan("prepare", "prepare", CPU, machine.cores, search)
     url = None if options.join else f"http://{url_host(options.host)}:{options.port}"
     shares = options.share_devices or (graph is not None and share_devices(workers))
-    return Topology(prepare, children, control, url, served_name(options), graph, shares)
+    return Topology(prepare, children, tuple(controls), url, served_name(options), graph, shares)
+
+
+def control_endpoints(options: LaunchOptions, run: Path) -> list[str]:
+    """Return where workers register: with each proxy."""
+    if options.join:
+        return options.join.split(",")
+    return controls_of(options.control or f"ipc://{run / 'control'}", options.proxies)
 
 
 def models_of(children: Sequence[ChildPlan]) -> list[str]:
@@ -101,10 +117,30 @@ def share_devices(workers: Sequence[ChildPlan]) -> bool:
     return len(set(held)) < len(held)
 
 
+def plan_proxies(
+    options: LaunchOptions, machine: HostDevices, run: Path, controls: Sequence[str], graph: GraphModel | None = None
+) -> list[ChildPlan]:
+    """Return the plan of each proxy. Several share the port and files, and each has some of its own."""
+    if len(controls) == 1:
+        return [plan_proxy(options, machine, run, controls[0], graph)]
+    plans = []
+    for number, control in enumerate(controls):
+        alone = plan_proxy(options, machine, run, control, graph)
+        own = {
+            "name": f"proxy:{number}",
+            "number": number,
+            "in_flight_bodies": f"{alone.config['in_flight_bodies']}-{number}",
+        }
+        shared = {"proxies": len(controls), "shared_folder": str(run / "proxies")}
+        plans.append(replace(alone.configured(**own, **shared), name=f"proxy:{number}"))
+    return plans
+
+
 def plan_proxy(
     options: LaunchOptions, machine: HostDevices, run: Path, control: str, graph: GraphModel | None = None
 ) -> ChildPlan:
     config = {
+        "name": "proxy",
         "host": options.host,
         "port": options.port,
         "model": stage_model(options, first_stage(graph)),
@@ -124,6 +160,8 @@ def plan_proxy(
         "worker_ttl": options.worker_ttl,
         "failover_timeout": options.failover_timeout,
         "awaits_self_test": options.self_test,
+        "resume_folder": str(run / "streams") if options.resume_window else None,
+        "resume_window": options.resume_window,
         "in_flight_bodies": str(run / "in-flight-bodies"),
         "response_store": response_store(options, run),
         "response_store_size": options.response_store_size,

@@ -9,6 +9,7 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
+from pontil.launcher.config.addresses import controls_of
 from pontil.launcher.config.options import LaunchOptions
 from pontil.launcher.config.topology import Topology
 from pontil.launcher.config.worker_roles import NODE
@@ -30,7 +31,7 @@ def at_home(options: LaunchOptions, base: Path) -> LaunchOptions:
         return options
     if options.control:
         raise OptionError(f"--role {options.role} starts workers only: name the proxy's --control with --join.")
-    return replace(options, join=f"{SOCKET_FILE}{usual_socket(base)}")
+    return replace(options, join=",".join(controls_of(f"{SOCKET_FILE}{usual_socket(base)}", options.proxies)))
 
 
 def open_directory(topology: Topology, directory: RunDirectory, role: str) -> list[str]:
@@ -38,11 +39,12 @@ def open_directory(topology: Topology, directory: RunDirectory, role: str) -> li
     log."""
     control = socket_file(topology.control)
     own = control if topology.url and role not in HALVES else None
-    directory.create(own)
+    files = [file for one in topology.controls if (file := socket_file(one)) is not None]
+    directory.create(files if own is not None else ())
     if own is not None and role == "proxy" and directory.elsewhere is not None:
         return [
             f"workers that are started here without --join go to the launch with pid {directory.elsewhere.name}, which "
-            f"was first: start those of this proxy with --join {topology.control}"
+            f"was first: start those of this proxy with --join {','.join(topology.controls)}"
         ]
     if topology.url is None and control is not None and not answers(control):
         return [f"no proxy answers at {control} yet: waiting for one (`launch --role proxy`, as this user, starts it)"]

@@ -5,6 +5,7 @@ import fcntl
 import os
 import shutil
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,8 +32,8 @@ class RunDirectory:
         self.lock: int | None = None
         self.elsewhere: Path | None = None
 
-    def create(self, control: Path | None = None) -> None:
-        """Make it. `control` is the socket file at which a proxy of this launch will listen."""
+    def create(self, controls: Sequence[Path] = ()) -> None:
+        """Make it. `controls` are the socket files at which the proxies of this launch will listen."""
         try:
             self.base.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.check_base()
@@ -41,8 +42,7 @@ class RunDirectory:
                 self.remove_dead()
                 self.path.mkdir(mode=0o700)
                 self.lock = take_lock(self.path / LOCK, wait=False)
-                if control is not None:
-                    self.offer(control)
+                self.offer(controls)
             finally:
                 if guard is not None:
                     os.close(guard)
@@ -61,33 +61,38 @@ class RunDirectory:
         if about.st_mode & 0o077:
             self.base.chmod(0o700)
 
-    def offer(self, control: Path) -> None:
-        """Point the default socket to this launch, unless another launch has it. A dead launch's link has just been
-        removed."""
-        usual, own = usual_socket(self.base), usual_socket(self.path)
-        if control != own:
-            own.symlink_to(control)
-        if usual.is_symlink():
-            self.elsewhere = self.base / usual.readlink().parent
-            return
-        fresh = self.path / "usual"
-        fresh.symlink_to(own.relative_to(self.base))
-        fresh.replace(usual)
+    def offer(self, controls: Sequence[Path]) -> None:
+        """Point the default sockets, one for each proxy, to this launch, unless another launch has them. A dead
+        launch's links have just been removed."""
+        for number, control in enumerate(controls):
+            usual, own = usual_socket(self.base, number), usual_socket(self.path, number)
+            if control != own:
+                own.symlink_to(control)
+            if self.elsewhere is None and usual.is_symlink():
+                self.elsewhere = self.base / usual.readlink().parent
+            if self.elsewhere is None:
+                fresh = self.path / "usual"
+                fresh.symlink_to(own.relative_to(self.base))
+                fresh.replace(usual)
 
     def withdraw(self) -> None:
-        """Remove the default socket if it is ours. No other launch can have taken it: our directory still exists and is
-        locked."""
-        usual = usual_socket(self.base)
-        if usual.is_symlink() and usual.parent / usual.readlink() == usual_socket(self.path):
-            usual.unlink()
+        """Remove the default sockets that are ours. No other launch can have taken one: our directory still exists and
+        is locked."""
+        for usual in self.usual_links:
+            if usual.parent / usual.readlink().parent == self.path:
+                usual.unlink()
+
+    @property
+    def usual_links(self) -> list[Path]:
+        return [link for link in self.base.glob(f"{CONTROL}*") if link.is_symlink()]
 
     def remove_dead(self) -> None:
         for folder in self.base.iterdir():
             if folder.name.isdigit() and folder.is_dir():
                 self.remove_if_dead(folder)
-        usual = usual_socket(self.base)
-        if usual.is_symlink() and not (self.base / usual.readlink().parent).is_dir():
-            usual.unlink()
+        for usual in self.usual_links:
+            if not (self.base / usual.readlink().parent).is_dir():
+                usual.unlink()
 
     def remove_if_dead(self, folder: Path) -> None:
         try:
@@ -108,9 +113,9 @@ class RunDirectory:
             self.lock = None
 
 
-def usual_socket(folder: Path) -> Path:
-    """Return the path of the control socket in the run directories' base, or in one launch's directory."""
-    return folder / CONTROL
+def usual_socket(folder: Path, number: int = 0) -> Path:
+    """Return the path of a proxy's control socket in the run directories' base, or in one launch's directory."""
+    return folder / (f"{CONTROL}-{number}" if number else CONTROL)
 
 
 def directory_of(base: Path, launcher: int) -> Path:

@@ -47,7 +47,7 @@ class Announcement:
         topology = self.topology
         for line in overview(children, results):
             self.console.line(line)
-        where = f"ready on {topology.url}" if topology.url else f"ready, joined {topology.control}"
+        where = f"ready on {topology.url}" if topology.url else f"ready, joined {', '.join(topology.controls)}"
         self.console.line(f"{where} after {now - self.began:.1f} s")
         if topology.url and self.console.terminal:
             self.console.line(example(topology.url, topology.served, topology.asks_for_keys))

@@ -42,7 +42,9 @@ class Recovery:
 def nobody_serves(lost: Child, children: Sequence[Child]) -> LaunchError | None:
     """Return the error that ends a launch that can serve no request. One child's exit alone never ends another
     child."""
-    if lost.plan.role == "proxy":
+    if lost.plan.is_proxy:
+        if any(child.plan.is_proxy and child.state is not ChildState.GIVEN_UP for child in children):
+            return None
         return LaunchError("The proxy keeps dying: nobody can be served (see its last lines above).")
     if any(child.state is not ChildState.GIVEN_UP for child in children if child.plan.role != "proxy"):
         return None

@@ -3,19 +3,22 @@
 client."""
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pontil.launcher.child.child import Child
+from pontil.launcher.child.child_state import ChildState
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.config.topology import Topology
 from pontil.launcher.control.control_socket import ControlConnection
 from pontil.launcher.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.logs.console import Console
+from pontil.launcher.supervisor.proxy_restarts import ProxyAction, ProxyRestarts, advance_proxies
 from pontil.launcher.supervisor.rollout import ActionKind, Rollout, RolloutLimits, WorkerAction, WorkerSnapshot, advance
-from pontil.launcher.supervisor.rollout_plan import LaunchSnapshot, planned
+from pontil.launcher.supervisor.rollout_plan import LaunchSnapshot, planned, seconds
 
 # Seconds between messages to a client that show that the supervisor is alive.
 BEAT = 5.0
@@ -54,6 +57,7 @@ class RolloutRunner:
     def __init__(self, supervisor: RolloutSupervisor, context: RolloutContext) -> None:
         self.supervisor, self.context = supervisor, context
         self.change: Rollout | None = None
+        self.proxies: ProxyRestarts | None = None
         self.client: ControlConnection | None = None
         self.title = ""
         self.last_beat = 0.0
@@ -68,13 +72,16 @@ class RolloutRunner:
             client.end("The launch is still starting: try again when it is ready.", 1)
         elif command == "reload":
             client.end("\n".join(self.supervisor.reload()))
-        elif self.change is not None:
+        elif self.change is not None or self.proxies is not None:
             client.end(f"Another change is under way ({self.title}): wait until it is done.", 1)
         else:
             self.begin(client, request)
 
     def begin(self, client: ControlConnection, request: dict[str, Any]) -> None:
         try:
+            if request.get("proxies"):
+                self.begin_proxies(client, request)
+                return
             change = planned(request, self.snapshot)
         except (OptionError, LaunchError) as error:
             client.end(error.message, error.exit_code)
@@ -82,6 +89,41 @@ class RolloutRunner:
         self.change, self.client, self.title = change, client, str(request["command"])
         if change.is_over:
             self.conclude(change)
+
+    def begin_proxies(self, client: ControlConnection, request: dict[str, Any]) -> None:
+        """Begin to restart the proxies. Raises OptionError and LaunchError for what cannot be."""
+        limit, limits = request.get("drain_timeout"), self.context.limits
+        limits = limits if limit is None else RolloutLimits(seconds(limit), limits.start)
+        names = tuple(child.name for child in self.supervisor.children if child.plan.is_proxy)
+        if len(names) < 2 and not request.get("force"):
+            raise LaunchError(
+                "Nobody else would serve meanwhile: launch with --proxies 2, or say --force." if names
+                else "This launch has no proxy: restart it where it runs."
+            )  # fmt: skip
+        self.proxies = ProxyRestarts(names, limits, since=time.monotonic())
+        self.client, self.title = client, "restart --proxies"
+
+    def advance_proxies(self, now: float) -> None:
+        while self.proxies is not None:
+            states = {child.name: child.state for child in self.supervisor.children if child.plan.is_proxy}
+            move = advance_proxies(self.proxies, states, now)
+            if move is None:
+                return
+            name, limits = self.proxies.left[0], self.proxies.limits
+            self.proxies, action = move
+            child = next(child for child in self.supervisor.children if child.name == name)
+            if action is ProxyAction.DRAIN:
+                self.tell(f"{name} drains")
+                child.dismissed = True
+                drain_proxy(child, limits.drain, hand_over=len(states) > 1)
+            elif action is ProxyAction.KILL:
+                child.kill()
+            elif action is ProxyAction.RENEW:
+                self.renew(child, None)
+            elif not self.proxies.failure:
+                self.tell(f"{name} serves again")
+            if self.proxies.is_over:
+                self.conclude(self.proxies)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -101,6 +143,7 @@ class RolloutRunner:
 
     def advance(self, now: float) -> None:
         """Make all moves that are possible now."""
+        self.advance_proxies(now)
         while self.change is not None:
             move = advance(self.change, {child.name: place_of(child) for child in self.workers}, now)
             if move is None:
@@ -154,17 +197,26 @@ class RolloutRunner:
         if self.client is not None:
             self.client.say(text)
 
-    def conclude(self, change: Rollout) -> None:
+    def conclude(self, change: Rollout | ProxyRestarts) -> None:
         if change.failure is not None:
             self.supervisor.console.line(f"{self.title} failed: {change.failure}")
         if self.client is not None:
             self.client.end(f"{change.failure}." if change.failure else "done", 1 if change.failure else 0)
-        self.change = self.client = None
+        self.change = self.client = self.proxies = None
 
     def close(self) -> None:
         """End the change under way, since the launch ends."""
-        if self.change is not None:
-            self.conclude(self.change.fail("the launch is stopping"))
+        change = self.change or self.proxies
+        if change is not None:
+            self.conclude(change.fail("the launch is stopping"))
+
+
+def drain_proxy(child: Child, timeout: float, *, hand_over: bool) -> None:
+    """Have a proxy end once its requests have. One that is to `hand_over` leaves the streams that can be continued to
+    others at the end of the timeout."""
+    if child.running:
+        child.move(ChildState.DRAINING)
+        child.running.send({"kind": "drain", "timeout": timeout, "hand_over": hand_over})
 
 
 def place_of(child: Child) -> WorkerSnapshot:

@@ -27,7 +27,7 @@ from pontil.launcher.supervisor.recovery import Recovery
 from pontil.launcher.supervisor.reload import Reloader
 from pontil.launcher.supervisor.restart_policy import RestartPolicy
 from pontil.launcher.supervisor.rollout import RolloutLimits
-from pontil.launcher.supervisor.rollout_runner import RolloutContext, RolloutRunner
+from pontil.launcher.supervisor.rollout_runner import RolloutContext, RolloutRunner, drain_proxy
 from pontil.launcher.supervisor.self_test import SelfTestMonitor
 from pontil.launcher.supervisor.signals import SignalPipe, has_terminal
 
@@ -296,7 +296,6 @@ def has_work(child: Child) -> bool:
 
 def ask_to_drain(child: Child, timeout: float) -> None:
     if child.running and child.plan.is_proxy:
-        child.move(ChildState.DRAINING)
-        child.running.send({"kind": "drain", "timeout": timeout})
+        drain_proxy(child, timeout, hand_over=False)
     else:
         child.assign(child.plan.role, timeout)

@@ -25,7 +25,7 @@ FROM requests WHERE proxy = ? AND state = '{CLOSED}'
 SHARES = """
 SELECT ifnull(sum(shares.generated), 0), ifnull(sum(shares.computed), 0)
 FROM shares JOIN requests ON requests.id = shares.request
-WHERE shares.worker = ? AND requests.proxy = ?
+WHERE shares.worker = ? AND ifnull(shares.proxy, requests.proxy) = ?
 """
 UNBALANCED = f"""
 SELECT requests.id, requests.generated, delivered + discarded, completion_tokens, delivered,
@@ -38,11 +38,11 @@ PROMPTS = f"""
 SELECT id, prompt_tokens, cached_tokens, computed_tokens FROM requests
 WHERE state = '{CLOSED}' AND prompt_tokens <> cached_tokens + computed_tokens ORDER BY arrived
 """
-# A worker's rows under this proxy and the later ones, in order.
+# A worker's rows under this proxy and the later ones in its place, in order: to others it states other counts.
 LATER = """
 SELECT workers.before, workers.proxy, late - unheard + missing AS apart FROM workers
 JOIN proxies ON proxies.incarnation = workers.proxy
-WHERE workers.worker = ? AND proxies.started >= ? ORDER BY proxies.started
+WHERE workers.worker = ? AND proxies.started >= ? AND proxies.name IS ? ORDER BY proxies.started
 """
 
 
@@ -146,7 +146,7 @@ def lost_with(
 ) -> AuditFinding:
     """Return how many tokens were lost with a killed proxy, from what the worker stated to a later proxy. Proxies to
     which it stated nothing, because they were killed too soon, are taken together with the one before them."""
-    this, *later = database.execute(LATER, (worker["worker"], proxy["started"])).fetchall()
+    this, *later = database.execute(LATER, (worker["worker"], proxy["started"], proxy["name"])).fetchall()
     if this["before"] is None:
         return AuditFinding(True, f"{found}; it was killed before the worker told what it had generated")
     known, together = shares + this["apart"], 1

@@ -114,6 +114,7 @@ class LedgerEntry:
         "choices",
         "delivered",
         "discarded",
+        "elsewhere",
         "prompt",
         "prompt_stated",
         "rows_apart",
@@ -128,6 +129,8 @@ class LedgerEntry:
         self.discarded: dict[str, int] = {}
         self.billed: Usage | None = None
         self.answered = self.rows_apart = False
+        # The proxy at which an attempt's worker was booked, where it was not this one.
+        self.elsewhere: dict[tuple[int, str], str] = {}
 
     @property
     def rows(self) -> int | None:
@@ -177,6 +180,15 @@ class LedgerEntry:
         self.delivered += delivered
         if generated > delivered:
             self.discarded[reason] = self.discarded.get(reason, 0) + generated - delivered
+
+    def take_over(
+        self, attempt: int, worker: str, phase: str, booked: int, cached: int, computed: int | None, proxy: str
+    ) -> None:
+        """Add what a worker did for this request while it was another proxy's, in whose books it is."""
+        self.elsewhere[attempt, worker] = proxy
+        self.shares[attempt, worker, 0] = WorkShare(
+            Book(), phase, 0, booked, booked=booked, cached=cached, computed=computed
+        )  # fmt: skip
 
     @property
     def generated(self) -> int:

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The usage log's file: SQLite in WAL mode. Only this module and its readers' queries know the tables.
 
-One proxy writes to a file at a time, in one transaction for each group of changes. A row may be written any number of
-times: while its request is open the last version stands, and a closed row never changes.
+The proxies of one launch write to a file at a time, each in one transaction for each group of changes. A row may be
+written any number of times: while its request is open the last version stands, and a closed row never changes. The open
+rows of a proxy that is gone are closed as lost, but for those that another proxy may continue (docs/decisions/061).
 """
 
 import fcntl
+import json
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+import threading
+import time
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -19,12 +23,15 @@ from pontil.runtime.errors import UsageLogError
 
 # "pont" in ASCII: marks a usage log in SQLite's header.
 APPLICATION_ID = 0x706F6E74
-VERSION = 3
+VERSION = 4
 OPEN, CLOSED, LOST = "open", "closed", "lost(proxy)"
 # SQL: what was delivered, or answered by a vector, is billed.
 BILLED = f"(delivered > 0 OR finish IS '{EMBEDDED}')"
 # Seconds that a write waits for another program that reads or locks the file.
 BUSY = 1.0
+# The same where several proxies write, and how long one waits at its start for another that prepares the file.
+SHARED_BUSY = 5.0
+TURN = 0.02
 # SQLite's integers are signed, of 64 bits. A stated count is bounded, but sums of many are not.
 LARGEST = (1 << 63) - 1
 
@@ -62,7 +69,8 @@ class RequestRow:
 
 @dataclass(frozen=True, slots=True)
 class ShareRow:
-    """The work of one worker for one request: ids generated, and prompt tokens computed."""
+    """The work of one worker for one request: ids generated, and prompt tokens computed. `proxy` is set where another
+    proxy than the request's own had them computed."""
 
     request: str
     worker: str
@@ -70,6 +78,7 @@ class ShareRow:
     phase: str
     generated: int
     computed: int
+    proxy: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +107,8 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True)
 class ProxyRow:
-    """One run of a proxy, and its ledger's sums over closed requests."""
+    """One run of a proxy, and its ledger's sums over closed requests. Proxies of one `name` follow each other; those of
+    one `fleet` write to the file together."""
 
     incarnation: str
     started: float
@@ -110,9 +120,29 @@ class ProxyRow:
     generated: int
     delivered: int
     discarded: int
+    name: str | None = None
+    fleet: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LostProxy:
+    """The end of a proxy without a last word. Its open requests are lost, but for those `kept`: a JSON list of ids."""
+
+    incarnation: str
+    kept: str
+
+
+@dataclass(frozen=True, slots=True)
+class LostRequest:
+    """The end of an open request that nobody continues any more."""
+
+    id: str
 
 
 UsageRow = RequestRow | ShareRow | WorkerRow | ProxyRow
+# Rows that a proxy posts about others.
+LostRow = LostProxy | LostRequest
+Posted = UsageRow | LostRow
 
 TABLES: dict[type[UsageRow], tuple[str, tuple[str, ...]]] = {
     RequestRow: ("requests", ("id",)),
@@ -153,31 +183,96 @@ def upsert(kind: type[UsageRow]) -> str:
     )
 
 
-UPSERTS = {kind: upsert(kind) for kind in TABLES}
+LOSE = f"UPDATE requests SET state = '{LOST}', finish = '{LOST}' WHERE state = '{OPEN}'"
+# SQL: one statement or more for each kind of row, and which of its fields each of them takes.
+STATEMENTS: dict[type[Posted], tuple[tuple[str, tuple[int, ...]], ...]] = {
+    **{kind: ((upsert(kind), tuple(range(len(fields(kind))))),) for kind in TABLES},
+    LostProxy: (
+        (f"{LOSE} AND proxy = ? AND id NOT IN (SELECT value FROM json_each(?))", (0, 1)),
+        (f"UPDATE proxies SET state = '{LOST}' WHERE state = '{OPEN}' AND incarnation = ?", (0,)),
+    ),
+    LostRequest: ((f"{LOSE} AND id = ?", (0,)),),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FileWriter:
+    """A proxy that writes to the file: alone, or with the others of its `fleet`. The open rows of the requests `kept`
+    stay open, whoever began them."""
+
+    incarnation: str = "-"
+    name: str | None = None
+    fleet: str | None = None
+    kept: Collection[str] = ()
+
+    @property
+    def row(self) -> ProxyRow:
+        """The row of a proxy that begins."""
+        return ProxyRow(
+            self.incarnation, time.time(), OPEN, 0, 0, 0, 0, 0, 0, 0, name=self.name, fleet=self.fleet
+        )  # fmt: skip
+
+
+ALONE = FileWriter()
 
 
 class UsageFile:
     """A usage log open for writing. Raises UsageLogError for a file that is not one, is newer, or has another
     writer."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, writer: FileWriter = ALONE) -> None:
+        self.path, self.writer = path, writer
         try:
             self.lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise UsageLogError(f"the usage log {path} cannot be opened: {error.strerror}") from None
         try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.database = connect(path)
-            self.prepare()
+            is_first = self.take_turn()
+            self.database = connect(path, patience=BUSY if writer.fleet is None else SHARED_BUSY)
+            if is_first:
+                self.prepare()
+            else:
+                self.check_fleet()
+            if writer.fleet is not None:
+                self.write([writer.row])
+                fcntl.flock(self.lock, fcntl.LOCK_SH)
         except BlockingIOError:
             os.close(self.lock)
-            raise UsageLogError(f"another proxy writes to the usage log {path}: give each its own file") from None
+            raise UsageLogError(taken(path)) from None
         except (sqlite3.Error, UsageLogError) as error:
             os.close(self.lock)
             if isinstance(error, UsageLogError):
                 raise
             raise UsageLogError(f"the usage log {path} cannot be used: {error}") from None
+
+    def take_turn(self) -> bool:
+        """Lock the file: return True while nobody else has it, False with the others of a fleet. Raise BlockingIOError
+        if it is another's."""
+        deadline, pause = time.monotonic() + SHARED_BUSY, threading.Event()
+        while True:
+            try:
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if self.writer.fleet is None:
+                    raise
+            else:
+                return True
+            try:
+                fcntl.flock(self.lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise
+                pause.wait(TURN)
+            else:
+                return False
+
+    def check_fleet(self) -> None:
+        """Raise UsageLogError if those who write to the file are of another launch: the first of a fleet leaves no
+        other's row open."""
+        check_version(self.database, self.path)
+        theirs = "SELECT count(*) FROM proxies WHERE state = ? AND fleet IS NOT ?"
+        if self.database.execute(theirs, (OPEN, self.writer.fleet)).fetchone()[0]:
+            raise UsageLogError(taken(self.path))
 
     def prepare(self) -> None:
         """Create the tables of a new file, and close the rows that an earlier proxy left open."""
@@ -193,7 +288,9 @@ class UsageFile:
         if check_version(self.database, self.path) < VERSION:
             self.upgrade()
         with self.database:
-            self.database.execute("UPDATE requests SET state = ?, finish = ? WHERE state = ?", (LOST, LOST, OPEN))
+            self.database.execute(
+                f"{LOSE} AND id NOT IN (SELECT value FROM json_each(?))", (json.dumps(list(self.writer.kept)),)
+            )
             self.database.execute("UPDATE proxies SET state = ? WHERE state = ?", (LOST, OPEN))
 
     def upgrade(self) -> None:
@@ -207,14 +304,15 @@ class UsageFile:
                         self.database.execute(f"ALTER TABLE {name} ADD COLUMN {declared}")
             self.database.execute(f"PRAGMA user_version = {VERSION}")
 
-    def write(self, rows: Iterable[UsageRow]) -> None:
+    def write(self, rows: Iterable[Posted]) -> None:
         """Write all of the rows or none; they are on the disk on return. Raise sqlite3.Error."""
-        by_kind: dict[type[UsageRow], list[Sequence[Any]]] = {}
+        by_kind: dict[type[Posted], list[Sequence[Any]]] = {}
         for row in rows:
             by_kind.setdefault(type(row), []).append([held(value) for value in astuple(row)])
         with self.database:
             for kind, values in by_kind.items():
-                self.database.executemany(UPSERTS[kind], values)
+                for statement, places in STATEMENTS[kind]:
+                    self.database.executemany(statement, [[row[place] for place in places] for row in values])
 
     def close(self) -> None:
         """Close the database, then release the lock: closing any descriptor of the file would end SQLite's own locks on
@@ -228,9 +326,13 @@ def held(value: Any) -> Any:
     return max(-LARGEST, min(value, LARGEST)) if type(value) is int else value
 
 
-def connect(path: Path, read_only: bool = False) -> sqlite3.Connection:
+def taken(path: Path) -> str:
+    return f"another proxy writes to the usage log {path}: give each its own file"
+
+
+def connect(path: Path, read_only: bool = False, patience: float = BUSY) -> sqlite3.Connection:
     address = f"file:{quote(str(path.absolute()))}?mode={'ro' if read_only else 'rw'}"
-    return sqlite3.connect(address, uri=True, timeout=BUSY, check_same_thread=False)
+    return sqlite3.connect(address, uri=True, timeout=patience, check_same_thread=False)
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:

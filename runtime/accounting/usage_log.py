@@ -6,10 +6,10 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Protocol
 
-from pontil.runtime.accounting.usage_file import TABLES, UsageRow
+from pontil.runtime.accounting.usage_file import TABLES, LostProxy, LostRequest, Posted
 from pontil.runtime.threads import GuardedThread, ThreadFailures
 
 # Seconds until rows are tried again after a failure.
@@ -28,7 +28,7 @@ LOG = logging.getLogger("pontil.usage")
 class Writable(Protocol):
     """The destination of rows. Raises sqlite3.Error when they cannot be written now."""
 
-    def write(self, rows: Iterable[UsageRow]) -> None: ...
+    def write(self, rows: Iterable[Posted]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -37,7 +37,7 @@ class Writable(Protocol):
 class Group:
     """Rows that are written together, the last version of each, and the futures that wait for them."""
 
-    rows: dict[tuple[object, ...], UsageRow] = field(default_factory=dict)
+    rows: dict[tuple[object, ...], Posted] = field(default_factory=dict)
     receipts: "list[Future[None]]" = field(default_factory=list)
 
 
@@ -57,7 +57,7 @@ class UsageLog:
         self.thread = GuardedThread(self.run, "usage-log", threads, self.mend)
         self.thread.start()
 
-    def post(self, rows: Iterable[UsageRow], wanted: bool = False) -> "Future[None] | None":
+    def post(self, rows: Iterable[Posted], wanted: bool = False) -> "Future[None] | None":
         """Queue these rows to be written together. If `wanted`, return a future that is done when they are on the disk;
         None while the file cannot be written or the log is closing."""
         receipt: Future[None] | None = None
@@ -82,7 +82,7 @@ class UsageLog:
                 self.written()
         self.file.close()
 
-    def write(self, rows: Sequence[UsageRow]) -> None:
+    def write(self, rows: Sequence[Posted]) -> None:
         """Write all rows in one transaction; if one row makes that fail, each in its own. Raise sqlite3.Error."""
         try:
             self.file.write(rows)
@@ -144,6 +144,8 @@ def sign(receipts: "Iterable[Future[None]]") -> None:
             receipt.set_result(None)
 
 
-def key_of(row: UsageRow) -> tuple[object, ...]:
+def key_of(row: Posted) -> tuple[object, ...]:
+    if isinstance(row, LostProxy | LostRequest):
+        return type(row), *astuple(row)
     name, key = TABLES[type(row)]
     return name, *(getattr(row, each) for each in key)

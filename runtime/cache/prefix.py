@@ -73,18 +73,19 @@ NOBODY = NoObserver()
 
 class PrefixIndex:
     """Keys to blocks. A key names one block; a block may have several keys (an unfilled one gets another when full).
-    Where there is a `journal`, every change is noted in it."""
+    Every change is noted in each of the `journals`."""
 
     def __init__(self) -> None:
         self.blocks: dict[Key, int] = {}
         self.keys: dict[int, list[Key]] = {}
         self.observer: IndexObserver = NOBODY
-        self.journal: PrefixJournal | None = None
+        self.journals: list[PrefixJournal] = []
 
     def open_journal(self) -> PrefixJournal:
-        """Begin a journal with all keys that are known, in place of an earlier one."""
-        self.journal = PrefixJournal(self.blocks)
-        return self.journal
+        """Begin another journal with all keys that are known."""
+        made = PrefixJournal(self.blocks)
+        self.journals.append(made)
+        return made
 
     def find(self, key: Key) -> int | None:
         block = self.blocks.get(key)
@@ -96,8 +97,8 @@ class PrefixIndex:
         if key not in self.blocks:
             self.blocks[key] = block
             self.keys.setdefault(block, []).append(key)
-            if self.journal is not None:
-                self.journal.add(key)
+            for journal in self.journals:
+                journal.add(key)
             self.observer.added(block, final)
 
     def knows(self, block: int) -> bool:
@@ -106,12 +107,12 @@ class PrefixIndex:
     def forget(self, block: int) -> None:
         for key in self.keys.pop(block, ()):
             del self.blocks[key]
-            if self.journal is not None:
-                self.journal.forget(key)
+            for journal in self.journals:
+                journal.forget(key)
         self.observer.forgotten(block)
 
     def clear(self) -> None:
         for block in list(self.keys):
             self.forget(block)
-        if self.journal is not None:
-            self.journal.clear()
+        for journal in self.journals:
+            journal.clear()

@@ -4,7 +4,7 @@
 from collections.abc import Callable, Sequence
 
 from pontil.runtime.config import ProxyConfig
-from pontil.runtime.errors import TooManyRequests, Unavailable
+from pontil.runtime.errors import PontilError, TooManyRequests, Unavailable
 from pontil.runtime.proxy.admission import check_capacity, check_seats, check_together
 from pontil.runtime.proxy.dispatch import Dispatcher
 from pontil.runtime.proxy.metrics import KEY_LIMIT, OVERLOAD, TOO_LATE, Metrics
@@ -65,7 +65,11 @@ class AdmissionControl:
         if not beside:
             tokens = sum(tokens_of(*one) for one in asked)
             self.limits.check(caller, allowance, len(asked), tokens, self.clock())
-        self.queue.check([(len(prompt), params) for prompt, params in asked], priority, caller, allowance.weight)
+        try:
+            self.queue.check([(len(prompt), params) for prompt, params in asked], priority, caller, allowance.weight)
+        except PontilError:
+            self.limits.state(caller)
+            raise
 
     def enter(self, request: Request, caller: str, allowance: Allowance) -> None:
         """Queue a request for its first attempt."""
@@ -75,6 +79,12 @@ class AdmissionControl:
         self.choices += request.params.n
         self.limits.enter(caller, *claim_of(request), now)
         self.queue.push(request, allowance.weight, now)
+
+    def enter_again(self, request: Request, caller: str) -> None:
+        """Count a request that another proxy had admitted. It waits in no queue."""
+        request.caller = caller
+        self.choices += request.params.n
+        self.limits.enter_again(caller, *claim_of(request), self.clock())
 
     def leave(self, request: Request) -> None:
         """Forget a request that has ended, queued or dispatched."""

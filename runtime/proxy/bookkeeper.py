@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of requests beyond their answers: the ledger, and the usage log where there is one."""
 
+import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,12 +17,16 @@ from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.accounting.usage_file import (
     CLOSED,
     OPEN,
+    FileWriter,
+    LostProxy,
+    LostRequest,
     ProxyRow,
     RequestRow,
     ShareRow,
     UsageFile,
     UsageRow,
     WorkerRow,
+    open_to_read,
 )
 from pontil.runtime.accounting.usage_log import UsageLog
 from pontil.runtime.config import ProxyConfig
@@ -37,11 +44,16 @@ class Bookkeeper:
     """The accounting of every request of one proxy. Raises UsageLogError for a log that cannot be used."""
 
     def __init__(
-        self, config: ProxyConfig, incarnation: str, clock: Callable[[], float], threads: ThreadFailures | None = None
+        self,
+        config: ProxyConfig,
+        incarnation: str,
+        clock: Callable[[], float],
+        threads: ThreadFailures | None = None,
+        kept: Collection[str] = (),
     ) -> None:
         self.config, self.incarnation, self.clock = config, incarnation, clock
         self.ledger = Ledger()
-        self.log = None if config.usage_log is None else UsageLog(UsageFile(Path(config.usage_log)), threads)
+        self.log = None if config.usage_log is None else UsageLog(open_file(config, incarnation, kept), threads)
         self.started = time.time()
         self.open: dict[str, Request] = {}
         self.seen: dict[str, int] = {}
@@ -62,6 +74,39 @@ class Bookkeeper:
             self.seen.pop(request.id, None)
             row = self.request_row(request, CLOSED, billed, finish)
             request.receipt = self.log.post([row, *share_rows(request), self.proxy_row(OPEN)], wanted=True)
+
+    def hand_over(self, request: Request) -> None:
+        """Let go of a request that another proxy will go on with. Its row stays open, and is the other one's next."""
+        self.ledger.shut(request.id)
+        if self.log is not None:
+            self.open.pop(request.id, None)
+            self.seen.pop(request.id, None)
+            self.log.post(
+                [self.request_row(request, OPEN, request.usage, None), *share_rows(request, self.incarnation)]
+            )
+
+    def take_over(self, request: Request) -> None:
+        """Go on with the row of a request that another proxy had begun."""
+        if self.log is not None:
+            self.open[request.id] = request
+            self.log.post([self.request_row(request, OPEN, request.usage, None), *share_rows(request)])
+
+    def lose_request(self, request_id: str) -> "Future[None] | None":
+        """Close the row of a request that nobody goes on with. Return what is done once it is on the disk."""
+        return None if self.log is None else self.log.post([LostRequest(request_id)], wanted=True)
+
+    def is_open(self, request_id: str) -> bool:
+        """Return whether the usage log has no last word on a request. Reads the file: call it in a thread."""
+        if self.config.usage_log is None:
+            return True
+        with closing(open_to_read(Path(self.config.usage_log))) as database:
+            row = database.execute("SELECT state FROM requests WHERE id = ?", (request_id,)).fetchone()
+        return row is None or row[0] == OPEN
+
+    def lose(self, proxy: str, kept: Collection[str] = ()) -> "Future[None] | None":
+        """Close the open requests of a proxy that is gone, but for those `kept`. Return what is done once it is on the
+        disk."""
+        return None if self.log is None else self.log.post([LostProxy(proxy, json.dumps(list(kept)))], wanted=True)
 
     @property
     def complaint(self) -> str | None:
@@ -126,8 +171,14 @@ class Bookkeeper:
         sums = self.ledger.totals
         return ProxyRow(
             self.incarnation, self.started, state, sums.requests, sums.prompt_tokens, sums.cached_tokens,
-            sums.completion_tokens, sums.generated, sums.delivered, sums.settled_otherwise,
+            sums.completion_tokens, sums.generated, sums.delivered, sums.settled_otherwise, self.config.name,
+            self.config.shared_folder,
         )  # fmt: skip
+
+
+def open_file(config: ProxyConfig, incarnation: str, kept: Collection[str]) -> UsageFile:
+    """Open the usage log. Proxies that share a folder write to it together."""
+    return UsageFile(Path(str(config.usage_log)), FileWriter(incarnation, config.name, config.shared_folder, kept))
 
 
 def stage_name(request: Request) -> str | None:
@@ -150,8 +201,11 @@ def summary(request: Request, billed: Usage, finish: str, now: float) -> str:
     )
 
 
-def share_rows(request: Request) -> list[ShareRow]:
+def share_rows(request: Request, proxy: str | None = None) -> list[ShareRow]:
+    """Return the shares of its workers. Those of another proxy's attempts name that one, the rest `proxy`: None stands
+    for the proxy of the request."""
+    elsewhere = request.entry.elsewhere
     return [
-        ShareRow(request.id, worker, attempt, phase, count, computed)
+        ShareRow(request.id, worker, attempt, phase, count, computed, elsewhere.get((attempt, worker)) or proxy)
         for (attempt, worker), (phase, count, computed) in request.entry.by_worker().items()
     ]

@@ -95,6 +95,9 @@ class Dispatcher:
         """Send the attempt that has begun to its workers, after the cancels that they have yet to get (C15)."""
         self.flush()
         self.metrics.add_dispatch(request)
+        if request.journal is not None:
+            # No two attempts of a request have one number, whoever makes them.
+            request.journal.note()
         self.seat(request, 1)
         secret = None if self.config.keys is None else secrets.token_hex(SECRET_BYTES)
         deadline = self.time_left(request, self.clock())

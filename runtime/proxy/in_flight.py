@@ -81,6 +81,23 @@ class InFlight:
         self.tell(request)
         self.admissions.dispatch()
 
+    def hand_over(self, request: Request) -> None:
+        """Let go of a request that another proxy will go on with. Does nothing for one that has ended."""
+        if self.requests.pop(request.id, None) is None:
+            return
+        self.dispatcher.withdraw(request)
+        self.admissions.of(request).leave(request)
+        self.books.hand_over(request)
+        self.admissions.dispatch()
+
+    def take_over(self, request: Request, caller: str) -> None:
+        """Go on with a request that another proxy had begun, as after the death of a worker. Its entry is in the ledger
+        already."""
+        self.requests[request.id] = request
+        self.admissions.of(request).enter_again(request, caller)
+        self.books.take_over(request)
+        self.dispatcher.enlist(request)
+
     def tell(self, request: Request) -> None:
         if request.stage is not None:
             self.ended(request)
@@ -92,5 +109,9 @@ class InFlight:
         if not is_joined(request):
             self.admissions.of(request).leave(request)
         billed = request.billed
+        if request.journal is not None:
+            request.journal.close(billed, request.finish or label)
         self.books.close(request, billed, request.finish or label)
+        if request.journal is not None:
+            request.journal.let_go()
         self.metrics.add_request(request, billed, label)

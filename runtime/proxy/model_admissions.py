@@ -13,6 +13,7 @@ from pontil.runtime.proxy.rate_limits import RateLimits
 from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.request_queue import RequestQueue
+from pontil.runtime.proxy.usage_table import UsageTable
 
 
 class ModelAdmissions:
@@ -26,8 +27,9 @@ class ModelAdmissions:
         dispatcher: Dispatcher,
         metrics: Metrics,
         clock: Callable[[], float],
+        table: UsageTable | None = None,
     ) -> None:
-        limits = RateLimits()
+        limits = self.limits = RateLimits(table=table)
         self.by_group = {
             key: AdmissionControl(config, group, limits, dispatcher, metrics, clock)
             for key, group in registry.groups.items()
@@ -49,6 +51,7 @@ class ModelAdmissions:
             admission.dispatch()
 
     def pass_time(self, now: float) -> None:
+        self.limits.look_around(now)
         for admission in self.by_group.values():
             admission.queue.pass_time(now)
 

@@ -4,7 +4,7 @@
 All costs are in prompt tokens that a worker could compute instead (docs/decisions/058).
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,15 +20,41 @@ PULLED = 1 / 16
 SEAT_TOKENS = 32
 # Part of the even share from which on a worker's recent work counts against it, so that none reaches 1.5 times as much.
 HOT = 1.2
+# Larger counts of other proxies' work are no counts.
+MOST_STATED = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class OtherLoad:
+    """The work that `proxies` other proxies have given to a worker: requests, choices, and prompt tokens to compute."""
+
+    proxies: int = 0
+    in_flight: int = 0
+    taken: int = 0
+    uncomputed: int = 0
+
+    def share_of(self, whole: int) -> int:
+        """Return an even share of what belongs to all proxies, at least one."""
+        return max(1, whole // (self.proxies + 1))
+
+    @classmethod
+    def of(cls, stated: Mapping[str, int] | None) -> "OtherLoad":
+        """Return the load in a heartbeat, in which any number may be wrong."""
+        known = {name: min(max(0, (stated or {}).get(name, 0)), MOST_STATED) for name in cls.__slots__}
+        return cls(**known)
+
+
+NO_OTHERS = OtherLoad()
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
     """One worker's load at one moment. `context` is the longest sequence it can hold, in tokens; `uncomputed` counts
     the prompt tokens dispatched to it that it has not computed, `step_tokens` is the most that it computes in one step.
-    `taken` counts the choices dispatched to it that have not ended; `seats` of them run at once. Of the prompt that is
-    to be routed it has `found` tokens cached, as far as is known. `recent` tokens were given to it or made by it
-    lately."""
+    `taken` counts the choices dispatched to it that have not ended; `seats` of them run at once. The counts are this
+    proxy's own; `others` is what other proxies had given to the worker when it last said so. Of the prompt that is to
+    be routed it has `found` tokens cached, as far as is known. `recent` tokens were given to it or made by it lately.
+    """
 
     incarnation: str
     name: str
@@ -43,11 +69,14 @@ class WorkerLoad:
     taken: int = 0
     found: int = 0
     recent: int = 0
+    others: OtherLoad = NO_OTHERS
 
     @property
     def ahead(self) -> int:
-        """The prompt tokens that it may have to compute and still be given more."""
-        return AHEAD_STEPS * self.step_tokens
+        """The prompt tokens that it may have to compute and still be given more: an even share of what it may have at
+        once, or all that the other proxies leave."""
+        whole = AHEAD_STEPS * self.step_tokens
+        return max(whole - self.others.uncomputed, self.others.share_of(whole))
 
     def can_prefill(self, saved: int = 0) -> bool:
         """Return whether another prompt may be dispatched to it, which would cost `saved` tokens more elsewhere."""
@@ -58,8 +87,18 @@ class WorkerLoad:
         return max(0, prompt_tokens - self.found)
 
     def can_seat(self, choices: int, spare: int = SPARE_SEATS) -> bool:
-        """Return whether so many more choices have seats, up to `spare` too many."""
-        return self.taken + choices <= self.seats + spare
+        """Return whether so many more choices have seats, up to `spare` too many. What is beyond an even share of the
+        seats must be left by the other proxies. So no proxy waits for what another one takes again and again."""
+        room = max(self.seats + spare - self.others.taken, self.others.share_of(self.seats))
+        return self.taken + choices <= room or (not self.taken and choices <= self.seats + spare)
+
+    @property
+    def all_in_flight(self) -> int:
+        return self.in_flight + self.others.in_flight
+
+    @property
+    def all_uncomputed(self) -> int:
+        return self.uncomputed + self.others.uncomputed
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,28 +176,28 @@ class Costs:
 
     def excess(self, worker: WorkerLoad) -> float:
         """Return the recent work beyond what a worker may have without being avoided."""
-        return max(0.0, worker.recent - HOT * self.even - worker.ahead)
+        return max(0.0, worker.recent - HOT * self.even - AHEAD_STEPS * worker.step_tokens)
 
     def prefill(self, worker: WorkerLoad) -> float:
         """Return the cost of computing the prompt there for another worker."""
-        return worker.uncomputed + worker.missing(self.prompt_tokens) + self.excess(worker)
+        return worker.all_uncomputed + worker.missing(self.prompt_tokens) + self.excess(worker)
 
     def decode(self, worker: WorkerLoad) -> float:
         """Return the cost of pulling the prompt's KV there and generating."""
         pulled = PULLED * worker.missing(self.prompt_tokens)
-        return pulled + SEAT_TOKENS * worker.in_flight + self.excess(worker)
+        return pulled + SEAT_TOKENS * worker.all_in_flight + self.excess(worker)
 
     def whole(self, worker: WorkerLoad) -> float:
         """Return the cost of doing everything there, where there are no other kinds of workers."""
-        return self.prefill(worker) + SEAT_TOKENS * worker.in_flight
+        return self.prefill(worker) + SEAT_TOKENS * worker.all_in_flight
 
     def relieving(self, worker: WorkerLoad) -> float:
         """Return the cost of doing everything on a decode worker. Its other requests wait for the computed part: it has
         to be sooner by a step, or by that part of one that the computed tokens are of the prompt."""
         missing = worker.missing(self.prompt_tokens)
-        computing = INTERLEAVED * (worker.uncomputed + missing)
+        computing = INTERLEAVED * (worker.all_uncomputed + missing)
         margin = worker.step_tokens * (missing / self.prompt_tokens if self.prompt_tokens else 1.0)
-        return computing + margin + SEAT_TOKENS * worker.in_flight + self.excess(worker)
+        return computing + margin + SEAT_TOKENS * worker.all_in_flight + self.excess(worker)
 
 
 def plan(
@@ -254,4 +293,4 @@ def with_room(workers: Sequence[WorkerLoad]) -> list[WorkerLoad]:
 def by_cost(workers: Sequence[WorkerLoad], cost: Callable[[WorkerLoad], float]) -> list[WorkerLoad]:
     """Sort by cost, least first, then by requests, fewest first, then by free blocks, most first, then by recent work,
     least first, then by registration."""
-    return sorted(workers, key=lambda worker: (cost(worker), worker.in_flight, -worker.free_blocks, worker.recent))
+    return sorted(workers, key=lambda worker: (cost(worker), worker.all_in_flight, -worker.free_blocks, worker.recent))

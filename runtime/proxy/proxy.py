@@ -14,10 +14,11 @@ from pontil.runtime.config import ProxyConfig
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.graph.catalog import GraphModel
 from pontil.runtime.proxy.answer_frames import AnswerFrames, MessageRouter
-from pontil.runtime.proxy.bookkeeper import Bookkeeper
+from pontil.runtime.proxy.bookkeeper import CHECKPOINT, Bookkeeper
 from pontil.runtime.proxy.conductor import Conductor
 from pontil.runtime.proxy.dispatch import Dispatcher
 from pontil.runtime.proxy.embedding_task import EmbeddingTask
+from pontil.runtime.proxy.fleet import Fleet
 from pontil.runtime.proxy.in_flight import InFlight
 from pontil.runtime.proxy.metrics import DIED, SILENT, Metrics
 from pontil.runtime.proxy.model_admissions import ModelAdmissions
@@ -30,6 +31,7 @@ from pontil.runtime.proxy.registry import RegisteredWorker, Registry
 from pontil.runtime.proxy.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.remote_kv import KVTransfers, RemoteKV
 from pontil.runtime.proxy.request import NO_KEY
+from pontil.runtime.proxy.resumable import ResumableStreams
 from pontil.runtime.proxy.run_entry import RunEntry, graph_of
 from pontil.runtime.proxy.self_test import SelfTest
 from pontil.runtime.proxy.sound_route import SoundRoute, TrialRoute, sound_routes
@@ -91,12 +93,13 @@ class Proxy:
             config, self.incarnation, self.registry, self.metrics, clock, self.send,
             lambda request, reason: self.in_flight.fail(request, Unavailable(reason)),
         )  # fmt: skip
-        self.books = Bookkeeper(config, self.incarnation, clock, self.metrics.threads)
+        self.fleet = Fleet(config, self.incarnation, self.metrics.render)
+        self.books = Bookkeeper(config, self.incarnation, clock, self.metrics.threads, self.fleet.kept)
         self.ledger = self.books.ledger
         self.self_test = SelfTest(
             config.awaits_self_test, tokenizer, self.trial_routes, self.try_out
         )  # fmt: skip
-        self.admissions = ModelAdmissions(config, self.registry, self.dispatcher, self.metrics, clock)
+        self.admissions = ModelAdmissions(config, self.registry, self.dispatcher, self.metrics, clock, self.fleet.table)
         self.admission = self.admissions.generating
         self.queue = self.admission.queue
         self.in_flight = InFlight(
@@ -104,6 +107,7 @@ class Proxy:
         )  # fmt: skip
         self.requests = self.in_flight.requests
         self.turn = MessageTurn()
+        self.streams = ResumableStreams(self.fleet.records, config.resume_window, self.in_flight, self.turn)
         self.frames = AnswerFrames(
             self.requests, self.registry, self.ledger, self.metrics, self.dispatcher, self.admissions, self.turn, clock,
             self.in_flight.finish, self.in_flight.fail,
@@ -170,7 +174,10 @@ class Proxy:
         assert self.server is not None, "bind first"
         self.server.listen(self.router.on_messages)
         loop = asyncio.get_running_loop()
-        forever = (self.tick_forever, on_tick), (self.checkpoint_forever,), (self.self_test.run,)
+        forever = (
+            (self.tick_forever, on_tick), (self.checkpoint_forever,), (self.self_test.run,),
+            (self.fleet.watch, self.books.lose), (self.streams.watch,),
+        )  # fmt: skip
         self.tasks = [loop.create_task(go_on(self.metrics.threads, *one)) for one in forever]
 
     async def tick_forever(self, on_tick: Callable[[int], None] | None) -> None:
@@ -183,7 +190,8 @@ class Proxy:
     async def checkpoint_forever(self) -> None:
         while True:
             self.books.checkpoint()
-            await asyncio.sleep(self.books.pause)
+            self.streams.note_changes()
+            await asyncio.sleep(CHECKPOINT if self.streams.journals else self.books.pause)
 
     def drain(self) -> None:
         """Admit no more requests; those in flight continue."""
@@ -206,6 +214,7 @@ class Proxy:
         if self.tasks:
             await asyncio.wait(self.tasks)
         await asyncio.to_thread(self.books.end)
+        self.fleet.close()
         if self.server is not None:
             self.server.close(LINGER)
         self.context.term()
@@ -293,7 +302,7 @@ class Proxy:
         shown = self.registry.topology()
         if not any(row["role"] == "proxy" for row in shown):
             state = "DRAINING" if self.draining else "READY"
-            own = {"name": "proxy", "role": "proxy", "pid": os.getpid(), "state": state, "device": "cpu"}
+            own = {"name": self.config.name, "role": "proxy", "pid": os.getpid(), "state": state, "device": "cpu"}
             shown.insert(0, own)
         return shown
 
@@ -319,6 +328,7 @@ class Proxy:
         tick, neither deadlines nor silence count, since the proxy itself may have caused them."""
         self.ticks += 1
         self.admissions.pass_time(self.clock())
+        self.streams.tick()
         self.metrics.show_ledger(self.ledger)
         self.metrics.show_usage_log(self.books.log)
         self.dispatcher.flush()

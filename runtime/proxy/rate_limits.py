@@ -3,10 +3,11 @@
 
 import math
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from pontil.runtime.errors import RequestError, TooManyRequests
+from pontil.runtime.proxy.usage_table import StatedUsage, UsageTable
 
 MINUTE_SECONDS = 60.0
 # The Retry-After while the caller has too many requests in flight: their end is not known, and asking this often does
@@ -32,6 +33,10 @@ class Allowance:
     token_rate: float | None = None
     priority: bool = False
 
+    @property
+    def is_limited(self) -> bool:
+        return any(limit is not None for limit in (self.requests, self.tokens, self.rate, self.token_rate))
+
 
 # For the admin key, and for every client where no key is needed.
 UNLIMITED = Allowance(priority=True)
@@ -40,7 +45,8 @@ UNLIMITED = Allowance(priority=True)
 @dataclass(slots=True)
 class Allotment:
     """The usage of one caller at the time `at`: in flight, and of its rates. `spent` and `tokens_spent` fall by the
-    rates of its `allowance` as time passes (a token bucket that holds a minute's worth)."""
+    rates of its `allowance` as time passes (a token bucket that holds a minute's worth), and contain what began at
+    other proxies. `total` and `tokens_total` are what has begun here, `seen` what others had stated of theirs."""
 
     at: float
     allowance: Allowance = Allowance()
@@ -48,6 +54,9 @@ class Allotment:
     tokens: int = 0
     spent: float = 0.0
     tokens_spent: float = 0.0
+    total: float = 0.0
+    tokens_total: float = 0.0
+    seen: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
 
     def catch_up(self, now: float, allowance: Allowance) -> None:
         minutes = max(0.0, now - self.at) / MINUTE_SECONDS
@@ -55,6 +64,30 @@ class Allotment:
         self.spent = remaining(self.spent, self.allowance.rate, minutes)
         self.tokens_spent = remaining(self.tokens_spent, self.allowance.token_rate, minutes)
         self.allowance = allowance
+
+    def absorb(self, others: Mapping[tuple[int, int], StatedUsage]) -> None:
+        """Take over what began at other proxies since it was last looked at. Of a proxy that is new here the buckets
+        count, which contain the others' too."""
+        for name, other in others.items():
+            before = self.seen.get(name)
+            if before is None:
+                minutes = max(0.0, self.at - other.at) / MINUTE_SECONDS
+                self.spent = max(self.spent, remaining(other.spent, self.allowance.rate, minutes))
+                rest = remaining(other.tokens_spent, self.allowance.token_rate, minutes)
+                self.tokens_spent = max(self.tokens_spent, rest)
+            else:
+                self.spent += max(0.0, other.total - before[0])
+                self.tokens_spent += max(0.0, other.tokens_total - before[1])
+            self.seen[name] = other.total, other.tokens_total
+        for gone in self.seen.keys() - others.keys():
+            del self.seen[gone]
+
+    def stated(self, requests: int = 0, tokens: int = 0) -> StatedUsage:
+        """Return what other proxies are told, with requests and tokens that may be admitted next."""
+        return StatedUsage(
+            self.requests + requests, self.tokens + tokens, self.total, self.tokens_total, self.spent,
+            self.tokens_spent, self.at,
+        )  # fmt: skip
 
     @property
     def is_quiet(self) -> bool:
@@ -70,12 +103,15 @@ class RateLimits:
     followed by one `leave`. Each call covers all requests of an HTTP request: they are admitted together or not at all.
 
     Conservation: the requests and tokens in flight of a caller are what entered less what left. `jitter` returns
-    numbers from 0 to 1.
+    numbers from 0 to 1. With a `table` the limits hold over all proxies together: those of what is in flight exactly,
+    rates but for what arrives at two proxies at the same moment. `orphans` are the requests and tokens of streams whose
+    proxy is gone and that may still be continued.
     """
 
-    def __init__(self, jitter: Callable[[], float] = random.random) -> None:
-        self.jitter = jitter
+    def __init__(self, jitter: Callable[[], float] = random.random, table: UsageTable | None = None) -> None:
+        self.jitter, self.table = jitter, table
         self.callers: dict[str, Allotment] = {}
+        self.orphans: Mapping[str, tuple[int, int]] = {}
 
     def check(self, caller: str, allowance: Allowance, requests: int, tokens: int, now: float) -> None:
         """Raise TooManyRequests for what would exceed the allowance now, RequestError for what always would. Counts
@@ -91,15 +127,49 @@ class RateLimits:
                 raise RequestError(says, code="key_limit_exceeded")
         used = self.allotment(caller, now)
         used.catch_up(now, allowance)
-        self.check_in_flight(used, requests, tokens)
-        self.check_rate(used.spent + requests, allowance.rate, "requests")
-        self.check_rate(used.tokens_spent + tokens, allowance.token_rate, "tokens")
+        if not allowance.is_limited:
+            return
+        if self.table is not None:
+            self.table.state(caller, used.stated(requests, tokens))
+        try:
+            others = self.look(caller, used)
+            self.check_in_flight(used, requests, tokens, others)
+            self.check_rate(used.spent + requests, allowance.rate, "requests")
+            self.check_rate(used.tokens_spent + tokens, allowance.token_rate, "tokens")
+        except TooManyRequests:
+            self.state(caller)
+            raise
 
-    def check_in_flight(self, used: Allotment, requests: int, tokens: int) -> None:
+    def look(self, caller: str, used: Allotment) -> tuple[int, int]:
+        """Return the requests and tokens of a caller that are in flight elsewhere, and take over what began there."""
+        requests, tokens = self.orphans.get(caller, (0, 0))
+        if self.table is not None:
+            others = self.table.others(caller)
+            used.absorb(others)
+            requests += sum(other.requests for other in others.values())
+            tokens += sum(other.tokens for other in others.values())
+        return requests, tokens
+
+    def look_around(self, now: float) -> None:
+        """Take over what began at other proxies, while it is recent: called several times a second."""
+        if self.table is not None:
+            for caller, used in self.callers.items():
+                if used.allowance.rate is not None or used.allowance.token_rate is not None:
+                    used.catch_up(now, used.allowance)
+                    self.look(caller, used)
+
+    def state(self, caller: str) -> None:
+        """Tell the other proxies what a caller uses here. Called too where an admission that was checked did not
+        follow."""
+        used = self.callers.get(caller)
+        if self.table is not None and used is not None and used.allowance.is_limited:
+            self.table.state(caller, used.stated())
+
+    def check_in_flight(self, used: Allotment, requests: int, tokens: int, others: tuple[int, int]) -> None:
         allowance = used.allowance
         for what, has, more, limit in (
-            ("requests", used.requests, requests, allowance.requests),
-            ("tokens", used.tokens, tokens, allowance.tokens),
+            ("requests", used.requests + others[0], requests, allowance.requests),
+            ("tokens", used.tokens + others[1], tokens, allowance.tokens),
         ):
             if limit is not None and has + more > limit:
                 says = f"{has} {what} of your API key are in flight, {more} more would be above its limit of {limit}"
@@ -122,6 +192,16 @@ class RateLimits:
         used.tokens += tokens
         used.spent += requests
         used.tokens_spent += tokens
+        used.total += requests
+        used.tokens_total += tokens
+        self.state(caller)
+
+    def enter_again(self, caller: str, requests: int, tokens: int, now: float) -> None:
+        """Count a request that has begun at another proxy: in flight, and in no rate."""
+        used = self.allotment(caller, now)
+        used.requests += requests
+        used.tokens += tokens
+        self.state(caller)
 
     def leave(self, caller: str, requests: int, tokens: int) -> None:
         """Return what had entered, however the request ended."""
@@ -129,6 +209,7 @@ class RateLimits:
         used.requests -= requests
         used.tokens -= tokens
         assert used.requests >= 0 and used.tokens >= 0, "more has left than had entered"
+        self.state(caller)
 
     def allotment(self, caller: str, now: float) -> Allotment:
         if caller not in self.callers:

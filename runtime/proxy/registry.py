@@ -9,7 +9,7 @@ from typing import Any
 from pontil.runtime.graph.catalog import GraphModel
 from pontil.runtime.proxy.admission import context_length
 from pontil.runtime.proxy.held_prefixes import HeldPrefixes
-from pontil.runtime.proxy.policy import WorkerLoad
+from pontil.runtime.proxy.policy import NO_OTHERS, OtherLoad, WorkerLoad
 from pontil.runtime.proxy.process_row import ProcessRow
 from pontil.runtime.proxy.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.stage_check import NODE, wrong_stage
@@ -54,6 +54,7 @@ class RegisteredWorker:
     group: str | None = None
     prefixes: HeldPrefixes = field(default_factory=HeldPrefixes)
     recent: float = 0.0
+    others: OtherLoad = NO_OTHERS
 
     @property
     def capacity(self) -> int:
@@ -94,7 +95,7 @@ class RegisteredWorker:
         return WorkerLoad(
             hello.sender, hello.name, hello.role, hello.peer_endpoint, self.in_flight, self.free_blocks,
             self.seats, self.context, self.uncomputed, max(1, hello.max_num_batched_tokens), self.taken,
-            found, int(self.recent),
+            found, int(self.recent), self.others,
         )  # fmt: skip
 
     @property
@@ -263,6 +264,7 @@ class Registry:
             return None
         worker.running, worker.waiting, worker.free_blocks = message.running, message.waiting, message.free_blocks
         worker.gauges = message.gauges or {}
+        worker.others = OtherLoad.of(message.others)
         grown = {name: value - worker.counters.get(name, 0) for name, value in message.counters.items()}
         grown = {name: difference for name, difference in grown.items() if difference > 0}
         worker.counters |= {name: message.counters[name] for name in grown}

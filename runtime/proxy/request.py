@@ -3,7 +3,7 @@
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from pontil.runtime.accounting.book import stated_count
 from pontil.runtime.accounting.counts import DECODE, PREFILL, Account, Usage
@@ -47,6 +47,19 @@ class PullReport:
     error: str | None = None
 
 
+class Journal(Protocol):
+    """The record of a request."""
+
+    def note(self) -> None:
+        """Record the request as it is now."""
+
+    def close(self, billed: Usage, finish: str) -> None:
+        """Record its end, before that is in the usage log."""
+
+    def let_go(self) -> None:
+        """Take note that its end is in the usage log, or on its way there."""
+
+
 @dataclass(slots=True)
 class Request:
     """A request in flight.
@@ -65,7 +78,8 @@ class Request:
     holds those that are open, by worker and choice. With an `embedding` task its answer is the `vector`, and no tokens;
     with a `stage` task it is for one stage of a model of several. `prefix` is what was computed to find its prompt in
     caches. It stays with the workers of one `release`, where there are several. With `remote_kv` its prompt is kept for
-    a worker of another proxy, or comes from one.
+    a worker of another proxy, or comes from one. `stop_matches` has the stop string of each choice that ended, as its
+    worker stated it. A `journal` records what another proxy needs to go on with the request.
     """
 
     id: str
@@ -108,6 +122,8 @@ class Request:
     prefix: PromptPrefix | None = None
     release: WorkerRelease | None = None
     remote_kv: RemoteKV | None = None
+    stop_matches: dict[int, str | None] = field(default_factory=dict)
+    journal: "Journal | None" = None
 
     @classmethod
     def start(
@@ -249,6 +265,7 @@ class Request:
             tell = self.mailbox.put if reason is None else self.mailbox.add
             tell(text, delivered, choice, logprobs_of(frame, len(new), len(delivered)))
         if reason is not None:
+            self.stop_matches[choice] = frame.stop_match
             self.end_choice(choice, phase, reason)
         elif delivered and (frame.sender, choice) not in self.token_paths:
             self.open_token_path(frame.sender, phase, choice)

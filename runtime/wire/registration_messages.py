@@ -82,7 +82,8 @@ class Refused:
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """From worker to proxy: alive, with this load. `counters` only grow within one incarnation, `gauges` are as they
-    are now."""
+    are now. With several proxies `others` is what the other ones have here: `proxies` of them, `in_flight` requests,
+    choices `taken`, and prompt tokens `uncomputed`."""
 
     sender: str
     receiver: str
@@ -92,6 +93,7 @@ class Heartbeat:
     step: int
     counters: dict[str, int] = field(default_factory=dict)
     gauges: dict[str, int] | None = None
+    others: dict[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

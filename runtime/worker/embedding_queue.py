@@ -70,6 +70,10 @@ class EmbeddingQueue:
         """Remove and return the texts whose deadline has passed."""
         return [self.waiting.pop(one.key) for one in list(self) if one.is_late(now)]
 
+    def take_of(self, proxy: str) -> list[Waiting]:
+        """Remove and return the texts that this proxy sent."""
+        return [self.waiting.pop(one.key) for one in list(self) if one.message.sender == proxy]
+
     def clear(self) -> list[Waiting]:
         """Remove and return all texts."""
         gone = list(self)

@@ -53,7 +53,8 @@ class EmbeddingWorker(PlainWorker):
         """Compute the texts of one step and send their vectors."""
         for one, vector in self.vectors_of(self.queue.next_batch()):
             message, count = one.message, len(one.message.prompt)
-            self.computed += count
+            if link := self.link.of(message.sender):
+                link.told.tell(0, count)
             address = self.incarnation, message.sender, message.request_id, message.attempt
             self.link.send(Embedding(*address, vector, count, count, now - one.arrived))
 
@@ -103,9 +104,9 @@ class EmbeddingWorker(PlainWorker):
         for one in self.queue.clear():
             self.refuse(one.message, failure)
 
-    def orphan(self) -> None:
-        logger.warning("the proxy is gone: %d requests are dropped; waiting for the next", len(self.queue))
-        self.queue.clear()
+    def orphan(self, proxy: str) -> None:
+        orphans = self.queue.take_of(proxy) if self.link.only is None else self.queue.clear()
+        logger.warning("the proxy is gone: %d requests are dropped; waiting for the next", len(orphans))
 
     def poll(self, now: float) -> None:
         for one in self.queue.take_late(now):

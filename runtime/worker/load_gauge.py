@@ -11,8 +11,11 @@ from pontil.runtime.worker.decode import DecodeSide
 from pontil.runtime.worker.grammar_manager import GrammarManager
 from pontil.runtime.worker.open_stage import NoStage
 from pontil.runtime.worker.prefill import PrefillSide
-from pontil.runtime.worker.proxy_link import HeartbeatLoad
+from pontil.runtime.worker.proxy_link import HeartbeatLoad, ProxyLink
+from pontil.runtime.worker.proxy_links import ProxyLinks
+from pontil.runtime.worker.request_table import RequestTable
 from pontil.runtime.worker.stage_side import StageSide
+from pontil.runtime.worker.worker_request import WorkerRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +28,19 @@ class LoadGauge:
     failures: ThreadFailures
     sockets: tuple[BaseSocket, ...]
     stage: StageSide | NoStage
+    links: ProxyLinks
+    requests: RequestTable
 
-    def load(self, steps: int, stale: int) -> HeartbeatLoad:
-        """Return the load after `steps` steps and `stale` messages that were meant for a predecessor."""
+    def load(self, link: ProxyLink, steps: int, stale: int) -> HeartbeatLoad:
+        """Return the load for the proxy of this link, after `steps` steps and `stale` messages that were meant for a
+        predecessor."""
         scheduler, counts = self.machine.scheduler, self.decode.counts
         counters = {
             "handoffs_complete": counts.complete,
             "handoffs_failed": counts.failed,
             "handoffs_cancelled": counts.cancelled,
             "handoffs_expired": self.prefill.expired,
-            **self.engine_counters.counters(),
+            **self.engine_counters.counters(link.told),
             **self.stage.counters(),
             "kv_transfer_bytes": counts.bytes,
             "stale_messages": stale,
@@ -43,7 +49,27 @@ class LoadGauge:
         }
         running = len(scheduler.running) + len(scheduler.parked)
         waiting = len(scheduler.waiting) + len(self.prefill.halves) + len(self.grammars)
-        return HeartbeatLoad(running, waiting, self.machine.pool.available, steps, counters, self.gauges())
+        free = self.machine.pool.available
+        return HeartbeatLoad(running, waiting, free, steps, counters, self.gauges(), self.others(link))
 
     def gauges(self) -> dict[str, int] | None:
         return {**(self.stage.gauges() or {}), **self.machine.scheduler.tier.gauges()} or None
+
+    def others(self, link: ProxyLink) -> dict[str, int] | None:
+        """Return what other proxies have given to this worker; None where there is only one proxy."""
+        if self.links.only is not None:
+            return None
+        theirs = [request for request in self.requests.values() if request.proxy != link.proxy]
+        return {
+            "proxies": self.links.proxies - (link.proxy is not None),
+            "in_flight": len(theirs),
+            "taken": sum(len(request.sequence.choices) for request in theirs),
+            "uncomputed": sum(uncomputed(request) for request in theirs),
+        }
+
+
+def uncomputed(request: WorkerRequest) -> int:
+    """Return how many tokens of its prompt are to be computed here."""
+    if request.submit.phase == "decode":
+        return 0
+    return max(0, len(request.submit.prompt) - request.sequence.computed)

@@ -221,7 +221,7 @@ class NodeWorker(PlainWorker):
         for task in list(self.tasks.values()):
             self.fail(task, failure, self.now)
 
-    def orphan(self) -> None:
+    def orphan(self, proxy: str) -> None:
         logger.warning("the proxy is gone: %d tasks are dropped; waiting for the next", len(self.tasks))
         for key in list(self.tasks):
             self.end(key, self.now, finished=True)

@@ -8,7 +8,7 @@ from pontil.runtime.engine.engine import Output
 from pontil.runtime.graph.catalog import GRAPHS
 from pontil.runtime.wire.messages import Message, Submit
 from pontil.runtime.worker.assembly import WorkerResources
-from pontil.runtime.worker.proxy_link import ProxyLink
+from pontil.runtime.worker.proxy_links import ProxyLinks
 from pontil.runtime.worker.stage_side import StageSide
 from pontil.runtime.worker.stream_ports import StreamPorts
 from pontil.runtime.worker.worker_request import WorkerRequest, make_request
@@ -55,7 +55,7 @@ class NoStage:
 
 
 def open_stage(
-    config: WorkerConfig, incarnation: str, machine: WorkerResources, link: ProxyLink,
+    config: WorkerConfig, incarnation: str, machine: WorkerResources, link: ProxyLinks,
     open_ports: Callable[[], StreamPorts],
 ) -> StageSide | NoStage:  # fmt: skip
     """Open the streams of a worker's stage, where its model has several."""

@@ -9,7 +9,7 @@ from pontil.runtime.engine.sequence import FinishReason
 from pontil.runtime.wire.messages import Tokens
 from pontil.runtime.worker.counters import WorkerCounters
 from pontil.runtime.worker.prefill import PrefillSide
-from pontil.runtime.worker.proxy_link import ProxyLink
+from pontil.runtime.worker.proxy_links import ProxyLinks
 from pontil.runtime.worker.request_table import Failure, RequestTable
 from pontil.runtime.worker.worker_request import WorkerRequest, tokens_frame
 
@@ -18,7 +18,7 @@ class OutputProcessor:
     """Reports outputs. `cancel` ends a request in the engine and in its transfers."""
 
     def __init__(
-        self, requests: RequestTable, link: ProxyLink, engine: Engine, prefill: PrefillSide,
+        self, requests: RequestTable, link: ProxyLinks, engine: Engine, prefill: PrefillSide,
         engine_counters: WorkerCounters, cancel: Callable[[WorkerRequest, Failure], None],
     ) -> None:  # fmt: skip
         self.requests, self.link, self.engine = requests, link, engine
@@ -39,8 +39,11 @@ class OutputProcessor:
         there."""
         request = self.requests.get(output.sequence.id)
         if request is None:
-            self.engine_counters.drop(output)
+            self.engine_counters.drop()
             return None
+        link = self.link.of(request.proxy)
+        if link is not None:
+            link.told.tell(output.count, output.sequence.prompt_computed if output.opens else 0)
         if output.finish not in (None, FinishReason.ERROR) and request.hands_over:
             self.prefill.ended(output, now)
         return tokens_frame(self.requests.incarnation, request, output)

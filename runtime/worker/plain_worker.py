@@ -15,7 +15,7 @@ from pontil.runtime.wire.keys import Keys
 from pontil.runtime.wire.messages import Embed, Failed, Hello, Message, NodeTask
 from pontil.runtime.wire.sockets import Poller, WorkerSocket, open_context
 from pontil.runtime.worker.proxy_link import BEAT, HeartbeatLoad, ProxyLink
-from pontil.runtime.worker.proxy_reachability import ProxyReachability
+from pontil.runtime.worker.proxy_links import ProxyLinks
 from pontil.runtime.worker.request_table import Failure
 from pontil.runtime.worker.role_change import AssignedRole
 from pontil.runtime.worker.step_reporter import StepReporter
@@ -27,7 +27,7 @@ CONGESTION_PAUSE = 0.005
 
 
 class PlainWorker(ABC):
-    """One process with tasks of a proxy. `computed` counts the prompt tokens that went through its model."""
+    """One process with tasks of its proxies."""
 
     def __init__(self, config: WorkerConfig, report: Reporter, pipe: CommandPipe | None = None) -> None:
         self.config, self.report = config, report
@@ -36,16 +36,15 @@ class PlainWorker(ABC):
         self.now = time.monotonic()
         self.stale = 0
         self.step_reporter = StepReporter(report)
-        self.computed = self.computed_before = 0
         self.failures = ThreadFailures()
         self.keys = None if config.keys is None else Keys.of(config.keys)
         self.context = open_context(self.keys, self.failures)
         self.poller = Poller()
-        self.control = WorkerSocket(self.context, self.incarnation, config.control)
-        self.poller.register(self.control)
+        self.controls = [WorkerSocket(self.context, self.incarnation, one) for one in config.controls]
+        for one in self.controls:
+            self.poller.register(one)
         self.open_sockets()
-        self.link = ProxyLink(self.control, self.hello())
-        self.reachability = ProxyReachability(self.control.connection, config.control)
+        self.link = ProxyLinks([ProxyLink(one, self.hello()) for one in self.controls], self.controls)
         self.assigned_role = AssignedRole(self.link, report)
         self.commands = None if pipe is None else SupervisorCommands(pipe, self.poller, self.assigned_role)
 
@@ -83,8 +82,8 @@ class PlainWorker(ABC):
         """End all tasks with this failure; another worker computes those that are `moved`."""
 
     @abstractmethod
-    def orphan(self) -> None:
-        """Drop all tasks, since the proxy they belong to is gone."""
+    def orphan(self, proxy: str) -> None:
+        """Drop the tasks of this proxy, which is gone."""
 
     @property
     @abstractmethod
@@ -106,7 +105,7 @@ class PlainWorker(ABC):
         if self.commands is not None:
             self.commands.obey(self.now)
         self.tick(self.now)
-        while self.link.proxy is None and not self.stopping:
+        while not self.link.is_registered(self.now) and not self.stopping:
             self.turn()
         length = {} if self.max_model_len is None else {"max_model_len": self.max_model_len}
         self.report.ready(device=self.config.device, **length)
@@ -126,8 +125,8 @@ class PlainWorker(ABC):
         now = self.now = time.monotonic()
         if self.commands is not None:
             self.commands.obey(now)
-        for message in self.control.receive_all():
-            self.hear(message, now)
+        for link, message in self.link.receive_all():
+            self.hear(message, now, link)
         self.tick(now)
         if self.may_step:
             self.step_reporter.begin()
@@ -150,15 +149,17 @@ class PlainWorker(ABC):
     def may_step(self) -> bool:
         return self.has_work and not self.link.congested
 
-    def hear(self, message: Message, now: float) -> None:
+    def hear(self, message: Message, now: float, link: ProxyLink | None = None) -> None:
+        """Handle a message that came by this link, by default the first."""
+        link = link or self.link.links[0]
         if getattr(message, "receiver", None) != self.incarnation:
             self.stale += 1
         elif not self.take(message, now):
-            known = self.link.proxy
-            if self.link.heard(message, now):
-                self.orphan()
-            if self.link.proxy != known:
-                self.computed_before = self.computed
+            known = link.proxy
+            if gone := link.heard(message, now):
+                self.orphan(gone)
+            if link.proxy != known:
+                link.told.begin()
                 logger.info("registered with the proxy")
 
     def refuse(self, message: Embed | NodeTask, failure: Failure) -> None:
@@ -171,32 +172,35 @@ class PlainWorker(ABC):
         self.link.send(Failed(*address, failure.reason, failure.status, failure.moved, failure.late))
 
     def tick(self, now: float) -> None:
-        if self.reachability.look(now) and self.link.proxy is None:
-            self.report.progress(self.reachability.told)
+        if absence := self.link.look(now):
+            self.report.progress(absence)
         self.poll(now)
-        if self.link.tick(self.load(), now):
-            self.orphan()
+        for gone in self.link.tick(self.load, now):
+            self.orphan(gone)
 
     def measured(self) -> tuple[dict[str, int], dict[str, int] | None]:
         """Return the counters and the gauges that a kind of worker has besides."""
         return {}, None
 
-    def load(self) -> HeartbeatLoad:
+    def load(self, link: ProxyLink | None = None) -> HeartbeatLoad:
+        """Return the load for the proxy of this link, by default the first."""
+        link = link or self.link.links[0]
         waiting, free = self.counts
         counted, gauges = self.measured()
         counters = {
             "generated_tokens": 0,
             "generated_before": 0,
-            "prompt_tokens_computed": self.computed,
-            "prompt_tokens_computed_before": self.computed_before,
+            "prompt_tokens_computed": link.told.computed,
+            "prompt_tokens_computed_before": link.told.computed_before,
             "stale_messages": self.stale,
-            "malformed_frames": self.control.malformed,
+            "malformed_frames": sum(one.malformed for one in self.controls),
             **counted,
             **{f"thread_failures_{name}": count for name, count in self.failures.counts().items()},
         }
         return HeartbeatLoad(0, waiting, free, self.step_reporter.steps, counters, gauges)
 
     def close(self) -> None:
-        self.control.close(linger=0.5)
+        for one in self.controls:
+            one.close(linger=0.5)
         self.poller.close()
         self.context.term()

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports of the prefix cache to the proxy, which sends prompts where their beginning is cached."""
+"""Reports of the prefix cache to the proxies, which send prompts where their beginning is cached."""
+
+from collections.abc import Sequence
 
 from pontil.runtime.cache.prefix import PrefixIndex
+from pontil.runtime.cache.prefix_journal import PrefixJournal
 from pontil.runtime.wire.messages import PrefixDelta
 from pontil.runtime.worker.proxy_link import ProxyLink
 
@@ -10,32 +13,52 @@ MOST_TOLD = 4096
 
 
 class PrefixReporter:
-    """The sender of PrefixDelta messages: none to a proxy that does not want them, and none while the proxy takes no
-    messages, when the changes wait in the journal."""
+    """The sender of PrefixDelta messages to one proxy: none if it does not want them, and none while it takes no
+    messages, when the changes wait in a journal of its own."""
 
     def __init__(self, link: ProxyLink, index: PrefixIndex) -> None:
         self.link, self.index = link, index
+        self.journal: PrefixJournal | None = None
         self.number = 0
 
     def begin(self) -> None:
         """Tell the current proxy everything anew, if it wants to know."""
         self.number = 0
-        self.index.journal = None
+        self.end()
         if self.link.takes_prefixes:
-            self.index.open_journal()
+            self.journal = self.index.open_journal()
+
+    def end(self) -> None:
+        if self.journal is not None:
+            self.index.journals.remove(self.journal)
+            self.journal = None
 
     def tell(self) -> None:
         """Send what has changed, at most MOST_TOLD changes."""
-        journal = self.index.journal
-        if journal is None or self.link.congested:
+        if self.journal is None or self.link.congested:
             return
         if self.link.proxy is None:
-            self.index.journal = None
+            self.end()
             return
-        if journal.is_void:
-            self.number = 0
-            journal = self.index.open_journal()
-        if journal.changes or not self.number:
+        if self.journal.is_void:
+            self.begin()
+        journal = self.journal
+        if journal is not None and (journal.changes or not self.number):
             added, removed = journal.take(MOST_TOLD)
             self.link.send(PrefixDelta(self.link.hello.sender, self.link.proxy, self.number, added, removed))
             self.number += 1
+
+
+class PrefixReporters:
+    """The reporters of one prefix cache, one for each proxy."""
+
+    def __init__(self, links: Sequence[ProxyLink], index: PrefixIndex) -> None:
+        self.reporters = [PrefixReporter(link, index) for link in links]
+
+    def begin(self, link: ProxyLink) -> None:
+        """Tell the proxy of this link everything anew."""
+        next(one for one in self.reporters if one.link is link).begin()
+
+    def tell(self) -> None:
+        for one in self.reporters:
+            one.tell()

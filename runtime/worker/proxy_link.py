@@ -3,7 +3,7 @@
 
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pontil.runtime.config import WorkerConfig
@@ -43,6 +43,27 @@ class HeartbeatLoad:
     step: int
     counters: dict[str, int]
     gauges: dict[str, int] | None = None
+    others: dict[str, int] | None = None
+
+
+@dataclass(slots=True)
+class ToldCounts:
+    """The tokens of which a worker has told one proxy, and its successors: generated, and computed of prompts for the
+    first time. A proxy's ledger begins when the worker registers there: earlier tokens, `…_before`, were told to a
+    predecessor."""
+
+    generated: int = 0
+    computed: int = 0
+    generated_before: int = 0
+    computed_before: int = 0
+
+    def tell(self, generated: int, computed: int) -> None:
+        self.generated += generated
+        self.computed += computed
+
+    def begin(self) -> None:
+        """Start counting for another proxy."""
+        self.generated_before, self.computed_before = self.generated, self.computed
 
 
 class ProxyLink:
@@ -55,6 +76,7 @@ class ProxyLink:
         self.proxy: str | None = None
         self.is_known, self.takes_steps, self.takes_prefixes = True, False, False
         self.outbox: deque[Message] = deque()
+        self.told = ToldCounts()
         self.next_send = 0.0
         self.last_heard = self.last_tick = 0.0
 
@@ -76,8 +98,8 @@ class ProxyLink:
         while self.outbox and self.socket.send(self.outbox[0]):
             self.outbox.popleft()
 
-    def heard(self, message: Message, now: float) -> bool:
-        """Handle a message about registration. Return True when the current requests belong to a proxy that is gone.
+    def heard(self, message: Message, now: float) -> str | None:
+        """Handle a message about registration. Return the incarnation of a proxy that is gone, if that is known now.
 
         Raises IncompatiblePeer when the proxy refuses this worker.
         """
@@ -85,7 +107,7 @@ class ProxyLink:
         if isinstance(message, Refused):
             raise IncompatiblePeer(f"the proxy refused this worker: {message.reason}")
         if isinstance(message, Welcome):
-            changed = self.proxy is not None and self.proxy != message.sender
+            gone = self.proxy if self.proxy != message.sender else None
             if self.proxy != message.sender:
                 # The first heartbeat states what was generated before. Sent at once, less is lost if the proxy ends.
                 self.next_send = 0.0
@@ -94,21 +116,22 @@ class ProxyLink:
             self.is_known = message.role is None or (message.role, message.draining) == (
                 self.hello.role, self.hello.draining,
             )  # fmt: skip
-            return changed
+            return gone
         if isinstance(message, StillHere) and self.proxy not in (None, message.sender):
             return self.forget()
-        return False
+        return None
 
-    def tick(self, load: HeartbeatLoad, now: float) -> bool:
-        """Send Hello until welcomed, then heartbeats. Return True when the proxy has been silent for too long."""
+    def tick(self, load: Callable[[], HeartbeatLoad], now: float) -> str | None:
+        """Send Hello until welcomed, then heartbeats. Return the proxy if it has been silent for too long."""
         self.flush()
         late, self.last_tick = now - self.last_tick > LATE, now
         if late:
             self.last_heard = now
-        gone = self.proxy is not None and now - self.last_heard > TTL and self.forget()
+        silent = self.proxy is not None and now - self.last_heard > TTL
+        gone = self.forget() if silent else None
         if now >= self.next_send:
             self.next_send = now + (HELLO_AGAIN if self.proxy is None else BEAT)
-            self.send(self.hello if self.proxy is None else self.heartbeat(load, self.proxy))
+            self.send(self.hello if self.proxy is None else self.heartbeat(load(), self.proxy))
             self.send_role_change()
         return gone
 
@@ -130,15 +153,15 @@ class ProxyLink:
     def heartbeat(self, load: HeartbeatLoad, proxy: str) -> Heartbeat:
         return Heartbeat(
             self.hello.sender, proxy, load.running, load.waiting, load.free_blocks, load.step, load.counters,
-            load.gauges,
+            load.gauges, load.others,
         )  # fmt: skip
 
-    def forget(self) -> bool:
-        """Forget the proxy, which is gone, and discard the messages queued for it."""
-        self.proxy, self.is_known = None, True
+    def forget(self) -> str | None:
+        """Forget the proxy, which is gone, and discard the messages queued for it. Return its incarnation."""
+        gone, self.proxy, self.is_known = self.proxy, None, True
         self.next_send = 0.0
         self.outbox.clear()
-        return True
+        return gone
 
     def goodbye(self, *, drained: bool) -> None:
         if self.proxy is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from pontil.runtime.wire.messages import Failed, Progress, Submit
-from pontil.runtime.worker.proxy_link import ProxyLink
+from pontil.runtime.worker.proxy_links import ProxyLinks
 from pontil.runtime.worker.worker_request import FirstAdmissions, WorkerRequest
 
 logger = logging.getLogger("pontil.worker")
@@ -27,7 +27,7 @@ class RequestTable(Mapping[str, WorkerRequest]):
     """Attempts by their keys. Only `end` removes one: it remembers facts for a later attempt, and reports a failure to
     the proxy once."""
 
-    def __init__(self, incarnation: str, link: ProxyLink) -> None:
+    def __init__(self, incarnation: str, link: ProxyLinks) -> None:
         self.incarnation, self.link = incarnation, link
         self.request: dict[str, WorkerRequest] = {}
         self.admissions = FirstAdmissions()

@@ -6,7 +6,7 @@ change is only a message to the proxy, and running requests continue.
 """
 
 from pontil.runtime.reporting import Reporter
-from pontil.runtime.worker.proxy_link import ProxyLink
+from pontil.runtime.worker.proxy_links import ProxyLinks
 
 
 class AssignedRole:
@@ -16,7 +16,7 @@ class AssignedRole:
     more requests, and none is left.
     """
 
-    def __init__(self, link: ProxyLink, report: Reporter) -> None:
+    def __init__(self, link: ProxyLinks, report: Reporter) -> None:
         self.link, self.report = link, report
         self.order: int | None = None
         self.deadline: float | None = None

@@ -15,7 +15,7 @@ from pontil.runtime.graph.part import GraphPart, graph_part
 from pontil.runtime.graph.stream_buffer import StreamBuffer
 from pontil.runtime.wire.messages import Message, PassDone, Starved, Submit, Tokens
 from pontil.runtime.worker.assembly import WorkerResources
-from pontil.runtime.worker.proxy_link import ProxyLink
+from pontil.runtime.worker.proxy_links import ProxyLinks
 from pontil.runtime.worker.stages.edge_writer import EdgeWriter
 from pontil.runtime.worker.stages.frame_stream import FrameStream
 from pontil.runtime.worker.stages.state_stream import StateStream, units_of
@@ -62,7 +62,7 @@ class StageSide:
 
     def __init__(
         self, incarnation: str, model: GraphModel, node: GraphNode, machine: WorkerResources, ports: StreamPorts,
-        link: ProxyLink,
+        link: ProxyLinks,
     ) -> None:  # fmt: skip
         self.incarnation, self.model, self.node = incarnation, model, node
         self.machine, self.ports, self.link = machine, ports, link

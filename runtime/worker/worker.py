@@ -33,10 +33,10 @@ from pontil.runtime.worker.open_stage import open_stage
 from pontil.runtime.worker.output_processor import OutputProcessor
 from pontil.runtime.worker.prefault import Prefault
 from pontil.runtime.worker.prefill import PrefillSide
-from pontil.runtime.worker.prefix_reporter import PrefixReporter
+from pontil.runtime.worker.prefix_reporter import PrefixReporters
 from pontil.runtime.worker.prompt_monitor import PromptMonitor, is_late
 from pontil.runtime.worker.proxy_link import BEAT, HeartbeatLoad, ProxyLink, make_hello
-from pontil.runtime.worker.proxy_reachability import ProxyReachability
+from pontil.runtime.worker.proxy_links import ProxyLinks
 from pontil.runtime.worker.request_table import Failure, RequestTable
 from pontil.runtime.worker.role_change import AssignedRole
 from pontil.runtime.worker.step_reporter import StepReporter
@@ -73,9 +73,10 @@ class Worker:
         self.context = open_context(self.keys, self.failures)
         self.poller = Poller()
         self.peers_in = PeerServer(self.context, config.peer_endpoint)
-        self.control = WorkerSocket(self.context, self.incarnation, config.control)
+        self.controls = [WorkerSocket(self.context, self.incarnation, one) for one in config.controls]
         self.poller.register(self.peers_in)
-        self.poller.register(self.control)
+        for one in self.controls:
+            self.poller.register(one)
         self.guard = None if self.keys is None else TransferSecurity(self.keys.transfer)
         self.driver = machine.driver
         self.driver.watch(self.poller)
@@ -86,10 +87,10 @@ class Worker:
         grants = None if self.guard is None else self.guard.grants
         self.publisher = publisher_for(machine.storage, self.poller.wake, self.failures)
         self.pools = RankPools(machine.storage, self.driver.orders, grants, self.publisher)
-        self.link = ProxyLink(self.control, make_hello(self.incarnation, config, machine, self.peers_in.endpoint))
-        self.prefixes = PrefixReporter(self.link, machine.pool.index)
+        hello = make_hello(self.incarnation, config, machine, self.peers_in.endpoint)
+        self.link = ProxyLinks([ProxyLink(one, hello) for one in self.controls], self.controls)
+        self.prefixes = PrefixReporters(self.link.links, machine.pool.index)
         self.requests = RequestTable(self.incarnation, self.link)
-        self.reachability = ProxyReachability(self.control.connection, config.control)
         self.assigned_role = AssignedRole(self.link, report)
         self.commands = None if pipe is None else SupervisorCommands(pipe, self.poller, self.assigned_role)
         kv = machine.layout.fingerprint()
@@ -108,10 +109,10 @@ class Worker:
         )  # fmt: skip
         self.link.limit_seats(self.stage.seats)
         self.grammars = GrammarManager(machine.grammars, self.poller.wake, self.failures)
-        sockets = (self.control, self.peers_in)
+        sockets = (*self.controls, self.peers_in)
         self.gauge = LoadGauge(
             machine, self.prefill, self.decode, self.grammars, self.engine_counters, self.failures, sockets,
-            self.stage,
+            self.stage, self.link, self.requests,
         )  # fmt: skip
         self.processor = OutputProcessor(
             self.requests, self.link, machine.engine, self.prefill, self.engine_counters, self.cancel
@@ -131,7 +132,7 @@ class Worker:
         if self.commands is not None:
             self.commands.obey(self.now)
         self.tick(self.now)
-        while self.link.proxy is None and not self.stopping:
+        while not self.link.is_registered(self.now) and not self.stopping:
             self.turn()
         self.report.ready(
             device=self.config.device,
@@ -215,8 +216,8 @@ class Worker:
         return not busy and self.stage.is_idle
 
     def take_messages(self, now: float) -> None:
-        for message in self.control.receive_all():
-            self.take_control(message, now)
+        for link, message in self.link.receive_all():
+            self.take_control(message, now, link)
         for message in self.peers_in.receive_all():
             if self.is_mine(message) and not self.stage.take(message, now):
                 self.prefill.take(message, now)
@@ -233,7 +234,9 @@ class Worker:
         self.stale += not mine
         return mine
 
-    def take_control(self, message: Message, now: float) -> None:
+    def take_control(self, message: Message, now: float, link: ProxyLink | None = None) -> None:
+        """Handle a message that came by this link, by default the first."""
+        link = link or self.link.links[0]
         if not self.is_mine(message):
             return
         if isinstance(message, Submit):
@@ -243,17 +246,17 @@ class Worker:
             if request is not None and request.proxy == message.sender:
                 self.cancel(request)
         elif not self.stage.take(message, now):
-            self.hear_of_registration(message, now)
+            self.hear_of_registration(message, now, link)
 
-    def hear_of_registration(self, message: Message, now: float) -> None:
-        known = self.link.proxy
-        if self.link.heard(message, now):
-            self.orphan()
-        if self.link.proxy != known:
-            self.engine_counters.begin()
+    def hear_of_registration(self, message: Message, now: float, link: ProxyLink) -> None:
+        known = link.proxy
+        if gone := link.heard(message, now):
+            self.orphan(gone)
+        if link.proxy != known:
+            link.told.begin()
             logger.info("registered with the proxy")
-        if self.link.proxy != known or isinstance(message, PrefixRequest):
-            self.prefixes.begin()
+        if link.proxy != known or isinstance(message, PrefixRequest):
+            self.prefixes.begin(link)
 
     def submit(self, message: Submit, now: float) -> None:
         try:
@@ -305,15 +308,17 @@ class Worker:
         for request in list(self.requests.values()):
             self.cancel(request, failure)
 
-    def orphan(self) -> None:
-        """Cancel all requests, since the proxy they belong to is gone."""
-        logger.warning("the proxy is gone: %d requests are cancelled; waiting for the next", len(self.requests))
-        self.cancel_all()
+    def orphan(self, proxy: str) -> None:
+        """Cancel the requests of this proxy, which is gone. A model of several stages has no other one."""
+        orphans = [request for request in self.requests.values() if self.link.only or request.proxy == proxy]
+        logger.warning("the proxy is gone: %d requests are cancelled; waiting for the next", len(orphans))
+        for request in orphans:
+            self.cancel(request)
         self.stage.orphan()
 
     def tick(self, now: float) -> None:
-        if self.reachability.look(now) and self.link.proxy is None:
-            self.report.progress(self.reachability.told)
+        if absence := self.link.look(now):
+            self.report.progress(absence)
         self.prefill.tick(now)
         self.decode.tick(now)
         for key, reason in self.stage.tick(now):
@@ -323,8 +328,8 @@ class Worker:
             self.requests.tell_progress(self.prompts.advanced(self.requests.values()))
             for request in [one for one in self.requests.values() if is_late(one, now)]:
                 self.cancel(request, TOO_LATE)
-        if self.link.tick(self.load(), now):
-            self.orphan()
+        for gone in self.link.tick(self.load, now):
+            self.orphan(gone)
         self.prefixes.tell()
 
     def settle(self) -> None:
@@ -341,8 +346,9 @@ class Worker:
             self.requests.end(request.key, Failure(reason, status))
         self.stage.keep_only(self.requests, self.now)
 
-    def load(self) -> HeartbeatLoad:
-        return self.gauge.load(self.step_reporter.steps, self.stale)
+    def load(self, link: ProxyLink | None = None) -> HeartbeatLoad:
+        """Return the load for the proxy of this link, by default the first."""
+        return self.gauge.load(link or self.link.links[0], self.step_reporter.steps, self.stale)
 
     def close(self) -> None:
         self.idle_work.begin()
@@ -354,7 +360,8 @@ class Worker:
         self.stage.end()
         self.decode.peers.close()
         self.peers_in.close()
-        self.control.close(linger=0.5)
+        for one in self.controls:
+            one.close(linger=0.5)
         self.driver.close()
         self.poller.close()
         self.context.term()

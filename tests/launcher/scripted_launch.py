@@ -49,7 +49,7 @@ def main() -> int:
         Path(told["control group"], "cgroup.procs").write_text(str(os.getpid()))
     plans = [planned(name, script, told) for name, script in {"prepare": told["prepare"], **told["children"]}.items()]
     orders = Orders(
-        Topology(plans[0], tuple(plans[1:]), "ipc:///control", "http://here"),
+        Topology(plans[0], tuple(plans[1:]), ("ipc:///control",), "http://here"),
         (sys.executable, str(HERE / "scripted_child.py")),
         read_environment().for_child,
         RestartPolicy(**told["policy"]),

@@ -15,7 +15,7 @@ import zmq
 from pools import DEADLINE, Pool, wait_for
 from usage_rows import REQUEST
 
-from pontil.runtime.accounting.usage_file import UsageRow
+from pontil.runtime.accounting.usage_file import Posted
 from pontil.runtime.accounting.usage_log import UsageLog
 from pontil.runtime.threads import FIRST_PAUSE, LONGEST_PAUSE, WELL_SECONDS, ThreadFailures, go_on, next_pause
 from pontil.runtime.transfer.shm_connector import ShmConnector
@@ -147,10 +147,10 @@ class Disk:
     """A file whose first write fails with an unexpected exception."""
 
     def __init__(self) -> None:
-        self.rows: list[UsageRow] = []
+        self.rows: list[Posted] = []
         self.failed = self.closed = False
 
-    def write(self, rows: Iterable[UsageRow]) -> None:
+    def write(self, rows: Iterable[Posted]) -> None:
         if not self.failed:
             self.failed = True
             raise Panic("no memory")

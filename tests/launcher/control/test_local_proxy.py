@@ -37,7 +37,7 @@ def another_launch(base: Path) -> Iterator[int]:
     script = (
         "import app, sys, pathlib; from pontil.launcher.control.run_directory import *; "
         "base = pathlib.Path(sys.argv[1]); one = RunDirectory(base); "
-        " one.create(usual_socket(one.path)); print(1, flush=True); input()"
+        " one.create([usual_socket(one.path)]); print(1, flush=True); input()"
     )
     command = [sys.executable, "-c", script, str(base)]
     root = Path(__file__).resolve().parents[3]

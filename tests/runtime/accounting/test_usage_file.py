@@ -5,12 +5,21 @@ import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from usage_rows import BALANCED, PROXY, REQUEST
 
 from pontil.runtime.accounting.audit import audit
-from pontil.runtime.accounting.usage_file import LOST, OPEN, UsageFile, open_to_read
+from pontil.runtime.accounting.usage_file import (
+    LOST,
+    OPEN,
+    FileWriter,
+    LostProxy,
+    LostRequest,
+    UsageFile,
+    open_to_read,
+)
 from pontil.runtime.errors import UsageLogError
 
 
@@ -56,11 +65,11 @@ def test_foreign_newer_and_missing_files_are_refused(tmp_path: Path) -> None:
         database.execute("CREATE TABLE mine (x)")
     UsageFile(tmp_path / "newer").close()
     with closing(sqlite3.connect(tmp_path / "newer")) as database:
-        database.execute("PRAGMA user_version = 4")
+        database.execute("PRAGMA user_version = 5")
     for name, said in (
         ("text", "not a"),
         ("foreign", "not a usage log"),
-        ("newer", "version 4"),
+        ("newer", "version 5"),
         ("no/file", "No such"),
     ):
         with pytest.raises(UsageLogError, match=said):
@@ -68,7 +77,7 @@ def test_foreign_newer_and_missing_files_are_refused(tmp_path: Path) -> None:
     for name, said in (
         ("text", "not a"),
         ("foreign", "not a usage log"),
-        ("newer", "version 4"),
+        ("newer", "version 5"),
         ("none", "there is no"),
     ):
         with pytest.raises(UsageLogError, match=said):
@@ -105,3 +114,49 @@ def test_a_group_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         file.write([REQUEST, replace(PROXY, started=None)])  # type: ignore[arg-type]
     assert states(file.path) == []
     file.close()
+
+
+def member(number: int, fleet: str = "launch", kept: tuple[str, ...] = ()) -> FileWriter:
+    return FileWriter(f"proxy-{number}", f"proxy:{number}", fleet, kept)
+
+
+def test_the_proxies_of_one_launch_write_together_and_no_others(tmp_path: Path) -> None:
+    path = tmp_path / "usage.db"
+    with closing(UsageFile(path)) as file:
+        file.write([replace(REQUEST, id="left", state=OPEN), replace(REQUEST, id="kept", state=OPEN)])
+    with closing(UsageFile(path, member(0, kept=("kept",)))) as one, closing(UsageFile(path, member(1))) as two:
+        one.write([replace(REQUEST, id="one", proxy="proxy-0", state=OPEN)])
+        two.write([replace(REQUEST, id="two", proxy="proxy-1", state=OPEN)])
+        assert [state for _, state, _ in states(path)] == [OPEN, LOST, OPEN, OPEN]
+        for other in (FileWriter(), member(0, "another launch")):
+            with pytest.raises(UsageLogError, match="another proxy writes"):
+                UsageFile(path, other)
+        two.write([LostProxy("proxy-0", '["kept"]'), LostRequest("kept")])
+        assert {name: state for name, state, _ in states(path)} == {
+            "kept": LOST, "left": LOST, "one": LOST, "two": OPEN,
+        }  # fmt: skip
+    with closing(UsageFile(path, member(0, "another launch"))):
+        assert {name: state for name, state, _ in states(path)}["two"] == LOST
+
+
+def test_a_request_that_can_be_continued_outlives_its_proxy(tmp_path: Path) -> None:  # A12
+    path = tmp_path / "usage.db"
+    with closing(UsageFile(path, member(0))) as one, closing(UsageFile(path, member(1))) as two:
+        one.write([replace(REQUEST, id=name, proxy="proxy-0", state=OPEN) for name in ("kept", "lost")])
+        two.write([LostProxy("proxy-0", '["kept"]')])
+        assert [state for _, state, _ in states(path)] == [OPEN, LOST]
+        two.write([replace(REQUEST, id="kept", proxy="proxy-1")])
+        two.write([LostRequest("kept"), LostProxy("proxy-0", "[]")])
+    assert states(path) == [("kept", "closed", 3), ("lost", LOST, 3)]
+
+
+def test_two_that_start_at_once_prepare_a_file_once(tmp_path: Path) -> None:
+    path, opened = tmp_path / "usage.db", list[UsageFile]()
+    threads = [Thread(target=lambda n=n: opened.append(UsageFile(path, member(n)))) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(opened) == 4
+    for file in opened:
+        file.close()

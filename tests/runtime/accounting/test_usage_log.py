@@ -12,7 +12,7 @@ import pytest
 from usage_rows import REQUEST
 
 from pontil.runtime.accounting import usage_log
-from pontil.runtime.accounting.usage_file import OPEN, UsageFile, UsageRow, open_to_read
+from pontil.runtime.accounting.usage_file import OPEN, Posted, UsageFile, open_to_read
 from pontil.runtime.accounting.usage_log import UsageLog
 
 DEADLINE = 60.0
@@ -25,9 +25,9 @@ class FailingDisk:
         self.full = self.closed = False
         self.free, self.tried, self.written = threading.Event(), threading.Event(), threading.Event()
         self.free.set()
-        self.groups: list[list[UsageRow]] = []
+        self.groups: list[list[Posted]] = []
 
-    def write(self, rows: Iterable[UsageRow]) -> None:
+    def write(self, rows: Iterable[Posted]) -> None:
         self.tried.set()
         assert self.free.wait(DEADLINE)
         if self.full:

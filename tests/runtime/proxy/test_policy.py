@@ -9,10 +9,13 @@ from hypothesis import given
 from hypothesis.strategies import DrawFn, booleans, builds, composite, integers, lists, sampled_from
 
 from pontil.runtime.proxy.policy import (
+    AHEAD_STEPS,
+    MOST_STATED,
     PULLED,
     SPARE_SEATS,
     CollocatedRoute,
     DisaggregatedRoute,
+    OtherLoad,
     WorkerLoad,
     every_route,
     next_route,
@@ -206,3 +209,24 @@ def test_one_hot_prefix_is_no_hot_spot(prefix: int, own: int, count: int, at_onc
         workers[chosen.incarnation] = replace(chosen, found=prefix, recent=chosen.recent + missing, uncomputed=waits)
     done = [worker.recent for worker in workers.values()]
     assert max(done) <= 1.5 * sum(done) / count + prefix + own + PREFILL.ahead
+
+
+@given(integers(1, 64), integers(0, 200), integers(0, 3), integers(0, 80))
+def test_every_proxy_may_fill_its_share_and_no_more_than_what_others_leave(
+    seats: int, others: int, proxies: int, taken: int
+) -> None:  # fmt: skip
+    load = replace(MIXED, seats=seats, taken=taken, others=OtherLoad(proxies, taken=others))
+    share = max(1, seats // (proxies + 1))
+    assert load.can_seat(1) == (taken + 1 <= max(share, seats + SPARE_SEATS - others) or taken == 0)
+    ahead = AHEAD_STEPS * load.step_tokens
+    busy = replace(load, uncomputed=taken * 16, others=OtherLoad(proxies, uncomputed=others * 16))
+    assert busy.can_prefill() == (taken * 16 < max(ahead - others * 16, ahead // (proxies + 1)))
+
+
+def test_what_others_have_given_counts_in_the_choice() -> None:
+    busy = replace(DECODE, others=OtherLoad(1, in_flight=3))
+    assert plan([PREFILL, busy, replace(DECODE, incarnation="d2", in_flight=2)], "always") == DisaggregatedRoute(
+        PREFILL, replace(DECODE, incarnation="d2", in_flight=2)
+    )
+    assert OtherLoad.of({"taken": -4, "in_flight": 1 << 60, "else": 1}) == OtherLoad(in_flight=MOST_STATED)
+    assert OtherLoad.of(None) == OtherLoad()

@@ -32,11 +32,11 @@ def opened(model: Path, folder: Path, **settings: Any) -> Worker:
 
 def test_kernels_where_they_fit_and_torch_elsewhere(model: Path, tmp_path: Path) -> None:
     library = kernels.opened()
-    assert opened(model, tmp_path).link.hello.kernels == library.name
-    assert opened(model, tmp_path, kernels="torch").link.hello.kernels == "torch"
-    assert opened(model, tmp_path, kernels="generic").link.hello.kernels != library.name
+    assert opened(model, tmp_path).link.links[0].hello.kernels == library.name
+    assert opened(model, tmp_path, kernels="torch").link.links[0].hello.kernels == "torch"
+    assert opened(model, tmp_path, kernels="generic").link.links[0].hello.kernels != library.name
     write_tiny_llama(tmp_path / "odd", head_dim=8)
-    assert opened(tmp_path / "odd", tmp_path).link.hello.kernels == "torch"
+    assert opened(tmp_path / "odd", tmp_path).link.links[0].hello.kernels == "torch"
     with pytest.raises(ModelError, match="--kernels torch"):
         opened(tmp_path / "odd", tmp_path, kernels="generic")
 
@@ -55,7 +55,7 @@ def test_kernels_that_cannot_be_had(model: Path, tmp_path: Path, monkeypatch: py
         raise KernelError("no C++ compiler is installed")
 
     monkeypatch.setattr(kernel_set, "build", refuse)
-    assert opened(model, tmp_path).link.hello.kernels == "torch"
+    assert opened(model, tmp_path).link.links[0].hello.kernels == "torch"
     with pytest.raises(ModelError, match="--kernels generic is not possible: no C"):
         opened(model, tmp_path, kernels="generic")
     with pytest.raises(ModelError, match="--quantization int8 needs"):
@@ -79,8 +79,8 @@ def test_quantizations_that_cannot_be(model: Path, tmp_path: Path, settings: dic
 
 def test_another_quantization_rounds_differently(model: Path, tmp_path: Path) -> None:
     kernels.opened()
-    plain = opened(model, tmp_path, dtype="bfloat16").link.hello
-    other = opened(model, tmp_path, dtype="bfloat16", quantization="int8").link.hello
+    plain = opened(model, tmp_path, dtype="bfloat16").link.links[0].hello
+    other = opened(model, tmp_path, dtype="bfloat16", quantization="int8").link.links[0].hello
     assert other.kernels == f"{plain.kernels} int8"
     assert "--quantization" in str(objection(other, plain))
 
@@ -92,10 +92,12 @@ def test_a_cache_of_8_bits_holds_almost_twice_as_much_as_one_of_16(model: Path, 
     small = opened(model, tmp_path, dtype="bfloat16", kernels="torch", kv_cache_dtype=cells)
     assert small.machine.layout.block_bytes * 32 == plain.machine.layout.block_bytes * 20
     assert small.machine.pool.num_blocks == plain.machine.pool.num_blocks * 32 // 20
-    assert (plain.link.hello.kv_cache_dtype, small.link.hello.kv_cache_dtype) == ("auto", cells)
-    assert plain.link.hello.dtype == small.link.hello.dtype == "bfloat16"
+    assert (plain.link.links[0].hello.kv_cache_dtype, small.link.links[0].hello.kv_cache_dtype) == ("auto", cells)
+    assert plain.link.links[0].hello.dtype == small.link.links[0].hello.dtype == "bfloat16"
     assert (
-        opened(model, tmp_path, dtype="bfloat16", kernels="torch", kv_cache_dtype="bfloat16").link.hello.kv_cache_dtype
+        opened(model, tmp_path, dtype="bfloat16", kernels="torch", kv_cache_dtype="bfloat16")
+        .link.links[0]
+        .hello.kv_cache_dtype
         == "auto"
     )
 

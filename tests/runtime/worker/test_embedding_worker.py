@@ -152,7 +152,7 @@ def test_memory_that_runs_out_refuses_the_longest_text(made: EmbeddingSite, monk
 
 def test_a_text_past_its_deadline_is_not_computed(made: EmbeddingSite) -> None:
     made.ask("late", [5], deadline=0.0)
-    assert made.failure("late").late and made.worker.computed == 0
+    assert made.failure("late").late and made.worker.link.links[0].told.computed == 0
 
 
 def test_a_worker_that_leaves_gives_its_texts_back(made: EmbeddingSite) -> None:
@@ -165,7 +165,7 @@ def test_a_worker_that_leaves_gives_its_texts_back(made: EmbeddingSite) -> None:
 def test_what_was_computed_is_told_in_heartbeats(made: EmbeddingSite) -> None:
     made.ask("a", [2, 5, 3])
     made.vectors("a")
-    made.worker.link.next_send = 0.0
+    made.worker.link.links[0].next_send = 0.0
     told = made.worker.load().counters
     assert (told["prompt_tokens_computed"], told["prompt_tokens_computed_before"]) == (3, 0)
 

@@ -36,7 +36,7 @@ def test_the_time_in_the_queue_is_said_by_who_computed_the_prompt(proxy: Scripte
 def heartbeat(proxy: ScriptedProxy, worker: PromptWorker) -> dict[str, int]:
     """Return the counters of a heartbeat after everything was sent."""
     proxy.heartbeats.pop(worker.incarnation, None)
-    worker.link.next_send = 0.0
+    worker.link.links[0].next_send = 0.0
     proxy.turn_until(lambda: worker.incarnation in proxy.heartbeats)
     return proxy.heartbeats[worker.incarnation].counters
 

@@ -243,14 +243,14 @@ def test_a_slow_proxy_stops_the_producer(tmp_path: Path, monkeypatch: pytest.Mon
         output = maker.open()
         site.until(lambda: output.subscriptions)
         with monkeypatch.context() as patched:
-            patched.setattr(site.worker.control, "send", lambda message: False)
+            patched.setattr(site.worker.controls[0], "send", lambda message: False)
             site.worker.link.send(StillHere("w", "proxy"))
             while not output.is_full:
                 output.emit(output.emitted, "speak", letters(b"Hi. "))
                 site.turn()
             site.settle()
             assert output.emitted == 5 and output.is_full and not site.outputs(name)
-        site.worker.link.outbox.clear()
+        site.worker.link.links[0].outbox.clear()
         site.until(lambda: not output.is_full)
         output.finish(output.emitted)
         assert len(heard(site.finish(name))) == 5

@@ -106,7 +106,7 @@ def test_a_proxy_that_does_not_ask_is_told_nothing(proxy: ScriptedProxy, model: 
     proxy.submit(worker, "r", prompt(50), greedy(2))
     proxy.finish("r")
     everyone_clean(proxy)
-    assert not proxy.prefixes and worker.machine.pool.index.journal is None
+    assert not proxy.prefixes and not worker.machine.pool.index.journals
 
 
 def test_while_the_proxy_takes_nothing_changes_wait(
@@ -119,12 +119,13 @@ def test_while_the_proxy_takes_nothing_changes_wait(
     proxy.finish("r")
     in_step(proxy, worker)
     heard = len(proxy.prefixes[worker.incarnation])
-    worker.link.outbox.append(PrefixRequest("nobody", "nobody"))
+    link = worker.link.links[0]
+    link.outbox.append(PrefixRequest("nobody", "nobody"))
     index = worker.machine.pool.index
     index.add(b"k" * 16, 10**6)
     worker.prefixes.tell()
-    assert index.journal is not None and len(index.journal.changes) == 1 and worker.link.congested
-    worker.link.outbox.clear()
+    assert len(index.journals[0].changes) == 1 and worker.link.congested
+    link.outbox.clear()
     in_step(proxy, worker)
     assert len(proxy.prefixes[worker.incarnation]) > heard
     index.forget(10**6)

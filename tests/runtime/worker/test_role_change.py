@@ -171,7 +171,7 @@ def test_a_new_proxy_hears_what_the_last_one_knew(proxy: ScriptedProxy, pair: Pa
     proxy.turn_until(lambda: commander.is_obeyed(drained=True))
     proxy.hellos.clear()
     proxy.incarnation = "successor"
-    pair[1].link.forget()
+    pair[1].link.links[0].forget()
     proxy.turn_until(lambda: "decode:0" in proxy.hellos)
     assert (proxy.hellos["decode:0"].role, proxy.hellos["decode:0"].draining) == ("prefill", True)
 

@@ -65,7 +65,7 @@ def test_nothing_is_made_after_a_cancel(staged: StagedWorker) -> None:
     address = proxy.incarnation, worker.incarnation, "r", 0
     assert proxy.server.send(Submit(*address, PROMPT, params.to_wire(), graph=part_of("r")))
     proxy.turn_until(lambda: "r" in proxy.answers and bool(proxy.answers["r"].frames))
-    worker.take_control(Cancel(*address), worker.now)
+    worker.take_control(Cancel(*address), worker.now, worker.link.links[0])
     worker.take_control(Release(proxy.incarnation, worker.incarnation, "r"), worker.now)
     made = worker.machine.engine.generated
     proxy.turn_until(lambda: worker.is_idle)

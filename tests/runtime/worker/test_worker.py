@@ -332,7 +332,7 @@ def test_a_new_proxy_is_told_what_was_generated_before_it(proxy: ScriptedProxy, 
     proxy.submit(worker, "first", prompt(9), drawn(4))
     proxy.finish("first")
     proxy.incarnation = "successor"
-    worker.link.forget()
+    worker.link.links[0].forget()
     proxy.turn_until(lambda: worker.link.proxy == "successor")
     after = worker.load().counters
     assert after["generated_tokens"] == after["generated_before"] == before["generated_before"] + 4

@@ -264,7 +264,7 @@ class OverSockets:
         next recording, which has the same ids. A heartbeat comes after all earlier messages."""
         self.proxy.heartbeats.clear()
         for worker in self.workers:
-            worker.link.next_send = 0.0
+            worker.link.links[0].next_send = 0.0
         self.proxy.turn_until(lambda: len(self.proxy.heartbeats) == len(self.workers))
 
     def play_round(self, round_: Mapping[str, Recorded]) -> dict[str, Outcome]:

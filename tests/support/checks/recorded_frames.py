@@ -277,6 +277,7 @@ RECORDED = {
 
 # Fields added later, by message.
 ADDED: dict[str, dict[str, Any]] = {
+    "heartbeat": {"others": {"proxies": 1, "in_flight": 2, "taken": 3, "uncomputed": 40}},
     "hello": {
         "dtype": "float32",
         "kernels": "avx2-0a1b2c3d",
@@ -321,6 +322,11 @@ ADDED: dict[str, dict[str, Any]] = {
 }
 LATER: dict[str, Message] = {tag: replace(MESSAGES[tag], **added) for tag, added in ADDED.items()}
 RECORDED_LATER = {
+    "heartbeat": (
+        "89a174a9686561727462656174a673656e646572a26434a87265636569766572a27078a772756e6e696e6702a77761697469"
+        "6e6701ab667265655f626c6f636b733ca47374657063a8636f756e7465727381ab707265656d7074696f6e7303a66f746865"
+        "727384a770726f7869657301a9696e5f666c6967687402a574616b656e03aa756e636f6d707574656428"
+    ),
     "hello": (
         "de0018a174a568656c6c6fa673656e646572a26434a6736368656d6101a46e616d65a86465636f64653a30a4726f6c65a664"
         "65636f6465a3706964cd1267a6646576696365a3637075a56d6f64656ca474696e79b16d6f64656c5f66696e676572707269"

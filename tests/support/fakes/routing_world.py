@@ -104,8 +104,7 @@ class SimulatedWorker:
 
     def tell(self) -> None:
         """Tell the proxy what has changed, as a PrefixReporter does."""
-        journal = self.pool.index.journal
-        assert journal is not None
+        (journal,) = self.pool.index.journals
         while journal.changes:
             added, removed = journal.take(MOST_TOLD)
             assert self.registered.prefixes.take(PrefixDelta(self.incarnation, "p", self.told, added, removed))

@@ -33,6 +33,7 @@ from pontil.runtime.wire.messages import (
 )
 from pontil.runtime.wire.sockets import ControlServer, open_context
 from pontil.runtime.worker.assembly import assemble
+from pontil.runtime.worker.proxy_link import ProxyLink
 from pontil.runtime.worker.worker import Worker
 
 DEADLINE = 60.0
@@ -60,8 +61,8 @@ class PromptWorker(Worker):
     def patience(self, working: bool) -> float:
         return min(super().patience(working), 0.001)
 
-    def take_control(self, message: Message, now: float) -> None:
-        super().take_control(message, now)
+    def take_control(self, message: Message, now: float, link: ProxyLink | None = None) -> None:
+        super().take_control(message, now, link)
         if isinstance(message, Cancel):
             self.cancelled.append(message.request_id)
 
@@ -258,8 +259,8 @@ class ScriptedProxy:
             assert time.monotonic() < deadline, "a worker got no Cancel"
             for worker in self.workers:
                 worker.poller.wait(0.001)
-                for message in worker.control.receive_all():
-                    worker.take_control(message, time.monotonic())
+                for link, message in worker.link.receive_all():
+                    worker.take_control(message, time.monotonic(), link)
 
     def finish(self, *names: str) -> list[WorkerAnswer]:
         self.turn_until(lambda: all(name in self.answers and self.answers[name].finished for name in names))

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ids of a stream's events: how much of each choice a reader has, from which the stream can be continued.
+
+An id is the stream's name and, for each choice, the ids and characters that were told, with an `e` once its end was:
+`NAME:12.57_9.40e`. Tokens that come together may make several events. Those before the last one also name the choice,
+where it will be after them, and their number: `NAME:12.57_9.40+0.14.63.1`. What follows the choices, such as usage, is
+numbered after a `u`.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pontil.runtime.errors import RequestError
+
+NUMBER = r"\d{1,9}"
+PLACE = re.compile(rf"({NUMBER})\.({NUMBER})(e?)", re.ASCII)
+PLACES = rf"{NUMBER}\.{NUMBER}e?(?:_{NUMBER}\.{NUMBER}e?){{0,127}}"
+EVENT_ID = re.compile(
+    rf"([0-9a-f]{{32}})(?::({PLACES})(?:u({NUMBER})|\+({NUMBER})\.({NUMBER})\.({NUMBER})(e?)\.({NUMBER}))?)?", re.ASCII
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ChoicePlace:
+    """The part of a choice that was told: ids, characters, and its end."""
+
+    ids: int = 0
+    characters: int = 0
+    ended: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.ids}.{self.characters}{'e' if self.ended else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlace:
+    """The first `events` of those that lead a choice to `place`."""
+
+    choice: int
+    place: ChoicePlace
+    events: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """The events that the reader of a stream has: every one up to these places (none: from the beginning), then some
+    `group`, or so many events of the `tail` after the choices."""
+
+    name: str
+    places: tuple[ChoicePlace, ...] = ()
+    group: GroupPlace | None = None
+    tail: int = 0
+
+    def __str__(self) -> str:
+        shown = f"{self.name}:{'_'.join(map(str, self.places))}"
+        if self.group is not None:
+            return f"{shown}+{self.group.choice}.{self.group.place}.{self.group.events}"
+        return f"{shown}u{self.tail}" if self.tail else shown
+
+    def check(self, choices: int) -> None:
+        """Raise RequestError if it is no point of a stream with so many choices."""
+        fits = not self.places or len(self.places) == choices
+        if not fits or (self.group is not None and self.group.choice >= choices):
+            raise RequestError("Last-Event-ID is no event of this stream: send the last id that came")
+
+    def place(self, choice: int) -> ChoicePlace:
+        return self.places[choice] if self.places else ChoicePlace()
+
+
+def read_event_id(text: str) -> ResumePoint:
+    """Parse the header Last-Event-ID. Raises RequestError."""
+    found = EVENT_ID.fullmatch(text.strip())
+    if found is None:
+        raise RequestError(
+            "Last-Event-ID is no event's id of a stream here: send the last id that came, or the stream's own "
+            "from the header x-pontil-stream"
+        )
+    name, places, tail, choice, ids, characters, ended, events = found.groups()
+    group = None
+    if choice is not None:
+        group = GroupPlace(int(choice), ChoicePlace(int(ids), int(characters), bool(ended)), int(events))
+    return ResumePoint(name, tuple(map(place_of, (places or "").split("_"))) if places else (), group, int(tail or 0))
+
+
+def place_of(text: str) -> ChoicePlace:
+    found = PLACE.fullmatch(text)
+    assert found is not None, "the whole id was matched"
+    return ChoicePlace(int(found[1]), int(found[2]), bool(found[3]))
+
+
+def parts(data: bytes) -> Sequence[bytes]:
+    """Return each event of these: JSON has no line ends."""
+    return [part + b"\n\n" for part in data.split(b"\n\n") if part]

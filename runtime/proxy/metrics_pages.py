@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The metrics of several proxies on one page: a scrape reaches any one of them, and has to find all.
+
+Each proxy leaves its page in the launch's folder every two seconds. The one that is asked shows its own as it is now
+and the others as they were left, each sample with the label `proxy`.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+SUFFIX = ".metrics"
+SAMPLE = re.compile(rb"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})? (\S+.*)")
+
+
+class MetricsPages:
+    """The pages of all proxies in a folder. `render` makes this one's."""
+
+    def __init__(self, folder: Path, name: str, render: Callable[[], bytes]) -> None:
+        self.folder, self.name, self.render = folder, name, render
+
+    def leave(self) -> None:
+        """Leave this proxy's page for the others. One that cannot be written is missing on theirs."""
+        fresh = self.folder / f"{self.name}{SUFFIX}.new"
+        with suppress(OSError):
+            fresh.write_bytes(self.render())
+            fresh.replace(self.folder / f"{self.name}{SUFFIX}")
+
+    def whole(self) -> bytes:
+        """Return the page with the samples of all proxies."""
+        pages = {self.name: self.render()}
+        for path in sorted(self.folder.glob(f"*{SUFFIX}")):
+            if path.stem not in pages:
+                with suppress(OSError):
+                    pages[path.stem] = path.read_bytes()
+        return merged(pages)
+
+    def close(self) -> None:
+        (self.folder / f"{self.name}{SUFFIX}").unlink(missing_ok=True)
+
+
+def merged(pages: Mapping[str, bytes]) -> bytes:
+    """Return one page in Prometheus' text format: each family once, with the samples of every page."""
+    heads: dict[bytes, list[bytes]] = {}
+    samples: dict[bytes, list[bytes]] = {}
+    for name, page in sorted(pages.items()):
+        label, family = b'proxy="%b"' % name.encode(), b""
+        for line in page.splitlines():
+            if line.startswith(b"# "):
+                word, _, rest = line[2:].partition(b" ")
+                family = rest.split(b" ", 1)[0] if word in (b"HELP", b"TYPE") else family
+                if word in (b"HELP", b"TYPE"):
+                    known = heads.setdefault(family, [])
+                    known += [] if any(one.startswith(b"# %b " % word) for one in known) else [line]
+            elif found := SAMPLE.fullmatch(line):
+                labels = label if not found[2] else label + b"," + found[2]
+                samples.setdefault(family, []).append(b"%b{%b} %b" % (found[1], labels, found[3]))
+    lines = [line for family, head in heads.items() for line in (*head, *samples.get(family, ()))]
+    return b"\n".join(lines) + b"\n"

@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams that can be continued after their connection broke, at this proxy or another one (docs/decisions/061).
+
+A stream that asked for it is recorded until a while after its end. One whose client has gone runs on for the resume
+window, and one whose proxy has gone is an orphan for as long. Whoever claims its record goes on with the request as
+after the death of a worker: the ids that were accepted are given, and only the rest is computed.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from pontil.runtime.accounting.counts import Usage
+from pontil.runtime.errors import RequestError, Unavailable
+from pontil.runtime.proxy.in_flight import InFlight
+from pontil.runtime.proxy.request import Request
+from pontil.runtime.proxy.request_state import end_of, head_of, restored, rewind, state_of, with_end
+from pontil.runtime.proxy.stream import MessageTurn, Stream
+from pontil.runtime.proxy.stream_record import NAME, StreamRecord, StreamRecords
+
+# Seconds within which another proxy lets a stream go whose client has left, and between two looks.
+LET_GO_WITHIN, LOOK = 2.0, 0.05
+# Seconds between two signs of life in the records of this proxy's streams.
+TOUCH = 1.0
+# Seconds between two looks for streams that nobody owns.
+SWEEP = 0.5
+LOG = logging.getLogger("pontil.proxy")
+
+GONE = "there is no stream of this id to continue: it never was, its time is over, or it is another key's"
+HELD = "this stream still has a reader: close that connection first, and try again in a moment"
+
+
+class StreamJournal:
+    """The record of one request of this proxy. `detached_at` is the time when its client left, None while it is
+    there. `written` is the number of ids of each choice that the record has. `cut` ends the connection of its
+    client."""
+
+    def __init__(
+        self, record: StreamRecord, request: Request, incarnation: str, left: Callable[["StreamJournal"], None]
+    ) -> None:  # fmt: skip
+        self.record, self.request, self.incarnation, self.left = record, request, incarnation, left
+        self.detached_at: float | None = None
+        self.written = [0] * len(request.answers)
+        self.seen = -1
+        self.cut: Callable[[], None] = nothing
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    def note(self) -> None:
+        self.append(self.state())
+
+    def note_changes(self) -> None:
+        """Record the request if it has moved."""
+        moved = self.request.entry.delivered + sum(self.request.entry.discarded.values())
+        if moved != self.seen:
+            self.seen = moved
+            self.note()
+
+    def state(self) -> dict[str, Any]:
+        return state_of(self.request, self.written, self.incarnation)
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Add a line. One that cannot be written is left out: what it has is computed again."""
+        try:
+            self.record.append(line)
+        except OSError as error:
+            LOG.warning("the record of a stream cannot be written: %s", error, extra={"request": self.request.id})
+        else:
+            self.written = [len(answer.ids) for answer in self.request.answers]
+
+    def close(self, billed: Usage, finish: str) -> None:
+        """Record the end of the request. A complete answer is kept for the window; of any other nothing is."""
+        if self.request.complete:
+            self.append(with_end(self.state(), billed, finish))
+
+    def let_go(self) -> None:
+        """Leave the record, which has the end: a complete answer is kept for the window, of any other nothing is. Until
+        its row is on the disk the record is held, so that an owner that dies leaves no row open."""
+        request = self.request
+        after(request.receipt, self.record.release if request.complete else self.record.end)
+        self.left(self)
+
+
+class ResumableStreams:
+    """The streams of this proxy that can be continued, and the door to those of others. Without a folder for their
+    records there are none. Raises PontilError where the folder cannot be used."""
+
+    def __init__(
+        self, records: StreamRecords | None, window: float, in_flight: InFlight, turn: MessageTurn
+    ) -> None:  # fmt: skip
+        self.records, self.window, self.in_flight, self.turn = records, window, in_flight, turn
+        self.incarnation, self.tokenizer = in_flight.incarnation, in_flight.tokenizer
+        self.books, self.clock = in_flight.books, in_flight.clock
+        self.journals: dict[str, StreamJournal] = {}
+        self.touched = 0.0
+        # Records whose requests were looked up in the usage log after their proxies' deaths.
+        self.settled: set[str] = set()
+
+    def begin(
+        self, stream: Stream, about: Mapping[str, Any], cut: Callable[[], None]
+    ) -> tuple[str, Stream]:  # fmt: skip
+        """Record a stream of one request; return its id, and the stream with a reader that may leave. `about` is what
+        the caller needs to render it again, `cut` ends the reader's connection. Raises Unavailable, and the request is
+        cancelled, if that cannot be."""
+        request = stream.request
+        try:
+            if self.records is None:
+                raise Unavailable("streams cannot be continued here: ask for it without pontil-resume")
+            record = self.records.begin(head_of(request) | dict(about))
+        except Unavailable:
+            stream.cancel()
+            raise
+        self.adopt(record, request, cut).note()
+        return record.name, Stream([request], self.detach, self.turn)
+
+    def adopt(self, record: StreamRecord, request: Request, cut: Callable[[], None]) -> StreamJournal:
+        journal = StreamJournal(record, request, self.incarnation, self.forget)
+        journal.cut = cut
+        request.journal = self.journals[record.name] = journal
+        return journal
+
+    def forget(self, journal: StreamJournal) -> None:
+        self.journals.pop(journal.name, None)
+
+    def detach(self, request: Request) -> None:
+        """Let a request whose reader has left run on for a while."""
+        if isinstance(request.journal, StreamJournal) and request.id in self.in_flight.requests:
+            request.journal.detached_at = self.clock()
+
+    # The way back to a stream.
+
+    async def claim(self, name: str, caller: str) -> StreamRecord | StreamJournal:
+        """Claim a stream for a new reader: its record, or its journal where this proxy still has it. Raises
+        RequestError: 404 if this caller has no such stream, 409 while it has another reader."""
+        records = self.records
+        if records is None or not NAME.fullmatch(name):
+            raise RequestError(GONE, status=404, code="stream_not_found")
+        deadline = self.clock() + LET_GO_WITHIN
+        try:
+            if records.head_of(name).get("caller") != caller:
+                raise KeyError(name)
+            while True:
+                journal = self.journals.get(name)
+                if journal is not None and journal.detached_at is not None:
+                    journal.detached_at = None
+                    return journal
+                record = None if journal is not None else records.claim(name)
+                if record is not None:
+                    return await self.checked(record)
+                if self.clock() > deadline:
+                    raise RequestError(HELD, status=409, code="stream_has_reader")
+                if journal is None:
+                    records.ask_for(name)
+                await asyncio.sleep(LOOK)
+        except KeyError:
+            raise RequestError(GONE, status=404, code="stream_not_found") from None
+
+    async def checked(self, record: StreamRecord) -> StreamRecord:
+        """Return a record that can be continued. Raises KeyError for one whose time is over."""
+        try:
+            over = self.records is None or self.records.age(record) > self.window
+            if not over and end_of(record.last) is None:
+                over = not await asyncio.to_thread(self.books.is_open, str(record.head["request"]))
+        except BaseException:
+            record.release()
+            raise
+        if over:
+            record.release()
+            raise KeyError(record.name)
+        return record
+
+    def put_back(self, claimed: StreamRecord | StreamJournal) -> None:
+        """Leave a stream that was claimed and not taken up."""
+        if isinstance(claimed, StreamRecord):
+            claimed.release()
+        else:
+            claimed.detached_at = self.clock()
+
+    def take_up(self, claimed: StreamRecord | StreamJournal, cut: Callable[[], None]) -> Stream:
+        """Return a stream of the whole answer, from its beginning, for the reader that claimed it, whose connection
+        `cut` ends."""
+        if isinstance(claimed, StreamJournal):
+            claimed.cut = cut
+            rewind(claimed.request, self.tokenizer)
+            return Stream([claimed.request], self.detach, self.turn)
+        if end_of(claimed.last) is not None:
+            request = restored(claimed.lines, self.tokenizer, None, self.clock())
+            claimed.release()
+            return Stream([request], left_alone, self.turn)
+        try:
+            request = restored(claimed.lines, self.tokenizer, self.books.ledger, self.clock())
+        except RequestError:
+            claimed.end()
+            raise
+        journal = self.adopt(claimed, request, cut)
+        journal.written = [len(answer.ids) for answer in request.answers]
+        LOG.info("goes on with a stream of another process", extra={"request": request.id})
+        self.in_flight.take_over(request, request.caller)
+        return Stream([request], self.detach, self.turn)
+
+    # The passing of time.
+
+    def note_changes(self) -> None:
+        for journal in list(self.journals.values()):
+            journal.note_changes()
+
+    def tick(self) -> None:
+        """Show that this proxy lives, let go of streams that others ask for, and end those that nobody came back
+        for."""
+        now = self.clock()
+        touch = now - self.touched >= TOUCH
+        self.touched = now if touch else self.touched
+        for journal in list(self.journals.values()):
+            if touch:
+                journal.record.touch()
+            if journal.detached_at is None:
+                continue
+            if journal.record.is_wanted:
+                self.hand_over(journal)
+            elif now - journal.detached_at > self.window:
+                self.in_flight.cancel(journal.request)
+
+    def hand_over(self, journal: StreamJournal) -> None:
+        """Leave a stream to another proxy."""
+        request = journal.request
+        journal.note()
+        request.journal = None
+        self.forget(journal)
+        self.in_flight.hand_over(request)
+        journal.record.release()
+        journal.cut()
+
+    def hand_over_all(self) -> None:
+        """Leave all streams to other proxies, since this one ends."""
+        for journal in list(self.journals.values()):
+            self.hand_over(journal)
+
+    async def watch(self) -> None:
+        """Look after the streams that nobody owns for as long as this proxy serves."""
+        while self.records is not None:
+            self.settle(await asyncio.to_thread(self.sweep, self.records))
+            await asyncio.sleep(SWEEP)
+
+    def sweep(self, records: StreamRecords) -> "Sweep":
+        """Return what is to be done about the streams that nobody owns. Reads files: call it in a thread."""
+        found = Sweep()
+        for record in records.unowned(self.settled, self.window):
+            over, ended = records.age(record) > self.window, end_of(record.last) is not None
+            if ended and record.name not in self.settled and self.has_open_row(record):
+                found.unsettled.append(record)
+            elif over and not ended:
+                found.lost.append(record)
+            elif over:
+                record.end()
+            else:
+                if ended:
+                    found.settled.add(record.name)
+                else:
+                    found.add_orphan(record.head)
+                record.release()
+        return found
+
+    def has_open_row(self, record: StreamRecord) -> bool:
+        """Return whether the proxy of a stream that ended was killed before it could write the last word."""
+        return self.books.log is not None and self.books.is_open(str(record.head["request"]))
+
+    def settle(self, found: "Sweep") -> None:
+        """Close the rows of streams whose proxies cannot, and let the records go once that is on the disk."""
+        self.settled |= found.settled
+        self.in_flight.admissions.limits.orphans = found.orphans
+        for record in found.lost:
+            after(self.books.lose_request(str(record.head["request"])), record.end)
+        for record in found.unsettled:
+            end = end_of(record.last)
+            assert end is not None, "the sweep takes only those that ended"
+            self.settled.add(record.name)
+            try:
+                request = restored(record.lines, self.tokenizer, self.books.ledger, self.clock())
+            except RequestError:
+                record.end()
+                continue
+            self.books.close(request, end.usage, end.finish)
+            after(request.receipt, record.release)
+
+
+@dataclass(slots=True)
+class Sweep:
+    """The findings among the streams that nobody owns. `orphans` are the requests and tokens of each caller that may
+    still be continued; `settled` the names of streams that ended and have their rows. The caller holds the records:
+    `lost` ones, whose time is over, and those that ended and have no closed row."""
+
+    orphans: dict[str, tuple[int, int]] = field(default_factory=dict)
+    settled: set[str] = field(default_factory=set)
+    lost: list[StreamRecord] = field(default_factory=list)
+    unsettled: list[StreamRecord] = field(default_factory=list)
+
+    def add_orphan(self, head: Mapping[str, Any]) -> None:
+        requests, tokens = self.orphans.get(head["caller"], (0, 0))
+        most = len(head["prompt"]) + head["params"]["n"] * head["params"]["max_tokens"]
+        self.orphans[head["caller"]] = requests + 1, tokens + most
+
+
+def after(receipt: "Future[None] | None", work: Callable[[], None]) -> None:
+    """Do this once a row is on the disk; at once if that is not to be waited for."""
+    if receipt is None:
+        work()
+    else:
+        receipt.add_done_callback(lambda _: work())
+
+
+def nothing() -> None:
+    """Leave the connection: the reader has left it."""
+
+
+def left_alone(request: Request) -> None:
+    """Do nothing: the request has ended, and its answer is only told again."""

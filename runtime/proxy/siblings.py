@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The proxies that share a port and a usage log, as files in a folder of their launch (docs/decisions/061)."""
+
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from pontil.runtime.errors import PontilError
+
+SUFFIX = ".lease"
+
+
+class Lease:
+    """A lock on a file, which the kernel releases when the process that holds it ends, however it ends. Several may try
+    to take one, and at most one has it."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path, self.descriptor = path, descriptor
+
+    @classmethod
+    def take(cls, path: Path, flags: int = 0) -> "Lease | None":
+        """Take the lease; return None while another has it, or if the file has been replaced or removed. Raises OSError
+        as `os.open` does."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
+                return cls(path, descriptor)
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        os.close(descriptor)
+        return None
+
+    def release(self) -> None:
+        """Leave it to whoever takes it next."""
+        os.close(self.descriptor)
+
+    def end(self) -> None:
+        """Remove the file; nobody can take this lease again."""
+        self.path.unlink(missing_ok=True)
+        os.close(self.descriptor)
+
+
+class Siblings:
+    """The proxies of one launch. Each holds the lease of its incarnation for life."""
+
+    def __init__(self, folder: Path, incarnation: str) -> None:
+        self.folder, self.incarnation = folder, incarnation
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            self.own = Lease.take(self.path_of(incarnation), os.O_CREAT)
+        except OSError as error:
+            raise PontilError(f"the folder {folder} of this launch cannot be used: {error.strerror}") from None
+
+    def path_of(self, incarnation: str) -> Path:
+        return self.folder / f"{incarnation}{SUFFIX}"
+
+    def gone(self) -> list[str]:
+        """Return the proxies that ended without a last word."""
+        found = []
+        for path in self.folder.glob(f"*{SUFFIX}"):
+            if path.stem == self.incarnation:
+                continue
+            with suppress(FileNotFoundError):
+                lease = Lease.take(path)
+                if lease is not None:
+                    lease.release()
+                    found.append(path.stem)
+        return found
+
+    def forget(self, incarnation: str) -> None:
+        """Forget a proxy that is gone, once its requests are settled."""
+        self.path_of(incarnation).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        if self.own is not None:
+            self.own.end()
+            self.own = None

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams that are continued after their connection or their proxy is gone: exactly, once, and billed once."""
+
+import http.client
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from books import differing
+from scripted_site import ScriptedSite, site
+from scripted_worker import eventually
+
+from pontil.runtime.proxy import resumable
+from pontil.runtime.tokenizer.tokenizer import Tokenizer
+
+TEXT = "The quick brown fox 😀 jumps over the lazy dog, and then it sleeps until the evening comes."
+ASK = {"model": "tiny", "prompt": "tell me", "max_tokens": 100, "stream": True,
+       "stream_options": {"include_usage": True}}  # fmt: skip
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 100, "stream": True,
+        "stream_options": {"include_usage": True}}  # fmt: skip
+PATHS = {"/v1/completions": ASK, "/v1/chat/completions": CHAT}
+
+
+class Reader:
+    """A client that reads events one at a time, and keeps the last id."""
+
+    def __init__(
+        self, at: ScriptedSite, path: str, body: Any, event: str | None = None, **headers: str
+    ) -> None:  # fmt: skip
+        self.connection = at.connect()
+        asked = {"last-event-id": event} if event is not None else {"pontil-resume": "1"}
+        self.connection.request("POST", path, json.dumps(body).encode(), asked | headers)
+        self.response: http.client.HTTPResponse = self.connection.getresponse()
+        self.status, self.stream = self.response.status, self.response.getheader("x-pontil-stream")
+        self.last = event or self.stream
+        self.events: list[Any] = []
+
+    def next(self) -> bool:
+        """Read an event; return False at the end."""
+        while line := self.response.readline().decode().rstrip("\n"):
+            if line.startswith("id: "):
+                self.last = line[4:]
+            elif line.startswith("data: "):
+                self.events.append(line[6:] if line == "data: [DONE]" else json.loads(line[6:]))
+        return bool(self.events) and self.events[-1] != "[DONE]"
+
+    def read(self, events: int) -> "Reader":
+        for _ in range(events):
+            assert self.next()
+        return self
+
+    def all(self) -> "Reader":
+        while self.next():
+            pass
+        return self
+
+    def leave(self) -> None:
+        assert self.connection.sock is not None or self.response.fp is not None
+        self.response.close()
+        self.connection.close()
+
+
+def told(*readers: Reader, choice: int = 0) -> str:
+    """Return the text of a choice, as several readers got it one after the other."""
+    parts = [part for reader in readers for event in reader.events if event != "[DONE]"
+             for part in event["choices"] if part["index"] == choice]  # fmt: skip
+    return "".join(part.get("text") or part.get("delta", {}).get("content") or "" for part in parts)
+
+
+def ends(*readers: Reader) -> list[tuple[int, str]]:
+    return [
+        (part["index"], part["finish_reason"])
+        for reader in readers for event in reader.events if event != "[DONE]"
+        for part in event["choices"] if part["finish_reason"]
+    ]  # fmt: skip
+
+
+def usages(*readers: Reader) -> list[Any]:
+    return [event["usage"] for reader in readers for event in reader.events if event != "[DONE]" and event.get("usage")]
+
+
+class Front:
+    """Two proxies that share a usage log and the records of streams."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, window: float = 60.0) -> None:
+        self.folder, self.tokenizer, self.window = folder, tokenizer, window
+        self.usage_log = folder / "usage.db"
+        self.opened: list[Any] = []
+        self.sites: list[ScriptedSite] = []
+        self.count = 0
+
+    def start(self, number: int, **worker: Any) -> ScriptedSite:
+        own = self.folder / f"site-{self.count}"
+        self.count += 1
+        own.mkdir()
+        made = site(
+            own, self.tokenizer, name=f"proxy:{number}", number=number, proxies=2, usage_log=str(self.usage_log),
+            shared_folder=str(self.folder / "proxies"), resume_folder=str(self.folder / "streams"),
+            resume_window=self.window,
+        )  # fmt: skip
+        served = made.__enter__()
+        served.worker(text=TEXT, **({"pace": 0.004} | worker))
+        self.opened.append(made)
+        self.sites.append(served)
+        return served
+
+    def rows(self) -> list[dict[str, Any]]:
+        with closing(sqlite3.connect(f"file:{self.usage_log}?mode=ro", uri=True)) as database:
+            database.row_factory = sqlite3.Row
+            return [dict(row) for row in database.execute("SELECT * FROM requests")]
+
+    def close(self) -> None:
+        for one in self.opened:
+            one.__exit__(None, None, None)
+        assert differing(self.usage_log) == []
+
+
+@pytest.fixture
+def front(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[Front]:
+    made = Front(tmp_path, tokenizer)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_stream_goes_on_after_its_connection_broke(path: str, front: Front) -> None:
+    one = front.start(0)
+    whole = Reader(one, path, PATHS[path]).all()
+    first = Reader(one, path, PATHS[path]).read(9)
+    first.leave()
+    second = Reader(one, path, {}, first.last).all()
+    assert told(first, second) == told(whole) == TEXT and ends(first, second) == ends(whole)
+    assert usages(first, second) == usages(whole)
+    eventually(lambda: all(row["state"] == "closed" for row in front.rows()), "closed rows")
+    assert [row["completion_tokens"] for row in front.rows()] == [usages(whole)[0]["completion_tokens"]] * 2
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_stream_goes_on_at_another_proxy_while_its_own_lives(path: str, front: Front) -> None:
+    one, two = front.start(0), front.start(1)
+    first = Reader(one, path, PATHS[path]).read(9)
+    first.leave()
+    second = Reader(two, path, {}, first.last).all()
+    assert told(first, second) == TEXT and len(ends(first, second)) == 1
+    eventually(lambda: all(row["state"] == "closed" for row in front.rows()), "closed rows")
+    (row,) = front.rows()
+    assert row["proxy"] == two.proxy.incarnation and row["attempts"] > 1
+    assert row["completion_tokens"] == usages(second)[0]["completion_tokens"]
+    assert one.proxy.ledger.imbalance == two.proxy.ledger.imbalance == 0
+
+
+def test_every_event_is_a_place_to_go_on_from(front: Front) -> None:
+    one, two = front.start(0), front.start(1)
+    body = ASK | {"n": 2, "max_tokens": 12}
+    whole = Reader(one, "/v1/completions", body)
+    ids, texts = [whole.last], [("", "")]
+    while whole.next():
+        if whole.last != ids[-1]:
+            ids.append(whole.last)
+            texts.append((told(whole), told(whole, choice=1)))
+    eventually(lambda: not one.proxy.streams.journals, "the end")
+    for event, had in zip(ids, texts, strict=True):
+        for at in (one, two):
+            rest = Reader(at, "/v1/completions", {}, event).all()
+            assert [a + told(rest, choice=c) for c, a in enumerate(had)] == [told(whole), told(whole, choice=1)]
+            assert rest.status == 200 and rest.events[-1] == "[DONE]"
+    assert len(front.rows()) == 1
+
+
+def test_who_may_not_go_on(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resumable, "LET_GO_WITHIN", 0.1)
+    one, two = front.start(0, pace=0.03), front.start(1)
+    first = Reader(one, "/v1/completions", ASK).read(3)
+    for event, path, status in (
+        ("no id", "/v1/completions", 400),
+        ("0" * 32 + ":1.1", "/v1/completions", 404),
+        (str(first.last) + "_3.4", "/v1/completions", 409),
+        (str(first.last), "/v1/completions", 409),
+    ):
+        assert [Reader(at, path, {}, event).status for at in (one, two)] == [status, status], event
+    first.all()
+    eventually(lambda: not one.proxy.streams.journals, "the end")
+    assert Reader(two, "/v1/chat/completions", {}, first.last).status == 400
+    assert Reader(two, "/v1/completions", {}, str(first.stream) + ":1.1_2.2").status == 400
+    assert os.listdir(front.folder / "streams")
