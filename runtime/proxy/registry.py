@@ -236,7 +236,8 @@ class Registry:
         if message.role != EMBED and (misplaced := wrong_stage(message, self.graph)):
             return misplaced
         known = [one.hello for one in self.of(self.key_of(message)).workers]
-        first = next((one for one in known if one.revision == message.revision), None)
+        revision = WorkerRelease.of(message).revision
+        first = next((one for one in known if WorkerRelease.of(one).revision == revision), None)
         return objection(message, first) if first else None
 
     @property

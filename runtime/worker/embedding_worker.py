@@ -134,4 +134,6 @@ class EmbeddingWorker(PlainWorker):
             kernels=embedder.kernels,
             dtype="float32",
             embedding_size=embedder.model.hidden_size,
+            revision=config.revision,
+            version=config.version,
         )

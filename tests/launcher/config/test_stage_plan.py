@@ -186,6 +186,7 @@ WHOLE = "thinker=0,talker=1,code2wav=2"
         ({"role": "node", "node": "code2wav", "join": JOIN, "place": "talker=1"}, "use --place code2wav=LIST"),
         ({"role": "decode", "node": "talker", "join": JOIN, "place": "talker=1"}, "use --decode"),
         ({"role": "decode", "node": "talker", "join": JOIN, "placement": "/x"}, "--placement places all stages"),
+        ({"place": WHOLE, "revision": "b"}, "--revision is for models of one stage"),
         ({"placement": "/nowhere/x.toml"}, "The placement file /nowhere/x.toml cannot be read"),
     ],
 )

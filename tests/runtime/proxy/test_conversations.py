@@ -17,7 +17,7 @@ HOT = 1.5
 def test_conversations_find_what_is_cached(prefill: int, decode: int, num_blocks: int, rate: float, seats: int) -> None:
     """At least nine of ten tokens are found of those that an oracle finds, which looks into all caches."""
     world = RoutingWorld(prefill, decode, num_blocks, seats=seats)
-    world.run(recorded_conversations()[:300], rate)
+    world.run(recorded_conversations()[:200], rate)
     assert world.cached >= 0.9 * world.oracle > 0
     assert world.skew("prefill") <= HOT and world.skew("decode") <= HOT
     assert all(worker.pool.available == worker.pool.capacity for worker in world.workers.values())
@@ -26,7 +26,7 @@ def test_conversations_find_what_is_cached(prefill: int, decode: int, num_blocks
 def test_by_load_alone_less_is_found_and_first_tokens_come_later() -> None:
     found, blind = RoutingWorld(2, 2, 4000), RoutingWorld(2, 2, 4000, by_cache=False)
     for world in (found, blind):
-        world.run(recorded_conversations()[:200], 1.0)
+        world.run(recorded_conversations()[:100], 1.0)
     assert blind.cached < 0.8 * blind.oracle and found.cached > 1.2 * blind.cached
     assert sum(found.later_waits) / len(found.later_waits) < 0.7 * sum(blind.later_waits) / len(blind.later_waits)
 

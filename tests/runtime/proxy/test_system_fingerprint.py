@@ -27,7 +27,10 @@ def test_it_changes_with_the_version_only() -> None:
     other = replace(
         HELLO, sender="x", name="y", pid=1, device="cuda:1", num_blocks=7, max_num_seqs=1, peer_endpoint="z"
     )
-    assert system_fingerprint(other, "1") == system_fingerprint(HELLO, "1") != system_fingerprint(HELLO, "2")
+    assert system_fingerprint(other, "1") == system_fingerprint(HELLO, "1")
+    silent = replace(HELLO, version=None)
+    assert system_fingerprint(silent, "1") != system_fingerprint(silent, "2"), "the proxy's, if a worker says none"
+    assert system_fingerprint(silent, str(HELLO.version)) == system_fingerprint(HELLO, "2")
 
 
 def test_a_remembered_fingerprint_is_that_of_the_worker_and_version_asked_for() -> None:

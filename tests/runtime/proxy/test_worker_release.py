@@ -38,8 +38,9 @@ async def leaves(live_proxy: LiveProxy, worker: ScriptedWorker) -> None:
 def test_another_model_is_refused_unless_its_revision_has_another_name() -> None:  # C8
     registry = Registry(ttl=5.0)
     assert registry.hello(OLD, 0.0) is None
-    reason = registry.hello(replace(NEW, revision=None), 0.0)
-    assert reason is not None and "start it with the same --model" in reason
+    for none in (None, ""):
+        reason = registry.hello(replace(NEW, revision=none), 0.0)
+        assert reason is not None and "start it with the same --model" in reason
     assert registry.hello(NEW, 0.0) is None
     third = replace(NEW, sender="x", name="mixed:2", model_fingerprint="third")
     assert registry.hello(third, 0.0) is not None, "those of one revision are alike"
