@@ -279,7 +279,7 @@ def test_without_room_for_all_ranks_none_is_left(monkeypatch: pytest.MonkeyPatch
     world.look()
     started = len(world.processes)
 
-    def spawn(plan: ChildPlan, command: object, environment: object, now: float) -> FakeProcess:
+    def spawn(plan: ChildPlan, command: object, environment: object, now: float, kept: object) -> FakeProcess:
         if plan.is_follower:
             raise BlockingIOError(11, "Resource temporarily unavailable")
         world.processes.append(FakeProcess(world, plan, now))

@@ -20,12 +20,14 @@ class WorkerPlace:
     def __init__(self, proxy: ScriptedProxy, model: Path, folder: Path, name: str, role: WorkerRole) -> None:
         self.proxy, self.model, self.folder, self.name, self.role = proxy, model, folder, name, role
         self.files = [os.memfd_create(f"{name} {part}") for part in ("blocks", "records")]
-        self.asked = 0
+        self.asked = self.starts = 0
         self.worker: PromptWorker
 
     def start(self, **settings: Any) -> PromptWorker:
-        kept = tuple(map(os.dup, self.files))
-        self.worker = open_worker(self.model, self.folder, self.name, self.role, kept_memory=kept, **settings)
+        """Start the next worker, at an address of its own: peers have no process to see the end of."""
+        kept, name = tuple(map(os.dup, self.files)), f"{self.name}-{self.starts}"
+        self.starts += 1
+        self.worker = open_worker(self.model, self.folder, name, self.role, kept_memory=kept, **settings)
         self.proxy.admit(self.worker)
         return self.worker
 
