@@ -55,8 +55,8 @@ class StagingBuffers:
 
     def target(self, block: int) -> Block:
         """Return the bytes into which a block is read that is to be in this place of the pool."""
-        place: Block = self.rows[-1] if self.storage.staged else self.storage.bytes[block]
-        return place
+        found: Block = self.rows[-1] if self.storage.staged else self.storage.bytes[block]
+        return found
 
     def arrive(self, block: int, digest: int, mark: Any) -> bool:
         """Put what was read into its place, behind the mark, and return True if it has this digest. On return the copy

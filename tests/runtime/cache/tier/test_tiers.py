@@ -323,9 +323,10 @@ def test_a_closed_disk_writes_to_no_other_file(tmp_path: Path) -> None:
     tier.put(key_of(1), block_of(1), digest_of(block_of(1)))
     tier.close()
     with (tmp_path / "other").open("w+b"), (tmp_path / "another").open("w+b"):
-        for use in (lambda: tier.put(key_of(2), block_of(2), 0), lambda: tier.drop(key_of(1))):
-            with pytest.raises(OSError, match="Bad file descriptor"):
-                use()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            tier.put(key_of(2), block_of(2), 0)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            tier.drop(key_of(1))
     tier.close()
     assert not (tmp_path / "other").stat().st_size and not (tmp_path / "another").stat().st_size
 
