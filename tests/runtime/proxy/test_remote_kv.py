@@ -9,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pontil.runtime.proxy.registry import Registry
-from pontil.runtime.proxy.remote_kv import KVTransfers
+from pontil.runtime.proxy.remote_kv import KeepPrompt, KeptPrompt, KVTransfers, claims
+from pontil.runtime.proxy.request import Request
+from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.keys import Keys
 
 KEY = Keys.of("5b" * 32).kept
@@ -52,3 +55,18 @@ def test_what_was_signed_is_believed_as_it_was_signed() -> None:
             transfers.claim(told | {name: value})
     with pytest.raises(ValueError, match="not signed"):
         KVTransfers(Registry(1.0), Keys.of("5c" * 32).kept).claim(told)
+
+
+def test_only_the_first_attempt_claims_and_no_answer_that_goes_on_is_kept(tokenizer: Tokenizer) -> None:
+    request = Request.start("r", [5, 6], SamplingParams(max_tokens=4, seed=1), tokenizer, 0.0)
+    kept = KeptPrompt("e", "tcp://127.0.0.1:7", "other.0")
+    request.remote_kv = kept
+    assert claims(request)
+    request.attempt = 0
+    assert claims(request) and kept.submitted(request)["phase"] == "claim"
+    request.attempt = 1
+    assert not claims(request) and kept.submitted(request) == {}
+    keep = KeepPrompt(KVTransfers(Registry(1.0), None))
+    assert keep.submitted(request) == {"phase": "hold", "transfer_id": "r.1", "transfer_secret": None}
+    request.answers[0].add([70], None, None)
+    assert keep.submitted(request) == {} and keep.told(request) is None

@@ -260,3 +260,16 @@ def test_a_worker_takes_its_own_prompt(proxy: ScriptedProxy, pair: Pair) -> None
     assert second.ids == whole.ids and second.frames[0].pull_error is None
     everyone_clean(proxy)
     assert prefill.decode.counts.complete == 1
+
+
+def test_of_a_worker_with_another_layout_nothing_is_had(proxy: ScriptedProxy, model: Path, tmp_path: Path) -> None:
+    prefill = open_worker(model, tmp_path, "prefill:0", "prefill", block_size=32)
+    decode = open_worker(model, tmp_path, "decode:0", "decode")
+    proxy.admit(prefill, decode)
+    hold(proxy, prefill, "first", prompt(40))
+    claim(proxy, (prefill, decode), "second", prompt(40), drawn(4), "first")
+    proxy.submit(decode, "whole", prompt(40), drawn(4))
+    second, whole = proxy.finish("second", "whole")
+    assert second.ids == whole.ids and "block" in str(second.frames[0].pull_error)
+    prefill.tick(time.monotonic() + prefill.config.deadlines.kv_lease + 1)
+    everyone_clean(proxy)
