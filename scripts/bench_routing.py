@@ -36,8 +36,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from bench_load import random_ids
 from own_key import key_headers
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import app  # noqa: E402, F401
+from pontil.launcher.bench.questions import random_ids  # noqa: E402
 
 LENGTHS = Path(__file__).resolve().parent / "data" / "sharegpt_lengths.csv"
 
