@@ -9,7 +9,7 @@ from sanic import HTTPResponse, Request
 from pontil.http.request.chat_batch_request import MESSAGES, ChatBatchRequest, naming, place_of, read_chat_batch
 from pontil.http.response.chat_batch_shape import ChatBatchShape
 from pontil.http.response.rendering import reply_whole
-from pontil.http.routes.generation import GenerationRoutes, ReadyChat
+from pontil.http.routes.generation import GenerationRoutes, ReadyChat, prefixes_of
 from pontil.runtime.proxy.admission import check_together
 
 
@@ -28,7 +28,7 @@ class ChatBatchRoutes:
         shape = ChatBatchShape([routes.chat_shape(one) for one in ready], watch)
         routes.bodies.in_flight.let_go(request)
         admitted = [one.admitted for one in ready]
-        prefixes = await routes.prefixes(admitted, request)
+        prefixes = await prefixes_of(admitted, request, routes.proxy)
         stream = routes.submit(admitted, request, ready[0].snapshot, prefixes)
         try:
             return await reply_whole(stream, shape)

@@ -107,7 +107,7 @@ class GenerationRoutes:
         self.bodies.in_flight.let_go(request)
         if len(admitted) > 1 and context_of(request) is not None and wanted.delivery.stream:
             raise RequestError("pontil-resume is for one prompt: send several requests", param="prompt")
-        prefixes = await self.prefixes(admitted, request)
+        prefixes = await prefixes_of(admitted, request, self.proxy)
         stream, made = self.resumable.stream(
             request, wanted.delivery, admitted[0].params, shape, heading,
             lambda: self.submit(admitted, request, snapshot, prefixes, remote),
@@ -157,7 +157,7 @@ class GenerationRoutes:
             if context_of(request) is not None:
                 raise RequestError("an answer in sound cannot be continued: leave out pontil-resume", param="audio")
             return await self.answer_spoken(request, ready, shape, wanted.audio)
-        prefixes = await self.prefixes([ready.admitted], request)
+        prefixes = await prefixes_of([ready.admitted], request, self.proxy)
         stream, made = self.resumable.stream(
             request, wanted.delivery, ready.admitted.params, shape, heading,
             lambda: self.submit([ready.admitted], request, ready.snapshot, prefixes, remote),
@@ -272,11 +272,6 @@ class GenerationRoutes:
         budget = token_budget(len(prompt), sampling.max_tokens, default, context, names)
         return Admitted(prompt, sampling.params(budget), handling.cache_salt, handling.priority)
 
-    async def prefixes(self, admitted: Sequence[Admitted], request: Request) -> Sequence[PromptPrefix]:
-        """Return what of the prompts workers have cached, as far as is known."""
-        salt = salt_of(admitted[0], request, self.proxy)
-        return await self.proxy.dispatcher.lookup.prepare([one.prompt for one in admitted], salt)
-
     def submit(
         self, admitted: Sequence[Admitted], request: Request, snapshot: RegistrySnapshot,
         prefixes: Sequence[PromptPrefix] = (), remote: RemoteKV | None = None,
@@ -292,6 +287,12 @@ class GenerationRoutes:
         return self.proxy.submit_all(
             asked, name, salt, priority, caller, allowance, snapshot, prefixes=prefixes, remote_kv=remote
         )  # fmt: skip
+
+
+async def prefixes_of(admitted: Sequence[Admitted], request: Request, proxy: Proxy) -> Sequence[PromptPrefix]:
+    """Return what of the prompts workers have cached, as far as is known."""
+    salt = salt_of(admitted[0], request, proxy)
+    return await proxy.dispatcher.lookup.prepare([one.prompt for one in admitted], salt)
 
 
 def salt_of(admitted: Admitted, request: Request, proxy: Proxy) -> str:

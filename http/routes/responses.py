@@ -16,7 +16,7 @@ from pontil.http.request.responses_request import ResponsesRequest, read_respons
 from pontil.http.response.rendering import reply
 from pontil.http.response.responses_shape import PREFIX, ResponsesShape
 from pontil.http.routes.conversations import Conversations
-from pontil.http.routes.generation import GenerationRoutes, ReadyChat
+from pontil.http.routes.generation import GenerationRoutes, ReadyChat, prefixes_of
 from pontil.http.store.response_store import KeptResponse
 from pontil.runtime.errors import RequestError
 
@@ -32,7 +32,7 @@ class ResponsesRoutes:
     async def create_response(self, request: Request) -> HTTPResponse | None:
         wanted, own, ready = await self.read(request)
         shape = self.shape(wanted, ready)
-        prefixes = await self.generation.prefixes([ready.admitted], request)
+        prefixes = await prefixes_of([ready.admitted], request, self.generation.proxy)
         stream = self.generation.submit([ready.admitted], request, ready.snapshot, prefixes)
         self.generation.bodies.in_flight.let_go(request)
         return await reply(request, stream, shape, partial(self.keep, request.ctx.caller, wanted, own, shape))

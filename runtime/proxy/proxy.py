@@ -96,9 +96,7 @@ class Proxy:
         self.fleet = Fleet(config, self.incarnation, self.metrics.render)
         self.books = Bookkeeper(config, self.incarnation, clock, self.metrics.threads, self.fleet.kept)
         self.ledger = self.books.ledger
-        self.self_test = SelfTest(
-            config.awaits_self_test, tokenizer, self.trial_routes, self.try_out
-        )  # fmt: skip
+        self.self_test = SelfTest(config.awaits_self_test, tokenizer, self.trial_routes, self.try_out)
         self.admissions = ModelAdmissions(config, self.registry, self.dispatcher, self.metrics, clock, self.fleet.table)
         self.admission = self.admissions.generating
         self.queue = self.admission.queue

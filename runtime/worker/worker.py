@@ -101,12 +101,7 @@ class Worker:
             self.incarnation, config.name, machine, self.connector, self.pools, kv, self.context, self.poller,
             config.deadlines,
         )  # fmt: skip
-        self.stage = open_stage(
-            config, self.incarnation, machine, self.link,
-            lambda: StreamPorts(
-                config, self.incarnation, self.context, self.poller, self.peers_in, self.keys, self.failures
-            ),
-        )  # fmt: skip
+        self.stage = open_stage(config, self.incarnation, machine, self.link, self.open_ports)
         self.link.limit_seats(self.stage.seats)
         self.grammars = GrammarManager(machine.grammars, self.poller.wake, self.failures)
         sockets = (*self.controls, self.peers_in)
@@ -116,6 +111,11 @@ class Worker:
         )  # fmt: skip
         self.processor = OutputProcessor(
             self.requests, self.link, machine.engine, self.prefill, self.engine_counters, self.cancel
+        )
+
+    def open_ports(self) -> StreamPorts:
+        return StreamPorts(
+            self.config, self.incarnation, self.context, self.poller, self.peers_in, self.keys, self.failures
         )
 
     def open_connector(self) -> SliceConnector:
