@@ -4,6 +4,7 @@
 import logging
 import secrets
 import time
+from functools import partial
 from types import FrameType
 
 from pontil.runtime.command_pipe import CommandPipe
@@ -101,21 +102,18 @@ class Worker:
             self.incarnation, config.name, machine, self.connector, self.pools, kv, self.context, self.poller,
             config.deadlines,
         )  # fmt: skip
-        self.stage = open_stage(config, self.incarnation, machine, self.link, self.open_ports)
+        ports = partial(
+            StreamPorts, config, self.incarnation, self.context, self.poller, self.peers_in, self.keys, self.failures
+        )
+        self.stage = open_stage(config, self.incarnation, machine, self.link, ports)
         self.link.limit_seats(self.stage.seats)
         self.grammars = GrammarManager(machine.grammars, self.poller.wake, self.failures)
-        sockets = (*self.controls, self.peers_in)
         self.gauge = LoadGauge(
-            machine, self.prefill, self.decode, self.grammars, self.engine_counters, self.failures, sockets,
-            self.stage, self.link, self.requests,
+            machine, self.prefill, self.decode, self.grammars, self.engine_counters, self.failures,
+            (*self.controls, self.peers_in), self.stage, self.link, self.requests,
         )  # fmt: skip
         self.processor = OutputProcessor(
             self.requests, self.link, machine.engine, self.prefill, self.engine_counters, self.cancel
-        )
-
-    def open_ports(self) -> StreamPorts:
-        return StreamPorts(
-            self.config, self.incarnation, self.context, self.poller, self.peers_in, self.keys, self.failures
         )
 
     def open_connector(self) -> SliceConnector:
