@@ -32,7 +32,7 @@ def begun(tokenizer: Tokenizer, **fields: Any) -> tuple[Request, Ledger]:
 
 
 def heard(request: Request, index: int, ids: list[int], **fields: Any) -> None:
-    counts = {"prompt_tokens": 3, "cached_tokens": 1, "computed_tokens": 2} if index == 0 else {}
+    counts: dict[str, Any] = {"prompt_tokens": 3, "cached_tokens": 1, "computed_tokens": 2} if index == 0 else {}
     request.accept(Tokens("w", "p", request.id, request.attempt, index, ids, **counts, **fields), 3.0 + index)
 
 
