@@ -109,7 +109,7 @@ def take_state(
     request.stop_matches = {int(choice): match for choice, (_, match) in state["reasons"].items()}
     request.queued, request.first_token = state["times"]
     request.drafted, request.accepted = state["drafts"]
-    request.begun = request.first_token is not None
+    request.begun = any(ids)
     account, entry = request.account, request.entry
     if attempt >= 0:
         account.open(attempt, ())

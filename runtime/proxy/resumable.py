@@ -25,6 +25,8 @@ from pontil.runtime.proxy.stream_record import NAME, StreamRecord, StreamRecords
 LET_GO_WITHIN, LOOK = 2.0, 0.05
 # Seconds between two signs of life in the records of this proxy's streams.
 TOUCH = 1.0
+# A record has a note at most after each such part of its request's age.
+MOST_NOTES = 100
 # Seconds between two looks for streams that nobody owns.
 SWEEP = 0.5
 LOG = logging.getLogger("pontil.proxy")
@@ -45,6 +47,7 @@ class StreamJournal:
         self.detached_at: float | None = None
         self.written = [0] * len(request.answers)
         self.seen = -1
+        self.noted_at = 0.0
         self.cut: Callable[[], None] = nothing
 
     @property
@@ -54,8 +57,12 @@ class StreamJournal:
     def note(self) -> None:
         self.append(self.state())
 
-    def note_changes(self) -> None:
-        """Record the request if it has moved."""
+    def note_changes(self, now: float) -> None:
+        """Record the request if it has moved: seldom once it is old, so that its record stays short. Ids that a client
+        has and the record has not are computed again."""
+        if now - self.noted_at < (now - self.request.arrived) / MOST_NOTES:
+            return
+        self.noted_at = now
         moved = self.request.entry.delivered + sum(self.request.entry.discarded.values())
         if moved != self.seen:
             self.seen = moved
@@ -206,8 +213,9 @@ class ResumableStreams:
     # The passing of time.
 
     def note_changes(self) -> None:
+        now = self.clock()
         for journal in list(self.journals.values()):
-            journal.note_changes()
+            journal.note_changes(now)
 
     def tick(self) -> None:
         """Show that this proxy lives, let go of streams that others ask for, and end those that nobody came back

@@ -115,7 +115,11 @@ class StreamRecords:
             lease.end()
             raise KeyError(name)
         # A line after one that was cut short would be lost with it.
-        os.ftruncate(lease.descriptor, size)
+        about = os.fstat(lease.descriptor)
+        if about.st_size != size:
+            os.ftruncate(lease.descriptor, size)
+            # A look at a record is no sign of life.
+            os.utime(lease.descriptor, ns=(about.st_atime_ns, about.st_mtime_ns))
         self.path_of(name).with_suffix(WANTED).unlink(missing_ok=True)
         return StreamRecord(name, lease, lines, size)
 

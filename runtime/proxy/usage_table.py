@@ -40,7 +40,7 @@ class StatedUsage:
 
 @dataclass(slots=True)
 class KnownRegion:
-    """Another proxy's region, as far as it is known: the place of each caller, as of one start of that proxy."""
+    """The part of another proxy's region that is known: the place of each caller, as of one start of that proxy."""
 
     generation: int = 0
     count: int = 0

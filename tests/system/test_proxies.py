@@ -191,6 +191,7 @@ def test_nothing_is_lost_or_billed_twice_whichever_proxy_is_killed(front: Served
     check_rows(front, every)
 
 
+@pytest.mark.long
 def test_proxies_restart_one_after_the_other_and_no_request_breaks(front: Served) -> None:
     pids = {name: row["pid"] for name, row in front.topology().items() if row["role"] == "proxy"}
     wanted = expected(front, 20)

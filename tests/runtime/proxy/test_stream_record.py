@@ -127,6 +127,18 @@ def test_a_lock_ends_with_its_process_and_two_claim_it_once(tmp_path: Path) -> N
         records.claim(name)
 
 
+def test_a_look_at_a_record_does_not_make_it_younger(tmp_path: Path) -> None:
+    records = StreamRecords(tmp_path)
+    made = records.begin(HEAD)
+    os.write(made.lease.descriptor, b"cut sho")
+    os.utime(made.lease.descriptor, (1.0, 1.0))
+    made.release()
+    for _ in range(2):
+        (found,) = records.unowned(set(), 60.0)
+        assert found.lines == [HEAD] and records.age(found) > 1e9
+        found.release()
+
+
 def test_records_are_private_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = StreamRecords(tmp_path / "streams")
     made = records.begin(HEAD | {"body": "x" * 1000})
