@@ -151,3 +151,20 @@ def test_a_pair_hands_over_from_what_was_left(proxy: ScriptedProxy, model: Path,
     assert int(epochs.min()) > 1 << 20
     for one in (prefill, decode):
         one.close()
+
+
+def test_measuring_a_tier_evicts_nothing_that_was_left(place: WorkerPlace) -> None:
+    """A pool that was full when the worker died is full when the next one measures how fast it computes. Its first
+    step, which every start makes, takes one block."""
+    settings = {"kv_cache_memory": 512 << 10, "kv_tier_memory": 16 << 20}
+    first = place.start(**settings)
+    for number in range(12):
+        place.ask([number + 1, *prompt(100)])
+    place.record()
+    before = set(first.machine.pool.index.keys)
+    assert len(before) == first.machine.pool.capacity
+    place.end()
+    second = place.start(**settings)
+    assert second.machine.recorder is not None and second.machine.recorder.restored == len(before)
+    assert second.tiers is not None and 0 < second.tiers.costs.per_token < 60
+    assert len(before - set(second.machine.pool.index.keys)) <= 1
