@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from workers import PromptWorker, ScriptedProxy, drawn, greedy, open_worker, prompt
 
+from pontil.runtime.cache.prefix import full_keys
 from pontil.runtime.config import WorkerRole
+from pontil.runtime.proxy.held_prefixes import HeldPrefixes, short_key
 
 LONG = prompt(41)
 
@@ -151,6 +153,32 @@ def test_a_pair_hands_over_from_what_was_left(proxy: ScriptedProxy, model: Path,
     assert int(epochs.min()) > 1 << 20
     for one in (prefill, decode):
         one.close()
+
+
+def test_the_proxy_is_told_what_was_left(place: WorkerPlace) -> None:
+    """Before any request comes: by this one is sent where its beginning is. A block that turns out to be damaged is
+    told as forgotten."""
+    first = place.start()
+    place.ask(LONG, 20)
+    place.record()
+    left = {short_key(key) for key in first.machine.pool.index.blocks}
+    damaged = first.machine.pool.index.blocks[next(full_keys(LONG, "same", 16))]
+    place.end()
+    first.machine.storage.shared[damaged][5] ^= 4
+    second = place.start()
+    assert left and second.machine.engine.scheduler.prefix.queried == 0
+    place.proxy.turn_until(lambda: told(place.proxy, second) == left)
+    assert place.ask(LONG)[1] == 0
+    place.proxy.turn_until(
+        lambda: told(place.proxy, second) == {short_key(key) for key in second.machine.pool.index.blocks}
+    )
+
+
+def told(proxy: ScriptedProxy, worker: PromptWorker) -> set[int]:
+    """Return the keys that a proxy knows from the worker's messages."""
+    held = HeldPrefixes()
+    assert all(held.take(message) for message in proxy.prefixes.get(worker.incarnation, []))
+    return set(held.keys)
 
 
 def test_measuring_a_tier_evicts_nothing_that_was_left(place: WorkerPlace) -> None:
