@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workers import PromptWorker, ScriptedProxy, drawn, greedy, open_worker, prompt
+from workers import PromptWorker, ScriptedProxy, drawn, greedy, open_worker, prompt, told
 
 from pontil.runtime.cache.prefix import full_keys
 from pontil.runtime.config import WorkerRole
-from pontil.runtime.proxy.held_prefixes import HeldPrefixes, short_key
+from pontil.runtime.proxy.held_prefixes import short_key
 
 LONG = prompt(41)
 
@@ -172,13 +172,6 @@ def test_the_proxy_is_told_what_was_left(place: WorkerPlace) -> None:
     place.proxy.turn_until(
         lambda: told(place.proxy, second) == {short_key(key) for key in second.machine.pool.index.blocks}
     )
-
-
-def told(proxy: ScriptedProxy, worker: PromptWorker) -> set[int]:
-    """Return the keys that a proxy knows from the worker's messages."""
-    held = HeldPrefixes()
-    assert all(held.take(message) for message in proxy.prefixes.get(worker.incarnation, []))
-    return set(held.keys)
 
 
 def test_measuring_a_tier_evicts_nothing_that_was_left(place: WorkerPlace) -> None:
