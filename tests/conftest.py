@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 hide_faster_sets()
 # No verdict depends on how fast a machine is, and without --long not on chance: each run tries the same examples.
-settings.register_profile("any speed", deadline=None, max_examples=examples(40, 100), derandomize=not is_long())
+settings.register_profile("any speed", deadline=None, max_examples=examples(25, 100), derandomize=not is_long())
 settings.load_profile("any speed")
 for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
     if signal.getsignal(number) is signal.SIG_IGN:
