@@ -134,9 +134,11 @@ class WorkerGroup:
         """The Hello of one worker, since all are alike; None without workers."""
         return next((worker.hello for worker in self.workers), None)
 
-    def snapshot(self) -> RegistrySnapshot:
-        """Return what a new request goes by, of the release that it is to stay with."""
-        release = self.shares.choose(self.available)
+    def snapshot(self, begun: WorkerRelease | None = None) -> RegistrySnapshot:
+        """Return what a request goes by, of the release that it is to stay with: the one that has `begun` it, if that
+        is here, else one for a new request."""
+        is_here = begun is not None and any(worker.release == begun for worker in self.available)
+        release = begun if is_here else self.shares.choose(self.available)
         workers = [worker for worker in self.available if worker.release == release]
         hello = workers[0].hello if workers else self.any_hello
         return RegistrySnapshot(tuple([worker.load for worker in workers]), hello, self.fingerprints, release)
