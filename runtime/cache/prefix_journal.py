@@ -30,6 +30,8 @@ class PrefixJournal:
         self.note(key[:SHORT_BYTES], False)
 
     def note(self, short: bytes, is_held: bool) -> None:
+        if self.is_void:
+            return
         self.changes[short] = is_held
         if len(self.changes) > MOST_CHANGES:
             self.clear()
