@@ -216,7 +216,7 @@ def drain_proxy(child: Child, timeout: float, *, hand_over: bool) -> None:
     others at the end of the timeout."""
     if child.running:
         child.move(ChildState.DRAINING)
-        child.running.send({"kind": "drain", "timeout": timeout, "hand_over": hand_over})
+        child.running.send({"kind": "drain", "timeout": timeout} | ({"hand_over": True} if hand_over else {}))
 
 
 def place_of(child: Child) -> WorkerSnapshot:

@@ -71,9 +71,36 @@ class NoObserver:
 NOBODY = NoObserver()
 
 
+class KeysBelow(Protocol):
+    """The keys of blocks that tiers below the pool keep. `in` may be asked by any thread."""
+
+    def __contains__(self, key: Key) -> bool: ...
+
+    def keys(self) -> list[Key]:
+        """Return all keys, the least recently used first."""
+
+    def changes(self) -> list[Key | None]:
+        """Return the keys that came or went since the last call; None stands for any number of keys."""
+
+
+class NothingBelow:
+    """The keys below a pool without tiers."""
+
+    def __contains__(self, key: Key) -> bool:
+        return False
+
+    def keys(self) -> list[Key]:
+        return []
+
+    def changes(self) -> list[Key | None]:
+        return []
+
+
 class PrefixIndex:
     """Keys to blocks. A key names one block; a block may have several keys (an unfilled one gets another when full).
-    Every change is noted in each of the `journals`."""
+    Every change is noted in each of the `journals`, which have the keys of tiers `below` the pool too."""
+
+    below: KeysBelow = NothingBelow()
 
     def __init__(self) -> None:
         self.blocks: dict[Key, int] = {}
@@ -83,7 +110,7 @@ class PrefixIndex:
 
     def open_journal(self) -> PrefixJournal:
         """Begin another journal with all keys that are known."""
-        made = PrefixJournal(self.blocks)
+        made = PrefixJournal([*self.below.keys(), *self.blocks])
         self.journals.append(made)
         return made
 
@@ -108,8 +135,18 @@ class PrefixIndex:
         for key in self.keys.pop(block, ()):
             del self.blocks[key]
             for journal in self.journals:
-                journal.forget(key)
+                journal.note(key, key in self.below)
         self.observer.forgotten(block)
+
+    def catch_up(self) -> None:
+        """Note in the journals what came to the tiers below and what left them. A block that the pool evicted is known
+        again once a tier has it."""
+        for key in self.below.changes():
+            for journal in self.journals:
+                if key is None:
+                    journal.clear()
+                elif key not in self.blocks:
+                    journal.note(key, key in self.below)
 
     def clear(self) -> None:
         for block in list(self.keys):

@@ -24,15 +24,12 @@ class PrefixJournal:
         self.is_void = False
 
     def add(self, key: bytes) -> None:
-        self.note(key[:SHORT_BYTES], True)
+        self.note(key, True)
 
-    def forget(self, key: bytes) -> None:
-        self.note(key[:SHORT_BYTES], False)
-
-    def note(self, short: bytes, is_held: bool) -> None:
+    def note(self, key: bytes, is_held: bool) -> None:
         if self.is_void:
             return
-        self.changes[short] = is_held
+        self.changes[key[:SHORT_BYTES]] = is_held
         if len(self.changes) > MOST_CHANGES:
             self.clear()
 

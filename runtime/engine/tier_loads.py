@@ -59,6 +59,7 @@ class TierLoads:
         """Keep what the pool evicts in these tiers, and read it back."""
         self.store = store
         self.memory.pool.evicted = store.evicted
+        self.memory.pool.index.below = store.chain
 
     @property
     def loads(self) -> Iterator[TierLoad]:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tiers below a worker's KV pool: opened, measured against computing, and given to its engine."""
 
+import gc
 import logging
 import time
 from collections.abc import Callable, Iterator
 
+from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.cache.tier.chain import TierChain
 from pontil.runtime.cache.tier.costs import TierCosts
@@ -15,6 +17,8 @@ from pontil.runtime.cache.tier.tier import KVTier
 from pontil.runtime.cache.tier.tier_store import TierStore
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.engine.engine import Engine
+from pontil.runtime.engine.model_runner import ModelRunner
+from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.errors import ModelError
 from pontil.runtime.probe.host_memory import gibibytes
@@ -40,7 +44,9 @@ def open_tiers(
     if config.ranks > 1:
         raise ModelError("--kv-tier is for workers of one device: leave it out, or separate the devices by commas")
     most = min(config.max_num_batched_tokens, machine.config.max_model_len - 1)
-    costs = TierCosts(seconds_of_token(machine.engine, most), 0.0, {})
+    costs = TierCosts(seconds_of_token(engine_to_measure(machine, most), most), 0.0, {})
+    # An engine refers to itself; its memory may have been made for this only.
+    gc.collect()
     used = [tier for tier in tiers_of(config, machine) if is_sooner(tier, costs, machine.storage)]
     store = TierStore(machine.storage, TierChain(tuple(used), machine.layout.block_bytes), costs, wake, failures)
     costs.base = seconds_of_turn(store)
@@ -93,6 +99,17 @@ def is_sooner(tier: KVTier, costs: TierCosts, storage: KVStorage) -> bool:
         logger.warning("the %s tier of the KV cache is not used: computing is as fast as reading", tier.name)
         tier.close()
     return pays
+
+
+def engine_to_measure(machine: WorkerResources, tokens: int) -> Engine:
+    """Return what computes a prompt of so many tokens and evicts nothing: the worker's engine, or where its pool is
+    full of what the process before left, one with the same model and a pool of its own."""
+    num_blocks = 1 + machine.layout.blocks_for(tokens + 1)
+    if num_blocks - 1 <= len(machine.pool.free_list):
+        return machine.engine
+    storage = KVStorage(machine.layout, num_blocks, machine.storage.device)
+    scheduler = Scheduler(BlockPool(num_blocks), machine.layout, 1, tokens, prefix_caching=False)
+    return Engine(ModelRunner(machine.engine.runner.model, storage), scheduler)
 
 
 def seconds_of_token(engine: Engine, tokens: int) -> float:

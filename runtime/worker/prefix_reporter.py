@@ -52,6 +52,7 @@ class PrefixReporters:
     """The reporters of one prefix cache, one for each proxy."""
 
     def __init__(self, links: Sequence[ProxyLink], index: PrefixIndex) -> None:
+        self.index = index
         self.reporters = [PrefixReporter(link, index) for link in links]
 
     def begin(self, link: ProxyLink) -> None:
@@ -59,5 +60,6 @@ class PrefixReporters:
         next(one for one in self.reporters if one.link is link).begin()
 
     def tell(self) -> None:
+        self.index.catch_up()
         for one in self.reporters:
             one.tell()

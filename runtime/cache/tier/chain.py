@@ -2,6 +2,7 @@
 """Tiers one below the other: what leaves one goes to the next."""
 
 import logging
+import queue
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -27,7 +28,7 @@ class TierChain:
     the next one, and out of the last. A tier that fails is switched off, and the others go on. `failures` counts
     these.
 
-    One thread makes all calls but `tier_of`.
+    One thread makes all calls but `tier_of`, `in` and `keys`, which any thread may make, and `changes`, which one does.
     """
 
     tiers: tuple[KVTier, ...]
@@ -35,6 +36,8 @@ class TierChain:
     failures: int = 0
     # For blocks on their way from one tier to the next.
     carried: list[Block] = field(init=False)
+    # Keys that came or went; None stands for all that a tier had.
+    changed: queue.SimpleQueue[Key | None] = field(default_factory=queue.SimpleQueue)
 
     def __post_init__(self) -> None:
         self.tiers = tuple(tier for tier in self.tiers if tier.capacity > 0)
@@ -43,6 +46,20 @@ class TierChain:
     def tier_of(self, key: Key) -> str | None:
         """Return the name of the tier that has a block. Any thread may ask."""
         return next((tier.name for tier in self.tiers if key in tier), None)
+
+    def __contains__(self, key: Key) -> bool:
+        return self.tier_of(key) is not None
+
+    def keys(self) -> list[Key]:
+        """Return the keys of all tiers, those first that will leave first."""
+        return [key for tier in reversed(self.tiers) for key in tier.keys()]
+
+    def changes(self) -> list[Key | None]:
+        """Return the keys that came or went since the last call; None where a tier was switched off."""
+        found: list[Key | None] = []
+        while not self.changed.empty():
+            found.append(self.changed.get())
+        return found
 
     def is_first_in(self, key: Key) -> bool:
         """Return whether the first tier has a block, so that storing it would change its age only."""
@@ -63,6 +80,7 @@ class TierChain:
                 return
             self.make_room(first, below)
             first.put(key, block, digest)
+            self.changed.put(key)
         except OSError as error:
             self.switch_off(first, error)
             self.store_in(below, key, block, digest)
@@ -78,6 +96,7 @@ class TierChain:
             if digest is not None:
                 self.store_in(below, leaving, carried, digest)
         tier.drop(leaving)
+        self.changed.put(leaving)
 
     def touch(self, key: Key) -> None:
         for tier in self.tiers:
@@ -94,6 +113,7 @@ class TierChain:
                         tier.touch(key)
                         return TierFound(digest, tier.name)
                     tier.drop(key)
+                    self.changed.put(key)
             except OSError as error:
                 self.switch_off(tier, error)
         return None
@@ -105,6 +125,7 @@ class TierChain:
                 tier.drop(key)
             except OSError as error:
                 self.switch_off(tier, error)
+        self.changed.put(key)
 
     def switch_off(self, tier: KVTier, error: OSError) -> None:
         """Use a tier no more. What it held is computed when it is needed."""
@@ -112,6 +133,7 @@ class TierChain:
             return
         self.tiers = tuple(one for one in self.tiers if one is not tier)
         self.failures += 1
+        self.changed.put(None)
         logger.error(
             "the %s tier of the KV cache failed (%s) and is switched off until this worker starts again: prefixes that "
             "it held are computed", tier.name, error.strerror or error,

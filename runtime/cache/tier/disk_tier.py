@@ -83,6 +83,10 @@ class DiskTier:
     def __len__(self) -> int:
         return len(self.entries)
 
+    def keys(self) -> list[Key]:
+        # No other thread runs before this call into the interpreter ends, so none changes the entries meanwhile.
+        return list(self.entries)
+
     def touch(self, key: Key) -> None:
         self.entries.move_to_end(key)
 

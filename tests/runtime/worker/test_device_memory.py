@@ -12,7 +12,7 @@ from workers import ScriptedProxy, drawn, everyone_clean, open_worker, prompt
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.disaggregation.publisher import PublishedBlocks
-from pontil.runtime.worker import assembly
+from pontil.runtime.worker import loading
 
 
 def pages_in_use(storage: KVStorage) -> int:
@@ -30,7 +30,7 @@ def test_prompts_of_several_requests_are_handed_over(
     proxy: ScriptedProxy, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     whole = open_worker(model, tmp_path, "mixed:0", "mixed")
-    monkeypatch.setattr(assembly, "KVStorage", StagedStorage)
+    monkeypatch.setattr(loading, "KVStorage", StagedStorage)
     prefill = open_worker(model, tmp_path, "prefill:0", "prefill", kv_connector=way)
     decode = open_worker(model, tmp_path, "decode:0", "decode", kv_connector=way)
     proxy.admit(whole, prefill, decode)

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workers import PromptWorker, ScriptedProxy, drawn, greedy, open_worker, prompt
+from workers import PromptWorker, ScriptedProxy, drawn, greedy, open_worker, prompt, told
 
+from pontil.runtime.cache.prefix import full_keys
 from pontil.runtime.config import WorkerRole
+from pontil.runtime.proxy.held_prefixes import short_key
 
 LONG = prompt(41)
 
@@ -151,3 +153,39 @@ def test_a_pair_hands_over_from_what_was_left(proxy: ScriptedProxy, model: Path,
     assert int(epochs.min()) > 1 << 20
     for one in (prefill, decode):
         one.close()
+
+
+def test_the_proxy_is_told_what_was_left(place: WorkerPlace) -> None:
+    """Before any request comes: by this one is sent where its beginning is. A block that turns out to be damaged is
+    told as forgotten."""
+    first = place.start()
+    place.ask(LONG, 20)
+    place.record()
+    left = {short_key(key) for key in first.machine.pool.index.blocks}
+    damaged = first.machine.pool.index.blocks[next(full_keys(LONG, "same", 16))]
+    place.end()
+    first.machine.storage.shared[damaged][5] ^= 4
+    second = place.start()
+    assert left and second.machine.engine.scheduler.prefix.queried == 0
+    place.proxy.turn_until(lambda: told(place.proxy, second) == left)
+    assert place.ask(LONG)[1] == 0
+    place.proxy.turn_until(
+        lambda: told(place.proxy, second) == {short_key(key) for key in second.machine.pool.index.blocks}
+    )
+
+
+def test_measuring_a_tier_evicts_nothing_that_was_left(place: WorkerPlace) -> None:
+    """A pool that was full when the worker died is full when the next one measures how fast it computes. Its first
+    step, which every start makes, takes one block."""
+    settings = {"kv_cache_memory": 512 << 10, "kv_tier_memory": 16 << 20}
+    first = place.start(**settings)
+    for number in range(12):
+        place.ask([number + 1, *prompt(100)])
+    place.record()
+    before = set(first.machine.pool.index.keys)
+    assert len(before) == first.machine.pool.capacity
+    place.end()
+    second = place.start(**settings)
+    assert second.machine.recorder is not None and second.machine.recorder.restored == len(before)
+    assert second.tiers is not None and 0 < second.tiers.costs.per_token < 60
+    assert len(before - set(second.machine.pool.index.keys)) <= 1

@@ -7,24 +7,16 @@ from pathlib import Path
 from time import monotonic
 
 import pytest
-from workers import PromptWorker, ScriptedProxy, everyone_clean, greedy, open_worker, prompt
+from workers import PromptWorker, ScriptedProxy, everyone_clean, greedy, open_worker, prompt, told
 
 from pontil.runtime.cache import prefix_journal
 from pontil.runtime.cache.prefix import full_keys
 from pontil.runtime.cache.prefix_journal import PrefixJournal
-from pontil.runtime.proxy.held_prefixes import HeldPrefixes, short_key
+from pontil.runtime.proxy.held_prefixes import short_key
 from pontil.runtime.wire.messages import Message, PrefixRequest, StillHere, Submit
 from pontil.runtime.worker import prefix_reporter
 from pontil.runtime.worker.load_gauge import uncomputed
 from pontil.runtime.worker.proxy_link import HELLO_AGAIN
-
-
-def known(proxy: ScriptedProxy, worker: PromptWorker) -> set[int]:
-    """Return what the messages so far say, in which there is no gap."""
-    held = HeldPrefixes()
-    for message in proxy.prefixes.get(worker.incarnation, []):
-        assert held.take(message)
-    return set(held.keys)
 
 
 def indexed(worker: PromptWorker) -> set[int]:
@@ -33,7 +25,7 @@ def indexed(worker: PromptWorker) -> set[int]:
 
 def in_step(proxy: ScriptedProxy, *workers: PromptWorker) -> None:
     """Let the proxy hear everything that the workers have to tell."""
-    proxy.turn_until(lambda: all(known(proxy, worker) == indexed(worker) for worker in workers))
+    proxy.turn_until(lambda: all(told(proxy, worker) == indexed(worker) for worker in workers))
 
 
 def test_both_workers_of_a_pair_tell_what_they_have(
@@ -46,10 +38,10 @@ def test_both_workers_of_a_pair_tell_what_they_have(
     everyone_clean(proxy)
     in_step(proxy, prefill, decode)
     asked = {short_key(key) for key in full_keys(text, "s", 16)}
-    assert len(asked) == 3 and asked <= known(proxy, prefill) and asked <= known(proxy, decode)
+    assert len(asked) == 3 and asked <= told(proxy, prefill) and asked <= told(proxy, decode)
     whole = {short_key(key) for key in full_keys((text + answer.ids)[:-1], "s", 16)}
-    proxy.turn_until(lambda: whole <= known(proxy, decode))
-    assert not whole <= known(proxy, prefill), "the answer is with the decode worker"
+    proxy.turn_until(lambda: whole <= told(proxy, decode))
+    assert not whole <= told(proxy, prefill), "the answer is with the decode worker"
 
 
 def test_the_end_of_an_answer_is_told_after_its_blocks(proxy: ScriptedProxy, model: Path, tmp_path: Path) -> None:
@@ -57,7 +49,7 @@ def test_the_end_of_an_answer_is_told_after_its_blocks(proxy: ScriptedProxy, mod
     worker = open_worker(model, tmp_path, "mixed:0", "mixed")
     proxy.admit(worker)
     text, order = prompt(40), list[str]()
-    link = worker.link.links[0]
+    (link,) = worker.link.links
     send = link.send
 
     def sending(message: Message) -> None:
@@ -82,9 +74,9 @@ def test_evictions_are_told_in_small_messages(
         proxy.submit(worker, f"r{number}", prompt(150), greedy(2), salt=str(number))
     proxy.finish(*(f"r{number}" for number in range(12)))
     in_step(proxy, worker)
-    told = proxy.prefixes[worker.incarnation]
-    assert any(message.removed for message in told), "the pool is too small for all of them"
-    assert all(len(message.added) + len(message.removed) <= 3 * 8 for message in told)
+    sent = proxy.prefixes[worker.incarnation]
+    assert any(message.removed for message in sent), "the pool is too small for all of them"
+    assert all(len(message.added) + len(message.removed) <= 3 * 8 for message in sent)
     everyone_clean(proxy)
 
 
@@ -104,7 +96,7 @@ def test_who_has_missed_a_message_is_told_everything_anew(
     in_step(proxy, worker)
     worker.machine.scheduler.prefix.clear()
     in_step(proxy, worker)
-    assert not known(proxy, worker)
+    assert not told(proxy, worker)
 
 
 def test_a_proxy_that_does_not_ask_is_told_nothing(proxy: ScriptedProxy, model: Path, tmp_path: Path) -> None:
@@ -159,7 +151,7 @@ class Proxies:
     def in_step(self) -> None:
         """Let both hear everything that the worker has to tell."""
         both = self.first, self.second
-        self.turn_until(lambda: all(known(one, self.worker) == indexed(self.worker) for one in both))
+        self.turn_until(lambda: all(told(one, self.worker) == indexed(self.worker) for one in both))
 
     def compute(self, name: str) -> None:
         self.first.submit(self.worker, name, prompt(50), greedy(2), salt=name)

@@ -7,14 +7,14 @@ import pytest
 from staged import StagedStorage
 from workers import PromptWorker, ScriptedProxy, drawn, everyone_clean, greedy, open_worker, prompt
 
-from pontil.runtime.worker import assembly
+from pontil.runtime.worker import loading
 
 
 @pytest.fixture
 def staged(
     proxy: ScriptedProxy, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[PromptWorker, PromptWorker]:
-    monkeypatch.setattr(assembly, "KVStorage", StagedStorage)
+    monkeypatch.setattr(loading, "KVStorage", StagedStorage)
     prefill = open_worker(model, tmp_path, "prefill:0", "prefill", kernels="torch")
     decode = open_worker(model, tmp_path, "decode:0", "decode", kernels="torch")
     assert prefill.machine.storage.staged and decode.machine.storage.staged

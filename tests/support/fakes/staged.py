@@ -71,8 +71,9 @@ class EmulatedMemory:
 class StagedStorage(KVStorage):
     """Storage in an emulated device's memory."""
 
-    def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
-        super().__init__(layout, num_blocks, device, EmulatedMemory() if device.type == "cpu" else None)
+    def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device, *, first_epoch: int = 0) -> None:
+        memory = EmulatedMemory() if device.type == "cpu" else None
+        super().__init__(layout, num_blocks, device, memory, first_epoch=first_epoch)
 
 
 class PublisherAtOnce(DevicePublisher):

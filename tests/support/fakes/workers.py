@@ -12,6 +12,7 @@ from hostile_connector import HostileConnector
 from kernels import CACHE
 
 from pontil.runtime.config import WorkerConfig, WorkerRole
+from pontil.runtime.proxy.held_prefixes import HeldPrefixes
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.transfer.nixl_connector import NixlConnector
 from pontil.runtime.transfer.shm_connector import ShmConnector
@@ -280,6 +281,14 @@ def is_clean(worker: PromptWorker) -> bool:
 
 def everyone_clean(proxy: ScriptedProxy) -> None:
     proxy.turn_until(lambda: all(map(is_clean, proxy.workers)))
+
+
+def told(proxy: ScriptedProxy, worker: PromptWorker) -> set[int]:
+    """Return the keys that a worker has cached, as its messages say, in which there is no gap."""
+    held = HeldPrefixes()
+    for message in proxy.prefixes.get(worker.incarnation, []):
+        assert held.take(message)
+    return set(held.keys)
 
 
 def greedy(max_tokens: int, **settings: object) -> SamplingParams:
