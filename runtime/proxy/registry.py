@@ -100,8 +100,9 @@ class RegisteredWorker:
 
     @property
     def shown_load(self) -> dict[str, int]:
+        """What /admin/topology says about it: the requests of all proxies."""
         return {
-            "in_flight": self.in_flight,
+            "in_flight": self.in_flight + self.others.in_flight,
             "running": self.running,
             "waiting": self.waiting,
             "free_blocks": self.free_blocks,
