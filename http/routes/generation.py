@@ -30,7 +30,7 @@ from pontil.http.response.reply_shape import ChatShape, CompletionShape, ReplyHe
 from pontil.http.response.schema_watch import SchemaWatch
 from pontil.http.response.spoken_shape import SpokenForm, spoken_form
 from pontil.http.routes.kv_transfer import remote_kv
-from pontil.http.routes.resumable_routes import ResumableRoutes, context_of, heading_of
+from pontil.http.routes.resumable_routes import ResumableRoutes, context_of, heading_of, release_of
 from pontil.http.routes.served_model import ServedModel
 from pontil.http.routes.sound import SoundRoutes
 from pontil.runtime.chat.answer_reader import AnswerReader
@@ -184,7 +184,7 @@ class GenerationRoutes:
     def snapshot_for(self, wanted: CompletionRequest | ChatRequest, request: Request) -> RegistrySnapshot:
         """Return the snapshot for the decisions about a request. Raises RequestError as `check` does."""
         self.check(wanted, request)
-        return self.proxy.registry.generating.snapshot()
+        return self.proxy.registry.generating.snapshot(release_of(request))
 
     def check(self, wanted: CompletionRequest | ChatRequest, request: Request) -> None:
         """Raise RequestError for another model, or a priority that its caller may not ask for."""

@@ -16,9 +16,11 @@ from pontil.http.response.resumable_format import ResumableFormat
 from pontil.http.response.resume_point import ResumePoint, read_event_id
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.proxy.request_state import release_of as recorded_release
 from pontil.runtime.proxy.resumable import StreamJournal
 from pontil.runtime.proxy.stream import Stream
 from pontil.runtime.proxy.stream_record import StreamRecord
+from pontil.runtime.proxy.worker_release import WorkerRelease
 from pontil.runtime.sampling_params import SamplingParams
 
 ASKED, CONTINUED = "pontil-resume", "last-event-id"
@@ -59,6 +61,15 @@ def heading_of(request: Request) -> ReplyHeading | None:
     """Return the heading of the stream that this request continues, if it does."""
     context = context_of(request)
     return None if context is None or context.claimed is None else ReplyHeading(**context.head["heading"])
+
+
+def release_of(request: Request) -> WorkerRelease | None:
+    """Return the release that began the stream which this request continues, if it does."""
+    context = context_of(request)
+    if context is None or context.claimed is None:
+        return None
+    claimed = context.claimed
+    return claimed.request.release if isinstance(claimed, StreamJournal) else recorded_release(claimed.last)
 
 
 class ResumableRoutes:

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 from pontil.launcher.cluster.spelling import words_for
+from pontil.launcher.config.addresses import controls_of
 from pontil.launcher.config.graph_choice import graph_of
 from pontil.launcher.config.options import LaunchOptions
-from pontil.launcher.config.plan_checks import check_deadlines, check_lists
+from pontil.launcher.config.plan_checks import check_deadlines, check_lists, check_own_endpoint, check_proxies
 from pontil.launcher.config.worker_lists import roles_of
 from pontil.launcher.config.worker_roles import LISTED_ROLES
 from pontil.launcher.errors import OptionError
@@ -23,8 +24,8 @@ PLACES = {"on", "ray_address", "role", *LISTED_ROLES, "placement", "place", "nod
 # Options of the proxy and of the network that only it, or none of the parts, may have.
 PROXYS = {
     "host", "port", "allowed_hosts", "cors_origin", "max_body_size", "response_store", "response_store_size",
-    "response_store_days", "control", "join", "api_keys", "admin_key", "fair_by", "share_prefixes", "strict_parameters",
-    "keys", "usage_log", "log_dir",
+    "response_store_days", "control", "proxies", "resume_window", "join", "api_keys", "admin_key", "fair_by",
+    "share_prefixes", "strict_parameters", "keys", "usage_log", "log_dir",
 }  # fmt: skip
 EVERY = {each.name for each in fields(LaunchOptions)}
 
@@ -104,11 +105,13 @@ class ClusterPlan:
         ]
 
     def worker_words(self, worker: PlacedWorker, devices: str, control: str) -> list[str]:
-        """Return the words of a worker's launch. A model that is a file here is looked for at the same path there."""
+        """Return the words of a worker's launch, which joins every proxy. A model that is a file here is looked for
+        at the same path there."""
         shared = words_for(self.options, EVERY - PLACES - PROXYS - {"model"})
+        join = ",".join(controls_of(control, self.options.proxies))
         return [
             "--on=host", f"--role={worker.role}", f"--{worker.role}={devices}", f"--first-number={worker.number}",
-            f"--join={control}", f"--model={path_or_name(self.options.model)}", *shared,
+            f"--join={join}", f"--model={path_or_name(self.options.model)}", *shared,
         ]  # fmt: skip
 
 
@@ -131,6 +134,8 @@ def plan_cluster(options: LaunchOptions) -> ClusterPlan:
         raise OptionError(
             "--on ray places models of one stage only: start the stages on hosts, with --role and --join."
         )
+    check_own_endpoint(options, None)
+    check_proxies(options, None, controls_of(options.control or "", options.proxies))
     check_lists(options)
     check_deadlines(options)
     workers = [

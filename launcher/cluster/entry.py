@@ -14,6 +14,7 @@ from pontil.launcher.cluster.ray_cluster import RayCluster, import_ray
 from pontil.launcher.config.environment import LaunchEnvironment
 from pontil.launcher.config.options import LaunchOptions
 from pontil.launcher.config.plan_checks import check_exposure
+from pontil.launcher.errors import LaunchError
 from pontil.launcher.host.ports import usable_port
 from pontil.launcher.keys.client_keys import read_client_keys
 from pontil.launcher.keys.key_file import SECRET_BYTES, key_text, read_key_file
@@ -22,6 +23,8 @@ from pontil.launcher.logs.non_blocking_writer import open_outlet, plain_notice
 
 # Seconds that an ending launch waits for its output to be read.
 LAST_WORDS_WITHIN = 2.0
+# Ports that are tried for the first of several proxies, until the next ones are free too.
+PORT_TRIES = 20
 
 
 def launch_on_ray(options: LaunchOptions, environment: LaunchEnvironment, dry_run: bool) -> int:
@@ -36,7 +39,7 @@ def launch_on_ray(options: LaunchOptions, environment: LaunchEnvironment, dry_ru
     cluster = RayCluster(import_ray(), options.ray_address)
     writer = open_outlet(sys.stderr.fileno(), lambda lost: console.formed(own_line(plain_notice(lost))))
     console = Console(writer, options.log_format)
-    control = options.control or own_control(cluster.address)
+    control = options.control or own_control(cluster.address, options.proxies)
 
     def start_proxy() -> ChildLaunch:
         return ChildLaunch(plan.proxy_words(control), keys, environment.variables)
@@ -59,10 +62,21 @@ def key_file_text(options: LaunchOptions) -> str | None:
     return None if options.insecure else key_text(secrets.token_hex(SECRET_BYTES))
 
 
-def own_control(address: str) -> str:
-    """Return an endpoint with a free port at this host's address in the cluster."""
+def own_control(address: str, proxies: int) -> str:
+    """Return an endpoint with a free port at this host's address in the cluster, after which the ports of further
+    proxies are free."""
     shown = f"[{address}]" if ":" in address else address
-    return f"tcp://{shown}:{usable_port('--control', address, 0)}"
+    for tries_left in reversed(range(PORT_TRIES)):
+        port = usable_port("--control", address, 0)
+        try:
+            for number in range(1, proxies):
+                usable_port("--control", address, port + number)
+        except LaunchError:
+            if not tries_left:
+                raise
+        else:
+            break
+    return f"tcp://{shown}:{port}"
 
 
 def show_plan(plan: ClusterPlan) -> None:

@@ -27,6 +27,8 @@ class PrefixJournal:
         self.note(key, True)
 
     def note(self, key: bytes, is_held: bool) -> None:
+        if self.is_void:
+            return
         self.changes[key[:SHORT_BYTES]] = is_held
         if len(self.changes) > MOST_CHANGES:
             self.clear()

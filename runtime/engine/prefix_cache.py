@@ -85,6 +85,14 @@ class PrefixCache:
             blocks.append(block)
         return blocks
 
+    def expected(self, sequence: Sequence) -> int:
+        """Return how many positions of a waiting sequence are in whole blocks that the index knows now. Confirms and
+        promises nothing."""
+        if not self.may_use(sequence):
+            return 0
+        known, keys = self.pool.index.blocks, self.keys_of(sequence).full
+        return self.block_size * next((count for count, key in enumerate(keys) if key not in known), len(keys))
+
     def awaits(self, sequence: Sequence) -> bool:
         """Return whether the first missing block is being computed for an older sequence. A sequence never waits for a
         newer one, which may have to let all others go first."""

@@ -83,6 +83,7 @@ class AdmissionControl:
     def enter_again(self, request: Request, caller: str) -> None:
         """Count a request that another proxy had admitted. It waits in no queue."""
         request.caller = caller
+        self.workers.shares.enter(request.release)
         self.choices += request.params.n
         self.limits.enter_again(caller, *claim_of(request), self.clock())
 

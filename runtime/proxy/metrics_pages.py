@@ -2,15 +2,22 @@
 """The metrics of several proxies on one page: a scrape reaches any one of them, and has to find all.
 
 Each proxy leaves its page in the launch's folder every two seconds. The one that is asked shows its own as it is now
-and the others as they were left, each sample with the label `proxy`.
+and the others as they were left, each sample with the label `proxy`. Programs that pick a server by vLLM's names look
+at one sample: of those there is one for all proxies.
 """
 
 import re
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 SUFFIX = ".metrics"
+# Seconds after which a page is that of a proxy which is gone, or stands still.
+STALE = 10.0
+# Families of which there is one sample for all proxies: of requests the sum, of all others the largest, since workers
+# tell every proxy the same.
+PICKED, OF_REQUESTS = b"vllm:", b"vllm:num_requests_"
 SAMPLE = re.compile(rb"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})? (\S+.*)")
 
 
@@ -33,7 +40,8 @@ class MetricsPages:
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):
             if path.stem not in pages:
                 with suppress(OSError):
-                    pages[path.stem] = path.read_bytes()
+                    if time.time() - path.stat().st_mtime <= STALE:
+                        pages[path.stem] = path.read_bytes()
         return merged(pages)
 
     def close(self) -> None:
@@ -44,6 +52,7 @@ def merged(pages: Mapping[str, bytes]) -> bytes:
     """Return one page in Prometheus' text format: each family once, with the samples of every page."""
     heads: dict[bytes, list[bytes]] = {}
     samples: dict[bytes, list[bytes]] = {}
+    picked: dict[bytes, dict[bytes, float]] = {}
     for name, page in sorted(pages.items()):
         label, family = b'proxy="%b"' % name.encode(), b""
         for line in page.splitlines():
@@ -53,8 +62,15 @@ def merged(pages: Mapping[str, bytes]) -> bytes:
                 if word in (b"HELP", b"TYPE"):
                     known = heads.setdefault(family, [])
                     known += [] if any(one.startswith(b"# %b " % word) for one in known) else [line]
+            elif line.startswith(PICKED):
+                sample, _, value = line.rpartition(b" ")
+                known_of = picked.setdefault(family, {})
+                before, number = known_of.get(sample, 0.0), float(value)
+                known_of[sample] = before + number if family.startswith(OF_REQUESTS) else max(before, number)
             elif found := SAMPLE.fullmatch(line):
                 labels = label if not found[2] else label + b"," + found[2]
                 samples.setdefault(family, []).append(b"%b{%b} %b" % (found[1], labels, found[3]))
+    for family, one_each in picked.items():
+        samples[family] = [b"%b %b" % (sample, repr(value).encode()) for sample, value in one_each.items()]
     lines = [line for family, head in heads.items() for line in (*head, *samples.get(family, ()))]
     return b"\n".join(lines) + b"\n"

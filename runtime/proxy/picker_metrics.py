@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
 
-from pontil.runtime.proxy.registry import Registry
+from pontil.runtime.proxy.registry import RegisteredWorker, Registry
 from pontil.runtime.proxy.request import Request
 
 
@@ -16,7 +16,7 @@ def picker_metrics(requests: Mapping[str, Request], registry: Registry, model: s
     workers = list(registry.generating.workers)
     asked = [request for request in list(requests.values()) if request.is_clients]
     queued = sum(not request.phases for request in asked)
-    waiting = min(len(asked), queued + sum(worker.waiting for worker in workers))
+    waiting = min(len(asked), queued + sum(map(own_waiting, workers)))
     blocks, free = sum(one.capacity for one in workers), sum(one.free_blocks for one in workers)
     used = 1.0 - min(free, blocks) / blocks if blocks else 0.0
     gauges = (
@@ -32,3 +32,10 @@ def picker_metrics(requests: Mapping[str, Request], registry: Registry, model: s
     if workers:
         about = {"block_size": str(workers[0].hello.block_size), "num_gpu_blocks": str(blocks)}
         yield InfoMetricFamily("vllm:cache_config", "Size of the KV cache, in blocks", value=about)
+
+
+def own_waiting(worker: RegisteredWorker) -> int:
+    """Return how many of the sequences that wait in a worker are this proxy's, if other proxies use it too: as many as
+    it has of the worker's requests."""
+    whole = worker.in_flight + worker.others.in_flight
+    return -(-worker.waiting * worker.in_flight // whole) if worker.others.in_flight else worker.waiting

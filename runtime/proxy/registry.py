@@ -100,8 +100,9 @@ class RegisteredWorker:
 
     @property
     def shown_load(self) -> dict[str, int]:
+        """What /admin/topology says about it: the requests of all proxies."""
         return {
-            "in_flight": self.in_flight,
+            "in_flight": self.in_flight + self.others.in_flight,
             "running": self.running,
             "waiting": self.waiting,
             "free_blocks": self.free_blocks,
@@ -134,9 +135,11 @@ class WorkerGroup:
         """The Hello of one worker, since all are alike; None without workers."""
         return next((worker.hello for worker in self.workers), None)
 
-    def snapshot(self) -> RegistrySnapshot:
-        """Return what a new request goes by, of the release that it is to stay with."""
-        release = self.shares.choose(self.available)
+    def snapshot(self, begun: WorkerRelease | None = None) -> RegistrySnapshot:
+        """Return what a request goes by, of the release that it is to stay with: the one that has `begun` it, if that
+        is here, else one for a new request."""
+        is_here = begun is not None and any(worker.release == begun for worker in self.available)
+        release = begun if is_here else self.shares.choose(self.available)
         workers = [worker for worker in self.available if worker.release == release]
         hello = workers[0].hello if workers else self.any_hello
         return RegistrySnapshot(tuple([worker.load for worker in workers]), hello, self.fingerprints, release)

@@ -15,6 +15,7 @@ from pontil.runtime.errors import MalformedFrame, RequestError
 from pontil.runtime.proxy.choice_text import ChoiceText
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.stream import Delta, Ended, Finished
+from pontil.runtime.proxy.worker_release import WorkerRelease
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -57,7 +58,14 @@ def state_of(request: Request, written: Sequence[int], incarnation: str) -> dict
         "shares": list(shares.values()),
         "times": [request.queued, request.first_token],
         "drafts": [request.drafted, request.accepted],
+        "release": None if request.release is None else [request.release.revision, request.release.version],
     }  # fmt: skip
+
+
+def release_of(line: Mapping[str, Any]) -> WorkerRelease | None:
+    """Return the release that a line's request stays with."""
+    release = line.get("release")
+    return None if release is None else WorkerRelease(*release)
 
 
 def end_of(line: Mapping[str, Any]) -> RecordedEnd | None:
@@ -109,7 +117,7 @@ def take_state(
     request.stop_matches = {int(choice): match for choice, (_, match) in state["reasons"].items()}
     request.queued, request.first_token = state["times"]
     request.drafted, request.accepted = state["drafts"]
-    request.begun = any(ids)
+    request.begun, request.release = any(ids), release_of(state)
     account, entry = request.account, request.entry
     if attempt >= 0:
         account.open(attempt, ())

@@ -3,6 +3,7 @@
 
 from dataclasses import dataclass
 
+from pontil.runtime.engine.prefix_cache import PrefixCache
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.wire.sockets import BaseSocket
 from pontil.runtime.worker.assembly import WorkerResources
@@ -64,12 +65,14 @@ class LoadGauge:
             "proxies": self.links.proxies - (link.proxy is not None),
             "in_flight": len(theirs),
             "taken": sum(len(request.sequence.choices) for request in theirs),
-            "uncomputed": sum(uncomputed(request) for request in theirs),
+            "uncomputed": sum(uncomputed(request, self.machine.scheduler.prefix) for request in theirs),
         }
 
 
-def uncomputed(request: WorkerRequest) -> int:
-    """Return how many tokens of its prompt are to be computed here."""
-    if request.submit.phase == "decode":
+def uncomputed(request: WorkerRequest, prefixes: PrefixCache) -> int:
+    """Return how many tokens of its prompt are to be computed here: not those that another worker computes, and not
+    those that are cached, as its proxy does not count them either."""
+    if request.claims or request.submit.phase == "decode":
         return 0
-    return max(0, len(request.submit.prompt) - request.sequence.computed)
+    sequence = request.sequence
+    return max(0, len(request.submit.prompt) - (sequence.computed or prefixes.expected(sequence)))

@@ -35,17 +35,16 @@ class PrefixReporter:
 
     def tell(self) -> None:
         """Send what has changed, at most MOST_TOLD changes."""
-        if self.journal is None or self.link.congested:
-            return
         if self.link.proxy is None:
             self.end()
+        if self.journal is None or self.link.congested:
             return
         if self.journal.is_void:
             self.begin()
         journal = self.journal
         if journal is not None and (journal.changes or not self.number):
             added, removed = journal.take(MOST_TOLD)
-            self.link.send(PrefixDelta(self.link.hello.sender, self.link.proxy, self.number, added, removed))
+            self.link.send(PrefixDelta(self.link.hello.sender, self.link.proxy or "", self.number, added, removed))
             self.number += 1
 
 

@@ -82,8 +82,9 @@ class ProxyLink:
 
     @property
     def congested(self) -> bool:
-        """Return whether the proxy accepts no messages at present: produce no more of them (back-pressure, B12)."""
-        return bool(self.outbox)
+        """Return whether the proxy accepts no messages at present: produce no more of them (back-pressure, B12). A
+        proxy that is gone is told nothing but Hello, and holds up nobody."""
+        return bool(self.outbox) and self.proxy is not None
 
     def send_tokens(self, frames: Sequence[Tokens]) -> None:
         """Send the tokens of one step."""
@@ -129,7 +130,7 @@ class ProxyLink:
             self.last_heard = now
         silent = self.proxy is not None and now - self.last_heard > TTL
         gone = self.forget() if silent else None
-        if now >= self.next_send:
+        if now >= self.next_send and (self.proxy is not None or not self.outbox):
             self.next_send = now + (HELLO_AGAIN if self.proxy is None else BEAT)
             self.send(self.hello if self.proxy is None else self.heartbeat(load(), self.proxy))
             self.send_role_change()

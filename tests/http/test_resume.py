@@ -190,3 +190,31 @@ def test_who_may_not_go_on(front: Front, monkeypatch: pytest.MonkeyPatch) -> Non
     assert Reader(two, "/v1/chat/completions", {}, first.last).status == 400
     assert Reader(two, "/v1/completions", {}, str(first.stream) + ":1.1_2.2").status == 400
     assert os.listdir(front.folder / "streams")
+
+
+@pytest.mark.parametrize("context", [512, 64])
+def test_an_answer_goes_on_with_the_release_that_began_it(front: Front, context: int) -> None:
+    """Another release is at the other proxy too, with more room, and of a context that may be too short."""
+    of_old = {"revision": "a", "model_fingerprint": "a"}
+    one, two = front.start(0, **of_old), front.start(1, **of_old)
+    first = Reader(one, "/v1/completions", ASK).read(9)
+    new = two.worker(
+        "mixed:1", "Another answer.", revision="b", model_fingerprint="b", num_blocks=129, max_model_len=context
+    )
+    first.leave()
+    second = Reader(two, "/v1/completions", {}, first.last)
+    assert second.status == 200 and told(first, second.all()) == TEXT and new.submits.empty()
+    eventually(lambda: all(row["state"] == "closed" for row in front.rows()), "closed rows")
+    assert not two.proxy.registry.generating.shares.bound and not one.proxy.registry.generating.shares.bound
+
+
+def test_an_answer_whose_release_is_gone_is_not_ended_by_another(front: Front) -> None:
+    one, two = front.start(0, revision="a", model_fingerprint="a"), front.start(1, revision="b", model_fingerprint="b")
+    first = Reader(one, "/v1/completions", ASK).read(9)
+    first.leave()
+    second = Reader(two, "/v1/completions", {}, first.last)
+    assert second.status == 200
+    eventually(lambda: two.proxy.dispatcher.stranded, "a request that waits for its release")
+    assert two.workers[0].submits.empty()
+    again = two.worker("mixed:1", TEXT, revision="a", model_fingerprint="a")
+    assert told(first, second.all()) == TEXT and not again.submits.empty() and two.workers[0].submits.empty()

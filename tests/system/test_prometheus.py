@@ -3,6 +3,7 @@
 answer from a server that has served."""
 
 import json
+import re
 import shutil
 import subprocess
 import urllib.parse
@@ -19,6 +20,13 @@ DEPLOY = ROOT / "deploy"
 DASHBOARD = json.loads((DEPLOY / "grafana" / "pontil.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 ANSWER_TIMEOUT = 60.0
+# What workers and the supervisor tell every proxy.
+SHARED = re.compile(
+    "pontil_(worker_|process_|handoffs_|kv_transfer_|prefix_cache_|num_preemptions_|recomputed_|kv_tier_|stream_|spec_)"
+)
+LABELS = ", ".join(
+    f'{name}="x"' for name in ("finished_reason", "reason", "result", "cause", "worker", "process", "thread")
+)
 
 needs_prometheus = pytest.mark.skipif(
     not (shutil.which("prometheus") and shutil.which("promtool")), reason="needs Prometheus: apt-get install prometheus"
@@ -62,6 +70,40 @@ def test_every_panel_has_an_answer(pair: Served, tmp_path: Path) -> None:
             if ask(url, query):
                 del unanswered[query]
     assert not unanswered
+
+
+@needs_prometheus
+def test_no_panel_counts_twice_with_two_proxies(tmp_path: Path) -> None:
+    """Workers and the supervisor's table are on the page of each proxy, requests on one of them."""
+    series, tests = [], []
+    for name in sorted({name for panel in PANELS for target in panel["targets"]
+                        for name in re.findall(r"pontil_\w+", target["expr"])}):  # fmt: skip
+        grows = name.endswith(("_total", "_sum", "_count", "_bucket"))
+        for labels in ['le="1"', 'le="+Inf"'] if name.endswith("_bucket") else ['rank="0"', 'rank="1"']:
+            for job, proxies in (("one", 1), ("two", 2)):
+                share = 8 if proxies == 1 or SHARED.match(name) else 4
+                values = f"0+{share}x60" if grows else f"{share}x60"
+                series += [
+                    f'{name}{{instance="a", job="{job}", proxy="proxy:{number}", {labels}, {LABELS}}} {values}'
+                    for number in range(proxies)
+                ]
+    for panel in PANELS:
+        for target in panel["targets"]:
+            query = target["expr"].replace("$__rate_interval", "5m")
+            one, two = (f"({query.replace('$job', job)})" for job in ("one", "two"))
+            tests.append(f"count({one} == bool {two}) - sum({one} == bool {two})")
+    (tmp_path / "test.yml").write_text(json.dumps({
+        "evaluation_interval": "1m",
+        "tests": [{
+            "interval": "1m",
+            "input_series": [dict(zip(("series", "values"), one.rsplit(" ", 1), strict=True)) for one in series],
+            "promql_expr_test": [
+                {"expr": one, "eval_time": "40m", "exp_samples": [{"labels": "{}", "value": 0}]} for one in tests
+            ],
+        }],
+    }))  # fmt: skip
+    done = subprocess.run(["promtool", "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_dashboard_is_whole() -> None:

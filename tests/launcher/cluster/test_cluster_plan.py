@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pontil.launcher.cluster import entry
 from pontil.launcher.cluster.cluster_plan import ClusterNode, PlacedWorker, neighbours, plan_cluster
 from pontil.launcher.cluster.spelling import words_for
 from pontil.launcher.commands.launch import launch
 from pontil.launcher.config.options import LaunchOptions, read_options
 from pontil.launcher.config.topology import plan
-from pontil.launcher.errors import OptionError
+from pontil.launcher.errors import LaunchError, OptionError
 from pontil.launcher.host.device_list import parse_list
 from pontil.launcher.host.devices import HostDevices
 
@@ -109,6 +110,8 @@ def test_workers_are_planned_by_role_and_number() -> None:
         ({"prefill": "none", "decode": "none"}, "No worker is left"),
         ({"mixed": "cpu"}, "--mixed has no meaning"),
         ({"worker_ttl": "1"}, "--worker-ttl"),
+        ({"http": "8100"}, "--http is for workers that another router drives"),
+        ({"proxies": "2", "control": "tcp://127.0.0.1:65535"}, "2 proxies need as many ports"),
     ],
 )
 def test_what_has_no_meaning_on_a_cluster_is_refused(flags: dict[str, str], words: str) -> None:
@@ -130,6 +133,32 @@ def test_a_workers_words_are_a_launch_that_joins(tmp_path: Path) -> None:
     assert options.usage_log is options.api_keys is options.keys is None and options.restart_delay == 0.25
     (child,) = plan(options, HostDevices((0, 1), 2, 0), tmp_path, tmp_path).children
     assert (child.name, child.cores) == ("decode:1", (0, 1))
+
+
+def test_workers_join_every_proxy(tmp_path: Path) -> None:
+    made = plan_cluster(read_options({"on": "ray", "proxies": "3", "decode": "cpu"}))
+    options = parsed(made.worker_words(made.workers[1], "cpu:0", CONTROL))
+    (child,) = plan(options, HostDevices((0,), 1, 0), tmp_path, tmp_path).children
+    ports = [f"tcp://127.0.0.1:{port}" for port in (7000, 7001, 7002)]
+    assert [child.config["control"], *child.config["more_controls"]] == ports
+    proxies = parsed(made.proxy_words(CONTROL))
+    assert list(plan(proxies, HostDevices((0,), 1, 0), tmp_path, tmp_path).controls) == ports
+
+
+def test_each_proxy_gets_a_free_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program may have the port after one that is free."""
+    taken = [LaunchError("in use")]
+
+    def usable(flag: str, host: str, port: int) -> int:
+        if port == 7001 and taken:
+            raise taken.pop()
+        return port or 7000
+
+    monkeypatch.setattr(entry, "usable_port", usable)
+    assert entry.own_control("::1", 3) == "tcp://[::1]:7000" and not taken
+    taken = [LaunchError("in use")] * 1000
+    with pytest.raises(LaunchError, match="in use"):
+        entry.own_control("::1", 2)
 
 
 def test_the_proxys_words_are_a_launch_of_it_alone(tmp_path: Path) -> None:

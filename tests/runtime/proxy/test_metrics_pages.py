@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """One page of metrics for several proxies."""
 
+import os
+import time
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pontil.runtime.proxy.metrics_pages import MetricsPages, merged
+from pontil.runtime.proxy.metrics_pages import STALE, MetricsPages, merged
 
 
 def page(amount: int) -> bytes:
@@ -36,3 +38,33 @@ def test_a_page_is_left_for_the_others(tmp_path: Path) -> None:
     assert b'plain_total{proxy="p:0"} 1.0' in one.whole() and b'plain_total{proxy="p:1"} 2.0' in one.whole()
     two.close()
     assert b"p:1" not in one.whole()
+
+
+def test_a_page_that_nobody_renews_is_left_out(tmp_path: Path) -> None:
+    """Its proxy is gone or stands still: its requests in flight are none that run."""
+    one, two = (MetricsPages(tmp_path, f"p:{number}", lambda number=number: page(number + 1)) for number in range(2))  # type: ignore[misc]
+    two.leave()
+    assert b"p:1" in one.whole()
+    path, then = tmp_path / "p:1.metrics", time.time() - STALE - 1
+    os.utime(path, (then, then))
+    assert b"p:1" not in one.whole() and b"p:0" in one.whole()
+
+
+def picked(running: int, used: float) -> bytes:
+    registry = CollectorRegistry()
+    Gauge("vllm:num_requests_running", "Requests", ["model_name"], registry=registry).labels("m").set(running)
+    Gauge("vllm:kv_cache_usage_perc", "Blocks", ["model_name"], registry=registry).labels("m").set(used)
+    Info("vllm:cache_config", "Size", registry=registry).info({"block_size": "16"})
+    return generate_latest(registry)
+
+
+def test_who_picks_a_server_finds_one_sample_of_all_proxies() -> None:
+    text = merged({"p:0": picked(3, 0.5), "p:1": picked(4, 0.25)}).decode()
+    found = {one.name: (one.labels, one.value) for family in text_string_to_metric_families(text)
+             for one in family.samples}  # fmt: skip
+    assert found == {
+        "vllm:num_requests_running": ({"model_name": "m"}, 7.0),
+        "vllm:kv_cache_usage_perc": ({"model_name": "m"}, 0.5),
+        "vllm:cache_config_info": ({"block_size": "16"}, 1.0),
+    }
+    assert "proxy" not in text and text.count("# TYPE vllm:num_requests_running") == 1

@@ -148,9 +148,10 @@ def test_a_worker_that_had_more_than_its_share_is_avoided() -> None:
 
 @composite
 def loads(draw: DrawFn) -> list[WorkerLoad]:
-    """Return a few workers of any roles, loads and caches."""
+    """Return a few workers of any roles, loads and caches, which other proxies use too."""
     count, small = draw(integers(1, 6)), integers(0, 6)
     tokens = sampled_from([0, 1, 16, 255, 256, 1023, 1024, 5000])
+    others = builds(OtherLoad, proxies=integers(0, 3), in_flight=small, taken=small, uncomputed=tokens)
     return [
         draw(
             builds(
@@ -158,6 +159,7 @@ def loads(draw: DrawFn) -> list[WorkerLoad]:
                 role=sampled_from(["prefill", "decode", "mixed"]), peer_endpoint=sampled_from(["e"]),
                 in_flight=small, free_blocks=small, seats=integers(1, 4), context=sampled_from([1000]),
                 uncomputed=tokens, step_tokens=sampled_from([64, 256]), taken=small, found=tokens, recent=tokens,
+                others=others,
             )
         )
         for place in range(count)
@@ -168,14 +170,39 @@ def loads(draw: DrawFn) -> list[WorkerLoad]:
 def test_no_request_is_sent_where_there_is_no_room(
     workers: list[WorkerLoad], prompt_tokens: int, choices: int, never: bool
 ) -> None:
-    """A worker may have more to do than usual only by what it saves."""
+    """A worker may have more to do than usual only by what it saves, and what others have given it leaves this proxy
+    its share of both and no more than the rest."""
     workers = [replace(worker, found=min(worker.found, prompt_tokens)) for worker in workers]
     route = next_route(workers, "never" if never else "auto", prompt_tokens, choices)
     if route is None:
         return
     computes = route.prompt_worker
-    assert computes.uncomputed < computes.ahead + computes.found
-    assert route.workers[-1].taken + choices <= route.workers[-1].seats + SPARE_SEATS
+    whole, others = AHEAD_STEPS * computes.step_tokens, computes.others
+    least = min(worker.found for worker in workers)
+    assert computes.ahead == max(whole - others.uncomputed, max(1, whole // (others.proxies + 1)))
+    assert computes.uncomputed < computes.ahead + computes.found - least
+    seated = route.workers[-1]
+    share = max(1, seated.seats // (seated.others.proxies + 1))
+    room = max(share, seated.seats + SPARE_SEATS - seated.others.taken)
+    assert seated.taken + choices <= (seated.seats + SPARE_SEATS if not seated.taken else room)
+
+
+@given(workers=loads(), prompt_tokens=integers(0, 6000), choices=integers(1, 3), never=booleans())
+def test_no_proxy_is_starved_by_others(
+    workers: list[WorkerLoad], prompt_tokens: int, choices: int, never: bool
+) -> None:
+    """A proxy that has nothing anywhere always has a route, whatever the others have given to the workers."""
+    idle = [replace(one, found=0, uncomputed=0, taken=0, in_flight=0) for one in workers]
+    assert next_route(idle, "never" if never else "auto", prompt_tokens, choices) is not None
+
+
+@given(workers=loads(), prompt_tokens=integers(1, 6000))
+def test_whose_work_it_is_does_not_matter_to_a_cost(workers: list[WorkerLoad], prompt_tokens: int) -> None:
+    own = [
+        replace(one, others=OtherLoad(), in_flight=one.all_in_flight, uncomputed=one.all_uncomputed) for one in workers
+    ]
+    made, known = (plan(some, "auto", prompt_tokens=prompt_tokens) for some in (workers, own))
+    assert made is not None and known is not None and made.phases == known.phases
 
 
 @given(workers=loads(), prompt_tokens=integers(1, 6000), found=integers(0, 6000))
@@ -187,11 +214,12 @@ def test_equal_caches_leave_the_choice_to_load(workers: list[WorkerLoad], prompt
     assert route is not None
     rivals = [worker for worker in same if worker.role == route.prompt_worker.role]
     if isinstance(route, DisaggregatedRoute):
-        assert route.prefill.uncomputed == min(worker.uncomputed for worker in rivals)
-        assert route.decode.in_flight == min(worker.in_flight for worker in same if worker.role == "decode")
+        assert route.prefill.all_uncomputed == min(worker.all_uncomputed for worker in rivals)
+        assert route.decode.all_in_flight == min(worker.all_in_flight for worker in same if worker.role == "decode")
     else:
         assert not any(
-            worker.uncomputed < route.worker.uncomputed and worker.in_flight < route.worker.in_flight for worker in same
+            worker.all_uncomputed < route.worker.all_uncomputed and worker.all_in_flight < route.worker.all_in_flight
+            for worker in same
         )
 
 
@@ -220,7 +248,8 @@ def test_every_proxy_may_fill_its_share_and_no_more_than_what_others_leave(
     assert load.can_seat(1) == (taken + 1 <= max(share, seats + SPARE_SEATS - others) or taken == 0)
     ahead = AHEAD_STEPS * load.step_tokens
     busy = replace(load, uncomputed=taken * 16, others=OtherLoad(proxies, uncomputed=others * 16))
-    assert busy.can_prefill() == (taken * 16 < max(ahead - others * 16, ahead // (proxies + 1)))
+    allowed = max(ahead - others * 16, ahead // (proxies + 1))
+    assert busy.can_prefill() == (taken * 16 < allowed) and busy.can_prefill(96) == (taken * 16 < allowed + 96)
 
 
 def test_what_others_have_given_counts_in_the_choice() -> None:

@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker's reports of its prefix cache: a proxy that follows them knows what the index knows."""
 
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 
 import pytest
 from workers import PromptWorker, ScriptedProxy, everyone_clean, greedy, open_worker, prompt, told
 
+from pontil.runtime.cache import prefix_journal
 from pontil.runtime.cache.prefix import full_keys
+from pontil.runtime.cache.prefix_journal import PrefixJournal
 from pontil.runtime.proxy.held_prefixes import short_key
-from pontil.runtime.wire.messages import Message, PrefixRequest
+from pontil.runtime.wire.messages import Message, PrefixRequest, StillHere, Submit
 from pontil.runtime.worker import prefix_reporter
+from pontil.runtime.worker.load_gauge import uncomputed
+from pontil.runtime.worker.proxy_link import HELLO_AGAIN
 
 
 def indexed(worker: PromptWorker) -> set[int]:
@@ -123,3 +130,109 @@ def test_while_the_proxy_takes_nothing_changes_wait(
     assert len(proxy.prefixes[worker.incarnation]) > heard
     index.forget(10**6)
     in_step(proxy, worker)
+
+
+class Proxies:
+    """Two proxies of one worker."""
+
+    def __init__(self, first: ScriptedProxy, second: ScriptedProxy, worker: PromptWorker) -> None:
+        self.first, self.second, self.worker = first, second, worker
+        first.workers.append(worker)
+        self.turn_until(lambda: worker.link.proxies == 2)
+
+    def turn_until(self, condition: Callable[[], bool]) -> None:
+        def heard() -> bool:
+            for message in self.second.server.receive_all():
+                self.second.hear(message)
+            return condition()
+
+        self.first.turn_until(heard)
+
+    def in_step(self) -> None:
+        """Let both hear everything that the worker has to tell."""
+        both = self.first, self.second
+        self.turn_until(lambda: all(told(one, self.worker) == indexed(self.worker) for one in both))
+
+    def compute(self, name: str) -> None:
+        self.first.submit(self.worker, name, prompt(50), greedy(2), salt=name)
+        self.turn_until(lambda: name in self.first.answers and self.first.answers[name].finished)
+
+    def begun_anew(self, proxy: ScriptedProxy) -> int:
+        return [message.number for message in proxy.prefixes[self.worker.incarnation]].count(0)
+
+
+@pytest.fixture
+def proxies(proxy: ScriptedProxy, model: Path, tmp_path: Path) -> Iterator[Proxies]:
+    folder = tmp_path / "second"
+    folder.mkdir()
+    second = ScriptedProxy(folder, "second")
+    try:
+        yield Proxies(proxy, second, open_worker(model, tmp_path, "mixed:0", "mixed",
+                                                 more_controls=(second.server.endpoint,)))  # fmt: skip
+    finally:
+        second.close()
+
+
+def test_each_of_two_proxies_follows_by_itself(proxies: Proxies) -> None:
+    """One misses a message, and then another process takes its place: nobody else is told anew."""
+    worker, second = proxies.worker, proxies.second
+    proxies.compute("a")
+    proxies.in_step()
+    assert indexed(worker) and proxies.begun_anew(second) == 1
+    second.prefixes.clear()
+    assert second.server.send(PrefixRequest(second.incarnation, worker.incarnation))
+    proxies.turn_until(lambda: bool(second.prefixes))
+    proxies.compute("b")
+    proxies.in_step()
+    assert second.prefixes[worker.incarnation][0].number == 0 and proxies.begun_anew(second) == 1
+    second.incarnation = "third"
+    second.prefixes.clear()
+    assert second.server.send(StillHere("third", worker.incarnation))
+    proxies.turn_until(lambda: worker.link.links[1].proxy == "third" and bool(second.prefixes))
+    proxies.compute("c")
+    proxies.in_step()
+    assert proxies.begun_anew(second) == proxies.begun_anew(proxies.first) == 1
+    assert len(worker.machine.pool.index.journals) == 2
+
+
+def test_a_proxy_that_is_gone_leaves_no_journal_and_stops_nobody(
+    proxies: Proxies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its socket may be full of greetings, as nobody takes them."""
+    worker, link = proxies.worker, proxies.worker.link.links[1]
+    proxies.in_step()
+    monkeypatch.setattr(link.socket, "send", lambda message: False)
+    link.forget()
+    for turn in range(5):
+        link.tick(lambda: worker.load(link), monotonic() + turn * (HELLO_AGAIN + 0.1))
+    assert len(link.outbox) == 1 and not worker.link.congested
+    proxies.first.submit(worker, "a", prompt(50), greedy(2), salt="a")
+    proxies.first.finish("a")
+    assert len(worker.machine.pool.index.journals) == 1
+    in_step(proxies.first, worker)
+
+
+def test_a_journal_that_nobody_reads_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_journal, "MOST_CHANGES", 4)
+    journal = PrefixJournal()
+    for number in range(8):
+        journal.add(bytes([number]) * 16)
+    assert journal.is_void and not journal.changes
+
+
+def test_another_proxys_prompt_counts_by_what_is_missing_here(proxies: Proxies) -> None:
+    """A cached beginning is not computed, and what another worker has kept is not either."""
+    worker, second = proxies.worker, proxies.second
+    proxies.compute("a")
+    submit = Submit(
+        second.incarnation, worker.incarnation, "r", 0, prompt(48) + [9, 9], greedy(2).to_wire(), cache_salt="a"
+    )
+    worker.take_control(submit, worker.now, worker.link.links[1])
+    waiting = worker.requests["r#0"]
+    assert waiting.sequence.computed == 0
+    others = worker.load(worker.link.links[0]).others
+    assert others is not None and (others["in_flight"], others["uncomputed"]) == (1, 2)
+    waiting.submit = replace(submit, phase="claim")
+    assert uncomputed(waiting, worker.machine.scheduler.prefix) == 0
+    waiting.submit = submit
+    proxies.turn_until(lambda: "r" in second.answers and second.answers["r"].finished)
