@@ -5,11 +5,11 @@ has the right bytes."""
 import tempfile
 from collections import defaultdict
 from itertools import count
+from random import Random
 
-from hypothesis import settings
+from effort import examples
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from hypothesis.strategies import integers
 from kept_files import LAYOUT, KeptFiles, key_of
 from tiers import always
 
@@ -21,7 +21,7 @@ from pontil.runtime.cache.tier.disk_tier import PAGE, DiskTier
 from pontil.runtime.cache.tier.memory_tier import MemoryTier
 from pontil.runtime.cache.tier.tier_store import TierStore
 
-IN_MEMORY, ON_DISK, STAGED = 2, 3, 4
+BLOCKS, IN_MEMORY, ON_DISK, STAGED = 5, 1, 2, 4
 
 
 class SteppedStore(TierStore):
@@ -37,23 +37,22 @@ class SteppedStore(TierStore):
                 self.carry_out(self.reads.popleft() if self.reads else self.writes.popleft())
 
 
-@settings(stateful_step_count=40)
-class PoolHistory(RuleBasedStateMachine):
+class PoolHistory:
     """Blocks are computed, filled up, released, evicted to tiers and read back, while records, the tiers' thread and
     the proxy lag behind, and the process is killed at any moment. Each number is the content of one block at a time;
     `right` has what may be in a block that is found by a key."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, chance: Random) -> None:
+        self.chance = chance
         self.folder = tempfile.TemporaryDirectory()
         self.launcher = KeptFiles()
         self.numbers = count(1)
         self.right: dict[Key, set[int]] = defaultdict(set)
-        self.is_damaged = False
+        self.is_damaged = chance.random() < 0.5
         self.start()
 
     def start(self) -> None:
-        self.process = self.launcher.start()
+        self.process = self.launcher.start(num_blocks=BLOCKS)
         size, index = LAYOUT.block_bytes, self.process.pool.index
         disk = DiskTier(self.folder.name, "worker", ON_DISK * (PAGE + RECORD_BYTES), size, "same")
         self.tiers = MemoryTier(IN_MEMORY * size, size), disk
@@ -65,7 +64,7 @@ class PoolHistory(RuleBasedStateMachine):
         self.reads: dict[int, tuple[list[Key], list[int]]] = {}
         self.journal, self.told = index.open_journal(), set[bytes]()
 
-    def teardown(self) -> None:
+    def end(self) -> None:
         self.hear(1000)
         index = self.process.pool.index
         known = {*index.blocks, *self.store.chain.known()}
@@ -79,24 +78,23 @@ class PoolHistory(RuleBasedStateMachine):
         self.right[key].add(number)
         self.process.pool.index.add(key, block, final)
 
-    @rule(blocks=integers(1, 6), first=integers(0, 100), released=st.booleans())
-    def compute(self, blocks: int, first: int, released: bool) -> None:
+    def compute(self) -> None:
         """Compute full blocks, some of which were known before: tiers may still have them."""
-        for place in range(blocks):
+        released = self.chance.random() < 0.8
+        for _ in range(self.chance.randint(1, 4)):
             index = self.process.pool.index
             lost = [key for key, may in self.right.items() if key not in index.blocks and len(may) == 1]
             taken = self.process.pool.take(1)
             if taken is None:
                 return
             number = next(self.numbers)
-            key = lost[first % len(lost)] if lost and (first + place) % 3 == 0 else key_of(number)
+            key = self.chance.choice(lost) if lost and self.chance.random() < 0.3 else key_of(number)
             self.fill(taken[0], min(self.right[key], default=number), key, True)
             if released:
                 self.process.pool.release(taken)
             else:
                 self.owned.append((taken[0], None))
 
-    @rule()
     def begin(self) -> None:
         """Compute a block that is not full."""
         if taken := self.process.pool.take(1):
@@ -104,13 +102,12 @@ class PoolHistory(RuleBasedStateMachine):
             self.fill(taken[0], number, key_of(number), False)
             self.owned.append((taken[0], key_of(number)))
 
-    @rule(which=integers(0, 100))
-    def go_on(self, which: int) -> None:
+    def go_on(self) -> None:
         """Write on in a block that is not full; it is full then, and found by what was in it too."""
         open_blocks = [place for place, (_, key) in enumerate(self.owned) if key is not None]
         if not open_blocks:
             return
-        place = open_blocks[which % len(open_blocks)]
+        place = self.chance.choice(open_blocks)
         block, before = self.owned[place]
         number = next(self.numbers)
         assert before is not None
@@ -118,32 +115,29 @@ class PoolHistory(RuleBasedStateMachine):
         self.fill(block, number, key_of(number), True)
         self.owned[place] = (block, None)
 
-    @rule(which=integers(0, 100), most=integers(1, 8))
-    def release(self, which: int, most: int) -> None:
-        for _ in range(min(most, len(self.owned))):
-            self.process.pool.release([self.owned.pop(which % len(self.owned))[0]])
+    def release(self) -> None:
+        for _ in range(min(self.chance.randint(1, 4), len(self.owned))):
+            self.process.pool.release([self.owned.pop(self.chance.randrange(len(self.owned)))[0]])
 
-    @rule(which=integers(0, 100))
-    def share(self, which: int) -> None:
+    def share(self) -> None:
         """Find a block, and own it."""
         index, keys = self.process.pool.index, list(self.process.pool.index.blocks)
-        block = index.find(keys[which % len(keys)]) if keys else None
+        block = index.find(self.chance.choice(keys)) if keys else None
         if block is not None and self.process.pool.reserve(0, [block]):
             self.owned.append((block, None))
 
-    @rule(which=integers(0, 100), most=integers(1, 3))
-    def read(self, which: int, most: int) -> None:
+    def read(self) -> None:
         """Begin to read blocks that only a tier has."""
         index = self.process.pool.index
-        keys = [key for key in self.store.chain.known() if key not in index.blocks][which % 7 :][:most]
+        keys = [key for key in self.store.chain.known() if key not in index.blocks]
+        keys = self.chance.sample(keys, min(len(keys), self.chance.randint(1, 3)))
         blocks = self.process.pool.take(len(keys)) if keys else None
         if blocks:
             self.reads[self.store.read(list(zip(keys, blocks, strict=True)))] = keys, blocks
 
-    @rule(most=integers(1, 8))
-    def store_some(self, most: int) -> None:
+    def store_some(self) -> None:
         """Let the tiers' thread go on, and take what it has read."""
-        self.store.work(most)
+        self.store.work(self.chance.randint(1, 8))
         for result in self.store.poll():
             keys, blocks = self.reads.pop(result.ticket)
             for key, block in zip(keys[: result.good], blocks, strict=False):
@@ -151,48 +145,49 @@ class PoolHistory(RuleBasedStateMachine):
                 self.process.pool.index.add(key, block)
             self.process.pool.release(blocks)
 
-    @rule(blocks=integers(1, 9))
-    def record(self, blocks: int) -> None:
-        self.process.recorder.rest(blocks)
+    def record(self) -> None:
+        self.process.recorder.rest(self.chance.randint(1, 4))
 
-    @rule(which=integers(0, 100))
-    def damage_a_slot(self, which: int) -> None:
-        self.tiers[0].slots[which % IN_MEMORY] ^= 1
+    def damage_a_slot(self) -> None:
+        self.tiers[0].slots ^= 1
 
-    @rule(most=integers(1, 5))
-    def hear(self, most: int) -> None:
+    def hear(self, most: int = 3) -> None:
         self.process.pool.index.catch_up()
         added, removed = self.journal.take(most)
         self.told |= {added[at : at + SHORT_BYTES] for at in range(0, len(added), SHORT_BYTES)}
         self.told -= {removed[at : at + SHORT_BYTES] for at in range(0, len(removed), SHORT_BYTES)}
 
-    @rule(damaged=st.none() | integers(1, 8))
-    def kill(self, damaged: int | None) -> None:
+    def kill(self) -> None:
         self.store.close()
-        if damaged is not None:
-            self.process.fill(damaged, 0)
+        if self.is_damaged and self.chance.random() < 0.5:
+            self.process.fill(self.chance.randint(1, BLOCKS - 1), 0)
         self.start()
-        self.is_damaged = damaged is not None
 
-    @rule()
     def forget_all(self) -> None:
         self.process.pool.forget_prefixes()
         self.process.pool.index.journals.remove(self.journal)
         self.journal, self.told = self.process.pool.index.open_journal(), set()
 
-    @invariant()
-    def conserved(self) -> None:
+    def check(self) -> None:
         self.process.pool.check()
         staged = sum(job.number is not None for job in self.store.writes)
         assert len(self.store.staging.free) + staged == STAGED
         assert all(len(tier) + len(tier.free) == tier.capacity for tier in self.tiers)
-
-    @invariant()
-    def right_bytes(self) -> None:
         unchecked = self.process.recorder.unchecked
         for key, block in self.process.pool.index.blocks.items():
             assert self.is_damaged or not self.process.recorder.damaged
             assert block in unchecked or self.process.content(block) in self.right[key]
 
 
-TestPoolHistory = PoolHistory.TestCase
+@settings(max_examples=examples(10, 300))
+@given(st.integers(0, 1 << 32))
+def test_every_path_leads_to_the_right_bytes(seed: int) -> None:
+    chance = Random(seed)
+    history = PoolHistory(chance)
+    often = [history.compute, history.release, history.read, history.store_some, history.record, history.share]
+    seldom = [history.begin, history.go_on, history.hear, history.kill]
+    rarely = [history.damage_a_slot, history.forget_all]
+    for _ in range(300):
+        chance.choice(chance.choices([often, seldom, rarely], [20, 8, 1])[0])()
+        history.check()
+    history.end()
