@@ -76,7 +76,7 @@ class KeysBelow(Protocol):
 
     def __contains__(self, key: Key) -> bool: ...
 
-    def keys(self) -> list[Key]:
+    def known(self) -> list[Key]:
         """Return all keys, the least recently used first."""
 
     def changes(self) -> list[Key | None]:
@@ -89,7 +89,7 @@ class NothingBelow:
     def __contains__(self, key: Key) -> bool:
         return False
 
-    def keys(self) -> list[Key]:
+    def known(self) -> list[Key]:
         return []
 
     def changes(self) -> list[Key | None]:
@@ -110,7 +110,7 @@ class PrefixIndex:
 
     def open_journal(self) -> PrefixJournal:
         """Begin another journal with all keys that are known."""
-        made = PrefixJournal([*self.below.keys(), *self.blocks])
+        made = PrefixJournal([*self.below.known(), *self.blocks])
         self.journals.append(made)
         return made
 

@@ -28,7 +28,7 @@ class TierChain:
     the next one, and out of the last. A tier that fails is switched off, and the others go on. `failures` counts
     these.
 
-    One thread makes all calls but `tier_of`, `in` and `keys`, which any thread may make, and `changes`, which one does.
+    One thread makes all calls but `tier_of`, `in` and `known`, which any thread may make, and `changes`, which one does.
     """
 
     tiers: tuple[KVTier, ...]
@@ -50,9 +50,9 @@ class TierChain:
     def __contains__(self, key: Key) -> bool:
         return self.tier_of(key) is not None
 
-    def keys(self) -> list[Key]:
+    def known(self) -> list[Key]:
         """Return the keys of all tiers, those first that will leave first."""
-        return [key for tier in reversed(self.tiers) for key in tier.keys()]
+        return [key for tier in reversed(self.tiers) for key in tier.known()]
 
     def changes(self) -> list[Key | None]:
         """Return the keys that came or went since the last call; None where a tier was switched off."""

@@ -83,7 +83,7 @@ class DiskTier:
     def __len__(self) -> int:
         return len(self.entries)
 
-    def keys(self) -> list[Key]:
+    def known(self) -> list[Key]:
         # No other thread runs before this call into the interpreter ends, so none changes the entries meanwhile.
         return list(self.entries)
 

@@ -15,7 +15,7 @@ Block: TypeAlias = NDArray[np.uint8]
 class KVTier(Protocol):
     """A tier of at most `capacity` blocks. Conservation: each key has one slot, and slots in use + free = capacity.
 
-    One thread makes all calls but `in` and `keys`, which any thread may make: the answer may be old as soon as it is
+    One thread makes all calls but `in` and `known`, which any thread may make: the answer may be old as soon as it is
     given. All others raise OSError for what the medium cannot do; the tier is not used after that.
     """
 
@@ -28,7 +28,7 @@ class KVTier(Protocol):
     def __len__(self) -> int:
         """Return how many blocks there are."""
 
-    def keys(self) -> list[Key]:
+    def known(self) -> list[Key]:
         """Return all keys, the least recently used first."""
 
     def touch(self, key: Key) -> None:
