@@ -218,3 +218,22 @@ def test_an_answer_whose_release_is_gone_is_not_ended_by_another(front: Front) -
     assert two.workers[0].submits.empty()
     again = two.worker("mixed:1", TEXT, revision="a", model_fingerprint="a")
     assert told(first, second.all()) == TEXT and not again.submits.empty() and two.workers[0].submits.empty()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"model": "tiny", "input": "hi", "max_output_tokens": 3}),
+        ("/invocations", {"model": "tiny", "prompt": "hi", "max_tokens": 3}),
+        ("/generate", {"text": "hi", "sampling_params": {"max_new_tokens": 3}}),
+    ],
+)
+def test_streams_that_cannot_be_continued_say_so(front: Front, path: str, body: dict[str, Any]) -> None:
+    """Else a client would rely on it, and have its answer computed and billed a second time."""
+    one = front.start(0)
+    asked = {"pontil-resume": "1"}
+    refused = one.ask("POST", path, body | {"stream": True}, asked)
+    assert refused.status == 400 and f"streams of {path} cannot be continued" in refused.json["error"]["message"]
+    assert one.ask("POST", path, body | {"stream": False}, asked).status == 200
+    assert one.ask("POST", path, body | {"stream": True}).status == 200
+    assert not one.proxy.requests
