@@ -7,6 +7,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -237,3 +238,28 @@ def test_streams_that_cannot_be_continued_say_so(front: Front, path: str, body: 
     assert one.ask("POST", path, body | {"stream": False}, asked).status == 200
     assert one.ask("POST", path, body | {"stream": True}).status == 200
     assert not one.proxy.requests
+
+
+def test_a_prompt_of_another_router_is_claimed_once(front: Front) -> None:
+    """Whoever goes on with the stream computes the prompt: what was kept is claimed already."""
+    one, two = front.start(0), front.start(1)
+    for at in (one, two):
+        at.proxy.config = replace(at.proxy.config, kv_transfers=True)
+    kept = {
+        "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": "e7", "remote_host": "127.0.0.1",
+        "remote_port": 4567, "remote_request_id": "r.0",
+    }  # fmt: skip
+    first = Reader(one, "/v1/completions", ASK | {"kv_transfer_params": kept}).read(9)
+    first.leave()
+    second = Reader(two, "/v1/completions", {}, first.last).all()
+    assert told(first, second) == TEXT and len(usages(second)) == 1
+    claimed, computed = (at.workers[0].submits.get(timeout=60) for at in (one, two))
+    assert (claimed.phase, claimed.transfer_id) == ("claim", "r.0")
+    assert (computed.phase, computed.transfer_id) == ("whole", None) and computed.delivered[0]
+    refused = one.ask("POST", "/v1/completions", ASK | {"kv_transfer_params": {"do_remote_decode": True}},
+                      {"pontil-resume": "1"})  # fmt: skip
+    assert refused.status == 400 and "not streamed" in refused.json["error"]["message"]
+    keeping = {"kv_transfer_params": {"do_remote_decode": True}, "max_tokens": 1, "prompt": "tell me"}
+    assert two.ask("POST", "/v1/completions", keeping, {"pontil-resume": "1"}).status == 200
+    eventually(lambda: all(row["state"] == "closed" for row in front.rows()), "closed rows")
+    assert one.proxy.ledger.imbalance == two.proxy.ledger.imbalance == 0 and len(front.rows()) == 2
