@@ -17,6 +17,7 @@ from pontil.http.response.rendering import reply
 from pontil.http.response.responses_shape import PREFIX, ResponsesShape
 from pontil.http.routes.conversations import Conversations
 from pontil.http.routes.generation import GenerationRoutes, ReadyChat, prefixes_of
+from pontil.http.routes.resumable_routes import check_not_asked
 from pontil.http.store.response_store import KeptResponse
 from pontil.runtime.errors import RequestError
 
@@ -31,6 +32,8 @@ class ResponsesRoutes:
 
     async def create_response(self, request: Request) -> HTTPResponse | None:
         wanted, own, ready = await self.read(request)
+        if ready.wanted.delivery.stream:
+            check_not_asked(request)
         shape = self.shape(wanted, ready)
         prefixes = await prefixes_of([ready.admitted], request, self.generation.proxy)
         stream = self.generation.submit([ready.admitted], request, ready.snapshot, prefixes)

@@ -57,6 +57,12 @@ def cut(request: Request) -> None:
     protocol.transport.abort()
 
 
+def check_not_asked(request: Request) -> None:
+    """Raise RequestError if a stream is to be continued that cannot be."""
+    if request.headers.getone(ASKED, "0") == "1":
+        raise RequestError(f"streams of {request.path} cannot be continued: leave out {ASKED}")
+
+
 def heading_of(request: Request) -> ReplyHeading | None:
     """Return the heading of the stream that this request continues, if it does."""
     context = context_of(request)
@@ -116,6 +122,8 @@ class ResumableRoutes:
         """Return the stream that answers a request, and its format: as `submit` makes it, one that is recorded besides,
         or one that goes on."""
         context = context_of(request)
+        if context is None and delivery.stream:
+            check_not_asked(request)
         if context is None or not (delivery.stream or context.claimed):
             return submit(), form
         streams = self.proxy.streams

@@ -269,6 +269,8 @@ class Registry:
         worker.running, worker.waiting, worker.free_blocks = message.running, message.waiting, message.free_blocks
         worker.gauges = message.gauges or {}
         worker.others = OtherLoad.of(message.others)
+        if not worker.counters and served_before(message):
+            worker.counters = dict(message.counters)
         grown = {name: value - worker.counters.get(name, 0) for name, value in message.counters.items()}
         grown = {name: difference for name, difference in grown.items() if difference > 0}
         worker.counters |= {name: message.counters[name] for name in grown}
@@ -358,3 +360,9 @@ class Registry:
                 described |= {} if worker.hello.node is None else {"node": worker.hello.node}
                 described |= {} if worker.hello.revision is None else {"revision": worker.hello.revision}
         return described
+
+
+def served_before(message: Heartbeat) -> bool:
+    """Return whether a worker has worked for another proxy: what it counted so far is in that one's metrics."""
+    told = (message.counters.get(name, 0) for name in ("generated_before", "prompt_tokens_computed_before"))
+    return any(count > 0 for count in told) or OtherLoad.of(message.others).proxies > 0

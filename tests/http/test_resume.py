@@ -7,6 +7,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -218,3 +219,47 @@ def test_an_answer_whose_release_is_gone_is_not_ended_by_another(front: Front) -
     assert two.workers[0].submits.empty()
     again = two.worker("mixed:1", TEXT, revision="a", model_fingerprint="a")
     assert told(first, second.all()) == TEXT and not again.submits.empty() and two.workers[0].submits.empty()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"model": "tiny", "input": "hi", "max_output_tokens": 3}),
+        ("/invocations", {"model": "tiny", "prompt": "hi", "max_tokens": 3}),
+        ("/generate", {"text": "hi", "sampling_params": {"max_new_tokens": 3}}),
+    ],
+)
+def test_streams_that_cannot_be_continued_say_so(front: Front, path: str, body: dict[str, Any]) -> None:
+    """Else a client would rely on it, and have its answer computed and billed a second time."""
+    one = front.start(0)
+    asked = {"pontil-resume": "1"}
+    refused = one.ask("POST", path, body | {"stream": True}, asked)
+    assert refused.status == 400 and f"streams of {path} cannot be continued" in refused.json["error"]["message"]
+    assert one.ask("POST", path, body | {"stream": False}, asked).status == 200
+    assert one.ask("POST", path, body | {"stream": True}).status == 200
+    assert not one.proxy.requests
+
+
+def test_a_prompt_of_another_router_is_claimed_once(front: Front) -> None:
+    """Whoever goes on with the stream computes the prompt: what was kept is claimed already."""
+    one, two = front.start(0), front.start(1)
+    for at in (one, two):
+        at.proxy.config = replace(at.proxy.config, kv_transfers=True)
+    kept = {
+        "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": "e7", "remote_host": "127.0.0.1",
+        "remote_port": 4567, "remote_request_id": "r.0",
+    }  # fmt: skip
+    first = Reader(one, "/v1/completions", ASK | {"kv_transfer_params": kept}).read(9)
+    first.leave()
+    second = Reader(two, "/v1/completions", {}, first.last).all()
+    assert told(first, second) == TEXT and len(usages(second)) == 1
+    claimed, computed = (at.workers[0].submits.get(timeout=60) for at in (one, two))
+    assert (claimed.phase, claimed.transfer_id) == ("claim", "r.0")
+    assert (computed.phase, computed.transfer_id) == ("whole", None) and computed.delivered[0]
+    refused = one.ask("POST", "/v1/completions", ASK | {"kv_transfer_params": {"do_remote_decode": True}},
+                      {"pontil-resume": "1"})  # fmt: skip
+    assert refused.status == 400 and "not streamed" in refused.json["error"]["message"]
+    keeping = {"kv_transfer_params": {"do_remote_decode": True}, "max_tokens": 1, "prompt": "tell me"}
+    assert two.ask("POST", "/v1/completions", keeping, {"pontil-resume": "1"}).status == 200
+    eventually(lambda: all(row["state"] == "closed" for row in front.rows()), "closed rows")
+    assert one.proxy.ledger.imbalance == two.proxy.ledger.imbalance == 0 and len(front.rows()) == 2

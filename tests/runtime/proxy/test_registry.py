@@ -200,6 +200,21 @@ def test_a_namesake_on_another_host_is_not_the_tables() -> None:
     assert workers.show([row("decode:0", 99)]) == []
 
 
+@pytest.mark.parametrize(
+    ("before", "others"),
+    [({"generated_before": 4}, None), ({"prompt_tokens_computed_before": 4}, None), ({}, {"proxies": 1})],
+)
+def test_what_a_worker_did_before_this_proxy_came_is_no_growth(
+    before: dict[str, int], others: dict[str, int] | None
+) -> None:
+    """Else each restart of a proxy would show all handoffs and failures of a worker's life as new."""
+    made = registry(ONE)
+    counters = {"handoffs_complete": 7, "thread_failures_grammars": 1} | before
+    assert made.heartbeat(replace(beat(**counters), others=others)) == {}
+    later = replace(beat(**(counters | {"handoffs_complete": 9})), others=others)
+    assert made.heartbeat(later) == {"handoffs_complete": 2}
+
+
 def test_counters_are_added_by_difference() -> None:
     workers = registry(ONE)
     assert workers.heartbeat(beat(bytes=10)) == {"bytes": 10}
