@@ -33,6 +33,18 @@ def bits_identity(
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
 
 
+def code_identity() -> str:
+    """Return a hash of the code that decides about bits and of torch's version: the same wherever and whenever it was
+    installed, for blocks that outlive a launch."""
+    digest = hashlib.sha256(torch.__version__.encode())
+    for name in CODE:
+        root = ROOT / name
+        for path, size, _ in files_of([root]):
+            digest.update(f"{Path(path).relative_to(root)} {size}\n".encode())
+            digest.update(Path(path).read_bytes())
+    return digest.hexdigest()
+
+
 def files_of(folders: Iterable[Path]) -> Iterator[tuple[str, int, int]]:
     """Yield path, size and time of every source file: code may be replaced while a launch runs."""
     for folder in folders:

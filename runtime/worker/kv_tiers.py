@@ -25,6 +25,7 @@ from pontil.runtime.probe.host_memory import gibibytes
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.worker.assembly import WorkerResources
+from pontil.runtime.worker.bits_identity import code_identity
 
 logger = logging.getLogger("pontil.worker")
 
@@ -70,7 +71,8 @@ def tiers_of(config: WorkerConfig, machine: WorkerResources) -> Iterator[KVTier]
             wanted = gibibytes(config.kv_tier_memory)
             raise ModelError(f"{wanted} for --kv-tier memory cannot be had: give it less") from None
     if config.kv_tier_disk is not None:
-        identity = f"{machine.fingerprint} {machine.layout.fingerprint()} {machine.dtype} {machine.kernels} {KEYS}"
+        model, layout = machine.fingerprint, machine.layout.fingerprint()
+        identity = f"{model} {layout} {machine.dtype} {machine.kernels} {KEYS} {code_identity()}"
         try:
             yield DiskTier(config.kv_tier_disk, config.name, config.kv_tier_disk_size, block_bytes, identity)
         except OSError as error:

@@ -28,7 +28,7 @@ class TierChain:
     the next one, and out of the last. A tier that fails is switched off, and the others go on. `failures` counts
     these.
 
-    One thread makes all calls but `tier_of`, `in` and `known`, which any thread may make, and `changes`, which one does.
+    One thread makes all calls but `changes`, which another one makes, and `tier_of`, `in` and `known`, which any does.
     """
 
     tiers: tuple[KVTier, ...]

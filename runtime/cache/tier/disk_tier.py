@@ -62,7 +62,9 @@ class DiskTier:
         """Read the index, or begin a new one where it is that of another model or size."""
         if os.pread(self.index, RECORD_BYTES, 0) != self.header:
             if os.fstat(self.index).st_size:
-                logger.warning("the KV cache in %s is of another model, type or size: it begins empty", self.path)
+                logger.warning(
+                    "the KV cache in %s is of another model, type, size or version: it begins empty", self.path
+                )
             os.ftruncate(self.index, 0)
             os.ftruncate(self.blocks, 0)
             write(self.index, self.header, 0)

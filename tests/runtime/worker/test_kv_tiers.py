@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from open_resources import held
 from tiers import wait_until_idle
 from workers import PromptWorker, ScriptedProxy, drawn, everyone_clean, open_worker, prompt, told
@@ -14,7 +15,7 @@ from workers import PromptWorker, ScriptedProxy, drawn, everyone_clean, open_wor
 from pontil.runtime.cache.prefix import full_keys
 from pontil.runtime.errors import ModelError
 from pontil.runtime.proxy.held_prefixes import short_key
-from pontil.runtime.worker import kv_tiers
+from pontil.runtime.worker import bits_identity, kv_tiers
 
 Open = Callable[..., PromptWorker]
 # Blocks of the tiny model's KV cache; the pool has room for a few prompts.
@@ -54,7 +55,9 @@ def evict(proxy: ScriptedProxy, worker: PromptWorker) -> None:
     """Use every block of the pool for other prompts."""
     length = worker.machine.config.max_model_len - 8
     for number in range(2 + worker.machine.pool.capacity * 16 // length):
-        ask(proxy, worker, f"other {number}", prompt(length)[::-1][number:], salt=f"other {number}")
+        ask(
+            proxy, worker, f"other {number} {worker.incarnation}", prompt(length)[::-1][number:], salt=f"other {number}"
+        )
     assert worker.tiers is not None
     wait_until_idle(worker.tiers)
 
@@ -87,7 +90,26 @@ def test_another_process_finds_what_a_disk_has(
         made = worker(**disk(tmp_path), **settings)
         answer, cached = ask(proxy, made, f"again {found}", prompt(100))
         assert cached == found and (answer == tokens or settings)
-    assert "is of another model, type or size: it begins empty" in caplog.text
+    assert "is of another model, type, size or version: it begins empty" in caplog.text
+
+
+def test_other_code_finds_nothing_on_a_disk(
+    proxy: ScriptedProxy, worker: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may compute other bits for the same prompt, as may another version of torch."""
+    made = worker(**disk(tmp_path))
+    tokens, _ = ask(proxy, made, "first", prompt(100))
+    for name, changed in (("version", "2.99.0"), ("code", "0"), ("same", "")):
+        evict(proxy, made)
+        proxy.workers.remove(made)
+        made.close()
+        if name == "version":
+            monkeypatch.setattr(torch, "__version__", changed)
+        elif name == "code":
+            (tmp_path / "kernel.cpp").write_text(changed)
+            monkeypatch.setattr(bits_identity, "CODE", (*bits_identity.CODE, str(tmp_path)))
+        made = worker(**disk(tmp_path))
+        assert ask(proxy, made, name, prompt(100)) == (tokens, 99 if name == "same" else 0)
 
 
 def test_the_proxy_is_told_what_tiers_have(proxy: ScriptedProxy, worker: Open, tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ def test_blocks_of_another_model_or_size_are_forgotten(
     tier.put(key_of(1), block_of(1), digest_of(block_of(1)))
     tier.close()
     other = on_disk(tmp_path, **change)  # type: ignore[arg-type]
-    assert len(other) == 0 and "is of another model, type or size: it begins empty" in caplog.text
+    assert len(other) == 0 and "is of another model, type, size or version: it begins empty" in caplog.text
     other.close()
     assert len(on_disk(tmp_path, **change)) == 0  # type: ignore[arg-type]
 

@@ -37,7 +37,7 @@ class SteppedStore(TierStore):
                 self.carry_out(self.reads.popleft() if self.reads else self.writes.popleft())
 
 
-class PoolHistory:
+class TieredHistory:
     """Blocks are computed, filled up, released, evicted to tiers and read back, while records, the tiers' thread and
     the proxy lag behind, and the process is killed at any moment. Each number is the content of one block at a time;
     `right` has what may be in a block that is found by a key."""
@@ -183,7 +183,7 @@ class PoolHistory:
 @given(st.integers(0, 1 << 32))
 def test_every_path_leads_to_the_right_bytes(seed: int) -> None:
     chance = Random(seed)
-    history = PoolHistory(chance)
+    history = TieredHistory(chance)
     often = [history.compute, history.release, history.read, history.store_some, history.record, history.share]
     seldom = [history.begin, history.go_on, history.hear, history.kill]
     rarely = [history.damage_a_slot, history.forget_all]
