@@ -12,6 +12,7 @@ from pontil.runtime.wire.messages import SCHEMA, Cancel, Embed, Embedding, Hello
 from pontil.runtime.worker.embedding_assembly import Embedder
 from pontil.runtime.worker.embedding_queue import EmbeddingQueue, Waiting
 from pontil.runtime.worker.plain_worker import PlainWorker
+from pontil.runtime.worker.proxy_link import ProxyLink
 from pontil.runtime.worker.request_table import Failure
 
 logger = logging.getLogger("pontil.worker")
@@ -66,6 +67,17 @@ class EmbeddingWorker(PlainWorker):
         else:
             return False
         return True
+
+    def others(self, link: ProxyLink) -> dict[str, int] | None:
+        if self.link.only is not None:
+            return None
+        theirs = [one.message for one in self.queue if one.message.sender != link.proxy]
+        return {
+            "proxies": self.link.proxies - (link.proxy is not None),
+            "in_flight": len(theirs),
+            "taken": len(theirs),
+            "uncomputed": sum(len(message.prompt) for message in theirs),
+        }
 
     def submit(self, message: Embed, now: float) -> None:
         if reason := self.objection(message):
