@@ -197,11 +197,7 @@ class PlainWorker(ABC):
             **counted,
             **{f"thread_failures_{name}": count for name, count in self.failures.counts().items()},
         }
-        return HeartbeatLoad(0, waiting, free, self.step_reporter.steps, counters, gauges, self.others(link))
-
-    def others(self, link: ProxyLink) -> dict[str, int] | None:
-        """Return what proxies besides the one of this link have given to this worker; None where there are none."""
-        return None
+        return HeartbeatLoad(0, waiting, free, self.step_reporter.steps, counters, gauges)
 
     def close(self) -> None:
         for one in self.controls:

@@ -241,7 +241,7 @@ def test_streams_that_cannot_be_continued_say_so(front: Front, path: str, body: 
 
 
 def test_a_prompt_of_another_router_is_claimed_once(front: Front) -> None:
-    """Whoever goes on with the stream computes the prompt: what was kept is claimed already."""
+    """The proxy that goes on with the stream has the prompt computed, since the kept one is claimed already."""
     one, two = front.start(0), front.start(1)
     for at in (one, two):
         at.proxy.config = replace(at.proxy.config, kv_transfers=True)
