@@ -100,7 +100,7 @@ class RegisteredWorker:
 
     @property
     def shown_load(self) -> dict[str, int]:
-        """What /admin/topology says about it: the requests of all proxies."""
+        """The load that /admin/topology shows, with the requests of all proxies."""
         return {
             "in_flight": self.in_flight + self.others.in_flight,
             "running": self.running,

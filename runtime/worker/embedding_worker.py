@@ -3,6 +3,7 @@
 
 import logging
 import os
+from dataclasses import replace
 
 from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config import WorkerConfig
@@ -12,6 +13,7 @@ from pontil.runtime.wire.messages import SCHEMA, Cancel, Embed, Embedding, Hello
 from pontil.runtime.worker.embedding_assembly import Embedder
 from pontil.runtime.worker.embedding_queue import EmbeddingQueue, Waiting
 from pontil.runtime.worker.plain_worker import PlainWorker
+from pontil.runtime.worker.proxy_link import HeartbeatLoad, ProxyLink
 from pontil.runtime.worker.request_table import Failure
 
 logger = logging.getLogger("pontil.worker")
@@ -66,6 +68,21 @@ class EmbeddingWorker(PlainWorker):
         else:
             return False
         return True
+
+    def load(self, link: ProxyLink | None = None) -> HeartbeatLoad:
+        """Return the load for the proxy of this link, with what other proxies have here if there may be some."""
+        link = link or self.link.links[0]
+        load = super().load(link)
+        if self.link.only is not None:
+            return load
+        theirs = [one.message for one in self.queue if one.message.sender != link.proxy]
+        others = {
+            "proxies": self.link.proxies - (link.proxy is not None),
+            "in_flight": len(theirs),
+            "taken": len(theirs),
+            "uncomputed": sum(len(message.prompt) for message in theirs),
+        }
+        return replace(load, others=others)
 
     def submit(self, message: Embed, now: float) -> None:
         if reason := self.objection(message):

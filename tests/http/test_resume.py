@@ -42,13 +42,13 @@ class Reader:
         self.events: list[Any] = []
 
     def next(self) -> bool:
-        """Read an event; return False at the end."""
-        while line := self.response.readline().decode().rstrip("\n"):
+        """Read an event; return False at the end, also at that of a stream that broke."""
+        while (read := self.response.readline()) and (line := read.decode().rstrip("\n")):
             if line.startswith("id: "):
                 self.last = line[4:]
             elif line.startswith("data: "):
                 self.events.append(line[6:] if line == "data: [DONE]" else json.loads(line[6:]))
-        return bool(self.events) and self.events[-1] != "[DONE]"
+        return bool(read) and bool(self.events) and self.events[-1] != "[DONE]"
 
     def read(self, events: int) -> "Reader":
         for _ in range(events):
@@ -241,7 +241,7 @@ def test_streams_that_cannot_be_continued_say_so(front: Front, path: str, body: 
 
 
 def test_a_prompt_of_another_router_is_claimed_once(front: Front) -> None:
-    """Whoever goes on with the stream computes the prompt: what was kept is claimed already."""
+    """The proxy that goes on with the stream has the prompt computed, since the kept one is claimed already."""
     one, two = front.start(0), front.start(1)
     for at in (one, two):
         at.proxy.config = replace(at.proxy.config, kv_transfers=True)

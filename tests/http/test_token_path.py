@@ -16,6 +16,7 @@ from scripted_site import ScriptedSite, site
 from scripted_worker import ScriptedWorker
 
 from pontil.runtime.proxy.registry_snapshot import RegistrySnapshot
+from pontil.runtime.proxy.worker_release import WorkerRelease
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Message, Step, Submit
 
@@ -124,8 +125,8 @@ def test_one_snapshot_of_the_registry_decides_a_request(
     registry, taken = pair.proxy.registry.generating, list[RegistrySnapshot]()
     take = registry.snapshot
 
-    def snapshot() -> RegistrySnapshot:
-        taken.append(take())
+    def snapshot(begun: WorkerRelease | None = None) -> RegistrySnapshot:
+        taken.append(take(begun))
         return taken[-1]
 
     monkeypatch.setattr(registry, "snapshot", snapshot)

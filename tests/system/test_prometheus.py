@@ -20,7 +20,7 @@ DEPLOY = ROOT / "deploy"
 DASHBOARD = json.loads((DEPLOY / "grafana" / "pontil.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 ANSWER_TIMEOUT = 60.0
-# What workers and the supervisor tell every proxy.
+# Series that workers and the supervisor tell every proxy.
 SHARED = re.compile(
     "pontil_(worker_|process_|handoffs_|kv_transfer_|prefix_cache_|num_preemptions_|recomputed_|kv_tier_|stream_|spec_)"
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a proxy says of its own requests, where other proxies use the same worker."""
+"""A proxy's series on its own requests, where other proxies use the same worker."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -208,10 +208,10 @@ def test_what_a_worker_did_before_this_proxy_came_is_no_growth(
     before: dict[str, int], others: dict[str, int] | None
 ) -> None:
     """Else each restart of a proxy would show all handoffs and failures of a worker's life as new."""
-    made = registry(ONE)
+    made, first = registry(ONE), replace(beat(), others=others)
     counters = {"handoffs_complete": 7, "thread_failures_grammars": 1} | before
-    assert made.heartbeat(replace(beat(**counters), others=others)) == {}
-    later = replace(beat(**(counters | {"handoffs_complete": 9})), others=others)
+    assert made.heartbeat(replace(first, counters=counters)) == {}
+    later = replace(first, counters=counters | {"handoffs_complete": 9})
     assert made.heartbeat(later) == {"handoffs_complete": 2}
 
 

@@ -170,6 +170,22 @@ def test_what_was_computed_is_told_in_heartbeats(made: EmbeddingSite) -> None:
     assert (told["prompt_tokens_computed"], told["prompt_tokens_computed_before"]) == (3, 0)
 
 
+def test_each_proxy_is_told_what_the_others_have_there(made: EmbeddingSite, folder: Path, tmp_path: Path) -> None:
+    assert made.worker.load().others is None
+    run = tmp_path / "two"
+    run.mkdir()
+    two = EmbeddingSite(folder, run, more_controls=(f"ipc://{run}/control-1",))
+    try:
+        worker, (first, second) = two.worker, two.worker.link.links
+        second.proxy = "second"
+        worker.queue.push(Waiting(Embed("second", worker.incarnation, "a", 0, [5, 6]), 0.0))
+        assert worker.load(first).others == {"proxies": 1, "in_flight": 1, "taken": 1, "uncomputed": 2}
+        assert worker.load(second).others == {"proxies": 1, "in_flight": 0, "taken": 0, "uncomputed": 0}
+        worker.queue.clear()
+    finally:
+        two.close()
+
+
 def test_the_queue_goes_by_priority_then_by_arrival() -> None:
     queue = EmbeddingQueue(most_tokens=4)
     for number, (priority, length) in enumerate(((0, 3), (-1, 2), (0, 1), (0, 9))):
