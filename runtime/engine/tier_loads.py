@@ -92,13 +92,15 @@ class TierLoads:
         return True
 
     def missing(self, sequence: Sequence, hit: PrefixHit) -> tuple[list[int], list[str]]:
-        """Return the tokens of each block of the prompt that the pool lacks, and the tiers of the first of them."""
+        """Return the tokens that each block would save of those that the pool lacks of the prompt, and the tiers of the
+        first of them. At least one position is always left to compute."""
         if self.store is None or hit.source is not None or not self.prefix.may_use(sequence):
             return [], []
-        keys, size = self.prefix.keys_of(sequence), self.prefix.block_size
-        tokens = [size] * len(keys.full) + ([] if keys.tail is None else [len(sequence.prompt) % size])
-        found = len(hit.blocks)
-        return tokens[found:], self.store.tiers_of([*every(keys)][found:])
+        found, size = len(hit.blocks), self.prefix.block_size
+        most = min(len(sequence.prompt), sequence.length - 1)
+        tokens = [min(size, most - start) for start in range(found * size, most, size)]
+        keys = [*every(self.prefix.keys_of(sequence))][found : found + len(tokens)]
+        return tokens, self.store.tiers_of(keys)
 
     @property
     def is_behind(self) -> bool:

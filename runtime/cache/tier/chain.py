@@ -96,7 +96,8 @@ class TierChain:
             if digest is not None:
                 self.store_in(below, leaving, carried, digest)
         tier.drop(leaving)
-        self.changed.put(leaving)
+        if leaving not in self:
+            self.changed.put(leaving)
 
     def touch(self, key: Key) -> None:
         for tier in self.tiers:

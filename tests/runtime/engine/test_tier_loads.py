@@ -65,6 +65,22 @@ def test_an_evicted_prefix_is_read_and_not_computed(model: Model, length: int) -
         check_free(ours)
 
 
+def test_a_block_that_saves_nothing_is_not_read(model: Model) -> None:
+    """The last position is computed in any case, which may be all that a block has."""
+    ours = rig(model, blocks=12)
+    tier = scripted(ours)
+    with tier_below(ours.engine, tier) as store:
+        evict(ours, store, 33)
+        again = sequence("b", prompt(33), 1)
+        ours.engine.add(again)
+        drain(ours.engine)
+        assert again.cached == 32 and tier.reads == 2
+        ours.engine.add(sequence("c", prompt(33), 1))
+        drain(ours.engine)
+        assert tier.reads == 2 and ours.scheduler.tier.refused == 0
+        check_free(ours)
+
+
 def parked(one: Rig, name: str = "b", length: int = 100) -> Sequence:
     """Return a sequence whose prefix is being read."""
     made = sequence(name, prompt(length), 5)
@@ -140,7 +156,7 @@ def test_a_read_that_takes_longer_than_computing_is_given_up(model: Model, cold:
         tier.may_read.clear()
         late = parked(ours)
         (load,) = ours.scheduler.tier.open.values()
-        assert load.deadline == 100 * store.costs.per_token
+        assert load.deadline == 99 * store.costs.per_token
         now[0] = load.deadline
         # No other one waits for a tier that is behind.
         ours.engine.add(sequence("c", prompt(100), 5))

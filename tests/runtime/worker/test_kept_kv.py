@@ -11,6 +11,7 @@ from workers import PromptWorker, ScriptedProxy, drawn, greedy, open_worker, pro
 
 from pontil.runtime.cache.prefix import full_keys
 from pontil.runtime.config import WorkerRole
+from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.proxy.held_prefixes import short_key
 
 LONG = prompt(41)
@@ -96,7 +97,7 @@ def test_a_worker_that_is_killed_in_mid_answer_leaves_the_prompt(place: WorkerPl
 @pytest.mark.parametrize(
     "settings",
     [{"kv_cache_dtype": "int8"}, {"block_size": 8}, {"kernels": "torch"}, {"max_model_len": 64},
-     {"kv_cache_memory": 4 << 20}],
+     {"kv_cache_memory": 4 << 20}, {"deterministic": True}],
     ids=lambda settings: next(iter(settings)),
 )  # fmt: skip
 def test_other_bits_are_never_reused(place: WorkerPlace, settings: dict[str, Any]) -> None:
@@ -108,6 +109,19 @@ def test_other_bits_are_never_reused(place: WorkerPlace, settings: dict[str, Any
     assert other.machine.recorder is not None and other.machine.recorder.restored == 0
     first, cached = place.ask(LONG)
     assert cached == 0 and place.ask(LONG) == (first, 40)
+
+
+def test_another_revision_of_the_model_finds_nothing(place: WorkerPlace, tmp_path: Path) -> None:
+    """Its weights have the same shapes, and may lie at the same place."""
+    place.model = tmp_path / "revised"
+    write_tiny_llama(place.model)
+    place.start()
+    place.ask(LONG)
+    place.record()
+    place.end()
+    write_tiny_llama(place.model, seed=1)
+    place.start()
+    assert place.ask(LONG)[1] == 0
 
 
 def test_damage_is_dropped_and_computed_again(place: WorkerPlace) -> None:
