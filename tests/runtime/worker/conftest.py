@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from workers import PromptWorker, ScriptedProxy, is_clean, open_worker
+from workers import PromptWorker, ScriptedProxy, close_sockets, is_clean, open_worker
 
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 
@@ -24,8 +24,8 @@ def proxy(tmp_path: Path) -> Iterator[ScriptedProxy]:
         yield made
         assert all(map(is_clean, made.workers))
     finally:
-        # Sockets that stay open would block the destructor of their context, and with it some later test.
         made.close()
+        close_sockets()
 
 
 @pytest.fixture

@@ -99,7 +99,22 @@ def open_worker(
         peer_endpoint=f"ipc://{folder}/{name.replace(':', '-')}",
         **(DEFAULTS | settings),  # type: ignore[arg-type]
     )
-    return kind(config, assemble(config, Silent()), Silent())
+    made = kind(config, assemble(config, Silent()), Silent())
+    OPENED.append(made)
+    return made
+
+
+# Workers of the test that runs, also those that no proxy has admitted yet.
+OPENED: list[PromptWorker] = []
+
+
+def close_sockets() -> None:
+    """Close the sockets of workers that a failed test left open: they would block the destructor of their context, and
+    with it some later test."""
+    while OPENED:
+        context = OPENED.pop().context
+        if not context.zmq_context.closed:
+            context.destroy(0)
 
 
 @dataclass
