@@ -57,8 +57,8 @@ class Host:
         return [(row["route"], row["state"]) for row in table["routes"]] == PAIR
 
     def answer(self) -> list[int]:
-        """Return the ids of one request with a handoff between the launches: the second that this proxy counts. What the
-        workers did before it came is not among its counts."""
+        """Return the ids of one request with a handoff between the launches: the second that this proxy counts. It
+        counts nothing of what the workers did before it came."""
         wait_for(self.pair_works, START_TIMEOUT, "a pair that was tested")
         proxy = self.running["proxy"]
         wait_for(lambda: proxy.metric(HANDOFFS) == 1, 10, "the count of the self-test's handoff")
