@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from hostile_connector import HostileConnector
 from kernels import CACHE
@@ -100,21 +101,21 @@ def open_worker(
         **(DEFAULTS | settings),  # type: ignore[arg-type]
     )
     made = kind(config, assemble(config, Silent()), Silent())
-    OPENED.append(made)
+    OPENED.add(made)
     return made
 
 
 # Workers of the test that runs, also those that no proxy has admitted yet.
-OPENED: list[PromptWorker] = []
+OPENED: WeakSet[PromptWorker] = WeakSet()
 
 
 def close_sockets() -> None:
     """Close the sockets of workers that a failed test left open: they would block the destructor of their context, and
     with it some later test."""
-    while OPENED:
-        context = OPENED.pop().context
-        if not context.zmq_context.closed:
-            context.destroy(0)
+    for worker in list(OPENED):
+        if not worker.context.zmq_context.closed:
+            worker.context.destroy(0)
+    OPENED.clear()
 
 
 @dataclass
