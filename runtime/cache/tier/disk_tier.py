@@ -5,7 +5,6 @@ import errno
 import logging
 import os
 import time
-from collections import OrderedDict
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from pontil.runtime.cache.tier.disk_records import (
     read_records,
     write_record,
 )
+from pontil.runtime.cache.tier.slot_entries import SlotEntries
 from pontil.runtime.cache.tier.tier import Block
 
 logger = logging.getLogger("pontil.worker")
@@ -29,7 +29,7 @@ PAGE = 4096
 MOST_SLOTS = 1 << 20
 
 
-class DiskTier:
+class DiskTier(SlotEntries):
     """A KVTier of `size` bytes in the folder `name` under `path`: a file of slots and an index file, locked. What was
     stored by an earlier process is here again, if it had the same `identity`: the model, the layout of a block and
     everything else on which its bytes depend. Raises OSError.
@@ -41,11 +41,9 @@ class DiskTier:
     def __init__(self, path: str | Path, name: str, size: int, block_bytes: int, identity: str) -> None:
         self.name, self.block_bytes = "disk", block_bytes
         self.slot_bytes = -(-block_bytes // PAGE) * PAGE
-        self.capacity = min(MOST_SLOTS, size // (self.slot_bytes + RECORD_BYTES))
+        super().__init__(min(MOST_SLOTS, size // (self.slot_bytes + RECORD_BYTES)))
         self.path = Path(path) / name.replace(":", "-")
         self.header = make_header(identity, block_bytes, self.capacity)
-        self.entries: OrderedDict[Key, tuple[int, int]] = OrderedDict()
-        self.free: list[int] = []
         self.number = 0
         with ExitStack() as opened:
             self.folder = private_folder.open_folder(self.path)
@@ -79,19 +77,6 @@ class DiskTier:
         used = {slot for slot, _ in self.entries.values()}
         self.free = [slot for slot in range(self.capacity - 1, -1, -1) if slot not in used]
 
-    def __contains__(self, key: Key) -> bool:
-        return key in self.entries
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def known(self) -> list[Key]:
-        # No other thread runs before this call into the interpreter ends, so none changes the entries meanwhile.
-        return list(self.entries)
-
-    def touch(self, key: Key) -> None:
-        self.entries.move_to_end(key)
-
     def put(self, key: Key, block: Block, digest: int) -> None:
         assert key not in self.entries
         slot = self.free[-1]
@@ -116,9 +101,6 @@ class DiskTier:
 
     def record(self, slot: int, record: bytes) -> None:
         write(self.index, record, (slot + 1) * RECORD_BYTES)
-
-    def eldest(self) -> Key | None:
-        return next(iter(self.entries)) if not self.free else None
 
     def probe(self, count: int, into: Block) -> float:
         """Read a file beside the tier's, after it has left the memory of the system."""

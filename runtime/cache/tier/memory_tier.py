@@ -2,37 +2,22 @@
 """A tier in the memory of the host."""
 
 import time
-from collections import OrderedDict
 
 import numpy as np
 
 from pontil.runtime.cache.prefix import Key
+from pontil.runtime.cache.tier.slot_entries import SlotEntries
 from pontil.runtime.cache.tier.tier import Block
 
 
-class MemoryTier:
+class MemoryTier(SlotEntries):
     """A KVTier in one range of memory, whose pages are taken as slots are first used. Raises MemoryError where the
     range cannot be had."""
 
     def __init__(self, size: int, block_bytes: int) -> None:
-        self.name, self.capacity = "memory", size // block_bytes
+        super().__init__(size // block_bytes)
+        self.name = "memory"
         self.slots = np.empty((self.capacity, block_bytes), dtype=np.uint8)
-        self.free = list(range(self.capacity - 1, -1, -1))
-        # By key, the least recently used first: the slot and the digest.
-        self.entries: OrderedDict[Key, tuple[int, int]] = OrderedDict()
-
-    def __contains__(self, key: Key) -> bool:
-        return key in self.entries
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def known(self) -> list[Key]:
-        # No other thread runs before this call into the interpreter ends, so none changes the entries meanwhile.
-        return list(self.entries)
-
-    def touch(self, key: Key) -> None:
-        self.entries.move_to_end(key)
 
     def put(self, key: Key, block: Block, digest: int) -> None:
         assert key not in self.entries
@@ -52,9 +37,6 @@ class MemoryTier:
         found = self.entries.pop(key, None)
         if found is not None:
             self.free.append(found[0])
-
-    def eldest(self) -> Key | None:
-        return next(iter(self.entries)) if not self.free else None
 
     def probe(self, count: int, into: Block) -> float:
         source = np.ones((count, len(into)), dtype=np.uint8)
