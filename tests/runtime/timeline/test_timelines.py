@@ -86,7 +86,7 @@ def test_a_report_is_taken_once_and_of_the_attempts_workers_only(clock: SetClock
     admit(timelines, "r-1")
     report = AttemptTimes("D", "proxy", "r-1", 0, 0.0)
     for other in ({"request_id": "r-2"}, {"sender": "X"}, {"attempt": 1}):
-        assert not timelines.take(replace(report, **other))  # type: ignore[arg-type]
+        assert not timelines.take(replace(report, **other))
     end(timelines, "r-1")
     before = timelines.bytes
     assert timelines.take(report) and not timelines.take(report) and timelines.bytes > before
