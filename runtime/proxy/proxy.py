@@ -291,7 +291,7 @@ class Proxy:
             return self.runs.try_out(prompt, params, cache_salt)
         request = self.in_flight.open("self-test", prompt, params, cache_salt, 0)
         request.trial = True
-        request.recorder.is_trial = True
+        request.recorder.is_hidden = True
         request.begin(route, self.clock())
         self.dispatcher.launch(request)
         return Stream([request], self.in_flight.cancel, self.turn)
