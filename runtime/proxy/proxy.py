@@ -95,7 +95,7 @@ class Proxy:
             config, self.incarnation, self.registry, self.metrics, clock, self.send,
             lambda request, reason: self.in_flight.fail(request, Unavailable(reason)),
         )  # fmt: skip
-        self.fleet = Fleet(config, self.incarnation, self.metrics.render)
+        self.fleet = Fleet(config, self.incarnation, self.metrics.render, lambda name: self.timelines.shown(name))
         self.books = Bookkeeper(config, self.incarnation, clock, self.metrics.threads, self.fleet.kept)
         self.ledger = self.books.ledger
         self.self_test = SelfTest(config.awaits_self_test, tokenizer, self.trial_routes, self.try_out)

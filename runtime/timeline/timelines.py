@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import chain
+from typing import Any
 
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.timeline.recorder import RequestRecorder
@@ -118,6 +119,14 @@ class Timelines:
         both = chain(self.ended.items(), self.open.items())
         found_too = [one for key, one in both if key.rpartition("-")[0] == name and not one.is_hidden]
         return sorted(found_too, key=lambda one: one.since)
+
+    def shown(self, name: str) -> dict[str, Any] | None:
+        """Return the JSON of a request, or of the requests of an HTTP request; None if none is known."""
+        now = self.clock()
+        found = [one.timeline(now).to_json() for one in self.named(name)]
+        if len(found) > 1:
+            return {"requests": found}
+        return found[0] if found else None
 
     def rows(self, most: int = MOST_LISTED) -> list[RequestRow]:
         """Return the lines of requests, the latest first: the open ones, and those that ended."""
