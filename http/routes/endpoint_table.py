@@ -106,7 +106,7 @@ def endpoints(
 
 
 def timeline_endpoints(times: RequestTimes) -> tuple[Endpoint, ...]:
-    """Where requests' time went."""
+    """The timelines of requests."""
     return (
         Endpoint("GET", "/admin/requests", times.list_requests, "The latest requests.", traced.REQUESTS,
                  door=RouteAccess.ADMIN),
