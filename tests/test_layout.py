@@ -111,12 +111,16 @@ ARROWS: dict[str, set[str]] = {
         "runtime/proxy", "runtime/tokenizer", "runtime/wire/messages",
     },
     "http/store": {"http/fields", "runtime"},
+    "http/page": {
+        "http/fields", "http/request/body", "http/response/sse", "runtime", "runtime/proxy",
+    },
     "http/routes": {
-        "http/access", "http/fields", "http/request", "http/response", "http/store", "runtime", "runtime/chat",
-        "runtime/graph/catalog", "runtime/proxy", "runtime/tokenizer",
+        "http/access", "http/fields", "http/page", "http/request", "http/response", "http/store", "runtime",
+        "runtime/chat", "runtime/graph/catalog", "runtime/proxy", "runtime/tokenizer",
     },
     "http/app": {
-        "http/access", "http/request", "http/response", "http/routes", "runtime", "runtime/proxy", "runtime/tokenizer",
+        "http/access", "http/page", "http/request", "http/response", "http/routes", "runtime", "runtime/proxy",
+        "runtime/tokenizer",
     },
     "launcher/host": set(),
     "launcher/config": {"launcher/host", "runtime/graph"},

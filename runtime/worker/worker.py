@@ -346,7 +346,7 @@ class Worker:
 
     def load(self, link: ProxyLink | None = None) -> HeartbeatLoad:
         """Return the load for the proxy of this link, by default the first."""
-        return self.gauge.load(link or self.link.links[0], self.step_reporter.steps, self.stale)
+        return self.gauge.load(link or self.link.links[0], self.step_reporter, self.stale)
 
     def close(self) -> None:
         self.idle_work.begin()
