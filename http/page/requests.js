@@ -35,7 +35,9 @@ function updateRow(element, row) {
   const pill = state.firstElementChild;
   mark(pill, "data-tone", TONES[row.state] ?? "rest");
   say(pill, row.state === "complete" ? row.finish || "complete" : row.state);
-  say(route, `${row.route}${row.attempts > 1 ? ` (attempt ${row.attempts})` : ""}`);
+  const stage = row.stage ? `${row.stage}: ` : "";
+  say(route, `${stage}${row.workers.join(" › ") || "in the queue"}${row.attempts > 1 ? ` (attempt ${row.attempts})` : ""}`);
+  mark(route, "title", `${row.route} ${row.model}, ${row.caller}`);
   say(prompt, count(row.prompt_tokens));
   say(cached, row.cached_tokens ? count(row.cached_tokens) : NONE);
   say(answer, count(row.completion_tokens));

@@ -2,7 +2,7 @@
 """The state of a proxy and its workers at one moment, as JSON values for the live page."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pontil.runtime.accounting.counts import DECODE
@@ -17,17 +17,13 @@ SHOWN_REQUESTS = 30
 # Pairs of workers between which KV moves, the busiest.
 SHOWN_FLOWS = 64
 
-Rows = Callable[[], Sequence[Mapping[str, Any]]]
-
 
 class LiveSnapshot:
-    """Takes snapshots of one proxy. Rates are measured from one to the next, so take them regularly. `requests` returns
-    rows of requests, the newest first, and `changes` those of changes that operators asked for."""
+    """Takes snapshots of one proxy. Rates are measured from one to the next, so take them regularly."""
 
-    def __init__(self, proxy: Proxy, requests: Rows, changes: Rows) -> None:
-        self.proxy, self.requests, self.changes = proxy, requests, changes
+    def __init__(self, proxy: Proxy) -> None:
+        self.proxy = proxy
         self.rates = RateMeters()
-        self.begun = proxy.clock()
 
     def take(self) -> dict[str, Any]:
         """Return the snapshot of now. Shares in it are from 0 to 1, rates per second, times in seconds; `at` is the
@@ -40,8 +36,8 @@ class LiveSnapshot:
             "totals": self.totals(processes, flows, now),
             "processes": processes,
             "flows": flows,
-            "requests": list(self.requests())[:SHOWN_REQUESTS],
-            "changes": list(self.changes()),
+            "requests": [row.to_json() for row in self.proxy.timelines.rows(SHOWN_REQUESTS)],
+            "changes": self.proxy.changes.rows(),
         }
         self.rates.sweep()
         return taken
@@ -134,11 +130,6 @@ class LiveSnapshot:
                 flows.append(flow | {"bytes": moved.get(name, 0)})
         flows.sort(key=lambda one: (one["open"], one["bytes_per_second"], one["bytes"]), reverse=True)
         return flows[:SHOWN_FLOWS]
-
-
-def no_requests() -> list[Mapping[str, Any]]:
-    """Return no rows."""
-    return []
 
 
 def is_handed_over(request: Request) -> bool:
