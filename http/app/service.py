@@ -95,6 +95,7 @@ def build_app(proxy: Proxy, embedding: Tokenizer | None = None) -> Sanic[Any, An
     kept = Conversations.of(proxy.config)
     app.register_listener(kept.close, "after_server_stop")
     live = LiveEvents(LiveSnapshot(proxy))
+    app.ctx.live = live
     app.register_listener(live.close, "before_server_stop")
     served = endpoints(proxy, intake, answers, kept, live, embedding)
     for endpoint in served:

@@ -20,8 +20,8 @@ class LiveEvents:
     """The snapshots of one proxy. Each is taken and serialized once, and only while somebody looks. A viewer that does
     not read keeps one snapshot in its connection, and gets the newest when it reads again."""
 
-    def __init__(self, snapshot: LiveSnapshot, every: float = EVERY) -> None:
-        self.snapshot, self.every = snapshot, every
+    def __init__(self, snapshot: LiveSnapshot) -> None:
+        self.snapshot = snapshot
         self.viewers = self.number = 0
         self.newest = b""
         self.changed = asyncio.Event()
@@ -69,7 +69,7 @@ class LiveEvents:
     async def publish_forever(self) -> None:
         try:
             while True:
-                await asyncio.sleep(self.every)
+                await asyncio.sleep(EVERY)
                 if not self.viewers:
                     return
                 self.snapshot.proxy.metrics.threads.contain("events", self.publish)
