@@ -10,11 +10,14 @@ import { drawWaterfall } from "./waterfall.js";
 const TONES = { complete: "good", open: "wait", failed: "bad", cancelled: "rest" };
 const detail = byId("request-detail");
 let chosen = null;
+// The waterfall of a request that goes on is drawn again with each snapshot, and once more when it has ended.
+let goesOn = false;
 
 export function showRequests(rows) {
   show(byId("no-requests"), rows.length === 0);
   show(byId("requests"), rows.length > 0);
   keep(byId("request-rows"), rows, (row) => row.id, createRow, updateRow);
+  if (chosen && goesOn) redraw(chosen);
 }
 
 function createRow(row) {
@@ -54,7 +57,7 @@ export async function fetchTimeline(id) {
   return { timeline: told.requests ? told.requests[0] : told, says: "" };
 }
 
-async function choose(id) {
+function choose(id) {
   chosen = id;
   for (const row of byId("request-rows").children) mark(row, "data-chosen", null);
   const heading = make("h3", { text: "Where the time went", tabindex: "-1" });
@@ -64,15 +67,26 @@ async function choose(id) {
     show(detail, false);
     byId("requests-heading").focus();
   });
-  const body = make("div");
-  detail.replaceChildren(make("div", { class: "row" }, heading, close), make("p", { class: "place", text: id }), body);
+  detail.replaceChildren(make("div", { class: "row" }, heading, close), make("p", { class: "place", text: id }), make("div"));
   show(detail, true);
-  try {
-    const { timeline, says } = await fetchTimeline(id);
-    if (timeline) drawWaterfall(body, timeline);
-    else body.replaceChildren(make("p", { class: "problem", text: says }));
-  } catch {
-    body.replaceChildren(make("p", { class: "problem", text: "The proxy did not answer." }));
-  }
   heading.focus();
+  redraw(id);
+}
+
+async function redraw(id) {
+  goesOn = false;
+  let says = "The proxy did not answer.";
+  try {
+    const found = await fetchTimeline(id);
+    says = found.says;
+    if (id !== chosen) return;
+    if (found.timeline) {
+      drawWaterfall(detail.lastElementChild, found.timeline);
+      goesOn = found.timeline.state === "open";
+      return;
+    }
+  } catch {
+    if (id !== chosen) return;
+  }
+  detail.lastElementChild.replaceChildren(make("p", { class: "problem", text: says }));
 }

@@ -32,8 +32,9 @@ export function drawWaterfall(container, timeline) {
 
 function summary(timeline, end) {
   const { largest } = timeline;
-  if (!largest) return `${seconds(end)} in all`;
-  return `Most of ${seconds(end)}: ${largest.name}, ${seconds(largest.seconds)}`;
+  if (!largest) return `${seconds(end)} in all.`;
+  const [name, process] = largest.name.split(" of ");
+  return `${seconds(largest.seconds)} of ${seconds(end)}: ${SAYS[name] ?? name}${process ? ` by ${process}` : ""}.`;
 }
 
 // The lanes in the order in which they begin, those of one process and one kind of work in one, later attempts apart.
@@ -80,7 +81,7 @@ function ticks(gaps, end) {
 function axis(end) {
   const step = niceStep(end / 4);
   const track = make("div", { class: "track" });
-  for (let at = 0; at <= end * 0.97; at += step) {
+  for (let at = 0; at <= end * 0.9; at += step) {
     const tick = make("span", { class: "tick", text: at === 0 ? "0" : seconds(at) });
     tick.style.left = `${(at / end) * 100}%`;
     track.append(tick);

@@ -130,8 +130,8 @@ def test_a_viewer_that_does_not_read_misses_snapshots_and_gets_the_newest(
     pair: ScriptedSite, live: LiveEvents, viewer: Viewer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take = LiveSnapshot.take
-    monkeypatch.setattr(LiveSnapshot, "take", lambda self: take(self) | {"padding": "x" * (1 << 20)})
-    slow = Viewer(pair.port, buffer=4096)
+    monkeypatch.setattr(LiveSnapshot, "take", lambda self: take(self) | {"padding": "x" * (1 << 19)})
+    slow = Viewer(pair.port, buffer=1 << 16)
     eventually(lambda: live.viewers == 2)
     before, last = live.number, 0.0
     while live.number < before + 40:
