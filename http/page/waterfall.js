@@ -12,6 +12,11 @@ const SAYS = {
   receive: "body received", tokenize: "text to tokens", queue: "in a queue", attempt: "attempt", write: "answer written",
   compute: "prompt computed", pull: "KV pulled", handoff: "handoff", decode: "tokens generated",
 };
+// The same in short, for the names of lanes.
+const LANES = {
+  receive: "body", tokenize: "tokenizer", queue: "queue", attempt: "attempt", write: "answer", compute: "prompt",
+  pull: "KV pull", handoff: "handoff", decode: "tokens",
+};
 const EVENTS = { begin: "scheduled", first_token: "first token", preempted: "preempted", failover: "failover", finished: "finished" };
 
 export function drawWaterfall(container, timeline) {
@@ -58,7 +63,7 @@ function laneOf(lane, end, gaps) {
   }
   if (lane.name === "decode" && gaps?.seconds?.length) track.append(ticks(gaps, end));
   const attempt = lane.attempt ? ` · attempt ${lane.attempt + 1}` : "";
-  const label = make("div", { class: "label" }, make("span", { class: "process", text: lane.process }), make("span", { text: ` ${SAYS[lane.name] ?? lane.name}${attempt}` }));
+  const label = make("div", { class: "label" }, make("span", { class: "process", text: lane.process }), make("span", { text: ` ${LANES[lane.name] ?? lane.name}${attempt}` }));
   return make("div", { class: "lane" }, label, track);
 }
 
