@@ -95,7 +95,10 @@ function wantedWires() {
 function proxyWires() {
   const first = columns.querySelector(".proxy");
   if (!first) return [];
-  const heads = [...columns.querySelectorAll(".column:not(.proxies)")].map((column) => column.querySelector(".card")).filter(Boolean);
+  const every = [...columns.querySelectorAll(".column:not(.proxies)")].filter((column) => column.querySelector(".card"));
+  // Wires to columns further down would run behind the cards above them.
+  const highest = Math.min(...every.map((column) => column.offsetTop));
+  const heads = every.filter((column) => column.offsetTop === highest).map((column) => column.querySelector(".card"));
   return heads.map((card) => ({ key: `proxy ${card.dataset.name}`, kind: "control", from: first, to: card }));
 }
 
@@ -119,7 +122,7 @@ function createWire(one) {
 
 function updateWire(group, one, box, labelled) {
   const [line, moving, label] = group.children;
-  const { path, middle } = route(one.from.getBoundingClientRect(), one.to.getBoundingClientRect(), box);
+  const { path, middle } = route(one.from.getBoundingClientRect(), one.to.getBoundingClientRect(), box, one.kind === "kv");
   mark(line, "d", path);
   mark(moving, "d", path);
   const busy = one.kind === "kv" && isBusy(one.flow);
@@ -130,10 +133,10 @@ function updateWire(group, one, box, labelled) {
 }
 
 // The path of a wire between two cards: sideways where one stands beside the other, else down.
-function route(from, to, box) {
+function route(from, to, box, sideways) {
   const beside = to.left - from.right;
   const under = to.top - from.bottom;
-  if (beside > 8 && under < 0) {
+  if (sideways && beside > 8) {
     const [x1, y1, x2, y2] = [from.right - box.left, from.top + 74 - box.top, to.left - box.left, to.top + 74 - box.top];
     const bend = Math.max(24, (x2 - x1) / 2);
     return { path: `M${r(x1)} ${r(y1)} C${r(x1 + bend)} ${r(y1)} ${r(x2 - bend)} ${r(y2)} ${r(x2)} ${r(y2)}`, middle: { x: r((x1 + x2) / 2), y: r((y1 + y2) / 2 - 10) } };

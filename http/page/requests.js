@@ -3,7 +3,7 @@
 
 import { byId, keep, make, mark, say, show } from "./dom.js";
 import { capital, sentence } from "./feed.js";
-import { clock, count, NONE, seconds } from "./format.js";
+import { clock, count, seconds } from "./format.js";
 import { headers } from "./keys.js";
 import { drawWaterfall } from "./waterfall.js";
 
@@ -42,7 +42,7 @@ function updateRow(element, row) {
   say(route, `${stage}${row.workers.join(" › ") || "in the queue"}${row.attempts > 1 ? ` (attempt ${row.attempts})` : ""}`);
   mark(route, "title", `${row.route} ${row.model}, ${row.caller}`);
   say(prompt, count(row.prompt_tokens));
-  say(cached, row.cached_tokens ? count(row.cached_tokens) : NONE);
+  say(cached, count(row.cached_tokens));
   say(answer, count(row.completion_tokens));
   say(first, seconds(row.first_token_seconds));
   say(whole, seconds(row.seconds));

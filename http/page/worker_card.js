@@ -55,6 +55,7 @@ export function updateCard(card, row, supervised) {
     say(parts.kv, share(told.kv_used));
   }
   parts.line.add(speed(row) ?? 0);
+  parts.line.element.toggleAttribute("hidden", !told);
   keep(parts.figures, figures(row), (one) => one.name, createFigure, (element, one) => say(element.lastElementChild, one.value));
   showRanks(parts.ranks, row.ranks ?? []);
   showDeath(parts, row);
@@ -71,7 +72,9 @@ function speed(row) {
 }
 
 function figures(row) {
-  const told = row.figures ?? {};
+  const told = row.figures;
+  const restarts = { name: "Restarts", value: count(row.restarts), says: "Times that its process was started again" };
+  if (!told) return row.restarts === undefined ? [] : [restarts];
   const shown = [
     { name: "Running", value: count(told.running), says: "Sequences that are computed now" },
     { name: "Waiting", value: count(told.waiting), says: "Sequences that wait in the worker" },
@@ -85,7 +88,7 @@ function figures(row) {
   shown.push(
     { name: "Step", value: told.step_seconds ? seconds(told.step_seconds) : NONE, says: "Mean time of a step of the engine" },
     { name: "Prefix hits", value: share(told.prefix_hits), says: "Part of the prompt tokens that were found in the cache" },
-    { name: "Restarts", value: count(row.restarts), says: "Times that its process was started again" },
+    restarts,
   );
   return shown;
 }
@@ -109,7 +112,7 @@ function showRanks(list, ranks) {
 
 function showDeath(parts, row) {
   const death = row.last_death;
-  const why = row.state !== "READY" && row.reason ? `${row.state === "STARTING" ? "" : "It "}${row.reason}` : "";
+  const why = row.state !== "READY" && row.reason ? `${["STARTING", "REFUSED"].includes(row.state) ? "" : "It "}${row.reason}` : "";
   const wait = row.starts_in_seconds === undefined ? "" : `; starts again in ${duration(row.starts_in_seconds)}`;
   const told = death ? `${duration(death.seconds_ago)} ago it ${death.reason}` : "";
   say(parts.reason, why ? `${why}${wait}` : told);
