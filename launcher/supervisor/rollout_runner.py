@@ -36,8 +36,8 @@ class RolloutContext:
 
 
 class RolloutClient(Protocol):
-    """Who asked for a change: a command on the control socket, or a proxy's page. Writing to one that has left is no
-    error."""
+    """The one that asked for a change: a command on the control socket, or a proxy's page. Writing to one that has left
+    is no error."""
 
     def say(self, text: str) -> None: ...
     def end(self, text: str, code: int = 0, **facts: Any) -> None: ...

@@ -56,7 +56,7 @@ def test_a_page_drains_and_brings_back_as_a_command_does(page: Page, waiting: Wa
 
 
 def test_a_page_is_refused_what_only_a_command_may(page: Page) -> None:
-    for request in (
+    refused: tuple[Any, ...] = (
         {"command": "scale", "counts": {"decode": 0}},
         {"command": "restart", "proxies": True},
         {"command": "restart", "names": ["decode:0"], "force": True},
@@ -64,7 +64,8 @@ def test_a_page_is_refused_what_only_a_command_may(page: Page) -> None:
         {"command": "reload"},
         {"command": "describe"},
         [],
-    ):
+    )
+    for request in refused:
         assert [(one["end"], one["code"]) for one in page.ask(request)] == [(REFUSAL, 2)], request
     (unknown,) = page.ask({"command": "drain", "names": ["decode:7"]})
     assert "There is no worker 'decode:7'" in unknown["end"]
