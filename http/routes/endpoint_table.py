@@ -127,7 +127,7 @@ def page_endpoints(live: LiveEvents, changes: ChangeRoutes) -> tuple[Endpoint, .
 
 
 def timeline_endpoints(times: RequestTimes) -> tuple[Endpoint, ...]:
-    """Where requests' time went."""
+    """The timelines of requests."""
     return (
         Endpoint("GET", "/admin/requests", times.list_requests, "The latest requests.", traced.REQUESTS,
                  door=RouteAccess.ADMIN),

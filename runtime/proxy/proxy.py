@@ -39,7 +39,6 @@ from pontil.runtime.proxy.sound_route import SoundRoute, TrialRoute, sound_route
 from pontil.runtime.proxy.stream import MessageTurn, Stream, joined
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.threads import go_on
-from pontil.runtime.timeline.slow_log import log_slow
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.keys import Keys
 from pontil.runtime.wire.messages import (
@@ -96,7 +95,7 @@ class Proxy:
             config, self.incarnation, self.registry, self.metrics, clock, self.send,
             lambda request, reason: self.in_flight.fail(request, Unavailable(reason)),
         )  # fmt: skip
-        self.fleet = Fleet(config, self.incarnation, self.metrics.render)
+        self.fleet = Fleet(config, self.incarnation, self.metrics.render, lambda name: self.timelines.shown(name))
         self.books = Bookkeeper(config, self.incarnation, clock, self.metrics.threads, self.fleet.kept)
         self.ledger = self.books.ledger
         self.self_test = SelfTest(config.awaits_self_test, tokenizer, self.trial_routes, self.try_out)
@@ -107,8 +106,6 @@ class Proxy:
             self.incarnation, tokenizer, self.dispatcher, self.admissions, self.books, self.metrics, clock
         )  # fmt: skip
         self.requests, self.timelines = self.in_flight.requests, self.in_flight.timelines
-        if config.slow_log is not None:
-            self.timelines.on_complete(log_slow, config.slow_log)
         self.turn = MessageTurn()
         self.streams = ResumableStreams(self.fleet.records, config.resume_window, self.in_flight, self.turn)
         self.frames = AnswerFrames(
@@ -292,7 +289,7 @@ class Proxy:
             return self.runs.try_out(prompt, params, cache_salt)
         request = self.in_flight.open("self-test", prompt, params, cache_salt, 0)
         request.trial = True
-        request.recorder.is_trial = True
+        request.recorder.is_hidden = True
         request.begin(route, self.clock())
         self.dispatcher.launch(request)
         return Stream([request], self.in_flight.cancel, self.turn)

@@ -15,9 +15,9 @@ from pontil.runtime.timeline.timeline import (
     FIRST_TOKEN,
     PROXY,
     QUEUE,
-    RequestRow,
     TimeEvent,
     Timeline,
+    TimelineRow,
     TimeSpan,
 )
 from pontil.runtime.timeline.worker_report import TimePlace, WorkerReport
@@ -26,6 +26,8 @@ from pontil.runtime.wire.messages import AttemptTimes
 # Attempts that are kept: the first ones, and the last.
 MOST_ATTEMPTS = 16
 LONGEST_REASON = 300
+# Requests of one HTTP request that are kept: many texts to embed would push all others out.
+MOST_OF_ONE = 16
 # Bytes of a recorder with one attempt, about.
 OWN_SIZE = 2048
 
@@ -47,23 +49,27 @@ class AttemptRecord:
 class RequestRecorder:
     """Records one request, in readings of the proxy's clock. `gaps` takes the times of tokens. The HTTP request that it
     is for goes on to be noted in `received`, if there is one. `row` returns the request's line while it is open;
-    `admitted_at` is in seconds since 1970. A trial is nobody's request, and shown to nobody."""
+    `admitted_at` is in seconds since 1970. A hidden one is a
+    self-test, or one of very many of one HTTP request: it is neither shown nor kept."""
 
-    __slots__ = ("admitted_at", "attempts", "ended", "gaps", "is_trial", "received", "row", "since", "waits")
+    __slots__ = ("admitted_at", "attempts", "ended", "gaps", "is_hidden", "received", "row", "since", "waits")
 
     def __init__(self) -> None:
         self.gaps = StepGaps()
         self.attempts: list[AttemptRecord] = []
         self.received: ReceivedRequest | None = None
-        self.is_trial = False
+        self.is_hidden = False
         self.ended: float | None = None
         self.since = self.waits = self.admitted_at = 0.0
-        self.row: Callable[[float], RequestRow] | None = None
+        self.row: Callable[[float], TimelineRow] | None = None
 
-    def admit(self, now: float, received: ReceivedRequest | None, row: Callable[[float], RequestRow]) -> None:
+    def admit(self, now: float, received: ReceivedRequest | None, row: Callable[[float], TimelineRow]) -> None:
         """Begin to record a request that waits for its first attempt."""
         self.received, self.row, self.waits, self.admitted_at = received, row, now, time.time()
         self.since = now if received is None else min(received.at, now)
+        if received is not None:
+            received.requests += 1
+            self.is_hidden = received.requests > MOST_OF_ONE
 
     def begin(self, number: int, workers: Mapping[str, str], now: float) -> None:
         """Record an attempt by workers of these names, by incarnation."""
@@ -79,7 +85,7 @@ class RequestRecorder:
         if self.attempts and reason is not None and self.attempts[-1].reason is None:
             self.attempts[-1].reason = reason[:LONGEST_REASON]
 
-    def end(self, row: RequestRow, now: float) -> None:
+    def end(self, row: TimelineRow, now: float) -> None:
         """Record the end. From now on nothing is kept of the request but its line."""
         self.gaps.settle()
         self.broke(now)
@@ -106,7 +112,7 @@ class RequestRecorder:
         """True if every worker of every attempt has reported."""
         return all(len(attempt.reports) == len(attempt.workers) for attempt in self.attempts)
 
-    def line(self, now: float) -> RequestRow:
+    def line(self, now: float) -> TimelineRow:
         """Return the request's line."""
         assert self.row is not None, "a request is admitted before it is shown"
         row = self.row(now)
