@@ -138,7 +138,8 @@ class ProxyConfig:
     prompt's beginning are preferred. With `kv_transfers` other routers drive the workers
     (runtime/proxy/remote_kv.py). The proxy has a `name`, and a `number` among the `proxies` on one port; they know of
     each other by files in `shared_folder`. Streams that may be continued are recorded in `resume_folder`, where one is
-    named, for `resume_window` after their connection broke."""
+    named, for `resume_window` after their connection broke. Requests that took `slow_log` or longer are
+    logged, where it is set."""
 
     host: str
     port: int
@@ -184,6 +185,7 @@ class ProxyConfig:
     shared_folder: str | None = None
     resume_folder: str | None = None
     resume_window: float = 60.0
+    slow_log: float | None = None
 
     @property
     def shared_path(self) -> Path | None:

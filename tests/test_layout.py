@@ -50,6 +50,8 @@ ARROWS: dict[str, set[str]] = {
     "runtime": set(),
     "runtime/accounting": set(),
     "runtime/graph": set(),
+    # A worker's own times, which each of its rooms may note.
+    "runtime/timeline/work_times": set(),
     "runtime/cache": {"gpu_ops", "gpu_ops/kernels"},
     "runtime/cache/tier": {"runtime/cache", "gpu_ops"},
     "runtime/models": {"gpu_ops", "gpu_ops/collectives", "gpu_ops/kernels"},
@@ -58,7 +60,10 @@ ARROWS: dict[str, set[str]] = {
         "runtime/models/architectures", "runtime/models/config", "runtime/models/encoder_config",
         "runtime/models/qwen3_omni/config",
     },
-    "runtime/engine": {"runtime/cache", "runtime/cache/tier", "runtime/models", "gpu_ops", "gpu_ops/kernels"},
+    "runtime/engine": {
+        "runtime/cache", "runtime/cache/tier", "runtime/models", "runtime/timeline/work_times", "gpu_ops",
+        "gpu_ops/kernels",
+    },
     "runtime/engine/device": {
         "runtime/cache", "runtime/engine", "runtime/models", "gpu_ops", "gpu_ops/kernels",
     },
@@ -68,10 +73,11 @@ ARROWS: dict[str, set[str]] = {
     "runtime/grammar": {"runtime/tokenizer"},
     "runtime/chat": {"runtime/grammar", "runtime/tokenizer"},
     "runtime/wire": set(),
+    "runtime/timeline": {"runtime/wire/messages"},
     "runtime/transfer": {"runtime/cache/device_memory", "runtime/cache/head_groups", "runtime/cache/storage"},
     "runtime/disaggregation": {
         "runtime/transfer", "runtime/wire", "runtime/cache/follower_records", "runtime/cache/head_groups",
-        "runtime/cache/storage",
+        "runtime/cache/storage", "runtime/timeline/work_times",
     },
     "runtime/streams": {
         "runtime/transfer", "runtime/wire", "runtime/cache/layout", "runtime/cache/storage", "runtime/graph",
@@ -82,7 +88,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "runtime/proxy": {
         "runtime/wire", "runtime/tokenizer", "runtime/accounting", "runtime/graph", "runtime/cache/prefix",
-        "runtime/cache/prefix_journal",
+        "runtime/cache/prefix_journal", "runtime/timeline",
     },
     "runtime/worker/ranks": {
         "runtime/cache/follower_records", "runtime/disaggregation", "runtime/engine", "runtime/models",
@@ -97,26 +103,32 @@ ARROWS: dict[str, set[str]] = {
         "runtime/cache", "runtime/cache/tier", "runtime/disaggregation", "runtime/engine", "runtime/engine/device",
         "runtime/grammar", "runtime/loaders",
         "runtime/models", "runtime/models/qwen3_omni", "runtime/nodes", "runtime/probe", "runtime/tokenizer",
-        "runtime/transfer", "runtime/wire", "runtime/graph", "runtime/streams", "runtime/worker/ranks",
+        "runtime/timeline/work_times", "runtime/transfer", "runtime/wire", "runtime/graph", "runtime/streams",
+        "runtime/worker/ranks",
         "runtime/worker/stages", "gpu_ops/collectives", "gpu_ops/kernels",
     },
     "http/fields": {"runtime", "runtime/grammar", "runtime/proxy"},
     "http/access": {"http/fields", "runtime", "runtime/proxy"},
     "http/request": {
         "http/access", "http/fields", "runtime", "runtime/chat", "runtime/grammar", "runtime/proxy",
-        "runtime/tokenizer",
+        "runtime/timeline", "runtime/tokenizer",
     },
     "http/response": {
         "http/fields", "runtime", "runtime/accounting", "runtime/chat", "runtime/grammar", "runtime/graph/catalog",
-        "runtime/proxy", "runtime/tokenizer", "runtime/wire/messages",
+        "runtime/proxy", "runtime/timeline", "runtime/tokenizer", "runtime/wire/messages",
     },
     "http/store": {"http/fields", "runtime"},
+    "http/page": {
+        "http/fields", "http/request/body", "http/response/sse", "runtime", "runtime/proxy",
+    },
     "http/routes": {
-        "http/access", "http/fields", "http/request", "http/response", "http/store", "runtime", "runtime/chat",
-        "runtime/graph/catalog", "runtime/proxy", "runtime/tokenizer",
+        "http/access", "http/fields", "http/page", "http/request", "http/response", "http/store", "runtime",
+        "runtime/chat", "runtime/graph/catalog", "runtime/proxy", "runtime/timeline", "runtime/tokenizer",
     },
     "http/app": {
-        "http/access", "http/request", "http/response", "http/routes", "runtime", "runtime/proxy", "runtime/tokenizer",
+        "http/access", "http/page", "http/request", "http/response", "http/routes", "runtime", "runtime/proxy",
+        "runtime/timeline",
+        "runtime/tokenizer",
     },
     "launcher/host": set(),
     "launcher/config": {"launcher/host", "runtime/graph"},

@@ -6,7 +6,7 @@ import gc
 import logging
 import os
 import socket
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from pontil.http.app.http_date import HttpDate
 from pontil.http.app.probes import METHODS, add_probes
 from pontil.http.app.request_id import CURRENT, HEADER, WithRequestId, request_id
 from pontil.http.app.timed_protocol import RECEIVE_SECONDS, TimedProtocol
+from pontil.http.page.live_events import LiveEvents
 from pontil.http.request.body import MOST_BODY
 from pontil.http.request.intake import Intake
 from pontil.http.response.answer_checker import AnswerChecker
@@ -38,13 +39,17 @@ from pontil.http.routes.endpoint_table import endpoints
 from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config import ProxyConfig
 from pontil.runtime.errors import PontilError
+from pontil.runtime.proxy.live_snapshot import LiveSnapshot
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.reporting import Reporter
+from pontil.runtime.timeline.received import RECEIVED, ReceivedRequest
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 BACKLOG = 1024
 # The header with the id of a stream that can be continued.
 STREAM = "x-pontil-stream"
+# The header by which a client names its own span (W3C Trace Context).
+TRACE_PARENT = "traceparent"
 # A body up to this many times too large is read and discarded, so that the client is still connected to read the 413.
 READ_ANYWAY = 4
 # Timeout of a response that is not streamed; a request whose worker is silent fails much sooner.
@@ -89,7 +94,10 @@ def build_app(proxy: Proxy, embedding: Tokenizer | None = None) -> Sanic[Any, An
     app.register_listener(answers.close, "after_server_stop")
     kept = Conversations.of(proxy.config)
     app.register_listener(kept.close, "after_server_stop")
-    served = endpoints(proxy, intake, answers, kept, embedding)
+    live = LiveEvents(LiveSnapshot(proxy))
+    app.ctx.live = live
+    app.register_listener(live.close, "before_server_stop")
+    served = endpoints(proxy, intake, answers, kept, live, embedding)
     for endpoint in served:
         # Without ignore_body, Sanic would buffer the whole body before any check.
         app.route(endpoint.route, methods=endpoint.methods, ignore_body=True)(endpoint.handler)
@@ -98,7 +106,7 @@ def build_app(proxy: Proxy, embedding: Tokenizer | None = None) -> Sanic[Any, An
     app.ctx.connection_limit = ConnectionLimit(connections_within(descriptor_limit()))
     app.ctx.access = access_to(proxy.config, served)
     reading = {endpoint.route.removeprefix("/") for endpoint in served if endpoint.takes}
-    add_middleware(app, app.ctx.access, pages, reading)
+    add_middleware(app, app.ctx.access, pages, reading, proxy.clock)
     return app
 
 
@@ -108,9 +116,11 @@ def access_to(config: ProxyConfig, served: Sequence[Endpoint]) -> Access:
     return Access(keyring, doors, AllowedHosts(config.host, config.allowed_hosts))
 
 
-def add_middleware(app: Sanic[Any, Any], access: Access, pages: CrossOrigin, reading: Set[str]) -> None:
+def add_middleware(
+    app: Sanic[Any, Any], access: Access, pages: CrossOrigin, reading: Set[str], now: Callable[[], float]
+) -> None:
     """Add access checks and the headers of every answer. `reading` are the paths of routes that read bodies
-    themselves; bodies sent to other routes are discarded."""
+    themselves; bodies sent to other routes are discarded. `now` is the clock of the requests' timelines."""
 
     # Sanic would read the body of another route before its middleware, and so before the check.
     assert all(route.extra.ignore_body for route in app.router.routes), "a route reads bodies before the access check"
@@ -119,6 +129,7 @@ def add_middleware(app: Sanic[Any, Any], access: Access, pages: CrossOrigin, rea
         """Check access before any of the body is read, for all paths and methods, with or without a route."""
         request.ctx.request_id = request_id(request.headers.getone(HEADER, None))
         CURRENT.set(request.ctx.request_id)
+        RECEIVED.set(received_now(request, now))
         access.admit(request)
         if request.route is not None and (request.route.path not in reading or request.method in METHODS):
             async for _ in request.stream:  # type: ignore[union-attr]
@@ -130,8 +141,9 @@ def add_middleware(app: Sanic[Any, Any], access: Access, pages: CrossOrigin, rea
         # A request that failed before the first middleware has no id yet.
         response.headers[HEADER] = getattr(request.ctx, "request_id", None) or request_id(None)
         response.headers["date"] = clock.now
-        for header, value in pages.headers(request.headers).items():
-            response.headers.setdefault(header, value)
+        if not access.is_operators(request):
+            for header, value in pages.headers(request.headers).items():
+                response.headers.setdefault(header, value)
         if (stream := getattr(request.ctx, "stream_id", None)) is not None:
             response.headers[STREAM] = stream
         if (ignored := getattr(request.ctx, "ignored", None)) is not None:
@@ -139,6 +151,12 @@ def add_middleware(app: Sanic[Any, Any], access: Access, pages: CrossOrigin, rea
 
     app.register_middleware(admit, "request")
     app.register_middleware(name, "response")
+
+
+def received_now(request: Request, now: Callable[[], float]) -> ReceivedRequest:
+    """Return the beginning of a request's timeline."""
+    route = "-" if request.route is None else f"/{request.route.path}"
+    return ReceivedRequest(route, now, request.headers.getone(TRACE_PARENT, None))
 
 
 class Service:
@@ -157,6 +175,7 @@ class Service:
     def run(self, commands_fd: int) -> None:
         """Serve until told to end. Call it in the main thread only."""
         self.pipe = CommandPipe(commands_fd, logging.getLogger("pontil.proxy"))
+        self.proxy.changes.ask = self.reporter.asked
         self.app.run(sock=self.listener, single_process=True, motd=False, access_log=False, protocol=TimedProtocol)
 
     async def before_start(self, app: Any) -> None:
@@ -210,6 +229,8 @@ class Service:
             self.app.ctx.access.keyring = Keyring.of(
                 command["callers"], command["admin"], command.get("allowances", ())
             )
+        elif command.get("kind") == "change":
+            self.proxy.changes.hear(command)
         elif command.get("kind") == "self_test":
             told = partial(self.reporter.tested, int(command["number"]))
             self.proxy.self_test.begin(told, self.reporter.progress)

@@ -5,6 +5,9 @@ import logging
 from collections.abc import Callable
 
 from pontil.http.access.endpoint import Endpoint, Handler, RouteAccess
+from pontil.http.page.change_routes import CHANGE, CHANGED, ChangeRoutes
+from pontil.http.page.live_events import LiveEvents
+from pontil.http.page.page_files import PageRoutes
 from pontil.http.request.body import BodyReader, largest_body
 from pontil.http.request.chat_batch_request import CHAT_BATCH
 from pontil.http.request.chat_request import CHAT
@@ -19,6 +22,7 @@ from pontil.http.request.speech_request import SPEECH
 from pontil.http.request.transcription_request import TRANSCRIPTION
 from pontil.http.response import reply_schema as reply
 from pontil.http.response import responses_schema as shown
+from pontil.http.response import timeline_schema as traced
 from pontil.http.response.answer_checker import AnswerChecker
 from pontil.http.response.embedding_body import EMBEDDINGS
 from pontil.http.routes.chat_batch import ChatBatchRoutes
@@ -28,6 +32,7 @@ from pontil.http.routes.embeddings import EmbeddingRoutes
 from pontil.http.routes.generation import GenerationRoutes
 from pontil.http.routes.model_list import ModelList
 from pontil.http.routes.openapi import OpenApiRoute
+from pontil.http.routes.request_times import RequestTimes
 from pontil.http.routes.responses import ResponsesRoutes
 from pontil.http.routes.served_embedding import ServedEmbedding
 from pontil.http.routes.served_model import ServedModel
@@ -49,8 +54,9 @@ Noting = Callable[[Handler], Handler]
 
 
 def endpoints(
-    proxy: Proxy, intake: Intake, answers: AnswerChecker, kept: Conversations, embedding: Tokenizer | None = None
-) -> tuple[Endpoint, ...]:
+    proxy: Proxy, intake: Intake, answers: AnswerChecker, kept: Conversations, live: LiveEvents,
+    embedding: Tokenizer | None = None,
+) -> tuple[Endpoint, ...]:  # fmt: skip
     """Return all routes. `embedding` is the tokenizer of the embedding model, where there is one."""
     config = proxy.config
     dialect = dialect_of(proxy.tokenizer, config.tool_call_parser, config.reasoning_parser)
@@ -93,13 +99,41 @@ def endpoints(
         *compatibility_endpoints(CompatibilityRoutes(routes), ChatBatchRoutes(routes), noting),
         Endpoint("GET", "/admin/topology", status.topology, "The processes and their states.", reply.TOPOLOGY,
                  door=RouteAccess.ADMIN),
+        *timeline_endpoints(RequestTimes(proxy)),
         Endpoint("GET", "/admin/ledger", status.ledger, "The sums of the ledger.", reply.ANY_OBJECT,
                  door=RouteAccess.ADMIN),
+        *page_endpoints(live, ChangeRoutes(proxy.changes, bodies)),
     )  # fmt: skip
     described = OpenApiRoute(
         listed, config.version, model.vocab_size, guarded=bool(config.callers), strict=config.strict_parameters
     )
     return (*listed, described.own)
+
+
+def page_endpoints(live: LiveEvents, changes: ChangeRoutes) -> tuple[Endpoint, ...]:
+    """The live page, with what it shows and does."""
+    files = PageRoutes()
+    return (
+        Endpoint("GET", "/admin/ui", files.admin_page, "The live page.", reply.TEXT, content_type="text/html",
+                 door=RouteAccess.PAGE),
+        Endpoint("GET", "/admin/ui/{file}", files.admin_page_file, "A file of the live page.", reply.TEXT,
+                 errors=(404,), content_type="text/javascript", door=RouteAccess.PAGE),
+        Endpoint("GET", "/admin/events", live.admin_events, "A snapshot of the server each second.", reply.ANY_OBJECT,
+                 events=reply.ANY_OBJECT, errors=(503,), content_type="text/event-stream", door=RouteAccess.ADMIN),
+        Endpoint("POST", "/admin/workers/{worker}/{action}", changes.change_worker, "Drain, undrain or restart a "
+                 "worker, or give it another role.", CHANGED, CHANGE, errors=(*BODY, 409, 503),
+                 door=RouteAccess.ADMIN),
+    )  # fmt: skip
+
+
+def timeline_endpoints(times: RequestTimes) -> tuple[Endpoint, ...]:
+    """The timelines of requests."""
+    return (
+        Endpoint("GET", "/admin/requests", times.list_requests, "The latest requests.", traced.REQUESTS,
+                 door=RouteAccess.ADMIN),
+        Endpoint("GET", "/admin/requests/{request_id}", times.show_request, "Where a request's time went.",
+                 traced.TIMELINES, errors=(404,), door=RouteAccess.ADMIN),
+    )  # fmt: skip
 
 
 def sound_endpoints(sounds: SoundRoutes, noting: Noting) -> tuple[Endpoint, ...]:

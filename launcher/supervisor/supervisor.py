@@ -22,6 +22,7 @@ from pontil.launcher.host.oom import OomWatch, kill_counter
 from pontil.launcher.logs.console import Console
 from pontil.launcher.supervisor.announcement import Announcement
 from pontil.launcher.supervisor.child_streams import ChildStreams
+from pontil.launcher.supervisor.page_changes import take_change
 from pontil.launcher.supervisor.process_table import ProcessTable
 from pontil.launcher.supervisor.recovery import Recovery
 from pontil.launcher.supervisor.reload import Reloader
@@ -83,7 +84,9 @@ class Supervisor:
         self.failure: LaunchError | None = None
         self.monitors = False
         self.looked = self.clock()
-        self.streams = ChildStreams(self.selector, console, self.clock)
+        self.streams = ChildStreams(
+            self.selector, console, self.clock, lambda process, asked: take_change(process, asked, self.rollouts.take)
+        )
         self.announcement = Announcement(
             orders.topology, console, SelfTestMonitor(orders.self_test), self.looked, orders.limits.start
         )

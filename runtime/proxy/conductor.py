@@ -80,9 +80,10 @@ class Conductor:
         budget = min(budget, TRIAL_TOKENS) if first.trial else budget
         params = SamplingParams(max_tokens=budget, seed=first.params.seed, **sampling)
         request = self.in_flight.add(
-            f"{run.id}.{node.name}", prompt, params, first.cache_salt, first.priority, stage=task
+            f"{run.id}.{node.name}", prompt, params, first.cache_salt, first.priority, task, first.recorder.received
         )
         request.caller, request.trial = first.caller, first.trial
+        request.recorder.is_hidden = first.trial
         run.requests[node.name] = request
         if not request.trial:
             self.books.admit(request)

@@ -13,7 +13,7 @@ from typing import Any
 from pontil.runtime.config import ProxyConfig
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.graph.catalog import GraphModel
-from pontil.runtime.proxy.answer_frames import AnswerFrames, MessageRouter
+from pontil.runtime.proxy.answer_frames import AnswerFrames, MessageRouter, TimesFrames
 from pontil.runtime.proxy.bookkeeper import CHECKPOINT, Bookkeeper
 from pontil.runtime.proxy.conductor import Conductor
 from pontil.runtime.proxy.dispatch import Dispatcher
@@ -22,6 +22,7 @@ from pontil.runtime.proxy.fleet import Fleet
 from pontil.runtime.proxy.in_flight import InFlight
 from pontil.runtime.proxy.metrics import DIED, SILENT, Metrics
 from pontil.runtime.proxy.model_admissions import ModelAdmissions
+from pontil.runtime.proxy.operator_changes import OperatorChanges
 from pontil.runtime.proxy.policy import every_route
 from pontil.runtime.proxy.prompt_prefix import PromptPrefix
 from pontil.runtime.proxy.rate_limits import UNLIMITED, Allowance
@@ -41,6 +42,7 @@ from pontil.runtime.threads import go_on
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.keys import Keys
 from pontil.runtime.wire.messages import (
+    AttemptTimes,
     Embedding,
     Failed,
     Goodbye,
@@ -93,7 +95,7 @@ class Proxy:
             config, self.incarnation, self.registry, self.metrics, clock, self.send,
             lambda request, reason: self.in_flight.fail(request, Unavailable(reason)),
         )  # fmt: skip
-        self.fleet = Fleet(config, self.incarnation, self.metrics.render)
+        self.fleet = Fleet(config, self.incarnation, self.metrics.render, lambda name: self.timelines.shown(name))
         self.books = Bookkeeper(config, self.incarnation, clock, self.metrics.threads, self.fleet.kept)
         self.ledger = self.books.ledger
         self.self_test = SelfTest(config.awaits_self_test, tokenizer, self.trial_routes, self.try_out)
@@ -103,7 +105,7 @@ class Proxy:
         self.in_flight = InFlight(
             self.incarnation, tokenizer, self.dispatcher, self.admissions, self.books, self.metrics, clock
         )  # fmt: skip
-        self.requests = self.in_flight.requests
+        self.requests, self.timelines = self.in_flight.requests, self.in_flight.timelines
         self.turn = MessageTurn()
         self.streams = ResumableStreams(self.fleet.records, config.resume_window, self.in_flight, self.turn)
         self.frames = AnswerFrames(
@@ -123,14 +125,14 @@ class Proxy:
         )  # fmt: skip
         about = {"version": config.version, "model_name": config.served_model_name}
         self.metrics.watch(self.requests, self.registry, about)
+        self.changes = OperatorChanges(self.registry, clock, lambda: self.table_age)
         self.draining = False
         keys = None if config.keys is None else Keys.of(config.keys)
         self.kv_transfers = KVTransfers(self.registry, None if keys is None else keys.kept)
         self.context = open_context(keys, self.metrics.threads)
         self.server: ControlServer | None = None
         self.tasks: list[asyncio.Task[None]] = []
-        self.malformed_seen = 0
-        self.ticks = 0
+        self.malformed_seen = self.ticks = 0
         self.last_tick = clock()
         # Time of the supervisor's last process table, which it sends every second; None without a supervisor.
         self.table_at: float | None = None
@@ -154,6 +156,7 @@ class Proxy:
             Failed: self.frames.on_failed,
             Embedding: self.frames.on_embedding,
             NodeOutput: self.frames.on_node_output,
+            AttemptTimes: TimesFrames(self.timelines, self.metrics).on_times,
             Starved: self.conductor.on_starved,
             PassDone: self.conductor.on_pass_done,
         }
@@ -286,6 +289,7 @@ class Proxy:
             return self.runs.try_out(prompt, params, cache_salt)
         request = self.in_flight.open("self-test", prompt, params, cache_salt, 0)
         request.trial = True
+        request.recorder.is_hidden = True
         request.begin(route, self.clock())
         self.dispatcher.launch(request)
         return Stream([request], self.in_flight.cancel, self.turn)
@@ -327,6 +331,7 @@ class Proxy:
         self.ticks += 1
         self.admissions.pass_time(self.clock())
         self.streams.tick()
+        self.timelines.tick()
         self.metrics.show_ledger(self.ledger)
         self.metrics.show_usage_log(self.books.log)
         self.dispatcher.flush()

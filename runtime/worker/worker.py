@@ -317,6 +317,7 @@ class Worker:
     def tick(self, now: float) -> None:
         if absence := self.link.look(now):
             self.report.progress(absence)
+        self.requests.times.flush()
         self.prefill.tick(now)
         self.decode.tick(now)
         for key, reason in self.stage.tick(now):
@@ -346,7 +347,7 @@ class Worker:
 
     def load(self, link: ProxyLink | None = None) -> HeartbeatLoad:
         """Return the load for the proxy of this link, by default the first."""
-        return self.gauge.load(link or self.link.links[0], self.step_reporter.steps, self.stale)
+        return self.gauge.load(link or self.link.links[0], self.step_reporter, self.stale)
 
     def close(self) -> None:
         self.idle_work.begin()
