@@ -68,6 +68,7 @@ ARROWS: dict[str, set[str]] = {
     "runtime/grammar": {"runtime/tokenizer"},
     "runtime/chat": {"runtime/grammar", "runtime/tokenizer"},
     "runtime/wire": set(),
+    "runtime/timeline": {"runtime/wire/messages"},
     "runtime/transfer": {"runtime/cache/device_memory", "runtime/cache/head_groups", "runtime/cache/storage"},
     "runtime/disaggregation": {
         "runtime/transfer", "runtime/wire", "runtime/cache/follower_records", "runtime/cache/head_groups",
@@ -82,7 +83,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "runtime/proxy": {
         "runtime/wire", "runtime/tokenizer", "runtime/accounting", "runtime/graph", "runtime/cache/prefix",
-        "runtime/cache/prefix_journal",
+        "runtime/cache/prefix_journal", "runtime/timeline",
     },
     "runtime/worker/ranks": {
         "runtime/cache/follower_records", "runtime/disaggregation", "runtime/engine", "runtime/models",
@@ -104,19 +105,20 @@ ARROWS: dict[str, set[str]] = {
     "http/access": {"http/fields", "runtime", "runtime/proxy"},
     "http/request": {
         "http/access", "http/fields", "runtime", "runtime/chat", "runtime/grammar", "runtime/proxy",
-        "runtime/tokenizer",
+        "runtime/timeline", "runtime/tokenizer",
     },
     "http/response": {
         "http/fields", "runtime", "runtime/accounting", "runtime/chat", "runtime/grammar", "runtime/graph/catalog",
-        "runtime/proxy", "runtime/tokenizer", "runtime/wire/messages",
+        "runtime/proxy", "runtime/timeline", "runtime/tokenizer", "runtime/wire/messages",
     },
     "http/store": {"http/fields", "runtime"},
     "http/routes": {
         "http/access", "http/fields", "http/request", "http/response", "http/store", "runtime", "runtime/chat",
-        "runtime/graph/catalog", "runtime/proxy", "runtime/tokenizer",
+        "runtime/graph/catalog", "runtime/proxy", "runtime/timeline", "runtime/tokenizer",
     },
     "http/app": {
-        "http/access", "http/request", "http/response", "http/routes", "runtime", "runtime/proxy", "runtime/tokenizer",
+        "http/access", "http/request", "http/response", "http/routes", "runtime", "runtime/proxy", "runtime/timeline",
+        "runtime/tokenizer",
     },
     "launcher/host": set(),
     "launcher/config": {"launcher/host", "runtime/graph"},

@@ -6,7 +6,7 @@ import gc
 import logging
 import os
 import socket
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -40,11 +40,14 @@ from pontil.runtime.config import ProxyConfig
 from pontil.runtime.errors import PontilError
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.reporting import Reporter
+from pontil.runtime.timeline.received import RECEIVED, ReceivedRequest
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 BACKLOG = 1024
 # The header with the id of a stream that can be continued.
 STREAM = "x-pontil-stream"
+# The header by which a client names its own span (W3C Trace Context).
+TRACE_PARENT = "traceparent"
 # A body up to this many times too large is read and discarded, so that the client is still connected to read the 413.
 READ_ANYWAY = 4
 # Timeout of a response that is not streamed; a request whose worker is silent fails much sooner.
@@ -98,7 +101,7 @@ def build_app(proxy: Proxy, embedding: Tokenizer | None = None) -> Sanic[Any, An
     app.ctx.connection_limit = ConnectionLimit(connections_within(descriptor_limit()))
     app.ctx.access = access_to(proxy.config, served)
     reading = {endpoint.route.removeprefix("/") for endpoint in served if endpoint.takes}
-    add_middleware(app, app.ctx.access, pages, reading)
+    add_middleware(app, app.ctx.access, pages, reading, proxy.clock)
     return app
 
 
@@ -108,9 +111,11 @@ def access_to(config: ProxyConfig, served: Sequence[Endpoint]) -> Access:
     return Access(keyring, doors, AllowedHosts(config.host, config.allowed_hosts))
 
 
-def add_middleware(app: Sanic[Any, Any], access: Access, pages: CrossOrigin, reading: Set[str]) -> None:
+def add_middleware(
+    app: Sanic[Any, Any], access: Access, pages: CrossOrigin, reading: Set[str], now: Callable[[], float]
+) -> None:
     """Add access checks and the headers of every answer. `reading` are the paths of routes that read bodies
-    themselves; bodies sent to other routes are discarded."""
+    themselves; bodies sent to other routes are discarded. `now` is the clock of the requests' timelines."""
 
     # Sanic would read the body of another route before its middleware, and so before the check.
     assert all(route.extra.ignore_body for route in app.router.routes), "a route reads bodies before the access check"
@@ -119,6 +124,7 @@ def add_middleware(app: Sanic[Any, Any], access: Access, pages: CrossOrigin, rea
         """Check access before any of the body is read, for all paths and methods, with or without a route."""
         request.ctx.request_id = request_id(request.headers.getone(HEADER, None))
         CURRENT.set(request.ctx.request_id)
+        RECEIVED.set(received_now(request, now))
         access.admit(request)
         if request.route is not None and (request.route.path not in reading or request.method in METHODS):
             async for _ in request.stream:  # type: ignore[union-attr]
@@ -139,6 +145,12 @@ def add_middleware(app: Sanic[Any, Any], access: Access, pages: CrossOrigin, rea
 
     app.register_middleware(admit, "request")
     app.register_middleware(name, "response")
+
+
+def received_now(request: Request, now: Callable[[], float]) -> ReceivedRequest:
+    """Return the beginning of a request's timeline."""
+    route = "-" if request.route is None else f"/{request.route.path}"
+    return ReceivedRequest(route, now, request.headers.getone(TRACE_PARENT, None))
 
 
 class Service:

@@ -9,6 +9,8 @@ from sanic.http import Stage
 from sanic.server.protocols.http_protocol import HttpProtocol
 
 from pontil.http.app.connection_limit import REFUSED
+from pontil.runtime.timeline.received import noted
+from pontil.runtime.timeline.timeline import WRITE
 
 RECEIVE_SECONDS = 60.0
 
@@ -44,6 +46,13 @@ class TimedProtocol(HttpProtocol):
         self.has_room = True
         untyped: Any = super()
         untyped.resume_writing()
+
+    async def send(self, data: Any) -> None:
+        """Send a part of a response. Between the first and the last one a stream's are written directly."""
+        noted(WRITE)
+        untyped: Any = super()
+        await untyped.send(data)
+        noted(WRITE)
 
     def data_received(self, data: bytes) -> None:
         if not self.is_receiving:

@@ -16,6 +16,8 @@ from pontil.http.request.multipart import FormPart, boundary_of, read_form
 from pontil.http.request.ordered_executor import OrderedExecutor
 from pontil.http.request.packed_body import PackedBody
 from pontil.runtime.errors import RequestError, Unavailable
+from pontil.runtime.timeline.received import timed
+from pontil.runtime.timeline.timeline import RECEIVE
 
 MOST_BODY = 8 << 20
 """Bytes of a body, whatever a context could hold."""
@@ -63,7 +65,8 @@ class BodyReader:
             if body is None:
                 check_type(request)
                 packed = is_packed(request)
-                body = await self.receive(request, share)
+                with timed(RECEIVE):
+                    body = await self.receive(request, share)
                 body = await self.unpack(body, share) if packed else body
             else:
                 await self.receive(request, share)
@@ -80,7 +83,8 @@ class BodyReader:
         boundary = check_form_type(request)
         share = BufferShare(self)
         try:
-            body = await self.receive(request, share)
+            with timed(RECEIVE):
+                body = await self.receive(request, share)
             self.in_flight.note(request, body)
             work = partial(form_and, understand, body, boundary)
             return await self.executor.run(work, len(body)) if len(body) > LARGE_BODY else work()

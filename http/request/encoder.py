@@ -7,6 +7,8 @@ from functools import partial
 from pontil.http.request.ordered_executor import OrderedExecutor
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.admission import maximum
+from pontil.runtime.timeline.received import timed
+from pontil.runtime.timeline.timeline import TOKENIZE
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 # Texts up to this many characters are encoded at once: a thread would cost more than they do.
@@ -65,7 +67,8 @@ class Encoder:
         """Return the text's token ids. Raises RequestError for a text that cannot fit, Unavailable where too much is
         queued."""
         self.check(text, param, limit)
-        if len(text) <= SHORT_TEXT:
-            return self.tokenizer.encode(text, add_special_tokens)
-        executor = self.ordinary if len(text) <= HUGE_TEXT else self.huge
-        return await executor.run(partial(self.tokenizer.encode_unlocked, text, add_special_tokens), len(text))
+        with timed(TOKENIZE):
+            if len(text) <= SHORT_TEXT:
+                return self.tokenizer.encode(text, add_special_tokens)
+            executor = self.ordinary if len(text) <= HUGE_TEXT else self.huge
+            return await executor.run(partial(self.tokenizer.encode_unlocked, text, add_special_tokens), len(text))

@@ -16,6 +16,8 @@ from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError
 from pontil.runtime.grammar.verdict import Verdict
 from pontil.runtime.proxy.stream import ChoiceEvent, Ended, Stream
+from pontil.runtime.timeline.received import noted
+from pontil.runtime.timeline.timeline import WRITE
 
 # Makes the body of a whole answer.
 WriteAnswer = Callable[[Mapping[str, Any]], Awaitable[bytes]]
@@ -66,7 +68,13 @@ async def reply(
     is sent. `write` makes the body of one that is not streamed. Raises PontilError only while nothing has been sent."""
     try:
         if shape.streamed:
-            await reply_streaming(EventWriter(request, lambda: route_of(stream), stream.turn), stream, shape, keep)
+            writer = EventWriter(request, lambda: route_of(stream), stream.turn)
+            try:
+                await reply_streaming(writer, stream, shape, keep)
+            finally:
+                if writer.begun:
+                    # A stream that is cut ends with what was written last.
+                    noted(WRITE, writer.wrote_at)
             return None
         return await reply_whole(stream, shape, keep, write)
     finally:

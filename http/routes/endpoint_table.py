@@ -19,6 +19,7 @@ from pontil.http.request.speech_request import SPEECH
 from pontil.http.request.transcription_request import TRANSCRIPTION
 from pontil.http.response import reply_schema as reply
 from pontil.http.response import responses_schema as shown
+from pontil.http.response import timeline_schema as traced
 from pontil.http.response.answer_checker import AnswerChecker
 from pontil.http.response.embedding_body import EMBEDDINGS
 from pontil.http.routes.chat_batch import ChatBatchRoutes
@@ -28,6 +29,7 @@ from pontil.http.routes.embeddings import EmbeddingRoutes
 from pontil.http.routes.generation import GenerationRoutes
 from pontil.http.routes.model_list import ModelList
 from pontil.http.routes.openapi import OpenApiRoute
+from pontil.http.routes.request_times import RequestTimes
 from pontil.http.routes.responses import ResponsesRoutes
 from pontil.http.routes.served_embedding import ServedEmbedding
 from pontil.http.routes.served_model import ServedModel
@@ -93,6 +95,7 @@ def endpoints(
         *compatibility_endpoints(CompatibilityRoutes(routes), ChatBatchRoutes(routes), noting),
         Endpoint("GET", "/admin/topology", status.topology, "The processes and their states.", reply.TOPOLOGY,
                  door=RouteAccess.ADMIN),
+        *timeline_endpoints(RequestTimes(proxy)),
         Endpoint("GET", "/admin/ledger", status.ledger, "The sums of the ledger.", reply.ANY_OBJECT,
                  door=RouteAccess.ADMIN),
     )  # fmt: skip
@@ -100,6 +103,16 @@ def endpoints(
         listed, config.version, model.vocab_size, guarded=bool(config.callers), strict=config.strict_parameters
     )
     return (*listed, described.own)
+
+
+def timeline_endpoints(times: RequestTimes) -> tuple[Endpoint, ...]:
+    """Where requests' time went."""
+    return (
+        Endpoint("GET", "/admin/requests", times.list_requests, "The latest requests.", traced.REQUESTS,
+                 door=RouteAccess.ADMIN),
+        Endpoint("GET", "/admin/requests/{request_id}", times.show_request, "Where a request's time went.",
+                 traced.TIMELINES, errors=(404,), door=RouteAccess.ADMIN),
+    )  # fmt: skip
 
 
 def sound_endpoints(sounds: SoundRoutes, noting: Noting) -> tuple[Endpoint, ...]:

@@ -17,7 +17,9 @@ from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.stage_task import accept_output, makes_tokens
 from pontil.runtime.proxy.stream import Finished, MessageTurn
+from pontil.runtime.timeline.timelines import Timelines
 from pontil.runtime.wire.messages import (
+    AttemptTimes,
     Embedding,
     Failed,
     Heartbeat,
@@ -227,3 +229,18 @@ class AnswerFrames:
             else:
                 moved = message.moved and self.registry.is_leaving(message.sender)
                 self.dispatcher.retry(request, message.reason, MOVED if moved else FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class TimesFrames:
+    """The handler of what workers tell of their times, which may come after the end of a request."""
+
+    timelines: Timelines
+    metrics: Metrics
+
+    def on_times(self, message: AttemptTimes) -> None:
+        try:
+            if not self.timelines.take(message):
+                self.metrics.dropped.labels("stale").inc()
+        except MalformedFrame:
+            self.metrics.dropped.labels("malformed").inc()

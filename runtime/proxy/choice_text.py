@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pontil.runtime.accounting.counts import AttemptCount
 from pontil.runtime.accounting.ledger import WorkShare
 from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.timeline.step_gaps import BUFFER, StepGaps
 from pontil.runtime.tokenizer.detokenizer import Detokenizer
 from pontil.runtime.tokenizer.stop_strings import StopStrings
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -99,6 +100,7 @@ class TokenPath:
     answer: ChoiceText
     share: WorkShare
     count: AttemptCount
+    gaps: StepGaps
 
     def is_ordinary(self, row: Sequence[int], ids: Sequence[int]) -> bool:
         """Return whether the row has the next ids of the choice, all new and without the last one of its budget."""
@@ -119,6 +121,11 @@ class TokenPath:
             return False
         request, count = self.request, len(ids)
         request.last_frame = request.waits_since = now
+        # As StepGaps.note does, without a call.
+        arrivals = self.gaps.arrivals
+        arrivals.append(now)
+        if len(arrivals) >= BUFFER:
+            self.gaps.settle()
         request.entry.delivered += count
         self.share.go_on(count)
         self.count.accepted += count

@@ -80,11 +80,13 @@ class Conductor:
         budget = min(budget, TRIAL_TOKENS) if first.trial else budget
         params = SamplingParams(max_tokens=budget, seed=first.params.seed, **sampling)
         request = self.in_flight.add(
-            f"{run.id}.{node.name}", prompt, params, first.cache_salt, first.priority, stage=task
+            f"{run.id}.{node.name}", prompt, params, first.cache_salt, first.priority, task, first.recorder.received
         )
         request.caller, request.trial = first.caller, first.trial
         run.requests[node.name] = request
-        if not request.trial:
+        if request.trial:
+            self.in_flight.timelines.forget(request.id)
+        else:
             self.books.admit(request)
         self.dispatcher.enlist(request)
 

@@ -126,6 +126,7 @@ class Dispatcher:
         request may wait for a dead worker's successor."""
         LOG.info("attempt %d broke: %s", request.attempt + 1, reason, extra={"request": request.id})
         self.withdraw(request)
+        request.recorder.broke(self.clock(), reason)
         request.broke(self.clock(), excused=cause in EXCUSED)
         if request.trial and request.stage is None:
             self.give_up(request, reason)

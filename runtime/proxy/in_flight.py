@@ -3,7 +3,9 @@
 
 import secrets
 from collections.abc import Callable
+from functools import partial
 
+from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError, Unavailable
 from pontil.runtime.proxy.bookkeeper import Bookkeeper
 from pontil.runtime.proxy.dispatch import Dispatcher, ignored
@@ -11,9 +13,12 @@ from pontil.runtime.proxy.embedding_task import EmbeddingTask
 from pontil.runtime.proxy.metrics import Metrics
 from pontil.runtime.proxy.model_admissions import ModelAdmissions
 from pontil.runtime.proxy.request import Request
+from pontil.runtime.proxy.request_row import last_row, row_of
 from pontil.runtime.proxy.stage_task import StageTask, is_joined
 from pontil.runtime.proxy.stream import Finished
 from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.timeline.received import RECEIVED, ReceivedRequest
+from pontil.runtime.timeline.timelines import Timelines
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 
@@ -28,6 +33,7 @@ class InFlight:
         self.incarnation, self.tokenizer, self.dispatcher = incarnation, tokenizer, dispatcher
         self.admissions, self.books, self.metrics, self.clock = admissions, books, metrics, clock
         self.requests: dict[str, Request] = {}
+        self.timelines = Timelines(clock, metrics.threads)
         self.ended: Callable[[Request], None] = ignored
 
     def open(
@@ -36,19 +42,29 @@ class InFlight:
     ) -> Request:  # fmt: skip
         """Create a request, with `name` as a part of its id. One for an `embedding` makes a vector and no tokens."""
         request_id = f"{name or ''}-{secrets.token_hex(8)}".removeprefix("-")
-        request = self.add(request_id, prompt, params, salt, priority, stage)
+        request = self.add(request_id, prompt, params, salt, priority, stage, RECEIVED.get())
         request.embedding = embedding
         return request
 
     def add(
         self, request_id: str, prompt: list[int], params: SamplingParams, salt: str = "", priority: int = 0,
-        stage: StageTask | None = None,
+        stage: StageTask | None = None, received: ReceivedRequest | None = None,
     ) -> Request:  # fmt: skip
-        """Create a request with this id."""
+        """Create a request with this id, as a part of an HTTP request if one was `received`."""
         request = self.requests[request_id] = Request.start(
             request_id, prompt, params, self.tokenizer, self.clock(), salt, self.books.ledger, priority, stage
         )
+        self.record(request, received)
         return request
+
+    def record(self, request: Request, received: ReceivedRequest | None) -> None:
+        """Begin to record where a request's time goes."""
+        request.recorder.admit(self.clock(), received, partial(row_of, request, self.model))
+        self.timelines.admit(request.id, request.recorder)
+
+    @property
+    def model(self) -> str:
+        return self.dispatcher.config.served_model_name
 
     def finish(self, request: Request, last_sender: str) -> None:
         """End a request whose answer is complete. A worker that has sent nothing, as prefill ended the request, is
@@ -88,12 +104,14 @@ class InFlight:
         self.dispatcher.withdraw(request)
         self.admissions.of(request).leave(request)
         self.books.hand_over(request)
+        self.keep_timeline(request, "handed_over", request.usage)
         self.admissions.dispatch()
 
     def take_over(self, request: Request, caller: str) -> None:
         """Go on with a request that another proxy had begun, as after the death of a worker. Its entry is in the ledger
         already."""
         self.requests[request.id] = request
+        self.record(request, RECEIVED.get())
         self.admissions.of(request).enter_again(request, caller)
         self.books.take_over(request)
         self.dispatcher.enlist(request)
@@ -105,6 +123,7 @@ class InFlight:
     def close_account(self, request: Request, label: str) -> None:
         if request.trial:
             self.books.ledger.set_aside(request.id)
+            self.timelines.forget(request.id)
             return
         if not is_joined(request):
             self.admissions.of(request).leave(request)
@@ -115,3 +134,8 @@ class InFlight:
         if request.journal is not None:
             request.journal.let_go()
         self.metrics.add_request(request, billed, label)
+        self.keep_timeline(request, label, billed)
+
+    def keep_timeline(self, request: Request, label: str, billed: Usage) -> None:
+        now = self.clock()
+        self.timelines.end(last_row(request, self.model, label, billed, now), now)

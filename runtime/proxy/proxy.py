@@ -13,7 +13,7 @@ from typing import Any
 from pontil.runtime.config import ProxyConfig
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.graph.catalog import GraphModel
-from pontil.runtime.proxy.answer_frames import AnswerFrames, MessageRouter
+from pontil.runtime.proxy.answer_frames import AnswerFrames, MessageRouter, TimesFrames
 from pontil.runtime.proxy.bookkeeper import CHECKPOINT, Bookkeeper
 from pontil.runtime.proxy.conductor import Conductor
 from pontil.runtime.proxy.dispatch import Dispatcher
@@ -41,6 +41,7 @@ from pontil.runtime.threads import go_on
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.keys import Keys
 from pontil.runtime.wire.messages import (
+    AttemptTimes,
     Embedding,
     Failed,
     Goodbye,
@@ -103,7 +104,7 @@ class Proxy:
         self.in_flight = InFlight(
             self.incarnation, tokenizer, self.dispatcher, self.admissions, self.books, self.metrics, clock
         )  # fmt: skip
-        self.requests = self.in_flight.requests
+        self.requests, self.timelines = self.in_flight.requests, self.in_flight.timelines
         self.turn = MessageTurn()
         self.streams = ResumableStreams(self.fleet.records, config.resume_window, self.in_flight, self.turn)
         self.frames = AnswerFrames(
@@ -154,6 +155,7 @@ class Proxy:
             Failed: self.frames.on_failed,
             Embedding: self.frames.on_embedding,
             NodeOutput: self.frames.on_node_output,
+            AttemptTimes: TimesFrames(self.timelines, self.metrics).on_times,
             Starved: self.conductor.on_starved,
             PassDone: self.conductor.on_pass_done,
         }
@@ -286,6 +288,7 @@ class Proxy:
             return self.runs.try_out(prompt, params, cache_salt)
         request = self.in_flight.open("self-test", prompt, params, cache_salt, 0)
         request.trial = True
+        self.timelines.forget(request.id)
         request.begin(route, self.clock())
         self.dispatcher.launch(request)
         return Stream([request], self.in_flight.cancel, self.turn)
@@ -327,6 +330,7 @@ class Proxy:
         self.ticks += 1
         self.admissions.pass_time(self.clock())
         self.streams.tick()
+        self.timelines.tick()
         self.metrics.show_ledger(self.ledger)
         self.metrics.show_usage_log(self.books.log)
         self.dispatcher.flush()

@@ -82,5 +82,5 @@ class Registrar:
     def welcome(self, message: Hello | RoleChange) -> None:
         """Send the worker its current registration."""
         prefixes = self.wants_prefixes
-        self.send(Welcome(self.incarnation, message.sender, True, message.role, message.draining, prefixes))
+        self.send(Welcome(self.incarnation, message.sender, True, message.role, message.draining, prefixes, True))
         self.on_change()

@@ -25,6 +25,7 @@ from pontil.runtime.proxy.stage_task import StageTask
 from pontil.runtime.proxy.stream import Finished, Mailbox
 from pontil.runtime.proxy.worker_release import WorkerRelease
 from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.timeline.recorder import RequestRecorder
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Cancel, Logprobs, Submit, Tokens
 
@@ -79,7 +80,8 @@ class Request:
     with a `stage` task it is for one stage of a model of several. `prefix` is what was computed to find its prompt in
     caches. It stays with the workers of one `release`, where there are several. With `remote_kv` its prompt is kept for
     a worker of another proxy, or comes from one. `stop_matches` has the stop string of each choice that ended, as its
-    worker stated it. A `journal` records what another proxy needs to go on with the request.
+    worker stated it. A `journal` records what another proxy needs to go on with the request, the `recorder` where its
+    time goes.
     """
 
     id: str
@@ -124,6 +126,7 @@ class Request:
     remote_kv: RemoteKV | None = None
     stop_matches: dict[int, str | None] = field(default_factory=dict)
     journal: "Journal | None" = None
+    recorder: RequestRecorder = field(default_factory=RequestRecorder)
 
     @classmethod
     def start(
@@ -160,6 +163,7 @@ class Request:
         self.attempt += 1
         self.route, self.phases, self.sent = route, route.phases, now
         self.waits_since = now if self.attempt else self.arrived
+        self.recorder.begin(self.attempt, {one.incarnation: one.name for one in route.workers}, now)
         self.heard.clear()
         self.token_paths.clear()
         self.account.open(self.attempt, tuple(self.phases.values()), self.reasons)
@@ -173,6 +177,7 @@ class Request:
         else:
             self.broken.add(tuple(self.phases))
         self.phases, self.waits_since = {}, now
+        self.recorder.broke(now)
         if self.stranded_at is None:
             self.stranded_at = now
         self.token_paths.clear()
@@ -261,6 +266,8 @@ class Request:
             self.prompt_logprobs = frame.prompt_logprobs
             self.mailbox.release()
         self.begun = self.begun or bool(delivered)
+        if delivered:
+            self.recorder.gaps.note(now)
         if delivered or text:
             tell = self.mailbox.put if reason is None else self.mailbox.add
             tell(text, delivered, choice, logprobs_of(frame, len(new), len(delivered)))
@@ -291,7 +298,8 @@ class Request:
         if said and plain and self.params.logprobs is None and self.params.prompt_logprobs is None:
             share = self.entry.shares[self.attempt, sender, choice]
             count = self.account.choices[choice].attempts[self.attempt]
-            self.token_paths[sender, choice] = TokenPath(self, choice, self.attempt, self.answers[choice], share, count)
+            answer, gaps = self.answers[choice], self.recorder.gaps
+            self.token_paths[sender, choice] = TokenPath(self, choice, self.attempt, answer, share, count, gaps)
 
     def note_pull(self, frame: Tokens, now: float) -> None:
         seconds = None if frame.pulled_seconds is None else self.credible(frame.pulled_seconds, now)

@@ -45,7 +45,16 @@ from pontil.runtime.wire.registration_messages import (
     StillHere,
     Welcome,
 )
-from pontil.runtime.wire.request_messages import Cancel, Failed, Logprobs, Progress, Step, Submit, Tokens
+from pontil.runtime.wire.request_messages import (
+    AttemptTimes,
+    Cancel,
+    Failed,
+    Logprobs,
+    Progress,
+    Step,
+    Submit,
+    Tokens,
+)
 from pontil.runtime.wire.transfer_messages import (
     Abandon,
     Begin,
@@ -60,6 +69,7 @@ from pontil.runtime.wire.transfer_messages import (
 
 __all__ = [
     "Abandon",
+    "AttemptTimes",
     "Begin",
     "Cancel",
     "ChunkReady",
@@ -118,6 +128,7 @@ Message = (
     | Embed | Embedding | PrefixDelta | PrefixRequest
     | NodeTask | NodeOutput | PassDone | Inputs | Starved | Release
     | Subscribe | Subscribed | StreamItem | StreamMark | StreamAck | ProducerDone | Unsubscribe
+    | AttemptTimes
 )  # fmt: skip
 
 # The wire tag of each message. Tags are never reused.
@@ -168,4 +179,5 @@ TAGS: dict[str, type[Message]] = {
     "unsubscribe": Unsubscribe,
     "prefix_delta": PrefixDelta,
     "prefix_request": PrefixRequest,
+    "attempt_times": AttemptTimes,
 }

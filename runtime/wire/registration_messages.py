@@ -49,7 +49,7 @@ class Welcome:
     """From proxy to worker: registered; the sender is the proxy incarnation that now owns your requests. `role` and
     `draining` are the values that the proxy has registered; None: not said. Messages that the worker sent before it
     changed them were handled before this one. `steps`: the proxy accepts Step messages instead of the Tokens of each
-    sequence. `prefixes`: it wants to be told which prefixes the worker has cached."""
+    sequence. `prefixes`: it wants to be told which prefixes the worker has cached. `times`: it accepts AttemptTimes."""
 
     sender: str
     receiver: str
@@ -57,6 +57,7 @@ class Welcome:
     role: str | None = None
     draining: bool = False
     prefixes: bool = False
+    times: bool = False
 
 
 @dataclass(frozen=True, slots=True)

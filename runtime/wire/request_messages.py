@@ -147,3 +147,29 @@ class Failed:
     status: int = 503
     moved: bool = False
     late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptTimes:
+    """From worker to proxy: where the time of my part of an attempt went, now that it is over. It is told once, and
+    only where it holds up no tokens.
+
+    All times are in seconds since the Submit arrived here; `age` is the time of this message. The sequence was
+    `scheduled`, or had its room. `chunks` are begin, end and tokens of each computed part of the prompt, one behind the
+    other, `pulls` begin, end, blocks and bytes of each pull of KV blocks. Of a prompt that was handed over, `handoff`
+    is when it was computed, and when the decode worker had verified it. The sequence lost its blocks at `preempted`.
+    Many chunks or pulls are told as fewer, longer ones.
+    """
+
+    sender: str
+    receiver: str
+    request_id: str
+    attempt: int
+    age: float
+    scheduled: float | None = None
+    chunks: list[float] = field(default_factory=list)
+    pulls: list[float] = field(default_factory=list)
+    handoff: list[float] = field(default_factory=list)
+    preempted: list[float] = field(default_factory=list)
+    first_token: float | None = None
+    last_token: float | None = None

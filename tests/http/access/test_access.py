@@ -122,6 +122,8 @@ def test_a_right_key_opens_everything_but_admin(shut: ScriptedSite, afar: None, 
             assert answer.status == 403, path
         else:
             expected = {"POST": (400,), "GET": (200,), "HEAD": (200, 204), "OPTIONS": (204,)}
+            if path.startswith("/admin/requests/"):
+                expected |= {"GET": (404,), "HEAD": (404, 204)}
             if "{response_id}" in path:
                 # A response of that name is not kept.
                 expected |= {"POST": (404,), "GET": (404,), "DELETE": (404,), "HEAD": (404, 204)}

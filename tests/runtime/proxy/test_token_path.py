@@ -77,12 +77,13 @@ def fed(request: Request, frame: Tokens, now: float, fast: bool) -> str:
 
 def state(request: Request, ledger: Ledger) -> dict[str, Any]:
     """Return everything that an answer, a bill, the books and the next attempt depend on."""
-    left_out = {"answers", "account", "entry", "mailbox", "token_paths", "route", "params"}
+    left_out = {"answers", "account", "entry", "mailbox", "token_paths", "route", "params", "recorder"}
     shown = {name: getattr(request, name) for name in request.__slots__ if name not in left_out}
     answers = [(answer.ids, answer.stops and answer.stops.held) for answer in request.answers]
     counts = [(choice.attempts, choice.billed) for choice in request.account.choices]
     box, entry = request.mailbox, request.entry
     return shown | {
+        "gaps": request.recorder.gaps.shown(0.0),
         "answers": answers, "counts": counts, "cached": request.account.cached_by, "books": ledger.books,
         "entry": (entry.shares, entry.delivered, entry.discarded, entry.prompt_stated, entry.imbalance),
         "mailbox": (box.deltas, box.ended, box.end), "imbalance": ledger.imbalance, "usage": request.usage,

@@ -22,6 +22,7 @@ values: dict[Any, st.SearchStrategy[Any]] = {
     float: st.floats(allow_nan=False),
     bool: st.booleans(),
     list[int]: st.lists(ints, max_size=5),
+    list[float]: st.lists(st.floats(allow_nan=False) | ints, max_size=3),
     list[str]: st.lists(st.text(max_size=5), max_size=3),
     list[list[int]]: st.lists(st.lists(ints, max_size=3), max_size=3),
     Logprobs | None: st.lists(st.lists(st.lists(st.floats(allow_nan=False) | ints))) | st.none(),

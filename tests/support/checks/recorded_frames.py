@@ -10,6 +10,7 @@ from typing import Any
 
 from graph_frames import GRAPH_MESSAGES, GRAPH_RECORDED
 from rank_frames import RANK_MESSAGES, RANK_RECORDED
+from times_frames import TIMES_MESSAGES, TIMES_RECORDED
 
 from pontil.runtime.wire.messages import (
     Abandon,
@@ -165,6 +166,7 @@ MESSAGES: dict[str, Message] = {
     **GRAPH_MESSAGES,
     "prefix_delta": PrefixDelta(sender="d4", receiver="px", number=7, added=bytes(range(16)), removed=b"\xff" * 8),
     "prefix_request": PrefixRequest(sender="px", receiver="d4"),
+    **TIMES_MESSAGES,
 }
 
 # MESSAGES in the wire format at the time when handoffs of several choices were added.
@@ -273,6 +275,7 @@ RECORDED = {
         "6564c410000102030405060708090a0b0c0d0e0fa772656d6f766564c408ffffffffffffffff"
     ),
     "prefix_request": "83a174ae7072656669785f72657175657374a673656e646572a27078a87265636569766572a26434",
+    **TIMES_RECORDED,
 }
 
 # Fields added later, by message.
@@ -288,7 +291,7 @@ ADDED: dict[str, dict[str, Any]] = {
         "revision": "2026-11",
         "version": "0.2.0",
     },
-    "welcome": {"steps": True, "role": "prefill", "draining": True, "prefixes": True},
+    "welcome": {"steps": True, "role": "prefill", "draining": True, "prefixes": True, "times": True},
     "goodbye": {"drained": True},
     "failed": {"moved": True},
     "greet": {"dtype": "float32", "block_size": 16, "ranks": 2},
@@ -339,8 +342,8 @@ RECORDED_LATER = {
         "31a776657273696f6ea5302e322e30"
     ),
     "welcome": (
-        "87a174a777656c636f6d65a673656e646572a27078a87265636569766572a26434a57374657073c3a4726f6c65a770726566"
-        "696c6ca8647261696e696e67c3a87072656669786573c3"
+        "88a174a777656c636f6d65a673656e646572a27078a87265636569766572a26434a57374657073c3a4726f6c65a770726566"
+        "696c6ca8647261696e696e67c3a87072656669786573c3a574696d6573c3"
     ),
     "goodbye": "84a174a7676f6f64627965a673656e646572a26434a87265636569766572a27078a7647261696e6564c3",
     "failed": (

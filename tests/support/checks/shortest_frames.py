@@ -4,6 +4,7 @@
 from graph_frames import GRAPH_SHORTEST
 from rank_frames import RANK_SHORTEST
 from recorded_frames import RECORDED
+from times_frames import TIMES_SHORTEST
 
 # Frames of the version before: these messages had fewer fields.
 EARLIER = {
@@ -77,4 +78,5 @@ SHORTEST = {
     **RANK_SHORTEST,
     **GRAPH_SHORTEST,
     "prefix_delta": "84a174ac7072656669785f64656c7461a673656e646572a26434a87265636569766572a27078a66e756d62657207",
+    **TIMES_SHORTEST,
 }

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP side of requests' timelines: one HTTP request, which may become several requests."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+# A traceparent header has 55 characters, and later versions may add some.
+LONGEST_PARENT = 512
+
+
+class ReceivedRequest:
+    """An HTTP request from its head on, in seconds of `clock`. A part that comes again goes on with the first one."""
+
+    __slots__ = ("at", "clock", "parts", "route", "since_epoch", "trace_parent")
+
+    def __init__(
+        self, route: str, clock: Callable[[], float] = time.monotonic, trace_parent: str | None = None
+    ) -> None:
+        self.route, self.clock = route, clock
+        self.trace_parent = None if trace_parent is None else trace_parent[:LONGEST_PARENT]
+        self.at, self.since_epoch = clock(), time.time()
+        self.parts: dict[str, tuple[float, float]] = {}
+
+    def note(self, name: str, begin: float, end: float) -> None:
+        """Note that a part of this name took from `begin` to `end`."""
+        before = self.parts.get(name)
+        self.parts[name] = (begin, end) if before is None else (before[0], end)
+
+
+# The HTTP request whose handler runs.
+RECEIVED: ContextVar[ReceivedRequest | None] = ContextVar("received", default=None)
+
+
+@contextmanager
+def timed(name: str) -> Iterator[None]:
+    """Note the time of what is done within as a part of the HTTP request, if one is handled."""
+    received = RECEIVED.get()
+    begin = 0.0 if received is None else received.clock()
+    try:
+        yield
+    finally:
+        if received is not None:
+            received.note(name, begin, received.clock())
+
+
+def noted(name: str, at: float | None = None) -> None:
+    """Note that a part of the HTTP request, if one is handled, went on until now, or until `at`."""
+    received = RECEIVED.get()
+    if received is not None:
+        now = received.clock() if at is None else at
+        received.note(name, now, now)

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recorder of one request's timeline."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from pontil.runtime.timeline.largest import largest_part
+from pontil.runtime.timeline.received import ReceivedRequest
+from pontil.runtime.timeline.step_gaps import StepGaps
+from pontil.runtime.timeline.timeline import (
+    ATTEMPT,
+    FAILOVER,
+    FINISHED,
+    FIRST_TOKEN,
+    PROXY,
+    QUEUE,
+    RequestRow,
+    TimeEvent,
+    Timeline,
+    TimeSpan,
+)
+from pontil.runtime.timeline.worker_report import TimePlace, WorkerReport
+from pontil.runtime.wire.messages import AttemptTimes
+
+# Attempts that are kept: the first ones, and the last.
+MOST_ATTEMPTS = 16
+LONGEST_REASON = 300
+# Bytes of a recorder with one attempt, about.
+OWN_SIZE = 2048
+
+
+@dataclass(slots=True)
+class AttemptRecord:
+    """One attempt: its workers' names by incarnation, and what they reported. Before it, the request waited from
+    `waited`. `reason` is why it broke."""
+
+    number: int
+    waited: float
+    begun: float
+    workers: Mapping[str, str]
+    ended: float | None = None
+    reason: str | None = None
+    reports: dict[str, WorkerReport] = field(default_factory=dict)
+
+
+class RequestRecorder:
+    """Records one request, in readings of the proxy's clock. `gaps` takes the times of tokens. The HTTP request that it
+    is for goes on to be noted in `received`, if there is one. `row` returns the request's line while it is open;
+    `admitted_at` is in seconds since 1970."""
+
+    __slots__ = ("admitted_at", "attempts", "ended", "gaps", "received", "row", "since", "waits")
+
+    def __init__(self) -> None:
+        self.gaps = StepGaps()
+        self.attempts: list[AttemptRecord] = []
+        self.received: ReceivedRequest | None = None
+        self.ended: float | None = None
+        self.since = self.waits = self.admitted_at = 0.0
+        self.row: Callable[[float], RequestRow] | None = None
+
+    def admit(self, now: float, received: ReceivedRequest | None, row: Callable[[float], RequestRow]) -> None:
+        """Begin to record a request that waits for its first attempt."""
+        self.received, self.row, self.waits, self.admitted_at = received, row, now, time.time()
+        self.since = now if received is None else min(received.at, now)
+
+    def begin(self, number: int, workers: Mapping[str, str], now: float) -> None:
+        """Record an attempt by workers of these names, by incarnation."""
+        if len(self.attempts) == MOST_ATTEMPTS:
+            del self.attempts[MOST_ATTEMPTS // 2]
+        self.attempts.append(AttemptRecord(number, self.waits, now, workers))
+
+    def broke(self, now: float, reason: str | None = None) -> None:
+        """Record that the attempt broke. A reason that is given first stays."""
+        self.waits = now
+        if self.attempts and self.attempts[-1].ended is None:
+            self.attempts[-1].ended = now
+        if self.attempts and reason is not None and self.attempts[-1].reason is None:
+            self.attempts[-1].reason = reason[:LONGEST_REASON]
+
+    def end(self, row: RequestRow, now: float) -> None:
+        """Record the end. From now on nothing is kept of the request but its line."""
+        self.gaps.settle()
+        self.broke(now)
+        self.ended = now
+        self.row = lambda at: row
+
+    def take(self, message: AttemptTimes, now: float) -> bool:
+        """Take a worker's report; return whether it is one that was to come. Raises MalformedFrame."""
+        attempt = next((one for one in self.attempts if one.number == message.attempt), None)
+        if attempt is None or message.sender not in attempt.workers or message.sender in attempt.reports:
+            return False
+        name = attempt.workers[message.sender]
+        attempt.reports[message.sender] = WorkerReport.of(message, name, attempt.begun, now)
+        return True
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory, about."""
+        reports = sum(report.size for attempt in self.attempts for report in attempt.reports.values())
+        return OWN_SIZE + 512 * len(self.attempts) + self.gaps.size + reports
+
+    @property
+    def is_whole(self) -> bool:
+        """True if every worker of every attempt has reported."""
+        return all(len(attempt.reports) == len(attempt.workers) for attempt in self.attempts)
+
+    def line(self, now: float) -> RequestRow:
+        """Return the request's line."""
+        assert self.row is not None, "a request is admitted before it is shown"
+        row = self.row(now)
+        return row if self.ended is not None else replace(row, seconds=max(0.0, now - self.since))
+
+    def timeline(self, now: float) -> Timeline:
+        """Return the timeline so far."""
+        row, gaps = self.line(now), self.gaps.shown(self.since)
+        spans = sorted(self.spans(now), key=lambda span: span.begin)
+        events = sorted(self.events(now), key=lambda event: event.at)
+        parent = None if self.received is None else self.received.trace_parent
+        return Timeline(row, tuple(spans), tuple(events), gaps, largest_part(spans, row.seconds), parent)
+
+    def spans(self, now: float) -> Iterator[TimeSpan]:
+        if self.received is not None:
+            for name, (begin, end) in self.received.parts.items():
+                yield TimeSpan(name, PROXY, self.relative(begin), max(self.relative(begin), self.relative(end)))
+        for attempt in self.attempts:
+            if attempt.begun > attempt.waited or not attempt.number:
+                yield TimeSpan(
+                    QUEUE, PROXY, self.relative(attempt.waited), self.relative(attempt.begun), attempt.number
+                )
+            ended = None if attempt.ended is None else self.relative(attempt.ended)
+            yield TimeSpan(ATTEMPT, PROXY, self.relative(attempt.begun), ended, attempt.number)
+            for report in attempt.reports.values():
+                yield from report.spans(self.place(attempt, report, now))
+        if self.ended is None and (not self.attempts or self.attempts[-1].ended is not None):
+            yield TimeSpan(QUEUE, PROXY, self.relative(self.waits), None)
+        elif self.ended is not None and not self.attempts:
+            yield TimeSpan(QUEUE, PROXY, self.relative(self.waits), self.relative(self.ended))
+
+    def events(self, now: float) -> Iterator[TimeEvent]:
+        for attempt in self.attempts:
+            for report in attempt.reports.values():
+                yield from report.events(self.place(attempt, report, now))
+            if attempt.reason is not None and attempt.ended is not None:
+                yield TimeEvent(FAILOVER, PROXY, self.relative(attempt.ended), attempt.number, attempt.reason)
+        if self.gaps.first is not None:
+            yield TimeEvent(FIRST_TOKEN, PROXY, self.relative(self.gaps.first))
+        if self.ended is not None:
+            yield TimeEvent(FINISHED, PROXY, self.relative(self.ended))
+
+    def place(self, attempt: AttemptRecord, report: WorkerReport, now: float) -> TimePlace:
+        """Return where a report's times belong: within its attempt."""
+        earliest = self.relative(attempt.begun)
+        latest = max(earliest, self.relative(now if attempt.ended is None else attempt.ended))
+        return TimePlace(self.relative(report.receipt), earliest, latest)
+
+    def relative(self, at: float) -> float:
+        return max(0.0, at - self.since)

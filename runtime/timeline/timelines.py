@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The timelines of a proxy's requests: of all that are open, and of the last ones that ended."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import nlargest
+from itertools import chain
+
+from pontil.runtime.threads import ThreadFailures
+from pontil.runtime.timeline.recorder import RequestRecorder
+from pontil.runtime.timeline.timeline import RequestRow, Timeline
+from pontil.runtime.wire.messages import AttemptTimes
+
+# The most requests that ended whose timelines are kept, and the bytes that these may take, about.
+MOST_ENDED, MOST_BYTES = 512, 16 << 20
+# The most requests that are listed.
+MOST_LISTED = 200
+# Seconds after a request's end for the reports of its workers.
+GRACE = 1.0
+# Timelines that are told in one turn of the event loop, and the most that wait to be told.
+PORTION, MOST_UNTOLD = 32, 4096
+LONGEST_ID = 512
+
+Listener = Callable[[Timeline], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineListener:
+    """A function that is called with the timeline of each request that took so many `seconds`, once it is complete."""
+
+    tell: Listener
+    seconds: float = 0.0
+
+
+class Timelines:
+    """The recorders of requests by id, in the order in which they were admitted and ended.
+
+    The memory of those that ended is bounded by their number and by their size; the oldest are forgotten first. Of one
+    request the parts are bounded too (step_gaps.py, worker_report.py, recorder.py).
+    """
+
+    def __init__(
+        self, clock: Callable[[], float], failures: ThreadFailures | None = None, most: int = MOST_ENDED,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:  # fmt: skip
+        self.clock, self.most, self.most_bytes = clock, most, most_bytes
+        self.failures = failures or ThreadFailures()
+        self.open: dict[str, RequestRecorder] = {}
+        self.ended: dict[str, RequestRecorder] = {}
+        self.sizes: dict[str, int] = {}
+        self.bytes = 0
+        self.listeners: list[TimelineListener] = []
+        self.untold: deque[RequestRecorder] = deque()
+
+    def on_complete(self, tell: Listener, seconds: float = 0.0) -> None:
+        """Call `tell` in the event loop once with the timeline of every request that took at least so many seconds:
+        GRACE after its end, so that its workers' reports are here. It must not take long."""
+        self.listeners.append(TimelineListener(tell, seconds))
+
+    def admit(self, request_id: str, recorder: RequestRecorder) -> None:
+        self.open[request_id] = recorder
+
+    def forget(self, request_id: str) -> None:
+        """Keep nothing of a request that is nobody's."""
+        self.open.pop(request_id, None)
+
+    def end(self, row: RequestRow, now: float) -> None:
+        """Keep the timeline of a request that has ended `now`, among the last ones."""
+        recorder = self.open.pop(row.id, None)
+        if recorder is None:
+            return
+        recorder.end(row, now)
+        self.drop(row.id)
+        self.ended[row.id] = recorder
+        self.weigh(row.id)
+        while len(self.ended) > self.most or (self.bytes > self.most_bytes and len(self.ended) > 1):
+            self.drop(next(iter(self.ended)))
+        if any(row.seconds >= one.seconds for one in self.listeners):
+            self.untold.append(recorder)
+            if len(self.untold) > MOST_UNTOLD:
+                self.tell(self.untold.popleft())
+
+    def weigh(self, request_id: str) -> None:
+        size = self.ended[request_id].size
+        self.bytes += size - self.sizes.get(request_id, 0)
+        self.sizes[request_id] = size
+
+    def drop(self, request_id: str) -> None:
+        if self.ended.pop(request_id, None) is not None:
+            self.bytes -= self.sizes.pop(request_id)
+
+    def take(self, message: AttemptTimes) -> bool:
+        """Take a worker's report; return whether it is one that was to come. Raises MalformedFrame."""
+        recorder = self.find(message.request_id)
+        if recorder is None or not recorder.take(message, self.clock()):
+            return False
+        if message.request_id in self.ended:
+            self.weigh(message.request_id)
+        return True
+
+    def find(self, request_id: str) -> RequestRecorder | None:
+        return self.open.get(request_id) or self.ended.get(request_id)
+
+    def named(self, name: str) -> list[RequestRecorder]:
+        """Return the request of this id, or those of the HTTP request of this id, in the order of their beginning."""
+        if len(name) > LONGEST_ID:
+            return []
+        if (found := self.find(name)) is not None:
+            return [found]
+        both = chain(self.ended.items(), self.open.items())
+        return sorted((one for key, one in both if key.rpartition("-")[0] == name), key=lambda one: one.since)
+
+    def rows(self, most: int = MOST_LISTED) -> list[RequestRow]:
+        """Return the lines of requests, the latest first: the open ones, and those that ended."""
+        now, both = self.clock(), chain(self.ended.values(), self.open.values())
+        return [recorder.line(now) for recorder in nlargest(most, both, key=lambda one: one.since)]
+
+    def tick(self) -> None:
+        """Tell listeners of requests that are complete."""
+        now, portion = self.clock(), max(PORTION, len(self.untold) // 4)
+        while self.untold and portion:
+            oldest = self.untold[0]
+            if oldest.ended is not None and now < oldest.ended + GRACE:
+                return
+            self.tell(self.untold.popleft())
+            portion -= 1
+
+    def tell(self, recorder: RequestRecorder) -> None:
+        timeline = recorder.timeline(self.clock())
+        for one in self.listeners:
+            if timeline.row.seconds >= one.seconds:
+                self.failures.contain("timelines", one.tell, timeline)
