@@ -138,8 +138,9 @@ class ProxyConfig:
     prompt's beginning are preferred. With `kv_transfers` other routers drive the workers
     (runtime/proxy/remote_kv.py). The proxy has a `name`, and a `number` among the `proxies` on one port; they know of
     each other by files in `shared_folder`. Streams that may be continued are recorded in `resume_folder`, where one is
-    named, for `resume_window` after their connection broke. Traces go to the collector at `otlp_traces_endpoint`, where
-    one is named, with the `trace_headers`; of the requests without a trace of their own, this share is sampled."""
+    named, for `resume_window` after their connection broke. Requests that took `slow_log` or longer are
+    logged, where it is set. Traces go to the collector at `otlp_traces_endpoint`, where one is named, with the
+    `trace_headers`; of the requests without a trace of their own, this share is sampled."""
 
     host: str
     port: int
@@ -185,6 +186,7 @@ class ProxyConfig:
     shared_folder: str | None = None
     resume_folder: str | None = None
     resume_window: float = 60.0
+    slow_log: float | None = None
     otlp_traces_endpoint: str | None = None
     trace_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     otlp_traces_sample_rate: float = 1.0

@@ -42,7 +42,12 @@ SHARED = {
             "structured",
         )
     ),
-    "small_pair": ("system/test_changes.py", "system/test_failover.py", "clients/test_sessions.py"),
+    "small_pair": (
+        "system/test_changes.py",
+        "system/test_failover.py",
+        "system/test_waterfall.py",
+        "clients/test_sessions.py",
+    ),  # fmt: skip
 }
 GROUPS = {f"tests/{file}": group for group, files in SHARED.items() for file in files}
 

@@ -50,6 +50,8 @@ ARROWS: dict[str, set[str]] = {
     "runtime": set(),
     "runtime/accounting": set(),
     "runtime/graph": set(),
+    # A worker's own times, which each of its rooms may note.
+    "runtime/timeline/work_times": set(),
     "runtime/cache": {"gpu_ops", "gpu_ops/kernels"},
     "runtime/cache/tier": {"runtime/cache", "gpu_ops"},
     "runtime/models": {"gpu_ops", "gpu_ops/collectives", "gpu_ops/kernels"},
@@ -58,7 +60,10 @@ ARROWS: dict[str, set[str]] = {
         "runtime/models/architectures", "runtime/models/config", "runtime/models/encoder_config",
         "runtime/models/qwen3_omni/config",
     },
-    "runtime/engine": {"runtime/cache", "runtime/cache/tier", "runtime/models", "gpu_ops", "gpu_ops/kernels"},
+    "runtime/engine": {
+        "runtime/cache", "runtime/cache/tier", "runtime/models", "runtime/timeline/work_times", "gpu_ops",
+        "gpu_ops/kernels",
+    },
     "runtime/engine/device": {
         "runtime/cache", "runtime/engine", "runtime/models", "gpu_ops", "gpu_ops/kernels",
     },
@@ -74,7 +79,7 @@ ARROWS: dict[str, set[str]] = {
     "runtime/transfer": {"runtime/cache/device_memory", "runtime/cache/head_groups", "runtime/cache/storage"},
     "runtime/disaggregation": {
         "runtime/transfer", "runtime/wire", "runtime/cache/follower_records", "runtime/cache/head_groups",
-        "runtime/cache/storage",
+        "runtime/cache/storage", "runtime/timeline/work_times",
     },
     "runtime/streams": {
         "runtime/transfer", "runtime/wire", "runtime/cache/layout", "runtime/cache/storage", "runtime/graph",
@@ -100,7 +105,8 @@ ARROWS: dict[str, set[str]] = {
         "runtime/cache", "runtime/cache/tier", "runtime/disaggregation", "runtime/engine", "runtime/engine/device",
         "runtime/grammar", "runtime/loaders",
         "runtime/models", "runtime/models/qwen3_omni", "runtime/nodes", "runtime/probe", "runtime/tokenizer",
-        "runtime/transfer", "runtime/wire", "runtime/graph", "runtime/streams", "runtime/worker/ranks",
+        "runtime/timeline/work_times", "runtime/transfer", "runtime/wire", "runtime/graph", "runtime/streams",
+        "runtime/worker/ranks",
         "runtime/worker/stages", "gpu_ops/collectives", "gpu_ops/kernels",
     },
     "http/fields": {"runtime", "runtime/grammar", "runtime/proxy"},

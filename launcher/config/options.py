@@ -19,6 +19,7 @@ from pontil.launcher.config.parsers import (
     choice,
     collector,
     devices,
+    duration,
     endpoint,
     endpoints,
     names,
@@ -316,6 +317,10 @@ class LaunchOptions:
     usage_log: str | None = flag(
         SUPERVISION, None, "Keep the usage of every request in this SQLite file; `pontil usage` reads it.", text, "FILE"
     )
+    slow_log: float | None = flag(
+        SUPERVISION, None, "Log a line on each request that took so long, like 2s or 500ms, with its largest part.",
+        duration, "SECONDS",
+    )  # fmt: skip
     drain_timeout: float = flag(
         SUPERVISION, 30.0, "Longest wait for requests to finish after SIGTERM.", seconds, "SECONDS"
     )

@@ -16,6 +16,8 @@ WILDCARDS = ("0.0.0.0", "::", "0", "")
 HOST = re.compile(r"\*|[A-Za-z0-9._-]{1,253}", re.ASCII)
 # A page's scheme, host and maybe port, or * for any.
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]{0,31}://(?:[a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::\d{1,5})?", re.ASCII)
+# Seconds of the units of a time.
+DURATIONS = {None: 1.0, "s": 1.0, "ms": 0.001}
 # Where a collector takes traces, if its URL names no path (the OTLP specification, "Endpoint URLs for OTLP/HTTP").
 TRACES_PATH = "/v1/traces"
 UNITS = {"": 1} | {
@@ -75,6 +77,15 @@ def some_seconds(value: Any) -> float:
     if not seconds(value):
         raise ValueError("must be more than 0 seconds")
     return seconds(value)
+
+
+def duration(value: Any) -> float:
+    """Parse seconds above zero, from a number or from one with a unit: 2s is 2, 500ms is 0.5."""
+    parts = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*(ms|s)?", str(value), re.ASCII)
+    taken = None if isinstance(value, bool) or parts is None else float(parts[1]) * DURATIONS[parts[2]]
+    if taken is None or not 0 < taken <= 1e6:
+        raise ValueError("must be a time like 2s, 500ms or a number of seconds, more than 0 and at most 1000000 s")
+    return taken
 
 
 def size(value: Any) -> int:

@@ -170,6 +170,7 @@ def plan_proxy(
         "awaits_self_test": options.self_test,
         "resume_folder": str(run / "streams") if options.resume_window else None,
         "resume_window": options.resume_window,
+        "slow_log": options.slow_log,
         "in_flight_bodies": str(run / "in-flight-bodies"),
         "response_store": response_store(options, run),
         "response_store_size": options.response_store_size,

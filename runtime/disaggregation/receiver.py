@@ -20,6 +20,7 @@ from pontil.runtime.disaggregation.states import (
     ReceiveState,
     rule,
 )
+from pontil.runtime.timeline.work_times import PartTimes
 from pontil.runtime.transfer.connector import Connector, PullResult
 from pontil.runtime.transfer.grants import Grant
 from pontil.runtime.transfer.joint_pulls import REUSED
@@ -34,10 +35,11 @@ LARGEST_EPOCH = (1 << 63) - 1
 @dataclass(frozen=True, slots=True)
 class Pull:
     """A pull in progress: pairs of blocks (theirs, ours), and the digests they must have, in the order (block, head
-    group)."""
+    group). It began at `begun`."""
 
     pairs: list[tuple[int, int]]
     digests: list[int]
+    begun: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +47,7 @@ class ReceiveTransfer:
     """One transfer of a prompt of `expected` blocks. The first `announced` blocks have been announced, or are here
     already from an earlier prompt. It waits until `deadline`, for `patience` seconds. With `error` it fails once
     nothing is pending. `ready` is the pull that the current event is about: one that is to be started, or has ended
-    well."""
+    well. `pulls` has the times of those that ended, with blocks and bytes."""
 
     transfer_id: str
     peer: str
@@ -66,6 +68,7 @@ class ReceiveTransfer:
     drained_by: float = 0.0
     bytes: int = 0
     seconds: float = 0.0
+    pulls: PartTimes = field(default_factory=PartTimes)
 
     @property
     def ended(self) -> bool:
@@ -146,7 +149,7 @@ class KVReceiver:
             transfer.last_progress, transfer.received = now, self.connector.received(transfer.peer)
         if isinstance(message, Handoff):
             transfer.handoff = message
-        transfer.ready = Pull(list(zip(message.block_ids, ours, strict=True)), message.digests)
+        transfer.ready = Pull(list(zip(message.block_ids, ours, strict=True)), message.digests, now)
         self.happened(transfer, ReceiveEvent.ANNOUNCED)
 
     def contradiction(self, transfer: ReceiveTransfer, message: ChunkReady | Handoff, ours: list[int]) -> str | None:
@@ -215,6 +218,7 @@ class KVReceiver:
         transfer.last_progress = now
         transfer.bytes += done.bytes
         transfer.seconds += done.seconds
+        transfer.pulls.add(pull.begun, now, len(pull.pairs), done.bytes)
         if transfer.error is not None:
             return
         if done.error:

@@ -56,6 +56,14 @@ class StepInFlight:
         sampled = self.launched.collect()
         return replace(self, launched=Launched(lambda: sampled, self.launched.places), alone=True)
 
+    def note_chunks(self, ended: float) -> None:
+        """Note the time of the step with each sequence of whose prompt it computed a part."""
+        left_out = self.launched.left_out
+        for span in self.batch.spans:
+            times = span.sequence.times
+            if span.start < len(span.sequence.prompt) and times is not None and span.sequence not in left_out:
+                times.chunks.add(self.began, ended, span.count)
+
 
 class Engine:
     """The engine, which knows nothing of processes or text. Call `add`, then `step` until `has_work` is False.
@@ -165,7 +173,9 @@ class Engine:
         """Wait for a step, and accept its tokens. Those of a sequence that ended meanwhile are dropped: the token that
         ended it was not known when they were drawn."""
         sampled = [as_given(one) for one in step.launched.collect()]
-        self.scheduler.drafter.computed(step.batch, self.scheduler.clock() - step.began)
+        ended = self.scheduler.clock()
+        self.scheduler.drafter.computed(step.batch, ended - step.began)
+        step.note_chunks(ended)
         if sampled:
             # Sequences may have waited for these tokens.
             self.scheduler.stalled = False

@@ -194,6 +194,8 @@ class Scheduler:
         self.memory.adopt(sequence, hit)
         if sequence.admissions == 0:
             sequence.cached, sequence.scheduled_at = hit.computed, self.clock()
+            if sequence.times is not None:
+                sequence.times.scheduled = sequence.scheduled_at
             self.prefix.count(sequence, hit.computed)
         sequence.admissions += 1
         sequence.computed = hit.computed
@@ -215,6 +217,8 @@ class Scheduler:
     def preempt(self, sequence: Sequence) -> None:
         """Take all blocks from a running sequence. It is computed again, by replay, when there is room."""
         self.preemptions += 1
+        if sequence.times is not None:
+            sequence.times.preempt(self.clock())
         self.running.remove(sequence)
         self.prefix.drop(sequence)
         self.memory.give_back(sequence)

@@ -19,6 +19,7 @@ from pontil.runtime.engine.sampling_state import SamplingState, penalized
 from pontil.runtime.engine.streamed import Outflow, RowInputs, StateOutputs
 from pontil.runtime.engine.target_states import TargetStates
 from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.timeline.work_times import WorkTimes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -161,6 +162,8 @@ class Sequence:
     outflow: Outflow | None = None
     unknown: int = 0
     place: int | None = None
+    # Where its time goes, if anybody asks.
+    times: WorkTimes | None = None
     stop_check: StopCheck | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -264,6 +267,7 @@ class Sequence:
             keys=self.keys,
             state=self.state,
             target_states=None if self.target_states is None else self.target_states.copy(),
+            times=self.times,
         )
 
     def advance(self, end: int) -> int:

@@ -84,10 +84,9 @@ class Conductor:
             f"{run.id}.{node.name}", prompt, params, first.cache_salt, first.priority, task, first.recorder.received
         )
         request.caller, request.trial = first.caller, first.trial
+        request.recorder.is_trial = first.trial
         run.requests[node.name] = request
-        if request.trial:
-            self.in_flight.timelines.forget(request.id)
-        else:
+        if not request.trial:
             self.books.admit(request)
         self.dispatcher.enlist(request)
 

@@ -140,7 +140,7 @@ class InFlight:
     def close_account(self, request: Request, label: str) -> None:
         if request.trial:
             self.books.ledger.set_aside(request.id)
-            self.timelines.forget(request.id)
+            self.keep_timeline(request, label, request.billed)
             return
         if not is_joined(request):
             self.admissions.of(request).leave(request)

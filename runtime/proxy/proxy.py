@@ -38,6 +38,7 @@ from pontil.runtime.proxy.sound_route import SoundRoute, TrialRoute, sound_route
 from pontil.runtime.proxy.stream import MessageTurn, Stream, joined
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.threads import go_on
+from pontil.runtime.timeline.slow_log import log_slow
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.keys import Keys
 from pontil.runtime.wire.messages import (
@@ -105,6 +106,8 @@ class Proxy:
             self.incarnation, tokenizer, self.dispatcher, self.admissions, self.books, self.metrics, clock
         )  # fmt: skip
         self.requests, self.timelines = self.in_flight.requests, self.in_flight.timelines
+        if config.slow_log is not None:
+            self.timelines.on_complete(log_slow, config.slow_log)
         self.turn = MessageTurn()
         self.streams = ResumableStreams(self.fleet.records, config.resume_window, self.in_flight, self.turn)
         self.frames = AnswerFrames(
@@ -290,7 +293,7 @@ class Proxy:
             return self.runs.try_out(prompt, params, cache_salt)
         request = self.in_flight.open("self-test", prompt, params, cache_salt, 0)
         request.trial = True
-        self.timelines.forget(request.id)
+        request.recorder.is_trial = True
         request.begin(route, self.clock())
         self.dispatcher.launch(request)
         return Stream([request], self.in_flight.cancel, self.turn)

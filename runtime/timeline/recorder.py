@@ -47,14 +47,15 @@ class AttemptRecord:
 class RequestRecorder:
     """Records one request, in readings of the proxy's clock. `gaps` takes the times of tokens. The HTTP request that it
     is for goes on to be noted in `received`, if there is one. `row` returns the request's line while it is open;
-    `admitted_at` is in seconds since 1970."""
+    `admitted_at` is in seconds since 1970. A trial is nobody's request, and shown to nobody."""
 
-    __slots__ = ("admitted_at", "attempts", "ended", "gaps", "received", "row", "since", "waits")
+    __slots__ = ("admitted_at", "attempts", "ended", "gaps", "is_trial", "received", "row", "since", "waits")
 
     def __init__(self) -> None:
         self.gaps = StepGaps()
         self.attempts: list[AttemptRecord] = []
         self.received: ReceivedRequest | None = None
+        self.is_trial = False
         self.ended: float | None = None
         self.since = self.waits = self.admitted_at = 0.0
         self.row: Callable[[float], RequestRow] | None = None

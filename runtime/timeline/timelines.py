@@ -61,10 +61,6 @@ class Timelines:
     def admit(self, request_id: str, recorder: RequestRecorder) -> None:
         self.open[request_id] = recorder
 
-    def forget(self, request_id: str) -> None:
-        """Keep nothing of a request that is nobody's."""
-        self.open.pop(request_id, None)
-
     def end(self, row: RequestRow, now: float) -> None:
         """Keep the timeline of a request that has ended `now`, among the last ones."""
         recorder = self.open.pop(row.id, None)
@@ -76,7 +72,7 @@ class Timelines:
         self.weigh(row.id)
         while len(self.ended) > self.most or (self.bytes > self.most_bytes and len(self.ended) > 1):
             self.drop(next(iter(self.ended)))
-        if any(row.seconds >= one.seconds for one in self.listeners):
+        if not recorder.is_trial and any(row.seconds >= one.seconds for one in self.listeners):
             self.untold.append(recorder)
             if len(self.untold) > MOST_UNTOLD:
                 self.tell(self.untold.popleft())
@@ -109,12 +105,14 @@ class Timelines:
         if (found := self.find(name)) is not None:
             return [found]
         both = chain(self.ended.items(), self.open.items())
-        return sorted((one for key, one in both if key.rpartition("-")[0] == name), key=lambda one: one.since)
+        found_too = [one for key, one in both if key.rpartition("-")[0] == name and not one.is_trial]
+        return sorted(found_too, key=lambda one: one.since)
 
     def rows(self, most: int = MOST_LISTED) -> list[RequestRow]:
         """Return the lines of requests, the latest first: the open ones, and those that ended."""
         now, both = self.clock(), chain(self.ended.values(), self.open.values())
-        return [recorder.line(now) for recorder in nlargest(most, both, key=lambda one: one.since)]
+        shown = [recorder for recorder in both if not recorder.is_trial]
+        return [recorder.line(now) for recorder in nlargest(most, shown, key=lambda one: one.since)]
 
     def tick(self) -> None:
         """Tell listeners of requests that are complete."""

@@ -171,6 +171,7 @@ class DecodeSide:
         transfer = self.kv_receiver.begin(
             transfer_id, connection.peer, expected, now, have, request.submit.transfer_secret, kept=request.claims
         )
+        request.times.scheduled, request.times.pulls = now, transfer.pulls
         self.parked[transfer_id] = Parked(request, transfer, now + self.deadlines.renew_every)
         self.peers.tell(
             connection.peer,

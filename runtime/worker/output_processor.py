@@ -44,6 +44,7 @@ class OutputProcessor:
         link = self.link.of(request.proxy)
         if link is not None:
             link.told.tell(output.count, output.sequence.prompt_computed if output.opens else 0)
+        request.times.token(now)
         if output.finish not in (None, FinishReason.ERROR) and request.hands_over:
             self.prefill.ended(output, now)
         return tokens_frame(self.requests.incarnation, request, output)

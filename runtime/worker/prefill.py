@@ -110,6 +110,8 @@ class PrefillSide:
             self.drop(message.transfer_id, now)
         else:
             event = SendEvent.FETCHED if isinstance(message, Fetched) else SendEvent.RENEWED
+            if event is SendEvent.FETCHED and message.transfer_id in self.held:
+                self.held[message.transfer_id].times.verified = now
             self.kv_sender.heard(message.transfer_id, message.epoch, event, now)
 
     def answer(self, greet: Greet) -> Greeting:
@@ -189,6 +191,7 @@ class PrefillSide:
     def hand_over(self, job: PrefillJob, going_on: list[Sequence], now: float) -> None:
         """Hand the prompt over to the decode worker, which does everything else."""
         done = prefilled(job, going_on, now, self.machine.scheduler)
+        job.request.times.computed = now
         self.kv_sender.hold(job.sent, self.close(job, going_on[0]), done, now)
 
     def close(self, job: PrefillJob, sequence: Sequence) -> list[int]:

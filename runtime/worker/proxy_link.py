@@ -74,7 +74,7 @@ class ProxyLink:
     def __init__(self, socket: WorkerSocket, hello: Hello) -> None:
         self.socket, self.hello = socket, hello
         self.proxy: str | None = None
-        self.is_known, self.takes_steps, self.takes_prefixes = True, False, False
+        self.is_known, self.takes_steps, self.takes_prefixes, self.takes_times = True, False, False, False
         self.outbox: deque[Message] = deque()
         self.told = ToldCounts()
         self.next_send = 0.0
@@ -95,6 +95,10 @@ class ProxyLink:
         if self.outbox or not self.socket.send(message):
             self.outbox.append(message)
 
+    def offer(self, message: Message) -> bool:
+        """Send a message that holds up no others; return False where it is not taken now."""
+        return not self.outbox and self.socket.send(message)
+
     def flush(self) -> None:
         while self.outbox and self.socket.send(self.outbox[0]):
             self.outbox.popleft()
@@ -113,6 +117,7 @@ class ProxyLink:
                 # The first heartbeat states what was generated before. Sent at once, less is lost if the proxy ends.
                 self.next_send = 0.0
             self.proxy, self.takes_steps, self.takes_prefixes = message.sender, message.steps, message.prefixes
+            self.takes_times = message.times
             # A proxy of an earlier version does not confirm the role.
             self.is_known = message.role is None or (message.role, message.draining) == (
                 self.hello.role, self.hello.draining,

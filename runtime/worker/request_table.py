@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pontil.runtime.wire.messages import Failed, Progress, Submit
 from pontil.runtime.worker.log_fields import about
 from pontil.runtime.worker.proxy_links import ProxyLinks
+from pontil.runtime.worker.times_reporter import TimesReporter
 from pontil.runtime.worker.worker_request import FirstAdmissions, WorkerRequest
 
 logger = logging.getLogger("pontil.worker")
@@ -32,6 +33,7 @@ class RequestTable(Mapping[str, WorkerRequest]):
         self.incarnation, self.link = incarnation, link
         self.request: dict[str, WorkerRequest] = {}
         self.admissions = FirstAdmissions()
+        self.times = TimesReporter(incarnation, link)
 
     def __getitem__(self, key: str) -> WorkerRequest:
         return self.request[key]
@@ -53,6 +55,7 @@ class RequestTable(Mapping[str, WorkerRequest]):
         if request is None:
             return
         self.admissions.remember(request)
+        self.times.ended(request.proxy, request.request_id, request.attempt, request.arrived, request.times)
         if failure is not None:
             self.refuse(request.submit, failure)
 

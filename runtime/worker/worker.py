@@ -318,6 +318,7 @@ class Worker:
     def tick(self, now: float) -> None:
         if absence := self.link.look(now):
             self.report.progress(absence)
+        self.requests.times.flush()
         self.prefill.tick(now)
         self.decode.tick(now)
         for key, reason in self.stage.tick(now):

@@ -9,6 +9,7 @@ from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.sequence import FinishReason, Known, Sequence
 from pontil.runtime.errors import MalformedFrame, RequestError
 from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.timeline.work_times import WorkTimes
 from pontil.runtime.wire.messages import Submit, Tokens
 from pontil.runtime.wire.request_messages import CLAIM, HOLD
 from pontil.runtime.worker.assembly import WorkerResources
@@ -44,6 +45,10 @@ class WorkerRequest:
     first_cached: int | None = None
     pulled: PullOutcome = PullOutcome()
     ends: frozenset[int] = frozenset()
+    times: WorkTimes = field(default_factory=WorkTimes)
+
+    def __post_init__(self) -> None:
+        self.sequence.times = self.times
 
     @property
     def key(self) -> str:
