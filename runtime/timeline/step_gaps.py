@@ -2,6 +2,7 @@
 """The times between a request's tokens, in bounded memory and at the cost of one append per token."""
 
 from array import array
+from itertools import pairwise
 
 from pontil.runtime.timeline.timeline import Gaps
 
@@ -35,25 +36,35 @@ class StepGaps:
 
     def settle(self) -> None:
         """Turn the times that were appended into gaps. Equal ones are of one message."""
-        for at in self.arrivals:
-            if self.first is None:
-                self.first = self.last = at
-            elif at > self.last:
-                self.add(at - self.last)
-                self.last = at
+        times = [self.last, *self.arrivals]
+        if self.first is None and self.arrivals:
+            self.first = times[0] = times[1]
+        gaps = [later - earlier for earlier, later in pairwise(times) if later > earlier]
+        self.last = times[-1]
         del self.arrivals[:]
+        while gaps:
+            gaps = self.add(gaps)
 
-    def add(self, gap: float) -> None:
-        if self.steps and self.steps[-1] < self.width:
-            self.seconds[-1] += gap
-            self.largest[-1] = max(self.largest[-1], gap)
-            self.steps[-1] += 1
-            return
-        if len(self.steps) == MOST_ENTRIES:
+    def add(self, gaps: list[float]) -> list[float]:
+        """Add the gaps that the last entry, or a new one, has room for; return the rest. While an entry is of one step,
+        all that the series has room for are added at once."""
+        if len(self.steps) == MOST_ENTRIES and self.steps[-1] == self.width:
             self.halve()
-        self.seconds.append(gap)
-        self.largest.append(gap)
-        self.steps.append(1)
+        if self.width == 1:
+            count = MOST_ENTRIES - len(self.steps)
+            new = gaps[:count]
+            self.seconds.extend(new)
+            self.largest.extend(new)
+            self.steps.extend([1] * len(new))
+            return gaps[count:]
+        if self.steps[-1] == self.width:
+            for series in (self.seconds, self.largest, self.steps):
+                series.append(0)
+        new = gaps[: self.width - self.steps[-1]]
+        self.seconds[-1] += sum(new)
+        self.largest[-1] = max(self.largest[-1], *new)
+        self.steps[-1] += len(new)
+        return gaps[len(new) :]
 
     def halve(self) -> None:
         self.width *= 2

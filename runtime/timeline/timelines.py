@@ -100,7 +100,7 @@ class Timelines:
 
     def named(self, name: str) -> list[RequestRecorder]:
         """Return the request of this id, or those of the HTTP request of this id, in the order of their beginning."""
-        if len(name) > LONGEST_ID:
+        if not 0 < len(name) <= LONGEST_ID:
             return []
         if (found := self.find(name)) is not None:
             return [found]

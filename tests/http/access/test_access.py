@@ -190,7 +190,7 @@ def test_the_scheme_is_a_word_in_any_letters(shut: ScriptedSite) -> None:
 def test_the_servers_own_machine_may_look_at_admin(
     shut: ScriptedSite, headers: dict[str, str], here: bool
 ) -> None:  # F5
-    for path in ("/admin/topology", "/admin/ledger"):
+    for path in ("/admin/topology", "/admin/ledger", "/admin/requests"):
         answer = shut.ask("GET", path, headers=headers)
         assert answer.status == (200 if here else 401)
         assert shut.ask("GET", path, headers=headers | bearer(ALICE)).status == (200 if here else 403)
