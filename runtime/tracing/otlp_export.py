@@ -21,8 +21,9 @@ from pontil.runtime.tracing.tracer import ServedTrace
 LOG = logging.getLogger("pontil.tracing")
 # The exporter logs each batch that fails; we log the first one.
 LIBRARY = logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter")
-# Traces that wait at most, and spans that are sent together.
-MOST_TRACES, BATCH_SPANS = 2048, 256
+# Traces that wait at most, and spans that are sent together. To encode them takes the interpreter about 4 ms, in turns
+# with the event loop.
+MOST_TRACES, BATCH_SPANS = 2048, 128
 # Pauses between two looks for complete traces.
 PAUSE_SECONDS = 0.5
 # The pause after the spans of a trace were made, and the wait for the thread once it was told to give up.
@@ -109,11 +110,14 @@ class OtlpExport:
         if self.given_up.is_set():
             return
         self.stopping.set()
-        self.thread.join(within)
+        has_started = self.thread.ident is not None
+        if has_started:
+            self.thread.join(within)
         self.given_up.set()
         # Wakes the thread from a pause between two tries.
         self.exporter.shutdown()
-        self.thread.join(LAST_SECONDS)
+        if has_started:
+            self.thread.join(LAST_SECONDS)
         LIBRARY.removeFilter(self.said)
         late = list(self.waiting)
         if late:

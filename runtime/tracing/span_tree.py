@@ -127,6 +127,8 @@ def request_attributes(trace: ServedTrace) -> dict[str, Any]:
     clients = [one for one in trace.requests if not is_later_stage(one.timeline.row)]
     if not clients:
         return {}
+    # A recording is heard by a request of its own, without a prompt.
+    clients.sort(key=lambda one: -one.timeline.row.prompt_tokens)
     rows, params = [one.timeline.row for one in clients], clients[0].params
     prompt, completion = sum(row.prompt_tokens for row in rows), sum(row.completion_tokens for row in rows)
     operation = next((name for path, name in OPERATIONS if trace.received.route.startswith(path)), None)

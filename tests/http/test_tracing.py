@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traces over HTTP, with scripted workers: headers in and out, and the spans of good and bad requests."""
 
+import json
 from collections.abc import Iterator
+from http.client import HTTPResponse
 from pathlib import Path
 
 import pytest
 from otlp_receiver import OtlpReceiver, ReceivedSpan, otlp_receiver
 from scripted_site import HttpAnswer, ScriptedSite, site
+from scripted_speech import demo
 from scripted_worker import ScriptedWorker, eventually, proper
 
 from pontil.runtime.foundation.trace_context import read_context
@@ -42,7 +45,7 @@ def asked(prompt: object = "hi", **fields: object) -> dict[str, object]:
     return {"model": "tiny", "prompt": prompt, "max_tokens": 4, **fields}
 
 
-def server_span(receiver: OtlpReceiver, answer: HttpAnswer) -> ReceivedSpan:
+def server_span(receiver: OtlpReceiver, answer: HttpAnswer | HTTPResponse) -> ReceivedSpan:
     """Wait for the span that the response names."""
     context = read_context([answer.headers["traceparent"]])
     assert context is not None
@@ -157,6 +160,36 @@ def broken_at_first(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]
         yield Failed(worker.incarnation, worker.proxy, submit.request_id, 0, "its KV is lost")
     else:
         yield from proper(worker, submit)
+
+
+def test_a_client_that_leaves_is_no_error(tmp_path: Path, tokenizer: Tokenizer, receiver: OtlpReceiver) -> None:
+    with site(tmp_path, tokenizer, otlp_traces_endpoint=f"{receiver.url}/v1/traces") as made:
+        made.worker(text="Hello " * 60, pace=0.02)
+        connection = made.connect()
+        connection.request("POST", "/v1/completions", json.dumps(asked(max_tokens=200, stream=True)))
+        response = connection.getresponse()
+        response.read(10)
+        response.close()
+        connection.close()
+        span = server_span(receiver, response)
+    assert span.attributes["pontil.state"] == "cancelled" and not span.is_error
+    assert "gen_ai.latency.time_to_first_token" in span.attributes
+
+
+def test_the_stages_of_a_spoken_answer_are_one_trace(
+    tmp_path: Path, tokenizer: Tokenizer, receiver: OtlpReceiver
+) -> None:
+    config = {"graph": "speech-demo", "otlp_traces_endpoint": f"{receiver.url}/v1/traces"}
+    with site(tmp_path, tokenizer, **config) as made:
+        demo(made)
+        answer = made.chat(modalities=["text", "audio"], audio={"voice": "alloy", "format": "wav"})
+        span = server_span(receiver, answer)
+    usage = answer.json["usage"]
+    for name in ("prompt_tokens", "completion_tokens"):
+        assert span.attributes[f"gen_ai.usage.{name}"] == usage[name] > 0
+    assert span.attributes["gen_ai.operation.name"] == "chat"
+    attempts = [one for one in receiver.of_trace(span.trace_id) if one.name == "attempt"]
+    assert {one.attributes["pontil.stage"] for one in attempts} == {"llm", "speaker"}
 
 
 def test_what_is_left_is_exported_when_the_proxy_ends(

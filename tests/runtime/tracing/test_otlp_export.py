@@ -185,6 +185,13 @@ def test_a_collector_that_hangs_holds_up_nothing(receiver: OtlpReceiver, monkeyp
         assert made.value("dropped", reason="collector") >= 3 * (1 + len(SPANS))
 
 
+def test_one_that_never_started_can_be_closed() -> None:
+    made = Exporting("http://127.0.0.1:9/v1/traces")
+    complete(made.tracer)
+    made.export.close()
+    assert made.value("dropped", reason="collector") == 1 + len(SPANS)
+
+
 def test_a_trace_that_cannot_be_made_is_counted(receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Exporting(f"{receiver.url}/v1/traces")
     made.export.start()
