@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Routes that show where requests' time went."""
 
-from typing import Any
-
 from sanic import HTTPResponse, Request
 from sanic.response import json as json_response
+from sanic.response import raw
 
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.proxy import Proxy
@@ -22,15 +21,17 @@ class RequestTimes:
 
     async def show_request(self, request: Request, request_id: str) -> HTTPResponse:
         """Return the timeline of a request, by its id; by that of an HTTP request with several prompts those of all.
-        Raises RequestError (404) for an id that is not known here."""
-        timelines, now = self.proxy.timelines, self.proxy.clock()
-        found: list[dict[str, Any]] = [one.timeline(now).to_json() for one in timelines.named(request_id)]
-        if not found:
+        What is not known here may be known to another proxy. Raises RequestError (404) for an id that none knows."""
+        if found := self.proxy.timelines.shown(request_id):
+            return json_response(found)
+        exchange = self.proxy.fleet.exchange
+        elsewhere = None if exchange is None else await exchange.ask(request_id)
+        if elsewhere is None:
             raise self.not_found(request_id)
-        return json_response(found[0] if len(found) == 1 else {"requests": found})
+        return raw(elsewhere, content_type="application/json")
 
     def not_found(self, request_id: str) -> RequestError:
         config = self.proxy.config
-        others = "" if config.proxies == 1 else f"; {config.name} answers, and another proxy may know it: ask again"
-        says = f"no request {ascii(request_id):.150} is known here: the last {self.proxy.timelines.most} are{others}"
+        others = "" if config.proxies == 1 else f"; {config.name} answers, and no other proxy that it asked said more"
+        says = f"no request {ascii(request_id):.150} is known: the last {self.proxy.timelines.most} are{others}"
         return RequestError(says, status=404, code="not_found")

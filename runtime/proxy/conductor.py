@@ -84,7 +84,7 @@ class Conductor:
             f"{run.id}.{node.name}", prompt, params, first.cache_salt, first.priority, task, first.recorder.received
         )
         request.caller, request.trial = first.caller, first.trial
-        request.recorder.is_trial = first.trial
+        request.recorder.is_hidden = first.trial
         run.requests[node.name] = request
         if not request.trial:
             self.books.admit(request)

@@ -6,11 +6,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from typing import Any
 
 from pontil.runtime.config import ProxyConfig
 from pontil.runtime.proxy.metrics_pages import MetricsPages
 from pontil.runtime.proxy.siblings import Siblings
 from pontil.runtime.proxy.stream_record import StreamRecords
+from pontil.runtime.proxy.timeline_exchange import TimelineExchange
 from pontil.runtime.proxy.usage_table import UsageTable
 
 # Seconds between two looks at the others.
@@ -26,10 +28,13 @@ Lose = Callable[[str, Collection[str]], "Future[None] | None"]
 
 
 class Fleet:
-    """The other proxies, as this one sees them. A proxy alone has none. `render` makes its page of metrics.
-    Raises PontilError where the launch's folder cannot be used."""
+    """The other proxies, as this one sees them. A proxy alone has none. `render` makes its page of metrics, `known` the
+    timeline of a request. Raises PontilError where the launch's folder cannot be used."""
 
-    def __init__(self, config: ProxyConfig, incarnation: str, render: Callable[[], bytes]) -> None:
+    def __init__(
+        self, config: ProxyConfig, incarnation: str, render: Callable[[], bytes],
+        known: Callable[[str], dict[str, Any] | None],
+    ) -> None:  # fmt: skip
         path = config.shared_path
         self.siblings = None if path is None else Siblings(path, incarnation)
         self.table = (
@@ -37,6 +42,7 @@ class Fleet:
         )
         self.records = None if config.resume_path is None else StreamRecords(config.resume_path)
         self.pages = None if path is None else MetricsPages(path, config.name, render)
+        self.exchange = None if path is None else TimelineExchange(path, config.name, known)
         self.mourned: set[str] = set()
         self.looks = 0
 
@@ -50,6 +56,8 @@ class Fleet:
         while self.siblings is not None:
             for incarnation in await asyncio.to_thread(self.siblings.gone):
                 self.bury(incarnation, await asyncio.to_thread(lambda: self.kept), lose)
+            if self.exchange is not None:
+                self.exchange.look()
             self.looks += 1
             if self.pages is not None and self.looks % LOOKS_PER_PAGE == 1:
                 self.pages.leave()

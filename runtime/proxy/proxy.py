@@ -95,7 +95,7 @@ class Proxy:
             config, self.incarnation, self.registry, self.metrics, clock, self.send,
             lambda request, reason: self.in_flight.fail(request, Unavailable(reason)),
         )  # fmt: skip
-        self.fleet = Fleet(config, self.incarnation, self.metrics.render)
+        self.fleet = Fleet(config, self.incarnation, self.metrics.render, lambda name: self.timelines.shown(name))
         self.books = Bookkeeper(config, self.incarnation, clock, self.metrics.threads, self.fleet.kept)
         self.ledger = self.books.ledger
         self.self_test = SelfTest(config.awaits_self_test, tokenizer, self.trial_routes, self.try_out)
@@ -293,7 +293,7 @@ class Proxy:
             return self.runs.try_out(prompt, params, cache_salt)
         request = self.in_flight.open("self-test", prompt, params, cache_salt, 0)
         request.trial = True
-        request.recorder.is_trial = True
+        request.recorder.is_hidden = True
         request.begin(route, self.clock())
         self.dispatcher.launch(request)
         return Stream([request], self.in_flight.cancel, self.turn)

@@ -73,7 +73,7 @@ class RunEntry:
         task = StageTask(graph, graph.node(graph.first))
         request = self.in_flight.open("self-test", prompt, params, cache_salt, 0, stage=task)
         request.trial = True
-        request.recorder.is_trial = True
+        request.recorder.is_hidden = True
         task.run = run = Run(graph, request, task, later_stages(graph), NO_OPTIONS, self.registry.workers)
         self.conductor.begin(run)
         self.conductor.dispatcher.enlist(request)

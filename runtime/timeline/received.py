@@ -13,7 +13,7 @@ LONGEST_PARENT = 512
 class ReceivedRequest:
     """An HTTP request from its head on, in seconds of `clock`. A part that comes again goes on with the first one."""
 
-    __slots__ = ("at", "clock", "parts", "route", "since_epoch", "trace", "trace_parent")
+    __slots__ = ("at", "clock", "parts", "requests", "route", "since_epoch", "trace", "trace_parent")
 
     def __init__(
         self, route: str, clock: Callable[[], float] = time.monotonic, trace_parent: str | None = None
@@ -22,6 +22,7 @@ class ReceivedRequest:
         self.trace_parent = None if trace_parent is None else trace_parent[:LONGEST_PARENT]
         self.at, self.since_epoch = clock(), time.time()
         self.parts: dict[str, tuple[float, float]] = {}
+        self.requests = 0
         # Its ServedTrace (runtime/tracing/tracer.py), where it has one.
         self.trace: object | None = None
 

@@ -26,6 +26,8 @@ from pontil.runtime.wire.messages import AttemptTimes
 # Attempts that are kept: the first ones, and the last.
 MOST_ATTEMPTS = 16
 LONGEST_REASON = 300
+# Requests of one HTTP request that are kept: many texts to embed would push all others out.
+MOST_OF_ONE = 16
 # Bytes of a recorder with one attempt, about.
 OWN_SIZE = 2048
 
@@ -47,15 +49,16 @@ class AttemptRecord:
 class RequestRecorder:
     """Records one request, in readings of the proxy's clock. `gaps` takes the times of tokens. The HTTP request that it
     is for goes on to be noted in `received`, if there is one. `row` returns the request's line while it is open;
-    `admitted_at` is in seconds since 1970. A trial is nobody's request, and shown to nobody."""
+    `admitted_at` is in seconds since 1970. A hidden one is a
+    self-test, or one of very many of one HTTP request: it is neither shown nor kept."""
 
-    __slots__ = ("admitted_at", "attempts", "ended", "gaps", "is_trial", "received", "row", "since", "waits")
+    __slots__ = ("admitted_at", "attempts", "ended", "gaps", "is_hidden", "received", "row", "since", "waits")
 
     def __init__(self) -> None:
         self.gaps = StepGaps()
         self.attempts: list[AttemptRecord] = []
         self.received: ReceivedRequest | None = None
-        self.is_trial = False
+        self.is_hidden = False
         self.ended: float | None = None
         self.since = self.waits = self.admitted_at = 0.0
         self.row: Callable[[float], RequestRow] | None = None
@@ -64,6 +67,9 @@ class RequestRecorder:
         """Begin to record a request that waits for its first attempt."""
         self.received, self.row, self.waits, self.admitted_at = received, row, now, time.time()
         self.since = now if received is None else min(received.at, now)
+        if received is not None:
+            received.requests += 1
+            self.is_hidden = received.requests > MOST_OF_ONE
 
     def begin(self, number: int, workers: Mapping[str, str], now: float) -> None:
         """Record an attempt by workers of these names, by incarnation."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import chain
+from typing import Any
 
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.timeline.recorder import RequestRecorder
@@ -21,6 +22,7 @@ GRACE = 1.0
 # Timelines that are told in one turn of the event loop, and the most that wait to be told.
 PORTION, MOST_UNTOLD = 32, 4096
 LONGEST_ID = 512
+MOST_UNKEPT = 4096
 
 Listener = Callable[[Timeline], None]
 
@@ -49,13 +51,16 @@ class Timelines:
         self.open: dict[str, RequestRecorder] = {}
         self.ended: dict[str, RequestRecorder] = {}
         self.sizes: dict[str, int] = {}
+        # Hidden requests that ended lately, whose workers may still report.
+        self.unkept: dict[str, None] = {}
         self.bytes = 0
         self.listeners: list[TimelineListener] = []
         self.untold: deque[RequestRecorder] = deque()
 
     def on_complete(self, tell: Listener, seconds: float = 0.0) -> None:
         """Call `tell` in the event loop once with the timeline of every request that took at least so many seconds:
-        GRACE after its end, so that its workers' reports are here. It must not take long."""
+        GRACE after its end, so that its workers' reports are here. It must not take long. Hidden requests are left
+        out."""
         self.listeners.append(TimelineListener(tell, seconds))
 
     def admit(self, request_id: str, recorder: RequestRecorder) -> None:
@@ -66,13 +71,18 @@ class Timelines:
         recorder = self.open.pop(row.id, None)
         if recorder is None:
             return
+        if recorder.is_hidden:
+            self.unkept[row.id] = None
+            if len(self.unkept) > MOST_UNKEPT:
+                del self.unkept[next(iter(self.unkept))]
+            return
         recorder.end(row, now)
         self.drop(row.id)
         self.ended[row.id] = recorder
         self.weigh(row.id)
         while len(self.ended) > self.most or (self.bytes > self.most_bytes and len(self.ended) > 1):
             self.drop(next(iter(self.ended)))
-        if not recorder.is_trial and any(row.seconds >= one.seconds for one in self.listeners):
+        if any(row.seconds >= one.seconds for one in self.listeners):
             self.untold.append(recorder)
             if len(self.untold) > MOST_UNTOLD:
                 self.tell(self.untold.popleft())
@@ -88,6 +98,8 @@ class Timelines:
 
     def take(self, message: AttemptTimes) -> bool:
         """Take a worker's report; return whether it is one that was to come. Raises MalformedFrame."""
+        if message.request_id in self.unkept:
+            return True
         recorder = self.find(message.request_id)
         if recorder is None or not recorder.take(message, self.clock()):
             return False
@@ -105,13 +117,21 @@ class Timelines:
         if (found := self.find(name)) is not None:
             return [found]
         both = chain(self.ended.items(), self.open.items())
-        found_too = [one for key, one in both if key.rpartition("-")[0] == name and not one.is_trial]
+        found_too = [one for key, one in both if key.rpartition("-")[0] == name and not one.is_hidden]
         return sorted(found_too, key=lambda one: one.since)
+
+    def shown(self, name: str) -> dict[str, Any] | None:
+        """Return the JSON of a request, or of the requests of an HTTP request; None if none is known."""
+        now = self.clock()
+        found = [one.timeline(now).to_json() for one in self.named(name)]
+        if len(found) > 1:
+            return {"requests": found}
+        return found[0] if found else None
 
     def rows(self, most: int = MOST_LISTED) -> list[RequestRow]:
         """Return the lines of requests, the latest first: the open ones, and those that ended."""
         now, both = self.clock(), chain(self.ended.values(), self.open.values())
-        shown = [recorder for recorder in both if not recorder.is_trial]
+        shown = [recorder for recorder in both if not recorder.is_hidden]
         return [recorder.line(now) for recorder in nlargest(most, shown, key=lambda one: one.since)]
 
     def tick(self) -> None:

@@ -3,12 +3,14 @@
 
 import logging
 import os
+import time
 from dataclasses import replace
 
 from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.engine.memory_errors import MEMORY_RAN_OUT, is_out_of_memory
 from pontil.runtime.reporting import Reporter
+from pontil.runtime.timeline.work_times import WorkTimes
 from pontil.runtime.wire.messages import SCHEMA, Cancel, Embed, Embedding, Hello, Message
 from pontil.runtime.worker.embedding_assembly import Embedder
 from pontil.runtime.worker.embedding_queue import EmbeddingQueue, Waiting
@@ -53,12 +55,20 @@ class EmbeddingWorker(PlainWorker):
 
     def compute(self, now: float) -> None:
         """Compute the texts of one step and send their vectors."""
+        began = time.monotonic()
         for one, vector in self.vectors_of(self.queue.next_batch()):
             message, count = one.message, len(one.message.prompt)
             if link := self.link.of(message.sender):
                 link.told.tell(0, count)
             address = self.incarnation, message.sender, message.request_id, message.attempt
             self.link.send(Embedding(*address, vector, count, count, now - one.arrived))
+            self.tell_times(one, began)
+
+    def tell_times(self, one: Waiting, began: float) -> None:
+        """Tell the proxy of the step that computed a text."""
+        times, message = WorkTimes(scheduled=began), one.message
+        times.chunks.add(began, time.monotonic(), len(message.prompt))
+        self.times.ended(message.sender, message.request_id, message.attempt, one.arrived, times)
 
     def take(self, message: Message, now: float) -> bool:
         if isinstance(message, Embed):

@@ -169,8 +169,10 @@ class NodeWorker(PlainWorker):
 
     def advance(self, task: OpenTask, now: float) -> bool:
         """Go on with a task; return whether there was a piece of work to do."""
+        began = time.monotonic()
         piece, over = task.compute(now)
         if not over:
+            task.times.chunks.add(began, time.monotonic(), 0)
             if piece is not None:
                 self.send(task, piece, final=self.node.one_per_chunk and task.is_at_end)
             return True
@@ -210,8 +212,11 @@ class NodeWorker(PlainWorker):
     def end(self, key: tuple[str, int], now: float, *, finished: bool) -> None:
         """Remove a task in any state; an unknown one is no error."""
         self.ready.pop(key, None)
-        if self.tasks.pop(key, None) is not None:
+        task = self.tasks.pop(key, None)
+        if task is not None:
             self.ports.close(*key, finished, now)
+            task.times.scheduled = task.begun_at
+            self.times.ended(task.message.sender, *key, task.arrived, task.times)
 
     def fail(self, task: OpenTask, failure: Failure, now: float) -> None:
         self.end(task.key, now, finished=False)

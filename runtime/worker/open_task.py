@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from pontil.runtime.graph.stream_buffer import Chunk, StreamBuffer, StreamPosition
 from pontil.runtime.nodes.node import NodeRun
+from pontil.runtime.timeline.work_times import WorkTimes
 from pontil.runtime.wire.messages import NodeTask, PassDone
 
 
@@ -37,6 +38,7 @@ class OpenTask:
     said: bool = False
     said_final: bool = False
     seen: tuple[int, int, int | None] | None = field(default=None, repr=False)
+    times: WorkTimes = field(default_factory=WorkTimes)
 
     @property
     def key(self) -> tuple[str, int]:

@@ -20,6 +20,7 @@ from pontil.runtime.worker.request_table import Failure
 from pontil.runtime.worker.role_change import AssignedRole
 from pontil.runtime.worker.step_reporter import StepReporter
 from pontil.runtime.worker.supervisor_commands import SupervisorCommands
+from pontil.runtime.worker.times_reporter import TimesReporter
 
 logger = logging.getLogger("pontil.worker")
 
@@ -45,6 +46,7 @@ class PlainWorker(ABC):
             self.poller.register(one)
         self.open_sockets()
         self.link = ProxyLinks([ProxyLink(one, self.hello()) for one in self.controls], self.controls)
+        self.times = TimesReporter(self.incarnation, self.link)
         self.assigned_role = AssignedRole(self.link, report)
         self.commands = None if pipe is None else SupervisorCommands(pipe, self.poller, self.assigned_role)
 
@@ -175,6 +177,7 @@ class PlainWorker(ABC):
         if absence := self.link.look(now):
             self.report.progress(absence)
         self.poll(now)
+        self.times.flush()
         for gone in self.link.tick(self.load, now):
             self.orphan(gone)
 

@@ -168,10 +168,23 @@ def test_an_id_that_is_not_known_is_not_found(pair: ScriptedSite, name: str) -> 
     assert error["code"] == "not_found" and error["type"] == "invalid_request_error"
 
 
-def test_one_of_several_proxies_says_that_another_may_know_it(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    with site(tmp_path, tokenizer, name="proxy:1", number=1, proxies=2) as made:
-        message = made.ask("GET", "/admin/requests/nope").json["error"]["message"]
-    assert "proxy:1" in message and "another proxy may know it" in message
+def test_any_of_several_proxies_shows_a_request(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    shared: dict[str, Any] = {"proxies": 2, "shared_folder": str(tmp_path / "proxies")}
+    folders = [tmp_path / "0", tmp_path / "1"]
+    for folder in folders:
+        folder.mkdir()
+    with (
+        site(folders[0], tokenizer, name="proxy:0", number=0, **shared) as one,
+        site(folders[1], tokenizer, name="proxy:1", number=1, **shared) as other,
+    ):
+        one.worker()
+        name = one.complete("hi", max_tokens=3).headers["x-request-id"]
+        there = shown(other, name)
+        assert there["id"].startswith(name) and there == shown(one, name)
+        answer = other.ask("GET", "/admin/requests/nope")
+        assert answer.status == 404 and "proxy:1 answers" in answer.json["error"]["message"]
+        # Questions and answers are removed.
+        assert not [path for path in (tmp_path / "proxies").iterdir() if path.suffix in (".wanted", ".timeline")]
 
 
 def test_slow_requests_are_logged_with_their_largest_part(

@@ -77,7 +77,7 @@ def check(timeline: Timeline, until: float) -> None:
     assert timeline.largest is None or 0 < timeline.largest.seconds <= until + 1e-6
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(happenings, st.lists(seconds, min_size=1))
 def test_whatever_comes_stays_inside_the_request(happened: list[str | AttemptTimes], pauses: list[float]) -> None:
     recorder, now, number, last = opened(), 10.0, -1, None

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from pontil.runtime.threads import ThreadFailures
-from pontil.runtime.timeline.recorder import RequestRecorder
+from pontil.runtime.timeline.received import ReceivedRequest
+from pontil.runtime.timeline.recorder import MOST_OF_ONE, RequestRecorder
 from pontil.runtime.timeline.slow_log import slow_line
 from pontil.runtime.timeline.timeline import COMPLETE, LargestPart, RequestRow, Timeline
 from pontil.runtime.timeline.timelines import GRACE, MOST_BYTES, MOST_ENDED, MOST_LISTED, Timelines
@@ -52,7 +53,7 @@ def test_ten_thousand_requests_leave_a_bounded_number(clock: SetClock) -> None:
             clock.now += 0.0001
             recorder.gaps.note(clock.now)
         end(timelines, name)
-        assert timelines.take(AttemptTimes("D", "proxy", name, 0, 2.0, 0.0, [], pulls))
+        assert timelines.take(AttemptTimes("D", "proxy", name, 0, 2.0, 0.0, [], pulls if number % 50 == 0 else []))
     assert not timelines.open and len(timelines.ended) == len(timelines.sizes) == MOST_ENDED
     assert timelines.bytes == sum(one.size for one in timelines.ended.values()) <= MOST_BYTES
     assert timelines.find("client-0000") is None and timelines.find("client-270f") is not None
@@ -103,8 +104,8 @@ def test_listeners_hear_of_each_request_once_after_the_grace(clock: SetClock) ->
     timelines.on_complete(heard.append)
     timelines.on_complete(lambda timeline: slow.append(timeline.row.id), 3.0)
     admit(timelines, "fast-1")
-    admit(timelines, "slow-1").is_trial = False
-    admit(timelines, "trial-1").is_trial = True
+    admit(timelines, "slow-1").is_hidden = False
+    admit(timelines, "trial-1").is_hidden = True
     end(timelines, "fast-1")
     end(timelines, "trial-1", 9.0)
     clock.now += GRACE / 2
@@ -122,6 +123,22 @@ def test_listeners_hear_of_each_request_once_after_the_grace(clock: SetClock) ->
     timelines.tick()
     assert [one.row.id for one in heard] == ["fast-1", "slow-1"] and slow == ["slow-1"]
     assert failures.counts() == {"timelines": 2} and "trial-1" not in [row.id for row in timelines.rows()]
+
+
+def test_of_very_many_requests_of_one_only_the_first_are_kept(clock: SetClock) -> None:
+    """So that many texts to embed do not push all other requests out."""
+    timelines, received = Timelines(clock), ReceivedRequest("/v1/embeddings", clock)
+    timelines.on_complete(lambda timeline: None)
+    for number in range(1000):
+        name, recorder = f"x-{number:016x}", RequestRecorder()
+        recorder.admit(clock(), received, lambda now: ROW)
+        recorder.begin(0, {"E": "embed:0"}, clock())
+        timelines.admit(name, recorder)
+        assert len(timelines.rows()) == min(number + 1, MOST_OF_ONE)
+        end(timelines, name)
+        # Nobody is counted as a stranger whose report is not kept.
+        assert timelines.take(AttemptTimes("E", "proxy", name, 0, 0.0))
+    assert len(timelines.named("x")) == len(timelines.ended) == len(timelines.untold) == MOST_OF_ONE
 
 
 def test_a_slow_request_is_one_line() -> None:

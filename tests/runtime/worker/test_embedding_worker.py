@@ -88,6 +88,16 @@ def test_a_text_gets_one_vector_of_length_one(made: EmbeddingSite) -> None:
     assert (said.prompt_tokens, said.computed_tokens) == (4, 4) and (said.queue_seconds or 0.0) >= 0.0
 
 
+def test_each_text_tells_of_its_step(made: EmbeddingSite) -> None:
+    made.proxy.wants_times = True
+    made.worker.link.links[0].takes_times = True
+    made.ask("a", [2, 5, 6, 3])
+    made.until(lambda: made.proxy.times)
+    (told,) = made.proxy.times
+    begin, end, tokens = told.chunks
+    assert (told.request_id, told.scheduled, tokens) == ("a", begin, 4) and 0 <= begin < end <= told.age
+
+
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 def test_another_worker_makes_the_same_bits(folder: Path, tmp_path: Path, kernels: str) -> None:  # C16
     """They have different numbers of cores, and the texts come in other company."""

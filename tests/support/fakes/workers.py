@@ -18,6 +18,7 @@ from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.transfer.nixl_connector import NixlConnector
 from pontil.runtime.transfer.shm_connector import ShmConnector
 from pontil.runtime.wire.messages import (
+    AttemptTimes,
     Cancel,
     Embedding,
     Failed,
@@ -159,6 +160,9 @@ class ScriptedProxy:
         # Messages about each worker's prefix cache; none unless they are wanted.
         self.wants_prefixes = True
         self.prefixes: dict[str, list[PrefixDelta]] = {}
+        # Where the time of attempts went; nothing unless it is wanted.
+        self.wants_times = False
+        self.times: list[AttemptTimes] = []
         self.answers: dict[str, WorkerAnswer] = {}
         self.heartbeats: dict[str, Heartbeat] = {}
         self.goodbyes: dict[str, Goodbye] = {}
@@ -181,6 +185,8 @@ class ScriptedProxy:
             self.welcome(message)
         elif isinstance(message, PrefixDelta):
             self.prefixes.setdefault(message.sender, []).append(message)
+        elif isinstance(message, AttemptTimes):
+            self.times.append(message)
         elif isinstance(message, Heartbeat):
             self.heartbeats[message.sender] = message
             self.server.send(StillHere(self.incarnation, message.sender))
@@ -197,7 +203,7 @@ class ScriptedProxy:
 
     def welcome(self, message: Hello | RoleChange) -> None:
         welcome = Welcome(self.incarnation, message.sender, role=message.role, draining=message.draining)
-        self.server.send(replace(welcome, prefixes=self.wants_prefixes))
+        self.server.send(replace(welcome, prefixes=self.wants_prefixes, times=self.wants_times))
 
     def turn_until(self, condition: Callable[[], bool]) -> None:
         """Let every worker and the proxy take turns until the condition holds."""

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Timelines of requests at other proxies of the launch, asked for by files in the launch's folder.
+
+A question is a file with a request's id, and is removed by the proxy that asks. A proxy that knows the request puts the
+answer beside it. So a question costs the others a look at a folder, and an unknown id costs who asks PATIENCE.
+"""
+
+import asyncio
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+WANTED, FOUND = ".wanted", ".timeline"
+# Ids that are asked for: those that a request can have.
+ASKABLE = re.compile(r"[A-Za-z0-9._:-]{1,512}")
+# Seconds that an answer is waited for, and between two looks for it. Proxies look for questions twice a second.
+PATIENCE, LOOK = 1.5, 0.05
+# Questions of a proxy at a time, and seconds after which one is that of a proxy that is gone.
+MOST_ASKED, STALE = 8, 30.0
+
+
+class TimelineExchange:
+    """The questions of the proxy of this name, and its answers. `known` returns the JSON of a request that it knows."""
+
+    def __init__(self, folder: Path, name: str, known: Callable[[str], dict[str, Any] | None]) -> None:
+        self.folder, self.name, self.known = folder, name, known
+        self.asked = 0
+        # The questions that were looked at, of those that are there.
+        self.seen: set[str] = set()
+
+    async def ask(self, request_id: str) -> bytes | None:
+        """Return the JSON of a request of another proxy; None if none knows it in time."""
+        if self.asked >= MOST_ASKED or not ASKABLE.fullmatch(request_id):
+            return None
+        stem = f"{self.name}-{secrets.token_hex(8)}"
+        question, answer = self.folder / f"{stem}{WANTED}", self.folder / f"{stem}{FOUND}"
+        self.asked += 1
+        try:
+            with suppress(OSError):
+                put(question, request_id.encode())
+                return await self.answer_in(answer)
+        finally:
+            self.asked -= 1
+            with suppress(OSError):
+                question.unlink(missing_ok=True)
+                answer.unlink(missing_ok=True)
+        return None
+
+    async def answer_in(self, path: Path) -> bytes | None:
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            with suppress(FileNotFoundError):
+                return path.read_bytes()
+            await asyncio.sleep(LOOK)
+        return None
+
+    def look(self) -> None:
+        """Answer the questions of others that this proxy can answer."""
+        there = [path for path in self.folder.glob(f"*{WANTED}") if not path.stem.startswith(f"{self.name}-")]
+        self.seen &= {path.stem for path in there}
+        for path in there:
+            if path.stem not in self.seen:
+                self.seen.add(path.stem)
+                with suppress(OSError, UnicodeDecodeError):
+                    self.answer(path)
+
+    def answer(self, question: Path) -> None:
+        if time.time() - question.stat().st_mtime > STALE:
+            question.unlink(missing_ok=True)
+            question.with_suffix(FOUND).unlink(missing_ok=True)
+            return
+        found = self.known(question.read_bytes().decode())
+        if found is not None:
+            put(question.with_suffix(FOUND), json.dumps(found).encode())
+
+
+def put(path: Path, content: bytes) -> None:
+    """Write a file, which is there whole or not at all. Raises OSError."""
+    fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
+    fresh.write_bytes(content)
+    fresh.replace(path)
