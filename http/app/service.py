@@ -47,8 +47,6 @@ from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 BACKLOG = 1024
 # The header with the id of a stream that can be continued.
 STREAM = "x-pontil-stream"
-# The header by which a client names its own span (W3C Trace Context).
-TRACE_PARENT = "traceparent"
 # A body up to this many times too large is read and discarded, so that the client is still connected to read the 413.
 READ_ANYWAY = 4
 # Timeout of a response that is not streamed; a request whose worker is silent fails much sooner.
@@ -160,7 +158,7 @@ def add_middleware(
 def received_now(request: Request, now: Callable[[], float]) -> ReceivedRequest:
     """Return the beginning of a request's timeline."""
     route = "-" if request.route is None else f"/{request.route.path}"
-    return ReceivedRequest(route, now, request.headers.getone(TRACE_PARENT, None))
+    return ReceivedRequest(route, now)
 
 
 class Service:
