@@ -19,6 +19,7 @@ from pontil.runtime.proxy.stage_task import StageTask, is_joined
 from pontil.runtime.proxy.stream import Finished
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.timeline.received import RECEIVED, ReceivedRequest
+from pontil.runtime.timeline.timeline import Gaps, Timeline
 from pontil.runtime.timeline.timelines import Timelines
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.tracing.open_tracer import open_tracer
@@ -155,4 +156,8 @@ class InFlight:
 
     def keep_timeline(self, request: Request, label: str, billed: Usage) -> None:
         now = self.clock()
-        self.timelines.end(last_row(request, self.model, label, billed, now), now)
+        row = last_row(request, self.model, label, billed, now)
+        self.timelines.end(row, now)
+        if self.tracer is not None and request.recorder.is_hidden:
+            # Nobody is told of its parts, but it belongs to the sums of its trace.
+            self.tracer.take(Timeline(row, (), (), Gaps(0.0), None))

@@ -5,7 +5,7 @@ Names of attributes are those of the semantic conventions for HTTP and for gener
 none. No span has a text of the request or of the answer.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from typing import Any
 
 from opentelemetry.sdk.resources import Resource
@@ -58,8 +58,10 @@ class SpanTree:
 
     def spans(self) -> Iterator[ReadableSpan]:
         yield self.server_span()
+        told: set[str] = set()
         for one in self.trace.requests:
-            yield from self.parts(one.timeline)
+            yield from self.parts(one.timeline, told)
+            told |= {span.name for span in one.timeline.spans if is_shared(span)}
 
     def server_span(self) -> ReadableSpan:
         trace = self.trace
@@ -82,10 +84,12 @@ class SpanTree:
             instrumentation_scope=self.scope,
         )  # fmt: skip
 
-    def parts(self, timeline: Timeline) -> Iterator[ReadableSpan]:
-        """Yield a span for each part; what belongs to an attempt is a child of that attempt's span."""
+    def parts(self, timeline: Timeline, told: Set[str]) -> Iterator[ReadableSpan]:
+        """Yield a span for each part, but for those of the HTTP request that were `told` already; what belongs to an
+        attempt is a child of that attempt's span."""
         attempts: dict[int | None, SpanContext] = {}
-        ordered = sorted(timeline.spans, key=lambda span: span.name != ATTEMPT)
+        new = (span for span in timeline.spans if not (is_shared(span) and span.name in told))
+        ordered = sorted(new, key=lambda span: span.name != ATTEMPT)
         for span in ordered:
             place = self.place(self.trace.context.child(), is_remote=False)
             is_attempt = span.name == ATTEMPT
@@ -109,6 +113,11 @@ class SpanTree:
             start_time=nanoseconds(base + span.begin), end_time=nanoseconds(base + max(span.begin, end)),
             instrumentation_scope=self.scope,
         )  # fmt: skip
+
+
+def is_shared(span: TimeSpan) -> bool:
+    """Return whether a part is one of the HTTP request, so that each of its requests has it."""
+    return span.process == PROXY and span.attempt is None and span.name != QUEUE
 
 
 def http_attributes(trace: ServedTrace) -> dict[str, Any]:

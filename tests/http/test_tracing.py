@@ -13,6 +13,7 @@ from scripted_speech import demo
 from scripted_worker import ScriptedWorker, eventually, proper
 
 from pontil.runtime.foundation.trace_context import read_context
+from pontil.runtime.timeline.recorder import MOST_OF_ONE
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Failed, Message, Submit
 
@@ -87,6 +88,17 @@ def test_several_prompts_are_one_trace(traced: ScriptedSite, receiver: OtlpRecei
     span = server_span(receiver, answer)
     assert span.attributes["gen_ai.usage.prompt_tokens"] == answer.json["usage"]["prompt_tokens"]
     assert len([one for one in receiver.of_trace(span.trace_id) if one.name == "attempt"]) == 2
+
+
+def test_the_parts_of_many_prompts_are_bounded_and_their_usage_is_whole(
+    traced: ScriptedSite, receiver: OtlpReceiver
+) -> None:
+    answer = post(traced, asked(["hi"] * (MOST_OF_ONE + 4)))
+    span = server_span(receiver, answer)
+    for name in ("prompt_tokens", "completion_tokens"):
+        assert span.attributes[f"gen_ai.usage.{name}"] == answer.json["usage"][name]
+    names = [one.name for one in receiver.of_trace(span.trace_id)]
+    assert names.count("attempt") == MOST_OF_ONE and names.count("receive") == names.count("write") == 1
 
 
 def test_requests_of_one_connection_have_traces_of_their_own(traced: ScriptedSite) -> None:
