@@ -139,7 +139,8 @@ class ProxyConfig:
     (runtime/proxy/remote_kv.py). The proxy has a `name`, and a `number` among the `proxies` on one port; they know of
     each other by files in `shared_folder`. Streams that may be continued are recorded in `resume_folder`, where one is
     named, for `resume_window` after their connection broke. Requests that took `slow_log` or longer are
-    logged, where it is set."""
+    logged, where it is set. Traces go to the collector at `otlp_traces_endpoint`, where one is named, with the
+    `trace_headers`; of the requests without a trace of their own, this share is sampled."""
 
     host: str
     port: int
@@ -186,6 +187,9 @@ class ProxyConfig:
     resume_folder: str | None = None
     resume_window: float = 60.0
     slow_log: float | None = None
+    otlp_traces_endpoint: str | None = None
+    trace_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    otlp_traces_sample_rate: float = 1.0
 
     @property
     def shared_path(self) -> Path | None:
@@ -235,5 +239,9 @@ def proxy_config(values: dict[str, Any]) -> ProxyConfig:
     )
     hosts = tuple(values.get("allowed_hosts", ()))
     origins = tuple(values.get("cors_origins", ()))
-    made = {"callers": callers, "allowances": allowances, "allowed_hosts": hosts, "cors_origins": origins}
+    headers = tuple((name, value) for name, value in values.get("trace_headers", ()))
+    made = {
+        "callers": callers, "allowances": allowances, "allowed_hosts": hosts, "cors_origins": origins,
+        "trace_headers": headers,
+    }  # fmt: skip
     return ProxyConfig(**{**values, **made})

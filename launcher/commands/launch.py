@@ -31,6 +31,7 @@ from pontil.launcher.host.notify import Notifier
 from pontil.launcher.host.ports import usable_port
 from pontil.launcher.keys.client_keys import read_client_keys
 from pontil.launcher.keys.key_file import read_key_file
+from pontil.launcher.keys.trace_headers import read_trace_headers
 from pontil.launcher.logs.console import Console, own_line
 from pontil.launcher.logs.log_files import LogFiles
 from pontil.launcher.logs.non_blocking_writer import open_outlet, plain_notice
@@ -116,6 +117,7 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
         return launch_on_ray(options, launch_environment, dry_run)
     secret = read_key_file(Path(options.keys)) if options.keys else None
     clients = read_client_keys(options, launch_environment.variables)
+    trace_headers = read_trace_headers(options, launch_environment.variables)
     directory = RunDirectory(launch_environment.run_base)
     machine = find_machine(launch_environment.visible_gpus)
     topology = plan(options, machine, directory.path, launch_environment.cache_directory)
@@ -125,7 +127,7 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
     check_disk_tier(topology)
     chosen = choose_ports(options)
     topology = plan(chosen, machine, directory.path, launch_environment.cache_directory).with_keys(secret)
-    topology = topology.with_clients(clients.config)
+    topology = topology.with_clients(clients.config).with_trace_headers(trace_headers)
     orders = replace(
         orders_of(chosen, topology, launch_environment), machine=machine, shares_devices=topology.shares,
         reloader=Reloader(chosen, read, launch_environment.variables),

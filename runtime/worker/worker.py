@@ -30,6 +30,7 @@ from pontil.runtime.worker.grammar_manager import GrammarManager
 from pontil.runtime.worker.idle_work import IdleWork
 from pontil.runtime.worker.kv_tiers import open_tiers
 from pontil.runtime.worker.load_gauge import LoadGauge
+from pontil.runtime.worker.log_fields import about
 from pontil.runtime.worker.open_stage import open_stage
 from pontil.runtime.worker.output_processor import OutputProcessor
 from pontil.runtime.worker.prefault import Prefault
@@ -272,7 +273,7 @@ class Worker:
             return
         logger.debug(
             "takes a request's phase %s: %d prompt tokens", message.phase, len(message.prompt),
-            extra={"request": message.request_id},
+            extra=about(message),
         )  # fmt: skip
         if self.grammars.submit(request, now):
             self.start(request, now)
