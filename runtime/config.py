@@ -48,7 +48,7 @@ class WorkerConfig:
     bytes in a folder of this worker's under `kv_tier_disk`. `revision` is the operator's name of what the worker serves
     during an upgrade, `version` that of pontil. `kept_memory` are the descriptors of two files that outlive this
     process, of KV blocks and of their records (runtime/cache/kept_pool.py), if the launcher holds such; with `keep_kv`
-    it does for a worker on a CPU."""
+    it does for a worker on a CPU. With `allow_chaos` the supervisor may cut the link over which KV blocks come."""
 
     name: str
     role: WorkerRole
@@ -94,6 +94,7 @@ class WorkerConfig:
     version: str | None = None
     keep_kv: bool = True
     kept_memory: tuple[int, int] | None = None
+    allow_chaos: bool = False
     more_controls: tuple[str, ...] = ()
 
     @property
@@ -138,7 +139,7 @@ class ProxyConfig:
     prompt's beginning are preferred. With `kv_transfers` other routers drive the workers
     (runtime/proxy/remote_kv.py). The proxy has a `name`, and a `number` among the `proxies` on one port; they know of
     each other by files in `shared_folder`. Streams that may be continued are recorded in `resume_folder`, where one is
-    named, for `resume_window` after their connection broke."""
+    named, for `resume_window` after their connection broke. `allow_chaos` is only shown."""
 
     host: str
     port: int
@@ -184,6 +185,7 @@ class ProxyConfig:
     shared_folder: str | None = None
     resume_folder: str | None = None
     resume_window: float = 60.0
+    allow_chaos: bool = False
 
     @property
     def shared_path(self) -> Path | None:

@@ -178,6 +178,7 @@ def plan_proxy(
         "tool_call_parser": options.tool_call_parser,
         "reasoning_parser": options.reasoning_parser,
         "kv_transfers": options.http is not None,
+        "allow_chaos": options.allow_chaos,
         "log_level": options.log_level,
     }
     return ChildPlan("proxy", "proxy", CPU, machine.cores, config)
