@@ -11,6 +11,7 @@ from typing import Literal, NoReturn
 import click
 
 from pontil.launcher.bench.command import bench
+from pontil.launcher.chaos.command import chaos
 from pontil.launcher.commands.chat import chat
 from pontil.launcher.commands.config import config
 from pontil.launcher.commands.graph import graph
@@ -73,7 +74,7 @@ def examine(folder: Path, parent: int) -> None:
 
 CHANGES = (drain, undrain, restart, scale, role, reload)
 for command in (
-    launch, config, doctor, graph, chat, bench, conformance, status, ready, *CHANGES, usage, audit, keys, units,
+    launch, config, doctor, graph, chat, bench, conformance, chaos, status, ready, *CHANGES, usage, audit, keys, units,
 ):  # fmt: skip
     cli.add_command(command)
 
