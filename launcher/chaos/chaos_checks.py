@@ -78,7 +78,7 @@ def resource_checks(before: LaunchRest, after: LaunchRest) -> Iterator[ChaosChec
     more = {key: after.holdings[key].descriptors - before.holdings[key].descriptors for key in kept}
     apart = [f"{name} has {more[name, pid]} more" for name, pid in sorted(kept) if more[name, pid] > MORE_DESCRIPTORS]
     most = max(more.values(), default=0)
-    seen = f"at most {max(0, most)} more in {len(kept)} processes that were not replaced"
+    seen = f"at most {max(0, most)} more in any of the {len(kept)} that were not replaced"
     yield ChaosCheck("descriptors", not apart, "; ".join(apart) or seen)
     apart = []
     for name, pid in sorted(kept):

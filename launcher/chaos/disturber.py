@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pontil.launcher.chaos.disk_fill import DiskFill
-from pontil.launcher.chaos.fault_plan import FILL, KILL, PlannedFault
+from pontil.launcher.chaos.fault_plan import FILL, KILL, PAUSES, PlannedFault
 from pontil.launcher.chaos.launch_facts import LaunchFacts, facts_of
 from pontil.launcher.control.async_client import converse
 from pontil.launcher.control.control_client import ControlReply
@@ -57,14 +57,16 @@ class Disturber:
         return [one.planned for one in self.records if one.took_place and not one.recovered]
 
     async def run(self, plan: Sequence[PlannedFault], began: float) -> None:
-        """Carry out the whole plan, whose times count from `began`. Raises LaunchError if the launch has ended."""
-        running = list[asyncio.Task[None]]()
+        """Carry out the whole plan, whose times count from `began`; one that is late still comes some time after the
+        one before. Raises LaunchError if the launch has ended."""
+        running, earliest = list[asyncio.Task[None]](), began
         try:
             for planned in plan:
-                await asyncio.sleep(max(0.0, began + planned.at - time.monotonic()))
+                await asyncio.sleep(max(earliest, began + planned.at) - time.monotonic())
                 running.append(asyncio.create_task(self.one(planned)))
                 if not overlapping(planned, plan):
                     await asyncio.gather(*running)
+                    earliest = time.monotonic() + PAUSES[0]
             await asyncio.gather(*running)
         finally:
             for task in running:

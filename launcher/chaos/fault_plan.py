@@ -15,6 +15,8 @@ PULLING = ("decode", "mixed")
 # Seconds from the end of a fault to the next, and from the beginning of one to a second that it overlaps.
 PAUSES, LAGS = (1.5, 4.0), (0.2, 1.0)
 OVERLAPS = 0.25
+# Seconds that a worker is expected to take to come back; one that takes longer delays what follows.
+COMES_BACK = 4.0
 # Most deaths of one worker within the window of the restart policy, and how many that are below its limit.
 MOST_DEATHS, SPARE_DEATHS = 3, 1
 # A filesystem counts as a place of its own, which no worker is.
@@ -67,6 +69,11 @@ class PlannedFault:
     @property
     def is_deadly(self) -> bool:
         return self.variant in DEADLY
+
+    @property
+    def free_at(self) -> float:
+        """The time at which the launch should be whole again."""
+        return self.at + self.seconds + (COMES_BACK if self.is_deadly else 0.0)
 
     def describe(self) -> str:
         where = self.target + (f" rank {self.rank}" if self.rank else "")
@@ -135,7 +142,7 @@ def plan_faults(seed: int, minutes: float, faults: Sequence[str], facts: PlanFac
     planned = list[PlannedFault]()
     while variants and (not planned or state.at <= 60 * minutes):
         found = list(drawn(state, variants))
-        planned += [one for one in found if one.at + one.seconds <= 60 * minutes] if planned else found
+        planned += [one for one in found if one.free_at <= 60 * minutes] if planned else found
         if not found:
             state.at += PAUSES[1]
     return planned
@@ -152,7 +159,7 @@ def drawn(state: PlanState, variants: Sequence[str]) -> Iterator[PlannedFault]:
         one = beside or state.fault(variant)
         if one is not None:
             yield one
-            state.at = round(max(state.at, one.at + one.seconds + state.source.uniform(*PAUSES)), 2)
+            state.at = round(max(state.at, one.free_at + state.source.uniform(*PAUSES)), 2)
         # The next fault overlaps neither of two that overlap.
         last = None if beside else one
 

@@ -21,7 +21,7 @@ from small_disk import small_disk
 
 WITHIN = 300.0
 # A plan in which faults overlap, so that it is short.
-SEED = "149"
+SEED = "208"
 
 
 @pytest.fixture(scope="module")
