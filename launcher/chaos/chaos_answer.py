@@ -63,7 +63,7 @@ class ChaosAnswer:
 
     @property
     def missing(self) -> str | None:
-        """What a whole answer has and this one lacks."""
+        """The part of a whole answer that this one lacks."""
         if not self.choices or any(content.finish is None for content in self.choices.values()):
             return "no finish reason"
         if self.prompt_tokens is None or self.completion_tokens is None:

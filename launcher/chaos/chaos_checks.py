@@ -73,20 +73,31 @@ def blocks_check(before: LaunchRest, after: LaunchRest) -> ChaosCheck:
 
 
 def resource_checks(before: LaunchRest, after: LaunchRest) -> Iterator[ChaosCheck]:
-    """Compare processes that live from before to after."""
-    kept = before.holdings.keys() & after.holdings.keys()
-    more = {key: after.holdings[key].descriptors - before.holdings[key].descriptors for key in kept}
-    apart = [f"{name} has {more[name, pid]} more" for name, pid in sorted(kept) if more[name, pid] > MORE_DESCRIPTORS]
-    most = max(more.values(), default=0)
-    seen = f"at most {max(0, most)} more in any of the {len(kept)} that were not replaced"
-    yield ChaosCheck("descriptors", not apart, "; ".join(apart) or seen)
-    apart = []
-    for name, pid in sorted(kept):
-        then, now = before.holdings[name, pid].own_bytes, after.holdings[name, pid].own_bytes
-        if now > then * (1 + MEMORY_SHARE) + MEMORY_BYTES:
-            apart.append(f"{name} has {now >> 20} MiB of its own and had {then >> 20} MiB")
-    grown = max((after.holdings[key].own_bytes - before.holdings[key].own_bytes for key in kept), default=0)
-    yield ChaosCheck("memory", not apart, "; ".join(apart) or f"at most {max(0, grown) >> 20} MiB more in one of them")
+    """Compare the descriptors of every child, and the memory of the processes that live from before to after."""
+    then, now = descriptors_of(before), descriptors_of(after)
+    more = {name: now.get(name, 0) - count for name, count in then.items()}
+    apart = [f"{name} has {count} more" for name, count in sorted(more.items()) if count > MORE_DESCRIPTORS]
+    most = max(0, *more.values(), 0)
+    yield ChaosCheck(
+        "descriptors", not apart, "; ".join(apart) or f"at most {most} more in any of {len(more)} children"
+    )
+    kept = sorted(before.holdings.keys() & after.holdings.keys())
+    grown = {key: after.holdings[key].own_bytes - before.holdings[key].own_bytes for key in kept}
+    apart = [
+        f"{key[0]} has {grown[key] >> 20} MiB more of its own" for key in kept
+        if grown[key] > before.holdings[key].own_bytes * MEMORY_SHARE + MEMORY_BYTES
+    ]  # fmt: skip
+    most = max(0, *grown.values(), 0) >> 20
+    seen = f"at most {most} MiB more in any of {len(kept)} processes that were not replaced"
+    yield ChaosCheck("memory", not apart, "; ".join(apart) or seen)
+
+
+def descriptors_of(rest: LaunchRest) -> dict[str, int]:
+    """Return the descriptors of each child, over its ranks."""
+    sums: dict[str, int] = {}
+    for (name, _), held in rest.holdings.items():
+        sums[name] = sums.get(name, 0) + held.descriptors
+    return sums
 
 
 def leftover_check(before: LaunchRest, after: LaunchRest) -> ChaosCheck:

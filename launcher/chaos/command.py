@@ -2,6 +2,7 @@
 """The command `chaos`: whether a running launch holds under faults."""
 
 import json
+import math
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,10 +32,18 @@ def listed(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     return found
 
 
+def finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    """Return a number of a range; nan is in every range."""
+    if math.isnan(value):
+        raise click.BadParameter("write a number", ctx, param)
+    return value
+
+
 @click.command(short_help="Prove that a launch holds while its workers die, stop and lose their links.")
 @click.option(
     "--minutes",
     type=click.FloatRange(0, MOST_MINUTES, min_open=True),
+    callback=finite,
     default=5.0,
     show_default=True,
     help="How long; each fault comes at least once in any case.",

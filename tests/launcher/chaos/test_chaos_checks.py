@@ -25,7 +25,7 @@ def fault(variant: str, target: str, begun: float, ended: float, survived: bool 
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenTrial:
     """Everything that the checks look at: by default two answers, a kill, two stops and a cut that all held."""
 
     after: LaunchRest = replace(BEFORE, ledger={"prompt_tokens": 110, "completion_tokens": 220, "open": 0})
@@ -50,10 +50,10 @@ class Seen:
         return all_checks(BEFORE, self.after, self.records, self.exits, self.faults, self.planned, self.findings)
 
 
-FINE = Seen()
+FINE = SeenTrial()
 
 
-def broken(seen: Seen) -> list[ChaosCheck]:
+def broken(seen: SeenTrial) -> list[ChaosCheck]:
     return [check for check in seen.checks if not check.held]
 
 
@@ -64,16 +64,16 @@ def test_all_hold_where_all_is_right() -> None:
     assert broken(several) == []
 
 
-def of_after(**changes: object) -> Callable[[], Seen]:
+def of_after(**changes: object) -> Callable[[], SeenTrial]:
     return lambda: replace(FINE, after=replace(FINE.after, **changes))  # type: ignore[arg-type]
 
 
-def of_record(**changes: object) -> Callable[[], Seen]:
+def of_record(**changes: object) -> Callable[[], SeenTrial]:
     first = replace(FINE.records[0], **changes)  # type: ignore[arg-type]
     return lambda: replace(FINE, records=(first, *FINE.records[1:]))
 
 
-def of_exit(**changes: object) -> Callable[[], Seen]:
+def of_exit(**changes: object) -> Callable[[], SeenTrial]:
     first = replace(FINE.exits[0], **changes)  # type: ignore[arg-type]
     return lambda: replace(FINE, exits=(first, *FINE.exits[1:]))
 
@@ -97,7 +97,9 @@ UNREACHED = FaultRecord(FINE.faults[0].planned, problem="decode:0 had no turn")
         (lambda: replace(FINE, exits=(*FINE.exits, FINE.exits[0])), "deaths", "nobody had it killed"),
         (of_after(free_blocks={"prefill:0": 10, "decode:0": 19}), "blocks", "decode:0 has 19 free KV blocks and had"),
         (of_after(holdings=HELD | {("proxy", 1): ProcessHoldings(60, 100 * MIB)}), "descriptors", "proxy has 30 more"),
-        (of_after(holdings=HELD | {("proxy", 1): ProcessHoldings(30, 500 * MIB)}), "memory", "proxy has 500 MiB"),
+        (of_after(holdings={("proxy", 1): HELD["proxy", 1], ("decode:0", 9): ProcessHoldings(60, MIB)}), "descriptors",
+         "decode:0 has 20 more"),
+        (of_after(holdings=HELD | {("proxy", 1): ProcessHoldings(30, 500 * MIB)}), "memory", "proxy has 400 MiB more"),
         (of_after(segments=frozenset({"old", "new"})), "leftovers", "segment new"),
         (of_after(zombies=("77",)), "leftovers", "zombie 77"),
         (of_after(faults={"pontil_thread_failures_total": 2.0}), "own faults", "grew by 1"),
@@ -105,14 +107,14 @@ UNREACHED = FaultRecord(FINE.faults[0].planned, problem="decode:0 had no turn")
         (lambda: replace(FINE, planned=6), "faults", "2 faults were not reached"),
     ],
 )  # fmt: skip
-def test_each_breaks_by_what_it_looks_for(make: Callable[[], Seen], name: str, says: str) -> None:
+def test_each_breaks_by_what_it_looks_for(make: Callable[[], SeenTrial], name: str, says: str) -> None:
     (check,) = [one for one in make().checks if one.name == name]
     assert not check.held and says in check.seen
 
 
 def test_memory_of_the_living_and_processes_that_were_replaced_are_no_findings() -> None:
     after = replace(
-        FINE.after, holdings={("proxy", 1): HELD["proxy", 1], ("decode:0", 99): ProcessHoldings(900, 900 * MIB)},
+        FINE.after, holdings={("proxy", 1): HELD["proxy", 1], ("decode:0", 99): ProcessHoldings(44, 900 * MIB)},
         segments=frozenset({"old", "new"}), open_segments=frozenset({"new"}),
     )  # fmt: skip
     assert broken(replace(FINE, after=after)) == []
