@@ -24,6 +24,7 @@ MODULES = {
     "chat": "commands.chat",
     "bench": "bench.command",
     "conformance": "conformance.command",
+    "chaos": "chaos.command",
     "status": "commands.status",
     "ready": "commands.ready",
     "drain": "commands.rollout",

@@ -155,6 +155,10 @@ ARROWS: dict[str, set[str]] = {
         "launcher/roles", "launcher/supervisor", "runtime/graph",
     },
     "launcher/bench": {"launcher/commands/api_key", "launcher/commands/chat_session", "launcher/config"},
+    "launcher/chaos": {
+        "launcher/bench", "launcher/commands/api_key", "launcher/commands/chat_session", "launcher/commands/usage",
+        "launcher/config", "launcher/control",
+    },
     "launcher/conformance": {
         "launcher/commands/api_key", "launcher/commands/chat_session", "launcher/commands/status_table",
         "launcher/config",
@@ -163,7 +167,8 @@ ARROWS: dict[str, set[str]] = {
         "launcher/child", "launcher/commands", "launcher/config", "launcher/control", "launcher/host", "launcher/keys",
     },
     "launcher": {
-        "launcher/bench", "launcher/commands", "launcher/conformance", "launcher/doctor", "launcher/roles",
+        "launcher/bench", "launcher/chaos", "launcher/commands", "launcher/conformance", "launcher/doctor",
+        "launcher/roles",
     },
 }  # fmt: skip
 FOUNDATION = "runtime/foundation"
