@@ -29,7 +29,9 @@ from pontil.http.app.error_handler import MAX_HEAD_BYTES, OpenAIErrors
 from pontil.http.app.http_date import HttpDate
 from pontil.http.app.probes import METHODS, add_probes
 from pontil.http.app.request_id import CURRENT, HEADER, WithRequestId, request_id
+from pontil.http.app.server_spans import ServerSpans
 from pontil.http.app.timed_protocol import RECEIVE_SECONDS, TimedProtocol
+from pontil.http.page.live_events import LiveEvents
 from pontil.http.request.body import MOST_BODY
 from pontil.http.request.intake import Intake
 from pontil.http.response.answer_checker import AnswerChecker
@@ -38,6 +40,7 @@ from pontil.http.routes.endpoint_table import endpoints
 from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config import ProxyConfig
 from pontil.runtime.errors import PontilError
+from pontil.runtime.proxy.live_snapshot import LiveSnapshot
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.timeline.received import RECEIVED, ReceivedRequest
@@ -46,8 +49,6 @@ from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 BACKLOG = 1024
 # The header with the id of a stream that can be continued.
 STREAM = "x-pontil-stream"
-# The header by which a client names its own span (W3C Trace Context).
-TRACE_PARENT = "traceparent"
 # A body up to this many times too large is read and discarded, so that the client is still connected to read the 413.
 READ_ANYWAY = 4
 # Timeout of a response that is not streamed; a request whose worker is silent fails much sooner.
@@ -92,16 +93,21 @@ def build_app(proxy: Proxy, embedding: Tokenizer | None = None) -> Sanic[Any, An
     app.register_listener(answers.close, "after_server_stop")
     kept = Conversations.of(proxy.config)
     app.register_listener(kept.close, "after_server_stop")
-    served = endpoints(proxy, intake, answers, kept, embedding)
+    live = LiveEvents(LiveSnapshot(proxy))
+    app.ctx.live = live
+    app.register_listener(live.close, "before_server_stop")
+    served = endpoints(proxy, intake, answers, kept, live, embedding)
+    spans = None if proxy.in_flight.tracer is None else ServerSpans(proxy.in_flight.tracer)
     for endpoint in served:
+        handler = endpoint.handler if spans is None or not endpoint.takes else spans.traced(endpoint.handler)
         # Without ignore_body, Sanic would buffer the whole body before any check.
-        app.route(endpoint.route, methods=endpoint.methods, ignore_body=True)(endpoint.handler)
+        app.route(endpoint.route, methods=endpoint.methods, ignore_body=True)(handler)
     pages = CrossOrigin(proxy.config.cors_origins)
     add_probes(app, served, pages)
     app.ctx.connection_limit = ConnectionLimit(connections_within(descriptor_limit()))
     app.ctx.access = access_to(proxy.config, served)
     reading = {endpoint.route.removeprefix("/") for endpoint in served if endpoint.takes}
-    add_middleware(app, app.ctx.access, pages, reading, proxy.clock)
+    add_middleware(app, app.ctx.access, pages, reading, proxy.clock, spans)
     return app
 
 
@@ -112,10 +118,12 @@ def access_to(config: ProxyConfig, served: Sequence[Endpoint]) -> Access:
 
 
 def add_middleware(
-    app: Sanic[Any, Any], access: Access, pages: CrossOrigin, reading: Set[str], now: Callable[[], float]
-) -> None:
+    app: Sanic[Any, Any], access: Access, pages: CrossOrigin, reading: Set[str], now: Callable[[], float],
+    spans: ServerSpans | None,
+) -> None:  # fmt: skip
     """Add access checks and the headers of every answer. `reading` are the paths of routes that read bodies
-    themselves; bodies sent to other routes are discarded. `now` is the clock of the requests' timelines."""
+    themselves; bodies sent to other routes are discarded. `now` is the clock of the requests' timelines. Requests with
+    a body are traced, where there are `spans`."""
 
     # Sanic would read the body of another route before its middleware, and so before the check.
     assert all(route.extra.ignore_body for route in app.router.routes), "a route reads bodies before the access check"
@@ -124,11 +132,14 @@ def add_middleware(
         """Check access before any of the body is read, for all paths and methods, with or without a route."""
         request.ctx.request_id = request_id(request.headers.getone(HEADER, None))
         CURRENT.set(request.ctx.request_id)
-        RECEIVED.set(received_now(request, now))
+        received = received_now(request, now)
+        RECEIVED.set(received)
         access.admit(request)
         if request.route is not None and (request.route.path not in reading or request.method in METHODS):
             async for _ in request.stream:  # type: ignore[union-attr]
                 pass
+        elif request.route is not None and spans is not None:
+            spans.begin(request, received)
 
     clock = HttpDate()
 
@@ -136,12 +147,15 @@ def add_middleware(
         # A request that failed before the first middleware has no id yet.
         response.headers[HEADER] = getattr(request.ctx, "request_id", None) or request_id(None)
         response.headers["date"] = clock.now
-        for header, value in pages.headers(request.headers).items():
-            response.headers.setdefault(header, value)
+        if not access.is_operators(request):
+            for header, value in pages.headers(request.headers).items():
+                response.headers.setdefault(header, value)
         if (stream := getattr(request.ctx, "stream_id", None)) is not None:
             response.headers[STREAM] = stream
         if (ignored := getattr(request.ctx, "ignored", None)) is not None:
             response.headers.update(ignored.headers)
+        if spans is not None:
+            spans.name(request, response)
 
     app.register_middleware(admit, "request")
     app.register_middleware(name, "response")
@@ -150,7 +164,7 @@ def add_middleware(
 def received_now(request: Request, now: Callable[[], float]) -> ReceivedRequest:
     """Return the beginning of a request's timeline."""
     route = "-" if request.route is None else f"/{request.route.path}"
-    return ReceivedRequest(route, now, request.headers.getone(TRACE_PARENT, None))
+    return ReceivedRequest(route, now)
 
 
 class Service:
@@ -169,6 +183,7 @@ class Service:
     def run(self, commands_fd: int) -> None:
         """Serve until told to end. Call it in the main thread only."""
         self.pipe = CommandPipe(commands_fd, logging.getLogger("pontil.proxy"))
+        self.proxy.changes.ask = self.reporter.asked
         self.app.run(sock=self.listener, single_process=True, motd=False, access_log=False, protocol=TimedProtocol)
 
     async def before_start(self, app: Any) -> None:
@@ -222,6 +237,8 @@ class Service:
             self.app.ctx.access.keyring = Keyring.of(
                 command["callers"], command["admin"], command.get("allowances", ())
             )
+        elif command.get("kind") == "change":
+            self.proxy.changes.hear(command)
         elif command.get("kind") == "self_test":
             told = partial(self.reporter.tested, int(command["number"]))
             self.proxy.self_test.begin(told, self.reporter.progress)

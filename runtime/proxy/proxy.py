@@ -22,6 +22,7 @@ from pontil.runtime.proxy.fleet import Fleet
 from pontil.runtime.proxy.in_flight import InFlight
 from pontil.runtime.proxy.metrics import DIED, SILENT, Metrics
 from pontil.runtime.proxy.model_admissions import ModelAdmissions
+from pontil.runtime.proxy.operator_changes import OperatorChanges
 from pontil.runtime.proxy.policy import every_route
 from pontil.runtime.proxy.prompt_prefix import PromptPrefix
 from pontil.runtime.proxy.rate_limits import UNLIMITED, Allowance
@@ -124,14 +125,14 @@ class Proxy:
         )  # fmt: skip
         about = {"version": config.version, "model_name": config.served_model_name}
         self.metrics.watch(self.requests, self.registry, about)
+        self.changes = OperatorChanges(self.registry, clock, lambda: self.table_age)
         self.draining = False
         keys = None if config.keys is None else Keys.of(config.keys)
         self.kv_transfers = KVTransfers(self.registry, None if keys is None else keys.kept)
         self.context = open_context(keys, self.metrics.threads)
         self.server: ControlServer | None = None
         self.tasks: list[asyncio.Task[None]] = []
-        self.malformed_seen = 0
-        self.ticks = 0
+        self.malformed_seen = self.ticks = 0
         self.last_tick = clock()
         # Time of the supervisor's last process table, which it sends every second; None without a supervisor.
         self.table_at: float | None = None
@@ -173,6 +174,7 @@ class Proxy:
         """Serve in the running event loop. `on_tick` is called with the number of each tick, four times a second."""
         assert self.server is not None, "bind first"
         self.server.listen(self.router.on_messages)
+        self.in_flight.start()
         loop = asyncio.get_running_loop()
         forever = (
             (self.tick_forever, on_tick), (self.checkpoint_forever,), (self.self_test.run,),
@@ -214,6 +216,7 @@ class Proxy:
         if self.tasks:
             await asyncio.wait(self.tasks)
         await asyncio.to_thread(self.books.end)
+        await self.in_flight.close()
         self.fleet.close()
         if self.server is not None:
             self.server.close(LINGER)

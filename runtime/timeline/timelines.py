@@ -145,6 +145,11 @@ class Timelines:
             self.tell(self.untold.popleft())
             portion -= 1
 
+    def tell_rest(self) -> None:
+        """Tell listeners of all requests that have ended, with what is known of them."""
+        while self.untold:
+            self.tell(self.untold.popleft())
+
     def tell(self, recorder: RequestRecorder) -> None:
         timeline = recorder.timeline(self.clock())
         for one in self.listeners:
