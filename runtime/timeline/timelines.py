@@ -71,12 +71,13 @@ class Timelines:
         recorder = self.open.pop(row.id, None)
         if recorder is None:
             return
+        # From now on it holds nothing of the request, whose prompt is freed without the garbage collector.
+        recorder.end(row, now)
         if recorder.is_hidden:
             self.unkept[row.id] = None
             if len(self.unkept) > MOST_UNKEPT:
                 del self.unkept[next(iter(self.unkept))]
             return
-        recorder.end(row, now)
         self.drop(row.id)
         self.ended[row.id] = recorder
         self.weigh(row.id)

@@ -390,3 +390,18 @@ def test_workers_join_every_proxy_that_is_named() -> None:
     for flags, words in refused:
         with pytest.raises(OptionError, match=words):
             topology(**flags)
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [(None, None), ("2s", 2.0), ("2", 2.0), ("500ms", 0.5), ("0.25 s", 0.25), (1.5, 1.5), (3, 3.0)],
+)
+def test_slow_requests_are_logged_from_a_time_on(given: Any, seconds: float | None) -> None:
+    (proxy,) = [child for child in topology(slow_log=given).children if child.is_proxy]
+    assert proxy_config(json.loads(json.dumps(proxy.config))).slow_log == seconds
+
+
+@pytest.mark.parametrize("given", ["0", "0s", "-1", "2m", "2ss", "ms", "", "1e3", "nan", "inf", "٣", "2000000", True])
+def test_a_time_that_is_none_is_refused_in_a_sentence(given: Any) -> None:
+    with pytest.raises(OptionError, match="a time like 2s, 500ms or a number of seconds"):
+        topology(slow_log=given)
