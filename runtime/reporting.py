@@ -30,6 +30,10 @@ class Reporter(Protocol):
         """Report that the supervisor's order of this number is carried out and known to the proxy. `drained`: nothing
         is in flight here, and nothing new comes."""
 
+    def asked(self, number: int, request: dict[str, Any]) -> None:
+        """Pass on that an operator asks for a change of the launch's workers. Lines about the change of this number
+        come as commands."""
+
     def stepped(self, number: int, working: bool) -> None:
         """Report that step `number` was made, or is about to be; `working` says that work waits. Cheap: call it at each
         step, and with working=True before the first step after an idle time, or a step that hangs goes unseen.

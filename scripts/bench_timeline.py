@@ -18,14 +18,14 @@ import app  # noqa: E402, F401
 from pontil.runtime.timeline.received import ReceivedRequest  # noqa: E402
 from pontil.runtime.timeline.recorder import RequestRecorder  # noqa: E402
 from pontil.runtime.timeline.step_gaps import BUFFER, StepGaps  # noqa: E402
-from pontil.runtime.timeline.timeline import COMPLETE, RequestRow  # noqa: E402
+from pontil.runtime.timeline.timeline import COMPLETE, TimelineRow  # noqa: E402
 from pontil.runtime.timeline.timelines import Timelines  # noqa: E402
 from pontil.runtime.timeline.work_times import WorkTimes  # noqa: E402
 from pontil.runtime.wire.messages import AttemptTimes  # noqa: E402
 
 RUNS = 5
 ROWS = 64
-ROW = RequestRow("r-1", 0.0, "tiny", "-", "alice", COMPLETE, "stop", 3, 1, 2, 1, 0.5, 2.0, ("prefill:0", "decode:0"))
+ROW = TimelineRow("r-1", 0.0, "tiny", "-", "alice", COMPLETE, "stop", 3, 1, 2, 1, 0.5, 2.0, ("prefill:0", "decode:0"))
 
 
 def least(measure: Callable[[], float]) -> float:
@@ -69,7 +69,7 @@ def per_request(requests: int) -> tuple[float, float]:
         recorder.admit(now, received, lambda at: ROW)
         timelines.admit(name, recorder)
         recorder.begin(0, {"P": "prefill:0", "D": "decode:0"}, now)
-        timelines.end(RequestRow(name, *(getattr(ROW, field) for field in RequestRow.__slots__[1:])), now)
+        timelines.end(TimelineRow(name, *(getattr(ROW, field) for field in TimelineRow.__slots__[1:])), now)
         chunks, pulls = [0.0, 0.1, 256] * 4, [0.0, 0.1, 16, 1 << 20] * 4
         timelines.take(AttemptTimes("P", "x", name, 0, 1.0, 0.0, chunks, [], [0.1, 0.2], [], 0.1, 0.1))
         timelines.take(AttemptTimes("D", "x", name, 0, 1.0, 0.0, [], pulls, [], [], 0.1, 0.9))

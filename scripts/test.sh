@@ -27,6 +27,12 @@ if ! command -v systemd-analyze >/dev/null && [ "$(id -u)" = 0 ] && command -v a
     echo "Installing systemd, to verify units with"
     apt-get install -qq -y --no-install-recommends systemd >/dev/null || echo "It could not be installed: see above."
 fi
+# The live page is tested in a real browser. Without it, its tests are skipped and say so.
+if ! command -v chromium >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "Installing Chromium, to test the live page in"
+    apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core >/dev/null ||
+        echo "It could not be installed: see above."
+fi
 # Queries and alert rules are checked by Prometheus itself. Its package is only unpacked: installed, it would start a server.
 tools=${XDG_CACHE_HOME:-$HOME/.cache}/pontil/test-tools
 export PATH="$PATH:$tools/usr/bin"

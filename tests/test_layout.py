@@ -120,13 +120,16 @@ ARROWS: dict[str, set[str]] = {
         "runtime/proxy", "runtime/timeline", "runtime/tokenizer", "runtime/wire/messages",
     },
     "http/store": {"http/fields", "runtime"},
+    "http/page": {
+        "http/fields", "http/request/body", "http/response/sse", "runtime", "runtime/proxy",
+    },
     "http/routes": {
-        "http/access", "http/fields", "http/request", "http/response", "http/store", "runtime", "runtime/chat",
-        "runtime/graph/catalog", "runtime/proxy", "runtime/timeline", "runtime/tokenizer",
+        "http/access", "http/fields", "http/page", "http/request", "http/response", "http/store", "runtime",
+        "runtime/chat", "runtime/graph/catalog", "runtime/proxy", "runtime/timeline", "runtime/tokenizer",
     },
     "http/app": {
-        "http/access", "http/request", "http/response", "http/routes", "runtime", "runtime/proxy", "runtime/timeline",
-        "runtime/tokenizer", "runtime/tracing",
+        "http/access", "http/page", "http/request", "http/response", "http/routes", "runtime", "runtime/proxy",
+        "runtime/timeline", "runtime/tokenizer", "runtime/tracing",
     },
     "launcher/host": set(),
     "launcher/config": {"launcher/host", "runtime/graph"},
@@ -152,6 +155,10 @@ ARROWS: dict[str, set[str]] = {
         "launcher/roles", "launcher/supervisor", "runtime/graph",
     },
     "launcher/bench": {"launcher/commands/api_key", "launcher/commands/chat_session", "launcher/config"},
+    "launcher/chaos": {
+        "launcher/bench", "launcher/commands/api_key", "launcher/commands/chat_session", "launcher/commands/usage",
+        "launcher/config", "launcher/control",
+    },
     "launcher/conformance": {
         "launcher/commands/api_key", "launcher/commands/chat_session", "launcher/commands/status_table",
         "launcher/config",
@@ -160,7 +167,8 @@ ARROWS: dict[str, set[str]] = {
         "launcher/child", "launcher/commands", "launcher/config", "launcher/control", "launcher/host", "launcher/keys",
     },
     "launcher": {
-        "launcher/bench", "launcher/commands", "launcher/conformance", "launcher/doctor", "launcher/roles",
+        "launcher/bench", "launcher/chaos", "launcher/commands", "launcher/conformance", "launcher/doctor",
+        "launcher/roles",
     },
 }  # fmt: skip
 FOUNDATION = "runtime/foundation"

@@ -11,6 +11,7 @@ from pontil.http.access.allowed_hosts import AllowedHosts, is_local, named
 from pontil.http.access.endpoint import RouteAccess
 from pontil.http.access.failed_keys import FailedKeys
 from pontil.http.access.keyring import Caller, Keyring
+from pontil.http.access.same_origin import foreign_page
 from pontil.runtime.errors import RequestError
 from pontil.runtime.foundation.loopback import is_loopback
 from pontil.runtime.proxy.rate_limits import UNLIMITED
@@ -63,7 +64,12 @@ class Access:
     def judge(self, request: Request) -> Caller:
         """Return the caller. Raises AccessDenied."""
         door = RouteAccess.KEY if request.route is None else self.doors[request.route.path]
-        if door is RouteAccess.OPEN or (door is RouteAccess.ADMIN and is_here(request)):
+        if door is RouteAccess.PAGE and not is_here(request) and self.keyring.admin is None:
+            raise shut(self.keyring)
+        if door in (RouteAccess.OPEN, RouteAccess.PAGE):
+            return NOBODY
+        if door is RouteAccess.ADMIN and is_here(request):
+            check_origin(request)
             return NOBODY
         # A browser asks by OPTIONS without the key that the page will send; the answer tells the path's methods only.
         asks = request.method == "OPTIONS" and request.route is not None
@@ -77,6 +83,12 @@ class Access:
         if door is RouteAccess.ADMIN and not caller.admin:
             raise shut(self.keyring)
         return caller
+
+    def is_operators(self, request: Request) -> bool:
+        """Return whether the route is for the operator alone: no page of another origin may read it, whoever may read
+        the others."""
+        route = request.route
+        return route is not None and self.doors[route.path] in (RouteAccess.ADMIN, RouteAccess.PAGE)
 
     def check_host(self, request: Request) -> None:
         """Check the Host headers. Raises AccessDenied."""
@@ -99,6 +111,13 @@ class Access:
                 raise AccessDenied(says, 429, "rate_limit_exceeded", {"retry-after": str(wait)})
             raise refusal(says)
         return found
+
+
+def check_origin(request: Request) -> None:
+    """Raise AccessDenied for what a page of another origin asks for in a browser on this machine, where no key is
+    needed."""
+    if request.method != "OPTIONS" and (reason := foreign_page(request.method, request.headers)):
+        raise AccessDenied(reason, 403, "foreign_origin", {})
 
 
 def shown_key(request: Request) -> bytes:

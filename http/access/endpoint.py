@@ -17,11 +17,13 @@ Handler = Callable[..., Coroutine[Any, Any, HTTPResponse | None]]
 
 
 class RouteAccess(Enum):
-    """Access level of a route on a server with keys: open to all, any valid key, or the operator only."""
+    """Access level of a route on a server with keys: open to all, any valid key, or the operator only. Files of the
+    live page are served where an operator could use it: a browser cannot show a key when it opens a page."""
 
     OPEN = "open"
     KEY = "key"
     ADMIN = "admin"
+    PAGE = "page"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """OPTIONS on every path, which browsers ask before a request, and HEAD on those that have no GET."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from sanic import HTTPResponse, Request, Sanic
 from sanic.response import empty
 
 from pontil.http.access.cross_origin import CrossOrigin
-from pontil.http.access.endpoint import Endpoint
+from pontil.http.access.endpoint import Endpoint, RouteAccess
 
 METHODS = ("HEAD", "OPTIONS")
 
@@ -25,10 +25,11 @@ class Probe:
         return empty(headers={"allow": self.methods} | sharing)
 
 
-def add_probes(app: Sanic[Any, Any], served: Iterable[Endpoint], pages: CrossOrigin) -> None:
+def add_probes(app: Sanic[Any, Any], served: Collection[Endpoint], pages: CrossOrigin) -> None:
     methods: dict[str, list[str]] = {}
+    operators = {endpoint.route for endpoint in served if endpoint.door in (RouteAccess.ADMIN, RouteAccess.PAGE)}
     for endpoint in served:
         methods.setdefault(endpoint.route, []).extend(endpoint.methods)
     for number, (route, there) in enumerate(methods.items()):
-        probe = Probe(there, pages)
+        probe = Probe(there, CrossOrigin() if route in operators else pages)
         app.add_route(probe.answer, route, methods=set(METHODS) - set(there), name=f"probe_{number}", ignore_body=True)

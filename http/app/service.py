@@ -31,6 +31,7 @@ from pontil.http.app.probes import METHODS, add_probes
 from pontil.http.app.request_id import CURRENT, HEADER, WithRequestId, request_id
 from pontil.http.app.server_spans import ServerSpans
 from pontil.http.app.timed_protocol import RECEIVE_SECONDS, TimedProtocol
+from pontil.http.page.live_events import LiveEvents
 from pontil.http.request.body import MOST_BODY
 from pontil.http.request.intake import Intake
 from pontil.http.response.answer_checker import AnswerChecker
@@ -39,6 +40,7 @@ from pontil.http.routes.endpoint_table import endpoints
 from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config import ProxyConfig
 from pontil.runtime.errors import PontilError
+from pontil.runtime.proxy.live_snapshot import LiveSnapshot
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.timeline.received import RECEIVED, ReceivedRequest
@@ -91,7 +93,10 @@ def build_app(proxy: Proxy, embedding: Tokenizer | None = None) -> Sanic[Any, An
     app.register_listener(answers.close, "after_server_stop")
     kept = Conversations.of(proxy.config)
     app.register_listener(kept.close, "after_server_stop")
-    served = endpoints(proxy, intake, answers, kept, embedding)
+    live = LiveEvents(LiveSnapshot(proxy))
+    app.ctx.live = live
+    app.register_listener(live.close, "before_server_stop")
+    served = endpoints(proxy, intake, answers, kept, live, embedding)
     spans = None if proxy.in_flight.tracer is None else ServerSpans(proxy.in_flight.tracer)
     for endpoint in served:
         handler = endpoint.handler if spans is None or not endpoint.takes else spans.traced(endpoint.handler)
@@ -142,8 +147,9 @@ def add_middleware(
         # A request that failed before the first middleware has no id yet.
         response.headers[HEADER] = getattr(request.ctx, "request_id", None) or request_id(None)
         response.headers["date"] = clock.now
-        for header, value in pages.headers(request.headers).items():
-            response.headers.setdefault(header, value)
+        if not access.is_operators(request):
+            for header, value in pages.headers(request.headers).items():
+                response.headers.setdefault(header, value)
         if (stream := getattr(request.ctx, "stream_id", None)) is not None:
             response.headers[STREAM] = stream
         if (ignored := getattr(request.ctx, "ignored", None)) is not None:
@@ -177,6 +183,7 @@ class Service:
     def run(self, commands_fd: int) -> None:
         """Serve until told to end. Call it in the main thread only."""
         self.pipe = CommandPipe(commands_fd, logging.getLogger("pontil.proxy"))
+        self.proxy.changes.ask = self.reporter.asked
         self.app.run(sock=self.listener, single_process=True, motd=False, access_log=False, protocol=TimedProtocol)
 
     async def before_start(self, app: Any) -> None:
@@ -230,6 +237,8 @@ class Service:
             self.app.ctx.access.keyring = Keyring.of(
                 command["callers"], command["admin"], command.get("allowances", ())
             )
+        elif command.get("kind") == "change":
+            self.proxy.changes.hear(command)
         elif command.get("kind") == "self_test":
             told = partial(self.reporter.tested, int(command["number"]))
             self.proxy.self_test.begin(told, self.reporter.progress)

@@ -5,6 +5,9 @@ import logging
 from collections.abc import Callable
 
 from pontil.http.access.endpoint import Endpoint, Handler, RouteAccess
+from pontil.http.page.change_routes import CHANGE, CHANGED, ChangeRoutes
+from pontil.http.page.live_events import LiveEvents
+from pontil.http.page.page_files import PageRoutes
 from pontil.http.request.body import BodyReader, largest_body
 from pontil.http.request.chat_batch_request import CHAT_BATCH
 from pontil.http.request.chat_request import CHAT
@@ -51,8 +54,9 @@ Noting = Callable[[Handler], Handler]
 
 
 def endpoints(
-    proxy: Proxy, intake: Intake, answers: AnswerChecker, kept: Conversations, embedding: Tokenizer | None = None
-) -> tuple[Endpoint, ...]:
+    proxy: Proxy, intake: Intake, answers: AnswerChecker, kept: Conversations, live: LiveEvents,
+    embedding: Tokenizer | None = None,
+) -> tuple[Endpoint, ...]:  # fmt: skip
     """Return all routes. `embedding` is the tokenizer of the embedding model, where there is one."""
     config = proxy.config
     dialect = dialect_of(proxy.tokenizer, config.tool_call_parser, config.reasoning_parser)
@@ -98,6 +102,7 @@ def endpoints(
         *timeline_endpoints(RequestTimes(proxy)),
         Endpoint("GET", "/admin/ledger", status.ledger, "The sums of the ledger.", reply.ANY_OBJECT,
                  door=RouteAccess.ADMIN),
+        *page_endpoints(live, ChangeRoutes(proxy.changes, bodies)),
     )  # fmt: skip
     described = OpenApiRoute(
         listed, config.version, model.vocab_size, guarded=bool(config.callers), strict=config.strict_parameters
@@ -105,8 +110,24 @@ def endpoints(
     return (*listed, described.own)
 
 
+def page_endpoints(live: LiveEvents, changes: ChangeRoutes) -> tuple[Endpoint, ...]:
+    """The live page, with what it shows and does."""
+    files = PageRoutes()
+    return (
+        Endpoint("GET", "/admin/ui", files.admin_page, "The live page.", reply.TEXT, content_type="text/html",
+                 door=RouteAccess.PAGE),
+        Endpoint("GET", "/admin/ui/{file}", files.admin_page_file, "A file of the live page.", reply.TEXT,
+                 errors=(404,), content_type="text/javascript", door=RouteAccess.PAGE),
+        Endpoint("GET", "/admin/events", live.admin_events, "A snapshot of the server each second.", reply.ANY_OBJECT,
+                 events=reply.ANY_OBJECT, errors=(503,), content_type="text/event-stream", door=RouteAccess.ADMIN),
+        Endpoint("POST", "/admin/workers/{worker}/{action}", changes.change_worker, "Drain, undrain or restart a "
+                 "worker, or give it another role.", CHANGED, CHANGE, errors=(*BODY, 409, 503),
+                 door=RouteAccess.ADMIN),
+    )  # fmt: skip
+
+
 def timeline_endpoints(times: RequestTimes) -> tuple[Endpoint, ...]:
-    """Where requests' time went."""
+    """The timelines of requests."""
     return (
         Endpoint("GET", "/admin/requests", times.list_requests, "The latest requests.", traced.REQUESTS,
                  door=RouteAccess.ADMIN),

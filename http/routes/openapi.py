@@ -62,6 +62,8 @@ def security(door: RouteAccess, guarded: bool) -> dict[str, Any]:
 def refusals(door: RouteAccess, guarded: bool) -> tuple[int, ...]:
     if door is RouteAccess.ADMIN:
         return 401, 403, 429
+    if door is RouteAccess.PAGE:
+        return (403,)
     return (401, 429) if door is RouteAccess.KEY and guarded else ()
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pontil.launcher.child.reports import (
+    ChangeReport,
     FailureReport,
     HeartbeatReport,
     OrderReport,
@@ -58,6 +59,9 @@ class PipeReporter:
 
     def settled(self, order: int, drained: bool) -> None:
         self.send(OrderReport(order, drained))
+
+    def asked(self, number: int, request: dict[str, Any]) -> None:
+        self.send(ChangeReport(number, request))
 
     def stepped(self, number: int, working: bool) -> None:
         self.last_step = (number, time.monotonic(), working)

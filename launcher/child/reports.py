@@ -54,7 +54,16 @@ class OrderReport:
     drained: bool
 
 
-Report = ProgressReport | ReadyReport | HeartbeatReport | SelfTestReport | FailureReport | OrderReport
+@dataclass(frozen=True, slots=True)
+class ChangeReport:
+    """An operator asks, by a proxy's page, for the change that the `request` describes as on the control socket. The
+    `number` is the proxy's own."""
+
+    number: int
+    request: dict[str, Any]
+
+
+Report = ProgressReport | ReadyReport | HeartbeatReport | SelfTestReport | FailureReport | OrderReport | ChangeReport
 KINDS: dict[str, type[Report]] = {
     "ready": ReadyReport,
     "progress": ProgressReport,
@@ -62,6 +71,7 @@ KINDS: dict[str, type[Report]] = {
     "tested": SelfTestReport,
     "failed": FailureReport,
     "settled": OrderReport,
+    "asked": ChangeReport,
 }
 KIND_OF = {made: kind for kind, made in KINDS.items()}
 

@@ -355,6 +355,10 @@ class LaunchOptions:
     restart_window: float = flag(SUPERVISION, 120.0, "The window in which restarts are counted.", seconds, "SECONDS")
     restart_delay: float = flag(SUPERVISION, 0.5, "Pause before the first restart; doubles.", seconds, "SECONDS")
     restart_max_delay: float = flag(SUPERVISION, 10.0, "Longest pause before a restart.", seconds, "SECONDS")
+    allow_chaos: bool = flag(
+        SUPERVISION, False, "Let `pontil chaos` of this user kill, stop and slow workers of this launch; for trials.",
+        switch,
+    )  # fmt: skip
 
 
 def flag_name(declared: Field[Any]) -> str:

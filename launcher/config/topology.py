@@ -190,6 +190,7 @@ def plan_proxy(
         "otlp_traces_endpoint": options.otlp_traces_endpoint,
         "trace_headers": [],
         "otlp_traces_sample_rate": options.otlp_traces_sample_rate,
+        "allow_chaos": options.allow_chaos,
         "log_level": options.log_level,
     }
     return ChildPlan("proxy", "proxy", CPU, machine.cores, config)

@@ -50,4 +50,5 @@ class Announcement:
         where = f"ready on {topology.url}" if topology.url else f"ready, joined {', '.join(topology.controls)}"
         self.console.line(f"{where} after {now - self.began:.1f} s")
         if topology.url and self.console.terminal:
+            self.console.line(f"live page: {topology.url}/admin/ui")
             self.console.line(example(topology.url, topology.served, topology.asks_for_keys))

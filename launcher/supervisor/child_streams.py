@@ -8,17 +8,20 @@ from functools import partial
 from pontil.launcher.child.child import Child
 from pontil.launcher.child.child_state import ChildState
 from pontil.launcher.child.process import ChildProcess
-from pontil.launcher.child.reports import ProgressReport, ReadyReport, Report
+from pontil.launcher.child.reports import ChangeReport, ProgressReport, ReadyReport, Report
 from pontil.launcher.host.oom import OomWatch
 from pontil.launcher.logs.console import Console
 
 
 class ChildStreams:
     """The pipes of each child process, in the `selector` for as long as they are open. Shows on the console the lines
-    meant for operators."""
+    meant for operators. `take` is called with the changes that a proxy is asked for."""
 
-    def __init__(self, selector: selectors.BaseSelector, console: Console, clock: Callable[[], float]) -> None:
-        self.selector, self.console, self.clock = selector, console, clock
+    def __init__(
+        self, selector: selectors.BaseSelector, console: Console, clock: Callable[[], float],
+        take: Callable[[ChildProcess, ChangeReport], None],
+    ) -> None:  # fmt: skip
+        self.selector, self.console, self.clock, self.take = selector, console, clock, take
 
     def watch(self, child: Child) -> None:
         """Watch the pipes of the processes that have started."""
@@ -34,7 +37,10 @@ class ChildStreams:
             self.console.settle(process.name)
         was_ready = child.state is ChildState.READY
         for report in child.hear(process, lines, self.clock()):
-            self.show(process, report, was_ready)
+            if isinstance(report, ChangeReport):
+                self.take(process, report)
+            else:
+                self.show(process, report, was_ready)
 
     def show(self, process: ChildProcess, report: Report, was_ready: bool) -> None:
         if isinstance(report, ProgressReport):

@@ -10,6 +10,7 @@ from pontil.launcher.child.child_state import ChildState
 from pontil.launcher.child.exit_cause import ExitCause
 from pontil.launcher.host.gpu_memory import GpuMemory
 from pontil.launcher.host.resource_usage import ResourceSample, ResourceUsage
+from pontil.runtime.foundation.number_ranges import spell
 
 # Longest line of an exited child's output, in characters: the table goes to the proxy once a second.
 LINE_CHARACTERS = 300
@@ -45,13 +46,15 @@ def row_of(child: Child, usages: Mapping[int, ResourceSample], now: float) -> di
     """Return a row of JSON values. Times are in whole seconds, so that a row changes at most once in each. The usage of
     a worker is that of all its ranks, of which each has its own too."""
     row = {**child.row, "restarts": max(0, child.starts - 1)}
+    if cores := sorted({core for member in child.plan.members for core in member.cores}):
+        row["cores"] = spell(cores)
     if child.running is not None:
         row["uptime_seconds"] = int(now - child.running.signs.started_at)
         if child.running.start_seconds is not None:
             row["start_seconds"] = round(child.running.start_seconds, 2)
     row |= usage_of([process.process.pid for process in child.processes], usages)
-    for rank in row.get("ranks", ()):
-        rank |= usage_of([rank["pid"]], usages)
+    for rank, member in zip(row.get("ranks", ()), child.plan.members, strict=False):
+        rank |= usage_of([rank["pid"]], usages) | ({"cores": spell(member.cores)} if member.cores else {})
     if child.state is ChildState.BACKOFF:
         row["starts_in_seconds"] = max(0, math.ceil(child.due - now))
     if child.reason is not None:

@@ -12,7 +12,6 @@ from pontil.launcher.child.child import Child
 from pontil.launcher.child.child_state import ChildState
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.config.topology import Topology
-from pontil.launcher.control.control_socket import ControlConnection
 from pontil.launcher.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.logs.console import Console
@@ -34,6 +33,15 @@ class RolloutContext:
     machine: HostDevices | None
     shares_devices: bool
     limits: RolloutLimits
+
+
+class RolloutClient(Protocol):
+    """The one that asked for a change: a command on the control socket, or a proxy's page. Writing to one that has left
+    is no error."""
+
+    def say(self, text: str) -> None: ...
+    def end(self, text: str, code: int = 0, **facts: Any) -> None: ...
+    def beat(self) -> None: ...
 
 
 class RolloutSupervisor(Protocol):
@@ -58,11 +66,11 @@ class RolloutRunner:
         self.supervisor, self.context = supervisor, context
         self.change: Rollout | None = None
         self.proxies: ProxyRestarts | None = None
-        self.client: ControlConnection | None = None
+        self.client: RolloutClient | None = None
         self.title = ""
         self.last_beat = 0.0
 
-    def take(self, client: ControlConnection, request: dict[str, Any]) -> None:
+    def take(self, client: RolloutClient, request: dict[str, Any]) -> None:
         command = request.get("command")
         if command == "describe":
             client.end("", **self.facts)
@@ -77,7 +85,7 @@ class RolloutRunner:
         else:
             self.begin(client, request)
 
-    def begin(self, client: ControlConnection, request: dict[str, Any]) -> None:
+    def begin(self, client: RolloutClient, request: dict[str, Any]) -> None:
         try:
             if request.get("proxies"):
                 self.begin_proxies(client, request)
@@ -90,7 +98,7 @@ class RolloutRunner:
         if change.is_over:
             self.conclude(change)
 
-    def begin_proxies(self, client: ControlConnection, request: dict[str, Any]) -> None:
+    def begin_proxies(self, client: RolloutClient, request: dict[str, Any]) -> None:
         """Begin to restart the proxies. Raises OptionError and LaunchError for what cannot be."""
         limit, limits = request.get("drain_timeout"), self.context.limits
         limits = limits if limit is None else RolloutLimits(seconds(limit), limits.start)

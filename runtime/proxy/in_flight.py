@@ -19,6 +19,7 @@ from pontil.runtime.proxy.stage_task import StageTask, is_joined
 from pontil.runtime.proxy.stream import Finished
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.timeline.received import RECEIVED, ReceivedRequest
+from pontil.runtime.timeline.slow_log import log_slow
 from pontil.runtime.timeline.timeline import Gaps, Timeline
 from pontil.runtime.timeline.timelines import Timelines
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -37,6 +38,8 @@ class InFlight:
         self.admissions, self.books, self.metrics, self.clock = admissions, books, metrics, clock
         self.requests: dict[str, Request] = {}
         self.timelines = Timelines(clock, metrics.threads)
+        if dispatcher.config.slow_log is not None:
+            self.timelines.on_complete(log_slow, dispatcher.config.slow_log)
         self.ended: Callable[[Request], None] = ignored
         self.tracer = open_tracer(dispatcher.config, metrics.spans, metrics.threads, clock)
         if self.tracer is not None:

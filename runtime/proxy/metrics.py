@@ -39,12 +39,14 @@ FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "
 
 
 class Metrics:
-    """All series of one proxy, in a registry of its own. `delivered` is the number of delivered tokens."""
+    """All series of one proxy, in a registry of its own. `delivered` is the number of delivered tokens, `pulled`
+    the bytes of KV that ended requests had moved, by the name of their last route."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.latencies = Latencies(self.registry)
         self.delivered = 0
+        self.pulled: dict[str, int] = {}
         self.threads = ThreadFailures()
         self.threads_shown: dict[str, int] = {}
         self.make_request_counters(self.registry)
@@ -163,6 +165,8 @@ class Metrics:
             return
         self.ended[label].inc()
         self.latencies.add_request(request, billed)
+        if moved := request.pulled.bytes:
+            self.pulled[request.route_name] = self.pulled.get(request.route_name, 0) + moved
         if request.embedding is not None:
             self.embeddings.inc(request.complete)
             self.embedded.inc(billed.prompt_tokens if request.complete else 0)

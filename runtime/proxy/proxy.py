@@ -22,6 +22,7 @@ from pontil.runtime.proxy.fleet import Fleet
 from pontil.runtime.proxy.in_flight import InFlight
 from pontil.runtime.proxy.metrics import DIED, SILENT, Metrics
 from pontil.runtime.proxy.model_admissions import ModelAdmissions
+from pontil.runtime.proxy.operator_changes import OperatorChanges
 from pontil.runtime.proxy.policy import every_route
 from pontil.runtime.proxy.prompt_prefix import PromptPrefix
 from pontil.runtime.proxy.rate_limits import UNLIMITED, Allowance
@@ -38,7 +39,6 @@ from pontil.runtime.proxy.sound_route import SoundRoute, TrialRoute, sound_route
 from pontil.runtime.proxy.stream import MessageTurn, Stream, joined
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.threads import go_on
-from pontil.runtime.timeline.slow_log import log_slow
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.keys import Keys
 from pontil.runtime.wire.messages import (
@@ -106,8 +106,6 @@ class Proxy:
             self.incarnation, tokenizer, self.dispatcher, self.admissions, self.books, self.metrics, clock
         )  # fmt: skip
         self.requests, self.timelines = self.in_flight.requests, self.in_flight.timelines
-        if config.slow_log is not None:
-            self.timelines.on_complete(log_slow, config.slow_log)
         self.turn = MessageTurn()
         self.streams = ResumableStreams(self.fleet.records, config.resume_window, self.in_flight, self.turn)
         self.frames = AnswerFrames(
@@ -127,14 +125,14 @@ class Proxy:
         )  # fmt: skip
         about = {"version": config.version, "model_name": config.served_model_name}
         self.metrics.watch(self.requests, self.registry, about)
+        self.changes = OperatorChanges(self.registry, clock, lambda: self.table_age)
         self.draining = False
         keys = None if config.keys is None else Keys.of(config.keys)
         self.kv_transfers = KVTransfers(self.registry, None if keys is None else keys.kept)
         self.context = open_context(keys, self.metrics.threads)
         self.server: ControlServer | None = None
         self.tasks: list[asyncio.Task[None]] = []
-        self.malformed_seen = 0
-        self.ticks = 0
+        self.malformed_seen = self.ticks = 0
         self.last_tick = clock()
         # Time of the supervisor's last process table, which it sends every second; None without a supervisor.
         self.table_at: float | None = None

@@ -3,7 +3,7 @@
 
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.proxy.request import Request
-from pontil.runtime.timeline.timeline import CANCELLED, COMPLETE, FAILED, OPEN, RequestRow
+from pontil.runtime.timeline.timeline import CANCELLED, COMPLETE, FAILED, OPEN, TimelineRow
 
 # The route of a request that did not come by HTTP.
 NO_PATH = "-"
@@ -11,21 +11,21 @@ NO_PATH = "-"
 STATES = {"error": FAILED, "cancelled": CANCELLED, "handed_over": CANCELLED}
 
 
-def row_of(request: Request, model: str, now: float) -> RequestRow:
+def row_of(request: Request, model: str, now: float) -> TimelineRow:
     """Return the line of an open request, for this model unless it is for another one."""
     return made_row(request, model, OPEN, None, request.usage, now)
 
 
-def last_row(request: Request, model: str, label: str, billed: Usage, now: float) -> RequestRow:
+def last_row(request: Request, model: str, label: str, billed: Usage, now: float) -> TimelineRow:
     """Return the line of a request that has ended with this label."""
     return made_row(request, model, STATES.get(label, COMPLETE), request.finish or label, billed, now)
 
 
-def made_row(request: Request, model: str, state: str, finish: str | None, usage: Usage, now: float) -> RequestRow:
+def made_row(request: Request, model: str, state: str, finish: str | None, usage: Usage, now: float) -> TimelineRow:
     recorder, first = request.recorder, request.first_token
     received = recorder.received
     since_epoch = recorder.admitted_at if received is None else received.since_epoch
-    return RequestRow(
+    return TimelineRow(
         request.id, since_epoch, model if request.embedding is None else request.embedding.model,
         NO_PATH if received is None else received.route, request.caller, state, finish, usage.prompt_tokens,
         usage.cached_tokens, usage.completion_tokens, request.attempt + 1,

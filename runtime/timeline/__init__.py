@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a request's time went: spans and events of the proxy and of the workers, of each request within bounds."""
+"""Timelines of requests: spans and events of the proxy and of the workers, of each request within bounds."""

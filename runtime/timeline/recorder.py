@@ -15,9 +15,9 @@ from pontil.runtime.timeline.timeline import (
     FIRST_TOKEN,
     PROXY,
     QUEUE,
-    RequestRow,
     TimeEvent,
     Timeline,
+    TimelineRow,
     TimeSpan,
 )
 from pontil.runtime.timeline.worker_report import TimePlace, WorkerReport
@@ -61,9 +61,9 @@ class RequestRecorder:
         self.is_hidden = False
         self.ended: float | None = None
         self.since = self.waits = self.admitted_at = 0.0
-        self.row: Callable[[float], RequestRow] | None = None
+        self.row: Callable[[float], TimelineRow] | None = None
 
-    def admit(self, now: float, received: ReceivedRequest | None, row: Callable[[float], RequestRow]) -> None:
+    def admit(self, now: float, received: ReceivedRequest | None, row: Callable[[float], TimelineRow]) -> None:
         """Begin to record a request that waits for its first attempt."""
         self.received, self.row, self.waits, self.admitted_at = received, row, now, time.time()
         self.since = now if received is None else min(received.at, now)
@@ -85,7 +85,7 @@ class RequestRecorder:
         if self.attempts and reason is not None and self.attempts[-1].reason is None:
             self.attempts[-1].reason = reason[:LONGEST_REASON]
 
-    def end(self, row: RequestRow, now: float) -> None:
+    def end(self, row: TimelineRow, now: float) -> None:
         """Record the end. From now on nothing is kept of the request but its line."""
         self.gaps.settle()
         self.broke(now)
@@ -112,7 +112,7 @@ class RequestRecorder:
         """True if every worker of every attempt has reported."""
         return all(len(attempt.reports) == len(attempt.workers) for attempt in self.attempts)
 
-    def line(self, now: float) -> RequestRow:
+    def line(self, now: float) -> TimelineRow:
         """Return the request's line."""
         assert self.row is not None, "a request is admitted before it is shown"
         row = self.row(now)

@@ -88,7 +88,7 @@ class LargestPart:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestRow:
+class TimelineRow:
     """A request in a line. `received_at` is in seconds since 1970, `route` the path that the client asked, `stage` the
     stage of a model of several. `seconds` is until its end, or until now. `workers` are those of the last attempt."""
 
@@ -122,7 +122,7 @@ class RequestRow:
 class Timeline:
     """A request's `row` and parts: spans by their begin, events by their time."""
 
-    row: RequestRow
+    row: TimelineRow
     spans: tuple[TimeSpan, ...]
     events: tuple[TimeEvent, ...]
     gaps: Gaps

@@ -10,7 +10,7 @@ from typing import Any
 
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.timeline.recorder import RequestRecorder
-from pontil.runtime.timeline.timeline import RequestRow, Timeline
+from pontil.runtime.timeline.timeline import Timeline, TimelineRow
 from pontil.runtime.wire.messages import AttemptTimes
 
 # The most requests that ended whose timelines are kept, and the bytes that these may take, about.
@@ -66,7 +66,7 @@ class Timelines:
     def admit(self, request_id: str, recorder: RequestRecorder) -> None:
         self.open[request_id] = recorder
 
-    def end(self, row: RequestRow, now: float) -> None:
+    def end(self, row: TimelineRow, now: float) -> None:
         """Keep the timeline of a request that has ended `now`, among the last ones."""
         recorder = self.open.pop(row.id, None)
         if recorder is None:
@@ -128,7 +128,7 @@ class Timelines:
             return {"requests": found}
         return found[0] if found else None
 
-    def rows(self, most: int = MOST_LISTED) -> list[RequestRow]:
+    def rows(self, most: int = MOST_LISTED) -> list[TimelineRow]:
         """Return the lines of requests, the latest first: the open ones, and those that ended."""
         now, both = self.clock(), chain(self.ended.values(), self.open.values())
         shown = [recorder for recorder in both if not recorder.is_hidden]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of a worker's part of a request goes, in readings of the worker's clock."""
+"""Times of a worker's part of a request, in readings of the worker's clock."""
 
 from dataclasses import dataclass, field
 

@@ -16,6 +16,7 @@ from pontil.runtime.worker.proxy_link import HeartbeatLoad, ProxyLink
 from pontil.runtime.worker.proxy_links import ProxyLinks
 from pontil.runtime.worker.request_table import RequestTable
 from pontil.runtime.worker.stage_side import StageSide
+from pontil.runtime.worker.step_reporter import StepReporter
 from pontil.runtime.worker.worker_request import WorkerRequest
 
 
@@ -32,8 +33,8 @@ class LoadGauge:
     links: ProxyLinks
     requests: RequestTable
 
-    def load(self, link: ProxyLink, steps: int, stale: int) -> HeartbeatLoad:
-        """Return the load for the proxy of this link, after `steps` steps and `stale` messages that were meant for a
+    def load(self, link: ProxyLink, steps: StepReporter, stale: int) -> HeartbeatLoad:
+        """Return the load for the proxy of this link, after these `steps` and `stale` messages that were meant for a
         predecessor."""
         scheduler, counts = self.machine.scheduler, self.decode.counts
         counters = {
@@ -44,6 +45,7 @@ class LoadGauge:
             **self.engine_counters.counters(link.told),
             **self.stage.counters(),
             "kv_transfer_bytes": counts.bytes,
+            **steps.counters(),
             "stale_messages": stale,
             "malformed_frames": sum(socket.malformed for socket in self.sockets),
             **{f"thread_failures_{name}": count for name, count in self.failures.counts().items()},
@@ -51,7 +53,7 @@ class LoadGauge:
         running = len(scheduler.running) + len(scheduler.parked)
         waiting = len(scheduler.waiting) + len(self.prefill.halves) + len(self.grammars)
         free = self.machine.pool.available
-        return HeartbeatLoad(running, waiting, free, steps, counters, self.gauges(), self.others(link))
+        return HeartbeatLoad(running, waiting, free, steps.steps, counters, self.gauges(), self.others(link))
 
     def gauges(self) -> dict[str, int] | None:
         return {**(self.stage.gauges() or {}), **self.machine.scheduler.tier.gauges()} or None

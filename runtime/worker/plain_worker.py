@@ -197,6 +197,7 @@ class PlainWorker(ABC):
             "prompt_tokens_computed_before": link.told.computed_before,
             "stale_messages": self.stale,
             "malformed_frames": sum(one.malformed for one in self.controls),
+            **self.step_reporter.counters(),
             **counted,
             **{f"thread_failures_{name}": count for name, count in self.failures.counts().items()},
         }

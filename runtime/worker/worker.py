@@ -17,6 +17,7 @@ from pontil.runtime.errors import RequestError
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.transfer.connector import SliceConnector
+from pontil.runtime.transfer.cut_connector import CutConnector
 from pontil.runtime.transfer.ranked_connector import RankedConnector
 from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.wire.keys import Keys
@@ -93,8 +94,8 @@ class Worker:
         self.link = ProxyLinks([ProxyLink(one, hello) for one in self.controls], self.controls)
         self.prefixes = PrefixReporters(self.link.links, machine.pool.index)
         self.requests = RequestTable(self.incarnation, self.link)
-        self.assigned_role = AssignedRole(self.link, report)
-        self.commands = None if pipe is None else SupervisorCommands(pipe, self.poller, self.assigned_role)
+        role = self.assigned_role = AssignedRole(self.link, report)
+        self.commands = None if pipe is None else SupervisorCommands(pipe, self.poller, role, self.transport)
         kv = machine.layout.fingerprint()
         self.prefill = PrefillSide(
             self.incarnation, machine, self.peers_in, self.connector, kv, self.pools, config.deadlines
@@ -118,7 +119,8 @@ class Worker:
         )
 
     def open_connector(self) -> SliceConnector:
-        return open_connector(self.config, self.machine.storage, self.poller.wake, self.guard, self.failures)
+        made = open_connector(self.config, self.machine.storage, self.poller.wake, self.guard, self.failures)
+        return CutConnector(made, self.poller.wake) if self.config.allow_chaos else made
 
     def stop(self, number: int = 0, frame: FrameType | None = None) -> None:
         self.stopping = True
@@ -348,7 +350,7 @@ class Worker:
 
     def load(self, link: ProxyLink | None = None) -> HeartbeatLoad:
         """Return the load for the proxy of this link, by default the first."""
-        return self.gauge.load(link or self.link.links[0], self.step_reporter.steps, self.stale)
+        return self.gauge.load(link or self.link.links[0], self.step_reporter, self.stale)
 
     def close(self) -> None:
         self.idle_work.begin()

@@ -39,6 +39,8 @@ def act(word: str, config: dict[str, Any], reporter: Reporter, commands: int | N
             reporter.progress("half of the weights")
         case "listen":
             listen(Path(config["trace"]), commands, reporter, config["routes"])
+        case "ask when told":
+            threading.Thread(target=ask_when_told, args=(Path(config["trace"]), reporter), daemon=True).start()
         case "obey":
             obey(Path(config["trace"] + ".orders"), config, reporter, commands)
         case "die with group":
@@ -159,6 +161,17 @@ def listen(trace: Path, commands: int | None, reporter: Reporter, routes: "dict[
                 sys.exit(0)
             if command["kind"] == "self_test" and routes and str(command["number"]) in routes:
                 reporter.tested(command["number"], routes[str(command["number"])])
+
+
+def ask_when_told(trace: Path, reporter: Reporter) -> None:
+    """Act as a proxy whose page is used: ask for the change in the file `trace`.ask-1, then for that in the next."""
+    number = 1
+    while True:
+        told = Path(f"{trace}.ask-{number}")
+        if told.exists():
+            reporter.asked(number, json.loads(told.read_text()))
+            number += 1
+        threading.Event().wait(0.01)
 
 
 def obey(trace: Path, config: dict[str, Any], reporter: Reporter, commands: int | None) -> None:

@@ -46,6 +46,9 @@ def test_every_module_is_in_the_wheel(wheel: Path, tmp_path: Path) -> None:
     sources = ROOT / "gpu_ops" / "csrc"
     packed_sources = {path.name for path in (tmp_path / "pontil" / "gpu_ops" / "csrc").iterdir()}
     assert packed_sources == {path.name for path in sources.iterdir()} and "kernels.cpp" in packed_sources
+    page = {path.name for path in (tmp_path / "pontil" / "http" / "page").iterdir() if path.suffix != ".py"}
+    sources_of_page = {path.name for path in (ROOT / "http" / "page").iterdir() if path.is_file()}
+    assert page == {name for name in sources_of_page if not name.endswith(".py")} and "index.html" in page
 
 
 def test_the_launcher_starts_its_children_from_an_install(wheel: Path, tmp_path: Path) -> None:

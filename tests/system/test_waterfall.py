@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a request's time went, on a running launch of one prefill and one decode worker."""
+"""The timelines of requests, on a running launch of one prefill and one decode worker."""
 
 import os
 import signal

@@ -24,7 +24,8 @@ from pontil.runtime.foundation.loopback import is_loopback
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 ALICE, BOB, ADMIN = "sk-alice-0123456789", "bob/0123456789+abc==", "adm-0123456789-adm"
-OPEN = {(method, path) for method in ("GET", "HEAD") for path in ("/health", "/ping", "/ready")}
+PAGE = ("/admin/ui", "/admin/ui/page.css")
+OPEN = {(method, path) for method in ("GET", "HEAD") for path in ("/health", "/ping", "/ready", *PAGE)}
 
 
 def digest(key: str) -> str:
@@ -64,14 +65,19 @@ def afar(monkeypatch: pytest.MonkeyPatch) -> None:
 def routes(made: ScriptedSite) -> list[tuple[str, str]]:
     """Return every method and path of the app."""
     served = Sanic.get_app(f"pontil-{made.proxy.incarnation}").router.routes
-    named = {"<name:path>": MODEL, "<response_id:str>": "{response_id}"}
+    named = {
+        "<name:path>": MODEL, "<response_id:str>": "{response_id}", "<file:str>": "page.css",
+        "<worker:str>": "decode:0", "<action:str>": "drain",
+    }  # fmt: skip
     paths = []
     for route in served:
         path = f"/{route.path}"
         for parameter, value in named.items():
             path = path.replace(parameter, value)
         paths.append((path, route.methods))
-    return [(method, path) for path, methods in paths for method in sorted(methods)]
+    every = [(method, path) for path, methods in paths for method in sorted(methods)]
+    # Events have no end.
+    return [one for one in every if one != ("GET", "/admin/events")]
 
 
 def refused(answer: HttpAnswer, status: int, code: str) -> str:
@@ -81,7 +87,7 @@ def refused(answer: HttpAnswer, status: int, code: str) -> str:
     return str(error["message"])
 
 
-def test_every_route_but_three_needs_a_key(shut: ScriptedSite, afar: None) -> None:  # F5
+def test_every_route_but_probes_and_the_page_needs_a_key(shut: ScriptedSite, afar: None) -> None:  # F5
     swept = routes(shut)
     assert len(swept) > 15 and set(swept) >= OPEN
     for method, path in swept:
@@ -118,7 +124,7 @@ def test_what_is_no_route_needs_one_too(shut: ScriptedSite, method: str, path: s
 def test_a_right_key_opens_everything_but_admin(shut: ScriptedSite, afar: None, key: str) -> None:  # F5
     for method, path in routes(shut):
         answer = shut.ask(method, path, {} if method == "POST" else None, bearer(key))
-        if path.startswith("/admin/") and key != ADMIN and method != "OPTIONS":
+        if path.startswith("/admin/") and path not in PAGE and key != ADMIN and method != "OPTIONS":
             assert answer.status == 403, path
         else:
             expected = {"POST": (400,), "GET": (200,), "HEAD": (200, 204), "OPTIONS": (204,)}
@@ -130,6 +136,9 @@ def test_a_right_key_opens_everything_but_admin(shut: ScriptedSite, afar: None, 
             if path == "/v1/embeddings":
                 # This site has no embedding model.
                 expected |= {"POST": (404,)}
+            if path.startswith("/admin/workers/"):
+                # Its workers are no supervisor's.
+                expected |= {"POST": (409,)}
             if path == "/v1/audio/transcriptions":
                 # Its body is a form.
                 expected |= {"POST": (415,)}
@@ -313,7 +322,7 @@ def test_the_document_says_who_needs_which_key(shut: ScriptedSite, bare: Scripte
     for path, operations in guarded["paths"].items():
         for method, operation in operations.items():
             statuses, needs = set(operation["responses"]), operation["security"]
-            if (method.upper(), path) in OPEN:
+            if (method.upper(), path) in OPEN or path.startswith("/admin/ui"):
                 assert needs == [] and "401" not in statuses
             elif path.startswith("/admin/"):
                 assert needs == [{}, {"admin": []}] and statuses >= {"401", "403", "429"}

@@ -160,7 +160,7 @@ def test_embeddings_have_no_gaps(tmp_path: Path, tokenizer: Tokenizer) -> None:
     assert {"receive", "queue", "attempt", "write"} <= {name for name, _ in names(timeline)}
 
 
-@pytest.mark.parametrize("name", ["nope", "%ff%00", "x" * 4000, "%2e%2e", "-", "%F0%9F%98%80", "'%22"])
+@pytest.mark.parametrize("name", ["nope", "%ff%00", "x" * 4000, "%2e%2e", "-", "%f0%9f%98%80", "'%22"])
 def test_an_id_that_is_not_known_is_not_found(pair: ScriptedSite, name: str) -> None:
     answer = pair.ask("GET", f"/admin/requests/{name}")
     assert answer.status == 404 and len(answer.body) < 600

@@ -13,11 +13,11 @@ from pontil.runtime.errors import MalformedFrame
 from pontil.runtime.timeline.received import ReceivedRequest
 from pontil.runtime.timeline.recorder import MOST_ATTEMPTS, RequestRecorder
 from pontil.runtime.timeline.step_gaps import MOST_ENTRIES
-from pontil.runtime.timeline.timeline import COMPLETE, OPEN, RequestRow, Timeline
+from pontil.runtime.timeline.timeline import COMPLETE, OPEN, Timeline, TimelineRow
 from pontil.runtime.timeline.worker_report import CHUNK, MOST_PARTS, PULLED
 from pontil.runtime.wire.messages import AttemptTimes
 
-ROW = RequestRow("r-1", 0.0, "tiny", "/v1/completions", "-", OPEN, None, 3, 0, 0, 1, None, 0.0, ("p", "d"))
+ROW = TimelineRow("r-1", 0.0, "tiny", "/v1/completions", "-", OPEN, None, 3, 0, 0, 1, None, 0.0, ("p", "d"))
 WORKERS = {"P": "prefill:0", "D": "decode:0"}
 seconds = st.floats(0, 5)
 numbers = st.floats() | st.integers(-3, 1 << 60) | seconds
@@ -88,7 +88,7 @@ def test_whatever_comes_stays_inside_the_request(happened: list[str | AttemptTim
             with suppress(MalformedFrame):
                 key = one.sender, one.attempt
                 fresh = recorder.take(one, now)
-                # What is taken is of a worker of an attempt, and comes once.
+                # Only reports of an attempt's workers are taken, once each.
                 assert not fresh or (key not in taken and one.sender in WORKERS and 0 <= one.attempt <= number)
                 taken |= {key} if fresh else set()
                 last = one

@@ -9,11 +9,11 @@ from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.timeline.received import ReceivedRequest
 from pontil.runtime.timeline.recorder import MOST_OF_ONE, RequestRecorder
 from pontil.runtime.timeline.slow_log import slow_line
-from pontil.runtime.timeline.timeline import COMPLETE, LargestPart, RequestRow, Timeline
+from pontil.runtime.timeline.timeline import COMPLETE, LargestPart, Timeline, TimelineRow
 from pontil.runtime.timeline.timelines import GRACE, MOST_BYTES, MOST_ENDED, MOST_LISTED, Timelines
 from pontil.runtime.wire.messages import AttemptTimes
 
-ROW = RequestRow("r-1", 0.0, "tiny", "-", "alice", COMPLETE, "stop", 3, 1, 2, 1, 0.5, 2.0, ("decode:0",))
+ROW = TimelineRow("r-1", 0.0, "tiny", "-", "alice", COMPLETE, "stop", 3, 1, 2, 1, 0.5, 2.0, ("decode:0",))
 
 
 class SetClock:

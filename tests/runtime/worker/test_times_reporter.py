@@ -97,7 +97,7 @@ def test_a_preempted_sequence_tells_when_it_lost_its_blocks(told: ScriptedProxy,
     assert worker.machine.scheduler.preemptions > 0
     lost = [of(told, worker, name) for name in "abc" if of(told, worker, name).preempted]
     assert sum(len(one.preempted) for one in lost) == worker.machine.scheduler.preemptions
-    # What was lost is computed again.
+    # The lost part is computed again.
     assert all(sum(one.chunks[2::CHUNK]) > 48 for one in lost)
 
 

@@ -29,7 +29,8 @@ def fuzz_all(url: str, requests: int) -> "Counter[int]":
     """Send about so many requests, with a body or not, that fit or nearly fit; return how often each status came."""
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     found: list[Any] = list(schema.get_all_operations())
-    operations = [one.ok() for one in found]
+    # Events have no end.
+    operations = [one.ok() for one in found if one.ok().path != "/admin/events"]
     posts = [operation for operation in operations if operation.method.upper() == "POST" and list(operation.body)]
     statuses: Counter[int] = Counter()
     for operation in operations:

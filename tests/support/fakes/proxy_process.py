@@ -29,6 +29,9 @@ class LineReporter:
     def settled(self, order: int, drained: bool) -> None:
         pass
 
+    def asked(self, number: int, request: Any) -> None:
+        self.say("asked", [number, request])
+
     def stepped(self, number: int, working: bool) -> None:
         pass
 

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes that operators ask for on a proxy's page: checked here again, and answered over the proxy's command pipe."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pontil.launcher.child.process import ChildProcess
+from pontil.launcher.child.reports import ChangeReport
+from pontil.launcher.supervisor.rollout_runner import RolloutClient
+
+# The commands of the control socket that a page may use, with the fields of each: those about one worker.
+ALLOWED: Mapping[str, frozenset[str]] = {
+    "drain": frozenset({"command", "names"}),
+    "undrain": frozenset({"command", "names"}),
+    "restart": frozenset({"command", "names"}),
+    "role": frozenset({"command", "names", "role"}),
+}
+REFUSAL = "A page can only drain, undrain or restart one worker, or give it another role."
+
+Take = Callable[[RolloutClient, dict[str, Any]], None]
+
+
+class PageClient:
+    """The proxy whose page asked for a change, as the client of that change. A proxy that has ended reads no line."""
+
+    def __init__(self, process: ChildProcess, number: int) -> None:
+        self.process, self.number = process, number
+        self.ended = False
+
+    def say(self, text: str) -> None:
+        self.send({"say": text})
+
+    def end(self, text: str, code: int = 0, **facts: Any) -> None:
+        if not self.ended:
+            self.send({"end": text, "code": code})
+            self.ended = True
+
+    def beat(self) -> None:
+        self.send({})
+
+    def send(self, told: Mapping[str, Any]) -> None:
+        if not self.ended and self.process.ended is None:
+            self.process.send({"kind": "change", "number": self.number, **told})
+
+
+def take_change(process: ChildProcess, report: ChangeReport, take: Take) -> None:
+    """Pass a proxy's request on to `take`, or refuse it."""
+    client = PageClient(process, report.number)
+    request = report.request
+    if not process.plan.is_proxy or not isinstance(request, dict) or not is_allowed(request):
+        client.end(REFUSAL, 2)
+        return
+    take(client, request)
+
+
+def is_allowed(request: Mapping[str, Any]) -> bool:
+    command, names = request.get("command"), request.get("names")
+    fields = ALLOWED.get(command) if isinstance(command, str) else None
+    return fields == frozenset(request) and isinstance(names, list) and len(names) == 1

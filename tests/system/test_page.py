@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The live page of a real launch in a real browser: read, used by mouse and keyboard, and watched while a worker
+dies."""
+
+import hashlib
+import os
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+from running_proxy import heard, proxy
+from served import Served, launched
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="chromium is not installed: scripts/test.sh installs it as root where there is apt-get"
+)
+ARGUMENTS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+# As markup it would run a script, wherever the page puts it.
+HOSTILE = "<img src=x onerror=alert(1)>\"'<script>alert(2)</script>"
+# Milliseconds for what the server does meanwhile: a restart of a worker takes the longest.
+SOON, LATER = 30_000, 120_000
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, model: str) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("page")
+    with launched(folder, "--model", model, "--served-model-name", HOSTILE, "--share-devices") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Browser]":
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+        yield made
+        made.close()
+
+
+Scheme = Literal["light", "dark"]
+
+
+class Operator:
+    """A person at the page. `complaints` are the browser's errors, violations of the page's policy among them."""
+
+    def __init__(self, browser: "Browser", served: Served, *, width: int = 1280, scheme: Scheme = "light") -> None:
+        self.served, self.complaints = served, list[str]()
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        self.page: Page = self.context.new_page()
+        self.page.set_default_timeout(SOON)
+        self.page.on("console", lambda told: self.complaints.append(told.text) if told.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.complaints.append(f"alert {dialog.message}"))
+        self.page.goto(f"http://127.0.0.1:{served.port}/admin/ui")
+        self.sees("#verdict", "All 2 workers serve.")
+
+    def sees(self, selector: str, text: "str | re.Pattern[str]", timeout: int = SOON) -> None:
+        self.page.locator(selector, has_text=text).first.wait_for(timeout=timeout, state="attached")
+
+    def state(self, worker: str) -> str:
+        return f'[data-name="{worker}"] header .pill'
+
+    def press(self, worker: str, action: str) -> None:
+        """Press a worker's button and confirm."""
+        self.page.locator(f'[data-name="{worker}"] [data-action="{action}"]').click()
+        self.page.locator("#confirm-yes").click()
+
+    @property
+    def overflow(self) -> int:
+        """Pixels by which the page is wider than its window."""
+        return int(self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
+
+    @property
+    def focused(self) -> str:
+        """The name of the element with the focus, as a screen reader has it."""
+        told = "document.activeElement.getAttribute('aria-label') || document.activeElement.textContent.trim()"
+        return str(self.page.evaluate(f"document.activeElement.id || {told}"))
+
+
+@pytest.fixture
+def operator(browser: "Browser", served: Served) -> Iterator[Operator]:
+    made = Operator(browser, served)
+    yield made
+    made.context.close()
+    assert not made.complaints
+
+
+def test_the_page_shows_the_launch_and_runs_no_markup(operator: Operator) -> None:
+    assert operator.page.locator("#model").inner_text() == HOSTILE
+    assert HOSTILE in operator.page.title() and not operator.page.locator("main img").count()
+    for worker, role in (("prefill:0", "Prefill"), ("decode:0", "Decode")):
+        operator.sees(operator.state(worker), "ready")
+        pid = operator.served.topology()[worker]["pid"]
+        operator.sees(f'[data-name="{worker}"] .place', re.compile(rf"^cpu · core.* · pid {pid} ·"))
+        operator.sees(".column-name", re.compile(role, re.IGNORECASE))
+    assert operator.page.locator("#wires .kv").count() == 1 and operator.overflow == 0
+
+
+def test_a_chat_shows_its_answer_its_workers_and_its_time(operator: Operator) -> None:
+    operator.page.fill("#chat-text", "Tell me of the sea. " * 8)
+    operator.page.fill("#chat-tokens", "12")
+    operator.page.press("#chat-text", "Enter")
+    operator.page.locator("#chat-waterfall .waterfall").wait_for()
+    facts = operator.page.locator("#chat-facts").inner_text()
+    route = re.search(r"(?:prefill:0>)?decode:0|prefill:0", facts)
+    assert route and "12 tokens" in facts and "cached" in facts
+    assert operator.page.locator("#chat-reply").inner_text().strip()
+    waterfall = operator.page.locator("#chat-waterfall")
+    lanes = waterfall.locator(".lane .process").all_inner_texts()
+    assert "proxy" in lanes and set(route[0].split(">")) <= {"proxy", *lanes}
+    waterfall.locator("summary").click()
+    assert waterfall.locator("tbody tr").count() >= 3, "the same as a table"
+    row = operator.page.locator("#request-rows tr").first
+    row.locator("button").click()
+    operator.page.locator("#request-detail .waterfall").wait_for()
+    operator.page.locator("#request-detail button", has_text="Close").click()
+    assert operator.page.locator("#request-detail").is_hidden()
+
+
+def test_a_worker_is_drained_and_comes_back(operator: Operator) -> None:
+    operator.press("decode:0", "drain")
+    operator.sees(operator.state("decode:0"), "drained")
+    operator.sees("#verdict", "1 of 2 workers serve. decode:0 is drained.")
+    operator.sees("#changes .what", "Drain decode:0")
+    assert operator.served.topology()["decode:0"]["state"] == "DRAINED"
+    operator.press("prefill:0", "drain")
+    operator.sees("#change-problem", "Nobody else would serve")
+    # The browser notes the status of the refusal.
+    assert all("409" in operator.complaints.pop() for _ in list(operator.complaints))
+    operator.press("decode:0", "undrain")
+    operator.sees(operator.state("decode:0"), "ready")
+
+
+def test_a_role_is_chosen_in_the_dialog(operator: Operator) -> None:
+    for role, shown in (("mixed", "works as mixed"), ("decode", "")):
+        operator.page.locator('[data-name="decode:0"] [data-action="role"]').click()
+        operator.page.locator(f'#confirm-roles input[value="{role}"]').check()
+        operator.page.locator("#confirm-yes").click()
+        operator.sees('[data-name="decode:0"] .role', re.compile(f"^{shown}$"))
+        assert operator.served.topology()["decode:0"]["role"] == role
+
+
+def test_everything_is_reached_by_keyboard(operator: Operator) -> None:
+    page, order = operator.page, list[str]()
+    page.locator("body").press("Tab")
+    while operator.focused != "chat-send" and len(order) < 60:
+        order.append(operator.focused)
+        page.keyboard.press("Tab")
+    for one in ("key-button", "Drain prefill:0", "Role prefill:0", "Restart decode:0", "chat-text"):
+        assert one in order, order
+    page.locator('[data-name="prefill:0"] [data-action="restart"]').focus()
+    page.keyboard.press("Enter")
+    assert page.locator("#confirm").is_visible() and operator.focused == "confirm-no"
+    page.keyboard.press("Escape")
+    assert page.locator("#confirm").is_hidden() and operator.focused == "Restart prefill:0"
+    assert not page.locator("#changes li", has_text="Restart prefill:0").count(), "nothing was asked"
+
+
+def test_a_killed_worker_is_seen_to_die_and_to_come_back(operator: Operator) -> None:
+    restarts = operator.served.topology()["decode:0"]["restarts"]
+    os.kill(operator.served.topology()["decode:0"]["pid"], signal.SIGKILL)
+    operator.sees("#verdict[data-tone=bad], #verdict[data-tone=wait]", "1 of 2 workers serve.")
+    operator.sees("#verdict[data-tone=good]", "All 2 workers serve.", LATER)
+    operator.sees('[data-name="decode:0"] .reason', re.compile("ago it was killed by SIGKILL"))
+    operator.sees('[data-name="decode:0"] .figures', re.compile(rf"Restarts\s*{restarts + 1}"))
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (390, "light"), (390, "dark")])
+def test_it_fits_a_phone_and_the_dark(browser: "Browser", served: Served, width: int, scheme: Scheme) -> None:
+    operator = Operator(browser, served, width=width, scheme=scheme)
+    operator.page.locator("#chat-send").click()
+    operator.page.locator("#chat-waterfall .waterfall").wait_for()
+    assert operator.overflow == 0
+    dark = operator.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (dark == "rgb(13, 18, 23)") is (scheme == "dark")
+    operator.context.close()
+    assert not operator.complaints
+
+
+def test_a_key_is_asked_for_and_a_wrong_one_refused(browser: "Browser", tmp_path: Path, model: str) -> None:
+    """From another machine, as far as the proxy can see. Nothing is shown, and the key is in no address."""
+    key, forwarded = "adm-0123456789-adm", {"x-forwarded-for": "192.0.2.1"}
+    with proxy(tmp_path, Path(model), admin=hashlib.sha256(key.encode()).hexdigest()) as process:
+        url = heard(process, "ready")["url"]
+        context = browser.new_context(extra_http_headers=forwarded)
+        page, asked = context.new_page(), list[str]()
+        page.set_default_timeout(SOON)
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(f"{url}/admin/ui")
+        for given, says in (("wrong-0123456789", "An API key is needed"), (key, "not one of this server's")):
+            page.locator("#key-dialog[open] #key-text", has_text=says).wait_for()
+            assert not page.locator(".card").count() and not page.locator("#model").inner_text()
+            page.fill("#key-input", given)
+            page.keyboard.press("Enter")
+        page.locator("#verdict", has_text="Not ready: no worker is ready yet").wait_for()
+        assert page.locator("#model").inner_text() == "tiny" and page.locator(".proxy").count() == 1
+        assert not any(key in one or "wrong" in one for one in asked)
+        context.close()
+
+
+def test_without_an_admin_key_there_is_no_page_for_others(browser: "Browser", served: Served) -> None:
+    context = browser.new_context(extra_http_headers={"x-forwarded-for": "192.0.2.1"})
+    answer = context.new_page().goto(f"http://127.0.0.1:{served.port}/admin/ui")
+    assert answer is not None and answer.status == 403
+    context.close()
