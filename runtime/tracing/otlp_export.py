@@ -130,7 +130,10 @@ class OtlpExport:
         self.send_all()
 
     def send_all(self) -> None:
-        while self.waiting and not self.given_up.is_set():
+        """Send the traces that wait now, unless there is no time left."""
+        for _ in range(len(self.waiting)):
+            if not self.waiting or self.given_up.is_set():
+                return
             self.send(self.batch())
 
     def batch(self) -> list[ReadableSpan]:

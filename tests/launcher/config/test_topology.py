@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
-import sys
 from dataclasses import fields
 from itertools import cycle
 from pathlib import Path
@@ -175,17 +174,6 @@ def test_combinations_that_cannot_be_are_refused(flags: dict[str, Any], words: s
         topology(**flags)
 
 
-def test_traces_need_their_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert topology(otlp_traces_endpoint="http://127.0.0.1").children[0].config["otlp_traces_endpoint"]
-    for name in [name for name in sys.modules if name.startswith("opentelemetry.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    with pytest.raises(OptionError) as refusal:
-        topology(otlp_traces_endpoint="http://127.0.0.1")
-    assert "run `pip install pontil[otel]`" in refusal.value.message and refusal.value.exit_code == 2
-    assert topology().children[0].config["otlp_traces_endpoint"] is None
-
-
 def test_configurations_are_what_the_processes_take() -> None:
     given: dict[str, Any] = {
         "allowed_hosts": "llm.example", "max_body_size": "16MiB", "cors_origin": "https://app.example",
@@ -357,51 +345,3 @@ def test_nixl_needs_its_package_and_does_not_go_with_keys_across_a_network(monke
     for allowed in ({"insecure": True, "control": "tcp://10.1.2.3:7000"}, {"keys": "k"}):
         made = topology(role="all", kv_connector="nixl", **allowed)
         assert [child.config["kv_connector"] for child in made.children[1:]] == ["nixl"] * 2
-
-
-def test_several_proxies_share_a_port_and_have_an_endpoint_each() -> None:
-    made = topology(proxies="3", usage_log="/u.db")
-    proxies = [child for child in made.children if child.is_proxy]
-    assert [child.name for child in proxies] == ["proxy:0", "proxy:1", "proxy:2"]
-    taken = [proxy_config(json.loads(json.dumps(child.config))) for child in proxies]
-    assert made.controls == tuple(one.control for one in taken) and len(set(made.controls)) == 3
-    assert [one.number for one in taken] == [0, 1, 2] and {one.proxies for one in taken} == {3}
-    assert len({(one.port, one.usage_log, one.shared_folder, one.resume_folder) for one in taken}) == 1
-    assert len({one.in_flight_bodies for one in taken}) == 3
-    workers = [worker_config(child.config) for child in made.children if not child.is_proxy]
-    assert {worker.controls for worker in workers} == {made.controls}
-    (alone,) = [proxy_config(child.config) for child in topology(resume_window="0").children if child.is_proxy]
-    assert (alone.name, alone.shared_folder, alone.resume_folder) == ("proxy", None, None)
-
-
-def test_workers_join_every_proxy_that_is_named() -> None:
-    both = "tcp://127.0.0.1:7000,tcp://127.0.0.1:7001"
-    made = topology(role="decode", join=both)
-    assert worker_config(made.children[0].config).controls == tuple(both.split(","))
-    assert topology(role="proxy", proxies="2", control="tcp://127.0.0.1:7000").controls == tuple(both.split(","))
-    refused: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"role": "decode", "join": both, "proxies": "3"}, "name every proxy's"),
-        ({"role": "decode", "join": f"{JOIN},{JOIN}"}, "each address once"),
-        ({"proxies": "2", "model": "speech-demo"}, "several stages"),
-        ({"role": "proxy", "proxies": "3", "control": "tcp://127.0.0.1:65534"}, "as many ports"),
-        ({"role": "decode", "join": ",".join(f"ipc:///run/{number}" for number in range(17))}, "16 is the most"),
-        ({"proxies": "0"}, "proxies"),
-    )
-    for flags, words in refused:
-        with pytest.raises(OptionError, match=words):
-            topology(**flags)
-
-
-@pytest.mark.parametrize(
-    ("given", "seconds"),
-    [(None, None), ("2s", 2.0), ("2", 2.0), ("500ms", 0.5), ("0.25 s", 0.25), (1.5, 1.5), (3, 3.0)],
-)
-def test_slow_requests_are_logged_from_a_time_on(given: Any, seconds: float | None) -> None:
-    (proxy,) = [child for child in topology(slow_log=given).children if child.is_proxy]
-    assert proxy_config(json.loads(json.dumps(proxy.config))).slow_log == seconds
-
-
-@pytest.mark.parametrize("given", ["0", "0s", "-1", "2m", "2ss", "ms", "", "1e3", "nan", "inf", "٣", "2000000", True])
-def test_a_time_that_is_none_is_refused_in_a_sentence(given: Any) -> None:
-    with pytest.raises(OptionError, match="a time like 2s, 500ms or a number of seconds"):
-        topology(slow_log=given)
