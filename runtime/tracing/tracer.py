@@ -28,7 +28,7 @@ class ServedTrace:
     """The trace of one HTTP request: `context` is its server span, `parent` the client's span if it named one.
 
     It is complete once its handler has `ended`, in seconds of the proxy's clock, the `status` of its response is known,
-    and the timelines of all its requests are here.
+    and the timelines of all its requests are here. From then on it `is_over`.
     """
 
     context: TraceContext
@@ -39,6 +39,7 @@ class ServedTrace:
     ended: float | None = None
     status: int | None = None
     awaited: int = 0
+    is_over: bool = False
     requests: list[TracedRequest] = field(default_factory=list)
 
     @property
@@ -113,5 +114,10 @@ class Tracer:
         self.look(trace)
 
     def look(self, trace: ServedTrace) -> None:
-        if trace.is_complete and trace.context.is_sampled:
+        if trace.is_over or not trace.is_complete:
+            return
+        trace.is_over = True
+        # Timelines of ended requests are kept for long, and lead to their HTTP request.
+        trace.received.trace = None
+        if trace.context.is_sampled:
             self.export.put(trace)

@@ -72,6 +72,18 @@ def test_it_is_complete_in_whatever_order_its_parts_come(order: tuple[int, ...])
     assert exported == [trace] and len(trace.requests) == 2
 
 
+@pytest.mark.parametrize("rate", [1.0, 0.0])
+def test_it_is_exported_once_and_let_go_by_its_request(rate: float) -> None:
+    """A handler that asked no model has ended before its response is named. What is exported must not be held by the
+    timelines that are kept."""
+    made, exported = tracer(rate)
+    http = received()
+    trace = made.begin(http, "r", "POST")
+    made.handled(trace, 200)
+    made.responded(trace, 200)
+    assert exported == [trace] * int(rate) and http.trace is None
+
+
 def test_a_client_that_left_has_a_status_too() -> None:
     made, exported = tracer()
     made.handled(made.begin(received(), "r", "POST"), 499)
