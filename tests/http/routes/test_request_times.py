@@ -64,6 +64,24 @@ def test_a_request_shows_the_proxys_own_parts(pair: ScriptedSite, stream: bool) 
     assert "secret" not in told and "Hello" not in told
 
 
+def test_the_leave_to_send_a_body_is_no_part_of_the_response(alone: ScriptedSite) -> None:
+    body = json.dumps({"model": "tiny", "prompt": "hi", "max_tokens": 3}).encode()
+    connection = alone.connect()
+    connection.putrequest("POST", "/v1/completions")
+    for name, value in {
+        "content-type": "application/json", "expect": "100-continue", "x-request-id": "asks-first",
+        "content-length": str(len(body)),
+    }.items():  # fmt: skip
+        connection.putheader(name, value)
+    connection.endheaders()
+    assert b"100 Continue" in connection.sock.recv(1000)
+    connection.send(body)
+    assert connection.getresponse().status == 200
+    connection.close()
+    proxys = [name for name, process in names(shown(alone, "asks-first")) if process == "proxy"]
+    assert proxys == ["receive", "tokenize", "queue", "attempt", "write"]
+
+
 def test_several_prompts_have_a_row_each(alone: ScriptedSite) -> None:
     answer = alone.complete(["hi", "ho", "he"], max_tokens=3)
     timelines = shown(alone, answer.headers["x-request-id"])["requests"]
