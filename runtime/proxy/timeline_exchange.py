@@ -79,7 +79,7 @@ class TimelineExchange:
         if found is not None:
             put(question.with_suffix(FOUND), json.dumps(found).encode())
             if not question.exists():
-                # Who asked waited no longer, and nobody else removes the answer.
+                # The asking proxy waited no longer, and nobody else removes the answer.
                 question.with_suffix(FOUND).unlink(missing_ok=True)
 
 

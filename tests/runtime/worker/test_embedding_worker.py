@@ -100,9 +100,13 @@ def test_each_text_tells_of_its_step(made: EmbeddingSite) -> None:
 
 def test_no_vector_of_a_step_waits_for_times(made: EmbeddingSite, monkeypatch: pytest.MonkeyPatch) -> None:
     made.worker.link.links[0].takes_times = True
-    sent = list[Message]()
-    hear = made.proxy.hear
-    monkeypatch.setattr(made.proxy, "hear", lambda message: (sent.append(message), hear(message)))
+    sent, hear = list[Message](), made.proxy.hear
+
+    def note(message: Message) -> None:
+        sent.append(message)
+        hear(message)
+
+    monkeypatch.setattr(made.proxy, "hear", note)
     for name in "abc":
         made.worker.submit(Embed("proxy", made.worker.incarnation, name, 0, [2, 5, 6, 3]), 0.0)
     made.until(lambda: len(made.proxy.times) == 3)
