@@ -64,6 +64,8 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With `--dist loadfile` files that share a system run in one process, one after the other."""
+    # The process that hands out the tests collects none itself.
+    gc.enable()
     if config.getvalue("dist") != "loadfile":
         return None
     scheduling = LoadFileScheduling(config, log)

@@ -8,10 +8,10 @@ from typing import Any
 from sanic import HTTPResponse, Request
 from sanic.response import BaseHTTPResponse
 
-from pontil.http.access.endpoint import Handler
+from pontil.http.access.endpoint import Endpoint, Handler, RouteAccess
 from pontil.http.app.error_handler import CLIENT_LEFT
 from pontil.runtime.foundation.trace_context import TRACEPARENT, TRACESTATE
-from pontil.runtime.timeline.received import ReceivedRequest
+from pontil.runtime.timeline.received import RECEIVED, ReceivedRequest
 from pontil.runtime.tracing.tracer import ServedTrace, Tracer
 
 
@@ -21,22 +21,27 @@ class ServerSpans:
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
 
-    def begin(self, request: Request, received: ReceivedRequest) -> None:
-        """Begin the trace of a request that may be answered."""
+    def over(self, endpoint: Endpoint) -> Handler:
+        """Return the endpoint's handler, with traces of its requests if they have a body and are clients'."""
+        is_traced = bool(endpoint.takes) and endpoint.door is not RouteAccess.ADMIN
+        return self.traced(endpoint.handler) if is_traced else endpoint.handler
+
+    def begin(self, request: Request, received: ReceivedRequest) -> ServedTrace:
         headers = request.headers
-        request.ctx.trace = self.tracer.begin(
+        trace = request.ctx.trace = self.tracer.begin(
             received, request.ctx.request_id, request.method, headers.getall(TRACEPARENT, ()),
             headers.getall(TRACESTATE, ()),
         )  # fmt: skip
+        return trace
 
     def traced(self, handler: Handler) -> Handler:
-        """Return a handler that ends the trace, also of a stream, and of a client that has left."""
+        """Return a handler that begins a trace, and ends it: also that of a stream, and of a client that has left."""
 
         @wraps(handler)
         async def handle(request: Request, *given: Any, **named: Any) -> HTTPResponse | None:
-            trace = trace_of(request)
-            if trace is None:
-                return await handler(request, *given, **named)
+            received = RECEIVED.get()
+            assert received is not None, "a request is received before it is handled"
+            trace = self.begin(request, received)
             try:
                 response = await handler(request, *given, **named)
             except CancelledError:

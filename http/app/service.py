@@ -99,7 +99,7 @@ def build_app(proxy: Proxy, embedding: Tokenizer | None = None) -> Sanic[Any, An
     served = endpoints(proxy, intake, answers, kept, live, embedding)
     spans = None if proxy.in_flight.tracer is None else ServerSpans(proxy.in_flight.tracer)
     for endpoint in served:
-        handler = endpoint.handler if spans is None or not endpoint.takes else spans.traced(endpoint.handler)
+        handler = endpoint.handler if spans is None else spans.over(endpoint)
         # Without ignore_body, Sanic would buffer the whole body before any check.
         app.route(endpoint.route, methods=endpoint.methods, ignore_body=True)(handler)
     pages = CrossOrigin(proxy.config.cors_origins)
@@ -122,8 +122,8 @@ def add_middleware(
     spans: ServerSpans | None,
 ) -> None:  # fmt: skip
     """Add access checks and the headers of every answer. `reading` are the paths of routes that read bodies
-    themselves; bodies sent to other routes are discarded. `now` is the clock of the requests' timelines. Requests with
-    a body are traced, where there are `spans`."""
+    themselves; bodies sent to other routes are discarded. `now` is the clock of the requests' timelines, `spans`
+    names the traces of requests that have one."""
 
     # Sanic would read the body of another route before its middleware, and so before the check.
     assert all(route.extra.ignore_body for route in app.router.routes), "a route reads bodies before the access check"
@@ -132,14 +132,11 @@ def add_middleware(
         """Check access before any of the body is read, for all paths and methods, with or without a route."""
         request.ctx.request_id = request_id(request.headers.getone(HEADER, None))
         CURRENT.set(request.ctx.request_id)
-        received = received_now(request, now)
-        RECEIVED.set(received)
+        RECEIVED.set(received_now(request, now))
         access.admit(request)
         if request.route is not None and (request.route.path not in reading or request.method in METHODS):
             async for _ in request.stream:  # type: ignore[union-attr]
                 pass
-        elif request.route is not None and spans is not None:
-            spans.begin(request, received)
 
     clock = HttpDate()
 

@@ -7,11 +7,25 @@ import { duration } from "./format.js";
 import { headers } from "./keys.js";
 
 const ROLES = { prefill: "compute prompts", decode: "generate answers", mixed: "do both" };
+// For each action: the question, what it will do, and the word that agrees.
 const ASKED = {
-  drain: (row) => [`Drain ${row.name}?`, "It takes no new requests. Those it has may end; after the drain timeout other workers go on with them. Its process and cache stay.", "Drain"],
-  undrain: (row) => [`Put ${row.name} back to work?`, "It takes requests again at once.", "Undrain"],
-  role: (row) => [`Give ${row.name} another role?`, "Its process, cache and present requests stay. It works in its new role from the next request on.", "Change role"],
-  restart: (row) => [`Restart ${row.name}?`, "It is drained first, then its process is replaced by a new one. Other workers serve meanwhile.", "Restart"],
+  drain: [
+    (name) => `Drain ${name}?`,
+    "It takes no new requests. Those it has may end; after the drain timeout other workers go on with them. Its " +
+      "process and cache stay.",
+    "Drain",
+  ],
+  undrain: [(name) => `Put ${name} back to work?`, "It takes requests again at once.", "Undrain"],
+  role: [
+    (name) => `Give ${name} another role?`,
+    "Its process, cache and present requests stay. It works in its new role from the next request on.",
+    "Change role",
+  ],
+  restart: [
+    (name) => `Restart ${name}?`,
+    "It is drained first, then its process is replaced by a new one. Other workers serve meanwhile.",
+    "Restart",
+  ],
 };
 
 const dialog = byId("confirm");
@@ -19,8 +33,8 @@ const roles = byId("confirm-roles");
 let pending = null;
 
 export function act(action, row) {
-  const [title, text, yes] = ASKED[action](row);
-  say(byId("confirm-title"), title);
+  const [title, text, yes] = ASKED[action];
+  say(byId("confirm-title"), title(row.name));
   say(byId("confirm-text"), text);
   say(byId("confirm-yes"), yes);
   show(roles, action === "role");
@@ -80,7 +94,8 @@ export function showChanges(changes) {
 
 function createChange(one) {
   const title = `${capital(one.action)} ${one.worker}${one.role ? ` as ${one.role}` : ""}`;
-  return make("li", {}, make("span", { class: "what", text: title }), make("span", { class: "when" }), make("span", { class: "told" }));
+  const what = make("span", { class: "what", text: title });
+  return make("li", {}, what, make("span", { class: "when" }), make("span", { class: "told" }));
 }
 
 function updateChange(element, one) {

@@ -68,7 +68,13 @@ async function exchange(text, signal, mayAsk) {
   const response = await fetch(CHAT, {
     method: "POST",
     headers: { ...headers("chat"), "content-type": "application/json" },
-    body: JSON.stringify({ model, messages: [{ role: "user", content: text }], max_tokens: tokens, stream: true, stream_options: { include_usage: true } }),
+    body: JSON.stringify({
+      model,
+      messages: [{ role: "user", content: text }],
+      max_tokens: tokens,
+      stream: true,
+      stream_options: { include_usage: true },
+    }),
     signal,
   });
   if (response.status === 401 && mayAsk) {
@@ -90,7 +96,9 @@ async function readAnswer(response, told) {
     if (done) return;
     const parts = (text + value).split("\n\n");
     text = parts.pop();
-    for (const part of parts) if (part.startsWith("data: ") && part !== "data: [DONE]") take(JSON.parse(part.slice(6)), told);
+    for (const part of parts) {
+      if (part.startsWith("data: ") && part !== "data: [DONE]") take(JSON.parse(part.slice(6)), told);
+    }
   }
 }
 
@@ -110,16 +118,19 @@ function take(chunk, told) {
 function factsOf({ route, usage, began, first, last }) {
   const made = usage?.completion_tokens ?? 0;
   const took = first === undefined ? 0 : (last - first) / 1000;
+  const cached = usage?.prompt_tokens_details?.cached_tokens ?? 0;
   return [
     ["Served by", route ?? "–"],
-    ["Prompt", `${count(usage?.prompt_tokens)} tokens, ${count(usage?.prompt_tokens_details?.cached_tokens ?? 0)} cached`],
+    ["Prompt", `${count(usage?.prompt_tokens)} tokens, ${count(cached)} cached`],
     ["Answer", `${count(made)} tokens${took > 0 && made > 1 ? `, ${rate((made - 1) / took)} a second` : ""}`],
     ["First token", first === undefined ? "–" : seconds((first - began) / 1000)],
   ].map(([name, value]) => ({ name, value }));
 }
 
 function showFacts(facts) {
-  keep(byId("chat-facts"), facts, (one) => one.name, (one) => make("div", {}, make("dt", { text: one.name }), make("dd")), (element, one) => say(element.lastElementChild, one.value));
+  const create = (one) => make("div", {}, make("dt", { text: one.name }), make("dd"));
+  const update = (element, one) => say(element.lastElementChild, one.value);
+  keep(byId("chat-facts"), facts, (one) => one.name, create, update);
 }
 
 async function showTimeline(id) {

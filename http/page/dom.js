@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements made by calls. All data goes into text nodes and attributes that hold no code, so that a name is never markup.
+// Elements made by calls. All data goes into text nodes and attributes that hold no code: a name is never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -17,7 +17,8 @@ export function svg(tag, options = {}, ...children) {
 function filled(element, options, children) {
   for (const [name, value] of Object.entries(options)) {
     if (name === "text") element.textContent = value;
-    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value);
   }
   element.append(...children);
   return element;

@@ -24,7 +24,8 @@ export function bytes(value) {
   if (!known(value)) return NONE;
   let size = value;
   for (const unit of ["B", "kB", "MB", "GB"]) {
-    if (size < 1000 || unit === "GB") return `${size < 10 && unit !== "B" ? size.toFixed(1) : Math.round(size)} ${unit}`;
+    const shown = size < 10 && unit !== "B" ? size.toFixed(1) : Math.round(size);
+    if (size < 1000 || unit === "GB") return `${shown} ${unit}`;
     size /= 1000;
   }
   return NONE;

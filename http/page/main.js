@@ -13,14 +13,14 @@ import { spark } from "./spark.js";
 import { verdict } from "./state.js";
 
 let lost = null;
+let spoken = "";
 
 function showSnapshot(snapshot) {
   lost = null;
   mark(document.body, "data-lost", null);
   const { proxy } = snapshot;
   const told = verdict(snapshot);
-  mark(byId("verdict"), "data-tone", told.tone);
-  say(byId("verdict-text"), told.text);
+  showVerdict(told.tone, told.text);
   document.title = `${told.tone === "good" ? "" : "! "}${proxy.model} · pontil`;
   say(byId("model"), proxy.model);
   nameModel(proxy.model);
@@ -63,9 +63,18 @@ function createTotal([name, says]) {
 function showProblem(text) {
   lost ??= performance.now();
   mark(document.body, "data-lost", "yes");
-  mark(byId("verdict"), "data-tone", "bad");
   const since = duration((performance.now() - lost) / 1000);
-  say(byId("verdict-text"), text ?? `No connection to the proxy for ${since}: trying again. What is shown is old.`);
+  showVerdict("bad", text ?? `No connection to the proxy for ${since}: trying again. What is shown is old.`);
+}
+
+// Show the verdict. It is spoken when it changes by more than its numbers, which change each second.
+function showVerdict(tone, text) {
+  mark(byId("verdict"), "data-tone", tone);
+  say(byId("verdict-text"), text);
+  const kind = `${tone} ${text.replaceAll(/\d+/g, "")}`;
+  if (kind === spoken) return;
+  spoken = kind;
+  say(byId("verdict-spoken"), text);
 }
 
 byId("key-button").addEventListener("click", () => {

@@ -9,6 +9,8 @@ import { createCard, updateCard } from "./worker_card.js";
 const ORDER = ["prefill", "mixed", "decode", "node", "embed"];
 // Pairs of workers that are joined by a wire before anything has moved between them.
 const FEW_PAIRS = 9;
+// Pixels from a card's top to the bar of its KV, where a wire ends.
+const BAR = 74;
 
 const stage = byId("stage");
 const columns = byId("columns");
@@ -45,12 +47,17 @@ function columnsOf(workers) {
 function createColumn(one) {
   if (one.key === "proxies") return make("div", { class: "column proxies" }, make("div", { class: "cards" }));
   const name = one.node ? `${one.node}${one.role === "node" ? "" : ` · ${one.role}`}` : one.role;
-  return make("div", { class: "column", "data-role": one.role }, make("p", { class: "column-name", text: name }), make("div", { class: "cards" }));
+  const heading = make("p", { class: "column-name", text: name });
+  return make("div", { class: "column", "data-role": one.role }, heading, make("div", { class: "cards" }));
 }
 
 function createProxy(row) {
   const card = make("article", { class: "card proxy", "data-name": row.name });
-  const parts = { state: make("span", { class: "pill" }), place: make("p", { class: "place" }), load: make("p", { class: "load" }) };
+  const parts = {
+    state: make("span", { class: "pill" }),
+    place: make("p", { class: "place" }),
+    load: make("p", { class: "load" }),
+  };
   card.append(make("header", {}, make("h3", { text: row.name }), parts.state), parts.place, parts.load);
   card.parts = parts;
   return card;
@@ -65,14 +72,16 @@ function updateProxy(card, row, snapshot, proxies) {
   const death = row.last_death ? ` · ${duration(row.last_death.seconds_ago)} ago it ${row.last_death.reason}` : "";
   say(card.parts.place, `pid ${row.pid ?? "–"}${cpu}${seen}${death}`);
   const own = row.name === proxy.name || proxies === 1;
-  say(card.parts.load, own ? `${plural(totals.running, "answer streams", "answers stream")}, ${totals.waiting} wait` : "");
+  const load = `${plural(totals.running, "answer streams", "answers stream")}, ${totals.waiting} wait`;
+  say(card.parts.load, own ? load : "");
 }
 
 // The flows in words, for those who see no wires.
 function showFlows(snapshot) {
   const busy = snapshot.flows.filter(isBusy);
   keep(byId("flows-spoken"), busy, (one) => `${one.from}>${one.to}`, () => make("li"), (element, one) => {
-    say(element, `${one.from} to ${one.to}: ${plural(one.open, "handoff", "handoffs")} open, ${bytes(one.bytes_per_second)} a second`);
+    const open = plural(one.open, "handoff", "handoffs");
+    say(element, `${one.from} to ${one.to}: ${open} open, ${bytes(one.bytes_per_second)} a second`);
   });
 }
 
@@ -86,7 +95,9 @@ function wantedWires() {
   const givers = rows.filter((row) => row.role === "prefill");
   const takers = rows.filter((row) => row.role === "decode");
   if (givers.length * takers.length <= FEW_PAIRS) {
-    for (const giver of givers) for (const taker of takers) wanted.set(`${giver.name}>${taker.name}`, { from: giver.name, to: taker.name, open: 0, bytes_per_second: 0 });
+    for (const { name: from } of givers) {
+      for (const { name: to } of takers) wanted.set(`${from}>${to}`, { from, to, open: 0, bytes_per_second: 0 });
+    }
   }
   for (const flow of shown.flows) wanted.set(`${flow.from}>${flow.to}`, flow);
   return [...wanted.entries()].map(([key, flow]) => ({ key, flow, kind: "kv" }));
@@ -95,7 +106,8 @@ function wantedWires() {
 function proxyWires() {
   const first = columns.querySelector(".proxy");
   if (!first) return [];
-  const every = [...columns.querySelectorAll(".column:not(.proxies)")].filter((column) => column.querySelector(".card"));
+  const places = [...columns.querySelectorAll(".column:not(.proxies)")];
+  const every = places.filter((column) => column.querySelector(".card"));
   // Wires to columns further down would run behind the cards above them.
   const highest = Math.min(...every.map((column) => column.offsetTop));
   const heads = every.filter((column) => column.offsetTop === highest).map((column) => column.querySelector(".card"));
@@ -107,8 +119,8 @@ function drawWires() {
   const box = stage.getBoundingClientRect();
   mark(wires, "viewBox", `0 0 ${Math.round(box.width)} ${Math.round(box.height)}`);
   const cards = new Map([...columns.querySelectorAll(".card")].map((card) => [card.dataset.name, card]));
-  const wanted = [...proxyWires(), ...wantedWires().map((one) => ({ ...one, from: cards.get(one.flow.from), to: cards.get(one.flow.to) }))];
-  const drawable = wanted.filter((one) => one.from && one.to);
+  const pairs = wantedWires().map((one) => ({ ...one, from: cards.get(one.flow.from), to: cards.get(one.flow.to) }));
+  const drawable = [...proxyWires(), ...pairs].filter((one) => one.from && one.to);
   const labelled = drawable.filter((one) => one.kind === "kv" && isBusy(one.flow)).length <= 3;
   keep(wires, drawable, (one) => one.key, createWire, (group, one) => updateWire(group, one, box, labelled));
 }
@@ -122,7 +134,8 @@ function createWire(one) {
 
 function updateWire(group, one, box, labelled) {
   const [line, moving, label] = group.children;
-  const { path, middle } = route(one.from.getBoundingClientRect(), one.to.getBoundingClientRect(), box, one.kind === "kv");
+  const [from, to] = [one.from, one.to].map((card) => card.getBoundingClientRect());
+  const { path, middle } = route(from, to, box, one.kind === "kv");
   mark(line, "d", path);
   mark(moving, "d", path);
   const busy = one.kind === "kv" && isBusy(one.flow);
@@ -134,19 +147,31 @@ function updateWire(group, one, box, labelled) {
 
 // The path of a wire between two cards: sideways where one stands beside the other, else down.
 function route(from, to, box, sideways) {
-  const beside = to.left - from.right;
-  const under = to.top - from.bottom;
-  if (sideways && beside > 8) {
-    const [x1, y1, x2, y2] = [from.right - box.left, from.top + 74 - box.top, to.left - box.left, to.top + 74 - box.top];
+  if (sideways && to.left - from.right > 8) {
+    const [x1, y1] = [from.right - box.left, from.top + BAR - box.top];
+    const [x2, y2] = [to.left - box.left, to.top + BAR - box.top];
     const bend = Math.max(24, (x2 - x1) / 2);
-    return { path: `M${r(x1)} ${r(y1)} C${r(x1 + bend)} ${r(y1)} ${r(x2 - bend)} ${r(y2)} ${r(x2)} ${r(y2)}`, middle: { x: r((x1 + x2) / 2), y: r((y1 + y2) / 2 - 10) } };
+    return {
+      path: curve(x1, y1, x1 + bend, y1, x2 - bend, y2, x2, y2),
+      middle: { x: r((x1 + x2) / 2), y: r((y1 + y2) / 2 - 10) },
+    };
   }
+  const middleOf = (card) => (card.left + card.right) / 2;
   const overlap = Math.min(from.right, to.right) > Math.max(from.left, to.left) + 40;
-  const x2 = (to.left + to.right) / 2 - box.left;
-  const x1 = overlap ? Math.max(from.left + 20, Math.min(from.right - 20, (to.left + to.right) / 2)) - box.left : (from.left + from.right) / 2 - box.left;
-  const [y1, y2] = under >= 0 ? [from.bottom - box.top, to.top - box.top] : [from.top - box.top, to.bottom - box.top];
+  const start = overlap ? Math.max(from.left + 20, Math.min(from.right - 20, middleOf(to))) : middleOf(from);
+  const [x1, x2] = [start - box.left, middleOf(to) - box.left];
+  const isUnder = to.top >= from.bottom;
+  const [y1, y2] = (isUnder ? [from.bottom, to.top] : [from.top, to.bottom]).map((y) => y - box.top);
   const bend = (y2 - y1) / 2;
-  return { path: `M${r(x1)} ${r(y1)} C${r(x1)} ${r(y1 + bend)} ${r(x2)} ${r(y2 - bend)} ${r(x2)} ${r(y2)}`, middle: { x: r((x1 + x2) / 2 + 40), y: r((y1 + y2) / 2 + 4) } };
+  return {
+    path: curve(x1, y1, x1, y1 + bend, x2, y2 - bend, x2, y2),
+    middle: { x: r((x1 + x2) / 2 + 40), y: r((y1 + y2) / 2 + 4) },
+  };
+}
+
+function curve(...points) {
+  const [x1, y1, ax, ay, bx, by, x2, y2] = points.map(r);
+  return `M${x1} ${y1} C${ax} ${ay} ${bx} ${by} ${x2} ${y2}`;
 }
 
 function r(value) {

@@ -26,7 +26,8 @@ function createRow(row) {
   button.addEventListener("click", () => choose(row.id));
   const state = make("td", {}, make("span", { class: "pill" }));
   const numbers = Array.from({ length: 5 }, () => make("td", { class: "number" }));
-  const element = make("tr", {}, make("th", { scope: "row" }, button), state, make("td", { class: "route" }), ...numbers);
+  const head = make("th", { scope: "row" }, button);
+  const element = make("tr", {}, head, state, make("td", { class: "route" }), ...numbers);
   element.addEventListener("click", (event) => {
     if (event.target !== button) choose(row.id);
   });
@@ -39,7 +40,8 @@ function updateRow(element, row) {
   mark(pill, "data-tone", TONES[row.state] ?? "rest");
   say(pill, row.state === "complete" ? row.finish || "complete" : row.state);
   const stage = row.stage ? `${row.stage}: ` : "";
-  say(route, `${stage}${row.workers.join(" › ") || "in the queue"}${row.attempts > 1 ? ` (attempt ${row.attempts})` : ""}`);
+  const attempt = row.attempts > 1 ? ` (attempt ${row.attempts})` : "";
+  say(route, `${stage}${row.workers.join(" › ") || "in the queue"}${attempt}`);
   mark(route, "title", `${row.route} ${row.model}, ${row.caller}`);
   say(prompt, count(row.prompt_tokens));
   say(cached, count(row.cached_tokens));
@@ -51,7 +53,8 @@ function updateRow(element, row) {
 
 // Return where the time of one request went, or null with what the server says instead.
 export async function fetchTimeline(id) {
-  const response = await fetch(new URL(`../requests/${encodeURIComponent(id)}`, import.meta.url), { headers: headers("admin"), cache: "no-store" });
+  const place = new URL(`../requests/${encodeURIComponent(id)}`, import.meta.url);
+  const response = await fetch(place, { headers: headers("admin"), cache: "no-store" });
   if (!response.ok) return { timeline: null, says: capital(await sentence(response)) };
   const told = await response.json();
   return { timeline: told.requests ? told.requests[0] : told, says: "" };
@@ -67,7 +70,8 @@ function choose(id) {
     show(detail, false);
     byId("requests-heading").focus();
   });
-  detail.replaceChildren(make("div", { class: "row" }, heading, close), make("p", { class: "place", text: id }), make("div"));
+  const head = make("div", { class: "row" }, heading, close);
+  detail.replaceChildren(head, make("p", { class: "place", text: id }), make("div"));
   show(detail, true);
   heading.focus();
   redraw(id);

@@ -25,7 +25,8 @@ export function spark() {
       const most = Math.max(...values, 1e-9);
       const first = LENGTH - values.length;
       const place = (index) => ((first + index) * WIDTH) / (LENGTH - 1);
-      const points = values.map((one, index) => `${place(index).toFixed(1)},${(HEIGHT - 2 - (one / most) * (HEIGHT - 5)).toFixed(1)}`);
+      const height = (one) => HEIGHT - 2 - (one / most) * (HEIGHT - 5);
+      const points = values.map((one, index) => `${place(index).toFixed(1)},${height(one).toFixed(1)}`);
       line.setAttribute("points", points.join(" "));
       area.setAttribute("points", `${place(0).toFixed(1)},${HEIGHT} ${points.join(" ")} ${WIDTH},${HEIGHT}`);
     },

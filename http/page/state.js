@@ -33,7 +33,9 @@ export function verdict(snapshot) {
   const down = rows.find((row) => DEAD.includes(row.state));
   if (down) return { tone: "bad", text: `${down.name} ${fate(down)}. ${part}` };
   const refused = rows.find((row) => row.state === "REFUSED");
-  if (refused) return { tone: "bad", text: `${refused.name} was refused: ${refused.reason ?? "it does not fit"}. ${part}` };
+  if (refused) {
+    return { tone: "bad", text: `${refused.name} was refused: ${refused.reason ?? "it does not fit"}. ${part}` };
+  }
   const starting = rows.find((row) => row.state === "STARTING");
   if (starting) {
     return { tone: "wait", text: `${starting.name} starts${starting.reason ? `: ${starting.reason}` : ""}. ${part}` };
@@ -45,8 +47,9 @@ export function verdict(snapshot) {
     return { tone: "rest", text: `${part} ${names}.` };
   }
   const died = rows.find((row) => row.last_death && row.last_death.seconds_ago < NEWS);
-  if (died) return { tone: "good", text: `${all} ${died.name} died ${duration(died.last_death.seconds_ago)} ago: it ${died.last_death.reason}.` };
-  return { tone: "good", text: all };
+  if (!died) return { tone: "good", text: all };
+  const { seconds_ago: ago, reason } = died.last_death;
+  return { tone: "good", text: `${all} ${died.name} died ${duration(ago)} ago: it ${reason}.` };
 }
 
 function fate(row) {

@@ -9,15 +9,18 @@ const KINDS = {
   handoff: "move", decode: "decode",
 };
 const SAYS = {
-  receive: "body received", tokenize: "text to tokens", queue: "in a queue", attempt: "attempt", write: "answer written",
-  compute: "prompt computed", pull: "KV pulled", handoff: "handoff", decode: "tokens generated",
+  receive: "body received", tokenize: "text to tokens", queue: "in a queue", attempt: "attempt",
+  write: "answer written", compute: "prompt computed", pull: "KV pulled", handoff: "handoff",
+  decode: "tokens generated",
 };
 // The same in short, for the names of lanes.
 const LANES = {
   receive: "body", tokenize: "tokenizer", queue: "queue", attempt: "attempt", write: "answer", compute: "prompt",
   pull: "KV pull", handoff: "handoff", decode: "tokens",
 };
-const EVENTS = { begin: "scheduled", first_token: "first token", preempted: "preempted", failover: "failover", finished: "finished" };
+const EVENTS = {
+  begin: "scheduled", first_token: "first token", preempted: "preempted", failover: "failover", finished: "finished",
+};
 
 export function drawWaterfall(container, timeline) {
   const spans = (timeline.spans ?? []).filter((one) => Number.isFinite(one.begin));
@@ -29,7 +32,10 @@ export function drawWaterfall(container, timeline) {
   const first = timeline.first_token_seconds;
   if (Number.isFinite(first) && first !== null) drawn.append(firstToken(first, end));
   const moments = events.filter((one) => one.name === "failover" || one.name === "preempted");
-  const notes = moments.map((one) => make("li", { text: `${seconds(one.at)}: ${one.process} ${EVENTS[one.name]}${one.reason ? `, ${one.reason}` : ""}` }));
+  const notes = moments.map((one) => {
+    const reason = one.reason ? `, ${one.reason}` : "";
+    return make("li", { text: `${seconds(one.at)}: ${one.process} ${EVENTS[one.name]}${reason}` });
+  });
   container.replaceChildren(make("p", { class: "largest", text: summary(timeline, end) }), drawn, legend(spans));
   if (notes.length) container.append(make("ul", { class: "moments" }, ...notes));
   container.append(tableOf(spans, events, end));
@@ -46,8 +52,9 @@ function summary(timeline, end) {
 function lanesOf(spans) {
   const lanes = new Map();
   for (const span of [...spans].sort((a, b) => a.begin - b.begin)) {
-    const key = `${span.process} ${span.name} ${span.attempt ?? 0} ${span.name === "decode" ? span.choice ?? 0 : ""}`;
-    if (!lanes.has(key)) lanes.set(key, { process: span.process, name: span.name, attempt: span.attempt ?? 0, spans: [] });
+    const { process, name, attempt = 0, choice = 0 } = span;
+    const key = `${process} ${name} ${attempt} ${name === "decode" ? choice : ""}`;
+    if (!lanes.has(key)) lanes.set(key, { process, name, attempt: attempt ?? 0, spans: [] });
     lanes.get(key).spans.push(span);
   }
   return [...lanes.values()];
@@ -63,8 +70,9 @@ function laneOf(lane, end, gaps) {
   }
   if (lane.name === "decode" && gaps?.seconds?.length) track.append(ticks(gaps, end));
   const attempt = lane.attempt ? ` · attempt ${lane.attempt + 1}` : "";
-  const label = make("div", { class: "label" }, make("span", { class: "process", text: lane.process }), make("span", { text: ` ${LANES[lane.name] ?? lane.name}${attempt}` }));
-  return make("div", { class: "lane" }, label, track);
+  const process = make("span", { class: "process", text: lane.process });
+  const name = make("span", { text: ` ${LANES[lane.name] ?? lane.name}${attempt}` });
+  return make("div", { class: "lane" }, make("div", { class: "label" }, process, name), track);
 }
 
 function place(element, begin, length, end) {
@@ -80,7 +88,8 @@ function ticks(gaps, end) {
     at += gap;
     marks.push(`M${((at / end) * 1000).toFixed(1)} 0V10`);
   }
-  return svg("svg", { class: "ticks", viewBox: "0 0 1000 10", preserveAspectRatio: "none", "aria-hidden": "true" }, svg("path", { d: marks.join("") }));
+  const options = { class: "ticks", viewBox: "0 0 1000 10", preserveAspectRatio: "none", "aria-hidden": "true" };
+  return svg("svg", options, svg("path", { d: marks.join("") }));
 }
 
 function axis(end) {
@@ -102,14 +111,16 @@ function niceStep(wanted) {
 function firstToken(at, end) {
   const line = make("span", { class: "first-token", title: `first token after ${seconds(at)}` });
   line.style.left = `${(Math.min(at, end) / end) * 100}%`;
-  return make("div", { class: "lane over", "aria-hidden": "true" }, make("div", { class: "label" }), make("div", { class: "track" }, line));
+  const track = make("div", { class: "track" }, line);
+  return make("div", { class: "lane over", "aria-hidden": "true" }, make("div", { class: "label" }), track);
 }
 
 function legend(spans) {
   const there = new Set(spans.map((one) => KINDS[one.name]));
   const names = [["wait", "waiting"], ["compute", "prompt"], ["move", "KV moves"], ["decode", "tokens"]];
-  const items = names.filter(([kind]) => there.has(kind)).map(([kind, name]) => make("li", {}, make("span", { class: `span ${kind}` }), make("span", { text: name })));
-  items.push(make("li", {}, make("span", { class: "first-token" }), make("span", { text: "first token" })));
+  const item = (kind, text) => make("li", {}, make("span", { class: kind }), make("span", { text }));
+  const items = names.filter(([kind]) => there.has(kind)).map(([kind, name]) => item(`span ${kind}`, name));
+  items.push(item("first-token", "first token"));
   return make("ul", { class: "legend", "aria-hidden": "true" }, ...items);
 }
 
@@ -123,16 +134,23 @@ function amounts(span) {
 
 function describe(span, end) {
   const more = amounts(span);
-  return `${span.process}: ${SAYS[span.name] ?? span.name}, ${seconds((span.end ?? end) - span.begin)} from ${seconds(span.begin)}${more ? `, ${more}` : ""}`;
+  const took = seconds((span.end ?? end) - span.begin);
+  const when = `${took} from ${seconds(span.begin)}`;
+  return [`${span.process}: ${SAYS[span.name] ?? span.name}`, when, more].filter(Boolean).join(", ");
 }
 
 function tableOf(spans, events, end) {
-  const head = make("tr", {}, ...["Begins", "Takes", "Process", "Part", ""].map((text) => make("th", { scope: "col", text })));
+  const cells = (tag, texts, options = {}) => make("tr", {}, ...texts.map((text) => make(tag, { text, ...options })));
   const rows = [
-    ...spans.map((one) => [one.begin, one.end === null ? "goes on" : seconds((one.end ?? end) - one.begin), one.process, SAYS[one.name] ?? one.name, amounts(one)]),
+    ...spans.map((one) => {
+      const took = one.end === null ? "goes on" : seconds((one.end ?? end) - one.begin);
+      return [one.begin, took, one.process, SAYS[one.name] ?? one.name, amounts(one)];
+    }),
     ...events.map((one) => [one.at, "", one.process, EVENTS[one.name] ?? one.name, one.reason ?? ""]),
   ].sort((a, b) => a[0] - b[0]);
-  const body = rows.map(([at, ...cells]) => make("tr", {}, ...[seconds(at), ...cells].map((text) => make("td", { text }))));
-  const table = make("table", {}, make("thead", {}, head), make("tbody", {}, ...body));
-  return make("details", { class: "as-table" }, make("summary", { text: "As a table" }), make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Parts of the request" }, table));
+  const head = make("thead", {}, cells("th", ["Begins", "Takes", "Process", "Part", ""], { scope: "col" }));
+  const body = make("tbody", {}, ...rows.map(([at, ...texts]) => cells("td", [seconds(at), ...texts])));
+  const region = { class: "scroll", tabindex: "0", role: "region", "aria-label": "Parts of the request" };
+  const table = make("div", region, make("table", {}, head, body));
+  return make("details", { class: "as-table" }, make("summary", { text: "As a table" }), table);
 }

@@ -7,6 +7,7 @@ import { count, duration, NONE, rate, seconds, share, words } from "./format.js"
 import { spark } from "./spark.js";
 import { tone } from "./state.js";
 
+const ACTIONS = [["drain", "Drain"], ["undrain", "Undrain"], ["role", "Role…"], ["restart", "Restart"]];
 const GENERATING = ["prefill", "decode", "mixed"];
 
 export function createCard(row) {
@@ -17,7 +18,8 @@ export function createCard(row) {
   const place = make("p", { class: "place" });
   const fill = make("span", { class: "fill" });
   const kv = make("span", { class: "value" });
-  const gauge = make("div", { class: "gauge" }, make("span", { class: "name", text: "KV in use" }), make("span", { class: "bar" }, fill), kv);
+  const gaugeName = make("span", { class: "name", text: "KV in use" });
+  const gauge = make("div", { class: "gauge" }, gaugeName, make("span", { class: "bar" }, fill), kv);
   const figures = make("dl", { class: "figures" });
   const line = spark();
   const ranks = make("ul", { class: "ranks", "aria-label": `Ranks of ${row.name}` });
@@ -27,13 +29,14 @@ export function createCard(row) {
   const buttons = make("div", { class: "buttons", role: "group", "aria-label": `Change ${row.name}` });
   const note = make("p", { class: "note" });
   const made = {};
-  for (const [action, label] of [["drain", "Drain"], ["undrain", "Undrain"], ["role", "Role…"], ["restart", "Restart"]]) {
+  for (const [action, label] of ACTIONS) {
     made[action] = make("button", { type: "button", class: "quiet", "data-action": action, text: label });
     made[action].setAttribute("aria-label", `${label.replace("…", "")} ${row.name}`);
     made[action].addEventListener("click", () => act(action, card.row));
     buttons.append(made[action]);
   }
-  card.append(make("header", {}, title, role, state), place, gauge, line.element, figures, ranks, reason, last, buttons, note);
+  const header = make("header", {}, title, role, state);
+  card.append(header, place, gauge, line.element, figures, ranks, reason, last, buttons, note);
   card.parts = { state, role, place, gauge, fill, kv, figures, line, ranks, reason, last, lines, buttons: made, note };
   return card;
 }
@@ -56,7 +59,8 @@ export function updateCard(card, row, supervised) {
   }
   parts.line.add(speed(row) ?? 0);
   parts.line.element.toggleAttribute("hidden", !told);
-  keep(parts.figures, figures(row), (one) => one.name, createFigure, (element, one) => say(element.lastElementChild, one.value));
+  const update = (element, one) => say(element.lastElementChild, one.value);
+  keep(parts.figures, figures(row), (one) => one.name, createFigure, update);
   showRanks(parts.ranks, row.ranks ?? []);
   showDeath(parts, row);
   showButtons(parts, row, supervised);
@@ -75,26 +79,29 @@ function figures(row) {
   const told = row.figures;
   const restarts = { name: "Restarts", value: count(row.restarts), says: "Times that its process was started again" };
   if (!told) return row.restarts === undefined ? [] : [restarts];
+  const figure = (name, value, says) => ({ name, value, says });
   const shown = [
-    { name: "Running", value: count(told.running), says: "Sequences that are computed now" },
-    { name: "Waiting", value: count(told.waiting), says: "Sequences that wait in the worker" },
+    figure("Running", count(told.running), "Sequences that are computed now"),
+    figure("Waiting", count(told.waiting), "Sequences that wait in the worker"),
   ];
   if (row.role !== "decode") {
-    shown.push({ name: "Prompt tok/s", value: rate(told.prompt_tokens_per_second), says: "Prompt tokens computed a second" });
+    shown.push(figure("Prompt tok/s", rate(told.prompt_tokens_per_second), "Prompt tokens computed a second"));
   }
   if (row.role !== "prefill") {
-    shown.push({ name: "Tokens/s", value: rate(told.tokens_per_second), says: "Tokens generated a second" });
+    shown.push(figure("Tokens/s", rate(told.tokens_per_second), "Tokens generated a second"));
   }
+  const step = told.step_seconds ? seconds(told.step_seconds) : NONE;
   shown.push(
-    { name: "Step", value: told.step_seconds ? seconds(told.step_seconds) : NONE, says: "Mean time of a step of the engine" },
-    { name: "Prefix hits", value: share(told.prefix_hits), says: "Part of the prompt tokens that were found in the cache" },
+    figure("Step", step, "Mean time of a step of the engine"),
+    figure("Prefix hits", share(told.prefix_hits), "Part of the prompt tokens that were found in the cache"),
     restarts,
   );
   return shown;
 }
 
 function placeOf(row) {
-  const cores = row.cores === undefined || !String(row.device).startsWith("cpu") || row.ranks ? "" : ` · core${/[-,]/.test(row.cores) ? "s" : ""} ${row.cores}`;
+  const hasCores = row.cores !== undefined && row.device === "cpu" && !row.ranks;
+  const cores = hasCores ? ` · core${/[-,]/.test(row.cores) ? "s" : ""} ${row.cores}` : "";
   const node = row.node ? `${row.node} · ` : "";
   const pid = row.pid ? ` · pid ${row.pid}` : "";
   const up = row.uptime_seconds === undefined ? "" : ` · up ${duration(row.uptime_seconds)}`;
@@ -112,7 +119,8 @@ function showRanks(list, ranks) {
 
 function showDeath(parts, row) {
   const death = row.last_death;
-  const why = row.state !== "READY" && row.reason ? `${["STARTING", "REFUSED"].includes(row.state) ? "" : "It "}${row.reason}` : "";
+  const subject = ["STARTING", "REFUSED"].includes(row.state) ? "" : "It ";
+  const why = row.state !== "READY" && row.reason ? `${subject}${row.reason}` : "";
   const wait = row.starts_in_seconds === undefined ? "" : `; starts again in ${duration(row.starts_in_seconds)}`;
   const told = death ? `${duration(death.seconds_ago)} ago it ${death.reason}` : "";
   say(parts.reason, why ? `${why}${wait}` : told);
@@ -130,8 +138,10 @@ function showButtons(parts, row, supervised) {
   show(role, GENERATING.includes(row.role));
   for (const button of [drain, undrain, role, restart]) button.disabled = !able || row.state === "REFUSED";
   drain.disabled ||= row.state !== "READY";
-  if (!supervised) say(parts.note, `No launcher runs beside this proxy. Where it runs: pontil drain ${row.name}`);
-  else if (!row.managed && row.state !== "REFUSED") say(parts.note, `Joined from another launch. There: pontil drain ${row.name}`);
-  else say(parts.note, "");
-  show(parts.note, Boolean(parts.note.textContent));
+  const command = `pontil drain ${row.name}`;
+  let note = "";
+  if (!supervised) note = `No launcher runs beside this proxy. Where it runs: ${command}`;
+  else if (!row.managed && row.state !== "REFUSED") note = `Joined from another launch. There: ${command}`;
+  say(parts.note, note);
+  show(parts.note, Boolean(note));
 }

@@ -100,14 +100,15 @@ class ChaosRun:
         before = await watch.at_rest()
         since = (await facts_of(folder)).now
         load = ChaosLoad(client, settings.model, PROMPTS, expected.answers, self.salt)
-        disturber = Disturber(folder, watch.effects)
+        disturber = Disturber(folder, watch.effects, since)
         began = time.monotonic()
         await self.under_load(load, disturber, report.plan)
         report.seconds = time.monotonic() - began
         after = await watch.at_rest()
         findings = await self.findings(facts, watch)
-        exits = (await facts_of(folder, since)).exits
-        report.checks = all_checks(before, after, load.records, exits, disturber.records, len(report.plan), findings)
+        await disturber.collect_exits()
+        exits, planned = disturber.exits, len(report.plan)
+        report.checks = all_checks(before, after, load.records, exits, disturber.records, planned, findings)
         report.pauses = pause_rows(load.records, disturber.records)
         return report
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pontil.launcher.chaos.chaos_run import ChaosReport
 
 ALL_FAULTS = ("kill", "stop", "slow", "cut", "fill")
-MOST_MINUTES, MOST_STREAMS = 24 * 60, 256
+MOST_MINUTES, MOST_STREAMS = 240, 256
 # Seeds that are chosen here are short enough to type.
 SEEDS = 100_000
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pontil.launcher.chaos.disk_fill import DiskFill
 from pontil.launcher.chaos.fault_plan import FILL, KILL, PAUSES, PlannedFault
-from pontil.launcher.chaos.launch_facts import LaunchFacts, facts_of
+from pontil.launcher.chaos.launch_facts import ExitFacts, LaunchFacts, facts_of
 from pontil.launcher.control.async_client import converse
 from pontil.launcher.control.control_client import ControlReply
 from pontil.launcher.errors import LaunchError
@@ -44,10 +44,13 @@ class FaultRecord:
 
 
 class Disturber:
-    """The faults of one run."""
+    """The faults of one run, and the exits of all children from the time `since` on: the supervisor forgets old
+    ones."""
 
-    def __init__(self, folder: Path, effects: Effects) -> None:
+    def __init__(self, folder: Path, effects: Effects, since: float) -> None:
         self.folder, self.effects = folder, effects
+        self.since = since
+        self.exits: list[ExitFacts] = []
         self.records: list[FaultRecord] = []
         # One fault begins at a time: each looks at what the others have begun.
         self.turn = asyncio.Lock()
@@ -84,7 +87,14 @@ class Disturber:
         except OSError as error:
             record.problem = f"{planned.target} could not be filled: {error.strerror or error}"
         record.recovered = time.monotonic()
+        await self.collect_exits()
         record.effects = {name: count - before[name] for name, count in (await self.effects()).items()}
+
+    async def collect_exits(self) -> None:
+        """Take the exits that are new."""
+        found = (await facts_of(self.folder, self.since)).exits
+        self.exits += [one for one in found if one not in self.exits]
+        self.since = max([self.since, *(one.at for one in found)])
 
     async def fill(self, record: FaultRecord) -> None:
         with DiskFill(record.planned.target) as file:

@@ -2,7 +2,7 @@
 """The launch under chaos, as its supervisor describes it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,14 @@ class ChildFacts:
 
 @dataclass(frozen=True, slots=True)
 class ExitFacts:
-    """A child's exit, at a time of the monotonic clock, with its cause in words and its last lines."""
+    """A child's exit, at a time of the monotonic clock, with its cause in words and its last lines. Two with the same
+    child and time are the same."""
 
     name: str
     at: float
-    cause: str
-    reason: str
-    lines: tuple[str, ...]
+    cause: str = field(compare=False)
+    reason: str = field(compare=False)
+    lines: tuple[str, ...] = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,9 @@ from pontil.runtime.timeline.timeline import (
     PROXY,
     QUEUE,
     WRITE,
-    RequestRow,
     TimeEvent,
     Timeline,
+    TimelineRow,
     TimeSpan,
 )
 from pontil.runtime.tracing.tracer import ServedTrace
@@ -37,7 +37,8 @@ OPERATIONS = (
 )  # fmt: skip
 # Statuses from here on are faults of the server.
 SERVER_FAULT = 500
-NANOSECONDS = 1_000_000_000
+# Nanoseconds.
+PER_SECOND = 1_000_000_000
 
 Resources = Callable[[str], Resource]
 
@@ -168,7 +169,7 @@ def request_attributes(trace: ServedTrace) -> dict[str, Any]:
     }
 
 
-def is_later_stage(row: RequestRow) -> bool:
+def is_later_stage(row: TimelineRow) -> bool:
     """Return whether a request is for a further stage of a model of several, which bills nothing of its own."""
     return row.stage is not None and row.id.endswith(f".{row.stage}")
 
@@ -199,4 +200,4 @@ def made_status(is_fault: bool) -> Status:
 
 
 def nanoseconds(seconds: float) -> int:
-    return int(seconds * NANOSECONDS)
+    return int(seconds * PER_SECOND)

@@ -112,6 +112,7 @@ def test_requests_of_one_connection_have_traces_of_their_own(traced: ScriptedSit
     assert connection.getresponse().headers["traceparent"] is None
     connection.close()
     assert len(set(seen)) == 2
+    assert traced.ask("POST", "/admin/workers/nobody/drain", {}).headers["traceparent"] is None
 
 
 @pytest.mark.parametrize(("body", "status"), [(b"{", 400), (asked(max_tokens=-1), 400), (asked(model="another"), 404)])

@@ -17,6 +17,8 @@ from relay import Relay
 from served import APP, Served, launched, wait_for
 from small_disk import small_disk
 
+from pontil.launcher.chaos.prompts import PROMPTS
+
 WITHIN = 300.0
 # A plan in which faults overlap, so that it is short.
 SEED = "208"
@@ -54,8 +56,9 @@ def test_a_launch_holds_under_every_fault(site: Served) -> None:
     assert (report["verdict"], done.returncode, report["left_out"]) == ("held", 0, {})
     rows = rows_of(report)
     assert set(rows) == {"kill", "stop (short)", "stop (long)", "slow", "cut", "fill", "none"}
-    # The faults did what they are for.
-    assert rows["cut"]["failed_handoffs"] > 0 and rows["fill"]["failed_writes"] > 0
+    if is_long():
+        # The faults do what they are for: in a short one a slow machine may have no pull and no write.
+        assert rows["cut"]["failed_handoffs"] > 0 and rows["fill"]["failed_writes"] > 0
     died = {name: row["restarts"] for name, row in site.topology().items() if row["restarts"]}
     assert sum(died.values()) == rows["kill"]["times"] + rows["stop (long)"]["times"]
     assert f"seed {SEED}: {len(report['plan'])} faults" in done.stderr
@@ -67,7 +70,7 @@ def test_one_wrong_answer_breaks_the_verdict(site: Served) -> None:
     changed: list[bytes] = []
 
     def spoil(data: bytes, before: int) -> bytes:
-        undisturbed = relay.sent.count(b"POST /v1/") <= 40
+        undisturbed = relay.sent.count(b"POST /v1/") <= 2 * len(PROMPTS)
         if undisturbed or changed or b'"finish_reason":"length"' not in data:
             return data
         changed.append(data)

@@ -62,6 +62,13 @@ def test_the_page_has_nothing_inline_and_nothing_from_elsewhere() -> None:
     assert named | {"index.html"} == set(NAMES)
 
 
+def test_the_files_are_small_and_state_their_licence() -> None:
+    for name, file in read_files().items():
+        lines = file.body.decode().splitlines()
+        assert any("SPDX-License-Identifier: Apache-2.0" in line for line in lines[:2]), name
+        assert len(lines) <= 400 and (name.endswith(".css") or max(map(len, lines)) <= 120), name
+
+
 def test_a_trailing_slash_leads_to_the_page(pair: ScriptedSite) -> None:
     answer = pair.ask("GET", "/admin/ui/")
     assert (answer.status, answer.headers["location"]) == (308, "../ui")

@@ -3,7 +3,7 @@
 
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.timeline.received import ReceivedRequest
-from pontil.runtime.timeline.timeline import Gaps, RequestRow, TimeEvent, Timeline, TimeSpan
+from pontil.runtime.timeline.timeline import Gaps, TimeEvent, Timeline, TimelineRow, TimeSpan
 from pontil.runtime.tracing.tracer import ServedTrace, Tracer
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -28,7 +28,7 @@ EVENTS = (
 
 
 def timeline(request_id: str = "r-1", state: str = "complete", finish: str | None = "stop") -> Timeline:
-    row = RequestRow(
+    row = TimelineRow(
         request_id, RECEIVED_AT, "tiny", "/v1/completions", "-", state, finish, 5, 2, 7, 2, 0.3, 1.0, ("mixed:0",)
     )
     return Timeline(row, SPANS, EVENTS, Gaps(0.0), None)
