@@ -50,7 +50,7 @@ def rows_of(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def test_a_launch_holds_under_every_fault(site: Served) -> None:
     """Six faults one after the other, each with the recovery from it, take most of a minute on busy cores."""
-    done = run(site, "--minutes", "10" if is_long() else "0.01", "--seed", SEED, "--streams", "4", "--json")
+    done = run(site, "--minutes", "10" if is_long() else "0.01", "--seed", SEED, "--streams", "12", "--json")
     assert done.stdout, done.stderr
     report = json.loads(done.stdout)
     assert [check for check in report["checks"] if not check["held"]] == []
