@@ -5,30 +5,70 @@ that does the work."""
 import json
 import os
 import sys
+from collections.abc import Iterator, Mapping, MutableMapping
+from importlib import import_module
 from pathlib import Path
 from typing import Literal, NoReturn
 
 import click
 
-from pontil.launcher.bench.command import bench
-from pontil.launcher.commands.chat import chat
-from pontil.launcher.commands.config import config
-from pontil.launcher.commands.graph import graph
-from pontil.launcher.commands.keys import keys
-from pontil.launcher.commands.launch import launch
-from pontil.launcher.commands.ready import ready
-from pontil.launcher.commands.rollout import drain, reload, restart, role, scale, undrain
-from pontil.launcher.commands.status import status
-from pontil.launcher.commands.units import units
-from pontil.launcher.commands.usage import audit, usage
-from pontil.launcher.conformance.command import conformance
-from pontil.launcher.doctor.command import doctor
 from pontil.launcher.version import VERSION
 
 INTERRUPTED = 130
+# The module of the launcher that each command is in, by the command's name.
+MODULES = {
+    "launch": "commands.launch",
+    "config": "commands.config",
+    "doctor": "doctor.command",
+    "graph": "commands.graph",
+    "chat": "commands.chat",
+    "bench": "bench.command",
+    "conformance": "conformance.command",
+    "chaos": "chaos.command",
+    "status": "commands.status",
+    "ready": "commands.ready",
+    "drain": "commands.rollout",
+    "undrain": "commands.rollout",
+    "restart": "commands.rollout",
+    "scale": "commands.rollout",
+    "role": "commands.rollout",
+    "reload": "commands.rollout",
+    "usage": "commands.usage",
+    "audit": "commands.usage",
+    "keys": "commands.keys",
+    "units": "commands.units",
+}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class LazyCommands(MutableMapping[str, click.Command]):
+    """The commands by name, each imported when it is asked for: a process loads only the one that it runs. Importing
+    all of them is most of the start of a child, which needs none."""
+
+    def __init__(self, modules: Mapping[str, str]) -> None:
+        self.modules = modules
+        self.loaded: dict[str, click.Command] = {}
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in self.loaded:
+            self.loaded[name] = getattr(import_module(f"pontil.launcher.{self.modules[name]}"), name)
+        return self.loaded[name]
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self.loaded[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self.loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self.modules, **self.loaded})
+
+    def __len__(self) -> int:
+        return len({**self.modules, **self.loaded})
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}, commands=LazyCommands(MODULES)
+)
 @click.version_option(VERSION, message="%(version)s", help="Print the version.")
 def cli() -> None:
     """pontil serves large language models, with prefill and decode in separate processes.
@@ -69,13 +109,6 @@ def examine(folder: Path, parent: int) -> None:
 
     for part in examine_machine(parent, folder):
         click.echo(json.dumps(part))
-
-
-CHANGES = (drain, undrain, restart, scale, role, reload)
-for command in (
-    launch, config, doctor, graph, chat, bench, conformance, status, ready, *CHANGES, usage, audit, keys, units,
-):  # fmt: skip
-    cli.add_command(command)
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ from typing import Any
 
 from pontil.launcher.child.exit_cause import EXIT_GPU_FAULT, EXIT_RANK_LOST, gpu_fault
 from pontil.launcher.child.parent_death import die_with_parent, parent_death_signal
+from pontil.launcher.child.quick_import import quick_import
 from pontil.launcher.child.reporter import PipeReporter
 from pontil.launcher.config.worker_roles import WORKER_ROLES
 from pontil.launcher.errors import LaunchError, RefusedError
@@ -183,14 +184,17 @@ def find_draft(target: Path, name: str, cache: Path) -> Path:
 
 def work(config: dict[str, Any], reporter: Reporter, commands: int | None) -> None:
     from pontil.runtime.config import worker_config
-    from pontil.runtime.worker.process import run_worker
 
+    with quick_import():
+        from pontil.runtime.worker.process import run_worker
     run_worker(worker_config(config), reporter, commands)
 
 
 def serve(config: dict[str, Any], reporter: Reporter, commands: int | None) -> None:
-    from pontil.http.app.service import run_proxy
     from pontil.runtime.config import proxy_config
+
+    with quick_import():
+        from pontil.http.app.service import run_proxy
 
     assert commands is not None
     run_proxy(proxy_config(config), reporter, commands)

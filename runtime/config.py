@@ -48,7 +48,7 @@ class WorkerConfig:
     bytes in a folder of this worker's under `kv_tier_disk`. `revision` is the operator's name of what the worker serves
     during an upgrade, `version` that of pontil. `kept_memory` are the descriptors of two files that outlive this
     process, of KV blocks and of their records (runtime/cache/kept_pool.py), if the launcher holds such; with `keep_kv`
-    it does for a worker on a CPU."""
+    it does for a worker on a CPU. With `allow_chaos` the supervisor may cut the link over which KV blocks come."""
 
     name: str
     role: WorkerRole
@@ -94,6 +94,7 @@ class WorkerConfig:
     version: str | None = None
     keep_kv: bool = True
     kept_memory: tuple[int, int] | None = None
+    allow_chaos: bool = False
     more_controls: tuple[str, ...] = ()
 
     @property
@@ -139,7 +140,9 @@ class ProxyConfig:
     (runtime/proxy/remote_kv.py). The proxy has a `name`, and a `number` among the `proxies` on one port; they know of
     each other by files in `shared_folder`. Streams that may be continued are recorded in `resume_folder`, where one is
     named, for `resume_window` after their connection broke. Requests that took `slow_log` or longer are
-    logged, where it is set."""
+    logged, where it is set. Traces go to the collector at `otlp_traces_endpoint`, where one is named, with the
+    `trace_headers`; of the requests without a trace of their own, this share is sampled. `allow_chaos` is only
+    shown."""
 
     host: str
     port: int
@@ -186,6 +189,10 @@ class ProxyConfig:
     resume_folder: str | None = None
     resume_window: float = 60.0
     slow_log: float | None = None
+    otlp_traces_endpoint: str | None = None
+    trace_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    otlp_traces_sample_rate: float = 1.0
+    allow_chaos: bool = False
 
     @property
     def shared_path(self) -> Path | None:
@@ -235,5 +242,9 @@ def proxy_config(values: dict[str, Any]) -> ProxyConfig:
     )
     hosts = tuple(values.get("allowed_hosts", ()))
     origins = tuple(values.get("cors_origins", ()))
-    made = {"callers": callers, "allowances": allowances, "allowed_hosts": hosts, "cors_origins": origins}
+    headers = tuple((name, value) for name, value in values.get("trace_headers", ()))
+    made = {
+        "callers": callers, "allowances": allowances, "allowed_hosts": hosts, "cors_origins": origins,
+        "trace_headers": headers,
+    }  # fmt: skip
     return ProxyConfig(**{**values, **made})

@@ -5,6 +5,7 @@ Child processes inherit ignored signals: started by `nohup` or in a shell's back
 SIGHUP and SIGINT that tests send, and a test would hang.
 """
 
+import gc
 import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ import app  # noqa: F401
 if TYPE_CHECKING:
     from served import Served
 
+# Nothing that is made until the tests are known is garbage.
+gc.disable()
 hide_faster_sets()
 # No verdict depends on how fast a machine is, and without --long not on chance: each run tries the same examples.
 settings.register_profile("any speed", deadline=None, max_examples=examples(25, 100), derandomize=not is_long())
@@ -50,6 +53,12 @@ SHARED = {
     ),  # fmt: skip
 }
 GROUPS = {f"tests/{file}": group for group, files in SHARED.items() for file in files}
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from scanning libraries and tests, which are millions of objects, over and over."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -74,6 +74,8 @@ ARROWS: dict[str, set[str]] = {
     "runtime/chat": {"runtime/grammar", "runtime/tokenizer"},
     "runtime/wire": set(),
     "runtime/timeline": {"runtime/wire/messages"},
+    # Libraries of the extra `otel`, imported where a collector is named.
+    "runtime/tracing": {"runtime/timeline"},
     "runtime/transfer": {"runtime/cache/device_memory", "runtime/cache/head_groups", "runtime/cache/storage"},
     "runtime/disaggregation": {
         "runtime/transfer", "runtime/wire", "runtime/cache/follower_records", "runtime/cache/head_groups",
@@ -88,7 +90,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "runtime/proxy": {
         "runtime/wire", "runtime/tokenizer", "runtime/accounting", "runtime/graph", "runtime/cache/prefix",
-        "runtime/cache/prefix_journal", "runtime/timeline",
+        "runtime/cache/prefix_journal", "runtime/timeline", "runtime/tracing",
     },
     "runtime/worker/ranks": {
         "runtime/cache/follower_records", "runtime/disaggregation", "runtime/engine", "runtime/models",
@@ -127,8 +129,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "http/app": {
         "http/access", "http/page", "http/request", "http/response", "http/routes", "runtime", "runtime/proxy",
-        "runtime/timeline",
-        "runtime/tokenizer",
+        "runtime/timeline", "runtime/tokenizer", "runtime/tracing",
     },
     "launcher/host": set(),
     "launcher/config": {"launcher/host", "runtime/graph"},
@@ -154,6 +155,10 @@ ARROWS: dict[str, set[str]] = {
         "launcher/roles", "launcher/supervisor", "runtime/graph",
     },
     "launcher/bench": {"launcher/commands/api_key", "launcher/commands/chat_session", "launcher/config"},
+    "launcher/chaos": {
+        "launcher/bench", "launcher/commands/api_key", "launcher/commands/chat_session", "launcher/commands/usage",
+        "launcher/config", "launcher/control",
+    },
     "launcher/conformance": {
         "launcher/commands/api_key", "launcher/commands/chat_session", "launcher/commands/status_table",
         "launcher/config",
@@ -162,7 +167,8 @@ ARROWS: dict[str, set[str]] = {
         "launcher/child", "launcher/commands", "launcher/config", "launcher/control", "launcher/host", "launcher/keys",
     },
     "launcher": {
-        "launcher/bench", "launcher/commands", "launcher/conformance", "launcher/doctor", "launcher/roles",
+        "launcher/bench", "launcher/chaos", "launcher/commands", "launcher/conformance", "launcher/doctor",
+        "launcher/roles",
     },
 }  # fmt: skip
 FOUNDATION = "runtime/foundation"
@@ -170,7 +176,7 @@ FOUNDATION = "runtime/foundation"
 KEEPERS = {
     "zmq": "runtime/wire", "msgpack": "runtime/wire", "sanic": "http", "llguidance": "runtime/grammar",
     "jsonschema": "runtime/grammar", "aiohttp": "launcher/bench", "matplotlib": "launcher/bench",
-    "prompt_toolkit": "launcher/commands", "rich": "launcher/commands",
+    "opentelemetry": "runtime/tracing", "prompt_toolkit": "launcher/commands", "rich": "launcher/commands",
 }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import re
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -58,8 +59,12 @@ def citations(path: Path) -> Iterator[tuple[str, str | None]]:
             yield rule, next((name for name, lines in spans if token.start[0] in lines), None)
 
 
-FILES = sorted(TESTS.rglob("test_*.py"))
-CITATIONS = [(rule, str(path.relative_to(TESTS)), name) for path in FILES for rule, name in citations(path)]
+@cache
+def all_citations() -> tuple[tuple[str, str, str | None], ...]:
+    """Return each citation with its test's file. Found in the process that runs these tests, not in all that list
+    them."""
+    files = sorted(TESTS.rglob("test_*.py"))
+    return tuple((rule, str(path.relative_to(TESTS)), name) for path in files for rule, name in citations(path))
 
 
 def test_every_rule_has_one_row_in_order() -> None:
@@ -108,7 +113,7 @@ def test_what_keeps_a_rule_exists(rule: str, keeper: str) -> None:
 
 
 def test_only_rules_that_exist_are_cited() -> None:
-    assert not [cited for cited in CITATIONS if cited[0] not in RULES]
+    assert not [cited for cited in all_citations() if cited[0] not in RULES]
 
 
 def test_tests_that_cite_a_rule_are_in_its_row() -> None:
@@ -116,7 +121,7 @@ def test_tests_that_cite_a_rule_are_in_its_row() -> None:
     files = {rule: {name for name, _ in pairs} for rule, pairs in named.items()}
     missing = {
         f"{rule} at {path}::{test}"
-        for rule, path, test in CITATIONS
+        for rule, path, test in all_citations()
         if (path, "") not in named[rule] and (path, test) not in named[rule] and (test or path not in files[rule])
     }
     assert not missing, f"docs/internals/rules.md should name: {', '.join(sorted(missing))}"

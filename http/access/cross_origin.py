@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 ANY = "*"
 EXPOSED = (
     "x-request-id, x-pontil-route, x-pontil-ignored, x-pontil-schema, x-pontil-sample-rate, x-pontil-stream, "
-    "retry-after"
+    "retry-after, traceparent"
 )
 # Names of headers that a page wants to send, in a list.
 NAMES = re.compile(r"[A-Za-z0-9_, -]{1,1024}")

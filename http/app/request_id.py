@@ -6,6 +6,9 @@ import re
 import secrets
 from contextvars import ContextVar
 
+from pontil.runtime.timeline.received import RECEIVED
+from pontil.runtime.tracing.tracer import ServedTrace
+
 HEADER = "x-request-id"
 USABLE = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # The id of the request that is being handled.
@@ -13,12 +16,15 @@ CURRENT: ContextVar[str | None] = ContextVar("request", default=None)
 
 
 class WithRequestId(logging.Filter):
-    """Logging filter that drops nothing and adds the request's id to records logged while a request is handled."""
+    """Logging filter that drops nothing and adds the request's id, and that of its trace, to records logged while a
+    request is handled."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        name = CURRENT.get()
+        name, received = CURRENT.get(), RECEIVED.get()
         if name is not None and getattr(record, "request", None) is None:
             record.request = name
+            if received is not None and isinstance(received.trace, ServedTrace):
+                record.trace_id = received.trace.context.trace_id
         return True
 
 

@@ -29,6 +29,7 @@ from pontil.http.app.error_handler import MAX_HEAD_BYTES, OpenAIErrors
 from pontil.http.app.http_date import HttpDate
 from pontil.http.app.probes import METHODS, add_probes
 from pontil.http.app.request_id import CURRENT, HEADER, WithRequestId, request_id
+from pontil.http.app.server_spans import ServerSpans
 from pontil.http.app.timed_protocol import RECEIVE_SECONDS, TimedProtocol
 from pontil.http.page.live_events import LiveEvents
 from pontil.http.request.body import MOST_BODY
@@ -48,8 +49,6 @@ from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 BACKLOG = 1024
 # The header with the id of a stream that can be continued.
 STREAM = "x-pontil-stream"
-# The header by which a client names its own span (W3C Trace Context).
-TRACE_PARENT = "traceparent"
 # A body up to this many times too large is read and discarded, so that the client is still connected to read the 413.
 READ_ANYWAY = 4
 # Timeout of a response that is not streamed; a request whose worker is silent fails much sooner.
@@ -98,15 +97,17 @@ def build_app(proxy: Proxy, embedding: Tokenizer | None = None) -> Sanic[Any, An
     app.ctx.live = live
     app.register_listener(live.close, "before_server_stop")
     served = endpoints(proxy, intake, answers, kept, live, embedding)
+    spans = None if proxy.in_flight.tracer is None else ServerSpans(proxy.in_flight.tracer)
     for endpoint in served:
+        handler = endpoint.handler if spans is None else spans.over(endpoint)
         # Without ignore_body, Sanic would buffer the whole body before any check.
-        app.route(endpoint.route, methods=endpoint.methods, ignore_body=True)(endpoint.handler)
+        app.route(endpoint.route, methods=endpoint.methods, ignore_body=True)(handler)
     pages = CrossOrigin(proxy.config.cors_origins)
     add_probes(app, served, pages)
     app.ctx.connection_limit = ConnectionLimit(connections_within(descriptor_limit()))
     app.ctx.access = access_to(proxy.config, served)
     reading = {endpoint.route.removeprefix("/") for endpoint in served if endpoint.takes}
-    add_middleware(app, app.ctx.access, pages, reading, proxy.clock)
+    add_middleware(app, app.ctx.access, pages, reading, proxy.clock, spans)
     return app
 
 
@@ -117,10 +118,12 @@ def access_to(config: ProxyConfig, served: Sequence[Endpoint]) -> Access:
 
 
 def add_middleware(
-    app: Sanic[Any, Any], access: Access, pages: CrossOrigin, reading: Set[str], now: Callable[[], float]
-) -> None:
+    app: Sanic[Any, Any], access: Access, pages: CrossOrigin, reading: Set[str], now: Callable[[], float],
+    spans: ServerSpans | None,
+) -> None:  # fmt: skip
     """Add access checks and the headers of every answer. `reading` are the paths of routes that read bodies
-    themselves; bodies sent to other routes are discarded. `now` is the clock of the requests' timelines."""
+    themselves; bodies sent to other routes are discarded. `now` is the clock of the requests' timelines, `spans`
+    names the traces of requests that have one."""
 
     # Sanic would read the body of another route before its middleware, and so before the check.
     assert all(route.extra.ignore_body for route in app.router.routes), "a route reads bodies before the access check"
@@ -148,6 +151,8 @@ def add_middleware(
             response.headers[STREAM] = stream
         if (ignored := getattr(request.ctx, "ignored", None)) is not None:
             response.headers.update(ignored.headers)
+        if spans is not None:
+            spans.name(request, response)
 
     app.register_middleware(admit, "request")
     app.register_middleware(name, "response")
@@ -156,7 +161,7 @@ def add_middleware(
 def received_now(request: Request, now: Callable[[], float]) -> ReceivedRequest:
     """Return the beginning of a request's timeline."""
     route = "-" if request.route is None else f"/{request.route.path}"
-    return ReceivedRequest(route, now, request.headers.getone(TRACE_PARENT, None))
+    return ReceivedRequest(route, now)
 
 
 class Service:

@@ -217,5 +217,8 @@ ROUTE = closed(
     },
     ("bytes", "seconds", "error"),
 )
-TOPOLOGY = closed({"processes": many(PROCESS), "routes": many(ROUTE), "age_seconds": NUMBER}, ("age_seconds",))
+TOPOLOGY = closed(
+    {"processes": many(PROCESS), "routes": many(ROUTE), "age_seconds": NUMBER, "chaos": {"const": True}},
+    ("age_seconds", "chaos"),
+)
 ANY_OBJECT: Schema = {"type": "object"}

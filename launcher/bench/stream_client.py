@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One streamed request to an OpenAI-compatible server, and the times at which its tokens came."""
+"""One request to an OpenAI-compatible server, and the times at which a stream's tokens came."""
 
 import json
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -37,6 +38,14 @@ class RequestFailed(Exception):
     """A request that ended without its usage. The message is the server's, or the connection's."""
 
 
+class RequestRefused(RequestFailed):
+    """A request that got another status than 200. `retry_after` is the server's header, if it sent one."""
+
+    def __init__(self, status: int, message: str, retry_after: str | None = None) -> None:
+        super().__init__(f"HTTP {status}: {message}")
+        self.status, self.retry_after = status, retry_after
+
+
 @dataclass(frozen=True, slots=True)
 class BenchTarget:
     """A server under load. `key` is the authorization header."""
@@ -66,17 +75,28 @@ class BenchTarget:
 
 async def ask(session: "ClientSession", target: BenchTarget, question: Question, began: float) -> Timing:
     """Send one request and read its stream. Raises RequestFailed."""
+    sent = time.perf_counter()
+    async with answer_to(session, target.path, target.body(question), target.key) as response:
+        arrivals, usage = await read_stream(response)
+    return timing(sent - began, [at - sent for at in arrivals], usage)
+
+
+@asynccontextmanager
+async def answer_to(
+    session: "ClientSession", url: str, body: Mapping[str, Any], key: Mapping[str, str] | None = None
+) -> "AsyncIterator[ClientResponse]":
+    """Send one request and give its answer to read. Raises RequestRefused, and RequestFailed for a connection that
+    breaks and for what is no JSON."""
     from aiohttp import ClientError
 
-    sent = time.perf_counter()
     try:
-        async with session.post(target.path, json=target.body(question), headers=dict(target.key or {})) as response:
+        async with session.post(url, json=body, headers=dict(key or {})) as response:
             if response.status != 200:
-                raise RequestFailed(f"HTTP {response.status}: {refusal(await response.content.read(1 << 16))}")
-            arrivals, usage = await read_stream(response)
+                said = refusal(await response.content.read(1 << 16))
+                raise RequestRefused(response.status, said, response.headers.get("retry-after"))
+            yield response
     except (ClientError, OSError, ValueError) as error:
         raise RequestFailed(printable(str(error) or type(error).__name__)) from None
-    return timing(sent - began, [at - sent for at in arrivals], usage)
 
 
 def timing(sent: float, arrivals: list[float], usage: Mapping[str, Any]) -> Timing:
@@ -94,9 +114,8 @@ async def read_stream(response: "ClientResponse") -> tuple[list[float], dict[str
     arrivals: list[float] = []
     usage: dict[str, Any] = {}
     async for at, event in events(response):
-        if not isinstance(event, dict) or "error" in event:
-            error = event.get("error") if isinstance(event, dict) else event
-            raise RequestFailed(printable(str(error.get("message") if isinstance(error, dict) else error)))
+        if event is None:
+            continue
         if any(has_token(choice) for choice in event.get("choices") or ()):
             arrivals.append(at)
         usage = event.get("usage") or usage
@@ -110,8 +129,9 @@ def has_token(choice: Mapping[str, Any]) -> bool:
     return delta is None or any(value for name, value in delta.items() if name != "role")
 
 
-async def events(response: "ClientResponse") -> AsyncIterator[tuple[float, Any]]:
-    """Yield each event with the time at which its last bytes came. Raises RequestFailed, ValueError."""
+async def events(response: "ClientResponse") -> AsyncIterator[tuple[float, dict[str, Any] | None]]:
+    """Yield each event with the time at which its last bytes came, and None for [DONE]. Raises RequestFailed, also for
+    an error event, and ValueError."""
     rest = b""
     async for piece in response.content.iter_any():
         at = time.perf_counter()
@@ -119,8 +139,19 @@ async def events(response: "ClientResponse") -> AsyncIterator[tuple[float, Any]]
         if len(rest) > MOST_EVENT:
             raise RequestFailed(f"an event is longer than {MOST_EVENT >> 20} MiB")
         for line in lines:
-            if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
-                yield at, json.loads(data)
+            if line.startswith(b"data:"):
+                yield at, event_of(line[5:].strip())
+
+
+def event_of(data: bytes) -> dict[str, Any] | None:
+    """Return the event, None for [DONE]. Raises RequestFailed for an error event, ValueError for no JSON."""
+    if data == b"[DONE]":
+        return None
+    event = json.loads(data)
+    if not isinstance(event, dict) or "error" in event:
+        error = event.get("error") if isinstance(event, dict) else event
+        raise RequestFailed(printable(str(error.get("message") if isinstance(error, dict) else error)))
+    return event
 
 
 def refusal(body: bytes) -> str:

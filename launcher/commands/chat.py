@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `chat`, a client of a running server."""
 
+import json
 from pathlib import Path
 
 import click
 
 from pontil.launcher.commands.api_key import CLIENT, bearer, key_flag
 from pontil.launcher.config.options import read_environment
+from pontil.launcher.errors import OptionError
 
 SERVER = "http://127.0.0.1:8000"
 
@@ -18,19 +20,25 @@ SERVER = "http://127.0.0.1:8000"
 @click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True, help="Longest answer.")
 @click.option("--temperature", type=click.FloatRange(0, 2), default=0.7, show_default=True, help="0 is greedy.")
 @key_flag(CLIENT)
+@click.option("--json", "as_json", is_flag=True, help="Print the answer to QUESTION with its figures as JSON.")
 def chat(
-    question: str | None, url: str, model: str | None, max_tokens: int, temperature: float, key: Path | None
-) -> None:
+    question: str | None, url: str, model: str | None, max_tokens: int, temperature: float, key: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Talk to a running server from the terminal, or put one QUESTION to it. In a conversation /help lists what else
     can be typed."""
     from pontil.launcher.commands.chat_session import ChatSession, first_model
     from pontil.launcher.commands.chat_terminal import converse
 
+    if as_json and not question:
+        raise OptionError("--json prints one answer: give a QUESTION.")
     shown = bearer(key, CLIENT, read_environment().variables)
     params = {"max_tokens": max_tokens, "temperature": temperature}
     conversation = ChatSession(url.rstrip("/"), model or first_model(url, shown), params, shown)
     if question is None:
         converse(conversation)
+    elif as_json:
+        click.echo(json.dumps(conversation.say(question, lambda piece: None).shown))
     else:
         conversation.say(question, lambda piece: click.echo(piece, nl=False))
         click.echo()

@@ -28,6 +28,13 @@ class ChatAnswer:
     last: float = 0.0
 
     @property
+    def shown(self) -> dict[str, Any]:
+        """The answer as JSON for programs. Times are in seconds from the question, None where nothing was said."""
+        times = {"first_token_seconds": self.first or None, "seconds": self.last or None}
+        rounded = {name: None if time is None else round(time, 4) for name, time in times.items()}
+        return {"answer": self.text, "usage": self.usage, "route": self.route, **rounded}
+
+    @property
     def figures(self) -> str:
         """The counts by the server, the speed seen here, and the workers that served."""
         details = self.usage.get("prompt_tokens_details") or {}

@@ -18,6 +18,7 @@ from pontil.launcher.commands.rank_memory import memory_lines
 from pontil.launcher.commands.stage_lines import drawing, stage_lines
 from pontil.launcher.config.addresses import controls_of
 from pontil.launcher.config.environment import LaunchEnvironment
+from pontil.launcher.config.kv_tier_list import disk_path
 from pontil.launcher.config.options import LaunchOptions, flag_name, read_environment, read_options
 from pontil.launcher.config.parsers import WILDCARDS
 from pontil.launcher.config.topology import Topology, plan
@@ -31,9 +32,11 @@ from pontil.launcher.host.notify import Notifier
 from pontil.launcher.host.ports import usable_port
 from pontil.launcher.keys.client_keys import read_client_keys
 from pontil.launcher.keys.key_file import read_key_file
+from pontil.launcher.keys.trace_headers import read_trace_headers
 from pontil.launcher.logs.console import Console, own_line
 from pontil.launcher.logs.log_files import LogFiles
 from pontil.launcher.logs.non_blocking_writer import open_outlet, plain_notice
+from pontil.launcher.supervisor.chaos_runner import ChaosTerms
 from pontil.launcher.supervisor.reload import Reloader
 from pontil.launcher.supervisor.restart_policy import RestartPolicy
 from pontil.launcher.supervisor.supervisor import Orders, Supervisor
@@ -116,6 +119,7 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
         return launch_on_ray(options, launch_environment, dry_run)
     secret = read_key_file(Path(options.keys)) if options.keys else None
     clients = read_client_keys(options, launch_environment.variables)
+    trace_headers = read_trace_headers(options, launch_environment.variables)
     directory = RunDirectory(launch_environment.run_base)
     machine = find_machine(launch_environment.visible_gpus)
     topology = plan(options, machine, directory.path, launch_environment.cache_directory)
@@ -125,7 +129,7 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
     check_disk_tier(topology)
     chosen = choose_ports(options)
     topology = plan(chosen, machine, directory.path, launch_environment.cache_directory).with_keys(secret)
-    topology = topology.with_clients(clients.config)
+    topology = topology.with_clients(clients.config).with_trace_headers(trace_headers)
     orders = replace(
         orders_of(chosen, topology, launch_environment), machine=machine, shares_devices=topology.shares,
         reloader=Reloader(chosen, read, launch_environment.variables),
@@ -192,7 +196,18 @@ def orders_of(options: LaunchOptions, topology: Topology, launch_environment: La
         options.drain_timeout,
         options.self_test,
         shutil.which(TOOL) if gpus else None,
+        chaos=chaos_terms(options, limits, policy) if options.allow_chaos else None,
     )
+
+
+def chaos_terms(options: LaunchOptions, limits: HealthLimits, policy: RestartPolicy) -> ChaosTerms:
+    """Return the facts for `pontil chaos`, with the folders that the operator has named. The run directory is none of
+    them: other programs of the user write beside it."""
+    files = [Path(one).absolute().parent for one in (options.usage_log, options.response_store) if one is not None]
+    folders = [Path(one).absolute() for one in (disk_path(options.kv_tier), options.log_dir) if one is not None]
+    usage_log = None if options.usage_log is None else str(Path(options.usage_log).absolute())
+    found = tuple(dict.fromkeys(map(str, files + folders)))
+    return ChaosTerms(limits.silence, policy.attempts, policy.window, usage_log, found)
 
 
 def show_plan(topology: Topology) -> None:

@@ -54,12 +54,16 @@ def ask(url: str, key: Mapping[str, str]) -> Answer:
 
 
 def lines_of(answer: Answer, width: int | None = None) -> list[str]:
-    """Return the table, followed by a warning if it is out of date; an error is a line of its own."""
+    """Return the table, followed by warnings: if it is out of date, and if the launch allows chaos. An error is a line
+    of its own."""
     if "error" in answer:
         return [cut(plain(answer["error"]), width)]
     age = answer.get("age_seconds", 0.0)
     doubt = f"The launcher has been silent for {duration(age)}: this is how things were then."
-    return table(answer["processes"], width) + ([cut(doubt, width)] if age > STALE else [])
+    told = [doubt] if age > STALE else []
+    if answer.get("chaos"):
+        told.append("Chaos is allowed here (--allow-chaos): `pontil chaos` may kill, stop and slow the workers.")
+    return table(answer["processes"], width) + [cut(line, width) for line in told]
 
 
 class JsonLines:

@@ -49,18 +49,24 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 @key_flag(ADMIN)
 def audit(file: Path, url: str | None, key: Path | None) -> int:
     """Compare the workers' counts, the ledger's bookings and the usage log FILE: exit code 1 when they differ."""
-    from pontil.launcher.commands.chat_session import fetch
-    from pontil.launcher.roles import audit_usage
-
-    shown = bearer(key, ADMIN, read_environment().variables)
-    # A running server goes on counting between its answer and the reading of the file, so only a lasting difference
-    # counts. No event announces agreement: the ledger is asked again. A file alone does not change.
-    for attempt in range(AUDIT_ATTEMPTS if url else 1):
-        if attempt:
-            time.sleep(AUDIT_PAUSE)
-        findings = audit_usage(file, fetch(url, "/admin/ledger", key=shown) if url else None)
-        if all(equal for equal, _ in findings):
-            break
+    findings = audit_until_equal(file, url, bearer(key, ADMIN, read_environment().variables))
     for equal, text in findings:
         click.echo(f"{'equal ' if equal else 'DIFFER'}  {text}")
     return 0 if all(equal for equal, _ in findings) else 1
+
+
+def audit_until_equal(file: Path, url: str | None, key: Mapping[str, str]) -> list[tuple[bool, str]]:
+    """Return the comparisons of a usage log, and of a running server's ledger if it is named. Raises LaunchError."""
+    from pontil.launcher.commands.chat_session import fetch
+    from pontil.launcher.roles import audit_usage
+
+    # A running server goes on counting between its answer and the reading of the file, so only a lasting difference
+    # counts. No event announces agreement: the ledger is asked again. A file alone does not change.
+    findings: list[tuple[bool, str]] = []
+    for attempt in range(AUDIT_ATTEMPTS if url else 1):
+        if attempt:
+            time.sleep(AUDIT_PAUSE)
+        findings = audit_usage(file, fetch(url, "/admin/ledger", key=key) if url else None)
+        if all(equal for equal, _ in findings):
+            break
+    return findings

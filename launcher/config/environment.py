@@ -14,6 +14,8 @@ PREFIX = "PONTIL_"
 CLIENT_VARIABLE, ADMIN_VARIABLE = SECRETS = ("PONTIL_API_KEYS", "PONTIL_ADMIN_KEY")
 # Variables with the prefix PONTIL_ that set no option of a launch.
 OWN_VARIABLES = ("PONTIL_CACHE", "PONTIL_CONFIG", *SECRETS)
+# Variables of OpenTelemetry with headers that hold secrets; the first one wins. Only the proxy gets them, by its pipe.
+TRACE_HEADER_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
 # glibc returns large allocations to the system at once and takes page faults to get them again: at a context of 1,600
 # tokens that was a third of a step. 32 MiB is the largest value that it accepts for the first.
 MEMORY_IS_KEPT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(512 << 20)}
@@ -60,5 +62,6 @@ class LaunchEnvironment:
         thread counts and, for processes that compute, that freed memory is kept for the next step."""
         computing = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         kept = {} if threads is None else {**MEMORY_IS_KEPT, **GPUS_ARE_NUMBERED_ALIKE, **NIXL_IS_QUIET}
-        inherited = {name: value for name, value in self.variables.items() if name not in (*OURS, *SECRETS)}
+        kept_here = (*OURS, *SECRETS, *TRACE_HEADER_VARIABLES)
+        inherited = {name: value for name, value in self.variables.items() if name not in kept_here}
         return {**kept, **inherited, **computing, "PYTHONUNBUFFERED": "1"}

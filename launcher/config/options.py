@@ -17,6 +17,7 @@ from pontil.launcher.config.kv_tier_list import TierItem, kv_tiers
 from pontil.launcher.config.parsers import (
     Reader,
     choice,
+    collector,
     devices,
     duration,
     endpoint,
@@ -297,6 +298,15 @@ class LaunchOptions:
     log_dir: str | None = flag(SUPERVISION, None, "Keep a log file of each process here too.", text, "FOLDER")
     log_size: int = flag(SUPERVISION, 16 << 20, "Size at which a log file is put aside.", size, "SIZE")
     log_files: int = flag(SUPERVISION, 5, "Log files put aside that are kept of each process.", whole(0, 1000), "COUNT")
+    otlp_traces_endpoint: str | None = flag(
+        SUPERVISION, None, "Export a trace of every request to this OpenTelemetry collector, by OTLP over HTTP.",
+        collector, "URL",
+    )  # fmt: skip
+    otlp_headers: str | None = flag(SUPERVISION, None, "File with headers for it, each line NAME: VALUE.", text, "FILE")
+    otlp_traces_sample_rate: float = flag(
+        SUPERVISION, 1.0, "Share of the requests that are traced, of those that come without a traceparent.",
+        number(0.0, 1.0), "SHARE",
+    )  # fmt: skip
     self_test: bool = flag(
         SUPERVISION, True, "Send one request through every pair of workers before serving is announced.", switch
     )
@@ -345,6 +355,10 @@ class LaunchOptions:
     restart_window: float = flag(SUPERVISION, 120.0, "The window in which restarts are counted.", seconds, "SECONDS")
     restart_delay: float = flag(SUPERVISION, 0.5, "Pause before the first restart; doubles.", seconds, "SECONDS")
     restart_max_delay: float = flag(SUPERVISION, 10.0, "Longest pause before a restart.", seconds, "SECONDS")
+    allow_chaos: bool = flag(
+        SUPERVISION, False, "Let `pontil chaos` of this user kill, stop and slow workers of this launch; for trials.",
+        switch,
+    )  # fmt: skip
 
 
 def flag_name(declared: Field[Any]) -> str:

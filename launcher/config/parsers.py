@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 from pontil.launcher.host.device_list import DeviceItem, parse_list
 
@@ -17,6 +18,8 @@ HOST = re.compile(r"\*|[A-Za-z0-9._-]{1,253}", re.ASCII)
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]{0,31}://(?:[a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::\d{1,5})?", re.ASCII)
 # Seconds of the units of a time.
 DURATIONS = {None: 1.0, "s": 1.0, "ms": 0.001}
+# Where a collector takes traces, if its URL names no path (the OTLP specification, "Endpoint URLs for OTLP/HTTP").
+TRACES_PATH = "/v1/traces"
 UNITS = {"": 1} | {
     f"{letter}{suffix}": base**power
     for power, letter in enumerate("KMGT", 1)
@@ -161,6 +164,20 @@ def endpoints(value: Any) -> str:
     if len(set(found)) < len(found):
         raise ValueError("must name each address once")
     return ",".join(found)
+
+
+def collector(value: Any) -> str:
+    """Parse the URL of an OTLP collector; one without a path gets that of traces. It can hold no secret: every user of
+    the machine could read that."""
+    try:
+        parts = urlsplit(text(value))
+        odd = parts.port == 0 or "@" in parts.netloc or "?" in str(value) or "#" in str(value) or " " in str(value)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        odd, known = True, False
+    if odd or not known:
+        raise ValueError("must be a URL like http://127.0.0.1:4318, without a user, a password or a query")
+    return parts._replace(path=TRACES_PATH if parts.path in ("", "/") else parts.path).geturl()
 
 
 def host_of(address: str) -> str | None:

@@ -2,6 +2,8 @@
 """Checks of combinations of options, before anything is planned. They raise OptionError."""
 
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib.util import find_spec
 
 from pontil.launcher.config.addresses import is_own
 from pontil.launcher.config.child_plan import ChildPlan
@@ -16,6 +18,8 @@ from pontil.runtime.graph.catalog import GraphModel
 # taken for a dead one.
 SHORTEST_TTL = SHORTEST_LEASE = 2.0
 MOST_PROXIES = 16
+# The package of the extra `otel` that depends on the others.
+OTLP_PACKAGE = "opentelemetry.exporter.otlp.proto.http"
 
 
 def check_lists(options: LaunchOptions) -> None:
@@ -141,6 +145,31 @@ def check_deadlines(options: LaunchOptions) -> None:
                 f"--{name} is {value:g} s, and a transfer is given up after {options.kv_transfer_timeout:g} s: "
                 "raise --kv-transfer-timeout too."
             )
+
+
+def check_tracing(options: LaunchOptions) -> None:
+    """Check that traces are exported where there is a proxy, and that what exports them is installed."""
+    if options.otlp_traces_endpoint is None:
+        if options.otlp_headers:
+            raise OptionError("--otlp-headers is for a collector, and none is named: give --otlp-traces-endpoint too.")
+        return
+    if options.join:
+        raise OptionError(
+            "--otlp-traces-endpoint is the proxy's, which exports for its workers too, and none is started here: give "
+            "it where the proxy starts."
+        )
+    if not is_installed(OTLP_PACKAGE):
+        raise OptionError(
+            "--otlp-traces-endpoint needs OpenTelemetry's SDK and exporter, which are not installed: run "
+            "`pip install pontil[otel]`."
+        )
+
+
+def is_installed(package: str) -> bool:
+    """Return whether a package can be imported. To look for one with dots in its name imports its parents."""
+    with suppress(ModuleNotFoundError):
+        return find_spec(package) is not None
+    return False
 
 
 def check_exposure(options: LaunchOptions, control: str) -> None:

@@ -21,6 +21,7 @@ from pontil.launcher.config.plan_checks import (
     check_proxies,
     check_stages,
     check_tiers,
+    check_tracing,
 )
 from pontil.launcher.config.served_models import embedding_model, served_embedding_name, served_name
 from pontil.launcher.config.worker_plan import plan_demands, plan_workers
@@ -62,6 +63,12 @@ class Topology:
         children = (one.configured(**keys) if one.is_proxy else one for one in self.children)
         return replace(self, children=tuple(children))
 
+    def with_trace_headers(self, headers: Sequence[tuple[str, str]]) -> "Topology":
+        """Return the same plan with what is sent to the collector of traces; only the proxy gets it."""
+        listed = [list(one) for one in headers]
+        children = (one.configured(trace_headers=listed) if one.is_proxy else one for one in self.children)
+        return replace(self, children=tuple(children))
+
     @property
     def asks_for_keys(self) -> bool:
         return any(child.config.get("callers") for child in self.children)
@@ -74,6 +81,7 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
     check_join(options)
     check_stages(options, graph)
     check_deadlines(options)
+    check_tracing(options)
     check_own_endpoint(options, graph)
     controls = control_endpoints(options, run)
     check_proxies(options, graph, controls)
@@ -179,6 +187,10 @@ def plan_proxy(
         "tool_call_parser": options.tool_call_parser,
         "reasoning_parser": options.reasoning_parser,
         "kv_transfers": options.http is not None,
+        "otlp_traces_endpoint": options.otlp_traces_endpoint,
+        "trace_headers": [],
+        "otlp_traces_sample_rate": options.otlp_traces_sample_rate,
+        "allow_chaos": options.allow_chaos,
         "log_level": options.log_level,
     }
     return ChildPlan("proxy", "proxy", CPU, machine.cores, config)

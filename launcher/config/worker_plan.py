@@ -116,6 +116,7 @@ def plan_worker(
         "revision": options.revision,
         "version": VERSION,
         "keep_kv": options.keep_kv and options.prefix_caching and role in GENERATING_ROLES,
+        "allow_chaos": options.allow_chaos,
     }
     return plan_ranks(name, role, ranks, config, rank_endpoint(str(setting.run), name))
 

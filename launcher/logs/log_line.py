@@ -9,6 +9,8 @@ from typing import Any
 
 # Attribute of a record that belongs to a request: `extra={"request": id}` in the call that logs it.
 REQUEST = "request"
+# The attribute for the id of its trace (W3C), where it has one.
+TRACE_ID = "trace_id"
 LAUNCHER = "launcher"
 
 
@@ -22,6 +24,7 @@ class LogLine:
     message: str
     logger: str | None = None
     request: str | None = None
+    trace_id: str | None = None
 
     @property
     def text(self) -> str:
@@ -35,7 +38,7 @@ class LogLine:
     @property
     def json(self) -> str:
         """Format for programs: one object on one line."""
-        named = {"logger": self.logger, "request": self.request}
+        named = {"logger": self.logger, "request": self.request, "trace_id": self.trace_id}
         known = {name: value for name, value in named.items() if value is not None}
         values = {"time": stamp(self.time), "level": self.level, "process": self.process} | known
         return json.dumps(values | {"message": self.message}, ensure_ascii=False)
@@ -61,8 +64,8 @@ class PipeFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         said = {"time": record.created, "level": record.levelname.lower(), "logger": record.name}
-        request = getattr(record, REQUEST, None)
-        return json.dumps(said | ({REQUEST: request} if request else {}) | {"message": message_of(record)})
+        named = {name: value for name in (REQUEST, TRACE_ID) if (value := getattr(record, name, None))}
+        return json.dumps(said | named | {"message": message_of(record)})
 
 
 class TextFormatter(logging.Formatter):
@@ -91,8 +94,9 @@ def read_line(process: str, raw: bytes, now: float) -> LogLine:
     if values is None:
         return LogLine(now, "info", process, text)
     return LogLine(
-        values["time"], values["level"], process, values["message"], values.get("logger"), values.get(REQUEST)
-    )
+        values["time"], values["level"], process, values["message"], values.get("logger"), values.get(REQUEST),
+        values.get(TRACE_ID),
+    )  # fmt: skip
 
 
 def parsed(text: str) -> dict[str, Any] | None:
@@ -102,6 +106,7 @@ def parsed(text: str) -> dict[str, Any] | None:
         values = json.loads(text)
     except ValueError:
         return None
-    texts = [values.get("level"), values.get("message"), values.get("logger", ""), values.get(REQUEST, "")]
+    texts = [values.get("level"), values.get("message")]
+    texts += [values.get(name, "") for name in ("logger", REQUEST, TRACE_ID)]
     sound = isinstance(values.get("time"), float) and all(isinstance(one, str) for one in texts)
     return values if sound else None

@@ -21,6 +21,7 @@ from pontil.launcher.host.notify import Notifier, NotifyState
 from pontil.launcher.host.oom import OomWatch, kill_counter
 from pontil.launcher.logs.console import Console
 from pontil.launcher.supervisor.announcement import Announcement
+from pontil.launcher.supervisor.chaos_runner import WARNING, ChaosRunner, ChaosTerms
 from pontil.launcher.supervisor.child_streams import ChildStreams
 from pontil.launcher.supervisor.page_changes import take_change
 from pontil.launcher.supervisor.process_table import ProcessTable
@@ -49,7 +50,7 @@ KILL_GRACE = 5.0
 class Orders:
     """A supervisor's orders. `command` starts a child; `environment` makes a child's from its thread count; `gpu_tool`
     queries GPU memory, if there are GPUs. More workers can be added on `machine`; `shares_devices` says whether several
-    may use one device."""
+    may use one device; `chaos` has the terms under which workers may be disturbed, if they may."""
 
     topology: Topology
     command: Sequence[str]
@@ -62,6 +63,7 @@ class Orders:
     machine: HostDevices | None = None
     shares_devices: bool = False
     reloader: Reloader | None = None
+    chaos: ChaosTerms | None = None
 
 
 class Supervisor:
@@ -95,7 +97,8 @@ class Supervisor:
         self.rollouts = RolloutRunner(
             self, RolloutContext(orders.topology, orders.machine, orders.shares_devices, limits)
         )
-        self.control = ControlSocket(directory.path / NAME, self.selector, self.rollouts.take)
+        self.chaos = ChaosRunner(self, orders.chaos, self.rollouts.take)
+        self.control = ControlSocket(directory.path / NAME, self.selector, self.chaos.take)
 
     def run(self) -> int:
         """Serve until told to end, and return the exit code. Raises LaunchError if the launch failed by itself."""
@@ -169,10 +172,13 @@ class Supervisor:
 
     def monitor(self) -> None:
         self.monitors = True
+        if self.orders.chaos is not None:
+            self.console.line(WARNING)
         while self.serving:
             self.run_once()
             self.reconcile(self.clock())
         self.monitors = False
+        self.chaos.close()
         self.rollouts.close()
 
     def drain(self) -> None:
@@ -238,6 +244,7 @@ class Supervisor:
                 it = f"all ranks of {child.name}" if child.plan.followers else "it"
                 self.console.line(f"{process.name} {process.complaint}: killing {it}")
                 child.kill()
+        self.chaos.advance(now)
         self.oom.look(now)
         self.table.tell(self.children, now)
         self.control.flush()
@@ -254,7 +261,7 @@ class Supervisor:
         if any(child.is_silent(self.orders.limits, now) for child in self.children):
             usual = WATCHING
         waits = [child.due - now for child in self.children if child.state is ChildState.BACKOFF]
-        return max(0.0, min([usual, *waits])) if self.serving else usual
+        return max(0.0, min([usual, *waits, *self.chaos.waits(now)])) if self.serving else usual
 
     def obey(self, signals: Sequence[int]) -> None:
         """Handle signals. SIGCHLD only wakes, and SIGHUP reloads, unless the terminal is gone."""

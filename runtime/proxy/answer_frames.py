@@ -11,6 +11,7 @@ from pontil.runtime.errors import MalformedFrame, PontilError, RequestError, Una
 from pontil.runtime.proxy.choice_text import BrokenAnswer
 from pontil.runtime.proxy.dispatch import Dispatcher
 from pontil.runtime.proxy.embedding_task import accept_embedding, fits
+from pontil.runtime.proxy.log_fields import about
 from pontil.runtime.proxy.metrics import BROKEN, FAILED, MOVED, Metrics
 from pontil.runtime.proxy.model_admissions import ModelAdmissions
 from pontil.runtime.proxy.registry import Registry
@@ -153,7 +154,7 @@ class AnswerFrames:
             new = request.accept(frame, now)
         except BrokenAnswer as error:
             self.metrics.dropped.labels("broken").inc()
-            LOG.error("request %s: %s", request.id, error, extra={"request": request.id})
+            LOG.error("request %s: %s", request.id, error, extra=about(request))
             self.dispatcher.retry(request, str(error), BROKEN)
             return
         if new and request.prompt_worker is not None:
@@ -196,7 +197,7 @@ class AnswerFrames:
             accept_output(request, task, frame, self.clock())
         except BrokenAnswer as error:
             self.metrics.dropped.labels("broken").inc()
-            LOG.error("request %s: %s", request.id, error, extra={"request": request.id})
+            LOG.error("request %s: %s", request.id, error, extra=about(request))
             self.dispatcher.retry(request, str(error), BROKEN)
             return
         if isinstance(request.mailbox.end, Finished):

@@ -30,6 +30,7 @@ from pontil.runtime.accounting.usage_file import (
 )
 from pontil.runtime.accounting.usage_log import UsageLog
 from pontil.runtime.config import ProxyConfig
+from pontil.runtime.proxy.log_fields import about
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.threads import ThreadFailures
 
@@ -68,7 +69,7 @@ class Bookkeeper:
 
     def close(self, request: Request, billed: Usage, finish: str) -> None:
         self.ledger.close(request.id, billed)
-        LOG.info("%s", summary(request, billed, finish, self.clock()), extra={"request": request.id})
+        LOG.info("%s", summary(request, billed, finish, self.clock()), extra=about(request))
         if self.log is not None:
             self.open.pop(request.id, None)
             self.seen.pop(request.id, None)

@@ -15,6 +15,7 @@ from pontil.runtime.graph.catalog import GraphNode
 from pontil.runtime.proxy.bookkeeper import Bookkeeper
 from pontil.runtime.proxy.dispatch import Dispatcher
 from pontil.runtime.proxy.in_flight import InFlight
+from pontil.runtime.proxy.log_fields import about
 from pontil.runtime.proxy.metrics import FAILED, Metrics
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.run import BYTES_PER_SAMPLE, Run, producer_of
@@ -157,7 +158,7 @@ class Conductor:
         again.trial = True
         run.replays[stage] = again
         self.metrics.runs.replays.inc()
-        LOG.info("%s is computed again for its items", stage, extra={"request": run.id})
+        LOG.info("%s is computed again for its items", stage, extra=about(run.first))
         self.dispatcher.enlist(again)
 
     def on_pass_done(self, message: PassDone) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pontil.runtime.accounting.counts import DECODE, PREFILL
 from pontil.runtime.config import ProxyConfig
 from pontil.runtime.proxy.embedding_task import embed_message
+from pontil.runtime.proxy.log_fields import about
 from pontil.runtime.proxy.metrics import MOVED, UNREACHABLE, Metrics
 from pontil.runtime.proxy.policy import SPARE_SEATS, Route, WorkerLoad, next_route, plan
 from pontil.runtime.proxy.prefix_lookup import PrefixLookup
@@ -124,7 +125,7 @@ class Dispatcher:
         """Retry a request whose attempt broke. Its other workers are cancelled first, so that their blocks are free for
         the next attempt. An attempt counts as a fault unless a draining worker moved it or it reached no worker: a
         request may wait for a dead worker's successor."""
-        LOG.info("attempt %d broke: %s", request.attempt + 1, reason, extra={"request": request.id})
+        LOG.info("attempt %d broke: %s", request.attempt + 1, reason, extra=about(request))
         self.withdraw(request)
         request.recorder.broke(self.clock(), reason)
         request.broke(self.clock(), excused=cause in EXCUSED)

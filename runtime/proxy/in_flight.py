@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The requests in flight, and the only code that ends them."""
 
+import asyncio
 import secrets
 from collections.abc import Callable
 from functools import partial
@@ -19,8 +20,10 @@ from pontil.runtime.proxy.stream import Finished
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.timeline.received import RECEIVED, ReceivedRequest
 from pontil.runtime.timeline.slow_log import log_slow
+from pontil.runtime.timeline.timeline import Gaps, Timeline
 from pontil.runtime.timeline.timelines import Timelines
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
+from pontil.runtime.tracing.open_tracer import open_tracer
 
 
 class InFlight:
@@ -38,6 +41,9 @@ class InFlight:
         if dispatcher.config.slow_log is not None:
             self.timelines.on_complete(log_slow, dispatcher.config.slow_log)
         self.ended: Callable[[Request], None] = ignored
+        self.tracer = open_tracer(dispatcher.config, metrics.spans, metrics.threads, clock)
+        if self.tracer is not None:
+            self.timelines.on_complete(self.tracer.take)
 
     def open(
         self, name: str | None, prompt: list[int], params: SamplingParams, salt: str, priority: int,
@@ -64,6 +70,18 @@ class InFlight:
         """Begin to record where a request's time goes."""
         request.recorder.admit(self.clock(), received, partial(row_of, request, self.model))
         self.timelines.admit(request.id, request.recorder)
+        if self.tracer is not None:
+            request.trace = self.tracer.join(request.id, request.params, received)
+
+    def start(self) -> None:
+        if self.tracer is not None:
+            self.tracer.export.start()
+
+    async def close(self) -> None:
+        """Export the traces of requests that have ended, as far as that takes no time."""
+        if self.tracer is not None:
+            self.timelines.tell_rest()
+            await asyncio.to_thread(self.tracer.export.close)
 
     @property
     def model(self) -> str:
@@ -141,4 +159,8 @@ class InFlight:
 
     def keep_timeline(self, request: Request, label: str, billed: Usage) -> None:
         now = self.clock()
-        self.timelines.end(last_row(request, self.model, label, billed, now), now)
+        row = last_row(request, self.model, label, billed, now)
+        self.timelines.end(row, now)
+        if self.tracer is not None and request.recorder.is_hidden:
+            # Nobody is told of its parts, but it belongs to the sums of its trace.
+            self.tracer.take(Timeline(row, (), (), Gaps(0.0), None))

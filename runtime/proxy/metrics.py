@@ -17,6 +17,7 @@ from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.routing_metrics import RoutingMetrics
 from pontil.runtime.proxy.run_metrics import RunMetrics
 from pontil.runtime.proxy.scrape_collector import ScrapeCollector
+from pontil.runtime.proxy.span_metrics import SpanMetrics
 from pontil.runtime.proxy.stream_metrics import StreamMetrics
 from pontil.runtime.proxy.tier_metrics import TierMetrics
 from pontil.runtime.threads import ThreadFailures
@@ -53,6 +54,7 @@ class Metrics:
         self.make_ledger_gauges(self.registry)
         self.runs = RunMetrics(self.registry)
         self.routing = RoutingMetrics(self.registry)
+        self.spans = SpanMetrics(self.registry)
 
     def make_request_counters(self, registry: CollectorRegistry) -> None:
         self.success = Counter("pontil_request_success", "Requests that ended, by how their first choice did",

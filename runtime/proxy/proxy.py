@@ -174,6 +174,7 @@ class Proxy:
         """Serve in the running event loop. `on_tick` is called with the number of each tick, four times a second."""
         assert self.server is not None, "bind first"
         self.server.listen(self.router.on_messages)
+        self.in_flight.start()
         loop = asyncio.get_running_loop()
         forever = (
             (self.tick_forever, on_tick), (self.checkpoint_forever,), (self.self_test.run,),
@@ -215,6 +216,7 @@ class Proxy:
         if self.tasks:
             await asyncio.wait(self.tasks)
         await asyncio.to_thread(self.books.end)
+        await self.in_flight.close()
         self.fleet.close()
         if self.server is not None:
             self.server.close(LINGER)

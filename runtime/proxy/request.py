@@ -15,6 +15,7 @@ from pontil.runtime.accounting.ledger import (
     Ledger,
     LedgerEntry,
 )
+from pontil.runtime.foundation.trace_context import TraceContext
 from pontil.runtime.proxy.choice_text import MAX_TOKEN_ID, BrokenAnswer, ChoiceText, TokenPath
 from pontil.runtime.proxy.embedding_task import EmbeddingTask
 from pontil.runtime.proxy.logprob_check import fit
@@ -81,7 +82,7 @@ class Request:
     caches. It stays with the workers of one `release`, where there are several. With `remote_kv` its prompt is kept for
     a worker of another proxy, or comes from one. `stop_matches` has the stop string of each choice that ended, as its
     worker stated it. A `journal` records what another proxy needs to go on with the request, the `recorder` where its
-    time goes.
+    time goes. `trace` is the span of its HTTP request, where that is traced.
     """
 
     id: str
@@ -127,6 +128,7 @@ class Request:
     stop_matches: dict[int, str | None] = field(default_factory=dict)
     journal: "Journal | None" = None
     recorder: RequestRecorder = field(default_factory=RequestRecorder)
+    trace: TraceContext | None = None
 
     @classmethod
     def start(
@@ -354,6 +356,7 @@ class Request:
             "sender": sender, "request_id": self.id, "attempt": self.attempt, "prompt": self.prompt,
             "sampling": self.params.to_wire(), "cache_salt": self.cache_salt,
             "priority": self.priority, "deadline": deadline,
+            "traceparent": None if self.trace is None else self.trace.traceparent,
         }  # fmt: skip
         if self.attempt > 0:
             common["delivered"] = [answer.ids for answer in self.answers]

@@ -16,6 +16,7 @@ from typing import Any
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.proxy.in_flight import InFlight
+from pontil.runtime.proxy.log_fields import about
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.request_state import end_of, head_of, restored, rewind, state_of, with_end
 from pontil.runtime.proxy.stream import MessageTurn, Stream
@@ -76,7 +77,7 @@ class StreamJournal:
         try:
             self.record.append(line)
         except OSError as error:
-            LOG.warning("the record of a stream cannot be written: %s", error, extra={"request": self.request.id})
+            LOG.warning("the record of a stream cannot be written: %s", error, extra=about(self.request))
         else:
             self.written = [len(answer.ids) for answer in self.request.answers]
 
@@ -206,7 +207,7 @@ class ResumableStreams:
             raise
         journal = self.adopt(claimed, request, cut)
         journal.written = [len(answer.ids) for answer in request.answers]
-        LOG.info("goes on with a stream of another process", extra={"request": request.id})
+        LOG.info("goes on with a stream of another process", extra=about(request))
         self.in_flight.take_over(request, request.caller)
         return Stream([request], self.detach, self.turn)
 

@@ -6,23 +6,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-# A traceparent header has 55 characters, and later versions may add some.
-LONGEST_PARENT = 512
-
 
 class ReceivedRequest:
     """An HTTP request from its head on, in seconds of `clock`. A part that comes again goes on with the first one."""
 
-    __slots__ = ("at", "clock", "parts", "requests", "route", "since_epoch", "trace_parent")
+    __slots__ = ("at", "clock", "parts", "requests", "route", "since_epoch", "trace")
 
-    def __init__(
-        self, route: str, clock: Callable[[], float] = time.monotonic, trace_parent: str | None = None
-    ) -> None:
+    def __init__(self, route: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.route, self.clock = route, clock
-        self.trace_parent = None if trace_parent is None else trace_parent[:LONGEST_PARENT]
         self.at, self.since_epoch = clock(), time.time()
         self.parts: dict[str, tuple[float, float]] = {}
         self.requests = 0
+        # Its ServedTrace (runtime/tracing/tracer.py), where it has one.
+        self.trace: object | None = None
 
     def note(self, name: str, begin: float, end: float) -> None:
         """Note that a part of this name took from `begin` to `end`."""

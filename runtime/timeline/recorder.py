@@ -123,8 +123,7 @@ class RequestRecorder:
         row, gaps = self.line(now), self.gaps.shown(self.since)
         spans = sorted(self.spans(now), key=lambda span: span.begin)
         events = sorted(self.events(now), key=lambda event: event.at)
-        parent = None if self.received is None else self.received.trace_parent
-        return Timeline(row, tuple(spans), tuple(events), gaps, largest_part(spans, row.seconds), parent)
+        return Timeline(row, tuple(spans), tuple(events), gaps, largest_part(spans, row.seconds))
 
     def spans(self, now: float) -> Iterator[TimeSpan]:
         if self.received is not None:

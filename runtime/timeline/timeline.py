@@ -120,15 +120,13 @@ class TimelineRow:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A request's `row` and parts: spans by their begin, events by their time. `trace_parent` is the header
-    `traceparent` that came with it, unchecked."""
+    """A request's `row` and parts: spans by their begin, events by their time."""
 
     row: TimelineRow
     spans: tuple[TimeSpan, ...]
     events: tuple[TimeEvent, ...]
     gaps: Gaps
     largest: LargestPart | None
-    trace_parent: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON of `GET /admin/requests/ID`. It has no text of the request, nor of the answer."""

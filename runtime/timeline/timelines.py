@@ -71,12 +71,13 @@ class Timelines:
         recorder = self.open.pop(row.id, None)
         if recorder is None:
             return
+        # From now on it holds nothing of the request, whose prompt is freed without the garbage collector.
+        recorder.end(row, now)
         if recorder.is_hidden:
             self.unkept[row.id] = None
             if len(self.unkept) > MOST_UNKEPT:
                 del self.unkept[next(iter(self.unkept))]
             return
-        recorder.end(row, now)
         self.drop(row.id)
         self.ended[row.id] = recorder
         self.weigh(row.id)
@@ -143,6 +144,11 @@ class Timelines:
                 return
             self.tell(self.untold.popleft())
             portion -= 1
+
+    def tell_rest(self) -> None:
+        """Tell listeners of all requests that have ended, with what is known of them."""
+        while self.untold:
+            self.tell(self.untold.popleft())
 
     def tell(self, recorder: RequestRecorder) -> None:
         timeline = recorder.timeline(self.clock())

@@ -65,8 +65,10 @@ class WorkerReport:
             raise MalformedFrame("the age of a worker's times is none")
         check_parts(message.chunks, CHUNK, age)
         check_parts(message.pulls, PULLED, age)
+        if len(message.preempted) > MOST_PARTS or len(message.handoff) > 2:
+            raise MalformedFrame("a worker's times are too many")
         single = [message.scheduled, message.first_token, message.last_token, *message.preempted, *message.handoff]
-        if any(one is not None and not 0.0 <= one <= age for one in single) or len(message.preempted) > MOST_PARTS:
+        if any(one is not None and not 0.0 <= one <= age for one in single):
             raise MalformedFrame("a worker's times are outside of its part")
         return cls(
             process, message.attempt, max(sent, now - age), age, message.scheduled, array("d", message.chunks),

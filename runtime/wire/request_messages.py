@@ -33,7 +33,8 @@ class Submit:
     The first token is of use for `deadline` more seconds; None: without limit.
 
     `graph` is set for a stage of a model of several stages; its keys are those of GraphPart (runtime/graph/part.py).
-    `frames` has, for each delivered id of choice 0, all codes of its frame, where a step makes several.
+    `frames` has, for each delivered id of choice 0, all codes of its frame, where a step makes several. `traceparent`
+    (W3C) names the trace of the request, where it has one, for log lines.
     """
 
     sender: str
@@ -54,6 +55,7 @@ class Submit:
     deadline: float | None = None
     graph: dict[str, Any] | None = None
     frames: list[list[int]] = field(default_factory=list)
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from pontil.runtime.wire.sockets import Poller
 from pontil.runtime.worker.assembly import WorkerResources
 from pontil.runtime.worker.handoff_check import is_for, is_kept, known_of, prompt_digest
 from pontil.runtime.worker.hidden_row import handed_state
+from pontil.runtime.worker.log_fields import about
 from pontil.runtime.worker.peer_connection import HandshakeState, PeerConnection
 from pontil.runtime.worker.peer_connections import PeerConnections
 from pontil.runtime.worker.worker_request import PullOutcome, WorkerRequest
@@ -137,7 +138,7 @@ class DecodeSide:
 
     def give_up(self, request: WorkerRequest, reason: str) -> None:
         """Let a request whose claim failed be computed here like any other."""
-        logger.warning("a kept prompt cannot be had (%s): it is computed here", reason, extra=about(request))
+        logger.warning("a kept prompt cannot be had (%s): it is computed here", reason, extra=about(request.submit))
         self.counts.failed += 1
         request.pulled = PullOutcome(0, 0.0, reason)
         request.submit = replace(request.submit, phase="whole", transfer_id=None, transfer_secret=None, peer=None)
@@ -264,7 +265,7 @@ class DecodeSide:
             logger.warning(
                 "the handoff failed (%s): the prompt is computed here",
                 transfer.error,
-                extra=about(request),
+                extra=about(request.submit),
             )
             request.sequence.cached, request.sequence.admissions = transfer.handoff.cached_tokens, 1
             resume_rows(request.sequence, transfer.handoff)
@@ -340,11 +341,6 @@ class DecodeSide:
             connection.fail(reason)
         if not open_transfers and not any(request.submit.peer == peer for request in self.waiting):
             self.peers.hang_up(peer)
-
-
-def about(request: WorkerRequest) -> dict[str, str]:
-    """Return the fields of a log line about a request."""
-    return {"request": request.request_id}
 
 
 def resume_rows(sequence: Sequence, handoff: Handoff) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from pontil.runtime.wire.messages import Failed, Progress, Submit
+from pontil.runtime.worker.log_fields import about
 from pontil.runtime.worker.proxy_links import ProxyLinks
 from pontil.runtime.worker.times_reporter import TimesReporter
 from pontil.runtime.worker.worker_request import FirstAdmissions, WorkerRequest
@@ -66,7 +67,7 @@ class RequestTable(Mapping[str, WorkerRequest]):
 
     def refuse(self, submit: Submit, failure: Failure) -> None:
         """Report a failure to the proxy, also of a request that was never accepted."""
-        level, about = logging.INFO if failure.moved else logging.WARNING, {"request": submit.request_id}
-        logger.log(level, "request %s: %s", submit.request_id, failure.reason, extra=about)
+        level = logging.INFO if failure.moved else logging.WARNING
+        logger.log(level, "request %s: %s", submit.request_id, failure.reason, extra=about(submit))
         address = self.incarnation, submit.sender, submit.request_id, submit.attempt
         self.link.send(Failed(*address, failure.reason, failure.status, failure.moved, failure.late))

@@ -4,16 +4,20 @@
 import logging
 
 from pontil.runtime.command_pipe import CommandPipe
+from pontil.runtime.transfer.connector import SliceConnector
+from pontil.runtime.transfer.cut_connector import CutConnector
 from pontil.runtime.wire.sockets import Poller
 from pontil.runtime.worker.role_change import AssignedRole
 
 
 class SupervisorCommands:
     """Reads and carries out commands. `poller` wakes the worker when one arrives, as long as the supervisor is
-    there."""
+    there. A worker of tokens has a `link`, its connector."""
 
-    def __init__(self, pipe: CommandPipe, poller: Poller, assigned_role: AssignedRole) -> None:
-        self.pipe, self.poller, self.assigned_role = pipe, poller, assigned_role
+    def __init__(
+        self, pipe: CommandPipe, poller: Poller, assigned_role: AssignedRole, link: SliceConnector | None = None
+    ) -> None:
+        self.pipe, self.poller, self.assigned_role, self.link = pipe, poller, assigned_role, link
         poller.watch(pipe.descriptor)
 
     def obey(self, now: float) -> None:
@@ -25,5 +29,7 @@ class SupervisorCommands:
                 self.assigned_role.take(command["order"], command["role"], command["drain"], now)
             elif command.get("kind") == "log_level":
                 logging.getLogger().setLevel(command["level"].upper())
+            elif command.get("kind") == "cut" and isinstance(self.link, CutConnector):
+                self.link.cut(command["seconds"])
         if self.pipe.closed:
             self.poller.unwatch(self.pipe.descriptor)

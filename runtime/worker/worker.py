@@ -17,6 +17,7 @@ from pontil.runtime.errors import RequestError
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.transfer.connector import SliceConnector
+from pontil.runtime.transfer.cut_connector import CutConnector
 from pontil.runtime.transfer.ranked_connector import RankedConnector
 from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.wire.keys import Keys
@@ -30,6 +31,7 @@ from pontil.runtime.worker.grammar_manager import GrammarManager
 from pontil.runtime.worker.idle_work import IdleWork
 from pontil.runtime.worker.kv_tiers import open_tiers
 from pontil.runtime.worker.load_gauge import LoadGauge
+from pontil.runtime.worker.log_fields import about
 from pontil.runtime.worker.open_stage import open_stage
 from pontil.runtime.worker.output_processor import OutputProcessor
 from pontil.runtime.worker.prefault import Prefault
@@ -92,8 +94,8 @@ class Worker:
         self.link = ProxyLinks([ProxyLink(one, hello) for one in self.controls], self.controls)
         self.prefixes = PrefixReporters(self.link.links, machine.pool.index)
         self.requests = RequestTable(self.incarnation, self.link)
-        self.assigned_role = AssignedRole(self.link, report)
-        self.commands = None if pipe is None else SupervisorCommands(pipe, self.poller, self.assigned_role)
+        role = self.assigned_role = AssignedRole(self.link, report)
+        self.commands = None if pipe is None else SupervisorCommands(pipe, self.poller, role, self.transport)
         kv = machine.layout.fingerprint()
         self.prefill = PrefillSide(
             self.incarnation, machine, self.peers_in, self.connector, kv, self.pools, config.deadlines
@@ -117,7 +119,8 @@ class Worker:
         )
 
     def open_connector(self) -> SliceConnector:
-        return open_connector(self.config, self.machine.storage, self.poller.wake, self.guard, self.failures)
+        made = open_connector(self.config, self.machine.storage, self.poller.wake, self.guard, self.failures)
+        return CutConnector(made, self.poller.wake) if self.config.allow_chaos else made
 
     def stop(self, number: int = 0, frame: FrameType | None = None) -> None:
         self.stopping = True
@@ -272,7 +275,7 @@ class Worker:
             return
         logger.debug(
             "takes a request's phase %s: %d prompt tokens", message.phase, len(message.prompt),
-            extra={"request": message.request_id},
+            extra=about(message),
         )  # fmt: skip
         if self.grammars.submit(request, now):
             self.start(request, now)

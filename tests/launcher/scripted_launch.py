@@ -22,6 +22,7 @@ from pontil.launcher.host.devices import HostDevices, Placement  # noqa: E402
 from pontil.launcher.host.notify import Notifier  # noqa: E402
 from pontil.launcher.logs.console import Console  # noqa: E402
 from pontil.launcher.logs.non_blocking_writer import open_outlet, plain_notice  # noqa: E402
+from pontil.launcher.supervisor.chaos_runner import ChaosTerms  # noqa: E402
 from pontil.launcher.supervisor.reload import Reloader  # noqa: E402
 from pontil.launcher.supervisor.restart_policy import RestartPolicy  # noqa: E402
 from pontil.launcher.supervisor.supervisor import Orders, Supervisor  # noqa: E402
@@ -60,6 +61,7 @@ def main() -> int:
         reloader=Reloader(
             LaunchOptions(keys=told.get("keys")), lambda: read_options({}, Path(told["trace"] + ".toml"))
         ),
+        chaos=ChaosTerms(3.0, 5, 120.0) if told.get("chaos") else None,
     )
     directory = RunDirectory(Path(told["base"]))
     directory.create()

@@ -75,6 +75,15 @@ def test_the_command_line_loads_nothing_heavy(words: list[str]) -> None:
     assert "click" in loaded
 
 
+def test_a_command_loads_no_other() -> None:
+    """Children are commands too, and each start would pay for it."""
+    script = "import app, sys; from pontil.launcher.cli import cli; cli.commands['usage']; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    loaded = {name for name in done.stdout.split() if name.startswith("pontil.launcher.")}
+    assert "pontil.launcher.commands.usage" in loaded
+    assert not {"pontil.launcher.commands.launch", "pontil.launcher.bench.command"} & loaded, loaded
+
+
 def test_a_dry_run_prints_the_plan_and_touches_nothing(tmp_path: Path) -> None:
     (tmp_path / "pontil.toml").write_text('role = "mixed"\nport = 8123\nmodel = "some/model"\n')
     done = app("launch", "--dry-run", "--config", "pontil.toml", "--served-model-name", "x", folder=tmp_path)

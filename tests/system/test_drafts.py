@@ -12,7 +12,6 @@ from disturbed import MODEL, OPTIONS, DisturbedSite, bodies
 from effort import examples
 from served import ROOT, launched, wait_for
 from streams import Streams
-from tiny_draft_layers import write_mtp_model
 
 DRAFTING = ROOT / "tests" / "support" / "fakes" / "drafting_launch.py"
 LONG = pytest.mark.long
@@ -24,7 +23,10 @@ Answers = list[tuple[Any, ...]]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny DeepSeek V3 with an MTP layer."""
+    """A tiny DeepSeek V3 with an MTP layer. The library that writes it is imported here: listing these tests, as every
+    process does, should not take its time."""
+    from tiny_draft_layers import write_mtp_model
+
     folder = tmp_path_factory.mktemp("model") / "tiny"
     write_mtp_model(folder)
     return folder

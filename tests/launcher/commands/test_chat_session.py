@@ -88,6 +88,18 @@ def test_a_conversation_keeps_its_turns(url: str, asked: list[dict[str, Any]]) -
     assert (asked[-1]["model"], asked[-1]["max_tokens"], asked[-1]["stream"]) == ("small", 7, True)
 
 
+def test_one_answer_as_json(url: str) -> None:
+    done = app("chat", "--url", url, "--json", "hello")
+    shown = json.loads(done.stdout)
+    assert done.returncode == 0 and (shown["answer"], shown["route"]) == ("you said hello", "prefill:0>decode:0")
+    assert (shown["usage"]["completion_tokens"], shown["usage"]["prompt_tokens_details"]) == (2, CACHED)
+    assert 0 < shown["first_token_seconds"] <= shown["seconds"]
+    refused = app("chat", "--url", url, "--json", "refuse")
+    assert (refused.returncode, refused.stdout, refused.stderr) == (1, "", "Error: no worker is ready\n")
+    without = app("chat", "--url", url, "--json")
+    assert without.returncode == 2 and without.stderr == "Error: --json prints one answer: give a QUESTION.\n"
+
+
 def test_commands_change_what_is_sent(url: str, asked: list[dict[str, Any]], tmp_path: Path) -> None:
     file = tmp_path / "kept.json"
     lines = [

@@ -33,6 +33,7 @@ class StatusServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), StatusHandler)
         self.rows: list[dict[str, Any]] | None = [PROXY]
         self.age: float | None = None
+        self.more: dict[str, Any] = {}
 
     @property
     def url(self) -> str:
@@ -46,7 +47,7 @@ class StatusHandler(BaseHTTPRequestHandler):
         assert self.path == "/admin/topology"
         rows, age = self.server.rows, self.server.age
         body: dict[str, Any] = {"error": {"message": "not now"}} if rows is None else {"processes": rows}
-        body |= {} if age is None else {"age_seconds": age}
+        body |= ({} if age is None else {"age_seconds": age}) | self.server.more
         content = json.dumps(body).encode()
         self.send_response(200 if rows is not None else 503)
         self.send_header("Content-Length", str(len(content)))
@@ -91,6 +92,11 @@ def test_a_table_that_is_old_says_so(server: StatusServer) -> None:  # G3
     server.age = 12.3
     assert run(server).stdout.splitlines()[2].startswith("The launcher has been silent for 12 s")
     assert json.loads(run(server, "--json").stdout) == {"processes": [PROXY], "age_seconds": 12.3}
+
+
+def test_a_launch_that_allows_chaos_says_so(server: StatusServer) -> None:
+    server.more = {"chaos": True}
+    assert run(server).stdout.splitlines()[2].startswith("Chaos is allowed here (--allow-chaos)")
 
 
 @pytest.mark.parametrize("words", [(), ("--watch",), ("--json",)])

@@ -66,6 +66,11 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         ("kv_tier", "memory:1GiB,memory:2GiB"), ("kv_tier", "disk:/a:1GiB,disk:/b:1GiB"), ("kv_tier", ","),
         ("kv_tier", "disk:/a\nb:1GiB"), ("kv_tier", ""),
         ("first_byte_timeout", "0"), ("kv_lease", "-1"), ("kv_stall_timeout", "soon"),
+        ("otlp_traces_endpoint", "127.0.0.1:4318"), ("otlp_traces_endpoint", "grpc://127.0.0.1:4317"),
+        ("otlp_traces_endpoint", "http://"), ("otlp_traces_endpoint", "http://a:b@c/"),
+        ("otlp_traces_endpoint", "http://a?key=b"), ("otlp_traces_endpoint", "http://a:70000"),
+        ("otlp_traces_endpoint", "http://[::1"), ("otlp_traces_endpoint", "http://a b"),
+        ("otlp_traces_sample_rate", "1.1"),
     ],
 )  # fmt: skip
 def test_each_value_is_checked_and_named(name: str, value: str) -> None:
@@ -80,6 +85,19 @@ def test_each_value_is_checked_and_named(name: str, value: str) -> None:
 )
 def test_sizes_are_read_in_bytes(text: Any, count: int) -> None:
     assert size(text) == count
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("http://127.0.0.1:4318", "http://127.0.0.1:4318/v1/traces"),
+        ("https://collector/", "https://collector/v1/traces"),
+        ("https://collector/api/otlp/v1/traces", "https://collector/api/otlp/v1/traces"),
+        ("http://[::1]:4318/x/", "http://[::1]:4318/x/"),
+    ],
+)
+def test_a_collector_without_a_path_gets_that_of_traces(given: str, url: str) -> None:
+    assert read_options({"otlp_traces_endpoint": given}).otlp_traces_endpoint == url
 
 
 def test_names_of_hosts_are_a_list(tmp_path: Path) -> None:

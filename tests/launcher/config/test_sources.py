@@ -30,6 +30,7 @@ def another(declared: Field[Any]) -> tuple[str, Any]:
         "cpu:0,cpu",
         "ipc:///x",
         "x",
+        "http://127.0.0.1/x",
         "a=cpu",
         "memory:1MiB",
         *declared.metadata["metavar"].split("|"),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import sys
 from dataclasses import fields
 from itertools import cycle
 from pathlib import Path
@@ -164,12 +165,25 @@ def test_a_count_splits_the_free_cores() -> None:
         ({"role": "proxy", "prefill": "cpu"}, "--prefill has no meaning"),
         ({"mixed": "cpu"}, "--mixed has no meaning"),
         ({"prefill": "none", "decode": "none"}, "No worker is left"),
+        ({"otlp_headers": "/h"}, "give --otlp-traces-endpoint too"),
+        ({"role": "prefill", "join": JOIN, "otlp_traces_endpoint": "http://127.0.0.1"}, "give it where the proxy"),
         ({"run": "/" + "x" * MAX_IPC_PATH}, "XDG_RUNTIME_DIR"),
     ],
 )
 def test_combinations_that_cannot_be_are_refused(flags: dict[str, Any], words: str) -> None:
     with pytest.raises(OptionError, match=words):
         topology(**flags)
+
+
+def test_traces_need_their_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert topology(otlp_traces_endpoint="http://127.0.0.1").children[0].config["otlp_traces_endpoint"]
+    for name in [name for name in sys.modules if name.startswith("opentelemetry.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    with pytest.raises(OptionError) as refusal:
+        topology(otlp_traces_endpoint="http://127.0.0.1")
+    assert "run `pip install pontil[otel]`" in refusal.value.message and refusal.value.exit_code == 2
+    assert topology().children[0].config["otlp_traces_endpoint"] is None
 
 
 def test_configurations_are_what_the_processes_take() -> None:
@@ -376,3 +390,18 @@ def test_workers_join_every_proxy_that_is_named() -> None:
     for flags, words in refused:
         with pytest.raises(OptionError, match=words):
             topology(**flags)
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [(None, None), ("2s", 2.0), ("2", 2.0), ("500ms", 0.5), ("0.25 s", 0.25), (1.5, 1.5), (3, 3.0)],
+)
+def test_slow_requests_are_logged_from_a_time_on(given: Any, seconds: float | None) -> None:
+    (proxy,) = [child for child in topology(slow_log=given).children if child.is_proxy]
+    assert proxy_config(json.loads(json.dumps(proxy.config))).slow_log == seconds
+
+
+@pytest.mark.parametrize("given", ["0", "0s", "-1", "2m", "2ss", "ms", "", "1e3", "nan", "inf", "٣", "2000000", True])
+def test_a_time_that_is_none_is_refused_in_a_sentence(given: Any) -> None:
+    with pytest.raises(OptionError, match="a time like 2s, 500ms or a number of seconds"):
+        topology(slow_log=given)

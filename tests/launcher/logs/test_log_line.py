@@ -31,6 +31,14 @@ def crossed(one: logging.LogRecord) -> LogLine:
     return read_line("decode:0", line.encode(), 9.0)
 
 
+def test_the_trace_of_a_request_crosses_for_programs() -> None:
+    one = record("hi", request="r-1")
+    one.trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
+    line = crossed(one)
+    assert line.trace_id == one.trace_id and json.loads(line.json)["trace_id"] == one.trace_id
+    assert one.trace_id not in line.text and "trace_id" not in json.loads(crossed(record("hi")).json)
+
+
 @given(st.text(st.characters(codec="utf-8")), st.none() | st.text(st.characters(codec="utf-8"), min_size=1))
 def test_a_record_crosses_whole(message: str, request: str | None) -> None:  # F6
     line = crossed(record("%s", message, request=request))

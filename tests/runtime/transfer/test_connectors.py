@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The behaviour that all connectors share, tested over each of them; "far" is auto with a peer whose memory is not on
-this host, "emulated-nixl" is NIXL without its library, "nixl-staged" with it between pools of an emulated device, and
-"hostile" the test's own, which is harmless here."""
+this host, "cut" one that could be cut, "emulated-nixl" is NIXL without its library, "nixl-staged" with it between pools
+of an emulated device, and "hostile" the test's own, which is harmless here."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import EPOCH_SLOTS
 from pontil.runtime.errors import TransferError
 
-WAYS = ("cuda", "shm", "tcp", "sealed", "emulated-nixl", "nixl", "nixl-staged", "auto", "far", "hostile")
+WAYS = ("cuda", "shm", "tcp", "sealed", "emulated-nixl", "nixl", "nixl-staged", "auto", "far", "cut", "hostile")
 ROOT = Path(__file__).resolve().parents[3]
 
 

@@ -18,6 +18,7 @@ from pontil.runtime.foundation.connectors import CONNECTORS, missing_package
 from pontil.runtime.transfer.auto_connector import AutoConnector
 from pontil.runtime.transfer.connector import Pair, PullResult, SliceConnector
 from pontil.runtime.transfer.cuda_connector import CudaConnector
+from pontil.runtime.transfer.cut_connector import CutConnector
 from pontil.runtime.transfer.grants import Grant, Grants
 from pontil.runtime.transfer.nixl_connector import NixlConnector
 from pontil.runtime.transfer.security import TransferSecurity
@@ -72,6 +73,7 @@ class StagedNixl(NixlConnector):
 KINDS: dict[str, Open] = {
     "cuda": EmulatedCuda, "emulated-nixl": EmulatedNixl, "nixl": NixlConnector, "nixl-staged": StagedNixl,
     "shm": ShmConnector, "tcp": TcpConnector, "sealed": GuardedPool, "auto": AutoConnector, "hostile": HostileConnector,
+    "cut": lambda storage, wake: CutConnector(ShmConnector(storage, wake), wake),
 }  # fmt: skip
 
 

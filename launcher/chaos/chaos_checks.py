@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks after the faults, as pure functions of what was seen before, meanwhile and afterwards."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pontil.launcher.chaos.chaos_load import AnswerOutcome, AnswerRecord
+from pontil.launcher.chaos.disturber import FaultRecord
+from pontil.launcher.chaos.launch_facts import ExitFacts
+from pontil.launcher.chaos.launch_rest import LaunchRest
+
+# More descriptors than before that a process may hold: connections that are just closing.
+MORE_DESCRIPTORS = 8
+# Growth of a process's own memory that counts as none: a share of it, and bytes. Allocators keep what they once had.
+MEMORY_SHARE, MEMORY_BYTES = 0.25, 64 << 20
+SHOWN = 5
+# Seconds after a fault in which its process's end still counts as its own.
+AFTERMATH = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosCheck:
+    """One check: whether it held, and what was seen, with further lines of a process that ended."""
+
+    name: str
+    held: bool
+    seen: str
+    lines: tuple[str, ...] = ()
+
+
+def answers_check(records: Sequence[AnswerRecord]) -> ChaosCheck:
+    counts = Counter(record.outcome for record in records)
+    bad = [record for record in records if record.outcome.is_failure]
+    seen = f"{counts[AnswerOutcome.SAME]} answers are those of the undisturbed launch"
+    if counts[AnswerOutcome.REFUSED]:
+        seen += f", {counts[AnswerOutcome.REFUSED]} requests were refused before their first byte"
+    if bad:
+        seen += f", {counts[AnswerOutcome.CHANGED]} are changed and {counts[AnswerOutcome.LOST]} lost"
+    shown = tuple(f"{record.prompt}: {record.outcome.value}: {record.detail}" for record in bad[:SHOWN])
+    return ChaosCheck("answers", not bad and counts[AnswerOutcome.SAME] > 0, seen, shown)
+
+
+def ledger_checks(before: LaunchRest, after: LaunchRest, records: Sequence[AnswerRecord]) -> Iterator[ChaosCheck]:
+    yield ChaosCheck("ledger", after.imbalance == 0, f"imbalance {after.imbalance:g}")
+    if before.ledger is None or after.ledger is None:
+        yield ChaosCheck("usage", True, "not compared: several proxies, each with a ledger of its own")
+        return
+    apart = []
+    answered = [record for record in records if record.completion_tokens]
+    for name in ("prompt_tokens", "completion_tokens"):
+        told = sum(getattr(record, name) for record in answered)
+        grown = after.ledger[name] - before.ledger[name]
+        if told != grown:
+            apart.append(f"replies say {told} {name.replace('_', ' ')} and the ledger {grown}")
+    tokens = sum(record.completion_tokens for record in answered)
+    exact = f"{len(answered)} replies and the ledger agree on every token ({tokens} generated)"
+    # A stream that was lost may have been billed, and no reply tells.
+    lost = " (some answers were lost, and with them their usage)" if any(r.outcome.is_failure for r in records) else ""
+    yield ChaosCheck("usage", not apart, "; ".join(apart) + lost if apart else exact)
+    left = after.ledger["open"]
+    yield ChaosCheck("open requests", left == 0, f"{left} are open")
+
+
+def blocks_check(before: LaunchRest, after: LaunchRest) -> ChaosCheck:
+    apart = [
+        f"{name} has {after.free_blocks.get(name)} free KV blocks and had {count}"
+        for name, count in before.free_blocks.items() if after.free_blocks.get(name) != count
+    ]  # fmt: skip
+    return ChaosCheck(
+        "blocks", not apart, "; ".join(apart) or f"as many are free as before, in {len(before.free_blocks)} workers"
+    )
+
+
+def resource_checks(before: LaunchRest, after: LaunchRest) -> Iterator[ChaosCheck]:
+    """Compare the descriptors of every child, and the memory of the processes that live from before to after."""
+    then, now = descriptors_of(before), descriptors_of(after)
+    more = {name: now.get(name, 0) - count for name, count in then.items()}
+    apart = [f"{name} has {count} more" for name, count in sorted(more.items()) if count > MORE_DESCRIPTORS]
+    most = max(0, *more.values(), 0)
+    yield ChaosCheck(
+        "descriptors", not apart, "; ".join(apart) or f"at most {most} more in any of {len(more)} children"
+    )
+    kept = sorted(before.holdings.keys() & after.holdings.keys())
+    grown = {key: after.holdings[key].own_bytes - before.holdings[key].own_bytes for key in kept}
+    apart = [
+        f"{key[0]} has {grown[key] >> 20} MiB more of its own" for key in kept
+        if grown[key] > before.holdings[key].own_bytes * MEMORY_SHARE + MEMORY_BYTES
+    ]  # fmt: skip
+    most = max(0, *grown.values(), 0) >> 20
+    seen = f"at most {most} MiB more in any of {len(kept)} processes that were not replaced"
+    yield ChaosCheck("memory", not apart, "; ".join(apart) or seen)
+
+
+def descriptors_of(rest: LaunchRest) -> dict[str, int]:
+    """Return the descriptors of each child, over its ranks."""
+    sums: dict[str, int] = {}
+    for (name, _), held in rest.holdings.items():
+        sums[name] = sums.get(name, 0) + held.descriptors
+    return sums
+
+
+def leftover_check(before: LaunchRest, after: LaunchRest) -> ChaosCheck:
+    left = sorted(after.segments - before.segments - after.open_segments)
+    found = [f"segment {name}" for name in left] + [f"zombie {pid}" for pid in after.zombies]
+    return ChaosCheck("leftovers", not found, ", ".join(found[:SHOWN]) or "no zombie, no shared memory of the dead")
+
+
+def faults_check(before: LaunchRest, after: LaunchRest) -> ChaosCheck:
+    grown = {name: after.faults[name] - before.faults[name] for name in before.faults}
+    apart = [f"{name} grew by {count:g}" for name, count in grown.items() if count > 0]
+    return ChaosCheck(
+        "own faults", not apart, "; ".join(apart) or "no thread failed, no count was disputed, no row lost"
+    )
+
+
+def explained_by(one: ExitFacts, faults: Sequence[FaultRecord]) -> FaultRecord | None:
+    """Return the fault that an exit is the consequence of: one of the same worker, which killed it, or stopped or
+    slowed it until the supervisor did."""
+    for fault in faults:
+        ended = max(fault.ended, fault.begun) + AFTERMATH
+        same = fault.took_place and fault.planned.target == one.name and fault.begun <= one.at <= ended
+        if same and (
+            fault.planned.fault == "kill" or (fault.planned.fault in ("stop", "slow") and one.cause == "sick")
+        ):
+            return fault
+    return None
+
+
+def deaths_check(exits: Sequence[ExitFacts], faults: Sequence[FaultRecord]) -> ChaosCheck:
+    """Compare the exits with the faults that kill: each of those has one exit, and there are no others."""
+    left, by_kill, by_silence = list[str](), 0, 0
+    lines, open_faults = list[str](), list(faults)
+    for one in exits:
+        fault = explained_by(one, open_faults)
+        if fault is None:
+            left.append(f"{one.name} {one.reason}, and nobody had it killed")
+            lines += [f"{one.name} | {line}" for line in one.lines]
+            continue
+        open_faults.remove(fault)
+        by_kill += fault.planned.fault == "kill"
+        by_silence += fault.planned.fault != "kill"
+    due = [fault for fault in open_faults if fault.took_place and not fault.survived]
+    left += [f"{fault.planned.target} was to die by {fault.planned.variant} and has no exit" for fault in due]
+    seen = f"{by_kill} by kills, {by_silence} by the supervisor after a stop, no others"
+    return ChaosCheck("deaths", not left, "; ".join(left) or seen, tuple(lines))
+
+
+def trial_check(faults: Sequence[FaultRecord], planned: int) -> ChaosCheck:
+    """Compare the faults that took place with the plan."""
+    done = sum(one.took_place for one in faults)
+    problems = [one.problem for one in faults if one.problem]
+    problems += [f"{planned - done - len(problems)} faults were not reached"] if planned - done > len(problems) else []
+    return ChaosCheck("faults", not problems, "; ".join(problems) or f"{done} took place")
+
+
+def audit_check(findings: Sequence[tuple[bool, str]] | None) -> ChaosCheck:
+    if findings is None:
+        return ChaosCheck("audit", True, "no --usage-log to audit")
+    apart = tuple(text for equal, text in findings if not equal)
+    return ChaosCheck(
+        "audit", not apart, f"{len(apart)} of {len(findings)} comparisons of the usage log differ", apart[:SHOWN]
+    )
+
+
+def all_checks(
+    before: LaunchRest, after: LaunchRest, records: Sequence[AnswerRecord], exits: Sequence[ExitFacts],
+    faults: Sequence[FaultRecord], planned: int, findings: Sequence[tuple[bool, str]] | None,
+) -> list[ChaosCheck]:  # fmt: skip
+    return [
+        trial_check(faults, planned), answers_check(records), *ledger_checks(before, after, records),
+        audit_check(findings), deaths_check(exits, faults), blocks_check(before, after),
+        *resource_checks(before, after), leftover_check(before, after), faults_check(before, after),
+    ]  # fmt: skip

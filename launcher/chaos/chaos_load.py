@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The load: streams that each send one prompt after the other, and compare every answer with the undisturbed one."""
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from pontil.launcher.bench.http_client import HttpClient
+from pontil.launcher.bench.stream_client import RequestFailed, RequestRefused, events
+from pontil.launcher.chaos.chaos_answer import ChaosAnswer, difference
+from pontil.launcher.chaos.prompts import ChaosPrompt
+from pontil.launcher.errors import LaunchError
+
+# The answers of a family that share a salt, one after the other.
+FAMILY_SHARES = 8
+# The longest wait, in seconds, after a refusal; the server's own advice may be longer.
+MOST_PATIENCE = 5.0
+REFUSALS = (429, 503)
+
+
+class AnswerOutcome(Enum):
+    """SAME as undisturbed; REFUSED before its first byte, with advice to come back; else a failure."""
+
+    SAME = "same"
+    REFUSED = "refused"
+    CHANGED = "changed"
+    LOST = "lost"
+
+    @property
+    def is_failure(self) -> bool:
+        return self in (AnswerOutcome.CHANGED, AnswerOutcome.LOST)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRecord:
+    """One request: its times in seconds of the monotonic clock, `arrivals` those of its streamed tokens, and the tokens
+    by the server's count."""
+
+    prompt: str
+    sent: float
+    ended: float
+    outcome: AnswerOutcome
+    detail: str = ""
+    arrivals: tuple[float, ...] = ()
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def gaps(self) -> list[tuple[float, float]]:
+        """The times between which no token came, from the first token on."""
+        return list(zip(self.arrivals, self.arrivals[1:], strict=False))
+
+
+async def ask_for(client: HttpClient, prompt: ChaosPrompt, model: str, salt: str) -> ChaosAnswer:
+    """Send a prompt and return the answer, whole or not. Raises RequestFailed."""
+    answer = ChaosAnswer()
+    # The times of events are those of a clock of its own.
+    offset = time.monotonic() - time.perf_counter()
+    async with client.post(prompt.path, prompt.body(model, salt)) as response:
+        if not prompt.streamed:
+            answer.take_whole(json.loads(await response.read()))
+            return answer
+        async for at, event in events(response):
+            answer.take(event, at + offset)
+    return answer
+
+
+@dataclass(slots=True)
+class ExpectedAnswers:
+    """The undisturbed answers by prompt, the prompts that the server refuses, and the tokens of all requests that were
+    sent to find them."""
+
+    answers: dict[str, ChaosAnswer] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+async def undisturbed(client: HttpClient, prompts: Sequence[ChaosPrompt], model: str, salt: str) -> ExpectedAnswers:
+    """Ask for every prompt alone and then for all at once. Raises LaunchError if an answer fails, or is not the same
+    both times: then nothing can be told from a third."""
+    found = ExpectedAnswers()
+    for prompt in prompts:
+        try:
+            found.answers[prompt.name] = await ask_for(client, prompt, model, f"{salt} alone {prompt.name}")
+        except RequestRefused as error:
+            if error.status != 400:
+                raise LaunchError(f"An undisturbed request failed ({prompt.name}): {error}") from None
+            found.refused[prompt.name] = str(error)
+        except RequestFailed as error:
+            raise LaunchError(f"An undisturbed request failed ({prompt.name}): {error}") from None
+    left = [prompt for prompt in prompts if prompt.name in found.answers]
+    if not left:
+        raise LaunchError(f"The server refuses every prompt: {next(iter(found.refused.values()), '')}")
+    try:
+        again = await asyncio.gather(*(ask_for(client, each, model, f"{salt} at once {each.name}") for each in left))
+    except RequestFailed as error:
+        raise LaunchError(f"An undisturbed request failed: {error}") from None
+    for prompt, answer in zip(left, again, strict=True):
+        if differs := difference(found.answers[prompt.name], answer):
+            raise LaunchError(
+                f"This server does not repeat itself, so nothing can be compared: {prompt.name}: {differs}. Launch it "
+                "with --deterministic."
+            )
+        found.prompt_tokens += 2 * (answer.prompt_tokens or 0)
+        found.completion_tokens += 2 * (answer.completion_tokens or 0)
+    return found
+
+
+class ChaosLoad:
+    """A closed loop of streams over the prompts whose answers are expected, until `over` is set. Every request ends in
+    a record."""
+
+    def __init__(
+        self, client: HttpClient, model: str, prompts: Sequence[ChaosPrompt], expected: Mapping[str, ChaosAnswer],
+        salt: str,
+    ) -> None:  # fmt: skip
+        self.client, self.model, self.expected, self.salt = client, model, expected, salt
+        self.prompts = [prompt for prompt in prompts if prompt.name in expected]
+        self.records: list[AnswerRecord] = []
+        self.over = asyncio.Event()
+        self.sent = 0
+
+    async def run(self, streams: int) -> None:
+        await asyncio.gather(*(self.stream(number) for number in range(streams)))
+
+    async def stream(self, number: int) -> None:
+        turn = number
+        while not self.over.is_set():
+            record, pause = await self.one(self.prompts[turn % len(self.prompts)])
+            self.records.append(record)
+            turn += 1
+            if pause:
+                await self.rest(pause)
+
+    async def rest(self, seconds: float) -> None:
+        """Wait, but not beyond the end."""
+        try:
+            await asyncio.wait_for(self.over.wait(), min(seconds, MOST_PATIENCE))
+        except asyncio.TimeoutError:
+            return
+
+    async def one(self, prompt: ChaosPrompt) -> tuple[AnswerRecord, float]:
+        """Send one request; return its record, and how long to wait before the next."""
+        self.sent += 1
+        number, began = self.sent, time.monotonic()
+        share = number if prompt.family is None else f"{prompt.family} {number // (FAMILY_SHARES * len(self.prompts))}"
+
+        def record(outcome: AnswerOutcome, detail: str = "") -> AnswerRecord:
+            return AnswerRecord(prompt.name, began, time.monotonic(), outcome, detail)
+
+        try:
+            answer = await ask_for(self.client, prompt, self.model, f"{self.salt} {share}")
+        except RequestRefused as error:
+            if error.status in REFUSALS and error.retry_after is not None:
+                return record(AnswerOutcome.REFUSED, str(error)), seconds_of(error.retry_after)
+            return record(AnswerOutcome.LOST, f"it was refused without a Retry-After: {error}"), 1.0
+        except RequestFailed as error:
+            return record(AnswerOutcome.LOST, str(error)), 1.0
+        return self.compared(prompt, answer, began), 0.0
+
+    def compared(self, prompt: ChaosPrompt, answer: ChaosAnswer, began: float) -> AnswerRecord:
+        differs = difference(self.expected[prompt.name], answer)
+        outcome = AnswerOutcome.SAME
+        if differs:
+            outcome = AnswerOutcome.LOST if answer.missing else AnswerOutcome.CHANGED
+        return AnswerRecord(
+            prompt.name, began, time.monotonic(), outcome, differs or "", tuple(answer.times),
+            answer.prompt_tokens or 0, answer.completion_tokens or 0,
+        )  # fmt: skip
+
+    @property
+    def failures(self) -> int:
+        return sum(record.outcome.is_failure for record in self.records)
+
+
+def seconds_of(retry_after: str) -> float:
+    """Return the header's seconds; one that is a date counts as a second."""
+    return float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 1.0

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run as a whole: the undisturbed answers, the plan, the faults under load, and the checks."""
+
+import asyncio
+import secrets
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pontil.launcher.bench.bench_run import open_session
+from pontil.launcher.bench.http_client import HttpClient
+from pontil.launcher.bench.stream_client import RequestFailed
+from pontil.launcher.chaos.chaos_checks import ChaosCheck, all_checks
+from pontil.launcher.chaos.chaos_load import ChaosLoad, undisturbed
+from pontil.launcher.chaos.disk_fill import small_filesystems
+from pontil.launcher.chaos.disturber import Disturber
+from pontil.launcher.chaos.fault_plan import FILL, ChaosTarget, PlanFacts, PlannedFault, left_out, plan_faults
+from pontil.launcher.chaos.launch_facts import LaunchFacts, facts_of
+from pontil.launcher.chaos.launch_rest import RestWatch
+from pontil.launcher.chaos.pause_table import PauseRow, pause_rows
+from pontil.launcher.chaos.prompts import PROMPTS
+from pontil.launcher.commands.usage import audit_until_equal
+from pontil.launcher.config.worker_roles import GENERATING_ROLES
+from pontil.launcher.control.control_client import RunningLaunch
+from pontil.launcher.errors import LaunchError, OptionError
+
+# Longest silence of a stream, in seconds, before it counts as lost.
+SILENCE_TIMEOUT = 180.0
+PROGRESS_EVERY = 1.0
+
+Show = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosSettings:
+    """The options of a run."""
+
+    url: str
+    model: str
+    minutes: float
+    faults: tuple[str, ...]
+    streams: int
+    seed: int
+    key: dict[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(slots=True)
+class ChaosReport:
+    """The outcome of a run."""
+
+    seed: int
+    plan: list[PlannedFault]
+    left_out: dict[str, str]
+    seconds: float = 0.0
+    checks: list[ChaosCheck] = field(default_factory=list)
+    pauses: list[PauseRow] = field(default_factory=list)
+
+    @property
+    def held(self) -> bool:
+        return bool(self.checks) and all(check.held for check in self.checks)
+
+    @property
+    def verdict(self) -> str:
+        return "held" if self.held else "broke"
+
+    @property
+    def json(self) -> dict[str, Any]:
+        return {"verdict": self.verdict, **asdict(self)}
+
+
+class ChaosRun:
+    """One run against one launch. `show` takes each line for people as soon as it is known."""
+
+    def __init__(self, launch: RunningLaunch, settings: ChaosSettings, show: Show) -> None:
+        self.launch, self.settings, self.show = launch, settings, show
+        self.salt = f"chaos {secrets.token_hex(4)}"
+
+    async def run(self) -> ChaosReport:
+        """Raises OptionError, and LaunchError where nothing can be told."""
+        try:
+            async with open_session(SILENCE_TIMEOUT) as session:
+                client = HttpClient(session, self.settings.url, self.settings.key)
+                return await self.with_client(client)
+        except RequestFailed as error:
+            raise LaunchError(f"The server at {self.settings.url} did not answer: {error}") from None
+
+    async def with_client(self, client: HttpClient) -> ChaosReport:
+        settings, folder = self.settings, self.launch.directory
+        facts = await facts_of(folder)
+        report = self.planned(facts)
+        assert self.launch.pid is not None
+        watch = RestWatch(folder, client, self.launch.pid)
+        expected = await undisturbed(client, PROMPTS, settings.model, self.salt)
+        for name, reason in expected.refused.items():
+            report.left_out[f"prompt {name}"] = reason
+            self.show(f"left out: {name}: {reason}")
+        before = await watch.at_rest()
+        since = (await facts_of(folder)).now
+        load = ChaosLoad(client, settings.model, PROMPTS, expected.answers, self.salt)
+        disturber = Disturber(folder, watch.effects, since)
+        began = time.monotonic()
+        await self.under_load(load, disturber, report.plan)
+        report.seconds = time.monotonic() - began
+        after = await watch.at_rest()
+        findings = await self.findings(facts, watch)
+        await disturber.collect_exits()
+        exits, planned = disturber.exits, len(report.plan)
+        report.checks = all_checks(before, after, load.records, exits, disturber.records, planned, findings)
+        report.pauses = pause_rows(load.records, disturber.records)
+        return report
+
+    def planned(self, facts: LaunchFacts) -> ChaosReport:
+        """Make the plan and show it. Raises OptionError if nothing is possible."""
+        settings = self.settings
+        first = next((child.group for child in facts.children if child.role in GENERATING_ROLES), "")
+        workers = tuple(
+            ChaosTarget(child.name, child.role, child.ranks)
+            for child in facts.children if child.role in GENERATING_ROLES and child.group == first
+        )  # fmt: skip
+        if len(workers) < 2:
+            raise OptionError(
+                f"This launch has {len(workers)} workers that generate, and chaos needs two: nobody would serve while "
+                "one is disturbed. Of several launches name the one with the workers, by --pid."
+            )
+        folders, reasons = small_filesystems(facts.folders)
+        limits = PlanFacts(facts.silence, facts.restart_attempts, facts.restart_window, workers, tuple(folders))
+        missing = left_out(settings.faults, limits)
+        if FILL in missing and reasons:
+            missing[FILL] += f" ({'; '.join(reasons)})"
+        plan = plan_faults(settings.seed, settings.minutes, settings.faults, limits)
+        if not plan:
+            raise OptionError(f"No fault is possible here: {'; '.join(missing.values())}")
+        self.show(f"seed {settings.seed}: {len(plan)} faults, under {settings.streams} streams")
+        for one in plan:
+            self.show(one.describe())
+        for name, reason in missing.items():
+            self.show(f"left out: {name}: {reason}")
+        return ChaosReport(settings.seed, plan, dict(missing))
+
+    async def under_load(self, load: ChaosLoad, disturber: Disturber, plan: Sequence[PlannedFault]) -> None:
+        """Run the load for as long as the plan and the minutes last."""
+        began = time.monotonic()
+        streams = asyncio.create_task(load.run(self.settings.streams))
+        progress = asyncio.create_task(self.progress(load, disturber, began))
+        try:
+            await disturber.run(plan, began)
+            await asyncio.sleep(max(0.0, began + 60 * self.settings.minutes - time.monotonic()))
+            load.over.set()
+            await streams
+        finally:
+            progress.cancel()
+            streams.cancel()
+
+    async def progress(self, load: ChaosLoad, disturber: Disturber, began: float) -> None:
+        """Show one line again and again, where a terminal is there."""
+        while sys.stderr.isatty():
+            now = ", ".join(f"{one.variant} {one.target}" for one in disturber.under_way) or "no fault"
+            left = f"{time.monotonic() - began:.0f} s, {len(load.records)} answers, {load.failures} failed, {now}"
+            sys.stderr.write(f"\r\x1b[K{left}")
+            sys.stderr.flush()
+            try:
+                await asyncio.sleep(PROGRESS_EVERY)
+            finally:
+                sys.stderr.write("\r\x1b[K")
+
+    async def findings(self, facts: LaunchFacts, watch: RestWatch) -> list[tuple[bool, str]] | None:
+        """Audit the usage log, if the launch has one."""
+        if facts.usage_log is None:
+            return None
+        url = None if sum(child.role == "proxy" for child in facts.children) > 1 else self.settings.url
+        return await asyncio.to_thread(audit_until_equal, Path(facts.usage_log), url, self.settings.key)

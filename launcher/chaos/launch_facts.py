@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launch under chaos, as its supervisor describes it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pontil.launcher.control.async_client import converse
+from pontil.launcher.errors import LaunchError, OptionError
+
+
+@dataclass(frozen=True, slots=True)
+class ChildFacts:
+    """One child of the launch. `starts` counts its processes so far."""
+
+    name: str
+    role: str
+    group: str
+    ranks: int
+    ready: bool
+    pids: tuple[int, ...]
+    disturbed: bool
+    given_up: bool
+    starts: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExitFacts:
+    """A child's exit, at a time of the monotonic clock, with its cause in words and its last lines. Two with the same
+    child and time are the same."""
+
+    name: str
+    at: float
+    cause: str = field(compare=False)
+    reason: str = field(compare=False)
+    lines: tuple[str, ...] = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFacts:
+    """A moment of the launch, and the terms of its chaos."""
+
+    now: float
+    silence: float
+    restart_attempts: int
+    restart_window: float
+    usage_log: str | None
+    folders: tuple[str, ...]
+    children: tuple[ChildFacts, ...]
+    exits: tuple[ExitFacts, ...]
+
+    def child(self, name: str) -> ChildFacts | None:
+        return next((child for child in self.children if child.name == name), None)
+
+
+def read_facts(told: Mapping[str, Any]) -> LaunchFacts:
+    """Return the facts. Raises LaunchError for a supervisor of another version."""
+    try:
+        children = tuple(ChildFacts(**{**each, "pids": tuple(each["pids"])}) for each in told["children"])
+        exits = tuple(
+            ExitFacts(each["name"], each["at"], each["cause"], each["reason"], tuple(each["lines"]))
+            for each in told["exits"]
+        )
+        terms = {name: told[name] for name in ("silence", "restart_attempts", "restart_window", "usage_log")}
+        return LaunchFacts(told["now"], **terms, folders=tuple(told["folders"]), children=children, exits=exits)
+    except (KeyError, TypeError):
+        raise LaunchError("The launch has another version of pontil: use the same for both.") from None
+
+
+async def facts_of(folder: Path, since: float | None = None) -> LaunchFacts:
+    """Ask the supervisor for the facts, with the exits since a time. Raises OptionError for a launch that allows no
+    chaos, LaunchError for one that does not answer."""
+    reply = await converse(folder, {"command": "chaos"} | ({} if since is None else {"since": since}))
+    if reply.code:
+        raise OptionError(reply.text) if reply.code == OptionError.exit_code else LaunchError(reply.text)
+    return read_facts(reply.facts)

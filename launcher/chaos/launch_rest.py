@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launch at rest: what its processes hold while nothing runs, before the faults and after them."""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pontil.launcher.bench.http_client import HttpClient
+from pontil.launcher.chaos.launch_facts import LaunchFacts, facts_of
+from pontil.launcher.errors import LaunchError
+
+SHARED_MEMORY = Path("/dev/shm")
+# Seconds between two looks; blocks must not change for longer than two heartbeats of a worker; and the longest wait.
+LOOK_EVERY, STEADY_SECONDS, REST_WITHIN = 0.2, 1.2, 180.0
+# Metrics that show what a fault did, by the name of the figure.
+EFFECTS = {
+    "failovers": "pontil_failovers_total",
+    "failed_handoffs": 'pontil_handoffs_total{result="failed"}',
+    "failed_writes": "pontil_usage_log_failures",
+}
+# Metrics that must not grow, whatever fails: the product's own faults.
+FAULTLESS = ("pontil_thread_failures_total", "pontil_counts_disputed_total", "pontil_usage_log_given_up")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessHoldings:
+    """The resources of one process: descriptors, and bytes of memory that is its own and no KV pool."""
+
+    descriptors: int
+    own_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRest:
+    """The launch at rest. `holdings` are by (child, pid), `ledger` is None where several proxies share the port."""
+
+    holdings: Mapping[tuple[str, int], ProcessHoldings]
+    free_blocks: Mapping[str, int]
+    ledger: Mapping[str, Any] | None
+    faults: Mapping[str, float]
+    imbalance: float
+    segments: frozenset[str]
+    zombies: tuple[str, ...] = ()
+    open_segments: frozenset[str] = field(default_factory=frozenset)
+
+
+class RestWatch:
+    """Looks at a launch over its supervisor and its server."""
+
+    def __init__(self, folder: Path, client: HttpClient, pid: int) -> None:
+        self.folder, self.client, self.pid = folder, client, pid
+
+    async def metrics(self) -> dict[str, float]:
+        """Return each series, and the sum of each metric over its labels."""
+        return sums_of((await self.client.get("/metrics")).decode(errors="replace"))
+
+    async def effects(self) -> dict[str, int]:
+        """Return the counts so far of what faults cause."""
+        sums = await self.metrics()
+        return {name: int(sums.get(metric, 0)) for name, metric in EFFECTS.items()}
+
+    async def free_blocks(self) -> dict[str, int] | None:
+        """Return the free KV blocks of each worker, None while somebody works or is not ready."""
+        rows = json.loads(await self.client.get("/admin/topology"))["processes"]
+        loads = {row["name"]: row.get("load") for row in rows if row["role"] != "proxy"}
+        busy = [load for load in loads.values() if load is None or load.get("running") or load.get("waiting")]
+        if busy or any(row["state"] != "READY" for row in rows):
+            return None
+        return {name: load["free_blocks"] for name, load in loads.items() if load and "free_blocks" in load}
+
+    async def at_rest(self) -> LaunchRest:
+        """Wait until every child is ready, nothing runs and free blocks no longer change. Raises LaunchError if that
+        takes too long."""
+        found, since, deadline = None, time.monotonic(), time.monotonic() + REST_WITHIN
+        while time.monotonic() < deadline:
+            facts, now = await facts_of(self.folder), await self.free_blocks()
+            metrics = await self.metrics()
+            idle = not metrics.get("pontil_num_requests_running") and not metrics.get("pontil_num_requests_waiting")
+            whole = all(child.ready and not child.disturbed for child in facts.children)
+            if now is None or not idle or not whole or now != found:
+                found, since = now, time.monotonic()
+            elif time.monotonic() - since > STEADY_SECONDS:
+                return await self.rest(facts, now, metrics)
+            await asyncio.sleep(LOOK_EVERY)
+        raise LaunchError(f"The launch was not idle and whole within {REST_WITHIN:.0f} s: `pontil status` shows why.")
+
+    async def rest(self, facts: LaunchFacts, free: Mapping[str, int], metrics: Mapping[str, float]) -> LaunchRest:
+        proxies = sum(child.role == "proxy" for child in facts.children)
+        ledger = json.loads(await self.client.get("/admin/ledger")) if proxies <= 1 else None
+        pids = [(child.name, pid) for child in facts.children for pid in child.pids]
+        faults = {name: metrics.get(name, 0.0) for name in FAULTLESS}
+        return LaunchRest(
+            {key: found for key in pids if (found := holdings(key[1])) is not None}, free, ledger, faults,
+            metrics.get("pontil_ledger_imbalance", 0.0), segments(), tuple(zombies(self.pid)),
+            frozenset(open_segments([pid for _, pid in pids])),
+        )  # fmt: skip
+
+
+def sums_of(page: str) -> dict[str, float]:
+    """Return the series of a page in Prometheus' text format, and under each bare name their sum."""
+    sums: dict[str, float] = {}
+    for line in page.splitlines():
+        series, _, value = line.rpartition(" ")
+        if series and not line.startswith("#"):
+            for name in {series, series.partition("{")[0]}:
+                sums[name] = sums.get(name, 0.0) + float(value)
+    return sums
+
+
+def holdings(pid: int) -> ProcessHoldings | None:
+    """Return what a process holds, None if it has ended."""
+    folder = Path(f"/proc/{pid}")
+    try:
+        lines = dict(line.partition(":")[::2] for line in (folder / "status").read_text().splitlines())
+        return ProcessHoldings(len(os.listdir(folder / "fd")), int(lines["RssAnon"].split()[0]) << 10)
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def segments() -> frozenset[str]:
+    """Return the names of this user's files in the host's shared memory."""
+    try:
+        own = [
+            entry.name for entry in os.scandir(SHARED_MEMORY) if entry.stat(follow_symlinks=False).st_uid == os.getuid()
+        ]
+    except OSError:
+        return frozenset()
+    return frozenset(own)
+
+
+def open_segments(pids: list[int]) -> set[str]:
+    """Return the names of shared memory that one of these processes has mapped."""
+    found = set()
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        except OSError:
+            continue
+        found |= {line.rpartition(f"{SHARED_MEMORY}/")[2] for line in lines if f" {SHARED_MEMORY}/" in line}
+    return found
+
+
+def zombies(pid: int) -> list[str]:
+    """Return the children of the launcher that have ended and that it has not reaped."""
+    import psutil
+
+    try:
+        family = psutil.Process(pid).children(recursive=True)
+        return [f"{one.pid}" for one in family if one.status() == psutil.STATUS_ZOMBIE]
+    except psutil.Error:
+        return []

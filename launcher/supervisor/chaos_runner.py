@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disturbances of workers, as a client of the control socket asks for them: each lasts no longer than its connection.
+
+Only a launch with `--allow-chaos` has the terms under which it may be disturbed; the others refuse.
+"""
+
+import math
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from pontil.launcher.child.child import Child
+from pontil.launcher.child.child_state import ChildState
+from pontil.launcher.child.process import ChildProcess
+from pontil.launcher.config.worker_roles import GENERATING_ROLES
+from pontil.launcher.control.control_socket import ControlConnection
+from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.logs.console import Console
+from pontil.launcher.supervisor.disturbance import Disturbance, FaultAction, FaultKind, advance, begin
+from pontil.launcher.supervisor.process_table import told
+
+NO_CHAOS = "This launch does not allow chaos: start one with --allow-chaos, and not one that serves others."
+WARNING = "chaos is allowed (--allow-chaos): `pontil chaos` of this user may kill, stop and slow the workers"
+LONGEST_SECONDS = 120.0
+# Seconds between messages to a client that show that the supervisor is alive.
+BEAT = 5.0
+
+Take = Callable[[ControlConnection, dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosTerms:
+    """The facts by which a client plans: the silence after which a process is killed, the deaths after which it is
+    given up, and the files that the launch writes to."""
+
+    silence: float
+    restart_attempts: int
+    restart_window: float
+    usage_log: str | None = None
+    folders: tuple[str, ...] = ()
+
+
+class ChaosSupervisor(Protocol):
+    """The supervisor as a runner sees it: its children may be disturbed while it `monitors` them."""
+
+    console: Console
+    children: list[Child]
+    monitors: bool
+
+    @property
+    def serving(self) -> bool: ...
+
+
+@dataclass(slots=True)
+class OpenDisturbance:
+    """A disturbance with the connection that it lasts as long as, and the times of its beginning and last message."""
+
+    client: ControlConnection
+    disturbance: Disturbance
+    begun: float
+    last_beat: float
+
+
+class ChaosRunner:
+    """Takes the command `chaos`, and passes on others. With a `fault` it disturbs a worker, and answers when that is
+    over; without one it states the facts. Each child has at most one disturbance."""
+
+    def __init__(self, supervisor: ChaosSupervisor, terms: ChaosTerms | None, others: Take) -> None:
+        self.supervisor, self.terms, self.others = supervisor, terms, others
+        self.open: list[OpenDisturbance] = []
+        self.clock = time.monotonic
+
+    def take(self, client: ControlConnection, request: dict[str, Any]) -> None:
+        if request.get("command") != "chaos":
+            self.others(client, request)
+            return
+        try:
+            if self.terms is None:
+                raise OptionError(NO_CHAOS)
+            if not self.supervisor.monitors or not self.supervisor.serving:
+                raise LaunchError("The launch is starting or stopping: try again when it is ready.")
+            if "fault" not in request:
+                client.end("", **self.facts(self.terms, request.get("since")))
+            else:
+                self.begin(client, request)
+        except (OptionError, LaunchError) as error:
+            client.end(error.message, error.exit_code)
+
+    def facts(self, terms: ChaosTerms, since: object) -> dict[str, Any]:
+        """Return the terms, the children, and their exits since a time, by default none."""
+        begun = since if isinstance(since, int | float) else math.inf
+        children = self.supervisor.children
+        exits = [
+            {"name": child.name, "at": one.at, **told(one, self.clock())}
+            for child in children for one in child.exits if one.at >= begun
+        ]  # fmt: skip
+        return asdict(terms) | {
+            "now": self.clock(),
+            "children": [self.row(child) for child in children],
+            "exits": exits,
+        }
+
+    def row(self, child: Child) -> dict[str, Any]:
+        pids = [process.process.pid for process in child.processes]
+        return {
+            "name": child.name, "role": child.plan.role, "group": child.plan.group, "ranks": child.plan.ranks,
+            "ready": child.state is ChildState.READY, "pids": pids, "disturbed": child.name in self.disturbed,
+            "given_up": child.state is ChildState.GIVEN_UP, "starts": child.starts,
+        }  # fmt: skip
+
+    @property
+    def disturbed(self) -> list[str]:
+        return [one.disturbance.worker for one in self.open]
+
+    def begin(self, client: ControlConnection, request: dict[str, Any]) -> None:
+        """Disturb a worker. Raises OptionError for what is no disturbance, LaunchError for what is not possible now."""
+        fault, seconds, rank = fault_named(request["fault"]), duration(request.get("seconds")), request.get("rank", 0)
+        child = self.worker_named(request.get("worker"))
+        if type(rank) is not int or not 0 <= rank < child.plan.ranks:
+            raise OptionError(f"{child.name} has ranks 0 to {child.plan.ranks - 1}, not {rank!r}.")
+        if child.name in self.disturbed:
+            raise LaunchError(f"{child.name} is being disturbed already.")
+        if child.state is not ChildState.READY:
+            raise LaunchError(f"{child.name} is not ready to be disturbed: it is {child.state.value}.")
+        if not any(self.is_whole(one) for one in self.standing_in_for(child)):
+            raise LaunchError(f"Nobody would serve without {child.name} now.")
+        process, now = process_of(child, rank), self.clock()
+        assert process is not None
+        one, action = begin(fault, child.name, rank, process.signs.started_at, seconds, now)
+        self.supervisor.console.line(f"chaos: {process.name}: {fault.value}" + described(fault, seconds))
+        self.open.append(OpenDisturbance(client, one, now, now))
+        carry_out(action, process, seconds)
+        self.advance(now)
+
+    def worker_named(self, name: object) -> Child:
+        workers = [child for child in self.supervisor.children if child.plan.role in GENERATING_ROLES]
+        for child in workers:
+            if child.name == name:
+                return child
+        known = ", ".join(child.name for child in workers) or "none"
+        raise OptionError(f"There is no worker {str(name)[:80]!r} to disturb: this launch has {known}.")
+
+    def standing_in_for(self, child: Child) -> list[Child]:
+        return [one for one in self.supervisor.children if one is not child and one.plan.group == child.plan.group]
+
+    def is_whole(self, child: Child) -> bool:
+        fit = child.plan.role in GENERATING_ROLES and child.state is ChildState.READY
+        return fit and child.name not in self.disturbed
+
+    def advance(self, now: float) -> None:
+        """Make the steps that are due, and undo what nobody wants any more."""
+        for each in list(self.open):
+            one = each.disturbance
+            process = self.process(one)
+            life = None if process is None else process.signs.started_at
+            wanted = self.supervisor.monitors and self.supervisor.serving and not each.client.gone
+            each.disturbance, action = advance(one, life, wanted, now)
+            if process is not None:
+                carry_out(action, process, one.until - now)
+            if each.disturbance.is_over:
+                self.conclude(each, now)
+            elif now - each.last_beat >= BEAT:
+                each.last_beat = now
+                each.client.beat()
+
+    def process(self, one: Disturbance) -> ChildProcess | None:
+        child = next((child for child in self.supervisor.children if child.name == one.worker), None)
+        return None if child is None else process_of(child, one.rank)
+
+    def conclude(self, each: OpenDisturbance, now: float) -> None:
+        self.open.remove(each)
+        lives = self.process(each.disturbance)
+        survived = lives is not None and lives.signs.started_at == each.disturbance.life
+        each.client.end("done", begun=each.begun, ended=now, survived=survived)
+
+    def waits(self, now: float) -> Sequence[float]:
+        """Return the seconds until each disturbance's next step."""
+        return [each.disturbance.due - now for each in self.open]
+
+    def close(self) -> None:
+        """Undo everything, since the launch ends. The supervisor no longer monitors."""
+        self.advance(self.clock())
+
+
+def fault_named(name: object) -> FaultKind:
+    try:
+        return FaultKind(name)
+    except ValueError:
+        known = ", ".join(one.value for one in FaultKind)
+        raise OptionError(f"A fault is one of {known}, not {str(name)[:80]!r}.") from None
+
+
+def duration(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST_SECONDS:
+        raise OptionError(f"A disturbance takes 0 to {LONGEST_SECONDS:g} seconds, not {str(value)[:80]}.")
+    return float(value)
+
+
+def described(fault: FaultKind, seconds: float) -> str:
+    return "" if fault is FaultKind.KILL else f" for {seconds:.1f} s"
+
+
+def process_of(child: Child, rank: int) -> ChildProcess | None:
+    """Return the process of a rank, as long as it has not ended."""
+    processes = child.group.processes if child.group else []
+    return processes[rank] if rank < len(processes) and processes[rank].ended is None else None
+
+
+def carry_out(action: FaultAction | None, process: ChildProcess, seconds: float) -> None:
+    """Act upon a process; a link is cut for so many seconds."""
+    match action:
+        case FaultAction.KILL:
+            process.signal(signal.SIGKILL)
+        case FaultAction.STOP:
+            process.signal(signal.SIGSTOP)
+        case FaultAction.CONTINUE:
+            process.signal(signal.SIGCONT)
+        case FaultAction.CUT:
+            process.send({"kind": "cut", "seconds": seconds})
+        case FaultAction.MEND:
+            process.send({"kind": "cut", "seconds": 0.0})

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traces of HTTP requests: which of them are kept, and when one is complete. Needs no library of OpenTelemetry."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pontil.runtime.foundation.trace_context import TraceContext, new_trace, read_context
+from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.timeline.received import ReceivedRequest
+from pontil.runtime.timeline.timeline import Timeline
+
+# Requests whose timelines are awaited at most.
+MOST_AWAITED = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class TracedRequest:
+    """One request of an HTTP request: where its time went, and what it asked for."""
+
+    timeline: Timeline
+    params: SamplingParams
+
+
+@dataclass(slots=True)
+class ServedTrace:
+    """The trace of one HTTP request: `context` is its server span, `parent` the client's span if it named one.
+
+    It is complete once its handler has `ended`, in seconds of the proxy's clock, the `status` of its response is known,
+    and the timelines of all its requests are here.
+    """
+
+    context: TraceContext
+    parent: TraceContext | None
+    method: str
+    request_id: str
+    received: ReceivedRequest
+    ended: float | None = None
+    status: int | None = None
+    awaited: int = 0
+    requests: list[TracedRequest] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.ended is not None and self.status is not None and not self.awaited
+
+    @property
+    def span_count(self) -> int:
+        """Number of its spans, about."""
+        return 1 + sum(len(one.timeline.spans) for one in self.requests)
+
+
+class TraceExport(Protocol):
+    """The way of traces to a collector, with a thread of its own between `start` and `close`."""
+
+    def start(self) -> None: ...
+
+    def put(self, trace: ServedTrace) -> None:
+        """Take a trace that is complete and sampled, without waiting."""
+
+    def close(self) -> None:
+        """Send what can be sent in short time. Called in any thread but its own, once or more."""
+
+
+class Tracer:
+    """The traces of a proxy. All but the export is in the event loop."""
+
+    def __init__(self, sample_rate: float, export: TraceExport, clock: Callable[[], float] = time.monotonic) -> None:
+        self.sample_rate, self.export, self.clock = sample_rate, export, clock
+        self.awaited: dict[str, tuple[ServedTrace, SamplingParams]] = {}
+
+    def begin(
+        self, received: ReceivedRequest, request_id: str, method: str, parents: Sequence[str] = (),
+        states: Sequence[str] = (),
+    ) -> ServedTrace:  # fmt: skip
+        """Begin the trace of an HTTP request, in the client's if its headers name one: then the client decides whether
+        it is sampled."""
+        parent = read_context(parents, states)
+        context = new_trace(self.sample_rate) if parent is None else parent.child()
+        trace = received.trace = ServedTrace(context, parent, method, request_id, received)
+        return trace
+
+    def join(self, request_id: str, params: SamplingParams, received: ReceivedRequest | None) -> TraceContext | None:
+        """Await the timeline of a request that an HTTP request has become; return its place in the trace of that, if it
+        has one."""
+        trace = None if received is None else received.trace
+        if not isinstance(trace, ServedTrace):
+            return None
+        if trace.context.is_sampled and len(self.awaited) < MOST_AWAITED:
+            trace.awaited += 1
+            self.awaited[request_id] = trace, params
+        return trace.context
+
+    def take(self, timeline: Timeline) -> None:
+        """Take the timeline of a request that is complete."""
+        found = self.awaited.pop(timeline.row.id, None)
+        if found is not None:
+            trace, params = found
+            trace.requests.append(TracedRequest(timeline, params))
+            trace.awaited -= 1
+            self.look(trace)
+
+    def responded(self, trace: ServedTrace, status: int) -> None:
+        """Note the status of the response, which has begun."""
+        trace.status = status
+        self.look(trace)
+
+    def handled(self, trace: ServedTrace, status: int | None = None) -> None:
+        """Note that the handler has ended, and the status if it is known by now."""
+        trace.ended = self.clock()
+        trace.status = status if trace.status is None else trace.status
+        self.look(trace)
+
+    def look(self, trace: ServedTrace) -> None:
+        if trace.is_complete and trace.context.is_sampled:
+            self.export.put(trace)

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks after the faults: each holds for what is right, and breaks for the one thing that it looks for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from pontil.launcher.chaos.chaos_checks import ChaosCheck, all_checks
+from pontil.launcher.chaos.chaos_load import AnswerOutcome, AnswerRecord
+from pontil.launcher.chaos.disturber import FaultRecord
+from pontil.launcher.chaos.fault_plan import CUT, KILL, LONG_STOP, SHORT_STOP, PlannedFault
+from pontil.launcher.chaos.launch_facts import ExitFacts
+from pontil.launcher.chaos.launch_rest import LaunchRest, ProcessHoldings
+
+MIB = 1 << 20
+LEDGER = {"prompt_tokens": 100, "completion_tokens": 200, "open": 0}
+FREE = {"prefill:0": 10, "decode:0": 20}
+HELD = {("proxy", 1): ProcessHoldings(30, 100 * MIB), ("decode:0", 2): ProcessHoldings(40, 100 * MIB)}
+BEFORE = LaunchRest(HELD, FREE, LEDGER, {"pontil_thread_failures_total": 1.0}, 0.0, frozenset({"old"}))
+
+
+def fault(variant: str, target: str, begun: float, ended: float, survived: bool = True) -> FaultRecord:
+    return FaultRecord(PlannedFault(begun, variant, target, "decode", ended - begun), begun, ended, ended + 1, survived)
+
+
+@dataclass(frozen=True)
+class SeenTrial:
+    """Everything that the checks look at: by default two answers, a kill, two stops and a cut that all held."""
+
+    after: LaunchRest = replace(BEFORE, ledger={"prompt_tokens": 110, "completion_tokens": 220, "open": 0})
+    records: tuple[AnswerRecord, ...] = (
+        AnswerRecord("a", 0.0, 1.0, AnswerOutcome.SAME, "", (0.1, 0.2), 5, 10),
+        AnswerRecord("b", 0.0, 1.0, AnswerOutcome.REFUSED, "busy"),
+        AnswerRecord("c", 1.0, 2.0, AnswerOutcome.SAME, "", (), 5, 10),
+    )
+    exits: tuple[ExitFacts, ...] = (
+        ExitFacts("decode:0", 10.1, "signal", "was killed by SIGKILL", ("line",)),
+        ExitFacts("prefill:0", 23.0, "sick", "was killed: it sent no heartbeat", ()),
+    )
+    faults: tuple[FaultRecord, ...] = (
+        fault(KILL, "decode:0", 10.0, 10.0, survived=False), fault(LONG_STOP, "prefill:0", 20.0, 23.1, survived=False),
+        fault(SHORT_STOP, "decode:0", 30.0, 31.0), fault(CUT, "decode:0", 40.0, 44.0),
+    )  # fmt: skip
+    planned: int = 4
+    findings: tuple[tuple[bool, str], ...] | None = ((True, "equal"),)
+
+    @property
+    def checks(self) -> list[ChaosCheck]:
+        return all_checks(BEFORE, self.after, self.records, self.exits, self.faults, self.planned, self.findings)
+
+
+FINE = SeenTrial()
+
+
+def broken(seen: SeenTrial) -> list[ChaosCheck]:
+    return [check for check in seen.checks if not check.held]
+
+
+def test_all_hold_where_all_is_right() -> None:
+    assert broken(FINE) == [] and len({check.name for check in FINE.checks}) == len(FINE.checks) == 12
+    assert broken(replace(FINE, findings=None)) == []
+    several = replace(FINE, after=replace(FINE.after, ledger=None))
+    assert broken(several) == []
+
+
+def of_after(**changes: object) -> Callable[[], SeenTrial]:
+    return lambda: replace(FINE, after=replace(FINE.after, **changes))  # type: ignore[arg-type]
+
+
+def of_record(**changes: object) -> Callable[[], SeenTrial]:
+    first = replace(FINE.records[0], **changes)  # type: ignore[arg-type]
+    return lambda: replace(FINE, records=(first, *FINE.records[1:]))
+
+
+def of_exit(**changes: object) -> Callable[[], SeenTrial]:
+    first = replace(FINE.exits[0], **changes)  # type: ignore[arg-type]
+    return lambda: replace(FINE, exits=(first, *FINE.exits[1:]))
+
+
+UNREACHED = FaultRecord(FINE.faults[0].planned, problem="decode:0 had no turn")
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "says"),
+    [
+        (of_record(outcome=AnswerOutcome.CHANGED, detail="x"), "answers", "1 are changed and 0 lost"),
+        (of_record(outcome=AnswerOutcome.LOST, detail="x"), "answers", "0 are changed and 1 lost"),
+        (of_after(imbalance=3.0), "ledger", "imbalance 3"),
+        (of_record(completion_tokens=9), "usage", "replies say 19 completion tokens and the ledger 20"),
+        (of_after(ledger={"prompt_tokens": 110, "completion_tokens": 220, "open": 1}), "open requests", "1 are open"),
+        (lambda: replace(FINE, findings=((True, "a"), (False, "b"))), "audit", "1 of 2"),
+        (lambda: replace(FINE, exits=(*FINE.exits, ExitFacts("proxy", 50.0, "crash", "crashed", ("boom",)))), "deaths",
+         "proxy crashed, and nobody had it killed"),
+        (lambda: replace(FINE, exits=FINE.exits[1:]), "deaths", "decode:0 was to die by kill and has no exit"),
+        (of_exit(at=42.0), "deaths", "decode:0 was killed by SIGKILL, and nobody had it killed"),
+        (lambda: replace(FINE, exits=(*FINE.exits, FINE.exits[0])), "deaths", "nobody had it killed"),
+        (of_after(free_blocks={"prefill:0": 10, "decode:0": 19}), "blocks", "decode:0 has 19 free KV blocks and had"),
+        (of_after(holdings=HELD | {("proxy", 1): ProcessHoldings(60, 100 * MIB)}), "descriptors", "proxy has 30 more"),
+        (of_after(holdings={("proxy", 1): HELD["proxy", 1], ("decode:0", 9): ProcessHoldings(60, MIB)}), "descriptors",
+         "decode:0 has 20 more"),
+        (of_after(holdings=HELD | {("proxy", 1): ProcessHoldings(30, 500 * MIB)}), "memory", "proxy has 400 MiB more"),
+        (of_after(segments=frozenset({"old", "new"})), "leftovers", "segment new"),
+        (of_after(zombies=("77",)), "leftovers", "zombie 77"),
+        (of_after(faults={"pontil_thread_failures_total": 2.0}), "own faults", "grew by 1"),
+        (lambda: replace(FINE, faults=(*FINE.faults, UNREACHED), planned=5), "faults", "decode:0 had no turn"),
+        (lambda: replace(FINE, planned=6), "faults", "2 faults were not reached"),
+    ],
+)  # fmt: skip
+def test_each_breaks_by_what_it_looks_for(make: Callable[[], SeenTrial], name: str, says: str) -> None:
+    (check,) = [one for one in make().checks if one.name == name]
+    assert not check.held and says in check.seen
+
+
+def test_memory_of_the_living_and_processes_that_were_replaced_are_no_findings() -> None:
+    after = replace(
+        FINE.after, holdings={("proxy", 1): HELD["proxy", 1], ("decode:0", 99): ProcessHoldings(44, 900 * MIB)},
+        segments=frozenset({"old", "new"}), open_segments=frozenset({"new"}),
+    )  # fmt: skip
+    assert broken(replace(FINE, after=after)) == []
+
+
+def test_an_unexplained_death_shows_its_last_lines() -> None:
+    crash = ExitFacts("proxy", 50.0, "crash", "crashed", ("boom", "bang"))
+    (check,) = broken(replace(FINE, exits=(*FINE.exits, crash)))
+    assert check.lines == ("proxy | boom", "proxy | bang")

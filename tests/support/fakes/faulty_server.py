@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An OpenAI-compatible server that gives right answers, except where a test wants a fault."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+WORDS = ("the", "boat", "turns", "home")
+# Faults of an answer, by the name that a test gives.
+CHANGED, SHORT, CUT_OFF, ERROR, BUSY, SHUT = "changed", "short", "cut off", "error", "busy", "shut"
+
+
+class FaultyHandler(BaseHTTPRequestHandler):
+    """Answers each completion with WORDS, and with the next fault that is due instead."""
+
+    server: "FaultyServer"
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        fault = self.server.next_fault(body)
+        if fault in (BUSY, SHUT):
+            retry = {"retry-after": "1"} if fault == BUSY else {}
+            return self.whole(503, {"error": {"message": "no room"}}, retry)
+        if "refuse" in str(body.get("prompt", "")):
+            return self.whole(400, {"error": {"message": "no such parameter"}})
+        usage = {"prompt_tokens": 3, "completion_tokens": len(WORDS)}
+        if not body.get("stream"):
+            choice = {"index": 0, "text": " ".join(WORDS), "token_ids": [0, 1, 2, 3], "finish_reason": "length"}
+            return self.whole(200, {"choices": [choice], "usage": usage})
+        self.send_response(200)
+        self.end_headers()
+        for number, word in enumerate(WORDS):
+            if fault == CUT_OFF and number == 2:
+                return
+            text = "sinks" if fault == CHANGED and number == 2 else word
+            finish = "length" if number == len(WORDS) - 1 else None
+            self.event({"choices": [{"index": 0, "text": text, "token_ids": [number], "finish_reason": finish}]})
+        if fault == ERROR:
+            return self.event({"error": {"message": "the worker is gone"}})
+        self.event({"choices": [], "usage": usage})
+        if fault != SHORT:
+            self.wfile.write(b"data: [DONE]\n\n")
+
+    def whole(self, status: int, body: dict[str, Any], headers: "dict[str, str] | None" = None) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in {"content-length": str(len(data)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def event(self, body: dict[str, Any]) -> None:
+        self.wfile.write(b"data: " + json.dumps(body).encode() + b"\n\n")
+
+    def log_message(self, format: str, *values: object) -> None:
+        """Log nothing."""
+
+
+class FaultyServer(ThreadingHTTPServer):
+    """`faults` are due one after the other, each in one answer; `asked` are the bodies so far."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), FaultyHandler)
+        self.faults: list[str] = []
+        self.asked: list[dict[str, Any]] = []
+        self.lock = threading.Lock()
+
+    def next_fault(self, body: dict[str, Any]) -> str | None:
+        with self.lock:
+            self.asked.append(body)
+            return self.faults.pop(0) if self.faults else None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+@contextmanager
+def faulty_server() -> Iterator[FaultyServer]:
+    with FaultyServer() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pontil chaos` on a real launch: it holds under all faults, a wrong answer breaks it, Ctrl-C undoes everything."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import disturbed
+import psutil
+import pytest
+from effort import is_long
+from relay import Relay
+from served import APP, Served, launched, wait_for
+from small_disk import small_disk
+
+from pontil.launcher.chaos.prompts import PROMPTS
+
+WITHIN = 300.0
+# A plan in which faults overlap, so that it is short.
+SEED = "208"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A small model on one prefill and two decode workers, with the usage log on a small filesystem."""
+    folder = tmp_path_factory.mktemp("chaos")
+    with ExitStack() as stack:
+        flags = [*disturbed.options(folder), "--share-devices", "--prefill", "cpu:0", "--decode", "cpu:0,cpu:1"]
+        disk = stack.enter_context(small_disk(folder))
+        flags += ["--usage-log", str(disk / "usage.db"), "--allow-chaos"]
+        yield stack.enter_context(launched(folder, *flags))
+
+
+def command(site: Served, *words: str) -> list[str]:
+    return [sys.executable, str(APP), "chaos", "--pid", str(site.process.pid), *words]
+
+
+def run(site: Served, *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(command(site, *words), capture_output=True, text=True, timeout=60 * WITHIN)
+
+
+def rows_of(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["fault"]: row for row in report["pauses"]}
+
+
+def test_a_launch_holds_under_every_fault(site: Served) -> None:
+    """Six faults one after the other, each with the recovery from it, take most of a minute on busy cores."""
+    done = run(site, "--minutes", "10" if is_long() else "0.01", "--seed", SEED, "--streams", "4", "--json")
+    assert done.stdout, done.stderr
+    report = json.loads(done.stdout)
+    assert [check for check in report["checks"] if not check["held"]] == []
+    assert (report["verdict"], done.returncode, report["left_out"]) == ("held", 0, {})
+    rows = rows_of(report)
+    assert set(rows) == {"kill", "stop (short)", "stop (long)", "slow", "cut", "fill", "none"}
+    if is_long():
+        # The faults do what they are for: in a short one a slow machine may have no pull and no write.
+        assert rows["cut"]["failed_handoffs"] > 0 and rows["fill"]["failed_writes"] > 0
+    died = {name: row["restarts"] for name, row in site.topology().items() if row["restarts"]}
+    assert sum(died.values()) == rows["kill"]["times"] + rows["stop (long)"]["times"]
+    assert f"seed {SEED}: {len(report['plan'])} faults" in done.stderr
+    assert site.get("/admin/topology")["chaos"] is True
+
+
+def test_one_wrong_answer_breaks_the_verdict(site: Served) -> None:
+    """The load goes through a relay that changes why one answer ended, once the undisturbed ones are known."""
+    changed: list[bytes] = []
+
+    def spoil(data: bytes, before: int) -> bytes:
+        undisturbed = relay.sent.count(b"POST /v1/") <= 2 * len(PROMPTS)
+        if undisturbed or changed or b'"finish_reason":"length"' not in data:
+            return data
+        changed.append(data)
+        return data.replace(b'"finish_reason":"length"', b'"finish_reason":"lenght"')
+
+    relay = Relay(("127.0.0.1", site.port), spoil=spoil)
+    try:
+        done = run(
+            site, "--url", f"127.0.0.1:{relay.address[1]}", "--faults", "slow", "--minutes", "0.01", "--seed", "1"
+        )
+    finally:
+        relay.close()
+    assert changed and done.returncode == 1, done.stdout + done.stderr
+    broken = [line for line in done.stdout.splitlines() if line.startswith("BROKE")]
+    assert len(broken) == 1 and "answers" in broken[0] and "1 are changed and 0 lost" in broken[0]
+    assert "ended by lenght and not by length" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("broke: ")
+
+
+def test_ctrl_c_undoes_everything(site: Served) -> None:
+    said = site.output.read_text().count(" slow for ")
+    process = subprocess.Popen(
+        command(site, "--faults", "slow", "--seed", "2"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        wait_for(lambda: site.output.read_text().count(" slow for ") > said, WITHIN, "a fault")
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130 and b"Traceback" not in output, output
+    family = psutil.Process(site.process.pid).children()
+    wait_for(lambda: not any(one.status() == psutil.STATUS_STOPPED for one in family), 10, "everybody runs")
+    assert site.complete("The capital of France is", max_tokens=5)["usage"]["completion_tokens"] == 5
