@@ -12,7 +12,7 @@ import pytest
 
 from pontil.runtime.proxy.timeline_exchange import MOST_ASKED, STALE, TimelineExchange
 
-KNOWN = {"r-1": {"id": "r-1", "seconds": 2.0}}
+KNOWN: dict[str, dict[str, Any]] = {"r-1": {"id": "r-1", "seconds": 2.0}}
 
 
 def proxies(folder: Path) -> tuple[TimelineExchange, TimelineExchange]:
