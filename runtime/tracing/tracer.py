@@ -69,7 +69,9 @@ class Tracer:
 
     def __init__(self, sample_rate: float, export: TraceExport, clock: Callable[[], float] = time.monotonic) -> None:
         self.sample_rate, self.export, self.clock = sample_rate, export, clock
-        self.awaited: dict[str, tuple[ServedTrace, SamplingParams]] = {}
+        # By the request's id. A stream that went to another proxy and came back is awaited twice; its timelines come in
+        # the order of their ends.
+        self.awaited: dict[str, list[tuple[ServedTrace, SamplingParams]]] = {}
 
     def begin(
         self, received: ReceivedRequest, request_id: str, method: str, parents: Sequence[str] = (),
@@ -90,17 +92,20 @@ class Tracer:
             return None
         if trace.context.is_sampled and len(self.awaited) < MOST_AWAITED:
             trace.awaited += 1
-            self.awaited[request_id] = trace, params
+            self.awaited.setdefault(request_id, []).append((trace, params))
         return trace.context
 
     def take(self, timeline: Timeline) -> None:
         """Take the timeline of a request that is complete."""
-        found = self.awaited.pop(timeline.row.id, None)
-        if found is not None:
-            trace, params = found
-            trace.requests.append(TracedRequest(timeline, params))
-            trace.awaited -= 1
-            self.look(trace)
+        waiting = self.awaited.get(timeline.row.id)
+        if waiting is None:
+            return
+        trace, params = waiting.pop(0)
+        if not waiting:
+            del self.awaited[timeline.row.id]
+        trace.requests.append(TracedRequest(timeline, params))
+        trace.awaited -= 1
+        self.look(trace)
 
     def responded(self, trace: ServedTrace, status: int) -> None:
         """Note the status of the response, which has begun."""

@@ -96,6 +96,23 @@ def test_what_belongs_to_no_http_request_has_no_trace() -> None:
     assert made.awaited == {}
 
 
+def test_a_request_that_came_back_has_a_part_in_both_traces() -> None:
+    """A stream may go on at another proxy, and here again before the first timeline is told."""
+    made, exported = tracer()
+    traces = []
+    for _ in range(2):
+        http = received()
+        trace = made.begin(http, "r", "POST")
+        made.join("r-1", PARAMS, http)
+        made.handled(trace, 200)
+        traces.append(trace)
+    parts = [timeline("r-1", state="cancelled"), timeline("r-1")]
+    for part in parts:
+        made.take(part)
+    assert exported == traces and made.awaited == {}
+    assert [[one.timeline for one in trace.requests] for trace in exported] == [[part] for part in parts]
+
+
 def test_timelines_that_never_come_are_bounded() -> None:
     made, _ = tracer()
     http = received()
