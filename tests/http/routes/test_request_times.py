@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from jsonschema import validate
@@ -80,6 +81,16 @@ def test_the_leave_to_send_a_body_is_no_part_of_the_response(alone: ScriptedSite
     connection.close()
     proxys = [name for name, process in names(shown(alone, "asks-first")) if process == "proxy"]
     assert proxys == ["receive", "tokenize", "queue", "attempt", "write"]
+
+
+def test_an_id_is_found_as_browsers_encode_it(alone: ScriptedSite) -> None:
+    body = {"model": "tiny", "prompt": "hi", "max_tokens": 3}
+    assert alone.ask("POST", "/v1/completions", body, {"x-request-id": "team:7.a"}).status == 200
+    (row,) = rows(alone)
+    for name in ("team:7.a", "team%3A7.a", row["id"], quote(row["id"], safe="")):
+        assert shown(alone, name)["id"] == row["id"]
+    for hostile in ("%", "%ff", "%00", "..%2f..%2fetc", "team%253A7.a"):
+        assert alone.ask("GET", f"/admin/requests/{hostile}").status == 404
 
 
 def test_several_prompts_have_a_row_each(alone: ScriptedSite) -> None:
