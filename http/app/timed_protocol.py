@@ -6,6 +6,7 @@ from typing import Any
 
 from sanic.exceptions import RequestTimeout
 from sanic.http import Stage
+from sanic.http.http1 import HTTP_CONTINUE
 from sanic.server.protocols.http_protocol import HttpProtocol
 
 from pontil.http.app.connection_limit import REFUSED
@@ -49,8 +50,12 @@ class TimedProtocol(HttpProtocol):
 
     async def send(self, data: Any) -> None:
         """Send a part of a response. Between the first and the last one a stream's are written directly."""
-        noted(WRITE)
         untyped: Any = super()
+        if data == HTTP_CONTINUE:
+            # The leave to send a body is no part of the response.
+            await untyped.send(data)
+            return
+        noted(WRITE)
         await untyped.send(data)
         noted(WRITE)
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Routes that show where requests' time went."""
 
+from urllib.parse import unquote
+
 from sanic import HTTPResponse, Request
 from sanic.response import json as json_response
 from sanic.response import raw
@@ -22,6 +24,8 @@ class RequestTimes:
     async def show_request(self, request: Request, request_id: str) -> HTTPResponse:
         """Return the timeline of a request, by its id; by that of an HTTP request with several prompts those of all.
         What is not known here may be known to another proxy. Raises RequestError (404) for an id that none knows."""
+        # Browsers encode a colon, which an id may have.
+        request_id = unquote(request_id)
         if found := self.proxy.timelines.shown(request_id):
             return json_response(found)
         exchange = self.proxy.fleet.exchange

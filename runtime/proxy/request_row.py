@@ -22,7 +22,7 @@ def last_row(request: Request, model: str, label: str, billed: Usage, now: float
 
 
 def made_row(request: Request, model: str, state: str, finish: str | None, usage: Usage, now: float) -> TimelineRow:
-    recorder, first = request.recorder, request.first_token
+    recorder, first = request.recorder, first_token_of(request)
     received = recorder.received
     since_epoch = recorder.admitted_at if received is None else received.since_epoch
     return TimelineRow(
@@ -33,3 +33,13 @@ def made_row(request: Request, model: str, state: str, finish: str | None, usage
         () if request.route is None else tuple(worker.name for worker in request.route.workers),
         None if request.stage is None else request.stage.node.name,
     )  # fmt: skip
+
+
+def first_token_of(request: Request) -> float | None:
+    """Return when the first token came, of those since the request was received here: another proxy may have begun
+    it."""
+    first, recorder = request.first_token, request.recorder
+    if first is None or first >= recorder.since:
+        return first
+    recorder.gaps.settle()
+    return recorder.gaps.first

@@ -64,19 +64,33 @@ class TimelineExchange:
         there = [path for path in self.folder.glob(f"*{WANTED}") if not path.stem.startswith(f"{self.name}-")]
         self.seen &= {path.stem for path in there}
         for path in there:
-            if path.stem not in self.seen:
-                self.seen.add(path.stem)
-                with suppress(OSError, UnicodeDecodeError):
+            with suppress(OSError, UnicodeDecodeError):
+                if path.stem not in self.seen:
+                    self.seen.add(path.stem)
                     self.answer(path)
+                elif is_stale(path):
+                    remove(path)
 
     def answer(self, question: Path) -> None:
-        if time.time() - question.stat().st_mtime > STALE:
-            question.unlink(missing_ok=True)
-            question.with_suffix(FOUND).unlink(missing_ok=True)
+        if is_stale(question):
+            remove(question)
             return
         found = self.known(question.read_bytes().decode())
         if found is not None:
             put(question.with_suffix(FOUND), json.dumps(found).encode())
+            if not question.exists():
+                # The asking proxy waited no longer, and nobody else removes the answer.
+                question.with_suffix(FOUND).unlink(missing_ok=True)
+
+
+def is_stale(question: Path) -> bool:
+    return time.time() - question.stat().st_mtime > STALE
+
+
+def remove(question: Path) -> None:
+    """Remove a question, and its answer if it has one."""
+    question.unlink(missing_ok=True)
+    question.with_suffix(FOUND).unlink(missing_ok=True)
 
 
 def put(path: Path, content: bytes) -> None:

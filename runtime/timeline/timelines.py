@@ -81,17 +81,18 @@ class Timelines:
         self.drop(row.id)
         self.ended[row.id] = recorder
         self.weigh(row.id)
-        while len(self.ended) > self.most or (self.bytes > self.most_bytes and len(self.ended) > 1):
-            self.drop(next(iter(self.ended)))
         if any(row.seconds >= one.seconds for one in self.listeners):
             self.untold.append(recorder)
             if len(self.untold) > MOST_UNTOLD:
                 self.tell(self.untold.popleft())
 
     def weigh(self, request_id: str) -> None:
+        """Note the size of a request that ended, and forget the oldest ones where all are too large."""
         size = self.ended[request_id].size
         self.bytes += size - self.sizes.get(request_id, 0)
         self.sizes[request_id] = size
+        while len(self.ended) > self.most or (self.bytes > self.most_bytes and len(self.ended) > 1):
+            self.drop(next(iter(self.ended)))
 
     def drop(self, request_id: str) -> None:
         if self.ended.pop(request_id, None) is not None:
@@ -151,6 +152,10 @@ class Timelines:
             self.tell(self.untold.popleft())
 
     def tell(self, recorder: RequestRecorder) -> None:
+        """Tell listeners of a request. A fault in its timeline reaches neither the caller nor other requests."""
+        self.failures.contain("timelines", self.tell_all, recorder)
+
+    def tell_all(self, recorder: RequestRecorder) -> None:
         timeline = recorder.timeline(self.clock())
         for one in self.listeners:
             if timeline.row.seconds >= one.seconds:

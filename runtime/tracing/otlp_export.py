@@ -81,7 +81,7 @@ class OtlpExport:
     those that the collector does not take within EXPORT_SECONDS."""
 
     def __init__(self, collector: Collector, counts: SpanCounts, failures: ThreadFailures) -> None:
-        self.collector, self.counts = collector, counts
+        self.collector, self.counts, self.failures = collector, counts, failures
         self.exporter = OTLPSpanExporter(
             endpoint=collector.endpoint, headers=dict(collector.headers), timeout=EXPORT_SECONDS
         )
@@ -137,15 +137,18 @@ class OtlpExport:
             self.send(self.batch())
 
     def batch(self) -> list[ReadableSpan]:
-        """Make the spans of some traces."""
+        """Make the spans of some traces. A trace that cannot be made takes no other with it."""
         made: list[ReadableSpan] = []
         while self.waiting and len(made) < BATCH_SPANS and not self.given_up.is_set():
             trace = self.waiting.popleft()
-            self.making = len(made) + trace.span_count
-            made += SpanTree(trace, self.collector.process, self.resources.of, self.scope).spans()
+            if self.failures.contain(self.thread.name, self.make, trace, made) is not None:
+                self.counts.drop(trace.span_count, "fault")
             # Another thread gets the interpreter, above all the event loop.
             self.stopping.wait(REST_SECONDS)
         return made
+
+    def make(self, trace: ServedTrace, made: list[ReadableSpan]) -> None:
+        made += list(SpanTree(trace, self.collector.process, self.resources.of, self.scope).spans())
 
     def send(self, spans: Sequence[ReadableSpan]) -> None:
         self.making = len(spans)

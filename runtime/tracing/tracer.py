@@ -28,7 +28,7 @@ class ServedTrace:
     """The trace of one HTTP request: `context` is its server span, `parent` the client's span if it named one.
 
     It is complete once its handler has `ended`, in seconds of the proxy's clock, the `status` of its response is known,
-    and the timelines of all its requests are here.
+    and the timelines of all its requests are here. From then on it `is_over`.
     """
 
     context: TraceContext
@@ -39,6 +39,7 @@ class ServedTrace:
     ended: float | None = None
     status: int | None = None
     awaited: int = 0
+    is_over: bool = False
     requests: list[TracedRequest] = field(default_factory=list)
 
     @property
@@ -68,7 +69,9 @@ class Tracer:
 
     def __init__(self, sample_rate: float, export: TraceExport, clock: Callable[[], float] = time.monotonic) -> None:
         self.sample_rate, self.export, self.clock = sample_rate, export, clock
-        self.awaited: dict[str, tuple[ServedTrace, SamplingParams]] = {}
+        # By the request's id. A stream that went to another proxy and came back is awaited twice; its timelines come in
+        # the order of their ends.
+        self.awaited: dict[str, list[tuple[ServedTrace, SamplingParams]]] = {}
 
     def begin(
         self, received: ReceivedRequest, request_id: str, method: str, parents: Sequence[str] = (),
@@ -89,17 +92,20 @@ class Tracer:
             return None
         if trace.context.is_sampled and len(self.awaited) < MOST_AWAITED:
             trace.awaited += 1
-            self.awaited[request_id] = trace, params
+            self.awaited.setdefault(request_id, []).append((trace, params))
         return trace.context
 
     def take(self, timeline: Timeline) -> None:
         """Take the timeline of a request that is complete."""
-        found = self.awaited.pop(timeline.row.id, None)
-        if found is not None:
-            trace, params = found
-            trace.requests.append(TracedRequest(timeline, params))
-            trace.awaited -= 1
-            self.look(trace)
+        waiting = self.awaited.get(timeline.row.id)
+        if waiting is None:
+            return
+        trace, params = waiting.pop(0)
+        if not waiting:
+            del self.awaited[timeline.row.id]
+        trace.requests.append(TracedRequest(timeline, params))
+        trace.awaited -= 1
+        self.look(trace)
 
     def responded(self, trace: ServedTrace, status: int) -> None:
         """Note the status of the response, which has begun."""
@@ -113,5 +119,10 @@ class Tracer:
         self.look(trace)
 
     def look(self, trace: ServedTrace) -> None:
-        if trace.is_complete and trace.context.is_sampled:
+        if trace.is_over or not trace.is_complete:
+            return
+        trace.is_over = True
+        # Timelines of ended requests are kept for long, and lead to their HTTP request.
+        trace.received.trace = None
+        if trace.context.is_sampled:
             self.export.put(trace)

@@ -13,6 +13,7 @@ decode is counted in `malformed` and dropped, never fatal.
 """
 
 import asyncio
+import contextvars
 import math
 import os
 import time
@@ -195,12 +196,14 @@ class ControlServer(ServerSocket):
         self.loop: asyncio.AbstractEventLoop | None = None
         self.deliver: Callable[[list[Message]], None] | None = None
         self.again: asyncio.Handle | None = None
+        # The context variables of what is delivered: not those of the request whose message was sent just before.
+        self.variables: contextvars.Context | None = None
         super().__init__(context, endpoint)
 
     def listen(self, deliver: Callable[[list[Message]], None]) -> None:
         """Pass every batch that arrives to `deliver`, in the running loop's thread, until `close`."""
         self.deliver = deliver
-        self.loop = asyncio.get_running_loop()
+        self.loop, self.variables = asyncio.get_running_loop(), contextvars.copy_context()
         self.loop.add_reader(int(self.zmq_socket.getsockopt(zmq.FD)), self.drain)
         self.look_again()
 
@@ -212,7 +215,7 @@ class ControlServer(ServerSocket):
 
     def look_again(self) -> None:
         if self.loop is not None and self.again is None:
-            self.again = self.loop.call_soon(self.drain)
+            self.again = self.loop.call_soon(self.drain, context=self.variables)
 
     def drain(self) -> None:
         if self.again is not None:

@@ -56,18 +56,22 @@ class EmbeddingWorker(PlainWorker):
     def compute(self, now: float) -> None:
         """Compute the texts of one step and send their vectors."""
         began = time.monotonic()
-        for one, vector in self.vectors_of(self.queue.next_batch()):
+        made = self.vectors_of(self.queue.next_batch())
+        ended = time.monotonic()
+        for one, vector in made:
             message, count = one.message, len(one.message.prompt)
             if link := self.link.of(message.sender):
                 link.told.tell(0, count)
             address = self.incarnation, message.sender, message.request_id, message.attempt
             self.link.send(Embedding(*address, vector, count, count, now - one.arrived))
-            self.tell_times(one, began)
+        # No vector waits until another one's times are told.
+        for one, _ in made:
+            self.tell_times(one, began, ended)
 
-    def tell_times(self, one: Waiting, began: float) -> None:
+    def tell_times(self, one: Waiting, began: float, ended: float) -> None:
         """Tell the proxy of the step that computed a text."""
         times, message = WorkTimes(scheduled=began), one.message
-        times.chunks.add(began, time.monotonic(), len(message.prompt))
+        times.chunks.add(began, ended, len(message.prompt))
         self.times.ended(message.sender, message.request_id, message.attempt, one.arrived, times)
 
     def take(self, message: Message, now: float) -> bool:

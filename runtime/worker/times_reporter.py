@@ -39,9 +39,14 @@ class TimesReporter:
         self.flush()
 
     def flush(self) -> None:
-        """Send what waits, as far as it is taken. What a proxy that is gone was to get is dropped."""
-        while self.waiting and self.is_done(self.waiting[0]):
-            self.waiting.popleft()
+        """Send what waits, as far as it is taken: a proxy that takes nothing now holds up no other. What a proxy that
+        is gone was to get is dropped."""
+        full: set[str] = set()
+        for _ in range(len(self.waiting)):
+            one = self.waiting.popleft()
+            if one.message.receiver in full or not self.is_done(one):
+                full.add(one.message.receiver)
+                self.waiting.append(one)
 
     def is_done(self, one: WaitingReport) -> bool:
         proxy = one.message.receiver

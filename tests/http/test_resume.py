@@ -157,6 +157,18 @@ def test_a_stream_goes_on_at_another_proxy_while_its_own_lives(path: str, front:
     assert one.proxy.ledger.imbalance == two.proxy.ledger.imbalance == 0
 
 
+def test_each_proxy_shows_its_own_part_of_a_stream(front: Front) -> None:
+    one, two = front.start(0), front.start(1)
+    first = Reader(one, "/v1/completions", ASK).read(9)
+    first.leave()
+    Reader(two, "/v1/completions", {}, first.last).all()
+    (before,), (after,) = (each.ask("GET", "/admin/requests").json["requests"] for each in (one, two))
+    assert before["id"] == after["id"] and (before["finish"], after["finish"]) == ("handed_over", "stop")
+    timeline = two.ask("GET", f"/admin/requests/{after['id']}").json
+    assert 0 < timeline["first_token_seconds"] == timeline["gaps"]["begin"] <= timeline["seconds"]
+    assert not one.proxy.timelines.open and not two.proxy.timelines.open
+
+
 def test_every_event_is_a_place_to_go_on_from(front: Front) -> None:
     one, two = front.start(0), front.start(1)
     body = ASK | {"n": 2, "max_tokens": 12}

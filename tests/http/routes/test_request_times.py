@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from jsonschema import validate
@@ -62,6 +63,34 @@ def test_a_request_shows_the_proxys_own_parts(pair: ScriptedSite, stream: bool) 
     assert 0 < timeline["first_token_seconds"] == timeline["gaps"]["begin"] <= timeline["seconds"]
     told = json.dumps(timeline)
     assert "secret" not in told and "Hello" not in told
+
+
+def test_the_leave_to_send_a_body_is_no_part_of_the_response(alone: ScriptedSite) -> None:
+    body = json.dumps({"model": "tiny", "prompt": "hi", "max_tokens": 3}).encode()
+    connection = alone.connect()
+    connection.putrequest("POST", "/v1/completions")
+    for name, value in {
+        "content-type": "application/json", "expect": "100-continue", "x-request-id": "asks-first",
+        "content-length": str(len(body)),
+    }.items():  # fmt: skip
+        connection.putheader(name, value)
+    connection.endheaders()
+    assert b"100 Continue" in connection.sock.recv(1000)
+    connection.send(body)
+    assert connection.getresponse().status == 200
+    connection.close()
+    proxys = [name for name, process in names(shown(alone, "asks-first")) if process == "proxy"]
+    assert proxys == ["receive", "tokenize", "queue", "attempt", "write"]
+
+
+def test_an_id_is_found_as_browsers_encode_it(alone: ScriptedSite) -> None:
+    body = {"model": "tiny", "prompt": "hi", "max_tokens": 3}
+    assert alone.ask("POST", "/v1/completions", body, {"x-request-id": "team:7.a"}).status == 200
+    (row,) = rows(alone)
+    for name in ("team:7.a", "team%3A7.a", row["id"], quote(row["id"], safe="")):
+        assert shown(alone, name)["id"] == row["id"]
+    for hostile in ("%", "%ff", "%00", "..%2f..%2fetc", "team%253A7.a"):
+        assert alone.ask("GET", f"/admin/requests/{hostile}").status == 404
 
 
 def test_several_prompts_have_a_row_each(alone: ScriptedSite) -> None:

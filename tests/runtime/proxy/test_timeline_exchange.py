@@ -77,6 +77,31 @@ def test_the_question_of_a_dead_proxy_is_removed(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"p:7-wrong.wanted"}
 
 
+def test_the_question_of_a_proxy_that_died_later_is_removed_with_its_answer(tmp_path: Path) -> None:
+    _, other = proxies(tmp_path)
+    question = tmp_path / "p:7-dying.wanted"
+    question.write_text("r-1")
+    other.look()
+    assert len(list(tmp_path.iterdir())) == 2
+    old = time.time() - 2 * STALE
+    os.utime(question, (old, old))
+    other.look()
+    other.look()
+    assert not list(tmp_path.iterdir()) and not other.seen
+
+
+def test_an_answer_that_comes_too_late_is_not_left_behind(tmp_path: Path) -> None:
+    question = tmp_path / "p:7-gone.wanted"
+    question.write_text("r-1")
+
+    def known(name: str) -> dict[str, Any]:
+        question.unlink()
+        return KNOWN[name]
+
+    TimelineExchange(tmp_path, "p:1", known).look()
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_that_is_gone_is_no_answer(tmp_path: Path) -> None:
     seen: list[Any] = []
     one = TimelineExchange(tmp_path / "none", "p:0", lambda name: seen.append(name))

@@ -69,6 +69,31 @@ def test_large_timelines_are_fewer(clock: SetClock) -> None:
     assert timelines.bytes <= 10_000 and 1 <= len(timelines.ended) < 20 and timelines.find("n-19") is not None
 
 
+def test_reports_after_the_end_stay_within_the_bytes_too(clock: SetClock) -> None:
+    timelines = Timelines(clock, most_bytes=20_000)
+    for number in range(6):
+        admit(timelines, f"n-{number}")
+        end(timelines, f"n-{number}")
+    for number in range(5, -1, -1):
+        timelines.take(AttemptTimes("D", "proxy", f"n-{number}", 0, 2.0, 0.0, [], [0.0, 1.0, 3, 4] * 128))
+        assert timelines.bytes == sum(one.size for one in timelines.ended.values()) <= 20_000
+    assert timelines.find("n-5") is not None and timelines.find("n-0") is None
+
+
+def test_a_fault_in_one_timeline_reaches_no_other(clock: SetClock) -> None:
+    failures, heard = ThreadFailures(), list[str]()
+    timelines = Timelines(clock, failures)
+    timelines.on_complete(lambda timeline: heard.append(timeline.row.id))
+    for name in ("a", "broken", "b"):
+        admit(timelines, name)
+        end(timelines, name)
+    # Times that no clock gives.
+    timelines.ended["broken"].attempts[0].begun = "never"  # type: ignore[assignment]
+    clock.now += GRACE
+    timelines.tick()
+    assert heard == ["a", "b"] and failures.counts() == {"timelines": 1} and not timelines.untold
+
+
 def test_requests_are_found_by_their_id_and_by_that_of_the_http_request(clock: SetClock) -> None:
     timelines = Timelines(clock)
     for name in ("x-1-a", "x-1-b", "x-2", "x"):

@@ -192,11 +192,23 @@ def test_one_that_never_started_can_be_closed() -> None:
     assert made.value("dropped", reason="collector") == 1 + len(SPANS)
 
 
-def test_a_trace_that_cannot_be_made_is_counted(receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_that_cannot_be_made_is_counted_and_takes_no_other_with_it(receiver: OtlpReceiver) -> None:
     made = Exporting(f"{receiver.url}/v1/traces")
+    # All wait together, so that they are one batch.
+    complete(made.tracer, "r-1")
+    complete(made.tracer, "r-2").context = None  # type: ignore[assignment]
+    complete(made.tracer, "r-3")
     made.export.start()
-    monkeypatch.setattr(otlp_export, "SpanTree", None)
+    made.export.close()
+    assert made.value("dropped", reason="fault") == 1 + len(SPANS) and made.failures.counts() == {"spans": 1}
+    assert made.value("exported") == len(receiver.spans) == 2 * (1 + len(SPANS)) and len(receiver.paths) == 1
+
+
+def test_a_batch_that_cannot_be_sent_is_counted(receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Exporting(f"{receiver.url}/v1/traces")
+    monkeypatch.setattr(made.export.exporter, "export", None)
     complete(made.tracer)
+    made.export.start()
     eventually(lambda: made.value("dropped", reason="fault") == 1 + len(SPANS), "the fault")
     monkeypatch.undo()
     complete(made.tracer)

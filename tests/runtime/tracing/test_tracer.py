@@ -72,6 +72,18 @@ def test_it_is_complete_in_whatever_order_its_parts_come(order: tuple[int, ...])
     assert exported == [trace] and len(trace.requests) == 2
 
 
+@pytest.mark.parametrize("rate", [1.0, 0.0])
+def test_it_is_exported_once_and_let_go_by_its_request(rate: float) -> None:
+    """A handler that asked no model has ended before its response is named. What is exported must not be held by the
+    timelines that are kept."""
+    made, exported = tracer(rate)
+    http = received()
+    trace = made.begin(http, "r", "POST")
+    made.handled(trace, 200)
+    made.responded(trace, 200)
+    assert exported == [trace] * int(rate) and http.trace is None
+
+
 def test_a_client_that_left_has_a_status_too() -> None:
     made, exported = tracer()
     made.handled(made.begin(received(), "r", "POST"), 499)
@@ -82,6 +94,23 @@ def test_what_belongs_to_no_http_request_has_no_trace() -> None:
     made, _ = tracer()
     assert made.join("self-test-1", PARAMS, None) is None and made.join("r-1", PARAMS, received()) is None
     assert made.awaited == {}
+
+
+def test_a_request_that_came_back_has_a_part_in_both_traces() -> None:
+    """A stream may go on at another proxy, and here again before the first timeline is told."""
+    made, exported = tracer()
+    traces = []
+    for _ in range(2):
+        http = received()
+        trace = made.begin(http, "r", "POST")
+        made.join("r-1", PARAMS, http)
+        made.handled(trace, 200)
+        traces.append(trace)
+    parts = [timeline("r-1", state="cancelled"), timeline("r-1")]
+    for part in parts:
+        made.take(part)
+    assert exported == traces and made.awaited == {}
+    assert [[one.timeline for one in trace.requests] for trace in exported] == [[part] for part in parts]
 
 
 def test_timelines_that_never_come_are_bounded() -> None:

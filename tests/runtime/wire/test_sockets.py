@@ -5,6 +5,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 import pytest
@@ -220,6 +221,35 @@ def test_the_control_server_serves_an_event_loop(context: Context, endpoint: str
     found = asyncio.run(serve())
     assert found == [tokens(index) for index in range(2000)]
     assert len(answers) == 2000
+
+
+def test_what_is_delivered_belongs_to_no_request_that_looks(context: Context, endpoint: str) -> None:
+    """Log lines of a request's handler bear its id: what a worker says of anybody is not logged under it, though the
+    handler's own message was sent just before."""
+    current = ContextVar("current", default="nobody's")
+
+    async def serve() -> list[str]:
+        server, seen, told = ControlServer(context, endpoint), list[str](), asyncio.Event()
+
+        def deliver(messages: list[Message]) -> None:
+            seen.append(current.get())
+            told.set()
+
+        server.listen(deliver)
+        # Only the look below delivers.
+        asyncio.get_running_loop().remove_reader(int(server.zmq_socket.getsockopt(zmq.FD)))
+        await asyncio.sleep(0)  # the turn in which `listen` looks
+        current.set("a request's")
+        worker = WorkerSocket(context, "w1", server.endpoint)
+        eventually(lambda: worker.send(tokens(0)))
+        eventually(lambda: server.readable)
+        server.look_again()
+        await asyncio.wait_for(told.wait(), DEADLINE)
+        worker.close()
+        server.close()
+        return seen
+
+    assert asyncio.run(serve()) == ["nobody's"]
 
 
 def test_wake_ends_a_wait_from_another_thread(context: Context) -> None:

@@ -15,7 +15,7 @@ from workers import ScriptedProxy, Silent
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.engine.memory_errors import MEMORY_RAN_OUT
 from pontil.runtime.loaders.synthetic import write_tiny_llama
-from pontil.runtime.wire.messages import Cancel, Embed
+from pontil.runtime.wire.messages import AttemptTimes, Cancel, Embed, Embedding, Message
 from pontil.runtime.worker.embedding_assembly import assemble_embedder
 from pontil.runtime.worker.embedding_queue import EmbeddingQueue, Waiting
 from pontil.runtime.worker.embedding_worker import EmbeddingWorker
@@ -96,6 +96,23 @@ def test_each_text_tells_of_its_step(made: EmbeddingSite) -> None:
     (told,) = made.proxy.times
     begin, end, tokens = told.chunks
     assert (told.request_id, told.scheduled, tokens) == ("a", begin, 4) and 0 <= begin < end <= told.age
+
+
+def test_no_vector_of_a_step_waits_for_times(made: EmbeddingSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.worker.link.links[0].takes_times = True
+    sent, hear = list[Message](), made.proxy.hear
+
+    def note(message: Message) -> None:
+        sent.append(message)
+        hear(message)
+
+    monkeypatch.setattr(made.proxy, "hear", note)
+    for name in "abc":
+        made.worker.submit(Embed("proxy", made.worker.incarnation, name, 0, [2, 5, 6, 3]), 0.0)
+    made.until(lambda: len(made.proxy.times) == 3)
+    told = [type(one) for one in sent if isinstance(one, Embedding | AttemptTimes)]
+    assert told == [Embedding] * 3 + [AttemptTimes] * 3
+    assert len({tuple(one.chunks) for one in made.proxy.times}) == 1
 
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])

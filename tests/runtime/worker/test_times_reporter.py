@@ -126,6 +126,23 @@ def test_a_report_never_stands_before_tokens() -> None:
     assert [type(one) for one in line.sent] == [Tokens, AttemptTimes] and not reporter.waiting
 
 
+def test_a_proxy_that_takes_nothing_holds_up_no_other() -> None:
+    lines = ShutLine(), ShutLine()
+    links = [ProxyLink(line, HELLO) for line in lines]  # type: ignore[arg-type]
+    for number, link in enumerate(links):
+        link.heard(Welcome(f"proxy-{number}", "w", times=True), 1.0)
+    reporter, shut, open_line = TimesReporter("w", ProxyLinks(links)), *lines
+    shut.open = False
+    for name in "abc":
+        reporter.ended("proxy-0", name, 0, time.monotonic(), WorkTimes())
+        reporter.ended("proxy-1", name, 0, time.monotonic(), WorkTimes())
+    assert [one.request_id for one in open_line.sent if isinstance(one, AttemptTimes)] == ["a", "b", "c"]
+    shut.open = True
+    reporter.flush()
+    assert [one.request_id for one in shut.sent if isinstance(one, AttemptTimes)] == ["a", "b", "c"]
+    assert not reporter.waiting
+
+
 def test_its_age_is_that_of_its_sending() -> None:
     reporter, _, line = reporter_of()
     line.open = False
