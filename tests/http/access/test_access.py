@@ -99,7 +99,7 @@ def test_a_page_whose_key_is_revoked_is_shown_no_more(
         assert response.status == 200 and response.readline().startswith(b"data: ")
         monkeypatch.setattr(access_of(shut), "keyring", Keyring(access_of(shut).keyring.callers, digest("another")))
         # The stream's end, which never comes to one that is admitted.
-        assert response.read().endswith(b"\n\n")
+        assert response.read().endswith(b"\n")
     finally:
         connection.close()
 
