@@ -120,6 +120,8 @@ class ChaosRunner:
         child = self.worker_named(request.get("worker"))
         if type(rank) is not int or not 0 <= rank < child.plan.ranks:
             raise OptionError(f"{child.name} has ranks 0 to {child.plan.ranks - 1}, not {rank!r}.")
+        if fault is FaultKind.CUT and rank:
+            raise OptionError(f"A link is cut at rank 0, which takes commands, not at rank {rank}.")
         if child.name in self.disturbed:
             raise LaunchError(f"{child.name} is being disturbed already.")
         if child.state is not ChildState.READY:

@@ -142,6 +142,8 @@ def test_a_slowed_worker_stays_and_a_cut_is_told_to_the_worker(pair: Any, waitin
 def test_one_rank_can_be_killed_and_all_of_its_worker_are_replaced(launched: Launched) -> None:
     launch = launched({"proxy": ["ready", "listen"], "prefill:0": OBEYS, "decode:0": [OBEYS, ["ready"]]}, chaos=True)
     launch.until("ready on")
+    refused = chaos(launch, fault="cut", worker="decode:0", rank=1, seconds=1)
+    assert refused.code == 2 and "cut at rank 0" in refused.text
     assert chaos(launch, fault="kill", worker="decode:0", rank=1, seconds=0).code == 0
     launch.until(r"decode:0 lost decode:0\+1, which was killed by SIGKILL")
     launch.until(r"decode:0 \| ready")
