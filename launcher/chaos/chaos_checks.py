@@ -159,7 +159,7 @@ def audit_check(findings: Sequence[tuple[bool, str]] | None) -> ChaosCheck:
         return ChaosCheck("audit", True, "no --usage-log to audit")
     apart = tuple(text for equal, text in findings if not equal)
     return ChaosCheck(
-        "audit", not apart, f"{len(apart)} of {len(findings)} comparisons of the usage log differ", apart[:SHOWN]
+        "audit", bool(findings) and not apart, f"{len(apart)} of {len(findings)} comparisons of the usage log differ", apart[:SHOWN]
     )
 
 
