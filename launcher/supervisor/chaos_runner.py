@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from pontil.launcher.child.child import Child
-from pontil.launcher.child.child_state import ChildState
+from pontil.launcher.child.child_state import ChildState, DrainState
 from pontil.launcher.child.process import ChildProcess
 from pontil.launcher.config.worker_roles import GENERATING_ROLES
 from pontil.launcher.control.control_socket import ControlConnection
@@ -149,7 +149,7 @@ class ChaosRunner:
 
     def is_whole(self, child: Child) -> bool:
         fit = child.plan.role in GENERATING_ROLES and child.state is ChildState.READY
-        return fit and child.name not in self.disturbed
+        return fit and child.drain_state is DrainState.WORKING and child.name not in self.disturbed
 
     def advance(self, now: float) -> None:
         """Make the steps that are due, and undo what nobody wants any more."""

@@ -92,6 +92,13 @@ def test_a_stopped_worker_goes_on_after_its_time(pair: Any, waiting: WaitUntil) 
     assert not is_stopped(before) and not chaos(pair).facts["exits"]
 
 
+def test_one_that_is_drained_does_not_stand_in_for_another(pair: Any) -> None:
+    drained = ask(folder_of(pair), {"command": "drain", "names": ["prefill:0"]}, lambda text: None)
+    assert drained.code == 0
+    refused = chaos(pair, fault="kill", worker="decode:0", seconds=0)
+    assert refused.code == 1 and "Nobody would serve" in refused.text
+
+
 def test_a_client_that_leaves_ends_its_disturbance(pair: Any, waiting: WaitUntil) -> None:
     before = pair.children()["decode:0"]
     with begun(pair, fault="stop", worker="decode:0", seconds=60):
