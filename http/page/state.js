@@ -38,7 +38,10 @@ export function verdict(snapshot) {
   }
   const starting = rows.find((row) => row.state === "STARTING");
   if (starting) {
-    return { tone: "wait", text: `${starting.name} starts${starting.reason ? `: ${starting.reason}` : ""}. ${part}` };
+    const what = `starts${starting.last_death ? " again" : ""}${starting.reason ? `: ${starting.reason}` : ""}`;
+    // A pause before a restart may be shorter than the time between two snapshots: the death must show all the same.
+    if (!isNews(starting)) return { tone: "wait", text: `${starting.name} ${what}. ${part}` };
+    return { tone: "bad", text: `${starting.name} ${death(starting)}, and ${what}. ${part}` };
   }
   if (proxy.objection) return { tone: "bad", text: `Not ready: ${proxy.objection}.` };
   const resting = rows.filter((row) => row.state.startsWith("DRAIN"));
@@ -46,10 +49,16 @@ export function verdict(snapshot) {
     const names = resting.map((row) => `${row.name} is ${words(row.state)}`).join(", ");
     return { tone: "rest", text: `${part} ${names}.` };
   }
-  const died = rows.find((row) => row.last_death && row.last_death.seconds_ago < NEWS);
-  if (!died) return { tone: "good", text: all };
-  const { seconds_ago: ago, reason } = died.last_death;
-  return { tone: "good", text: `${all} ${died.name} died ${duration(ago)} ago: it ${reason}.` };
+  const died = rows.find(isNews);
+  return { tone: "good", text: died ? `${all} ${died.name} ${death(died)}, and is back.` : all };
+}
+
+function isNews(row) {
+  return row.last_death !== undefined && row.last_death.seconds_ago < NEWS;
+}
+
+function death({ last_death: { reason, seconds_ago: ago } }) {
+  return `${reason} ${duration(ago)} ago`;
 }
 
 function fate(row) {

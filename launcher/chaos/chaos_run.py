@@ -5,7 +5,8 @@ import asyncio
 import secrets
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,28 +82,35 @@ class ChaosRun:
     async def run(self) -> ChaosReport:
         """Raises OptionError, and LaunchError where nothing can be told."""
         try:
-            async with open_session(SILENCE_TIMEOUT) as session:
-                client = HttpClient(session, self.settings.url, self.settings.key)
-                return await self.with_client(client)
+            async with self.client() as client:
+                return await self.watched_by(client)
         except RequestFailed as error:
             raise LaunchError(f"The server at {self.settings.url} did not answer: {error}") from None
 
-    async def with_client(self, client: HttpClient) -> ChaosReport:
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[HttpClient]:
+        """A client with connections of its own. Those of the load are closed before descriptors are counted."""
+        async with open_session(SILENCE_TIMEOUT) as session:
+            yield HttpClient(session, self.settings.url, self.settings.key)
+
+    async def watched_by(self, client: HttpClient) -> ChaosReport:
         settings, folder = self.settings, self.launch.directory
         facts = await facts_of(folder)
         report = self.planned(facts)
         assert self.launch.pid is not None
         watch = RestWatch(folder, client, self.launch.pid)
-        expected = await undisturbed(client, PROMPTS, settings.model, self.salt)
+        async with self.client() as asking:
+            expected = await undisturbed(asking, PROMPTS, settings.model, self.salt)
         for name, reason in expected.refused.items():
             report.left_out[f"prompt {name}"] = reason
             self.show(f"left out: {name}: {reason}")
         before = await watch.at_rest()
         since = (await facts_of(folder)).now
-        load = ChaosLoad(client, settings.model, PROMPTS, expected.answers, self.salt)
         disturber = Disturber(folder, watch.effects, since)
         began = time.monotonic()
-        await self.under_load(load, disturber, report.plan)
+        async with self.client() as asking:
+            load = ChaosLoad(asking, settings.model, PROMPTS, expected.answers, self.salt)
+            await self.under_load(load, disturber, report.plan)
         report.seconds = time.monotonic() - began
         after = await watch.at_rest()
         findings = await self.findings(facts, watch)

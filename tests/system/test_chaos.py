@@ -26,12 +26,13 @@ SEED = "208"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A small model on one prefill and two decode workers, with the usage log on a small filesystem."""
+    """A small model on one prefill and two decode workers, with the usage log on a small filesystem where one can be
+    mounted."""
     folder = tmp_path_factory.mktemp("chaos")
     with ExitStack() as stack:
         flags = [*disturbed.options(folder), "--share-devices", "--prefill", "cpu:0", "--decode", "cpu:0,cpu:1"]
         disk = stack.enter_context(small_disk(folder))
-        flags += ["--usage-log", str(disk / "usage.db"), "--allow-chaos"]
+        flags += ["--usage-log", str((disk or folder) / "usage.db"), "--allow-chaos"]
         yield stack.enter_context(launched(folder, *flags))
 
 
@@ -49,16 +50,17 @@ def rows_of(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def test_a_launch_holds_under_every_fault(site: Served) -> None:
     """Six faults one after the other, each with the recovery from it, take most of a minute on busy cores."""
-    done = run(site, "--minutes", "10" if is_long() else "0.01", "--seed", SEED, "--streams", "4", "--json")
+    done = run(site, "--minutes", "10" if is_long() else "0.01", "--seed", SEED, "--streams", "12", "--json")
     assert done.stdout, done.stderr
     report = json.loads(done.stdout)
     assert [check for check in report["checks"] if not check["held"]] == []
-    assert (report["verdict"], done.returncode, report["left_out"]) == ("held", 0, {})
-    rows = rows_of(report)
-    assert set(rows) == {"kill", "stop (short)", "stop (long)", "slow", "cut", "fill", "none"}
+    assert (report["verdict"], done.returncode) == ("held", 0)
+    rows, left_out = rows_of(report), set(report["left_out"])
+    assert left_out <= ({"fill"} if "small-disk" not in str(site.usage_log) else set())
+    assert set(rows) | left_out == {"kill", "stop (short)", "stop (long)", "slow", "cut", "fill", "none"}
     if is_long():
         # The faults do what they are for: in a short one a slow machine may have no pull and no write.
-        assert rows["cut"]["failed_handoffs"] > 0 and rows["fill"]["failed_writes"] > 0
+        assert rows["cut"]["failed_handoffs"] > 0 and (left_out or rows["fill"]["failed_writes"] > 0)
     died = {name: row["restarts"] for name, row in site.topology().items() if row["restarts"]}
     assert sum(died.values()) == rows["kill"]["times"] + rows["stop (long)"]["times"]
     assert f"seed {SEED}: {len(report['plan'])} faults" in done.stderr
@@ -66,7 +68,8 @@ def test_a_launch_holds_under_every_fault(site: Served) -> None:
 
 
 def test_one_wrong_answer_breaks_the_verdict(site: Served) -> None:
-    """The load goes through a relay that changes why one answer ended, once the undisturbed ones are known."""
+    """The load goes through a relay that changes why one answer ended, once the undisturbed ones are known: asking for
+    those takes seconds."""
     changed: list[bytes] = []
 
     def spoil(data: bytes, before: int) -> bytes:
@@ -91,6 +94,7 @@ def test_one_wrong_answer_breaks_the_verdict(site: Served) -> None:
 
 
 def test_ctrl_c_undoes_everything(site: Served) -> None:
+    """A fault comes only after the undisturbed answers, which take seconds."""
     said = site.output.read_text().count(" slow for ")
     process = subprocess.Popen(
         command(site, "--faults", "slow", "--seed", "2"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT

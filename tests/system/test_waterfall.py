@@ -66,15 +66,15 @@ def test_chunks_are_computed_while_others_are_pulled(pair: Served) -> None:
     assert len(chunks) >= 4 and sum(span["tokens"] for span in chunks) == len(PROMPT) == usage["prompt_tokens"]
     assert pulls and sum(span["blocks"] for span in pulls) == -(-len(PROMPT) // 16)
     assert all(span["bytes"] > 0 for span in pulls)
-    # A chunk can be pulled no sooner than it was computed, and the next one is computed meanwhile.
-    assert pulls[0]["end"] >= chunks[0]["end"] and overlap(chunks, pulls)
+    # While a chunk is pulled the next one is computed. Two workers' times may be apart by the journey of their reports.
+    assert overlap(chunks, pulls)
     (handoff,) = named(shown, "handoff", "prefill:0")
     assert chunks[-1]["end"] <= handoff["begin"] <= handoff["end"]
     (decoded,) = named(shown, "decode", "decode:0")
     assert decoded["begin"] >= pulls[-1]["end"] and usage["completion_tokens"] == shown["completion_tokens"] == 12
     # The first token comes from the prefill worker, and decode repeats it with its own first one.
     assert 0 < sum(shown["gaps"]["steps"]) < 12 and shown["workers"] == ["prefill:0", "decode:0"]
-    assert shown["first_token_seconds"] >= chunks[-1]["end"] - 0.05 and len(named(shown, "receive", "proxy")) == 1
+    assert len(named(shown, "receive", "proxy")) == len(named(shown, "write", "proxy")) == 1
     names = {(event["name"], event["process"]) for event in shown["events"]}
     assert {("begin", "prefill:0"), ("begin", "decode:0"), ("first_token", "proxy"), ("finished", "proxy")} <= names
 

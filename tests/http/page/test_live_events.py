@@ -81,7 +81,7 @@ def viewer(pair: ScriptedSite, live: LiveEvents) -> Iterator[Viewer]:
 
 def test_a_snapshot_has_processes_requests_and_sums(pair: ScriptedSite, viewer: Viewer) -> None:
     assert pair.chat("hello", max_tokens=2).status == 200
-    shown = viewer.until(lambda told: told["requests"])
+    shown = viewer.until(lambda told: told["requests"] and told["requests"][0]["state"] == "complete")
     assert viewer.response.getheader("content-type", "").startswith("text/event-stream")
     assert shown["proxy"]["model"] == "tiny" and not shown["proxy"]["supervised"]
     names = [row["name"] for row in shown["processes"]]

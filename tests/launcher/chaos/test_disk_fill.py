@@ -28,6 +28,8 @@ with DiskFill(sys.argv[1]) as file:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     with small_disk(tmp_path) as folder:
+        if folder is None:
+            pytest.skip("no small filesystem can be mounted: that takes root")
         yield folder
 
 

@@ -135,3 +135,17 @@ def test_threads_are_counted_for_those_that_pin_cores() -> None:
     assert LaunchEnvironment({"A": "b"}, 0).for_child(3)["MALLOC_MMAP_THRESHOLD_"] == "33554432"
     assert LaunchEnvironment({"UCX_LOG_LEVEL": "info"}, 0).for_child(3)["UCX_LOG_LEVEL"] == "info"
     assert LaunchEnvironment({"A": "b"}, 0).for_child(None) == {"A": "b", "PYTHONUNBUFFERED": "1"}
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [(None, None), ("2s", 2.0), ("2", 2.0), ("500ms", 0.5), ("0.25 s", 0.25), (1.5, 1.5), (3, 3.0)],
+)
+def test_slow_requests_are_logged_from_a_time_on(given: Any, seconds: float | None) -> None:
+    assert read_options({"slow_log": given}).slow_log == seconds
+
+
+@pytest.mark.parametrize("given", ["0", "0s", "-1", "2m", "2ss", "ms", "", "1e3", "nan", "inf", "٣", "2000000", True])
+def test_a_time_that_is_none_is_refused_in_a_sentence(given: Any) -> None:
+    with pytest.raises(OptionError, match="a time like 2s, 500ms or a number of seconds"):
+        read_options({"slow_log": given})

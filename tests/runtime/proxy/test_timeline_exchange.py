@@ -12,12 +12,12 @@ import pytest
 
 from pontil.runtime.proxy.timeline_exchange import MOST_ASKED, STALE, TimelineExchange
 
-KNOWN = {"r-1": {"id": "r-1", "seconds": 2.0}}
+KNOWN: dict[str, dict[str, Any]] = {"r-1": {"id": "r-1", "seconds": 2.0}}
 
 
 def proxies(folder: Path) -> tuple[TimelineExchange, TimelineExchange]:
     """One that knows nothing, and one that knows a request."""
-    return TimelineExchange(folder, "p:0", {}.get), TimelineExchange(folder, "p:1", KNOWN.get)
+    return TimelineExchange(folder, "p:0", lambda name: None), TimelineExchange(folder, "p:1", KNOWN.get)
 
 
 async def answered(one: TimelineExchange, other: TimelineExchange, name: str) -> bytes | None:
