@@ -14,7 +14,7 @@ from pontil.runtime.tokenizer.tokenizer import Tokenizer
 def test_the_same_change_may_be_asked_for_after_the_proxy_died(
     tmp_path: Path, tokenizer: Tokenizer, body: dict[str, int], status: int
 ) -> None:
-    """What is recorded as being read when a proxy dies is refused for minutes."""
+    """A body that is recorded as being read when a proxy dies is refused for minutes."""
     record = tmp_path / "in-flight-bodies"
     with site(tmp_path, tokenizer, in_flight_bodies=str(record)) as made:
         made.pair()

@@ -92,7 +92,7 @@ def mute(request: pytest.FixtureRequest) -> Iterator[ChildProcess]:
 def test_one_that_asks_without_end_and_never_reads_fills_no_memory(mute: ChildProcess) -> None:
     for number in range(20_000):
         take_change(mute, ChangeReport(number, {"command": "scale"}), lambda client, request: None)
-    # What a pipe holds, and one answer more than the limit.
+    # A pipe holds the rest, and the last answer may go beyond the limit.
     least = MOST_UNREAD if mute.plan.is_proxy else 0
     assert least <= len(mute.outbox) <= (MOST_UNREAD + 1000 if least else 0)
 
