@@ -61,6 +61,14 @@ class Access:
             raise judged
         request.ctx.caller, request.ctx.allowance = judged.name, judged.allowance
 
+    def still_admits(self, request: Request) -> bool:
+        """Return whether the keys of now admit a request whose answer goes on."""
+        try:
+            self.judge(request)
+        except AccessDenied:
+            return False
+        return True
+
     def judge(self, request: Request) -> Caller:
         """Return the caller. Raises AccessDenied."""
         door = RouteAccess.KEY if request.route is None else self.doors[request.route.path]

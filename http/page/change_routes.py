@@ -42,7 +42,7 @@ class ChangeRoutes:
     async def change_worker(self, request: Request, worker: str, action: str) -> HTTPResponse:
         """Have the supervisor change a worker, and answer when it is done; 409 with its reason if it is not. The change
         goes on if the client leaves."""
-        role = await self.bodies.read(request, partial(read_role, ignored=self.bodies.ignored(request)))
+        role = await self.role_for(request)
         change = await self.changes.outcome(self.changes.begin(action, unquote(worker), role))
         outcome = change.outcome or ""
         if change.failed:
@@ -50,6 +50,15 @@ class ChangeRoutes:
         return json_response(
             {"worker": change.worker, "action": change.action, "lines": change.lines, "outcome": outcome}
         )
+
+    async def role_for(self, request: Request) -> str | None:
+        """Return the role that the body names. Raises RequestError. It counts as being read only until then: the same
+        body may be sent again if the proxy dies before the change is done."""
+        request.ctx.in_flight = None
+        try:
+            return await self.bodies.read(request, partial(read_role, ignored=self.bodies.ignored(request)))
+        finally:
+            self.bodies.in_flight.let_go(request)
 
 
 def read_role(data: Mapping[str, Any], ignored: IgnoredFields | None = None) -> str | None:

@@ -29,7 +29,8 @@ class LiveEvents:
         self.task: asyncio.Task[None] | None = None
 
     async def admin_events(self, request: Request) -> HTTPResponse | None:
-        """Send snapshots until the viewer leaves or the proxy stops. Raises Unavailable for one viewer too many."""
+        """Send snapshots until the viewer leaves, its key is revoked or the proxy stops. Raises Unavailable for one
+        viewer too many."""
         if request.method == "HEAD":
             return empty(200, headers=HEADERS | {"content-type": CONTENT_TYPE})
         if self.viewers >= MOST_VIEWERS:
@@ -50,6 +51,8 @@ class LiveEvents:
                 await self.changed.wait()
                 continue
             seen = self.number
+            if not request.app.ctx.access.still_admits(request):
+                break
             if protocol.has_room:
                 await response.send(self.newest)
                 continue

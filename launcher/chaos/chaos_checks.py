@@ -158,9 +158,8 @@ def audit_check(findings: Sequence[tuple[bool, str]] | None) -> ChaosCheck:
     if findings is None:
         return ChaosCheck("audit", True, "no --usage-log to audit")
     apart = tuple(text for equal, text in findings if not equal)
-    return ChaosCheck(
-        "audit", not apart, f"{len(apart)} of {len(findings)} comparisons of the usage log differ", apart[:SHOWN]
-    )
+    seen = f"{len(apart)} of {len(findings)} comparisons of the usage log differ"
+    return ChaosCheck("audit", bool(findings) and not apart, seen, apart[:SHOWN])
 
 
 def all_checks(

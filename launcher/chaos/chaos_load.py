@@ -55,16 +55,19 @@ class AnswerRecord:
 
 
 async def ask_for(client: HttpClient, prompt: ChaosPrompt, model: str, salt: str) -> ChaosAnswer:
-    """Send a prompt and return the answer, whole or not. Raises RequestFailed."""
+    """Send a prompt and return the answer, whole or not. Raises RequestFailed, also for one of another shape."""
     answer = ChaosAnswer()
     # The times of events are those of a clock of its own.
     offset = time.monotonic() - time.perf_counter()
-    async with client.post(prompt.path, prompt.body(model, salt)) as response:
-        if not prompt.streamed:
-            answer.take_whole(json.loads(await response.read()))
-            return answer
-        async for at, event in events(response):
-            answer.take(event, at + offset)
+    try:
+        async with client.post(prompt.path, prompt.body(model, salt)) as response:
+            if not prompt.streamed:
+                answer.take_whole(json.loads(await response.read()))
+                return answer
+            async for at, event in events(response):
+                answer.take(event, at + offset)
+    except (AttributeError, TypeError) as error:
+        raise RequestFailed(f"the answer has no shape of the API: {error}") from None
     return answer
 
 

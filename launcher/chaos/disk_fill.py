@@ -3,6 +3,7 @@
 
 import os
 import tempfile
+import threading
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -30,26 +31,31 @@ def small_filesystems(folders: Sequence[str]) -> tuple[list[str], list[str]]:
 
 class DiskFill:
     """The file that fills a folder's filesystem, from `top_up` to the end of the block. Raises OSError if none can be
-    made there."""
+    made there. A call of `top_up` may still go on in another thread then: it ends with the file."""
 
     def __init__(self, folder: str) -> None:
-        self.file, path = tempfile.mkstemp(dir=folder)
-        os.unlink(path)
+        # It never has a name, where the filesystem can do that.
+        self.file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+        self.using = threading.Lock()
         self.size = 0
 
     def __enter__(self) -> "DiskFill":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        os.close(self.file)
+        with self.using:
+            self.file.close()
 
     def top_up(self) -> int:
         """Take all room that is free now, also what was freed since the last call; return the bytes taken so far."""
         step = SLICE_BYTES
         while step >= 512:
-            try:
-                os.posix_fallocate(self.file, self.size, step)
-                self.size += step
-            except OSError:
-                step //= 2
+            with self.using:
+                if self.file.closed:
+                    break
+                try:
+                    os.posix_fallocate(self.file.fileno(), self.size, step)
+                    self.size += step
+                except OSError:
+                    step //= 2
         return self.size

@@ -3,7 +3,7 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +83,24 @@ def encode(report: Report) -> bytes:
     return json.dumps({**values, "kind": KIND_OF[type(report)]}, default=str).encode() + b"\n"
 
 
+# The types of each report's fields in JSON, where a whole number may stand for another.
+FIELDS: dict[type[Report], dict[str, tuple[type, ...]]] = {
+    made: {
+        name: (int, float) if hint is float else (get_origin(hint) or hint,)
+        for name, hint in get_type_hints(made).items()
+    }
+    for made in KINDS.values()
+}  # fmt: skip
+
+
 def decode(line: bytes) -> Report | None:
-    """Return the report, or None for a line that is no report (only a bug of pontil writes one)."""
+    """Return the report, or None for a line that is no report: only a bug of pontil writes one, or a child that
+    somebody else has taken over. Every field of a report has its type."""
     try:
         values = json.loads(line)
         kind = values.pop("kind")
-        return ReadyReport(values) if kind == "ready" else KINDS[kind](**values)
-    except (ValueError, TypeError, KeyError, AttributeError):
+        report = ReadyReport(values) if kind == "ready" else KINDS[kind](**values)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
+    types = FIELDS[type(report)]
+    return report if all(isinstance(getattr(report, name), kinds) for name, kinds in types.items()) else None

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from pontil.launcher.child.child import Child
-from pontil.launcher.child.child_state import ChildState
+from pontil.launcher.child.child_state import ChildState, DrainState
 from pontil.launcher.child.process import ChildProcess
 from pontil.launcher.config.worker_roles import GENERATING_ROLES
 from pontil.launcher.control.control_socket import ControlConnection
@@ -120,6 +120,8 @@ class ChaosRunner:
         child = self.worker_named(request.get("worker"))
         if type(rank) is not int or not 0 <= rank < child.plan.ranks:
             raise OptionError(f"{child.name} has ranks 0 to {child.plan.ranks - 1}, not {rank!r}.")
+        if fault is FaultKind.CUT and rank:
+            raise OptionError(f"A link is cut at rank 0, which takes commands, not at rank {rank}.")
         if child.name in self.disturbed:
             raise LaunchError(f"{child.name} is being disturbed already.")
         if child.state is not ChildState.READY:
@@ -147,7 +149,7 @@ class ChaosRunner:
 
     def is_whole(self, child: Child) -> bool:
         fit = child.plan.role in GENERATING_ROLES and child.state is ChildState.READY
-        return fit and child.name not in self.disturbed
+        return fit and child.drain_state is DrainState.WORKING and child.name not in self.disturbed
 
     def advance(self, now: float) -> None:
         """Make the steps that are due, and undo what nobody wants any more."""

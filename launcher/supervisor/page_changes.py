@@ -15,6 +15,8 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     "restart": frozenset({"command", "names"}),
     "role": frozenset({"command", "names", "role"}),
 }
+# Bytes that a proxy may leave unread before it is told nothing more: it hangs, or somebody else has taken it over.
+MOST_UNREAD = 1 << 20
 REFUSAL = "A page can only drain, undrain or restart one worker, or give it another role."
 
 Take = Callable[[RolloutClient, dict[str, Any]], None]
@@ -39,18 +41,19 @@ class PageClient:
         self.send({})
 
     def send(self, told: Mapping[str, Any]) -> None:
-        if not self.ended and self.process.ended is None:
+        if not self.ended and self.process.ended is None and len(self.process.outbox) < MOST_UNREAD:
             self.process.send({"kind": "change", "number": self.number, **told})
 
 
 def take_change(process: ChildProcess, report: ChangeReport, take: Take) -> None:
-    """Pass a proxy's request on to `take`, or refuse it."""
-    client = PageClient(process, report.number)
-    request = report.request
-    if not process.plan.is_proxy or not isinstance(request, dict) or not is_allowed(request):
-        client.end(REFUSAL, 2)
+    """Pass a proxy's request on to `take`, or refuse it. Nobody else has a page, and gets no answer."""
+    if not process.plan.is_proxy:
         return
-    take(client, request)
+    client = PageClient(process, report.number)
+    if is_allowed(report.request):
+        take(client, report.request)
+    else:
+        client.end(REFUSAL, 2)
 
 
 def is_allowed(request: Mapping[str, Any]) -> bool:

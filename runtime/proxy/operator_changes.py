@@ -75,14 +75,31 @@ class OperatorChanges:
             raise Unavailable("this proxy has no launcher that could do it: use the command where the worker runs")
         if age > FRESH:
             raise Unavailable(f"the launcher has been silent for {age:.0f} s: see whether it is stopped, and try again")
-        if sum(one.outcome is None for one in self.changes) >= MOST_OPEN:
+        self.end_silent()
+        if len(self.open) >= MOST_OPEN:
             raise Unavailable("other changes wait for the launcher already: try again when they are done")
         now = self.clock()
         self.count += 1
         change = OperatorChange(self.count, action, worker, role, now, now)
-        self.changes = [*self.changes, change][-KEPT:]
+        self.keep(change)
         ask(change.number, {"command": action, "names": [worker]} | ({} if role is None else {"role": role}))
         return change
+
+    @property
+    def open(self) -> list[OperatorChange]:
+        return [one for one in self.changes if one.outcome is None]
+
+    def keep(self, change: OperatorChange) -> None:
+        """Keep a new change in the place of the oldest that is over: one that is open is still heard of."""
+        over = [one for one in self.changes if one.outcome is not None]
+        dropped = over[: max(0, len(self.changes) + 1 - KEPT)]
+        self.changes = [*(one for one in self.changes if one not in dropped), change]
+
+    def end_silent(self) -> None:
+        """End the changes whose supervisor is silent for too long; nobody else does if their clients have left."""
+        for change in self.open:
+            if self.clock() - change.heard_at >= SILENCE:
+                change.end(f"the launcher has not answered for {SILENCE:g} s: its log tells how this ends", failed=True)
 
     def check_worker(self, worker: str) -> None:
         """Raise RequestError for a name that is none of the supervisor's workers."""
@@ -113,16 +130,14 @@ class OperatorChanges:
         """Wait until a change is over, or its supervisor is silent for too long."""
         while not change.over.is_set():
             left = change.heard_at + SILENCE - self.clock()
-            if left <= 0:
-                change.end(f"the launcher has not answered for {SILENCE:g} s: its log tells how this ends", failed=True)
-            else:
-                try:
-                    await asyncio.wait_for(change.over.wait(), left)
-                except asyncio.TimeoutError:
-                    continue
+            try:
+                await asyncio.wait_for(change.over.wait(), max(0.0, left))
+            except asyncio.TimeoutError:
+                self.end_silent()
         return change
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the changes, newest first, as JSON values."""
+        self.end_silent()
         now = self.clock()
         return [change.row(now) for change in reversed(self.changes)]

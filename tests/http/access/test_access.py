@@ -19,6 +19,7 @@ from scripted_worker import DEADLINE
 from pontil.http.access import access
 from pontil.http.access.failed_keys import MOST_ADDRESSES, MOST_WRONG, WINDOW_SECONDS, FailedKeys, place_of
 from pontil.http.access.keyring import Keyring
+from pontil.http.page import live_events
 from pontil.launcher.roles import read_usage
 from pontil.runtime.foundation.loopback import is_loopback
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -85,6 +86,22 @@ def refused(answer: HttpAnswer, status: int, code: str) -> str:
     assert (answer.status, error["code"], error["param"]) == (status, code, None), answer.body
     assert answer.headers["x-request-id"] and answer.headers["content-type"] == "application/json"
     return str(error["message"])
+
+
+def test_a_page_whose_key_is_revoked_is_shown_no_more(
+    shut: ScriptedSite, afar: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_events, "EVERY", 0.02)
+    connection = http.client.HTTPConnection("127.0.0.1", shut.port, timeout=DEADLINE)
+    connection.request("GET", "/admin/events", headers=bearer(ADMIN))
+    response = connection.getresponse()
+    try:
+        assert response.status == 200 and response.readline().startswith(b"data: ")
+        monkeypatch.setattr(access_of(shut), "keyring", Keyring(access_of(shut).keyring.callers, digest("another")))
+        # The stream's end, which never comes to one that is admitted.
+        assert response.read().endswith(b"\n")
+    finally:
+        connection.close()
 
 
 def test_every_route_but_probes_and_the_page_needs_a_key(shut: ScriptedSite, afar: None) -> None:  # F5

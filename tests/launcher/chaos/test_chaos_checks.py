@@ -90,6 +90,7 @@ UNREACHED = FaultRecord(FINE.faults[0].planned, problem="decode:0 had no turn")
         (of_record(completion_tokens=9), "usage", "replies say 19 completion tokens and the ledger 20"),
         (of_after(ledger={"prompt_tokens": 110, "completion_tokens": 220, "open": 1}), "open requests", "1 are open"),
         (lambda: replace(FINE, findings=((True, "a"), (False, "b"))), "audit", "1 of 2"),
+        (lambda: replace(FINE, findings=()), "audit", "0 of 0"),
         (lambda: replace(FINE, exits=(*FINE.exits, ExitFacts("proxy", 50.0, "crash", "crashed", ("boom",)))), "deaths",
          "proxy crashed, and nobody had it killed"),
         (lambda: replace(FINE, exits=FINE.exits[1:]), "deaths", "decode:0 was to die by kill and has no exit"),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import pytest
-from faulty_server import BUSY, CHANGED, CUT_OFF, ERROR, SHORT, SHUT, FaultyServer, faulty_server
+from faulty_server import BUSY, CHANGED, CUT_OFF, ERROR, ODD_SHAPE, SHORT, SHUT, FaultyServer, faulty_server
 
 from pontil.launcher.bench.bench_run import open_session
 from pontil.launcher.bench.http_client import HttpClient
@@ -83,6 +83,7 @@ def test_a_server_that_fails_undisturbed_is_not_tried(server: FaultyServer, faul
         (SHORT, AnswerOutcome.LOST, "it ended early, with no [DONE]"),
         (CUT_OFF, AnswerOutcome.LOST, "it ended early, with no finish reason"),
         (ERROR, AnswerOutcome.LOST, "the worker is gone"),
+        (ODD_SHAPE, AnswerOutcome.LOST, "the answer has no shape of the API"),
         (SHUT, AnswerOutcome.LOST, "it was refused without a Retry-After: HTTP 503: no room"),
         (BUSY, AnswerOutcome.REFUSED, "HTTP 503: no room"),
     ],

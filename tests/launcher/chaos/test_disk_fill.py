@@ -64,6 +64,23 @@ def test_a_process_that_is_killed_leaves_nothing(disk: Path) -> None:
     assert free(disk) == before
 
 
+def test_a_file_that_is_closed_meanwhile_is_filled_no_more(disk: Path) -> None:
+    """A fault that is cut short leaves a thread at work, and its descriptor may be another file's by then."""
+    with DiskFill(str(disk)) as file:
+        descriptor = file.file.fileno()
+    with (disk / "theirs").open("wb") as theirs:
+        assert theirs.fileno() == descriptor
+        file.top_up()
+        assert os.fstat(descriptor).st_size == 0 and free(disk) > 0
+
+
+def test_the_file_has_no_name_at_any_time(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would stay if the process were killed before it is taken away."""
+    monkeypatch.setattr(os, "unlink", lambda path: pytest.fail(f"{path} had a name"))
+    with DiskFill(str(disk)):
+        assert not os.listdir(disk)
+
+
 def test_only_a_small_filesystem_is_filled_and_each_once(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (disk / "below").mkdir()
     found, reasons = small_filesystems([str(disk / "below"), str(disk), "/no/such/folder"])

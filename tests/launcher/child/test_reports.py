@@ -44,6 +44,21 @@ def test_lines_that_are_no_report(line: bytes) -> None:
     assert decode(line) is None
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"kind": "asked", "number": 1, "request": ' + b"[" * 20_000 + b"]" * 20_000 + b"}",
+        b'{"kind": "asked", "number": [1], "request": {}}',
+        b'{"kind": "asked", "number": 1, "request": "drain"}',
+        b'{"kind": "heartbeat", "step": 1, "age": "long", "working": true}',
+        b'{"kind": "tested", "number": 1, "routes": 2}',
+        b'{"kind": "progress", "text": null}',
+    ],
+)
+def test_a_child_of_somebody_else_cannot_make_the_supervisor_fail(line: bytes) -> None:
+    assert decode(line) is None
+
+
 def test_the_reporter_beats_with_the_last_step() -> None:
     reading, writing = os.pipe()
     pipe, reporter = os.fdopen(reading), PipeReporter(writing, beat=0.001)

@@ -2,13 +2,18 @@
 """Changes that a proxy's page asks for, carried out by a real supervisor."""
 
 import json
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pontil.launcher.supervisor.page_changes import REFUSAL, is_allowed
+from pontil.launcher.child.process import ChildProcess
+from pontil.launcher.child.reports import ChangeReport
+from pontil.launcher.config.child_plan import ChildPlan
+from pontil.launcher.supervisor.page_changes import MOST_UNREAD, REFUSAL, is_allowed, take_change
 
 WaitUntil = Callable[[Callable[[], object]], None]
 OBEYS = ["ready", "obey"]
@@ -63,7 +68,7 @@ def test_a_page_is_refused_what_only_a_command_may(page: Page) -> None:
         {"command": "drain", "names": ["decode:0"], "drain_timeout": 0},
         {"command": "reload"},
         {"command": "describe"},
-        [],
+        {},
     )
     for request in refused:
         assert [(one["end"], one["code"]) for one in page.ask(request)] == [(REFUSAL, 2)], request
@@ -71,6 +76,25 @@ def test_a_page_is_refused_what_only_a_command_may(page: Page) -> None:
     assert "There is no worker 'decode:7'" in unknown["end"]
     (role,) = page.ask({"command": "role", "names": ["decode:0"], "role": "proxy"})
     assert "one of" in role["end"] and role["code"] == 2
+
+
+@pytest.fixture(params=["proxy", "decode"])
+def mute(request: pytest.FixtureRequest) -> Iterator[ChildProcess]:
+    """A process that reads no command."""
+    plan = ChildPlan(request.param, request.param, "cpu", (), {})
+    made = ChildProcess(plan, (sys.executable, "-c", "import time; time.sleep(1000)"), os.environ, 0.0)
+    yield made
+    made.kill()
+    made.reap()
+    made.close()
+
+
+def test_one_that_asks_without_end_and_never_reads_fills_no_memory(mute: ChildProcess) -> None:
+    for number in range(20_000):
+        take_change(mute, ChangeReport(number, {"command": "scale"}), lambda client, request: None)
+    # A pipe holds the rest, and the last answer may go beyond the limit.
+    least = MOST_UNREAD if mute.plan.is_proxy else 0
+    assert least <= len(mute.outbox) <= (MOST_UNREAD + 1000 if least else 0)
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,13 @@ def test_a_stopped_worker_goes_on_after_its_time(pair: Any, waiting: WaitUntil) 
     assert not is_stopped(before) and not chaos(pair).facts["exits"]
 
 
+def test_one_that_is_drained_does_not_stand_in_for_another(pair: Any) -> None:
+    drained = ask(folder_of(pair), {"command": "drain", "names": ["prefill:0"]}, lambda text: None)
+    assert drained.code == 0
+    refused = chaos(pair, fault="kill", worker="decode:0", seconds=0)
+    assert refused.code == 1 and "Nobody would serve" in refused.text
+
+
 def test_a_client_that_leaves_ends_its_disturbance(pair: Any, waiting: WaitUntil) -> None:
     before = pair.children()["decode:0"]
     with begun(pair, fault="stop", worker="decode:0", seconds=60):
@@ -142,6 +149,8 @@ def test_a_slowed_worker_stays_and_a_cut_is_told_to_the_worker(pair: Any, waitin
 def test_one_rank_can_be_killed_and_all_of_its_worker_are_replaced(launched: Launched) -> None:
     launch = launched({"proxy": ["ready", "listen"], "prefill:0": OBEYS, "decode:0": [OBEYS, ["ready"]]}, chaos=True)
     launch.until("ready on")
+    refused = chaos(launch, fault="cut", worker="decode:0", rank=1, seconds=1)
+    assert refused.code == 2 and "cut at rank 0" in refused.text
     assert chaos(launch, fault="kill", worker="decode:0", rank=1, seconds=0).code == 0
     launch.until(r"decode:0 lost decode:0\+1, which was killed by SIGKILL")
     launch.until(r"decode:0 \| ready")

@@ -83,6 +83,27 @@ def test_few_changes_wait_and_few_are_kept(site: OperatorSite) -> None:
     assert len(site.changes.rows()) == KEPT and site.changes.rows()[0]["number"] == MOST_OPEN + 29
 
 
+def test_a_change_that_is_under_way_is_kept_whatever_others_ask_for(site: OperatorSite) -> None:
+    """Each of the others is refused by the supervisor at once, since one is under way."""
+    first = site.changes.begin("restart", "decode:0")
+    for number in range(2, 2 + 2 * KEPT):
+        site.changes.begin("drain", "prefill:0")
+        site.changes.hear({"number": number, "end": "Another change is under way.", "code": 1})
+    assert len(site.changes.rows()) == KEPT
+    site.changes.hear({"number": 1, "end": "done", "code": 0})
+    assert first.outcome == "done" and not first.failed
+
+
+def test_changes_whose_clients_and_supervisor_are_gone_leave_room_for_others(site: OperatorSite) -> None:
+    for _ in range(MOST_OPEN):
+        site.changes.begin("drain", "decode:0")
+    site.now = operator_changes.SILENCE
+    assert all(row["failed"] and "has not answered" in row["outcome"] for row in site.changes.rows())
+    site.now += operator_changes.SILENCE
+    site.changes.begin("drain", "decode:0")
+    assert len(site.asked) == MOST_OPEN + 1
+
+
 def test_lines_and_the_end_are_shown_and_bounded(site: OperatorSite) -> None:
     change = site.changes.begin("drain", "decode:0")
     for _ in range(100):

@@ -11,6 +11,7 @@ from typing import Any
 WORDS = ("the", "boat", "turns", "home")
 # Faults of an answer, by the name that a test gives.
 CHANGED, SHORT, CUT_OFF, ERROR, BUSY, SHUT = "changed", "short", "cut off", "error", "busy", "shut"
+ODD_SHAPE = "odd shape"
 
 
 class FaultyHandler(BaseHTTPRequestHandler):
@@ -38,6 +39,8 @@ class FaultyHandler(BaseHTTPRequestHandler):
             text = "sinks" if fault == CHANGED and number == 2 else word
             finish = "length" if number == len(WORDS) - 1 else None
             self.event({"choices": [{"index": 0, "text": text, "token_ids": [number], "finish_reason": finish}]})
+        if fault == ODD_SHAPE:
+            return self.event({"choices": 3})
         if fault == ERROR:
             return self.event({"error": {"message": "the worker is gone"}})
         self.event({"choices": [], "usage": usage})
