@@ -139,7 +139,8 @@ def test_two_servers_have_the_same_questions_and_only_their_own_key(
         "--output-tokens", "2", "--png", str(picture), "--itl-limit", "60000", PONTIL_API_KEYS="e" * 40,
     )  # fmt: skip
     assert done.code == 0
-    assert [each["prompt"] for each in server.asked] == [each["prompt"] for each in other.asked]
+    # Questions that come 5 ms apart may change places.
+    assert sorted(each["prompt"] for each in server.asked) == sorted(each["prompt"] for each in other.asked)
     assert {each["key"] for each in server.asked} == {"Bearer " + "k" * 40}
     assert {each["key"] for each in other.asked} == {None}
     rows = done.out.splitlines()[2:]
