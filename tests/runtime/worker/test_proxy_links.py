@@ -104,7 +104,8 @@ def test_counts_and_loads_are_stated_to_each_proxy_by_itself(model: Path, tmp_pa
         turn_until(lambda: worker.link.proxies == 2)
         for name, server, count in (("a", servers[0], 40), ("b", servers[1], 9)):
             wire = greedy(count, ignore_eos=True).to_wire()
-            assert server.send(Submit(name, worker.incarnation, f"r{name}", 0, prompt(20), wire))
+            # Whichever comes first, the other finds nothing of it cached.
+            assert server.send(Submit(name, worker.incarnation, f"r{name}", 0, prompt(20), wire, cache_salt=name))
         turn_until(lambda: len(worker.requests) == 2)
         assert worker.load(worker.link.links[1]).others == {
             "proxies": 1, "in_flight": 1, "taken": 1,
