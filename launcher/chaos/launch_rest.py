@@ -5,7 +5,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,11 @@ class ProcessHoldings:
 
 @dataclass(frozen=True, slots=True)
 class LaunchRest:
-    """The launch at rest. `holdings` are by (child, pid), `ledger` is None where several proxies share the port."""
+    """The launch at rest. `holdings` are by (child, pid), `used_blocks` of KV by worker; `ledger` is None where several
+    proxies share the port."""
 
     holdings: Mapping[tuple[str, int], ProcessHoldings]
-    free_blocks: Mapping[str, int]
+    used_blocks: Mapping[str, int]
     ledger: Mapping[str, Any] | None
     faults: Mapping[str, float]
     imbalance: float
@@ -64,41 +65,50 @@ class RestWatch:
         sums = await self.metrics()
         return {name: int(sums.get(metric, 0)) for name, metric in EFFECTS.items()}
 
-    async def free_blocks(self) -> dict[str, int] | None:
-        """Return the free KV blocks of each worker, None while somebody works or is not ready."""
-        rows = json.loads(await self.client.get("/admin/topology"))["processes"]
-        loads = {row["name"]: row.get("load") for row in rows if row["role"] != "proxy"}
-        busy = [load for load in loads.values() if load is None or load.get("running") or load.get("waiting")]
-        if busy or any(row["state"] != "READY" for row in rows):
-            return None
-        return {name: load["free_blocks"] for name, load in loads.items() if load and "free_blocks" in load}
+    async def processes(self) -> list[dict[str, Any]]:
+        """Return the rows of /admin/topology."""
+        rows: list[dict[str, Any]] = json.loads(await self.client.get("/admin/topology"))["processes"]
+        return rows
 
     async def at_rest(self) -> LaunchRest:
-        """Wait until every child is ready, nothing runs and free blocks no longer change. Raises LaunchError if that
-        takes too long."""
+        """Wait until every child is ready, nothing runs and the blocks in use no longer change. Raises LaunchError if
+        that takes too long."""
         found, since, deadline = None, time.monotonic(), time.monotonic() + REST_WITHIN
         while time.monotonic() < deadline:
-            facts, now = await facts_of(self.folder), await self.free_blocks()
-            metrics = await self.metrics()
+            facts, rows, metrics = await facts_of(self.folder), await self.processes(), await self.metrics()
+            now = used_blocks_of(rows)
             idle = not metrics.get("pontil_num_requests_running") and not metrics.get("pontil_num_requests_waiting")
             whole = all(child.ready and not child.disturbed for child in facts.children)
             if now is None or not idle or not whole or now != found:
                 found, since = now, time.monotonic()
             elif time.monotonic() - since > STEADY_SECONDS:
-                return await self.rest(facts, now, metrics)
+                return await self.rest(facts, rows, now, metrics)
             await asyncio.sleep(LOOK_EVERY)
         raise LaunchError(f"The launch was not idle and whole within {REST_WITHIN:.0f} s: `pontil status` shows why.")
 
-    async def rest(self, facts: LaunchFacts, free: Mapping[str, int], metrics: Mapping[str, float]) -> LaunchRest:
-        proxies = sum(child.role == "proxy" for child in facts.children)
+    async def rest(
+        self, facts: LaunchFacts, rows: Sequence[Mapping[str, Any]], used: Mapping[str, int],
+        metrics: Mapping[str, float],
+    ) -> LaunchRest:  # fmt: skip
+        # The server's own table: the proxies may be children of another launch.
+        proxies = sum(row["role"] == "proxy" for row in rows)
         ledger = json.loads(await self.client.get("/admin/ledger")) if proxies <= 1 else None
         pids = [(child.name, pid) for child in facts.children for pid in child.pids]
         faults = {name: metrics.get(name, 0.0) for name in FAULTLESS}
         return LaunchRest(
-            {key: found for key in pids if (found := holdings(key[1])) is not None}, free, ledger, faults,
+            {key: found for key in pids if (found := holdings(key[1])) is not None}, used, ledger, faults,
             metrics.get("pontil_ledger_imbalance", 0.0), segments(), tuple(zombies(self.pid)),
             frozenset(open_segments([pid for _, pid in pids])),
         )  # fmt: skip
+
+
+def used_blocks_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, int] | None:
+    """Return the KV blocks in use in each worker of /admin/topology, None while somebody works or is not ready."""
+    loads = {row["name"]: row.get("load") for row in rows if row["role"] != "proxy"}
+    busy = [load for load in loads.values() if load is None or load["running"] or load["waiting"]]
+    if busy or any(row["state"] != "READY" for row in rows):
+        return None
+    return {name: load["total_blocks"] - load["free_blocks"] for name, load in loads.items() if load}
 
 
 def sums_of(page: str) -> dict[str, float]:

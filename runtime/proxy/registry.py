@@ -106,6 +106,7 @@ class RegisteredWorker:
             "running": self.running,
             "waiting": self.waiting,
             "free_blocks": self.free_blocks,
+            "total_blocks": self.capacity,
         }
 
 

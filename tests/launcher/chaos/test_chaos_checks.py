@@ -15,9 +15,9 @@ from pontil.launcher.chaos.launch_rest import LaunchRest, ProcessHoldings
 
 MIB = 1 << 20
 LEDGER = {"prompt_tokens": 100, "completion_tokens": 200, "open": 0}
-FREE = {"prefill:0": 10, "decode:0": 20}
+USED = {"prefill:0": 0, "decode:0": 2}
 HELD = {("proxy", 1): ProcessHoldings(30, 100 * MIB), ("decode:0", 2): ProcessHoldings(40, 100 * MIB)}
-BEFORE = LaunchRest(HELD, FREE, LEDGER, {"pontil_thread_failures_total": 1.0}, 0.0, frozenset({"old"}))
+BEFORE = LaunchRest(HELD, USED, LEDGER, {"pontil_thread_failures_total": 1.0}, 0.0, frozenset({"old"}))
 
 
 def fault(variant: str, target: str, begun: float, ended: float, survived: bool = True) -> FaultRecord:
@@ -96,7 +96,8 @@ UNREACHED = FaultRecord(FINE.faults[0].planned, problem="decode:0 had no turn")
         (lambda: replace(FINE, exits=FINE.exits[1:]), "deaths", "decode:0 was to die by kill and has no exit"),
         (of_exit(at=42.0), "deaths", "decode:0 was killed by SIGKILL, and nobody had it killed"),
         (lambda: replace(FINE, exits=(*FINE.exits, FINE.exits[0])), "deaths", "nobody had it killed"),
-        (of_after(free_blocks={"prefill:0": 10, "decode:0": 19}), "blocks", "decode:0 has 19 free KV blocks and had"),
+        (of_after(used_blocks={"prefill:0": 0, "decode:0": 3}), "blocks", "decode:0 has 3 KV blocks in use and had 2"),
+        (of_after(used_blocks={"prefill:0": 0}), "blocks", "decode:0 has None KV blocks in use"),
         (of_after(holdings=HELD | {("proxy", 1): ProcessHoldings(60, 100 * MIB)}), "descriptors", "proxy has 30 more"),
         (of_after(holdings={("proxy", 1): HELD["proxy", 1], ("decode:0", 9): ProcessHoldings(60, MIB)}), "descriptors",
          "decode:0 has 20 more"),

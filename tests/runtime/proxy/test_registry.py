@@ -240,6 +240,7 @@ def test_the_topology_joins_table_and_load() -> None:
     proxy, decode, prefill = workers.topology()
     assert proxy == row("proxy", 1, "READY")
     assert decode["state"] == "STALE" and decode["load"]["free_blocks"] == 7
+    assert decode["load"]["total_blocks"] == ONE.num_blocks - 1
     assert (prefill["name"], prefill["pid"], prefill["state"], prefill["role"]) == ("prefill:0", 12, "READY", "prefill")
 
 

@@ -108,9 +108,9 @@ class DisturbedSite:
         self.rounds += 1
         streams = Streams(self.served, bodies(f"{self.salt}round {self.rounds}, ", self.tokens))
         harm(streams)
-        for told, expected in zip(streams.finish(), self.answers, strict=True):
+        for asked, told, expected in zip(ASKED, streams.finish(), self.answers, strict=True):
             assert told.error is None, told.error
-            assert told.answer == expected
+            assert told.answer == expected, f"{asked}: {told.answer} was {expected}"
         mended()
         return check(self.served, before, *killed)
 
