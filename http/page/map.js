@@ -2,6 +2,7 @@
 // The processes and what flows between them: cards in columns by role, wires drawn between the cards.
 
 import { byId, keep, make, mark, say, svg } from "./dom.js";
+import { move } from "./flow.js";
 import { bytes, duration, plural, words } from "./format.js";
 import { tone } from "./state.js";
 import { createCard, updateCard } from "./worker_card.js";
@@ -123,6 +124,7 @@ function drawWires() {
   const drawable = [...proxyWires(), ...pairs].filter((one) => one.from && one.to);
   const labelled = drawable.filter((one) => one.kind === "kv" && isBusy(one.flow)).length <= 3;
   keep(wires, drawable, (one) => one.key, createWire, (group, one) => updateWire(group, one, box, labelled));
+  move(wires, drawable.some((one) => one.kind === "kv" && isBusy(one.flow)));
 }
 
 function createWire(one) {

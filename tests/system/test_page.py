@@ -148,6 +148,21 @@ def test_no_text_of_a_snapshot_becomes_markup(browser: "Browser", served: Served
     context.close()
 
 
+def test_busy_wires_move_without_an_animation(browser: "Browser", served: Served) -> None:
+    """An animation of dashes is painted sixty times a second, which took a fifth of a core while there was load."""
+    snapshot = json.loads(next(served.request("GET", "/admin/events").events()))
+    snapshot["flows"] = [{"from": "prefill:0", "to": "decode:0", "open": 1, "bytes_per_second": 9}]
+    body = f"data: {json.dumps(snapshot)}\n\n"
+    context = browser.new_context()
+    page = context.new_page()
+    page.route("**/admin/events", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    page.goto(f"http://127.0.0.1:{served.port}/admin/ui")
+    page.locator("#wires .kv[data-busy]").wait_for(timeout=SOON, state="attached")
+    page.locator("#wires[stroke-dashoffset]").wait_for(timeout=SOON, state="attached")
+    assert page.evaluate("document.getAnimations().length") == 0
+    context.close()
+
+
 def test_a_chat_shows_its_answer_its_workers_and_its_time(operator: Operator) -> None:
     operator.page.fill("#chat-text", "Tell me of the sea. " * 8)
     operator.page.fill("#chat-tokens", "12")
