@@ -14,10 +14,11 @@ JSON = "application/json"
 
 
 def foreign_page(method: str, headers: Mapping[str, str]) -> str | None:
-    """Return why a request is one of another origin's page, or None. A link to a page that is only read may be
-    followed."""
+    """Return why a request is one of another origin's page, or None. A link to what is only read may be followed; a
+    frame, which the operator need not even see, may not."""
     site = headers.get("sec-fetch-site")
-    is_link = method in READING and headers.get("sec-fetch-mode") == "navigate"
+    is_visit = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest", "document") == "document"
+    is_link = method in READING and is_visit
     if site is not None and site not in ITS_OWN and not is_link:
         return "a page of another site asked for this: open /admin/ui of this server itself"
     origin = headers.get("origin")

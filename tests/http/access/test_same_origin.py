@@ -44,10 +44,13 @@ def test_the_page_itself_may_ask(pair: ScriptedSite) -> None:
 
 def test_a_link_may_be_followed_and_nothing_else_read(pair: ScriptedSite) -> None:
     link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
-    assert pair.ask("GET", "/admin/topology", None, link).status == 200
+    for followed in (link, link | {"sec-fetch-dest": "document"}):
+        assert pair.ask("GET", "/admin/topology", None, followed).status == 200
     for path in ("/admin/topology", "/admin/events", "/admin/ledger"):
         assert pair.ask("GET", path, None, link | {"sec-fetch-mode": "cors"}).status == 403
         assert pair.ask("GET", path, None, {"origin": "https://evil.example"}).status == 403
+        for frame in ("iframe", "frame", "embed", "object"):
+            assert pair.ask("GET", path, None, link | {"sec-fetch-dest": frame}).status == 403
 
 
 def test_a_rebound_name_is_not_this_machine(pair: ScriptedSite) -> None:
