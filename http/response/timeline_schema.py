@@ -21,7 +21,9 @@ ROW: dict[str, Schema] = {
     "seconds": NUMBER,
     "workers": many(TEXT),
     "stage": TEXT,
+    "trace_id": TEXT,
 }
+MAY_LACK = ("stage", "trace_id")
 TIME_SPAN = closed(
     {
         "name": TEXT,
@@ -41,6 +43,6 @@ TIME_EVENT = closed(
 GAPS = closed({"begin": NUMBER, "seconds": many(NUMBER), "largest": many(NUMBER), "steps": many(COUNT)})
 LARGEST = closed({"name": TEXT, "seconds": NUMBER})
 PARTS = {"spans": many(TIME_SPAN), "events": many(TIME_EVENT), "gaps": GAPS, "largest": nullable(LARGEST)}
-REQUESTS = closed({"requests": many(closed(ROW, ("stage",)))})
-TIMELINE = closed(ROW | PARTS, ("stage",))
+REQUESTS = closed({"requests": many(closed(ROW, MAY_LACK))})
+TIMELINE = closed(ROW | PARTS, MAY_LACK)
 TIMELINES: Schema = {"anyOf": [TIMELINE, closed({"requests": many(TIMELINE)})]}

@@ -32,6 +32,7 @@ def made_row(request: Request, model: str, state: str, finish: str | None, usage
         None if first is None else max(0.0, first - recorder.since), max(0.0, now - recorder.since),
         () if request.route is None else tuple(worker.name for worker in request.route.workers),
         None if request.stage is None else request.stage.node.name,
+        None if request.trace is None else request.trace.trace_id,
     )  # fmt: skip
 
 

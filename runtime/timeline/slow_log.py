@@ -9,7 +9,9 @@ LOG = logging.getLogger("pontil.requests")
 
 
 def log_slow(timeline: Timeline) -> None:
-    LOG.warning("%s", slow_line(timeline), extra={"request": timeline.row.id})
+    row = timeline.row
+    trace = {} if row.trace_id is None else {"trace_id": row.trace_id}
+    LOG.warning("%s", slow_line(timeline), extra={"request": row.id} | trace)
 
 
 def slow_line(timeline: Timeline) -> str:

@@ -90,7 +90,8 @@ class LargestPart:
 @dataclass(frozen=True, slots=True)
 class TimelineRow:
     """A request in a line. `received_at` is in seconds since 1970, `route` the path that the client asked, `stage` the
-    stage of a model of several. `seconds` is until its end, or until now. `workers` are those of the last attempt."""
+    stage of a model of several. `seconds` is until its end, or until now. `workers` are those of the last attempt. The
+    `trace_id` names its trace where traces are exported."""
 
     id: str
     received_at: float
@@ -107,15 +108,16 @@ class TimelineRow:
     seconds: float
     workers: tuple[str, ...]
     stage: str | None = None
+    trace_id: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         first = self.first_token_seconds
-        shown = {name: getattr(self, name) for name in self.__slots__ if name != "stage"}
+        shown = {name: getattr(self, name) for name in self.__slots__}
         shown |= {
             "workers": list(self.workers), "seconds": round(self.seconds, DIGITS),
             "first_token_seconds": None if first is None else round(first, DIGITS),
         }  # fmt: skip
-        return shown | ({} if self.stage is None else {"stage": self.stage})
+        return {name: value for name, value in shown.items() if value is not None or name not in ("stage", "trace_id")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,8 @@ def test_the_clients_trace_goes_on_in_the_response_and_to_the_collector(
     span = server_span(receiver, answer)
     assert (span.trace_id, span.parent_id, span.state, span.kind) == (TRACE, SPAN, "vendor=1", "server")
     assert span.attributes["gen_ai.request.id"] == answer.headers["x-request-id"]
+    row = traced.ask("GET", f"/admin/requests/{answer.headers['x-request-id']}").json
+    assert row["trace_id"] == TRACE
 
 
 @pytest.mark.parametrize("stream", [False, True])

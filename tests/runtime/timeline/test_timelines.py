@@ -8,7 +8,7 @@ import pytest
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.timeline.received import ReceivedRequest
 from pontil.runtime.timeline.recorder import MOST_OF_ONE, RequestRecorder
-from pontil.runtime.timeline.slow_log import slow_line
+from pontil.runtime.timeline.slow_log import log_slow, slow_line
 from pontil.runtime.timeline.timeline import COMPLETE, LargestPart, Timeline, TimelineRow
 from pontil.runtime.timeline.timelines import GRACE, MOST_BYTES, MOST_ENDED, MOST_LISTED, Timelines
 from pontil.runtime.wire.messages import AttemptTimes
@@ -166,13 +166,17 @@ def test_of_very_many_requests_of_one_only_the_first_are_kept(clock: SetClock) -
     assert len(timelines.named("x")) == len(timelines.ended) == len(timelines.untold) == MOST_OF_ONE
 
 
-def test_a_slow_request_is_one_line() -> None:
+def test_a_slow_request_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     timeline = Timeline(ROW, (), (), RequestRecorder().gaps.shown(0.0), LargestPart("pull of decode:0", 1.42))
     line = slow_line(timeline)
     assert line == (
         "slow request r-1 key=alice state=complete total=2.000 first_token=0.500 largest=pull of decode:0 1.420 s "
         "workers=decode:0 attempts=1 prompt=3 cached=1 completion=2"
     )
+    assert "trace_id" not in ROW.to_json() and replace(ROW, trace_id="4bf9").to_json()["trace_id"] == "4bf9"
+    log_slow(timeline)
+    log_slow(replace(timeline, row=replace(ROW, trace_id="4bf9")))
+    assert [(one.request, getattr(one, "trace_id", None)) for one in caplog.records] == [("r-1", None), ("r-1", "4bf9")]  # type: ignore[attr-defined]
     assert "first_token=- largest=-" in slow_line(
         replace(timeline, largest=None, row=replace(ROW, first_token_seconds=None))
     )
