@@ -4,15 +4,15 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from pontil.runtime.transfer.connector import Pair, PullResult, SliceConnector
+from pontil.runtime.transfer.forwarding_connector import ForwardingConnector
 from pontil.runtime.transfer.grants import Grant
 
 CUT = "the link is cut (chaos)"
 
 
-class CutConnector:
+class CutConnector(ForwardingConnector):
     """A connector over another one. While it is cut, no pull succeeds: those under way end with an error, and so does
     each new one. The inner connector keeps its promise about a pull's blocks, since every pull is its own and is only
     cancelled. The cut ends by itself, so that nobody has to be alive to mend it."""
@@ -20,7 +20,8 @@ class CutConnector:
     def __init__(
         self, inner: SliceConnector, wake: Callable[[], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.inner, self.wake, self.clock = inner, wake, clock
+        super().__init__(inner)
+        self.wake, self.clock = wake, clock
         self.cut_until = float("-inf")
         # Tickets of pulls that have not ended, and those of them that the cut has broken.
         self.open: set[int] = set()
@@ -39,13 +40,13 @@ class CutConnector:
 
     def break_pull(self, ticket: int) -> None:
         self.broken.add(ticket)
-        self.inner.cancel(ticket)
+        self.cancel(ticket)
         self.wake()
 
     def pull(
         self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
     ) -> int:
-        ticket = self.inner.pull(peer, pairs, slot, shown, heads)
+        ticket = super().pull(peer, pairs, slot, shown, heads)
         self.open.add(ticket)
         if self.is_cut:
             self.break_pull(ticket)
@@ -53,7 +54,7 @@ class CutConnector:
 
     def poll(self) -> list[PullResult]:
         """Return the ends of pulls. One that was broken failed, even if its bytes came before it was cancelled."""
-        ends = [self.failed(end) if end.ticket in self.broken else end for end in self.inner.poll()]
+        ends = [self.failed(end) if end.ticket in self.broken else end for end in super().poll()]
         ended = {end.ticket for end in ends}
         self.open -= ended
         self.broken -= ended
@@ -61,27 +62,3 @@ class CutConnector:
 
     def failed(self, end: PullResult) -> PullResult:
         return replace(end, error=CUT, epoch=None, bytes=0, digests=[])
-
-    def register(self) -> dict[str, Any]:
-        return self.inner.register()
-
-    def attach(self, peer: str, descriptor: dict[str, Any], heads: range | None = None) -> None:
-        self.inner.attach(peer, descriptor, heads)
-
-    def detach(self, peer: str) -> None:
-        self.inner.detach(peer)
-
-    def staged(self, peer: str) -> bool:
-        return self.inner.staged(peer)
-
-    def lost(self) -> list[str]:
-        return self.inner.lost()
-
-    def received(self, peer: str) -> int:
-        return self.inner.received(peer)
-
-    def cancel(self, ticket: int) -> None:
-        self.inner.cancel(ticket)
-
-    def close(self) -> None:
-        self.inner.close()

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import count
-from typing import Any
 
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.transfer.connector import Pair, PullResult, SliceConnector
 from pontil.runtime.transfer.copying_connector import CopyJob
+from pontil.runtime.transfer.forwarding_connector import ForwardingConnector
 from pontil.runtime.transfer.grants import Grant
 from pontil.runtime.transfer.shm_connector import ShmConnector
 
@@ -77,35 +77,17 @@ class HeldPull:
     cancelled: bool = False
 
 
-class HostileConnector:
+class HostileConnector(ForwardingConnector):
     """Wrapper of a connector that copies. `choose` returns the fault of the next pull, none by default. With
     `backwards`, results due in one poll are returned in reverse order."""
 
     def __init__(self, storage: KVStorage, wake: Callable[[], None], inner: Inner = ShmConnector) -> None:
-        self.storage, self.inner = storage, inner(storage, wake)
-        self.wake = wake
+        super().__init__(inner(storage, wake))
+        self.storage, self.wake = storage, wake
         self.tickets, self.turn, self.backwards = count(1), 0, False
         self.choose: Callable[[], Mischief] = lambda: Mischief.NONE
         self.held: dict[int, HeldPull] = {}
         self.inside: dict[int, HeldPull] = {}
-
-    def register(self) -> dict[str, Any]:
-        return self.inner.register()
-
-    def attach(self, peer: str, descriptor: dict[str, Any], heads: range | None = None) -> None:
-        self.inner.attach(peer, descriptor, heads)
-
-    def detach(self, peer: str) -> None:
-        self.inner.detach(peer)
-
-    def staged(self, peer: str) -> bool:
-        return self.inner.staged(peer)
-
-    def lost(self) -> list[str]:
-        return self.inner.lost()
-
-    def received(self, peer: str) -> int:
-        return self.inner.received(peer)
 
     def pull(
         self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
@@ -172,6 +154,6 @@ class HostileConnector:
         return [done, done] if held.kind is Mischief.TWICE else [done]
 
     def close(self) -> None:
-        self.inner.close()
+        super().close()
         for held in self.held.values():
             held.ends, held.cancelled = 0, True
