@@ -136,6 +136,10 @@ class Account:
         count.accepted += new_ids
         if generated is not None and generated >= 0:
             count.generated.setdefault(phase, generated)
+        self.state_cached(attempt, phase, cached)
+
+    def state_cached(self, attempt: int, phase: str, cached: int | None) -> None:
+        """Note what a phase found cached when it was admitted. It may state it again, but not change it."""
         if cached is not None and cached >= 0:
             self.cached_by[attempt].setdefault(phase, cached)
 

@@ -47,7 +47,8 @@ class BlockRecorder:
     """The observer of a pool and its index. A block is recorded once its bytes are final: when it is full, or when it
     has a key and no owner. Its record is cleared before it can be written again.
 
-    The digest is computed later, by `work`, so that no step waits for it; a block that was not recorded before the
+    The digest is computed later, by `work`, so that no step waits for it, and a step later at the earliest: what the
+    step's requests were told is then on its way, should this process die (A9). A block that was not recorded before the
     process ends is dropped. Blocks of an earlier process are found by `restore`, and checked when a prompt first asks
     for them. One that is damaged is forgotten, and zeroed: its bytes might not be numbers.
 
@@ -60,8 +61,10 @@ class BlockRecorder:
     ) -> None:  # fmt: skip
         self.records, self.storage, self.pool, self.clock = records, storage, pool, clock
         self.followers = followers
-        # Blocks to record, in the order in which they became final, and those that will be final without an owner.
+        # Blocks to record, in the order in which they became final; those that did in the last step; and those that
+        # will be final without an owner.
         self.pending: dict[int, None] = {}
+        self.fresh: dict[int, None] = {}
         self.unfinished: set[int] = set()
         # The digests of an earlier process's blocks that were not checked yet.
         self.unchecked: dict[int, int] = {}
@@ -96,13 +99,13 @@ class BlockRecorder:
 
     @property
     def is_due(self) -> bool:
-        return bool(self.pending)
+        return bool(self.pending or self.fresh)
 
     def added(self, block: int, final: bool) -> None:
         self.used(block)
         if final:
             self.unfinished.discard(block)
-            self.pending[block] = None
+            self.fresh[block] = None
         else:
             self.unfinished.add(block)
 
@@ -115,10 +118,11 @@ class BlockRecorder:
         self.used(block)
         if block in self.unfinished:
             self.unfinished.discard(block)
-            self.pending[block] = None
+            self.fresh[block] = None
 
     def forgotten(self, block: int) -> None:
         self.pending.pop(block, None)
+        self.fresh.pop(block, None)
         self.unfinished.discard(block)
         if self.records.has(block):
             self.records.clear(block)
@@ -140,15 +144,21 @@ class BlockRecorder:
         return False
 
     def after_step(self, seconds: float) -> None:
-        """Record some blocks after a step that took so long, in a small share of its time. What one block took too long
-        is saved in later steps."""
+        """Record some blocks of earlier steps after one that took so long, in a small share of its time. What one block
+        took too long is saved in later steps."""
         self.budget = min(self.budget, 0.0) + seconds * STEP_SHARE
         self.work()
+        self.ripen()
 
     def rest(self, seconds: float) -> None:
         """Record blocks for so long, while there is nothing else to do."""
+        self.ripen()
         self.budget = seconds
         self.work()
+
+    def ripen(self) -> None:
+        self.pending |= self.fresh
+        self.fresh.clear()
 
     def work(self) -> None:
         began = self.clock()

@@ -56,13 +56,17 @@ class StepInFlight:
         sampled = self.launched.collect()
         return replace(self, launched=Launched(lambda: sampled, self.launched.places), alone=True)
 
-    def note_chunks(self, ended: float) -> None:
-        """Note the time of the step with each sequence of whose prompt it computed a part."""
-        left_out = self.launched.left_out
+    def note_chunks(self, ended: float) -> list[Sequence]:
+        """Note the time of the step with each sequence of whose prompt it computed a part. Return those of whose prompt
+        this was the first part, and not the last."""
+        left_out, begun = self.launched.left_out, list[Sequence]()
         for span in self.batch.spans:
             times = span.sequence.times
             if span.start < len(span.sequence.prompt) and times is not None and span.sequence not in left_out:
+                if not times.chunks.rows and span.start + span.count < len(span.sequence.prompt):
+                    begun.append(span.sequence)
                 times.chunks.add(self.began, ended, span.count)
+        return begun
 
 
 class Engine:
@@ -72,6 +76,8 @@ class Engine:
     the tokens sampled since the start; every one of them is in an Output. `prompt_computed` counts the prompt tokens
     computed for the first time, of prompts whose opening Output was made; `drafted` and `accepted` add up those of all
     Outputs.
+
+    The prompts of `begun` had their first part in the last step, and will have another.
 
     Where a runner does not compute at once, a step may be `in_flight` while the next one is scheduled and launched. The
     tokens of both are the same as if each step were waited for.
@@ -84,6 +90,7 @@ class Engine:
         self.generated = self.prompt_computed = 0
         self.drafts = DraftCounts()
         self.in_flight: StepInFlight | None = None
+        self.begun: list[Sequence] = []
 
     @property
     def drafted(self) -> int:
@@ -125,7 +132,7 @@ class Engine:
     def step(self) -> list[Output]:
         """Launch a step, then collect the one before if it is still in flight, else this one. The results are those of
         the one step that was collected."""
-        before, self.in_flight = self.in_flight, None
+        before, self.in_flight, self.begun = self.in_flight, None, []
         if before is not None and before.alone:
             return self.settle(before)
         step = self.launch(self.scheduler.schedule())
@@ -175,7 +182,7 @@ class Engine:
         sampled = [as_given(one) for one in step.launched.collect()]
         ended = self.scheduler.clock()
         self.scheduler.drafter.computed(step.batch, ended - step.began)
-        step.note_chunks(ended)
+        self.begun = step.note_chunks(ended)
         if sampled:
             # Sequences may have waited for these tokens.
             self.scheduler.stalled = False

@@ -204,11 +204,13 @@ class AnswerFrames:
             self.finish(request, frame.sender)
 
     def on_progress(self, message: Progress) -> None:
-        """Take the progress of a prompt's computation, which restarts the request's deadline."""
+        """Take the progress of a prompt's computation, which restarts the request's deadline. What was found cached
+        counts, should the worker die before its first token."""
         request = self.requests.get(message.request_id)
         if request is None or not request.expects(message.sender, message.attempt):
             self.metrics.dropped.labels("stale").inc()
         elif not request.begun:
+            request.account.state_cached(message.attempt, request.phases[message.sender], message.cached_tokens)
             now = self.clock()
             new = self.dispatcher.advance_prompt(request, message.computed)
             if new:

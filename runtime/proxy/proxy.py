@@ -366,6 +366,8 @@ class Proxy:
                 # Another stage of its run may have ended it meanwhile.
                 if request.id in self.requests and request.needs(worker.hello.sender, drained=worker.drained):
                     self.dispatcher.retry(request, reason, cause)
+            if cause == DIED:
+                self.dispatcher.cancels.drop(worker.hello.sender)
 
     def send(self, message: Message) -> bool:
         return self.server is not None and self.server.send(message)

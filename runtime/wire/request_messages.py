@@ -123,14 +123,17 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """From worker to proxy: so many positions of the prompt have their KV, and the rest is being computed. Sent now and
-    then for prompts that take long."""
+    """From worker to proxy: so many positions of the prompt have their KV, and the rest is being computed. Sent after
+    the first of several steps, before anybody can find what it computed, and now and then for prompts that take long.
+    `cached_tokens` are those found when it was admitted: a worker that dies now cannot state them later, and the next
+    one may find what this one computed (A9)."""
 
     sender: str
     receiver: str
     request_id: str
     attempt: int
     computed: int
+    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

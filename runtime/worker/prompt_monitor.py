@@ -25,6 +25,12 @@ class PromptMonitor:
             self.next_look = now + LOOK_EVERY
         return due
 
+    def begun(self, requests: Iterable[WorkerRequest]) -> list[WorkerRequest]:
+        """Return these requests, of whose prompts a first part was computed, as `advanced` will not before the next."""
+        found = list(requests)
+        self.seen |= {request.key: request.sequence.computed for request in found}
+        return found
+
     def advanced(self, requests: Iterable[WorkerRequest]) -> list[WorkerRequest]:
         """Return the requests whose prompt is being computed and has advanced since the last check."""
         before, self.seen, found = self.seen, {}, list[WorkerRequest]()

@@ -63,7 +63,7 @@ class RequestTable(Mapping[str, WorkerRequest]):
         """Report the progress of their prompts to the proxy."""
         for request in requests:
             address = self.incarnation, request.proxy, request.request_id, request.attempt
-            self.link.send(Progress(*address, request.sequence.computed))
+            self.link.send(Progress(*address, request.sequence.computed, request.cached))
 
     def refuse(self, submit: Submit, failure: Failure) -> None:
         """Report a failure to the proxy, also of a request that was never accepted."""

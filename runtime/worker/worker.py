@@ -200,6 +200,9 @@ class Worker:
         # Before the tokens: a client that has its answer may send the next turn at once.
         self.prefixes.tell()
         self.processor.process(outputs, self.now)
+        # Before blocks are recorded: a next attempt may find them.
+        begun = [one for sequence in self.machine.engine.begun if (one := self.requests.get(sequence.id))]
+        self.requests.tell_progress(self.prompts.begun(begun))
         self.idle_work.after_step(began, self.now)
         self.step_reporter.end(self.machine.engine.has_work)
 

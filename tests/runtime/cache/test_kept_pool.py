@@ -80,13 +80,14 @@ class KeptPoolHistory(RuleBasedStateMachine):
         """Everything that was recorded and not evicted since is found by the next process, in the same order of
         eviction."""
         before = self.process
+        waiting = before.recorder.pending.keys() | before.recorder.fresh.keys()
         expected = {
             key: before.content(block)
             for block, keys in before.pool.index.keys.items()
             for key in keys[:MOST_KEYS]
-            if block not in before.recorder.pending and block not in before.recorder.unfinished
+            if block not in waiting and block not in before.recorder.unfinished
         }
-        idle = [block for block in before.pool.idle if block not in before.recorder.pending]
+        idle = [block for block in before.pool.idle if block not in waiting]
         self.process = self.launcher.start()
         assert [block for block in self.process.pool.idle if block in idle] == idle
         assert {key: self.process.found(key) for key in self.process.pool.index.blocks} == expected
@@ -249,6 +250,8 @@ def test_recording_takes_its_share_of_steps_and_no_more(launcher: KeptFiles) -> 
     process = launcher.start()
     for number in range(11, 16):
         process.compute(number)
+    process.recorder.after_step(1.0)
+    assert len(process.recorder.pending) == 5, "what a step was told of its blocks leaves the process first"
     process.recorder.after_step(1.0)
     assert len(process.recorder.pending) == 4, "a block is recorded even where a step pays for less"
     for _ in range(round(1 / STEP_SHARE) - 2):

@@ -13,7 +13,7 @@ from scripted_worker import ScriptedWorker, silent
 from pontil.runtime.accounting.audit import audit
 from pontil.runtime.accounting.usage_file import open_to_read
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.wire.messages import Failed, Submit
+from pontil.runtime.wire.messages import Cancel, Failed, Progress, Submit
 
 PROMPT = list(range(5, 280))
 PARAMS = SamplingParams(max_tokens=9, seed=1)
@@ -97,6 +97,30 @@ def test_a_next_worker_has_its_own_cache(play: Play, tmp_path: Path, first: int,
     play(scene, usage_log=str(path))
 
 
+@pytest.mark.parametrize("first", [0, 16])
+def test_what_a_worker_told_before_it_died_in_mid_prompt_counts(play: Play, tmp_path: Path, first: int) -> None:
+    """Its successor has its KV, and finds what the dead attempt computed: 64 tokens that were not cached before."""
+    path = tmp_path / "usage.db"
+
+    async def scene(live_proxy: LiveProxy) -> None:
+        worker = await live_proxy.worker("mixed:0", script=silent)
+        stream = live_proxy.proxy.submit(PROMPT, PARAMS)
+        submit = await submitted(worker)
+        worker.say(Progress(worker.incarnation, worker.proxy, submit.request_id, 0, 64, first))
+        await until(lambda: stream.request.account.cached_by == {0: {"whole": first}})
+        live_proxy.proxy.take_table([row(worker)])
+        live_proxy.proxy.take_table([row(worker, "exited")])
+        again = await live_proxy.worker("mixed:0", script=silent)
+        submit = await submitted(again)
+        assert submit.attempt == 1
+        answers(again, submit, 0, 64, None)
+        end = (await collect(stream))[2]
+        assert end.usage.cached_tokens == first
+        await audited(live_proxy, path, first, 275 - first)
+
+    play(scene, usage_log=str(path))
+
+
 def test_what_is_heard_too_late_is_the_dead_attempts(play: Play, tmp_path: Path) -> None:
     """The first attempt's opening frame arrives after the second has begun: it is in its worker's book alone."""
     path = tmp_path / "usage.db"
@@ -115,3 +139,20 @@ def test_what_is_heard_too_late_is_the_dead_attempts(play: Play, tmp_path: Path)
         await audited(live_proxy, path, 0, 275)
 
     play(scene, usage_log=str(path))
+
+
+def test_nothing_is_kept_for_a_worker_that_died(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    """Its cancels would be tried for seconds, and then be told of as if somebody had to look into them."""
+
+    async def scene(live_proxy: LiveProxy) -> None:
+        prefill = await live_proxy.worker("prefill:0", script=silent)
+        decode = await live_proxy.worker("decode:0", script=silent)
+        dispatcher, send = live_proxy.proxy.dispatcher, live_proxy.proxy.dispatcher.send
+        dispatcher.send = lambda message: not isinstance(message, Cancel) and send(message)
+        dispatcher.cancels.post(decode.incarnation, Cancel(live_proxy.proxy.incarnation, decode.incarnation, "r", 0))
+        assert len(dispatcher.cancels) == 1
+        live_proxy.proxy.take_table([row(prefill), row(decode)])
+        live_proxy.proxy.take_table([row(prefill), row(decode, "exited")])
+        assert len(dispatcher.cancels) == 0
+
+    play(scene)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from recorded_frames import LATER
+from later_frames import LATER
 
 from pontil.runtime.proxy.system_fingerprint import FingerprintCache, system_fingerprint
 from pontil.runtime.wire.messages import Hello

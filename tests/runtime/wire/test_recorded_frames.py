@@ -7,7 +7,8 @@ from typing import Any
 import msgpack
 import pytest
 from earlier_readers import READERS
-from recorded_frames import LATER, MESSAGES, RECORDED, RECORDED_LATER
+from later_frames import LATER, RECORDED_LATER
+from recorded_frames import MESSAGES, RECORDED
 from shortest_frames import EARLIER, SHORTEST
 
 from pontil.runtime.wire.codec import Shape, decode, encode

@@ -262,6 +262,31 @@ def test_a_next_attempt_states_what_the_first_found_cached(proxy: ScriptedProxy,
     everyone_clean(proxy)
 
 
+@pytest.mark.parametrize("way", ["pair", "whole"])
+def test_what_was_found_cached_is_told_before_anybody_can_find_more(
+    proxy: ScriptedProxy, pair: Pair, way: str
+) -> None:  # A9
+    """A worker that dies in mid-prompt cannot state it any more, and its successor finds what it computed."""
+    worker = pair[0] if way == "pair" else pair[1]
+
+    def send(name: str, length: int) -> None:
+        if way == "pair":
+            proxy.submit_pair(*pair, name, prompt(length), drawn(4), salt=way)
+        else:
+            proxy.submit(worker, name, prompt(length), drawn(4), salt=way)
+
+    send("first", 48)
+    proxy.finish("first")
+    assert not proxy.progress, "a prompt of one step states it with its first token"
+    send("r", 400)
+    proxy.turn_until(lambda: any(one.request_id == "r" for one in proxy.progress))
+    told = next(one for one in proxy.progress if one.request_id == "r")
+    assert (told.sender, told.attempt, told.cached_tokens) == (worker.incarnation, 0, 48)
+    assert told.computed < 400
+    assert told_cached(proxy.finish("r")[0].frames[0]) == 48
+    everyone_clean(proxy)
+
+
 def test_an_attempt_that_was_never_admitted_forgets_nothing(proxy: ScriptedProxy, pair: Pair) -> None:  # A9
     """The second attempt is cancelled while it waits, for example for its grammar; the third still reports the number
     that the first found."""
