@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from http.client import HTTPException
 from itertools import count
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 
 import pytest
 from books import differing
-from served import ROOT, Served, launched, wait_for
+from served import ROOT, Reply, Served, launched, wait_for
 
 READERS = 6
 
@@ -64,6 +65,10 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
         database.row_factory = sqlite3.Row
         return [dict(row) for row in database.execute("SELECT * FROM requests")]
+
+
+def row_named(path: Path, name: str) -> dict[str, Any] | None:
+    return next((row for row in rows_of(path) if row["name"] == name), None)
 
 
 def run(*words: str) -> "subprocess.CompletedProcess[str]":
@@ -148,12 +153,20 @@ def workers_are_killed(served: Served, path: Path, rounds: int) -> list[UsageRea
 def proxies_are_killed(served: Served, path: Path, rounds: int) -> list[UsageReader]:
     numbers = count()
 
+    def open_request() -> Reply:
+        """Return a request whose row is written and not closed yet. On a machine that others crowd, an answer can end
+        before its row is seen: then another one is asked for."""
+        for name in (f"long.{next(numbers)}" for _ in range(10)):
+            body = {"prompt": name, "max_tokens": 400, "n": 4, "ignore_eos": True, "stream": True}
+            reply = served.request("POST", "/v1/completions", body, {"x-request-id": name})
+            row = wait_for(partial(row_named, path, name), 60, "a row")
+            if row["state"] == "open":
+                return reply
+            reply.connection.close()
+        raise AssertionError(f"no request was open when its row was seen; the last: {row}")
+
     def kill() -> None:
-        """Kill the proxy while it has at least one request whose row is written."""
-        pid, name = served.topology()["proxy"]["pid"], f"long.{next(numbers)}"
-        body = {"prompt": name, "max_tokens": 400, "n": 4, "ignore_eos": True, "stream": True}
-        reply = served.request("POST", "/v1/completions", body, {"x-request-id": name})
-        wait_for(lambda: [row for row in rows_of(path) if row["name"] == name], 60, "a row")
+        pid, reply = served.topology()["proxy"]["pid"], open_request()
         os.kill(pid, signal.SIGKILL)
         reply.connection.close()
         wait_for(served.is_ready, 60, "a new proxy")
