@@ -64,12 +64,10 @@ types=$(mktemp)
 nice -n 19 scripts/lint.sh types >"$types" 2>&1 &
 types_process=$!
 trap 'kill "$types_process" 2>/dev/null || true; rm -f "$types"' EXIT
-# Tests within one process share the cores. Those that start processes wait for these as much as they compute, so that
-# three at a time keep the cores busy; a file stays together, and files that share a system, as tests/conftest.py says.
-OMP_NUM_THREADS=1 "$PYTHON" -m pytest "${marks[@]}" -n "$(nproc)" --dist worksteal \
-    --ignore tests/system --ignore tests/launcher --ignore tests/scripts --ignore tests/clients || status=$?
-"$PYTHON" -m pytest "${marks[@]}" -n 3 --dist loadfile --no-loadscope-reorder \
-    tests/system tests/launcher tests/scripts tests/clients || status=$?
+# Tests that start processes wait as much as they compute, so that twice as many at a time as there are cores keep these
+# busy; a file stays together, and files that share a system, as tests/conftest.py says.
+OMP_NUM_THREADS=1 "$PYTHON" -m pytest "${marks[@]}" -n "$((2 * $(nproc)))" --dist loadfile --no-loadscope-reorder ||
+    status=$?
 wait "$types_process" || status=$?
 cat "$types"
 trap 'rm -f "$types"' EXIT

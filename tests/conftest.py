@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from effort import examples, is_long
+from file_scheduling import file_scheduling
 from hypothesis import settings
 from processor import hide_faster_sets
-from xdist.scheduler import LoadFileScheduling
 
 import app  # noqa: F401
 
@@ -63,20 +63,13 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile` files that share a system run in one process, one after the other."""
+    """With `--dist loadfile` files that share a system run in one process, one after the other, and files that start
+    processes beside those that compute."""
     # The process that hands out the tests collects none itself.
     gc.enable()
     if config.getvalue("dist") != "loadfile":
         return None
-    scheduling = LoadFileScheduling(config, log)
-    scheduling._split_scope = group_of
-    return scheduling
-
-
-def group_of(test: str) -> str:
-    """Return the group of a test, given its id."""
-    file = test.partition("::")[0]
-    return GROUPS.get(file, file)
+    return file_scheduling(config, log, GROUPS)
 
 
 @pytest.fixture(scope="session")
