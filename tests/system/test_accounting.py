@@ -159,7 +159,7 @@ def proxies_are_killed(served: Served, path: Path, rounds: int) -> list[UsageRea
         for name in (f"long.{next(numbers)}" for _ in range(10)):
             body = {"prompt": name, "max_tokens": 400, "n": 4, "ignore_eos": True, "stream": True}
             reply = served.request("POST", "/v1/completions", body, {"x-request-id": name})
-            row = wait_for(partial(row_named, path, name), 60, "a row")
+            row = wait_for(partial(row_named, path, name), 60, "a row") or {}
             if row["state"] == "open":
                 return reply
             reply.connection.close()
