@@ -72,17 +72,21 @@ class ProducerStream:
     last_index: int | None = None
     handed_over_at: int | None = None
     gone: str | None = None
-    # The index before which everything was consumed, as it was known when there was a subscription.
+    # The index before which everything was consumed, as it was last known, and the attempt of the consumer that said so.
     position: int = 0
+    reader: int = -1
     ended_at: float | None = None
     heard: float = 0.0
 
     @property
     def consumed(self) -> int:
-        """The index before which everything is consumed. Of a consumer's workers, the one that computes now knows best;
-        a later attempt of it begins again."""
+        """The index before which everything is consumed. Of a consumer's workers, the one that computes now knows best,
+        and one that handed over knew more than the next one has said so far; a later attempt begins again."""
         if self.subscriptions:
-            self.position = max(one.consumed for one in self.subscriptions.values())
+            reader = max(one.attempt for one in self.subscriptions.values())
+            known = self.position if reader == self.reader else 0
+            self.position = max(known, *(one.consumed for one in self.subscriptions.values()))
+            self.reader = reader
         return self.position
 
     @property

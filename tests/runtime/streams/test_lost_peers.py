@@ -134,6 +134,27 @@ def test_a_producer_that_takes_over_knows_what_its_consumer_has_not_consumed() -
     assert second.is_full and sent == [6, 7] and read(buffer) == list(range(8))
 
 
+def test_a_consumer_that_hands_over_takes_nothing_back() -> None:  # E13
+    """The next worker of the attempt has not said yet what it was handed; a later attempt begins again."""
+    world, producer, consumer = pair()
+    output, buffer = producer.output(window=8), a_buffer(capacity=8)
+    consumer.input(buffer, "p")
+    for index in range(10):
+        output.emit(index, "speak", item(index))
+        world.turn()
+        if index == 2:
+            assert read(buffer) == [0, 1, 2]
+    assert (output.consumed, output.ahead) == (3, 7)
+    world.worker("e").input(a_buffer(capacity=8), "p")
+    world.turn()
+    consumer.receiver.close("r.code2wav", 1, False, world.now)
+    world.turn()
+    assert list(output.subscriptions) == ["e"] and (output.consumed, output.ahead) == (3, 7)
+    world.worker("f").input(a_buffer(capacity=8), "p", attempt=2)
+    world.turn()
+    assert list(output.subscriptions) == ["f"] and output.consumed == 0 and output.is_full
+
+
 def test_a_silent_consumer_loses_its_blocks() -> None:
     world, producer, consumer = pair()
     producer.output().emit(0, "speak", item(0))
