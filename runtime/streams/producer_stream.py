@@ -72,7 +72,7 @@ class ProducerStream:
     last_index: int | None = None
     handed_over_at: int | None = None
     gone: str | None = None
-    # The index before which everything was consumed, as it was last known, and the attempt of the consumer that said so.
+    # The index before which everything was consumed, as last known, and the attempt of the consumer that said so.
     position: int = 0
     reader: int = -1
     ended_at: float | None = None
