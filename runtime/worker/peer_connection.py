@@ -24,15 +24,18 @@ class HandshakeState(Enum):
 @dataclass(slots=True, eq=False)
 class PeerConnection:
     """The connection to `peer`, the prefill worker's incarnation, at the address `endpoint`. The peer must answer by
-    `deadline`, `patience` seconds after the handshake began; at `greet_again` it is asked once more. `reason` says why
-    a FAILED connection failed. A connection whose address now belongs to another process has no socket."""
+    `deadline`, `patience` seconds after the handshake began. Until it was `heard`, the socket is replaced at
+    `replace_at`, and `replacements` counts how often. `reason` says why a FAILED connection failed. A connection whose
+    address now belongs to another process has no socket."""
 
     peer: str
     endpoint: str
     socket: PeerClient | None
     deadline: float
     patience: float
-    greet_again: float = math.inf
+    replace_at: float = math.inf
+    replacements: int = 0
+    heard: bool = False
     state: HandshakeState = HandshakeState.GREETING
     reason: str = ""
 
@@ -53,6 +56,10 @@ class PeerConnection:
             self.fail(str(error))
         else:
             self.state = HandshakeState.READY
+
+    def is_unheard(self, now: float) -> bool:
+        """Return whether its socket is due to be replaced."""
+        return not self.heard and self.socket is not None and now >= self.replace_at
 
     def tick(self, now: float) -> None:
         if self.state is HandshakeState.GREETING and now >= self.deadline:

@@ -13,9 +13,10 @@ from pontil.runtime.wire.outbox import Outbox
 from pontil.runtime.wire.sockets import PeerClient, Poller
 from pontil.runtime.worker.peer_connection import HandshakeState, PeerConnection
 
-# Seconds until a handshake without an answer is repeated. The socket of an older connection to the same address may
-# still be closing; if it reaches the peer after ours, under our name, the peer's answer goes to it and is lost.
-GREET_EVERY = 0.5
+# Seconds until a socket on which nothing was heard is replaced; twice as many the next time. The socket of an older
+# connection to the same address may still be closing. If it reaches the peer after ours, under our name, the peer lets
+# go of ours, which does not notice: whatever is sent over it from then on is lost.
+REPLACED_AFTER = 0.5
 
 
 class PeerConnections(Mapping[str, PeerConnection]):
@@ -56,18 +57,28 @@ class PeerConnections(Mapping[str, PeerConnection]):
             return
         self.hang_up(peer)
         self.clear_the_address(endpoint)
-        socket = PeerClient(self.context, self.sender, endpoint)
-        self.poller.register(socket)
-        patience = self.deadlines.kv_handshake_timeout
-        connection = self.by_peer[peer] = PeerConnection(peer, endpoint, socket, now + patience, patience)
+        socket, patience = self.connect(endpoint), self.deadlines.kv_handshake_timeout
+        connection = self.by_peer[peer] = PeerConnection(
+            peer, endpoint, socket, now + patience, patience, now + REPLACED_AFTER
+        )
         if self.greeting is None:
             connection.state = HandshakeState.READY
         else:
-            self.greet(connection, self.greeting, now)
+            self.tell(peer, replace(self.greeting, receiver=peer))
 
-    def greet(self, connection: PeerConnection, greeting: Greet, now: float) -> None:
-        connection.greet_again = now + GREET_EVERY
-        self.tell(connection.peer, replace(greeting, receiver=connection.peer))
+    def connect(self, endpoint: str) -> PeerClient:
+        socket = PeerClient(self.context, self.sender, endpoint)
+        self.poller.register(socket)
+        return socket
+
+    def connect_again(self, connection: PeerConnection, now: float) -> None:
+        """Replace the socket of a peer that was never heard, and repeat the greeting, if there is one."""
+        self.disconnect(connection)
+        connection.socket = self.connect(connection.endpoint)
+        connection.replacements += 1
+        connection.replace_at = now + REPLACED_AFTER * 2**connection.replacements
+        if self.greeting is not None:
+            self.tell(connection.peer, replace(self.greeting, receiver=connection.peer))
 
     def clear_the_address(self, endpoint: str) -> None:
         """Close older connections to this address, which one process owns at a time. A socket for the previous owner
@@ -92,15 +103,20 @@ class PeerConnections(Mapping[str, PeerConnection]):
 
     def silence(self, connection: PeerConnection) -> None:
         """Close the socket. An open one would connect again and again, to any process that has the address then."""
+        self.disconnect(connection)
+        self.outbox.drop(connection.peer)
+
+    def disconnect(self, connection: PeerConnection) -> None:
         if connection.socket is not None:
             self.poller.unregister(connection.socket)
             connection.socket.close()
             connection.socket = None
-        self.outbox.drop(connection.peer)
 
     def receive_all(self) -> Iterator[Message]:
         for connection in list(self.by_peer.values()):
-            yield from connection.socket.receive_all() if connection.socket else ()
+            for message in connection.socket.receive_all() if connection.socket else ():
+                connection.heard = True
+                yield message
 
     def tell(self, peer: str, message: Message) -> None:
         self.outbox.post(peer, message)
@@ -115,13 +131,13 @@ class PeerConnections(Mapping[str, PeerConnection]):
         return list(self.outbox.flush(now))
 
     def tick(self, now: float) -> None:
-        """Give up handshakes that failed, and repeat those that have no answer."""
+        """Give up handshakes that failed, and connect again to peers that were never heard."""
         for connection in self.by_peer.values():
             connection.tick(now)
             if connection.state is HandshakeState.FAILED:
                 self.silence(connection)
-            elif connection.state is HandshakeState.GREETING and self.greeting and now >= connection.greet_again:
-                self.greet(connection, self.greeting, now)
+            elif connection.is_unheard(now):
+                self.connect_again(connection, now)
 
     def close(self) -> None:
         for connection in self.by_peer.values():

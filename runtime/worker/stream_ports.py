@@ -145,6 +145,7 @@ class StreamPorts:
             self.sender.lose(peer)
         for peer in self.peers.flush(now):
             self.lose_producer(peer, f"it took no message for {PATIENCE:.0f} s")
+        self.peers.tick(now)
         for peer in self.connector.lost():
             self.lose_producer(peer, "its process has ended")
         self.sender.tick(now)

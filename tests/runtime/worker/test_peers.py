@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from served import wait_for
 from workers import (
     PromptWorker,
     ScriptedProxy,
@@ -19,6 +20,7 @@ from workers import (
 from pontil.runtime.config import DEADLINES
 from pontil.runtime.disaggregation.states import ReceiveAction, SendState
 from pontil.runtime.wire.messages import Abandon, Begin, ChunkReady, Fetched, Greet, Greeting, Message
+from pontil.runtime.wire.sockets import PeerClient
 from pontil.runtime.worker.peer_connection import HandshakeState, PeerConnection
 from pontil.runtime.worker.prefill import PrefillSide
 
@@ -94,26 +96,23 @@ def test_a_peer_that_came_back_is_another_peer(
     everyone_clean(proxy)
 
 
-def test_a_handshake_that_was_lost_is_repeated(
-    proxy: ScriptedProxy, pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:  # C8
+def test_a_connection_that_an_older_one_displaced_is_made_anew(proxy: ScriptedProxy, pair: Pair) -> None:  # C8, D11
+    """An older socket to the same address, under our name, reaches the peer after ours: the peer lets go of ours."""
     prefill, decode = pair
-    peers, put, lost = decode.decode.peers, decode.decode.peers.put, list[Message]()
-
-    def losing(peer: str, message: Message) -> bool:
-        if isinstance(message, Greet) and not lost:
-            lost.append(message)
-            return True
-        return put(peer, message)
-
-    monkeypatch.setattr(peers.outbox, "send", losing)
+    peers = decode.decode.peers
+    proxy.workers.remove(prefill)
     proxy.submit_pair(prefill, decode, "r", prompt(30), drawn(4))
-    proxy.turn_until(lambda: bool(lost))
+    proxy.turn_until(lambda: prefill.incarnation in peers)
+    lost = wait_for(prefill.peers_in.receive_all, 60, "a greeting")
     connection = peers[prefill.incarnation]
-    assert connection.greet_again < connection.deadline
-    decode.decode.tick(connection.greet_again)
+    older = PeerClient(decode.context, decode.incarnation, connection.endpoint)
+    assert older.send(lost[0])
+    wait_for(prefill.peers_in.receive_all, 60, "the older socket's message")
+    older.close()
+    proxy.workers.append(prefill)
+    peers.tick(connection.replace_at)
     (answer,) = proxy.finish("r")
-    assert len(answer.ids) == 4 and not answer.failures
+    assert len(answer.ids) == 4 and not answer.failures and connection.replacements == 1
     everyone_clean(proxy)
 
 

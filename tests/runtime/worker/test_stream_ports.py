@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from open_resources import held
+from served import wait_for
 from stream_world import EDGE, RUN, a_buffer, item, read
 
 from pontil.runtime.config import WorkerConfig
@@ -18,7 +19,7 @@ from pontil.runtime.graph.policies import LeftContext
 from pontil.runtime.transfer.tcp_connector import TcpConnector
 from pontil.runtime.wire.keys import Keys
 from pontil.runtime.wire.messages import Cancel, Inputs, Message, Release
-from pontil.runtime.wire.sockets import PeerServer, Poller, open_context
+from pontil.runtime.wire.sockets import PeerClient, PeerServer, Poller, open_context
 from pontil.runtime.worker.stream_ports import IDLE_CONNECTION, StreamPorts
 
 KEYS = secrets.token_hex(32)
@@ -184,6 +185,28 @@ def test_a_grant_is_for_its_item_and_secret(
     assert not buffer.items
     turns(producer, consumer, until=lambda: bool(buffer.items))
     assert read(buffer) == [5]
+
+
+@pytest.mark.parametrize("workers", ["tcp"], indirect=True)
+def test_a_connection_that_an_older_one_displaced_is_made_anew(workers: tuple[PortsWorker, PortsWorker]) -> None:
+    """An older socket to the same address, under our name, reaches the producer after ours: it lets go of ours."""
+    producer, consumer = workers
+    producer.ports.open_output("r.talker", 1, producer.part(), EDGE).emit(0, "speak", item(0))
+    buffer = a_buffer()
+    consumer.ports.open_input("r.code2wav", 1, consumer.part(producer), EDGE, buffer, consumer.now)
+    consumer.turn()
+    lost = wait_for(producer.peers_in.receive_all, DEADLINE, "a subscription")
+    older = PeerClient(consumer.context, "c", producer.peers_in.endpoint)
+    assert older.send(lost[0])
+    wait_for(producer.peers_in.receive_all, DEADLINE, "the older socket's message")
+    older.close()
+
+    def arrived() -> bool:
+        consumer.now += 0.02
+        return bool(buffer.items)
+
+    turns(producer, consumer, until=arrived)
+    assert not consumer.ports.starved and consumer.ports.peers["p"].replacements
 
 
 @pytest.mark.parametrize("workers", ["tcp"], indirect=True)
