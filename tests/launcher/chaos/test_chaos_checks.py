@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -44,10 +45,11 @@ class SeenTrial:
     )  # fmt: skip
     planned: int = 4
     findings: tuple[tuple[bool, str], ...] | None = ((True, "equal"),)
+    bills: tuple[dict[str, Any], ...] | None = None
 
     @property
     def checks(self) -> list[ChaosCheck]:
-        return all_checks(BEFORE, self.after, self.records, self.exits, self.faults, self.planned, self.findings)
+        return all_checks(BEFORE, self.after, self.records, self.exits, self.faults, self.planned, self.findings, self.bills)
 
 
 FINE = SeenTrial()

@@ -66,7 +66,7 @@ def test_a_launch_refuses_unless_it_was_started_for_it(launched: Launched) -> No
         ({"fault": "stop", "worker": "decode:0", "seconds": True}, "takes 0 to 120 seconds"),
         ({"fault": "stop", "worker": "decode:0", "seconds": "1"}, "takes 0 to 120 seconds"),
         ({"fault": ["stop"], "worker": "decode:0", "seconds": 1}, "A fault is one of"),
-        ({"fault": "stop", "worker": "proxy", "seconds": 1}, "There is no worker 'proxy'"),
+        ({"fault": "stop", "worker": "proxy", "seconds": 1}, "proxy is the only proxy of this launch"),
         ({"fault": "stop", "worker": {"a": 1}, "seconds": 1}, "There is no worker"),
         ({"fault": "kill", "worker": "decode:0", "seconds": 0, "rank": 1}, "has ranks 0 to 0"),
         ({"fault": "kill", "worker": "decode:0", "seconds": 0, "rank": -1}, "has ranks 0 to 0"),
