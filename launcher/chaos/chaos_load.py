@@ -26,8 +26,8 @@ NAMED = "x-request-id"
 
 
 class AnswerOutcome(Enum):
-    """SAME as undisturbed; REFUSED before its first byte, with advice to come back; CUT off with its proxy, where nothing
-    could be continued; else a failure."""
+    """SAME as undisturbed; REFUSED before its first byte, with advice to come back; CUT off with its proxy, with
+    nothing to continue; else a failure."""
 
     SAME = "same"
     REFUSED = "refused"

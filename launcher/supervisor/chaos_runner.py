@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disturbances of workers and proxies, as a client of the control socket asks for them: each lasts no longer than its connection.
+"""Disturbances of workers and proxies, each for no longer than its client is connected.
 
 Only a launch with `--allow-chaos` has the terms under which it may be disturbed; the others refuse.
 """
