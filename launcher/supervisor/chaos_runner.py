@@ -22,7 +22,7 @@ from pontil.launcher.supervisor.disturbance import Disturbance, FaultAction, Fau
 from pontil.launcher.supervisor.process_table import told
 
 NO_CHAOS = "This launch does not allow chaos: start one with --allow-chaos, and not one that serves others."
-WARNING = "chaos is allowed (--allow-chaos): `pontil chaos` of this user may kill, stop and slow its processes"
+WARNING = "chaos is allowed (--allow-chaos): `pontil chaos` of this user may kill, stop and slow workers and proxies"
 LONGEST_SECONDS = 120.0
 PROXY = "proxy"
 DISTURBED_ROLES = (*GENERATING_ROLES, PROXY)

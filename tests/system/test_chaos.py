@@ -30,9 +30,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     where one can be mounted."""
     folder = tmp_path_factory.mktemp("chaos")
     with ExitStack() as stack:
-        flags = [*disturbed.options(folder), "--proxies", "2", "--share-devices", "--prefill", "cpu:0", "--decode", "cpu:0,cpu:1"]
+        flags = [*disturbed.options(folder), "--proxies", "2", "--prefill", "cpu:0", "--decode", "cpu:0,cpu:1"]
         disk = stack.enter_context(small_disk(folder))
-        flags += ["--usage-log", str((disk or folder) / "usage.db"), "--allow-chaos"]
+        flags += ["--usage-log", str((disk or folder) / "usage.db"), "--share-devices", "--allow-chaos"]
         yield stack.enter_context(launched(folder, *flags))
 
 
@@ -49,8 +49,8 @@ def rows_of(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def test_a_launch_holds_under_every_fault(site: Served) -> None:
-    """Ten faults, each with the recovery from it, take most of a minute: six of workers and a disk, four of proxies, of
-    which one is killed and one dies of its silence. No stream is lost that can be continued, and each is billed once."""
+    """Ten faults, each with the recovery from it, take most of a minute: six of workers and a disk, four of proxies, one
+    of which is killed and one dies of its silence. No stream is lost that can be continued; each is billed once."""
     done = run(site, "--minutes", "10" if is_long() else "0.01", "--seed", SEED, "--streams", "12", "--json")
     assert done.stdout, done.stderr
     report = json.loads(done.stdout)

@@ -70,7 +70,7 @@ def test_series_are_read_and_summed_over_their_labels() -> None:
 
 
 def test_a_proxy_that_started_again_counts_from_nothing() -> None:
-    """Where several proxies are, each series has its proxy; handoffs that succeeded are no effect."""
+    """Each of several proxies has its own series; handoffs that succeeded are no effect."""
     done = 'pontil_handoffs_total{proxy="proxy:0",result="done"} 70'
     before = f'pontil_failovers_total{{cause="died",proxy="proxy:0"}} 5\n{done}\npontil_usage_log_failures 2\n'
     after = (
