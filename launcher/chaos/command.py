@@ -70,9 +70,8 @@ def chaos(
 
     Workers, and proxies where there are several, are killed, stopped and slowed down, KV links are cut, and a small
     filesystem that the launch writes to is filled. Every answer is compared with the same launch's undisturbed one, and
-    afterwards usage, KV blocks,
-    descriptors and the audit are checked. Nobody else should use the launch meanwhile. Exit code 1 means that it broke.
-    Ctrl-C undoes everything.
+    afterwards usage, KV blocks, descriptors and the audit are checked. Nobody else should use the launch meanwhile.
+    Exit code 1 means that it broke. Ctrl-C undoes everything.
     """
     import asyncio
 

@@ -278,10 +278,10 @@ class ResumableStreams:
         return found
 
     def is_owed(self, record: StreamRecord) -> bool:
-        """Return whether the proxy of a stream that ended lives and has yet to write its row: the disk may be full. It is
-        asked first if it lives, since a row is not written after that."""
+        """Return whether the proxy of a stream that ended lives and has yet to write its row: the disk may be full."""
         end = end_of(record.last)
         assert end is not None, "only those that ended are asked about"
+        # In this order: a row that is open after its proxy's death stays open.
         return (end.owner == self.incarnation or self.fleet.lives(end.owner)) and self.has_open_row(record)
 
     def has_open_row(self, record: StreamRecord) -> bool:

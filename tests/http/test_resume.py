@@ -168,7 +168,12 @@ def test_an_answer_whose_row_cannot_be_written_yet_is_booked_once(
 
     def counted(at: ScriptedSite) -> None:
         settle = at.proxy.streams.settle
-        monkeypatch.setattr(at.proxy.streams, "settle", lambda found: (settle(found), looks.append(at)))
+
+        def settled(found: resumable.Sweep) -> None:
+            settle(found)
+            looks.append(at)
+
+        monkeypatch.setattr(at.proxy.streams, "settle", settled)
 
     def full(rows: Any) -> None:
         raise sqlite3.OperationalError("database or disk is full")

@@ -49,8 +49,8 @@ def rows_of(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def test_a_launch_holds_under_every_fault(site: Served) -> None:
-    """Ten faults, each with the recovery from it, take most of a minute: six of workers and a disk, four of proxies, one
-    of which is killed and one dies of its silence. No stream is lost that can be continued; each is billed once."""
+    """Ten faults, each with the recovery from it, take most of a minute: six of workers and a disk, four of proxies,
+    two of which die. No stream is lost that can be continued, and each is billed once."""
     done = run(site, "--minutes", "10" if is_long() else "0.01", "--seed", SEED, "--streams", "12", "--json")
     assert done.stdout, done.stderr
     report = json.loads(done.stdout)
