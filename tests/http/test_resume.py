@@ -193,6 +193,28 @@ def test_an_answer_whose_row_cannot_be_written_yet_is_booked_once(
     assert front.rows()[0]["proxy"] == one.proxy.incarnation
 
 
+def test_the_row_of_an_answer_is_written_by_another_proxy_once_its_own_is_gone(front: Front) -> None:  # A12
+    one = front.start(0)
+    reader = Reader(one, "/v1/completions", ASK).all()
+    eventually(lambda: [row["state"] for row in front.rows()] == ["closed"], "a closed row")
+    (before,) = front.rows()
+    front.opened.pop().__exit__(None, None, None)
+    with closing(sqlite3.connect(front.usage_log)) as database, database:
+        # The file as it would be after a death between the record's last line and the row.
+        database.execute("UPDATE requests SET state = 'open', finish = NULL")
+        database.execute("DELETE FROM proxies")
+        database.execute("DELETE FROM workers")
+    two, three = front.start(1), front.start(0)
+    eventually(lambda: [row["state"] for row in front.rows()] == ["closed"], "a row that another one closed")
+    (row,) = front.rows()
+    assert [row[name] for name in ("finish", "completion_tokens")] == [
+        before["finish"],
+        usages(reader)[0]["completion_tokens"],
+    ]
+    assert row["proxy"] in (two.proxy.incarnation, three.proxy.incarnation)
+    assert sum(at.ask("GET", "/admin/ledger").json["requests"] for at in (two, three)) == 1
+
+
 def test_each_proxy_shows_its_own_part_of_a_stream(front: Front) -> None:
     one, two = front.start(0), front.start(1)
     first = Reader(one, "/v1/completions", ASK).read(9)
