@@ -52,7 +52,9 @@ def answers_check(records: Sequence[AnswerRecord]) -> ChaosCheck:
     if continued := [record.continued for record in records if record.continued]:
         seen += f", {len(continued)} of them continued after a break ({sum(continued)} breaks)"
     if counts[AnswerOutcome.CUT]:
+        headless = sum(record.headless for record in records if record.outcome is AnswerOutcome.CUT)
         seen += f", {counts[AnswerOutcome.CUT]} requests with nothing to continue were cut off with their proxy"
+        seen += f" ({headless} of them streams before their heads)"
     if counts[AnswerOutcome.REFUSED]:
         seen += f", {counts[AnswerOutcome.REFUSED]} requests were refused before their first byte"
     if bad:

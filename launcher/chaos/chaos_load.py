@@ -44,7 +44,8 @@ class AnswerOutcome(Enum):
 class AnswerRecord:
     """One request: its times in seconds of the monotonic clock, `arrivals` those of its streamed tokens, and the tokens
     by the server's count. `name` is its X-Request-Id, `continued` how often its stream went on after a break; `broke`
-    says that its connection did and there was nothing to continue."""
+    says that its connection did and there was nothing to continue, `headless` that it was a stream whose head had not
+    come."""
 
     prompt: str
     sent: float
@@ -57,6 +58,7 @@ class AnswerRecord:
     name: str = ""
     continued: int = 0
     broke: bool = False
+    headless: bool = False
 
     @property
     def gaps(self) -> list[tuple[float, float]]:
@@ -177,7 +179,10 @@ class ChaosLoad:
         name = self.name_of(number)
 
         def record(outcome: AnswerOutcome, detail: str = "", broke: bool = False) -> AnswerRecord:
-            return AnswerRecord(prompt.name, began, time.monotonic(), outcome, detail, name=name, broke=broke)
+            headless = broke and self.resumes and prompt.can_continue
+            return AnswerRecord(
+                prompt.name, began, time.monotonic(), outcome, detail, name=name, broke=broke, headless=headless
+            )
 
         try:
             answer = await ask_for(self.client, prompt, self.model, f"{self.salt} {share}", name, self.resumes)

@@ -150,10 +150,11 @@ def test_only_the_death_of_a_proxy_excuses_a_connection_that_broke(
 
 
 def test_what_was_continued_and_what_was_cut_off_is_counted_and_holds() -> None:
-    records = [*FINE.records, replace(BROKEN, outcome=AnswerOutcome.CUT), replace(FINE.records[0], continued=2)]
+    cut = replace(BROKEN, outcome=AnswerOutcome.CUT)
+    records = [*FINE.records, cut, replace(cut, headless=True), replace(FINE.records[0], continued=2)]
     check = answers_check(records)
     assert check.held and "1 of them continued after a break (2 breaks)" in check.seen
-    assert "1 requests with nothing to continue were cut off with their proxy" in check.seen
+    assert "2 requests with nothing to continue were cut off with their proxy (1 of them streams" in check.seen
 
 
 ROW = {"name": "x-1", "state": "closed", "prompt_tokens": 5, "completion_tokens": 10}

@@ -147,6 +147,7 @@ def test_what_breaks_and_cannot_be_continued_is_asked_again(
     first, second = load.records[:2]
     assert (first.outcome, first.broke) == (AnswerOutcome.LOST, broke) and detail in first.detail
     assert (second.outcome, second.prompt) == (AnswerOutcome.SAME, "streamed" if broke else "whole")
+    assert first.headless == (broke and resumes)
     assert load.failures == (not broke) and first.name != second.name
 
 
