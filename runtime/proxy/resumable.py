@@ -303,7 +303,7 @@ class ResumableStreams:
             except RequestError:
                 record.end()
                 continue
-            # Whoever looks while the row cannot be written finds an owner that lives.
+            # Another that looks while the row cannot be written finds an owner that lives.
             with suppress(OSError):
                 record.append(owned_by(record.last, self.incarnation))
             self.books.close(request, end.usage, end.finish)
