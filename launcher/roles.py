@@ -249,6 +249,18 @@ def read_usage(path: Path) -> list[dict[str, Any]]:
         raise LaunchError(f"{error}.") from None
 
 
+def read_bills(path: Path, names: str) -> list[dict[str, Any]]:
+    """Return the rows of the requests in a usage log whose names begin so, as JSON values. Raises LaunchError."""
+    from pontil.runtime.accounting.usage_file import open_to_read
+    from pontil.runtime.accounting.usage_report import bills_of
+
+    try:
+        with closing(open_to_read(path)) as database:
+            return [asdict(one) for one in bills_of(database, names)]
+    except (PontilError, sqlite3.Error) as error:
+        raise LaunchError(f"{error}.") from None
+
+
 def audit_usage(path: Path, live: Mapping[str, Any] | None) -> list[tuple[bool, str]]:
     """Compare a usage log's figures: return for each comparison whether it is equal, and a description. Raises
     LaunchError."""

@@ -19,9 +19,11 @@ class HttpClient:
     def __init__(self, session: "ClientSession", url: str, key: Mapping[str, str] | None = None) -> None:
         self.session, self.url, self.key = session, url.rstrip("/"), key
 
-    def post(self, path: str, body: Mapping[str, Any]) -> "AbstractAsyncContextManager[ClientResponse]":
+    def post(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> "AbstractAsyncContextManager[ClientResponse]":
         """Send a body and give the answer to read. Raises RequestFailed."""
-        return answer_to(self.session, f"{self.url}{path}", body, self.key)
+        return answer_to(self.session, f"{self.url}{path}", body, {**(self.key or {}), **(headers or {})})
 
     async def get(self, path: str) -> bytes:
         """Return what the server answers. Raises RequestFailed."""

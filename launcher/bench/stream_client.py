@@ -3,7 +3,7 @@
 
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -46,6 +46,10 @@ class RequestRefused(RequestFailed):
         self.status, self.retry_after = status, retry_after
 
 
+class ConnectionBroke(RequestFailed):
+    """A request whose connection could not be made, or ended before its answer did."""
+
+
 @dataclass(frozen=True, slots=True)
 class BenchTarget:
     """A server under load. `key` is the authorization header."""
@@ -85,8 +89,10 @@ async def ask(session: "ClientSession", target: BenchTarget, question: Question,
 async def answer_to(
     session: "ClientSession", url: str, body: Mapping[str, Any], key: Mapping[str, str] | None = None
 ) -> "AsyncIterator[ClientResponse]":
-    """Send one request and give its answer to read. Raises RequestRefused, and RequestFailed for a connection that
-    breaks and for what is no JSON."""
+    """Send one request and give its answer to read. Raises RequestRefused, ConnectionBroke, and RequestFailed for a
+    silence that is too long and for what is no JSON."""
+    from asyncio import TimeoutError
+
     from aiohttp import ClientError
 
     try:
@@ -96,7 +102,8 @@ async def answer_to(
                 raise RequestRefused(response.status, said, response.headers.get("retry-after"))
             yield response
     except (ClientError, OSError, ValueError) as error:
-        raise RequestFailed(printable(str(error) or type(error).__name__)) from None
+        kind = RequestFailed if isinstance(error, TimeoutError | ValueError) else ConnectionBroke
+        raise kind(printable(str(error) or type(error).__name__)) from None
 
 
 def timing(sent: float, arrivals: list[float], usage: Mapping[str, Any]) -> Timing:
@@ -129,9 +136,11 @@ def has_token(choice: Mapping[str, Any]) -> bool:
     return delta is None or any(value for name, value in delta.items() if name != "role")
 
 
-async def events(response: "ClientResponse") -> AsyncIterator[tuple[float, dict[str, Any] | None]]:
-    """Yield each event with the time at which its last bytes came, and None for [DONE]. Raises RequestFailed, also for
-    an error event, and ValueError."""
+async def events(
+    response: "ClientResponse", note_id: Callable[[str], None] | None = None
+) -> AsyncIterator[tuple[float, dict[str, Any] | None]]:
+    """Yield each event with the time at which its last bytes came, and None for [DONE]; `note_id` takes the id of the
+    next one, if it has one. Raises RequestFailed, also for an error event, and ValueError."""
     rest = b""
     async for piece in response.content.iter_any():
         at = time.perf_counter()
@@ -141,6 +150,8 @@ async def events(response: "ClientResponse") -> AsyncIterator[tuple[float, dict[
         for line in lines:
             if line.startswith(b"data:"):
                 yield at, event_of(line[5:].strip())
+            elif note_id is not None and line.startswith(b"id:"):
+                note_id(line[3:].strip().decode())
 
 
 def event_of(data: bytes) -> dict[str, Any] | None:

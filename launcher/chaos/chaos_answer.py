@@ -20,13 +20,16 @@ class ChoiceContent:
 
 @dataclass(slots=True)
 class ChaosAnswer:
-    """The choices by index, the tokens of prompt and answer by the server's count, and whether the end was marked."""
+    """The choices by index, the tokens of prompt and answer by the server's count, and whether the end was marked.
+    `continued` is how often its stream went on after a break, `repeated` the id of an event that came twice."""
 
     choices: dict[int, ChoiceContent] = field(default_factory=dict)
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     done: bool = False
     times: list[float] = field(default_factory=list)
+    continued: int = 0
+    repeated: str | None = None
 
     def take(self, event: Mapping[str, Any] | None, at: float) -> None:
         """Add an event of a stream, None for its end."""
@@ -80,6 +83,8 @@ def difference(expected: ChaosAnswer, found: ChaosAnswer) -> str | None:
     """Return how an answer differs from the expected one, None if it does not."""
     if found.missing:
         return f"it ended early, with {found.missing}"
+    if found.repeated:
+        return f"the event {found.repeated} came twice"
     if set(expected.choices) != set(found.choices):
         return f"it has choices {sorted(found.choices)} and not {sorted(expected.choices)}"
     for index, content in sorted(expected.choices.items()):

@@ -2,11 +2,13 @@
 """The checks after the faults, as pure functions of what was seen before, meanwhile and afterwards."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from pontil.launcher.chaos.chaos_load import AnswerOutcome, AnswerRecord
 from pontil.launcher.chaos.disturber import FaultRecord
+from pontil.launcher.chaos.fault_plan import PROXY
 from pontil.launcher.chaos.launch_facts import ExitFacts
 from pontil.launcher.chaos.launch_rest import LaunchRest
 
@@ -29,10 +31,30 @@ class ChaosCheck:
     lines: tuple[str, ...] = ()
 
 
+def is_cut(record: AnswerRecord, faults: Sequence[FaultRecord]) -> bool:
+    """Return whether a connection broke because a fault ended its proxy, and there was nothing to continue."""
+    return record.broke and any(
+        fault.took_place and not fault.survived and fault.planned.role == PROXY
+        and fault.begun <= record.ended <= max(fault.ended, fault.recovered) + AFTERMATH
+        for fault in faults
+    )  # fmt: skip
+
+
+def judged(records: Sequence[AnswerRecord], faults: Sequence[FaultRecord]) -> list[AnswerRecord]:
+    """Return the records, with what was cut off with its proxy told apart from what was lost."""
+    return [replace(one, outcome=AnswerOutcome.CUT) if is_cut(one, faults) else one for one in records]
+
+
 def answers_check(records: Sequence[AnswerRecord]) -> ChaosCheck:
     counts = Counter(record.outcome for record in records)
     bad = [record for record in records if record.outcome.is_failure]
     seen = f"{counts[AnswerOutcome.SAME]} answers are those of the undisturbed launch"
+    if continued := [record.continued for record in records if record.continued]:
+        seen += f", {len(continued)} of them continued after a break ({sum(continued)} breaks)"
+    if counts[AnswerOutcome.CUT]:
+        headless = sum(record.headless for record in records if record.outcome is AnswerOutcome.CUT)
+        seen += f", {counts[AnswerOutcome.CUT]} requests with nothing to continue were cut off with their proxy"
+        seen += f" ({headless} of them streams before their heads)"
     if counts[AnswerOutcome.REFUSED]:
         seen += f", {counts[AnswerOutcome.REFUSED]} requests were refused before their first byte"
     if bad:
@@ -41,10 +63,12 @@ def answers_check(records: Sequence[AnswerRecord]) -> ChaosCheck:
     return ChaosCheck("answers", not bad and counts[AnswerOutcome.SAME] > 0, seen, shown)
 
 
-def ledger_checks(before: LaunchRest, after: LaunchRest, records: Sequence[AnswerRecord]) -> Iterator[ChaosCheck]:
+def ledger_checks(
+    before: LaunchRest, after: LaunchRest, records: Sequence[AnswerRecord], bills: Sequence[Mapping[str, Any]] | None
+) -> Iterator[ChaosCheck]:
     yield ChaosCheck("ledger", after.imbalance == 0, f"imbalance {after.imbalance:g}")
     if before.ledger is None or after.ledger is None:
-        yield ChaosCheck("usage", True, "not compared: several proxies, each with a ledger of its own")
+        yield bills_check(records, bills)
         return
     apart = []
     answered = [record for record in records if record.completion_tokens]
@@ -60,6 +84,32 @@ def ledger_checks(before: LaunchRest, after: LaunchRest, records: Sequence[Answe
     yield ChaosCheck("usage", not apart, "; ".join(apart) + lost if apart else exact)
     left = after.ledger["open"]
     yield ChaosCheck("open requests", left == 0, f"{left} are open")
+
+
+def bills_check(records: Sequence[AnswerRecord], bills: Sequence[Mapping[str, Any]] | None) -> ChaosCheck:
+    """Compare each answer with its row in the usage log, where several proxies have a ledger each."""
+    if bills is None:
+        return ChaosCheck("usage", True, "not compared: several proxies, each with a ledger of its own, no --usage-log")
+    rows: dict[str, list[Mapping[str, Any]]] = {}
+    for bill in bills:
+        rows.setdefault(bill["name"], []).append(bill)
+    answered = [record for record in records if record.completion_tokens]
+    apart = [f"{record.name} {says}" for record in answered if (says := misbilled(record, rows.get(record.name, [])))]
+    tokens = sum(record.completion_tokens for record in answered)
+    exact = f"{len(answered)} replies have one row each, which agrees on every token ({tokens} generated)"
+    seen = f"{len(apart)} of {len(answered)} replies are not billed as they were answered" if apart else exact
+    return ChaosCheck("usage", not apart, seen, tuple(apart[:SHOWN]))
+
+
+def misbilled(record: AnswerRecord, rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return how the rows of an answer differ from the one that it should have, None if they do not."""
+    if len(rows) != 1:
+        return f"has {len(rows)} rows"
+    (row,) = rows
+    if row["state"] != "closed":
+        return f"has a row that is {row['state']}"
+    told, billed = (record.prompt_tokens, record.completion_tokens), (row["prompt_tokens"], row["completion_tokens"])
+    return None if told == billed else f"says {told[0]} and {told[1]} tokens, and its row {billed[0]} and {billed[1]}"
 
 
 def blocks_check(before: LaunchRest, after: LaunchRest) -> ChaosCheck:
@@ -116,7 +166,7 @@ def faults_check(before: LaunchRest, after: LaunchRest) -> ChaosCheck:
 
 
 def explained_by(one: ExitFacts, faults: Sequence[FaultRecord]) -> FaultRecord | None:
-    """Return the fault that an exit is the consequence of: one of the same worker, which killed it, or stopped or
+    """Return the fault that an exit is the consequence of: one of the same process, which killed it, or stopped or
     slowed it until the supervisor did."""
     for fault in faults:
         ended = max(fault.ended, fault.begun) + AFTERMATH
@@ -166,9 +216,11 @@ def audit_check(findings: Sequence[tuple[bool, str]] | None) -> ChaosCheck:
 def all_checks(
     before: LaunchRest, after: LaunchRest, records: Sequence[AnswerRecord], exits: Sequence[ExitFacts],
     faults: Sequence[FaultRecord], planned: int, findings: Sequence[tuple[bool, str]] | None,
+    bills: Sequence[Mapping[str, Any]] | None,
 ) -> list[ChaosCheck]:  # fmt: skip
+    seen = judged(records, faults)
     return [
-        trial_check(faults, planned), answers_check(records), *ledger_checks(before, after, records),
+        trial_check(faults, planned), answers_check(seen), *ledger_checks(before, after, seen, bills),
         audit_check(findings), deaths_check(exits, faults), blocks_check(before, after),
         *resource_checks(before, after), leftover_check(before, after), faults_check(before, after),
     ]  # fmt: skip

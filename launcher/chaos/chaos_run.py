@@ -18,12 +18,12 @@ from pontil.launcher.chaos.chaos_checks import ChaosCheck, all_checks
 from pontil.launcher.chaos.chaos_load import ChaosLoad, undisturbed
 from pontil.launcher.chaos.disk_fill import small_filesystems
 from pontil.launcher.chaos.disturber import Disturber
-from pontil.launcher.chaos.fault_plan import FILL, ChaosTarget, PlanFacts, PlannedFault, left_out, plan_faults
+from pontil.launcher.chaos.fault_plan import FILL, PROXY, ChaosTarget, PlanFacts, PlannedFault, left_out, plan_faults
 from pontil.launcher.chaos.launch_facts import LaunchFacts, facts_of
 from pontil.launcher.chaos.launch_rest import RestWatch
 from pontil.launcher.chaos.pause_table import PauseRow, pause_rows
 from pontil.launcher.chaos.prompts import PROMPTS
-from pontil.launcher.commands.usage import audit_until_equal
+from pontil.launcher.commands.usage import audit_until_equal, bills_named
 from pontil.launcher.config.worker_roles import GENERATING_ROLES
 from pontil.launcher.control.control_client import RunningLaunch
 from pontil.launcher.errors import LaunchError, OptionError
@@ -88,19 +88,20 @@ class ChaosRun:
             raise LaunchError(f"The server at {self.settings.url} did not answer: {error}") from None
 
     @asynccontextmanager
-    async def client(self) -> AsyncIterator[HttpClient]:
+    async def client(self, kept: bool = True) -> AsyncIterator[HttpClient]:
         """A client with connections of its own. Those of the load are closed before descriptors are counted."""
-        async with open_session(SILENCE_TIMEOUT) as session:
+        async with open_session(SILENCE_TIMEOUT, kept) as session:
             yield HttpClient(session, self.settings.url, self.settings.key)
 
     async def watched_by(self, client: HttpClient) -> ChaosReport:
         settings, folder = self.settings, self.launch.directory
         facts = await facts_of(folder)
         report = self.planned(facts)
+        resumes = any(one.role == PROXY for one in report.plan)
         assert self.launch.pid is not None
         watch = RestWatch(folder, client, self.launch.pid)
         async with self.client() as asking:
-            expected = await undisturbed(asking, PROMPTS, settings.model, self.salt)
+            expected = await undisturbed(asking, PROMPTS, settings.model, self.salt, resumes)
         for name, reason in expected.refused.items():
             report.left_out[f"prompt {name}"] = reason
             self.show(f"left out: {name}: {reason}")
@@ -108,15 +109,16 @@ class ChaosRun:
         since = (await facts_of(folder)).now
         disturber = Disturber(folder, watch.effects, since)
         began = time.monotonic()
-        async with self.client() as asking:
-            load = ChaosLoad(asking, settings.model, PROMPTS, expected.answers, self.salt)
+        # A proxy that is back has streams only if they make connections of their own.
+        async with self.client(kept=not resumes) as asking:
+            load = ChaosLoad(asking, settings.model, PROMPTS, expected.answers, self.salt, resumes)
             await self.under_load(load, disturber, report.plan)
         report.seconds = time.monotonic() - began
         after = await watch.at_rest()
-        findings = await self.findings(facts, watch)
+        findings, bills = await self.findings(facts, load.names)
         await disturber.collect_exits()
         exits, planned = disturber.exits, len(report.plan)
-        report.checks = all_checks(before, after, load.records, exits, disturber.records, planned, findings)
+        report.checks = all_checks(before, after, load.records, exits, disturber.records, planned, findings, bills)
         report.pauses = pause_rows(load.records, disturber.records)
         return report
 
@@ -134,7 +136,9 @@ class ChaosRun:
                 "one is disturbed. Of several launches name the one with the workers, by --pid."
             )
         folders, reasons = small_filesystems(facts.folders)
-        limits = PlanFacts(facts.silence, facts.restart_attempts, facts.restart_window, workers, tuple(folders))
+        limits = PlanFacts(
+            facts.silence, facts.restart_attempts, facts.restart_window, workers, tuple(folders), proxies_of(facts)
+        )
         missing = left_out(settings.faults, limits)
         if FILL in missing and reasons:
             missing[FILL] += f" ({'; '.join(reasons)})"
@@ -174,9 +178,16 @@ class ChaosRun:
             finally:
                 sys.stderr.write("\r\x1b[K")
 
-    async def findings(self, facts: LaunchFacts, watch: RestWatch) -> list[tuple[bool, str]] | None:
-        """Audit the usage log, if the launch has one."""
+    async def findings(
+        self, facts: LaunchFacts, names: str
+    ) -> tuple[list[tuple[bool, str]] | None, list[dict[str, Any]] | None]:
+        """Audit the usage log, if the launch has one, and read the rows of the load, whose names begin so."""
         if facts.usage_log is None:
-            return None
-        url = None if sum(child.role == "proxy" for child in facts.children) > 1 else self.settings.url
-        return await asyncio.to_thread(audit_until_equal, Path(facts.usage_log), url, self.settings.key)
+            return None, None
+        log, url = Path(facts.usage_log), None if len(proxies_of(facts)) > 1 else self.settings.url
+        found = await asyncio.to_thread(audit_until_equal, log, url, self.settings.key)
+        return found, await asyncio.to_thread(bills_named, log, names)
+
+
+def proxies_of(facts: LaunchFacts) -> tuple[ChaosTarget, ...]:
+    return tuple(ChaosTarget(child.name, PROXY) for child in facts.children if child.role == PROXY)

@@ -39,7 +39,7 @@ def finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
     return value
 
 
-@click.command(short_help="Prove that a launch holds while its workers die, stop and lose their links.")
+@click.command(short_help="Prove that a launch holds while its processes die, stop and lose their links.")
 @click.option(
     "--minutes",
     type=click.FloatRange(0, MOST_MINUTES, min_open=True),
@@ -66,13 +66,12 @@ def chaos(
     minutes: float, faults: tuple[str, ...], streams: int, seed: int | None, url: str | None, model: str | None,
     pid: int | None, port: int | None, run_directory: Path | None, as_json: bool, key: Path | None,
 ) -> int:  # fmt: skip
-    """Disturb the workers of a running launch that was started with --allow-chaos, under a load, and say whether it
-    held.
+    """Disturb a running launch that was started with --allow-chaos, under a load, and say whether it held.
 
-    Workers are killed, stopped and slowed down, KV links are cut, and a small filesystem that the launch writes to is
-    filled. Every answer is compared with the same launch's undisturbed one, and afterwards usage, KV blocks,
-    descriptors and the audit are checked. Nobody else should use the launch meanwhile. Exit code 1 means that it broke.
-    Ctrl-C undoes everything.
+    Workers, and proxies where there are several, are killed, stopped and slowed down, KV links are cut, and a small
+    filesystem that the launch writes to is filled. Every answer is compared with the same launch's undisturbed one, and
+    afterwards usage, KV blocks, descriptors and the audit are checked. Nobody else should use the launch meanwhile.
+    Exit code 1 means that it broke. Ctrl-C undoes everything.
     """
     import asyncio
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pontil.launcher.chaos.disk_fill import DiskFill
-from pontil.launcher.chaos.fault_plan import FILL, KILL, PAUSES, PlannedFault
-from pontil.launcher.chaos.launch_facts import ExitFacts, LaunchFacts, facts_of
+from pontil.launcher.chaos.fault_plan import FILL, KILL, PAUSES, PROXY, PlannedFault
+from pontil.launcher.chaos.launch_facts import ChildFacts, ExitFacts, LaunchFacts, facts_of
+from pontil.launcher.chaos.launch_rest import EffectCounts, grown
 from pontil.launcher.control.async_client import converse
 from pontil.launcher.control.control_client import ControlReply
 from pontil.launcher.errors import LaunchError
@@ -20,8 +21,8 @@ LOOK_EVERY, WHOLE_WITHIN = 0.2, 180.0
 # Seconds between two looks for room that was freed on a full disk.
 FILL_EVERY = 0.1
 
-# Asks the server for its counts of what faults cause.
-Effects = Callable[[], Awaitable[dict[str, int]]]
+# Asks the server for its counts of what faults cause, by name and then by series.
+Effects = Callable[[], Awaitable[EffectCounts]]
 
 
 @dataclass(slots=True)
@@ -88,7 +89,7 @@ class Disturber:
             record.problem = f"{planned.target} could not be filled: {error.strerror or error}"
         record.recovered = time.monotonic()
         await self.collect_exits()
-        record.effects = {name: count - before[name] for name, count in (await self.effects()).items()}
+        record.effects = grown(before, await self.effects())
 
     async def collect_exits(self) -> None:
         """Take the exits that are new."""
@@ -125,7 +126,7 @@ class Disturber:
         await self.wait_until_back(record, starts)
 
     async def begun(self, asked: "asyncio.Task[ControlReply]", name: str) -> None:
-        """Wait until the supervisor shows the worker as disturbed, or has answered."""
+        """Wait until the supervisor shows the process as disturbed, or has answered."""
         while not asked.done():
             child = (await facts_of(self.folder)).child(name)
             if child is None or child.disturbed:
@@ -143,7 +144,7 @@ class Disturber:
         return None
 
     async def wait_until_back(self, record: FaultRecord, starts: int) -> None:
-        """Wait until the worker serves again: as another process, if the fault ended the one before."""
+        """Wait until the target serves again: as another process, if the fault ended the one before."""
         name, deadline = record.planned.target, time.monotonic() + WHOLE_WITHIN
         least = starts + (not record.survived)
         while time.monotonic() < deadline:
@@ -165,15 +166,21 @@ def request_of(planned: PlannedFault) -> dict[str, Any]:
 
 
 def may_begin(planned: PlannedFault, facts: LaunchFacts) -> bool:
-    """Return whether the worker is whole, nobody else of its role is disturbed or starting, and somebody else serves.
-    Raises LaunchError if the worker is gone for good."""
+    """Return whether the target is whole, nobody else of its role is disturbed or starting, and somebody else serves.
+    Raises LaunchError if it is gone for good."""
     target = facts.child(planned.target)
     if target is None or target.given_up:
         raise LaunchError(f"{planned.target} is gone from the launch: it was given up or removed")
     whole = {child.name for child in facts.children if child.ready and not child.disturbed}
-    peers = [child for child in facts.children if child.role == planned.role and child.group == target.group]
-    others = {child.name for child in facts.children if child.group == target.group} - {planned.target}
+    alike = [child for child in facts.children if stands_in(child, target)]
+    peers = [child for child in alike if child.role == planned.role]
+    others = {child.name for child in alike} - {planned.target}
     return all(child.name in whole for child in peers) and bool(whole & others)
+
+
+def stands_in(child: ChildFacts, target: ChildFacts) -> bool:
+    """Return whether a child does the work of this one: both proxies, or both workers of one group."""
+    return child.group == target.group and (child.role == PROXY) == (target.role == PROXY)
 
 
 def overlapping(planned: PlannedFault, plan: Sequence[PlannedFault]) -> bool:

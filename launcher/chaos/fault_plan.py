@@ -10,22 +10,27 @@ FAULTS = KILL, STOP, SLOW, CUT, FILL = ("kill", "stop", "slow", "cut", "fill")
 SHORT_STOP, LONG_STOP = "stop (short)", "stop (long)"
 VARIANTS = {KILL: (KILL,), STOP: (SHORT_STOP, LONG_STOP), SLOW: (SLOW,), CUT: (CUT,), FILL: (FILL,)}
 DEADLY = (KILL, LONG_STOP)
-# Roles of workers that pull KV blocks.
+# Faults of proxies, whose streams their clients continue at another one.
+OF_PROXIES = (KILL, STOP, SLOW)
+# Roles of workers that pull KV blocks, and of proxies.
 PULLING = ("decode", "mixed")
+PROXY = "proxy"
 # Seconds from the end of a fault to the next, and from the beginning of one to a second that it overlaps.
 PAUSES, LAGS = (1.5, 4.0), (0.2, 1.0)
 OVERLAPS = 0.25
-# Seconds that a worker is expected to take to come back; one that takes longer delays what follows.
+# Seconds that a process is expected to take to come back; one that takes longer delays what follows.
 COMES_BACK = 4.0
-# Most deaths of one worker within the window of the restart policy, and how many that are below its limit.
+# Most deaths of one process within the window of the restart policy, and how many that are below its limit.
 MOST_DEATHS, SPARE_DEATHS = 3, 1
-# A filesystem counts as a place of its own, which no worker is.
+# A filesystem counts as a place of its own, which no process is.
 DISK = "disk"
+# A variant of a fault, and whether it is a proxy's.
+Kind = tuple[str, bool]
 
 
 @dataclass(frozen=True, slots=True)
 class ChaosTarget:
-    """A worker that may be disturbed."""
+    """A worker or a proxy that may be disturbed."""
 
     name: str
     role: str
@@ -34,18 +39,24 @@ class ChaosTarget:
 
 @dataclass(frozen=True, slots=True)
 class PlanFacts:
-    """The launch to plan for: the terms of its supervisor, and the small filesystems that it writes to, by a folder on
-    each."""
+    """The launch to plan for: the terms of its supervisor, the small filesystems that it writes to, by a folder on
+    each, and its proxies."""
 
     silence: float
     restart_attempts: int
     restart_window: float
     workers: tuple[ChaosTarget, ...]
     folders: tuple[str, ...] = ()
+    proxies: tuple[ChaosTarget, ...] = ()
+
+    @property
+    def has_stand_in(self) -> bool:
+        """True if one proxy serves while another is disturbed."""
+        return len(self.proxies) > 1
 
     @property
     def deaths(self) -> int:
-        """The deaths of one worker that a window may have."""
+        """The deaths of one process that a window may have."""
         least = min(self.restart_attempts, 1)
         return max(least, min(MOST_DEATHS, self.restart_attempts - SPARE_DEATHS))
 
@@ -53,7 +64,7 @@ class PlanFacts:
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
     """A fault that begins `at` seconds after the load, or as soon after that as the launch is whole. The `target` is a
-    worker or a folder."""
+    worker, a proxy or a folder."""
 
     at: float
     variant: str
@@ -65,6 +76,10 @@ class PlannedFault:
     @property
     def fault(self) -> str:
         return next(fault for fault, variants in VARIANTS.items() if self.variant in variants)
+
+    @property
+    def kind(self) -> Kind:
+        return self.variant, self.role == PROXY
 
     @property
     def is_deadly(self) -> bool:
@@ -83,32 +98,38 @@ class PlannedFault:
 
 @dataclass(slots=True)
 class PlanState:
-    """A plan in the making: the random numbers, the time of the next fault, and the deaths of each worker so far."""
+    """A plan in the making: the random numbers, the time of the next fault, and the deaths of each process so far."""
 
     source: random.Random
     facts: PlanFacts
     at: float
     deaths: dict[str, list[float]] = field(default_factory=dict)
 
-    def targets(self, variant: str, other_than: str | None) -> list[ChaosTarget]:
-        """Return the workers that may have this fault now, none of them of the role that is disturbed already."""
-        found = [one for one in self.facts.workers if one.role != other_than]
+    def targets(self, kind: Kind, other_than: str | None) -> list[ChaosTarget]:
+        """Return the processes that may have this fault now, none of them of the role that is disturbed already."""
+        variant, of_proxy = kind
+        found = [one for one in (self.facts.proxies if of_proxy else self.facts.workers) if one.role != other_than]
         if variant == CUT:
             found = [one for one in found if one.role in PULLING]
         return [one for one in found if variant not in DEADLY or self.may_die(one)]
 
-    def may_die(self, worker: ChaosTarget) -> bool:
+    def may_die(self, target: ChaosTarget) -> bool:
         since = self.at - self.facts.restart_window
-        return sum(at >= since for at in self.deaths.get(worker.name, ())) < self.facts.deaths
+        return sum(at >= since for at in self.deaths.get(target.name, ())) < self.facts.deaths
 
-    def fault(self, variant: str, other_than: str | None = None) -> PlannedFault | None:
-        """Draw a fault of this variant; None if nobody may have it now."""
+    def may_overlap(self, last: PlannedFault, kind: Kind) -> bool:
+        """Return whether enough workers serve during both: of two workers only one may be disturbed at a time."""
+        return len(self.facts.workers) > 2 or kind[1] or last.role == PROXY
+
+    def fault(self, kind: Kind, other_than: str | None = None) -> PlannedFault | None:
+        """Draw a fault of this kind; None if nobody may have it now."""
+        variant, _ = kind
         seconds = self.duration(variant)
         if variant == FILL:
             if other_than == DISK:
                 return None
             return PlannedFault(self.at, variant, self.source.choice(self.facts.folders), DISK, seconds)
-        targets = self.targets(variant, other_than)
+        targets = self.targets(kind, other_than)
         if not targets:
             return None
         target = self.source.choice(targets)
@@ -117,10 +138,10 @@ class PlanState:
             self.deaths.setdefault(target.name, []).append(self.at)
         return PlannedFault(self.at, variant, target.name, target.role, seconds, rank)
 
-    def beside(self, last: PlannedFault, variant: str) -> PlannedFault | None:
+    def beside(self, last: PlannedFault, kind: Kind) -> PlannedFault | None:
         """Draw a fault that begins soon after the last one, of somebody else; None if nobody else may have it."""
         after, self.at = self.at, round(last.at + self.source.uniform(*LAGS), 2)
-        found = self.fault(variant, last.role)
+        found = self.fault(kind, last.role)
         self.at = after
         return found
 
@@ -133,30 +154,40 @@ class PlanState:
         return round(self.source.uniform(*ranges[variant]), 2)
 
 
+def kinds_of(faults: Sequence[str], facts: PlanFacts) -> list[Kind]:
+    """Return the kinds of these faults that are possible: of workers and filesystems, then of proxies."""
+    impossible = left_out(faults, facts)
+    possible = [fault for fault in faults if fault not in impossible]
+    kinds = [(variant, False) for fault in possible for variant in VARIANTS[fault]]
+    if facts.has_stand_in:
+        kinds += [(variant, True) for fault in possible if fault in OF_PROXIES for variant in VARIANTS[fault]]
+    return kinds
+
+
 def plan_faults(seed: int, minutes: float, faults: Sequence[str], facts: PlanFacts) -> list[PlannedFault]:
-    """Return the faults in the order of their times: each variant that is possible at least once, and then more until
-    the minutes are over. At most two at a time, and never two of workers of one role."""
+    """Return the faults in the order of their times: each kind that is possible at least once, and then more until
+    the minutes are over. At most two at a time, and never two of processes of one role."""
     state = PlanState(random.Random(seed), facts, 0.0)
     state.at = round(state.source.uniform(*PAUSES), 2)
-    variants = [variant for fault in faults for variant in VARIANTS[fault] if fault not in left_out(faults, facts)]
+    kinds = kinds_of(faults, facts)
     planned = list[PlannedFault]()
-    while variants and (not planned or state.at <= 60 * minutes):
-        found = list(drawn(state, variants))
+    while kinds and (not planned or state.at <= 60 * minutes):
+        found = list(drawn(state, kinds))
         planned += [one for one in found if one.free_at <= 60 * minutes] if planned else found
         if not found:
             state.at += PAUSES[1]
     return planned
 
 
-def drawn(state: PlanState, variants: Sequence[str]) -> Iterator[PlannedFault]:
-    """Yield each variant once, in random order; one that nobody may have now is left out of this round."""
-    order = state.source.sample(list(variants), len(variants))
+def drawn(state: PlanState, kinds: Sequence[Kind]) -> Iterator[PlannedFault]:
+    """Yield each kind once, in random order; one that nobody may have now is left out of this round."""
+    order = state.source.sample(list(kinds), len(kinds))
     last: PlannedFault | None = None
-    for variant in order:
+    for kind in order:
         beside = None
-        if last is not None and len(state.facts.workers) > 2 and state.source.random() < OVERLAPS:
-            beside = state.beside(last, variant)
-        one = beside or state.fault(variant)
+        if last is not None and state.may_overlap(last, kind) and state.source.random() < OVERLAPS:
+            beside = state.beside(last, kind)
+        one = beside or state.fault(kind)
         if one is not None:
             yield one
             state.at = round(max(state.at, one.free_at + state.source.uniform(*PAUSES)), 2)
@@ -165,7 +196,8 @@ def drawn(state: PlanState, variants: Sequence[str]) -> Iterator[PlannedFault]:
 
 
 def left_out(faults: Sequence[str], facts: PlanFacts) -> dict[str, str]:
-    """Return the faults that are impossible for this launch, with the reasons."""
+    """Return the faults that are impossible for this launch, and the proxies where they are not disturbed, with the
+    reasons."""
     found = {}
     if CUT in faults and not any(one.role in PULLING for one in facts.workers):
         found[CUT] = "no worker here pulls KV blocks"
@@ -174,5 +206,7 @@ def left_out(faults: Sequence[str], facts: PlanFacts) -> dict[str, str]:
     if FILL in faults and not facts.folders:
         found[FILL] = "the launch writes to no small filesystem"
     if KILL in faults and not facts.deaths:
-        found[KILL] = "--restart-attempts 0: a worker that dies is given up"
+        found[KILL] = "--restart-attempts 0: a process that dies is given up"
+    if len(facts.proxies) == 1 and any(fault in OF_PROXIES for fault in faults):
+        found["proxies"] = "this launch has one, and nobody would serve meanwhile (--proxies 2)"
     return found

@@ -11,18 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from pontil.launcher.bench.http_client import HttpClient
+from pontil.launcher.bench.stream_client import RequestFailed
 from pontil.launcher.chaos.launch_facts import LaunchFacts, facts_of
 from pontil.launcher.errors import LaunchError
 
 SHARED_MEMORY = Path("/dev/shm")
 # Seconds between two looks; blocks must not change for longer than two heartbeats of a worker; and the longest wait.
 LOOK_EVERY, STEADY_SECONDS, REST_WITHIN = 0.2, 1.2, 180.0
-# Metrics that show what a fault did, by the name of the figure.
+# The longest time in which no proxy may answer.
+ANSWER_WITHIN = 30.0
+# Metrics that show what a fault did, by the name of the figure, and a label that their series must have.
 EFFECTS = {
-    "failovers": "pontil_failovers_total",
-    "failed_handoffs": 'pontil_handoffs_total{result="failed"}',
-    "failed_writes": "pontil_usage_log_failures",
+    "failovers": ("pontil_failovers_total", ""),
+    "failed_handoffs": ("pontil_handoffs_total", 'result="failed"'),
+    "failed_writes": ("pontil_usage_log_failures", ""),
 }
+EffectCounts = Mapping[str, Mapping[str, float]]
 # Metrics that must not grow, whatever fails: the product's own faults.
 FAULTLESS = ("pontil_thread_failures_total", "pontil_counts_disputed_total", "pontil_usage_log_given_up")
 
@@ -56,18 +60,28 @@ class RestWatch:
     def __init__(self, folder: Path, client: HttpClient, pid: int) -> None:
         self.folder, self.client, self.pid = folder, client, pid
 
-    async def metrics(self) -> dict[str, float]:
-        """Return each series, and the sum of each metric over its labels."""
-        return sums_of((await self.client.get("/metrics")).decode(errors="replace"))
+    async def get(self, path: str) -> bytes:
+        """Return a page. A proxy that is disturbed meanwhile breaks a connection or is not there yet: another one is
+        asked. Raises RequestFailed where none answers for long."""
+        deadline = time.monotonic() + ANSWER_WITHIN
+        while True:
+            try:
+                return await self.client.get(path)
+            except RequestFailed:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(LOOK_EVERY)
 
-    async def effects(self) -> dict[str, int]:
+    async def metrics(self) -> str:
+        return (await self.get("/metrics")).decode(errors="replace")
+
+    async def effects(self) -> EffectCounts:
         """Return the counts so far of what faults cause."""
-        sums = await self.metrics()
-        return {name: int(sums.get(metric, 0)) for name, metric in EFFECTS.items()}
+        return effects_of(await self.metrics())
 
     async def processes(self) -> list[dict[str, Any]]:
         """Return the rows of /admin/topology."""
-        rows: list[dict[str, Any]] = json.loads(await self.client.get("/admin/topology"))["processes"]
+        rows: list[dict[str, Any]] = json.loads(await self.get("/admin/topology"))["processes"]
         return rows
 
     async def at_rest(self) -> LaunchRest:
@@ -75,7 +89,8 @@ class RestWatch:
         that takes too long."""
         found, since, deadline = None, time.monotonic(), time.monotonic() + REST_WITHIN
         while time.monotonic() < deadline:
-            facts, rows, metrics = await facts_of(self.folder), await self.processes(), await self.metrics()
+            facts, rows = await facts_of(self.folder), await self.processes()
+            metrics = sums_of(await self.metrics())
             now = used_blocks_of(rows)
             idle = not metrics.get("pontil_num_requests_running") and not metrics.get("pontil_num_requests_waiting")
             whole = all(child.ready and not child.disturbed for child in facts.children)
@@ -92,7 +107,7 @@ class RestWatch:
     ) -> LaunchRest:  # fmt: skip
         # The server's own table: the proxies may be children of another launch.
         proxies = sum(row["role"] == "proxy" for row in rows)
-        ledger = json.loads(await self.client.get("/admin/ledger")) if proxies <= 1 else None
+        ledger = json.loads(await self.get("/admin/ledger")) if proxies <= 1 else None
         pids = [(child.name, pid) for child in facts.children for pid in child.pids]
         faults = {name: metrics.get(name, 0.0) for name in FAULTLESS}
         return LaunchRest(
@@ -119,6 +134,27 @@ def sums_of(page: str) -> dict[str, float]:
         if series and not line.startswith("#"):
             for name in {series, series.partition("{")[0]}:
                 sums[name] = sums.get(name, 0.0) + float(value)
+    return sums
+
+
+def effects_of(page: str) -> dict[str, dict[str, float]]:
+    """Return the series of what faults cause, by the name of the figure."""
+    found: dict[str, dict[str, float]] = {name: {} for name in EFFECTS}
+    for line in page.splitlines():
+        series, _, value = line.rpartition(" ")
+        metric, _, labels = series.partition("{")
+        for name, (wanted, label) in EFFECTS.items():
+            if metric == wanted and label in labels:
+                found[name][series] = float(value)
+    return found
+
+
+def grown(before: EffectCounts, after: EffectCounts) -> dict[str, int]:
+    """Return by how much each figure grew: a proxy that started again counts from nothing."""
+    sums = {}
+    for name, series in after.items():
+        old = {key: before[name].get(key, 0.0) for key in series}
+        sums[name] = int(sum(count - (old[key] if count >= old[key] else 0.0) for key, count in series.items()))
     return sums
 
 

@@ -7,9 +7,13 @@ from statistics import median
 
 from pontil.launcher.chaos.chaos_load import AnswerRecord
 from pontil.launcher.chaos.disturber import FaultRecord
-from pontil.launcher.chaos.fault_plan import VARIANTS
+from pontil.launcher.chaos.fault_plan import OF_PROXIES, VARIANTS, Kind
 
 NONE = "none"
+KINDS: tuple[Kind, ...] = (
+    *((variant, False) for variants in VARIANTS.values() for variant in variants),
+    *((variant, True) for fault in OF_PROXIES for variant in VARIANTS[fault]),
+)
 HEADING = (
     "fault", "times", "longest pause", "median", "first token", "back after", "failovers", "failed handoffs",
     "failed writes",
@@ -20,7 +24,7 @@ Window = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class PauseRow:
-    """The figures of one variant of fault, in seconds; None where no stream ran meanwhile. `median` is that of the
+    """The figures of one kind of fault, in seconds; None where no stream ran meanwhile. `median` is that of the
     longest pauses of all streams in each fault, `first_token` the longest wait for one, `back_after` the longest time
     until the launch was whole. Then what the server counted meanwhile: failovers, handoffs that failed, and writes to
     the usage log that did."""
@@ -37,21 +41,26 @@ class PauseRow:
 
 
 def pause_rows(records: Sequence[AnswerRecord], faults: Sequence[FaultRecord]) -> list[PauseRow]:
-    """Return a row for each variant that took place, and one for the times without any fault."""
+    """Return a row for each kind that took place, those of proxies last, and one for the times without any fault."""
     done = [fault for fault in faults if fault.took_place]
     windows = [(fault.begun, fault.recovered) for fault in done]
     rows = []
-    for variant in (name for names in VARIANTS.values() for name in names):
-        some = [fault for fault in done if fault.planned.variant == variant]
+    for kind in KINDS:
+        some = [fault for fault in done if fault.planned.kind == kind]
         if some:
-            rows.append(row_of(variant, records, some))
+            rows.append(row_of(label_of(kind), records, some))
     calm = [gap for record in records if (gap := longest_outside(waits(record), windows)) is not None]
     firsts = [gap for record in records if (gap := longest_outside(first_wait(record), windows)) is not None]
     first = max(firsts, default=None)
     return [*rows, PauseRow(NONE, 0, max(calm, default=None), median(calm) if calm else None, first, None)]
 
 
-def row_of(variant: str, records: Sequence[AnswerRecord], faults: Sequence[FaultRecord]) -> PauseRow:
+def label_of(kind: Kind) -> str:
+    variant, of_proxy = kind
+    return f"{variant}, proxy" if of_proxy else variant
+
+
+def row_of(label: str, records: Sequence[AnswerRecord], faults: Sequence[FaultRecord]) -> PauseRow:
     windows = [(fault.begun, fault.recovered) for fault in faults]
     pauses = [gap for window in windows for record in records if (gap := longest_in(waits(record), window)) is not None]
     firsts = [
@@ -59,7 +68,7 @@ def row_of(variant: str, records: Sequence[AnswerRecord], faults: Sequence[Fault
     ]
     effects = {name: sum(fault.effects.get(name, 0) for fault in faults) for name in EFFECTS}
     return PauseRow(
-        variant, len(faults), max(pauses, default=None), median(pauses) if pauses else None, max(firsts, default=None),
+        label, len(faults), max(pauses, default=None), median(pauses) if pauses else None, max(firsts, default=None),
         max(fault.recovered - fault.begun for fault in faults), **effects,
     )  # fmt: skip
 

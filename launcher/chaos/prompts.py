@@ -29,6 +29,11 @@ class ChaosPrompt:
     streamed: bool = True
     family: str | None = None
 
+    @property
+    def can_continue(self) -> bool:
+        """True if the server can continue its stream: it keeps no logprobs."""
+        return self.streamed and "logprobs" not in self.fields
+
     def body(self, model: str, salt: str) -> dict[str, Any]:
         """Return the request. What was sent with another salt is not found cached."""
         asked = {"model": model, "cache_salt": salt, "return_token_ids": True, **self.fields}

@@ -62,7 +62,7 @@ def lines_of(answer: Answer, width: int | None = None) -> list[str]:
     doubt = f"The launcher has been silent for {duration(age)}: this is how things were then."
     told = [doubt] if age > STALE else []
     if answer.get("chaos"):
-        told.append("Chaos is allowed here (--allow-chaos): `pontil chaos` may kill, stop and slow the workers.")
+        told.append("Chaos is allowed here (--allow-chaos): `pontil chaos` may kill, stop and slow its processes.")
     return table(answer["processes"], width) + [cut(line, width) for line in told]
 
 

@@ -55,6 +55,13 @@ def audit(file: Path, url: str | None, key: Path | None) -> int:
     return 0 if all(equal for equal, _ in findings) else 1
 
 
+def bills_named(file: Path, names: str) -> list[dict[str, Any]]:
+    """Return the rows of the requests in a usage log whose names begin so. Raises LaunchError."""
+    from pontil.launcher.roles import read_bills
+
+    return read_bills(file, names)
+
+
 def audit_until_equal(file: Path, url: str | None, key: Mapping[str, str]) -> list[tuple[bool, str]]:
     """Return the comparisons of a usage log, and of a running server's ledger if it is named. Raises LaunchError."""
     from pontil.launcher.commands.chat_session import fetch

@@ -356,7 +356,7 @@ class LaunchOptions:
     restart_delay: float = flag(SUPERVISION, 0.5, "Pause before the first restart; doubles.", seconds, "SECONDS")
     restart_max_delay: float = flag(SUPERVISION, 10.0, "Longest pause before a restart.", seconds, "SECONDS")
     allow_chaos: bool = flag(
-        SUPERVISION, False, "Let `pontil chaos` of this user kill, stop and slow workers of this launch; for trials.",
+        SUPERVISION, False, "Let `pontil chaos` of this user kill, stop and slow this launch's processes; for trials.",
         switch,
     )  # fmt: skip
 

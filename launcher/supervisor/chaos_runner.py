@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disturbances of workers, as a client of the control socket asks for them: each lasts no longer than its connection.
+"""Disturbances of workers and proxies, each for no longer than its client is connected.
 
 Only a launch with `--allow-chaos` has the terms under which it may be disturbed; the others refuse.
 """
@@ -22,8 +22,10 @@ from pontil.launcher.supervisor.disturbance import Disturbance, FaultAction, Fau
 from pontil.launcher.supervisor.process_table import told
 
 NO_CHAOS = "This launch does not allow chaos: start one with --allow-chaos, and not one that serves others."
-WARNING = "chaos is allowed (--allow-chaos): `pontil chaos` of this user may kill, stop and slow the workers"
+WARNING = "chaos is allowed (--allow-chaos): `pontil chaos` of this user may kill, stop and slow workers and proxies"
 LONGEST_SECONDS = 120.0
+PROXY = "proxy"
+DISTURBED_ROLES = (*GENERATING_ROLES, PROXY)
 # Seconds between messages to a client that show that the supervisor is alive.
 BEAT = 5.0
 
@@ -64,8 +66,8 @@ class OpenDisturbance:
 
 
 class ChaosRunner:
-    """Takes the command `chaos`, and passes on others. With a `fault` it disturbs a worker, and answers when that is
-    over; without one it states the facts. Each child has at most one disturbance."""
+    """Takes the command `chaos`, and passes on others. With a `fault` it disturbs a worker that generates or a proxy,
+    and answers when that is over; without one it states the facts. Each child has at most one disturbance."""
 
     def __init__(self, supervisor: ChaosSupervisor, terms: ChaosTerms | None, others: Take) -> None:
         self.supervisor, self.terms, self.others = supervisor, terms, others
@@ -115,11 +117,13 @@ class ChaosRunner:
         return [one.disturbance.worker for one in self.open]
 
     def begin(self, client: ControlConnection, request: dict[str, Any]) -> None:
-        """Disturb a worker. Raises OptionError for what is no disturbance, LaunchError for what is not possible now."""
+        """Disturb a child. Raises OptionError for what is no disturbance, LaunchError for what is not possible now."""
         fault, seconds, rank = fault_named(request["fault"]), duration(request.get("seconds")), request.get("rank", 0)
-        child = self.worker_named(request.get("worker"))
+        child = self.child_named(request.get("worker"))
         if type(rank) is not int or not 0 <= rank < child.plan.ranks:
             raise OptionError(f"{child.name} has ranks 0 to {child.plan.ranks - 1}, not {rank!r}.")
+        if fault is FaultKind.CUT and child.plan.role == PROXY:
+            raise OptionError(f"A link of workers is cut, and {child.name} is a proxy.")
         if fault is FaultKind.CUT and rank:
             raise OptionError(f"A link is cut at rank 0, which takes commands, not at rank {rank}.")
         if child.name in self.disturbed:
@@ -136,19 +140,28 @@ class ChaosRunner:
         carry_out(action, process, seconds)
         self.advance(now)
 
-    def worker_named(self, name: object) -> Child:
-        workers = [child for child in self.supervisor.children if child.plan.role in GENERATING_ROLES]
-        for child in workers:
+    def child_named(self, name: object) -> Child:
+        """Return the worker or proxy of this name. Raises OptionError if there is none, or if nobody could ever stand
+        in for it."""
+        served = [child for child in self.supervisor.children if child.plan.role in DISTURBED_ROLES]
+        for child in served:
             if child.name == name:
+                if child.plan.role == PROXY and not self.standing_in_for(child):
+                    raise OptionError(f"{child.name} is the only proxy of this launch: nobody would serve without it.")
                 return child
-        known = ", ".join(child.name for child in workers) or "none"
+        known = ", ".join(child.name for child in served) or "none"
         raise OptionError(f"There is no worker {str(name)[:80]!r} to disturb: this launch has {known}.")
 
     def standing_in_for(self, child: Child) -> list[Child]:
-        return [one for one in self.supervisor.children if one is not child and one.plan.group == child.plan.group]
+        """Return the other proxies, or the other workers of the same group."""
+        one, is_proxy = child.plan, child.plan.role == PROXY
+        return [
+            other for other in self.supervisor.children
+            if other is not child and other.plan.group == one.group and (other.plan.role == PROXY) == is_proxy
+        ]  # fmt: skip
 
     def is_whole(self, child: Child) -> bool:
-        fit = child.plan.role in GENERATING_ROLES and child.state is ChildState.READY
+        fit = child.plan.role in DISTURBED_ROLES and child.state is ChildState.READY
         return fit and child.drain_state is DrainState.WORKING and child.name not in self.disturbed
 
     def advance(self, now: float) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sums that a bill is made of, read from a usage log."""
+"""The sums that a bill is made of, and the bills of single requests, read from a usage log."""
 
 import sqlite3
 from dataclasses import dataclass
@@ -16,6 +16,8 @@ SELECT api_key, model, date(arrived, 'unixepoch') AS day, sum(stage IS NULL),
 FROM requests GROUP BY api_key, model, day ORDER BY day, api_key, model
 """
 
+BILLS = "SELECT name, state, prompt_tokens, completion_tokens FROM requests WHERE stage IS NULL AND instr(name, ?) = 1"
+
 
 @dataclass(frozen=True, slots=True)
 class UsageSum:
@@ -31,6 +33,21 @@ class UsageSum:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestBill:
+    """The row of one request, by its X-Request-Id."""
+
+    name: str
+    state: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+def bills_of(database: sqlite3.Connection, names: str) -> list[RequestBill]:
+    """Return the rows of the requests whose names begin so."""
+    return [RequestBill(*row) for row in database.execute(BILLS, (names,))]
 
 
 def usage_sums(database: sqlite3.Connection) -> list[UsageSum]:

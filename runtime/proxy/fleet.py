@@ -51,6 +51,10 @@ class Fleet:
         """The requests whose streams may be continued. Reads files."""
         return [] if self.records is None else self.records.requests()
 
+    def lives(self, incarnation: str) -> bool:
+        """Return whether another proxy serves. Reads files."""
+        return self.siblings is not None and self.siblings.lives(incarnation)
+
     async def watch(self, lose: Lose) -> None:
         """Look after the others for as long as this proxy serves."""
         while self.siblings is not None:

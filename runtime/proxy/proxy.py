@@ -107,7 +107,7 @@ class Proxy:
         )  # fmt: skip
         self.requests, self.timelines = self.in_flight.requests, self.in_flight.timelines
         self.turn = MessageTurn()
-        self.streams = ResumableStreams(self.fleet.records, config.resume_window, self.in_flight, self.turn)
+        self.streams = ResumableStreams(self.fleet, config.resume_window, self.in_flight, self.turn)
         self.frames = AnswerFrames(
             self.requests, self.registry, self.ledger, self.metrics, self.dispatcher, self.admissions, self.turn, clock,
             self.in_flight.finish, self.in_flight.fail,

@@ -22,10 +22,11 @@ from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class RecordedEnd:
-    """The end of a request: what was billed, and its label in the usage log."""
+    """The end of a request: what was billed, its label in the usage log, and the proxy that writes the row."""
 
     usage: Usage
     finish: str
+    owner: str
 
 
 def head_of(request: Request) -> dict[str, Any]:
@@ -71,12 +72,17 @@ def release_of(line: Mapping[str, Any]) -> WorkerRelease | None:
 def end_of(line: Mapping[str, Any]) -> RecordedEnd | None:
     """Return the end that a line states, if it does."""
     end = line.get("end")
-    return None if end is None else RecordedEnd(Usage(*end["usage"]), end["finish"])
+    return None if end is None else RecordedEnd(Usage(*end["usage"]), end["finish"], str(end.get("owner", "")))
 
 
-def with_end(line: dict[str, Any], usage: Usage, finish: str) -> dict[str, Any]:
+def with_end(line: dict[str, Any], usage: Usage, finish: str, owner: str) -> dict[str, Any]:
     shown = [usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens]
-    return line | {"end": {"usage": shown, "finish": finish}}
+    return line | {"end": {"usage": shown, "finish": finish, "owner": owner}}
+
+
+def owned_by(line: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    """Return the same end, as that of a proxy that took it over, to follow it in the record."""
+    return {**line, "new": [[] for _ in line["new"]], "end": {**line["end"], "owner": owner}}
 
 
 def restored(

@@ -10,15 +10,17 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import RequestError, Unavailable
+from pontil.runtime.proxy.fleet import Fleet
 from pontil.runtime.proxy.in_flight import InFlight
 from pontil.runtime.proxy.log_fields import about
 from pontil.runtime.proxy.request import Request
-from pontil.runtime.proxy.request_state import end_of, head_of, restored, rewind, state_of, with_end
+from pontil.runtime.proxy.request_state import end_of, head_of, owned_by, restored, rewind, state_of, with_end
 from pontil.runtime.proxy.stream import MessageTurn, Stream
 from pontil.runtime.proxy.stream_record import NAME, StreamRecord, StreamRecords
 
@@ -84,7 +86,7 @@ class StreamJournal:
     def close(self, billed: Usage, finish: str) -> None:
         """Record the end of the request. A complete answer is kept for the window; of any other nothing is."""
         if self.request.complete:
-            self.append(with_end(self.state(), billed, finish))
+            self.append(with_end(self.state(), billed, finish, self.incarnation))
 
     def let_go(self) -> None:
         """Leave the record, which has the end: a complete answer is kept for the window, of any other nothing is. Until
@@ -98,10 +100,9 @@ class ResumableStreams:
     """The streams of this proxy that can be continued, and the door to those of others. Without a folder for their
     records there are none. Raises PontilError where the folder cannot be used."""
 
-    def __init__(
-        self, records: StreamRecords | None, window: float, in_flight: InFlight, turn: MessageTurn
-    ) -> None:  # fmt: skip
-        self.records, self.window, self.in_flight, self.turn = records, window, in_flight, turn
+    def __init__(self, fleet: Fleet, window: float, in_flight: InFlight, turn: MessageTurn) -> None:
+        self.fleet, self.records, self.window = fleet, fleet.records, window
+        self.in_flight, self.turn = in_flight, turn
         self.incarnation, self.tokenizer = in_flight.incarnation, in_flight.tokenizer
         self.books, self.clock = in_flight.books, in_flight.clock
         self.journals: dict[str, StreamJournal] = {}
@@ -260,7 +261,9 @@ class ResumableStreams:
         found = Sweep()
         for record in records.unowned(self.settled, self.window):
             over, ended = records.age(record) > self.window, end_of(record.last) is not None
-            if ended and record.name not in self.settled and self.has_open_row(record):
+            if ended and self.is_owed(record):
+                record.release()
+            elif ended and record.name not in self.settled and self.has_open_row(record):
                 found.unsettled.append(record)
             elif over and not ended:
                 found.lost.append(record)
@@ -274,8 +277,15 @@ class ResumableStreams:
                 record.release()
         return found
 
+    def is_owed(self, record: StreamRecord) -> bool:
+        """Return whether the proxy of a stream that ended lives and has yet to write its row: the disk may be full."""
+        end = end_of(record.last)
+        assert end is not None, "only those that ended are asked about"
+        # In this order: a row that is open after its proxy's death stays open.
+        return (end.owner == self.incarnation or self.fleet.lives(end.owner)) and self.has_open_row(record)
+
     def has_open_row(self, record: StreamRecord) -> bool:
-        """Return whether the proxy of a stream that ended was killed before it could write the last word."""
+        """Return whether the last word on a stream that ended is not on the disk."""
         return self.books.log is not None and self.books.is_open(str(record.head["request"]))
 
     def settle(self, found: "Sweep") -> None:
@@ -293,6 +303,9 @@ class ResumableStreams:
             except RequestError:
                 record.end()
                 continue
+            # Another that looks while the row cannot be written finds an owner that lives.
+            with suppress(OSError):
+                record.append(owned_by(record.last, self.incarnation))
             self.books.close(request, end.usage, end.finish)
             after(request.receipt, record.release)
 

@@ -69,6 +69,16 @@ class Siblings:
                     found.append(path.stem)
         return found
 
+    def lives(self, incarnation: str) -> bool:
+        """Return whether a proxy holds its lease. One that is just looked at by another proxy seems to."""
+        try:
+            lease = Lease.take(self.path_of(incarnation))
+        except FileNotFoundError:
+            return False
+        if lease is not None:
+            lease.release()
+        return lease is None
+
     def forget(self, incarnation: str) -> None:
         """Forget a proxy that is gone, once its requests are settled."""
         self.path_of(incarnation).unlink(missing_ok=True)

@@ -157,6 +157,64 @@ def test_a_stream_goes_on_at_another_proxy_while_its_own_lives(path: str, front:
     assert one.proxy.ledger.imbalance == two.proxy.ledger.imbalance == 0
 
 
+def test_an_answer_whose_row_cannot_be_written_yet_is_booked_once(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:  # A12
+    """Both proxies look for streams that ended without a row, and the owner of this one lives and will write it."""
+    one, two = front.start(0), front.start(1)
+    reader = Reader(one, "/v1/completions", ASK).read(9)
+    eventually(lambda: [row["state"] for row in front.rows()] == ["open"], "an open row")
+    looks: list[ScriptedSite] = []
+
+    def counted(at: ScriptedSite) -> None:
+        settle = at.proxy.streams.settle
+
+        def settled(found: resumable.Sweep) -> None:
+            settle(found)
+            looks.append(at)
+
+        monkeypatch.setattr(at.proxy.streams, "settle", settled)
+
+    def full(rows: Any) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    assert one.proxy.books.log is not None
+    with monkeypatch.context() as disk:
+        disk.setattr(one.proxy.books.log.file, "write", full)
+        reader.all()
+        counted(one)
+        counted(two)
+        eventually(lambda: min(looks.count(one), looks.count(two)) > 2, "looks for unsettled streams")
+        assert [row["state"] for row in front.rows()] == ["open"]
+        # It can be told again meanwhile.
+        assert told(Reader(two, "/v1/completions", {}, reader.stream).all()) == TEXT
+    eventually(lambda: [row["state"] for row in front.rows()] == ["closed"], "a closed row")
+    assert [at.ask("GET", "/admin/ledger").json["requests"] for at in (one, two)] == [1, 0]
+    assert front.rows()[0]["proxy"] == one.proxy.incarnation
+
+
+def test_the_row_of_an_answer_is_written_by_another_proxy_once_its_own_is_gone(front: Front) -> None:  # A12
+    one = front.start(0)
+    reader = Reader(one, "/v1/completions", ASK).all()
+    eventually(lambda: [row["state"] for row in front.rows()] == ["closed"], "a closed row")
+    (before,) = front.rows()
+    front.opened.pop().__exit__(None, None, None)
+    with closing(sqlite3.connect(front.usage_log)) as database, database:
+        # The file as it would be after a death between the record's last line and the row.
+        database.execute("UPDATE requests SET state = 'open', finish = NULL")
+        database.execute("DELETE FROM proxies")
+        database.execute("DELETE FROM workers")
+    two, three = front.start(1), front.start(0)
+    eventually(lambda: [row["state"] for row in front.rows()] == ["closed"], "a row that another one closed")
+    (row,) = front.rows()
+    assert [row[name] for name in ("finish", "completion_tokens")] == [
+        before["finish"],
+        usages(reader)[0]["completion_tokens"],
+    ]
+    assert row["proxy"] in (two.proxy.incarnation, three.proxy.incarnation)
+    assert sum(at.ask("GET", "/admin/ledger").json["requests"] for at in (two, three)) == 1
+
+
 def test_each_proxy_shows_its_own_part_of_a_stream(front: Front) -> None:
     one, two = front.start(0), front.start(1)
     first = Reader(one, "/v1/completions", ASK).read(9)

@@ -3,13 +3,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
-from pontil.launcher.chaos.chaos_checks import ChaosCheck, all_checks
+from pontil.launcher.chaos.chaos_checks import ChaosCheck, all_checks, answers_check, judged
 from pontil.launcher.chaos.chaos_load import AnswerOutcome, AnswerRecord
 from pontil.launcher.chaos.disturber import FaultRecord
-from pontil.launcher.chaos.fault_plan import CUT, KILL, LONG_STOP, SHORT_STOP, PlannedFault
+from pontil.launcher.chaos.fault_plan import CUT, KILL, LONG_STOP, PROXY, SHORT_STOP, PlannedFault
 from pontil.launcher.chaos.launch_facts import ExitFacts
 from pontil.launcher.chaos.launch_rest import LaunchRest, ProcessHoldings
 
@@ -44,10 +45,13 @@ class SeenTrial:
     )  # fmt: skip
     planned: int = 4
     findings: tuple[tuple[bool, str], ...] | None = ((True, "equal"),)
+    bills: tuple[dict[str, Any], ...] | None = None
 
     @property
     def checks(self) -> list[ChaosCheck]:
-        return all_checks(BEFORE, self.after, self.records, self.exits, self.faults, self.planned, self.findings)
+        return all_checks(
+            BEFORE, self.after, self.records, self.exits, self.faults, self.planned, self.findings, self.bills
+        )
 
 
 FINE = SeenTrial()
@@ -120,6 +124,62 @@ def test_memory_of_the_living_and_processes_that_were_replaced_are_no_findings()
         segments=frozenset({"old", "new"}), open_segments=frozenset({"new"}),
     )  # fmt: skip
     assert broken(replace(FINE, after=after)) == []
+
+
+KILLED_PROXY = FaultRecord(PlannedFault(5.0, KILL, "proxy:0", PROXY, 0.0), 5.0, 5.0, 8.0, survived=False)
+STOPPED_PROXY = FaultRecord(PlannedFault(5.0, SHORT_STOP, "proxy:0", PROXY, 1.0), 5.0, 6.0, 8.0)
+BROKEN = AnswerRecord("b", 4.0, 5.5, AnswerOutcome.LOST, "reset", broke=True)
+
+
+@pytest.mark.parametrize(
+    ("record", "fault", "outcome"),
+    [
+        (BROKEN, KILLED_PROXY, AnswerOutcome.CUT),
+        (replace(BROKEN, broke=False), KILLED_PROXY, AnswerOutcome.LOST),
+        (replace(BROKEN, ended=4.9), KILLED_PROXY, AnswerOutcome.LOST),
+        (replace(BROKEN, ended=11.0), KILLED_PROXY, AnswerOutcome.LOST),
+        (BROKEN, STOPPED_PROXY, AnswerOutcome.LOST),
+        (BROKEN, FINE.faults[0], AnswerOutcome.LOST),
+        (BROKEN, FaultRecord(KILLED_PROXY.planned, survived=False), AnswerOutcome.LOST),
+    ],
+)
+def test_only_the_death_of_a_proxy_excuses_a_connection_that_broke(
+    record: AnswerRecord, fault: FaultRecord, outcome: AnswerOutcome
+) -> None:
+    assert [one.outcome for one in judged([record], [fault])] == [outcome]
+
+
+def test_what_was_continued_and_what_was_cut_off_is_counted_and_holds() -> None:
+    cut = replace(BROKEN, outcome=AnswerOutcome.CUT)
+    records = [*FINE.records, cut, replace(cut, headless=True), replace(FINE.records[0], continued=2)]
+    check = answers_check(records)
+    assert check.held and "1 of them continued after a break (2 breaks)" in check.seen
+    assert "2 requests with nothing to continue were cut off with their proxy (1 of them streams" in check.seen
+
+
+ROW = {"name": "x-1", "state": "closed", "prompt_tokens": 5, "completion_tokens": 10}
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([ROW], None),
+        ([ROW, ROW | {"name": "x-2", "state": "lost(proxy)"}], None),
+        ([], "x-1 has 0 rows"),
+        ([ROW, ROW], "x-1 has 2 rows"),
+        ([ROW | {"state": "open"}], "x-1 has a row that is open"),
+        ([ROW | {"completion_tokens": 11}], "x-1 says 5 and 10 tokens, and its row 5 and 11"),
+        ([ROW | {"prompt_tokens": 4}], "its row 4 and 10"),
+    ],
+)
+def test_with_several_proxies_each_answer_has_one_row(rows: list[dict[str, Any]], says: str | None) -> None:
+    answered = replace(FINE.records[0], name="x-1")
+    seen = replace(
+        FINE, after=replace(FINE.after, ledger=None), records=(answered, BROKEN, FINE.records[1]), bills=tuple(rows)
+    )
+    (check,) = [one for one in seen.checks if one.name == "usage"]
+    assert check.held == (says is None) and (says or "") in "".join(check.lines)
+    assert ("1 replies have one row each" in check.seen) == check.held
 
 
 def test_an_unexplained_death_shows_its_last_lines() -> None:

@@ -6,7 +6,20 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import pytest
-from faulty_server import BUSY, CHANGED, CUT_OFF, ERROR, ODD_SHAPE, SHORT, SHUT, FaultyServer, faulty_server
+from faulty_server import (
+    BROKEN,
+    BUSY,
+    CHANGED,
+    CUT_OFF,
+    ERROR,
+    FORGOTTEN,
+    ODD_SHAPE,
+    RESET,
+    SHORT,
+    SHUT,
+    FaultyServer,
+    faulty_server,
+)
 
 from pontil.launcher.bench.bench_run import open_session
 from pontil.launcher.bench.http_client import HttpClient
@@ -35,15 +48,15 @@ def asked(server: FaultyServer, ask: Callable[[HttpClient], Coroutine[Any, Any, 
     return asyncio.run(run())
 
 
-def expected(server: FaultyServer, *prompts: ChaosPrompt) -> ExpectedAnswers:
-    return asked(server, lambda client: undisturbed(client, prompts, "m", "salt"))
+def expected(server: FaultyServer, *prompts: ChaosPrompt, resumes: bool = False) -> ExpectedAnswers:
+    return asked(server, lambda client: undisturbed(client, prompts, "m", "salt", resumes))
 
 
-def loaded(server: FaultyServer, answers: ExpectedAnswers, count: int) -> ChaosLoad:
+def loaded(server: FaultyServer, answers: ExpectedAnswers, count: int, resumes: bool = False) -> ChaosLoad:
     """Run one stream for so many requests."""
 
     async def run(client: HttpClient) -> ChaosLoad:
-        load = ChaosLoad(client, "m", [STREAMED, WHOLE, ODD], answers.answers, "salt")
+        load = ChaosLoad(client, "m", [STREAMED, WHOLE, ODD], answers.answers, "salt", resumes)
         running = asyncio.create_task(load.run(1))
         while len(load.records) < count:
             await asyncio.sleep(0)
@@ -100,6 +113,44 @@ def test_every_fault_of_an_answer_is_told_apart(
     assert all(record.completion_tokens == 4 for record in load.records[1:])
 
 
+def test_a_stream_that_breaks_is_continued_and_is_one_request(server: FaultyServer) -> None:
+    answers = expected(server, STREAMED, WHOLE, resumes=True)
+    assert not any("x-request-id" in head for head in server.heads)
+    before = len(server.heads)
+    server.faults = [BROKEN, BUSY]
+    load = loaded(server, answers, 2, resumes=True)
+    first, whole = load.records[:2]
+    assert (first.outcome, first.continued, first.broke, first.name) == (AnswerOutcome.SAME, 1, False, "salt-1")
+    begun, refused, again, other = server.heads[before : before + 4]
+    assert begun["pontil-resume"] == "1" and refused["last-event-id"] == again["last-event-id"] == "s:1"
+    assert {head["x-request-id"] for head in (begun, refused, again)} == {"salt-1"} and load.names == "salt-"
+    assert "pontil-resume" not in other and (whole.name, whole.continued) == ("salt-2", 0)
+    assert len(first.arrivals) == 4 and sorted(first.arrivals) == list(first.arrivals)
+
+
+@pytest.mark.parametrize(
+    ("faults", "resumes", "broke", "detail"),
+    [
+        ([RESET], True, True, ""),
+        ([RESET], False, True, ""),
+        ([BROKEN], False, True, ""),
+        ([BROKEN, FORGOTTEN], True, False, "its stream was not continued: HTTP 404: there is no stream of this id"),
+    ],
+)
+def test_what_breaks_and_cannot_be_continued_is_asked_again(
+    server: FaultyServer, faults: list[str], resumes: bool, broke: bool, detail: str
+) -> None:
+    """It is judged afterwards if a proxy was the cause; a stream that was refused for good is lost in any case."""
+    answers = expected(server, STREAMED, WHOLE)
+    server.faults = list(faults)
+    load = loaded(server, answers, 3, resumes)
+    first, second = load.records[:2]
+    assert (first.outcome, first.broke) == (AnswerOutcome.LOST, broke) and detail in first.detail
+    assert (second.outcome, second.prompt) == (AnswerOutcome.SAME, "streamed" if broke else "whole")
+    assert first.headless == (broke and resumes)
+    assert load.failures == (not broke) and first.name != second.name
+
+
 def test_streams_have_the_times_of_their_tokens_and_no_two_prompts_the_same_salt(server: FaultyServer) -> None:
     answers = expected(server, STREAMED, WHOLE)
     load = loaded(server, answers, 4)
@@ -138,6 +189,8 @@ def test_the_prompts_are_of_every_kind_and_have_their_own_names() -> None:
     assert {prompt.streamed for prompt in PROMPTS} == {True, False}
     assert len({prompt.path for prompt in PROMPTS}) == 2
     fields = [prompt.fields for prompt in PROMPTS]
+    assert {prompt.can_continue for prompt in PROMPTS if prompt.streamed} == {True, False}
+    assert not any(prompt.can_continue for prompt in PROMPTS if not prompt.streamed)
     assert any(one.get("n") == 2 for one in fields) and any("response_format" in one for one in fields)
     assert any(one["temperature"] == 0 for one in fields) and all(
         "seed" in one or not one["temperature"] for one in fields

@@ -2,6 +2,7 @@
 """The plan of faults: the same for the same seed, complete, and never more than a launch can bear."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,8 @@ from pontil.launcher.chaos.fault_plan import (
     FILL,
     KILL,
     LONG_STOP,
+    OF_PROXIES,
+    PROXY,
     PULLING,
     SHORT_STOP,
     VARIANTS,
@@ -34,7 +37,8 @@ def workers(drawn: list[tuple[str, int]]) -> tuple[ChaosTarget, ...]:
 
 TARGETS = st.lists(st.tuples(st.sampled_from(ROLES), st.integers(1, 3)), min_size=2, max_size=6).map(workers)
 FOLDERS = st.sampled_from([(), ("/small",)])
-FACTS = st.builds(PlanFacts, st.floats(1.0, 5.0), st.integers(0, 10), st.floats(10.0, 300.0), TARGETS, FOLDERS)
+PROXIES = st.integers(0, 3).map(lambda count: tuple(ChaosTarget(f"proxy:{number}", PROXY) for number in range(count)))
+FACTS = st.builds(PlanFacts, st.floats(1.0, 5.0), st.integers(0, 10), st.floats(10.0, 300.0), TARGETS, FOLDERS, PROXIES)
 SOME = st.lists(st.sampled_from(FAULTS), min_size=1, max_size=5, unique=True)
 
 
@@ -50,12 +54,15 @@ def test_a_plan_is_repeatable_complete_and_bearable(
     assert plan == plan_faults(seed, minutes, faults, facts)
     assert [one.at for one in plan] == sorted(one.at for one in plan)
     impossible = left_out(faults, facts)
-    possible = {variant for fault in faults if fault not in impossible for variant in VARIANTS[fault]}
-    assert {one.variant for one in plan} <= possible
+    left = [fault for fault in faults if fault not in impossible]
+    possible = {(variant, False) for fault in left for variant in VARIANTS[fault]}
+    if len(facts.proxies) > 1:
+        possible |= {(variant, True) for fault in left if fault in OF_PROXIES for variant in VARIANTS[fault]}
+    assert {one.kind for one in plan} <= possible
     if facts.deaths:
-        # Two workers may die once each, at least.
-        assert {one.variant for one in plan} == possible
-    names = {worker.name: worker for worker in facts.workers}
+        # Two workers and two proxies may die once each, at least.
+        assert {one.kind for one in plan} == possible
+    names = {target.name: target for target in facts.workers + facts.proxies}
     for one in plan:
         assert (one.role == DISK) == (one.variant == FILL)
         assert one.variant == FILL or one.rank < names[one.target].ranks
@@ -74,7 +81,19 @@ def test_at_most_two_faults_overlap_and_never_of_one_role(seed: int, facts: Plan
     for begun, _, _ in found:
         roles = [role for start, end, role in found if start <= begun <= end]
         assert len(roles) <= 2 and len(set(roles)) == len(roles)
-        assert len(roles) == 1 or len(facts.workers) > 2
+        # Where two workers serve, one of them is disturbed only beside a proxy.
+        assert len(roles) == 1 or PROXY in roles or len(facts.workers) > 2
+
+
+def test_one_proxy_is_left_alone_and_changes_no_plan() -> None:
+    without = PlanFacts(3.0, 5, 120.0, workers([("prefill", 1), ("decode", 2)]), ("/small",))
+    one = replace(without, proxies=(ChaosTarget("proxy", PROXY),))
+    assert plan_faults(7, 2.0, FAULTS, one) == plan_faults(7, 2.0, FAULTS, without)
+    assert "proxies" not in left_out(FAULTS, without) and "has one, and nobody" in left_out(FAULTS, one)["proxies"]
+    assert "proxies" not in left_out([CUT, FILL], one)
+    both = replace(without, proxies=(ChaosTarget("proxy:0", PROXY), ChaosTarget("proxy:1", PROXY)))
+    assert "proxies" not in left_out(FAULTS, both)
+    assert {one.target for one in plan_faults(7, 5.0, FAULTS, both) if one.role == PROXY} == {"proxy:0", "proxy:1"}
 
 
 def test_another_seed_is_another_plan_and_minutes_make_it_longer() -> None:

@@ -3,7 +3,7 @@
 
 from pontil.launcher.chaos.chaos_load import AnswerOutcome, AnswerRecord
 from pontil.launcher.chaos.disturber import FaultRecord
-from pontil.launcher.chaos.fault_plan import FILL, KILL, PlannedFault
+from pontil.launcher.chaos.fault_plan import FILL, KILL, PROXY, PlannedFault
 from pontil.launcher.chaos.pause_table import PauseRow, pause_rows, table_lines
 
 
@@ -24,6 +24,13 @@ def test_a_pause_belongs_to_the_faults_during_which_it_was() -> None:
     assert kill == PauseRow(KILL, 2, 3.0, 2.5, 0.5, 2.5, 4, 2, 0)
     assert (fill.times, fill.longest, fill.first_token) == (1, 15.5, None)
     assert none == PauseRow("none", 0, 0.5, 0.375, 0.5, None)
+
+
+def test_faults_of_proxies_have_rows_of_their_own() -> None:
+    killed = FaultRecord(PlannedFault(1.0, KILL, "proxy:1", PROXY, 0.0), 1.0, 1.0, 2.0)
+    rows = pause_rows([record(0.5, 0.6, 1.9, 2.5)], [killed, fault(KILL, 2.2, 3.0)])
+    assert [(row.fault, row.times) for row in rows] == [("kill", 1), ("kill, proxy", 1), ("none", 0)]
+    assert [round(row.longest or 0.0, 3) for row in rows[:2]] == [0.6, 1.3]
 
 
 def test_a_fault_that_did_not_take_place_and_a_stream_without_tokens_count_nothing() -> None:

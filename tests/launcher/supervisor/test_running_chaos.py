@@ -66,7 +66,7 @@ def test_a_launch_refuses_unless_it_was_started_for_it(launched: Launched) -> No
         ({"fault": "stop", "worker": "decode:0", "seconds": True}, "takes 0 to 120 seconds"),
         ({"fault": "stop", "worker": "decode:0", "seconds": "1"}, "takes 0 to 120 seconds"),
         ({"fault": ["stop"], "worker": "decode:0", "seconds": 1}, "A fault is one of"),
-        ({"fault": "stop", "worker": "proxy", "seconds": 1}, "There is no worker 'proxy'"),
+        ({"fault": "stop", "worker": "proxy", "seconds": 1}, "proxy is the only proxy of this launch"),
         ({"fault": "stop", "worker": {"a": 1}, "seconds": 1}, "There is no worker"),
         ({"fault": "kill", "worker": "decode:0", "seconds": 0, "rank": 1}, "has ranks 0 to 0"),
         ({"fault": "kill", "worker": "decode:0", "seconds": 0, "rank": -1}, "has ranks 0 to 0"),
@@ -97,6 +97,27 @@ def test_one_that_is_drained_does_not_stand_in_for_another(pair: Any) -> None:
     assert drained.code == 0
     refused = chaos(pair, fault="kill", worker="decode:0", seconds=0)
     assert refused.code == 1 and "Nobody would serve" in refused.text
+
+
+def test_a_proxy_is_disturbed_only_while_another_serves(launched: Launched, waiting: WaitUntil) -> None:
+    launch = launched({"proxy:0": ["ready", "listen"], "proxy:1": ["ready", "listen"], "decode:0": OBEYS}, chaos=True)
+    launch.until("ready on")
+    waiting(lambda: sum(one["ready"] for one in chaos(launch).facts["children"]) == 3)
+    refused = chaos(launch, fault="cut", worker="proxy:0", seconds=1)
+    assert refused.code == 2 and "proxy:0 is a proxy" in refused.text
+    refused = chaos(launch, fault="kill", worker="decode:0", seconds=0)
+    assert refused.code == 1 and "Nobody would serve" in refused.text, "a proxy stands in for no worker"
+    before = launch.children()["proxy:0"]
+    with begun(launch, fault="stop", worker="proxy:0", seconds=60):
+        waiting(lambda: is_stopped(before))
+        refused = chaos(launch, fault="kill", worker="proxy:1", seconds=0)
+        assert refused.code == 1 and "Nobody would serve without proxy:1" in refused.text
+    waiting(lambda: not is_stopped(before))
+    since = chaos(launch).facts["now"]
+    waiting(lambda: chaos(launch, fault="kill", worker="proxy:1", seconds=0).code == 0)
+    waiting(lambda: chaos(launch, since=since).facts["exits"])
+    exits = chaos(launch, since=since).facts["exits"]
+    assert [(one["name"], one["reason"]) for one in exits] == [("proxy:1", "was killed by SIGKILL")]
 
 
 def test_a_client_that_leaves_ends_its_disturbance(pair: Any, waiting: WaitUntil) -> None:

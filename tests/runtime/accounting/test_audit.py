@@ -11,7 +11,7 @@ from usage_rows import BALANCED, PROXY, REQUEST, SHARE, WORKER
 
 from pontil.runtime.accounting.audit import AuditFinding, audit
 from pontil.runtime.accounting.usage_file import CLOSED, LOST, UsageFile, UsageRow, open_to_read
-from pontil.runtime.accounting.usage_report import UsageSum, usage_sums
+from pontil.runtime.accounting.usage_report import RequestBill, UsageSum, bills_of, usage_sums
 
 DAY = 86400.0
 NO_PROMPTS: dict[str, Any] = dict.fromkeys(
@@ -118,4 +118,19 @@ def test_sums_are_by_key_model_and_day_and_bill_nothing_undelivered(tmp_path: Pa
             UsageSum("-", "other", "2024-10-04", 1, 1, 0, 5, 2, 3),
             UsageSum("-", "tiny", "2024-10-04", 3, 0, 0, 10, 4, 6),
             UsageSum("-", "tiny", "2024-10-05", 1, 0, 0, 5, 2, 3),
+        ]
+
+
+def test_bills_are_found_by_the_beginning_of_their_names(tmp_path: Path) -> None:
+    rows = [
+        replace(REQUEST, name="load-1"),
+        replace(REQUEST, id="2", name="load-2", state=LOST),
+        replace(REQUEST, id="3", name="other load-3"),
+        replace(REQUEST, id="4", name="load-1", stage="speaker"),
+    ]
+    audited(tmp_path, *rows)
+    with closing(open_to_read(tmp_path / "usage.db")) as database:
+        assert sorted(bills_of(database, "load-"), key=lambda one: one.name) == [
+            RequestBill("load-1", CLOSED, 5, 3),
+            RequestBill("load-2", LOST, 5, 3),
         ]

@@ -12,16 +12,23 @@ WORDS = ("the", "boat", "turns", "home")
 # Faults of an answer, by the name that a test gives.
 CHANGED, SHORT, CUT_OFF, ERROR, BUSY, SHUT = "changed", "short", "cut off", "error", "busy", "shut"
 ODD_SHAPE = "odd shape"
+# The connection ends before the head of an answer, and before the end of one; and a stream is not known any more.
+RESET, BROKEN, FORGOTTEN = "reset", "broken", "forgotten"
 
 
 class FaultyHandler(BaseHTTPRequestHandler):
-    """Answers each completion with WORDS, and with the next fault that is due instead."""
+    """Answers each completion with WORDS, and with the next fault that is due instead. A stream that asks for it has a
+    name and ids, and is continued."""
 
     server: "FaultyServer"
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        fault = self.server.next_fault(body)
+        fault = self.server.next_fault(body, dict(self.headers))
+        if fault == RESET:
+            return
+        if fault == FORGOTTEN:
+            return self.whole(404, {"error": {"message": "there is no stream of this id"}})
         if fault in (BUSY, SHUT):
             retry = {"retry-after": "1"} if fault == BUSY else {}
             return self.whole(503, {"error": {"message": "no room"}}, retry)
@@ -31,10 +38,22 @@ class FaultyHandler(BaseHTTPRequestHandler):
         if not body.get("stream"):
             choice = {"index": 0, "text": " ".join(WORDS), "token_ids": [0, 1, 2, 3], "finish_reason": "length"}
             return self.whole(200, {"choices": [choice], "usage": usage})
+        self.stream(fault, usage)
+
+    def stream(self, fault: str | None, usage: dict[str, Any]) -> None:
+        last = self.headers.get("last-event-id")
+        self.ids = last is not None or self.headers.get("pontil-resume") == "1"
+        self.told = 0 if last in (None, "s") else int(str(last).partition(":")[2]) + 1
         self.send_response(200)
+        if fault == BROKEN:
+            self.send_header("content-length", "99999")
+        if self.ids:
+            self.send_header("x-pontil-stream", "s")
         self.end_headers()
         for number, word in enumerate(WORDS):
-            if fault == CUT_OFF and number == 2:
+            if number < self.told:
+                continue
+            if fault in (CUT_OFF, BROKEN) and number == 2:
                 return
             text = "sinks" if fault == CHANGED and number == 2 else word
             finish = "length" if number == len(WORDS) - 1 else None
@@ -56,24 +75,28 @@ class FaultyHandler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def event(self, body: dict[str, Any]) -> None:
-        self.wfile.write(b"data: " + json.dumps(body).encode() + b"\n\n")
+        name = b"id: s:%d\n" % self.told if self.ids else b""
+        self.told += 1
+        self.wfile.write(name + b"data: " + json.dumps(body).encode() + b"\n\n")
 
     def log_message(self, format: str, *values: object) -> None:
         """Log nothing."""
 
 
 class FaultyServer(ThreadingHTTPServer):
-    """`faults` are due one after the other, each in one answer; `asked` are the bodies so far."""
+    """`faults` are due one after the other, each in one answer; `asked` are the bodies so far, `heads` the headers."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), FaultyHandler)
         self.faults: list[str] = []
         self.asked: list[dict[str, Any]] = []
+        self.heads: list[dict[str, str]] = []
         self.lock = threading.Lock()
 
-    def next_fault(self, body: dict[str, Any]) -> str | None:
+    def next_fault(self, body: dict[str, Any], head: dict[str, str]) -> str | None:
         with self.lock:
             self.asked.append(body)
+            self.heads.append({name.lower(): value for name, value in head.items()})
             return self.faults.pop(0) if self.faults else None
 
     @property
