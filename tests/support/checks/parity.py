@@ -8,7 +8,7 @@ real: the scheduler, the token path, the workers, their sockets, the handoff, th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -267,8 +267,16 @@ class OverSockets:
             worker.link.links[0].next_send = 0.0
         self.proxy.turn_until(lambda: len(self.proxy.heartbeats) == len(self.workers))
 
+    def has_any(self, names: Iterable[str]) -> bool:
+        """Return whether a worker still has one of these requests."""
+        open_ones = {request.request_id for worker in self.workers for request in worker.requests.values()}
+        return not open_ones.isdisjoint(names)
+
     def play_round(self, round_: Mapping[str, Recorded]) -> dict[str, Outcome]:
         self.rounds += 1
+        # A prefill worker hears from its peer that a request is over, perhaps later than the proxy hears the answer's
+        # end. Until then it would take the same id for the same request.
+        self.proxy.turn_until(lambda: not self.has_any(round_))
         self.tape.put(round_)
         told = self.proxy.books = books(round_, self.route, self.workers[0].machine.tokenizer, str(self.rounds))
         for request in told.requests.values():
