@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real worker that embeds texts, with a scripted proxy: vectors, counts, deadlines, drains and refusals."""
 
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from kernels import CACHE
 from tiny_bert import write_tiny_bert
-from workers import ScriptedProxy, Silent
+from workers import DEADLINE, ScriptedProxy, Silent
 
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.engine.memory_errors import MEMORY_RAN_OUT
@@ -43,14 +44,19 @@ class EmbeddingSite:
         self.until(lambda: self.worker.link.proxy is not None)
 
     def until(self, condition: Any) -> None:
-        for _ in range(20_000):
-            if condition():
-                return
+        deadline = time.monotonic() + DEADLINE
+        while not condition():
+            assert time.monotonic() < deadline, "the condition did not come true"
             self.worker.poller.wake()
             self.worker.turn()
             for message in self.proxy.server.receive_all():
                 self.proxy.hear(message)
-        raise AssertionError("the condition did not come true")
+
+    def want_times(self) -> None:
+        """Have the worker tell times, by a Welcome after those that may still be on their way."""
+        self.proxy.wants_times = True
+        self.proxy.welcome(self.proxy.hellos["embed:0"])
+        self.until(lambda: self.worker.link.links[0].takes_times)
 
     def ask(self, name: str, prompt: Sequence[int], **fields: Any) -> None:
         message = Embed("proxy", self.worker.incarnation, name, 0, list(prompt), **fields)
@@ -89,8 +95,7 @@ def test_a_text_gets_one_vector_of_length_one(made: EmbeddingSite) -> None:
 
 
 def test_each_text_tells_of_its_step(made: EmbeddingSite) -> None:
-    made.proxy.wants_times = True
-    made.worker.link.links[0].takes_times = True
+    made.want_times()
     made.ask("a", [2, 5, 6, 3])
     made.until(lambda: made.proxy.times)
     (told,) = made.proxy.times
@@ -99,7 +104,7 @@ def test_each_text_tells_of_its_step(made: EmbeddingSite) -> None:
 
 
 def test_no_vector_of_a_step_waits_for_times(made: EmbeddingSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    made.worker.link.links[0].takes_times = True
+    made.want_times()
     sent, hear = list[Message](), made.proxy.hear
 
     def note(message: Message) -> None:

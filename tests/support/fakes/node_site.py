@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real worker of a node, workers that make its items, and a proxy, stepped in turns in one thread."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from workers import ScriptedProxy, Silent
+from workers import DEADLINE, ScriptedProxy, Silent
 
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.graph.catalog import TINY_SPEECH, GraphModel, edge_name
@@ -23,7 +24,6 @@ from pontil.runtime.worker.node_worker import NodeWorker
 from pontil.runtime.worker.stream_ports import StreamPorts
 
 RUN, SECRET = "r", "ab" * 16
-TURNS = 50_000
 
 
 def node_config(folder: Path, name: str, **settings: Any) -> WorkerConfig:
@@ -121,11 +121,10 @@ class NodeSite:
             self.proxy.hear(message)
 
     def until(self, condition: Callable[[], Any]) -> None:
-        for _ in range(TURNS):
-            if condition():
-                return
+        deadline = time.monotonic() + DEADLINE
+        while not condition():
+            assert time.monotonic() < deadline, "the condition did not come true"
             self.turn()
-        raise AssertionError("the condition did not come true")
 
     def settle(self, turns: int = 200) -> None:
         for _ in range(turns):
