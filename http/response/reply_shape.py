@@ -166,11 +166,12 @@ class ReplyShape(ABC):
         return lead
 
     def closing(self, watch: SchemaWatch, stream: Stream, verdicts: Mapping[int, Verdict]) -> bytes:
-        """Return the last chunks of choices that were checked."""
+        """Return the last chunks of choices that were checked, by index: a stream that is told again numbers them as
+        before, though its choices may end in another order."""
         running = stream.usage if self.delivery.continuous_usage else None
         return b"".join(
             self.last_chunk(index, ended.reason, running, stop_note(ended) + schema_note(verdicts[index]))
-            for index, ended in watch.ended.items()
+            for index, ended in sorted(watch.ended.items())
         )
 
     def content(self, index: int, text: str) -> str | None:

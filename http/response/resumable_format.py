@@ -5,32 +5,114 @@ A continued answer is told from its beginning, as its parts were told before, an
 form (of chunks, tool calls, reasoning) so gets into the state in which it was, whichever process it was in.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pontil.http.response.rendering import ReplyFormat
 from pontil.http.response.reply_shape import ReplyChoice
-from pontil.http.response.resume_point import ChoicePlace, GroupPlace, ResumePoint, parts
+from pontil.http.response.resume_point import ChoicePlace, GroupPlace, NoSuchEvent, ResumePoint, parts
 from pontil.http.response.schema_watch import SchemaWatch
 from pontil.http.response.sse import DONE
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError
 from pontil.runtime.grammar.verdict import Verdict
 from pontil.runtime.proxy.stream import ChoiceEvent, Delta, Ended, Stream
+from pontil.runtime.sampling_params import SamplingParams
+
+
+class HeldTokens:
+    """Tokens of one choice that are not told yet. Adding some costs what they are, however many there are."""
+
+    def __init__(self, choice: int) -> None:
+        self.choice = choice
+        self.ids: list[int] = []
+        self.pieces: list[str] = []
+        self.characters = 0
+
+    def add(self, said: Delta) -> None:
+        self.ids += said.ids
+        self.pieces.append(said.text)
+        self.characters += len(said.text)
+
+    def take(self, ids: int | None = None, characters: int | None = None) -> Delta:
+        """Remove so many ids and characters; all of them without a number."""
+        text = "".join(self.pieces)
+        taken = Delta(text[:characters], self.ids[:ids], self.choice, [])
+        left = "" if characters is None else text[characters:]
+        self.ids = [] if ids is None else self.ids[ids:]
+        self.pieces, self.characters = [left], len(left)
+        return taken
+
+
+class ResumedChoice:
+    """One choice of a stream: the `place` up to which it was told, the one that its reader `has`, and the events that
+    it has of what leads to the next place. Raises NoSuchEvent once the choice turns out to have no such places."""
+
+    def __init__(self, index: int, has: ChoicePlace, group: GroupPlace | None) -> None:
+        self.has, self.group = has, group
+        self.place = ChoicePlace()
+        self.held = HeldTokens(index)
+        # The places at which a part has to end that are still ahead. Each is after the one before it.
+        self.marks = [has] if has.ids or has.characters else []
+        if group is not None and not group.place.ended:
+            self.marks.append(group.place)
+
+    def parts(self, said: Delta | Ended) -> Iterator[Delta | Ended]:
+        """Return the parts that can be told now: each up to a mark, then all there is."""
+        if isinstance(said, Ended):
+            # A choice that ends before its reader's place is not the one that was read.
+            self.check(not self.marks)
+            yield said
+            return
+        if self.marks:
+            self.held.add(said)
+        while self.marks:
+            mark, place, held = self.marks[0], self.place, self.held
+            ids, characters = mark.ids - place.ids, mark.characters - place.characters
+            if len(held.ids) < ids or held.characters < characters:
+                return
+            del self.marks[0]
+            yield held.take(ids, characters)
+            said = held.take() if not self.marks else said
+        if said.ids or said.text:
+            yield said
+
+    def advance(self, said: Delta | Ended) -> ChoicePlace:
+        """Go to the place after this part."""
+        place = self.place
+        if isinstance(said, Ended):
+            self.place = ChoicePlace(place.ids, place.characters, True)
+        else:
+            self.place = ChoicePlace(place.ids + len(said.ids), place.characters + len(said.text))
+        return self.place
+
+    def skipped(self, events: int) -> int:
+        """Return how many of the events that lead to this place the reader has."""
+        if self.has.has(self.place):
+            self.check(not self.place.ended or self.place == self.has)
+            return events
+        self.check(not self.has.ended)
+        group = self.group
+        if group is None:
+            return 0
+        self.group = None
+        self.check(group.place == self.place and group.events < events)
+        return group.events
+
+    def check(self, fits: bool) -> None:
+        if not fits:
+            raise NoSuchEvent
 
 
 class ResumableFormat:
-    """The events of `form`, of a stream with so many choices, after the point `since`. `held` are the parts of each
-    choice that lead up to that point and are not complete yet."""
+    """The events of `form`, of a stream of these parameters, after the point `since`. Raises NoSuchEvent for one that
+    the stream turns out not to have."""
 
-    def __init__(self, form: ReplyFormat, since: ResumePoint, choices: int) -> None:
-        since.check(choices)
+    def __init__(self, form: ReplyFormat, since: ResumePoint, params: SamplingParams) -> None:
+        since.check(params.n, params.max_tokens)
         self.form, self.since = form, since
-        self.places = [ChoicePlace()] * choices
-        self.held = [Delta("", [], choice, []) for choice in range(choices)]
-        # The place of each choice that the reader has; taken out once the choice has come there.
-        self.goals = {choice: since.place(choice) for choice in range(choices) if since.place(choice) != ChoicePlace()}
-        self.group = since.group
+        self.choices = [ResumedChoice(index, since.place(index), since.group_of(index)) for index in range(params.n)]
+        self.places = [ChoicePlace()] * params.n
 
     @property
     def streamed(self) -> bool:
@@ -53,61 +135,18 @@ class ResumableFormat:
         return self.form.whole(choices, usage, verdicts)
 
     def events(self, stream: Stream, said: Sequence[ChoiceEvent]) -> bytes:
-        return b"".join([self.event(stream, index, one) for index, one in said])
-
-    def event(self, stream: Stream, index: int, said: Delta | Ended) -> bytes:
-        """Return the events of a part that the reader does not have."""
-        data = b""
-        if isinstance(said, Delta):
-            held = self.held[index]
-            held.text, held.ids = held.text + said.text, [*held.ids, *said.ids]
-            held.logprobs = [*held.logprobs, *said.logprobs]
-            while (part := self.next_part(index)) is not None:
-                data += self.told(stream, index, part)
-            return data
-        # A stream that ends before the reader's point is not the one that it read: what is left is not told again.
-        if self.held[index].ids or self.held[index].text:
-            self.form.events(stream, [(index, self.held[index])])
-        self.held[index] = Delta("", [], index, [])
-        return self.told(stream, index, said)
-
-    def next_part(self, index: int) -> Delta | None:
-        """Take the next part of a choice that is told at once: up to the reader's point, up to the end of what it has a
-        part of, or all there is. None if that is not here yet."""
-        held, place, goal = self.held[index], self.places[index], self.goal(index)
-        if not held.ids and not held.text:
-            return None
-        if goal is None:
-            self.held[index] = Delta("", [], index, [])
-            return held
-        ids, characters = goal.ids - place.ids, goal.characters - place.characters
-        if len(held.ids) < ids or len(held.text) < characters:
-            return None
-        self.held[index] = Delta(held.text[characters:], held.ids[ids:], index, held.logprobs[ids:])
-        return Delta(held.text[:characters], held.ids[:ids], index, held.logprobs[:ids])
-
-    def goal(self, index: int) -> ChoicePlace | None:
-        """Return the next place at which a part of this choice has to end, if any."""
-        goal, place = self.goals.get(index), self.places[index]
-        if goal is not None and (goal.ids, goal.characters) != (place.ids, place.characters):
-            return goal
-        group = self.group
-        if group is not None and group.choice == index and not group.place.ended:
-            return group.place
-        return None
+        """Return the events of these parts that the reader does not have."""
+        return b"".join(
+            [self.told(stream, index, part) for index, one in said for part in self.choices[index].parts(one)]
+        )
 
     def told(self, stream: Stream, index: int, said: Delta | Ended) -> bytes:
         """Return the events of one part with their ids, but for those that the reader has."""
-        before, data = tuple(self.places), parts(self.form.events(stream, [(index, said)]))
-        place = self.places[index]
-        if isinstance(said, Ended):
-            place = ChoicePlace(place.ids, place.characters, True)
-        else:
-            place = ChoicePlace(place.ids + len(said.ids), place.characters + len(said.text))
-        self.places[index] = place
-        skip = self.skipped(index, place, len(data))
+        data = parts(self.form.events(stream, [(index, said)]))
+        before, choice = tuple(self.places) if len(data) > 1 else (), self.choices[index]
+        place = self.places[index] = choice.advance(said)
         shown = []
-        for number, event in enumerate(data[skip:], skip + 1):
+        for number, event in enumerate(data[(skip := choice.skipped(len(data))) :], skip + 1):
             last = number == len(data)
             point = (
                 ResumePoint(self.since.name, tuple(self.places))
@@ -117,22 +156,12 @@ class ResumableFormat:
             shown.append(b"id: %b\n%b" % (str(point).encode(), event))
         return b"".join(shown)
 
-    def skipped(self, index: int, place: ChoicePlace, events: int) -> int:
-        """Return how many of the events that lead a choice to this place the reader has."""
-        goal = self.goals.get(index)
-        if goal is not None:
-            if place == goal:
-                del self.goals[index]
-            return events
-        group = self.group
-        if group is not None and group.choice == index and group.place == place:
-            self.group = None
-            return min(group.events, events)
-        return 0
-
     def end(self, stream: Stream, verdicts: Mapping[int, Verdict]) -> bytes:
-        shown, tail = [], self.since.tail
-        for number, event in enumerate(parts(self.form.end(stream, verdicts)), 1):
+        data, tail = parts(self.form.end(stream, verdicts)), self.since.tail
+        if tail >= max(1, len(data)):
+            raise NoSuchEvent
+        shown = []
+        for number, event in enumerate(data, 1):
             point = ResumePoint(self.since.name, tuple(self.places), tail=number)
             if event == DONE:
                 shown.append(event)

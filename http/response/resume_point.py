@@ -19,6 +19,14 @@ PLACES = rf"{NUMBER}\.{NUMBER}e?(?:_{NUMBER}\.{NUMBER}e?){{0,127}}"
 EVENT_ID = re.compile(
     rf"([0-9a-f]{{32}})(?::({PLACES})(?:u({NUMBER})|\+({NUMBER})\.({NUMBER})\.({NUMBER})(e?)\.({NUMBER}))?)?", re.ASCII
 )
+NOT_OF_STREAM = "Last-Event-ID is no event of this stream: send the last id that came"
+
+
+class NoSuchEvent(RequestError):
+    """An id that no event of the stream has."""
+
+    def __init__(self) -> None:
+        super().__init__(NOT_OF_STREAM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +40,11 @@ class ChoicePlace:
     def __str__(self) -> str:
         return f"{self.ids}.{self.characters}{'e' if self.ended else ''}"
 
+    def has(self, other: "ChoicePlace") -> bool:
+        """Return whether the other place is not behind this one."""
+        reached = other.ids <= self.ids and other.characters <= self.characters
+        return reached and (self.ended or not other.ended)
+
 
 @dataclass(frozen=True, slots=True)
 class GroupPlace:
@@ -40,6 +53,15 @@ class GroupPlace:
     choice: int
     place: ChoicePlace
     events: int
+
+    def follows(self, before: ChoicePlace) -> bool:
+        """Return whether one part of a choice that was told up to `before` can lead to this place: some ids or text, or
+        the end."""
+        if self.events < 1 or before.ended:
+            return False
+        if self.place.ended:
+            return (self.place.ids, self.place.characters) == (before.ids, before.characters)
+        return self.place.has(before) and self.place != before
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +80,30 @@ class ResumePoint:
             return f"{shown}+{self.group.choice}.{self.group.place}.{self.group.events}"
         return f"{shown}u{self.tail}" if self.tail else shown
 
-    def check(self, choices: int) -> None:
-        """Raise RequestError if it is no point of a stream with so many choices."""
-        fits = not self.places or len(self.places) == choices
-        if not fits or (self.group is not None and self.group.choice >= choices):
-            raise RequestError("Last-Event-ID is no event of this stream: send the last id that came")
+    def check(self, choices: int, budget: int) -> None:
+        """Raise RequestError if no stream of so many choices, with at most `budget` ids each, has this point."""
+        if not self.places:
+            return
+        group = self.group
+        fits = len(self.places) == choices and all(place.ids <= budget for place in self.places)
+        if group is not None:
+            fits = fits and group.place.ids <= budget
+        if not fits or not self.is_possible:
+            raise NoSuchEvent
+
+    @property
+    def is_possible(self) -> bool:
+        """False if the parts of this point contradict each other, so that no stream has it."""
+        group = self.group
+        if group is not None:
+            return group.choice < len(self.places) and group.follows(self.places[group.choice])
+        return not self.tail or all(place.ended for place in self.places)
 
     def place(self, choice: int) -> ChoicePlace:
         return self.places[choice] if self.places else ChoicePlace()
+
+    def group_of(self, choice: int) -> GroupPlace | None:
+        return self.group if self.group is not None and self.group.choice == choice else None
 
 
 def read_event_id(text: str) -> ResumePoint:
@@ -80,7 +118,11 @@ def read_event_id(text: str) -> ResumePoint:
     group = None
     if choice is not None:
         group = GroupPlace(int(choice), ChoicePlace(int(ids), int(characters), bool(ended)), int(events))
-    return ResumePoint(name, tuple(map(place_of, (places or "").split("_"))) if places else (), group, int(tail or 0))
+    told = tuple(map(place_of, (places or "").split("_"))) if places else ()
+    point = ResumePoint(name, told, group, int(tail or 0))
+    if not point.is_possible:
+        raise NoSuchEvent
+    return point
 
 
 def place_of(text: str) -> ChoicePlace:

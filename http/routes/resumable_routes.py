@@ -130,7 +130,7 @@ class ResumableRoutes:
         if context.claimed is not None:
             since, claimed = context.since, context.claimed
             assert since is not None, "what is continued has a point"
-            made = ResumableFormat(form, since, params.n)
+            made = ResumableFormat(form, since, params)
             context.claimed = None
             request.ctx.stream_id = since.name
             return streams.take_up(claimed, partial(cut, request)), made
@@ -142,4 +142,4 @@ class ResumableRoutes:
         about = {"path": context.path, "body": body, "heading": asdict(heading)}
         name, stream = streams.begin(submit(), about, partial(cut, request))
         request.ctx.stream_id = name
-        return stream, ResumableFormat(form, ResumePoint(name), params.n)
+        return stream, ResumableFormat(form, ResumePoint(name), params)

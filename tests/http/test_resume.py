@@ -263,6 +263,23 @@ def test_who_may_not_go_on(front: Front, monkeypatch: pytest.MonkeyPatch) -> Non
     assert os.listdir(front.folder / "streams")
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_an_id_that_no_event_has_is_refused_and_harms_nobody(path: str, front: Front) -> None:
+    """On a stream that runs and on one that has ended. The stream itself can be continued as before."""
+    one = front.start(0, pace=0.02)
+    first = Reader(one, path, PATHS[path]).read(5)
+    wrong = ("1.1+0.0.0.1", "1.1e", "1.1+0.1.1.1", "1.1u1", "101.1", "1.1+0.1.1e.9", "1.1+1.2.2.1", "1.1_1.1", "99.99e")
+    first.leave()
+    for _ in range(2):
+        for places in wrong:
+            eventually(lambda: all(each.detached_at for each in one.proxy.streams.journals.values()), "no reader")
+            refused = Reader(one, path, {}, f"{first.stream}:{places}")
+            assert refused.status == 400, places
+            assert b"Last-Event-ID is no event of this stream" in refused.response.read()
+        eventually(lambda: not one.proxy.streams.journals, "the end")
+    assert told(first, Reader(one, path, {}, first.last).all()) == TEXT
+
+
 @pytest.mark.parametrize("context", [512, 64])
 def test_an_answer_goes_on_with_the_release_that_began_it(front: Front, context: int) -> None:
     """Another release is at the other proxy too, with more room, and of a context that may be too short."""
