@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The proxies that share a port and a usage log, as files in a folder of their launch (docs/decisions/061)."""
 
+import errno
 import fcntl
 import os
 from contextlib import suppress
@@ -9,6 +10,8 @@ from pathlib import Path
 from pontil.runtime.errors import PontilError
 
 SUFFIX = ".lease"
+# Of a file that has no owner yet.
+UNBORN = ".unborn"
 
 
 class Lease:
@@ -32,6 +35,21 @@ class Lease:
         os.close(descriptor)
         return None
 
+    def show(self) -> None:
+        """Give a file that was created the name under which others look for it. Raises OSError."""
+        shown = self.path.with_suffix("")
+        self.path.rename(shown)
+        self.path = shown
+
+    @classmethod
+    def create(cls, path: Path, flags: int = 0) -> "Lease":
+        """Make the file and take its lease. Nobody finds it until it is shown: else another one, which looks for files
+        without an owner, might take it first. Raises OSError."""
+        lease = cls.take(path.with_suffix(f"{path.suffix}{UNBORN}"), flags | os.O_CREAT | os.O_EXCL)
+        if lease is None:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return lease
+
     def release(self) -> None:
         """Leave it to whoever takes it next."""
         os.close(self.descriptor)
@@ -49,7 +67,8 @@ class Siblings:
         self.folder, self.incarnation = folder, incarnation
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
-            self.own = Lease.take(self.path_of(incarnation), os.O_CREAT)
+            self.own: Lease | None = Lease.create(self.path_of(incarnation))
+            self.own.show()
         except OSError as error:
             raise PontilError(f"the folder {folder} of this launch cannot be used: {error.strerror}") from None
 

@@ -7,6 +7,7 @@ synced: a record has to outlive a process, not the machine. A line that was cut 
 out.
 """
 
+import errno
 import json
 import os
 import re
@@ -18,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from pontil.runtime.errors import PontilError, Unavailable
-from pontil.runtime.proxy.siblings import Lease
+from pontil.runtime.proxy.siblings import UNBORN, Lease
 
 SUFFIX, WANTED = ".stream", ".wanted"
+# Seconds after which a record without a head was left by a process that died while it made it.
+UNBORN_SECONDS = 60.0
 NAME = re.compile(r"[0-9a-f]{32}", re.ASCII)
 # Bytes of all records of a launch, which lie in memory where the run directory does, and of one.
 MOST_BYTES = 64 << 20
@@ -42,9 +45,13 @@ class StreamRecord:
         return self.lines[-1]
 
     def append(self, line: dict[str, Any]) -> None:
-        """Add a line. Raises OSError."""
+        """Add a line, or nothing. Raises OSError."""
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
-        self.size += os.write(self.lease.descriptor, data)
+        if (written := os.write(self.lease.descriptor, data)) < len(data):
+            # The next line would be lost with the part of this one.
+            os.ftruncate(self.lease.descriptor, self.size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.size += written
 
     def touch(self) -> None:
         """Note that its owner lives: the time in which it may be continued begins with the last note."""
@@ -88,15 +95,24 @@ class StreamRecords:
         if size > MOST_RECORD or self.size + size > MOST_BYTES:
             raise Unavailable("there is no room to keep this stream: ask for it without pontil-resume, or later", 10.0)
         try:
-            lease = Lease.take(self.path_of(name), os.O_CREAT | os.O_EXCL | os.O_APPEND)
-            assert lease is not None, "nobody else knows the name"
-            made = StreamRecord(name, lease, [head], 0)
-            made.append(head)
+            made = self.owned(name, head)
         except OSError as error:
             raise Unavailable(
                 f"this stream cannot be kept ({error.strerror}): ask for it without pontil-resume"
             ) from None
         self.size += made.size
+        return made
+
+    def owned(self, name: str, head: dict[str, Any]) -> StreamRecord:
+        """Make a record that nobody finds before it is locked and has its head. Raises OSError."""
+        lease = Lease.create(self.path_of(name), os.O_APPEND)
+        made = StreamRecord(name, lease, [head], 0)
+        try:
+            made.append(head)
+            lease.show()
+        except OSError:
+            made.end()
+            raise
         return made
 
     def claim(self, name: str) -> StreamRecord | None:
@@ -153,6 +169,7 @@ class StreamRecords:
     def unowned(self, known: set[str], window: float) -> list[StreamRecord]:
         """Take over every stream that nobody owns, but for those `known` whose time is not over; the caller releases or
         ends each. Note the size of all, and forget the known ones that are gone."""
+        self.remove_unborn()
         found, size, names = [], 0, self.names()
         known.intersection_update(names)
         for name in names:
@@ -166,6 +183,14 @@ class StreamRecords:
                     found.append(record)
         self.size = size
         return found
+
+    def remove_unborn(self) -> None:
+        for path in self.folder.glob(f"*{UNBORN}"):
+            with suppress(OSError):
+                old = self.clock() - path.stat().st_mtime > UNBORN_SECONDS
+                lease = Lease.take(path) if old else None
+                if lease is not None:
+                    lease.end()
 
     def age(self, record: StreamRecord) -> float:
         """Return the seconds since its owner was last known to live."""

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of streams: claimed by one at a time, by anybody once the owner is gone, and whole whenever it went."""
 
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -15,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy import stream_record
+from pontil.runtime.proxy.siblings import Siblings
 from pontil.runtime.proxy.stream_record import StreamRecord, StreamRecords
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -125,6 +131,77 @@ def test_a_lock_ends_with_its_process_and_two_claim_it_once(tmp_path: Path) -> N
     first.end()
     with pytest.raises(KeyError):
         records.claim(name)
+
+
+@contextmanager
+def looking(monkeypatch: pytest.MonkeyPatch, look: Callable[[], list[str]]) -> Iterator[list[list[str]]]:
+    """Look before each system call by which a file gets its name, its lock and its content."""
+    real = [(os, name, getattr(os, name)) for name in ("open", "write", "rename")] + [(fcntl, "flock", fcntl.flock)]
+    looks: list[list[str]] = []
+
+    def then(call: Callable[..., Any], *arguments: Any) -> Any:
+        with monkeypatch.context() as still:
+            for module, name, kept in real:
+                still.setattr(module, name, kept)
+            looks.append(look())
+        return call(*arguments)
+
+    with monkeypatch.context() as watched:
+        for module, name, kept in real:
+            watched.setattr(module, name, partial(then, kept))
+        yield looks
+
+
+def test_a_proxy_that_starts_is_not_taken_for_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another proxy looks at every moment at which it takes its lease."""
+    other = Siblings(tmp_path, "other")
+    with looking(monkeypatch, other.gone) as looks:
+        started = Siblings(tmp_path, "started")
+    assert len(looks) > 2 and not any(looks)
+    assert other.gone() == [] and other.lives("started")
+    started.close()
+    assert other.gone() == [] and not other.lives("started")
+
+
+def test_a_record_is_not_found_before_it_has_an_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another proxy looks at every moment at which the record is made."""
+    other = StreamRecords(tmp_path)
+    with looking(monkeypatch, lambda: [record.name for record in other.unowned(set(), 60.0)]) as looks:
+        made = StreamRecords(tmp_path).begin(HEAD)
+    assert len(looks) > 2 and not any(looks)
+    assert other.requests() == ["r"] and other.claim(made.name) is None
+    made.end()
+    assert not os.listdir(tmp_path)
+
+
+def test_a_record_that_was_half_made_is_removed_later(tmp_path: Path) -> None:
+    records = StreamRecords(tmp_path)
+    half, young = tmp_path / f"{'0' * 32}.stream.unborn", tmp_path / f"{'1' * 32}.stream.unborn"
+    for path in (half, young):
+        path.write_bytes(b'{"request"')
+    os.utime(half, (1.0, 1.0))
+    assert records.unowned(set(), 60.0) == [] and records.requests() == []
+    assert os.listdir(tmp_path) == [young.name]
+
+
+def test_a_full_disk_leaves_no_part_of_a_record_or_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = StreamRecords(tmp_path)
+    made = records.begin(HEAD)
+
+    def full(descriptor: int, data: bytes, real: Callable[[int, bytes], int] = os.write) -> int:
+        return real(descriptor, data[:5])
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "write", full)
+        with pytest.raises(Unavailable, match="cannot be kept"):
+            records.begin(HEAD)
+        with pytest.raises(OSError, match="No space"):
+            made.append({"number": 0})
+    made.append({"number": 1})
+    made.release()
+    assert os.listdir(tmp_path) == [f"{made.name}.stream"]
+    found = records.claim(made.name)
+    assert found is not None and found.lines == [HEAD, {"number": 1}]
 
 
 def test_a_look_at_a_record_does_not_make_it_younger(tmp_path: Path) -> None:
