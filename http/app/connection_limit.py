@@ -2,11 +2,10 @@
 """A limit on connections below the limit on file descriptors, so that the process can always open the files it
 needs."""
 
-import json
 import logging
 import resource
 
-from pontil.http.response.error_object import error_object
+from pontil.http.app.log_interval import LogInterval
 
 LOG = logging.getLogger("pontil.http")
 MOST_CONNECTIONS = 4096
@@ -15,14 +14,7 @@ KEPT_FREE = 256
 # Lower bound, even where the descriptor limit is absurdly small.
 LEAST_CONNECTIONS = 16
 MOST_DESCRIPTORS = 1 << 20
-COMPLAIN_SECONDS = 60.0
-REFUSAL = json.dumps(
-    error_object("the server has as many connections as it takes: try again in a moment", 503, code="unavailable")
-).encode()
-REFUSED = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: %d\r\nretry-after: 1\r\n"
-    b"connection: close\r\n\r\n%b" % (len(REFUSAL), REFUSAL)
-)
+REFUSAL = "the server has as many connections as it takes: try again in a moment"
 
 
 class ConnectionLimit:
@@ -30,14 +22,13 @@ class ConnectionLimit:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.complained: float | None = None
+        self.complaints = LogInterval()
 
     def admits(self, others: int, now: float) -> bool:
         """Return whether one more connection is allowed. Refusals are logged at most once per interval."""
         if others < self.most:
             return True
-        if self.complained is None or now - self.complained > COMPLAIN_SECONDS:
-            self.complained = now
+        if self.complaints.is_due(now):
             LOG.warning("%d connections are open, which is all that are kept: further ones are refused", others)
         return False
 

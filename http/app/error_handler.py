@@ -20,8 +20,6 @@ from pontil.runtime.errors import PontilError, RequestError, TooManyRequests, Un
 LOG = logging.getLogger("pontil.http")
 # Status for a client that disconnected: for the log, since no client receives it.
 CLIENT_LEFT = 499
-# Maximum that Sanic can read; its default is half of this.
-MAX_HEAD_BYTES = 16384
 # Retry-After where no better estimate is known.
 RETRY_SECONDS = 1.0
 
@@ -33,7 +31,7 @@ class OpenAIErrors(ErrorHandler):
         if isinstance(exception, PontilError):
             return json_response(error_of(exception), status_of(exception), headers=headers_of(exception))
         if isinstance(exception, SanicException):
-            status = 431 if is_head_too_large(exception) else exception.status_code or 500
+            status = exception.status_code or 500
             code = "not_found" if isinstance(exception, NotFound) else None
             return json_response(error_object(said(request, exception), status, code=code), status,
                                  headers=exception.headers)  # fmt: skip
@@ -56,11 +54,6 @@ def headers_of(error: PontilError) -> dict[str, str]:
     return {"retry-after": str(max(1, math.ceil(RETRY_SECONDS if stated is None else stated)))}
 
 
-def is_head_too_large(exception: SanicException) -> bool:
-    """Return whether the head is too large: Sanic raises PayloadTooLarge for it too, and only the message differs."""
-    return isinstance(exception, PayloadTooLarge) and "header" in str(exception)
-
-
 def said(request: Request, exception: SanicException) -> str:
     """Return the message for an error before a handler was reached."""
     if isinstance(exception, NotFound):
@@ -69,8 +62,6 @@ def said(request: Request, exception: SanicException) -> str:
         return f"{request.path} does not take {request.method}: use {exception.headers.get('Allow', 'another method')}"
     if isinstance(exception, RequestTimeout):
         return f"the request did not come whole within {RECEIVE_SECONDS:g} s: send it faster"
-    if is_head_too_large(exception):
-        return f"the head of the request is larger than {MAX_HEAD_BYTES} bytes: send shorter headers"
     if isinstance(exception, PayloadTooLarge):
         return "the request is larger than this server takes: send less"
     return str(exception) or f"the request cannot be served ({exception.status_code})"

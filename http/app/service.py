@@ -25,9 +25,11 @@ from pontil.http.app.connection_limit import (
     descriptor_limit,
     raise_descriptor_limit,
 )
-from pontil.http.app.error_handler import MAX_HEAD_BYTES, OpenAIErrors
+from pontil.http.app.error_handler import OpenAIErrors
 from pontil.http.app.http_date import HttpDate
+from pontil.http.app.log_interval import LogInterval
 from pontil.http.app.probes import METHODS, add_probes
+from pontil.http.app.raw_head import MAX_HEAD_BYTES
 from pontil.http.app.request_id import CURRENT, HEADER, WithRequestId, request_id
 from pontil.http.app.server_spans import ServerSpans
 from pontil.http.app.timed_protocol import RECEIVE_SECONDS, TimedProtocol
@@ -105,6 +107,7 @@ def build_app(proxy: Proxy, embedding: Tokenizer | None = None) -> Sanic[Any, An
     pages = CrossOrigin(proxy.config.cors_origins)
     add_probes(app, served, pages)
     app.ctx.connection_limit = ConnectionLimit(connections_within(descriptor_limit()))
+    app.ctx.malformed_heads = LogInterval()
     app.ctx.access = access_to(proxy.config, served)
     reading = {endpoint.route.removeprefix("/") for endpoint in served if endpoint.takes}
     add_middleware(app, app.ctx.access, pages, reading, proxy.clock, spans)

@@ -9,7 +9,9 @@ from sanic.http import Stage
 from sanic.http.http1 import HTTP_CONTINUE
 from sanic.server.protocols.http_protocol import HttpProtocol
 
-from pontil.http.app.connection_limit import REFUSED
+from pontil.http.app.checked_http import CheckedHttp
+from pontil.http.app.connection_limit import REFUSAL
+from pontil.http.app.early_answer import early_answer
 from pontil.runtime.timeline.received import noted
 from pontil.runtime.timeline.timeline import WRITE
 
@@ -20,13 +22,14 @@ class TimedProtocol(HttpProtocol):
     """HTTP protocol with a receive deadline. Sanic's own restarts its clock with every byte, and takes a body that does
     not arrive for a response that is not ready."""
 
+    HTTP_CLASS = CheckedHttp
     __slots__ = ("begun", "has_room")
 
     def connection_made(self, transport: Any) -> None:
         # False while the transport asks to pause writing.
         self.has_room = True
         if not self.app.ctx.connection_limit.admits(len(self.connections), time.monotonic()):
-            transport.write(REFUSED)
+            transport.write(early_answer(503, REFUSAL, code="unavailable", retry=1))
             transport.close()
             return
         untyped: Any = super()

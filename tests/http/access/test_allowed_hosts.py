@@ -36,9 +36,12 @@ def test_its_own_names_are_not(pair: ScriptedSite, host: str) -> None:
 def test_a_page_that_was_led_here_by_a_false_name_generates_nothing(pair: ScriptedSite) -> None:
     """The request is same-origin to its browser and needs no preflight."""
     headers = {"host": "evil.example:8000", "origin": "http://evil.example:8000", "content-type": "application/json"}
-    before = pair.workers[0].submits.qsize()
-    assert pair.ask("POST", "/v1/completions", {"prompt": "hi"}, headers).status == 403
-    assert pair.workers[0].submits.qsize() == before
+    prompt = pair.tokenizer.encode("of a page", False)
+    assert pair.ask("POST", "/v1/completions", {"prompt": prompt}, headers).status == 403
+    assert pair.ask("POST", "/v1/completions", {"prompt": [7], "max_tokens": 2}).status == 200
+    submits = pair.workers[0].submits
+    while (submitted := submits.get(timeout=DEADLINE).prompt) != [7]:
+        assert submitted != prompt
 
 
 def test_who_watches_over_the_server_is_let_in_by_any_name(pair: ScriptedSite) -> None:
@@ -50,11 +53,11 @@ def test_who_watches_over_the_server_is_let_in_by_any_name(pair: ScriptedSite) -
     ("head", "status"),
     [
         (b"", 200),
-        (b"host: localhost\r\nhost: evil.example\r\n", 403),
-        (b"host: evil.example\r\nhost: localhost\r\n", 403),
+        (b"host: localhost\r\nhost: evil.example\r\n", 400),
+        (b"host: evil.example\r\nhost: localhost\r\n", 400),
     ],
 )
-def test_no_name_is_no_page_and_two_are_both_looked_at(pair: ScriptedSite, head: bytes, status: int) -> None:
+def test_no_name_is_no_page_and_two_are_no_request(pair: ScriptedSite, head: bytes, status: int) -> None:
     with socket.create_connection(("127.0.0.1", pair.port), DEADLINE) as connection:
         connection.sendall(b"GET /version HTTP/1.1\r\n" + head + b"\r\n")
         assert connection.recv(1024).startswith(b"HTTP/1.1 %d " % status)

@@ -57,8 +57,8 @@ def is_served(made: ScriptedSite) -> bool:
 def test_the_log_says_it_now_and_then() -> None:
     limit = ConnectionLimit(2)
     assert [limit.admits(others, 0.0) for others in (0, 1, 2, 3)] == [True, True, False, False]
-    assert limit.complained == 0.0
-    assert not limit.admits(2, 61.0) and limit.complained == 61.0
+    assert limit.complaints.complained == 0.0
+    assert not limit.admits(2, 61.0) and limit.complaints.complained == 61.0
 
 
 @pytest.mark.parametrize(("descriptors", "connections"), [(1024, 768), (1 << 20, 4096), (256, 16), (0, 16)])

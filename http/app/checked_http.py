@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sanic's HTTP/1.1 over heads and chunks that were checked first (raw_head.py)."""
+
+import logging
+import time
+from typing import Any
+
+from sanic.exceptions import BadRequest
+from sanic.http import Http, Stage
+from sanic.http.http1 import HTTP_CONTINUE
+
+from pontil.http.app.early_answer import early_answer
+from pontil.http.app.raw_head import MAX_HEAD_BYTES, chunk_fault, foreign_byte, head_fault
+
+LOG = logging.getLogger("pontil.http")
+END = b"\r\n\r\n"
+# Length of the excerpt of refused bytes in the log.
+SHOWN_BYTES = 60
+
+
+class RefusedHead(Exception):
+    """A head that is refused before there is a request: its status, and the sentence for the client."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class CheckedHttp(Http):
+    """One connection's requests. A malformed head gets an answer at once, whoever sends it, and ends the connection."""
+
+    __slots__ = ()
+
+    async def http1_request_header(self) -> None:
+        await self.check_head()
+        untyped: Any = super()
+        try:
+            await untyped.http1_request_header()
+        except BadRequest:
+            raise RefusedHead(400, "the head of the request is not HTTP/1.1: send a well-formed one") from None
+
+    async def check_head(self) -> None:
+        """Wait for the whole head. Raises RefusedHead as soon as it is known to be none."""
+        buffer, seen = self.recv_buffer, 0
+        while True:
+            end = buffer.find(END, max(0, seen - len(END) + 1))
+            size = len(buffer) if end == -1 else end
+            if reason := foreign_byte(buffer, seen, min(size, MAX_HEAD_BYTES)):
+                raise malformed(reason)
+            if size >= MAX_HEAD_BYTES:
+                raise RefusedHead(
+                    431, f"the head of the request is larger than {MAX_HEAD_BYTES} bytes: send shorter headers"
+                )
+            if end != -1:
+                break
+            seen = size
+            await self._receive_more()
+        if reason := head_fault(bytes(buffer[:end])):
+            raise malformed(reason)
+
+    async def read(self) -> bytes | None:
+        form: Any = self.request_body
+        if form == "chunked" and self.request_bytes_left == 0:
+            await self.check_chunk()
+        untyped: Any = super()
+        piece: bytes | None = await untyped.read()
+        return piece
+
+    async def check_chunk(self) -> None:
+        """Wait for the line that begins a chunk. Raises BadRequest for a malformed one."""
+        # Sanic asks for the body when nothing of it has come; a client waits for this leave.
+        if self.expecting_continue:
+            self.expecting_continue = False
+            await self._send(HTTP_CONTINUE)
+        while (is_malformed := chunk_fault(self.recv_buffer)) is None:
+            await self._receive_more()
+        if is_malformed:
+            self.keep_alive = False
+            raise BadRequest("the body is not in chunks as HTTP/1.1 has them: send a well-formed one")
+
+    async def error_response(self, exception: Exception) -> None:
+        untyped: Any = super()
+        if not isinstance(exception, RefusedHead):
+            await untyped.error_response(exception)
+            return
+        self.keep_alive, self.stage = False, Stage.RESPONSE
+        if self.protocol.app.ctx.malformed_heads.is_due(time.monotonic()):
+            shown = ascii(bytes(self.recv_buffer[:SHOWN_BYTES]))
+            LOG.warning("a request is refused, %s; it begins with %s", exception, shown)
+        await self._send(early_answer(exception.status, str(exception)))
+        self.stage = Stage.IDLE
+
+
+def malformed(reason: str) -> RefusedHead:
+    return RefusedHead(400, f"the request is not HTTP/1.1: {reason}")
