@@ -18,6 +18,7 @@ from pontil.runtime.engine.remote_prefill import RemotePrefill
 from pontil.runtime.engine.sampling_state import SamplingState, penalized
 from pontil.runtime.engine.streamed import Outflow, RowInputs, StateOutputs
 from pontil.runtime.engine.target_states import TargetStates
+from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.timeline.work_times import WorkTimes
 
@@ -127,6 +128,7 @@ class Sequence:
     forked: bool = False
     draws: bool = True
     priority: int = 0
+    share: FairShare = EVERYBODY
     arrival: int = 0
     admissions: int = 0
     output: list[int] = field(default_factory=list)
@@ -258,6 +260,7 @@ class Sequence:
             wanted=self.wanted,
             forked=True,
             priority=self.priority,
+            share=self.share,
             arrival=self.arrival,
             admissions=self.admissions,
             computed=self.computed,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from pontil.runtime.config import ProxyConfig
 from pontil.runtime.errors import PontilError, TooManyRequests, Unavailable
+from pontil.runtime.foundation.fair_share import FairShare
 from pontil.runtime.proxy.admission import check_capacity, check_seats, check_together
 from pontil.runtime.proxy.dispatch import Dispatcher
 from pontil.runtime.proxy.metrics import KEY_LIMIT, OVERLOAD, TOO_LATE, Metrics
@@ -33,8 +34,8 @@ class AdmissionControl:
     ) -> None:
         self.workers, self.limits = workers, limits
         self.dispatcher, self.metrics, self.clock = dispatcher, metrics, clock
-        fair, deadline = config.fair_by == "key", config.first_byte_timeout
-        self.queue = RequestQueue(deadline, lambda: Seats.of(workers.available), fair=fair)
+        self.fair, deadline = config.fair_by == "key", config.first_byte_timeout
+        self.queue = RequestQueue(deadline, lambda: Seats.of(workers.available), fair=self.fair)
         self.choices = 0
         self.dispatching = False
 
@@ -75,6 +76,8 @@ class AdmissionControl:
         """Queue a request for its first attempt."""
         now = self.clock()
         request.caller = caller
+        if self.fair:
+            request.share = FairShare.of(caller, allowance.weight)
         self.workers.shares.enter(request.release)
         self.choices += request.params.n
         self.limits.enter(caller, *claim_of(request), now)

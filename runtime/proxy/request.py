@@ -15,6 +15,7 @@ from pontil.runtime.accounting.ledger import (
     Ledger,
     LedgerEntry,
 )
+from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
 from pontil.runtime.foundation.trace_context import TraceContext
 from pontil.runtime.proxy.choice_text import MAX_TOKEN_ID, BrokenAnswer, ChoiceText, TokenPath
 from pontil.runtime.proxy.embedding_task import EmbeddingTask
@@ -70,7 +71,8 @@ class Request:
     seconds that it waited in its worker's queue, if known. The usage log is complete for a request that has ended once
     its `receipt` is done. `heard` holds the pairs of phase and choice for which a frame has arrived, `reasons` the
     finish reason of each choice. `drafted` counts draft tokens, `accepted` those that were right. Prompts with another
-    `cache_salt` share no cached prefix; a lower `priority` is admitted first. `caller` names the API key. A `trial` is
+    `cache_salt` share no cached prefix; a lower `priority` is admitted first. `caller` names the API key, whose
+    `share` workers keep to. A `trial` is
     a self-test request of the proxy: no client gets its answer, and nobody is billed.
 
     Attempts serve a request one after another. Before the first and between two of them `phases` is empty. `broken` are
@@ -107,6 +109,7 @@ class Request:
     cache_salt: str = ""
     priority: int = 0
     caller: str = NO_KEY
+    share: FairShare = EVERYBODY
     mailbox: Mailbox = field(default_factory=Mailbox)
     prompt_worker: str | None = None
     uncomputed: int = 0
@@ -357,6 +360,7 @@ class Request:
             "sampling": self.params.to_wire(), "cache_salt": self.cache_salt,
             "priority": self.priority, "deadline": deadline,
             "traceparent": None if self.trace is None else self.trace.traceparent,
+            "caller": self.share.caller, "weight": self.share.weight,
         }  # fmt: skip
         if self.attempt > 0:
             common["delivered"] = [answer.ids for answer in self.answers]

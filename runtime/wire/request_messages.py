@@ -32,6 +32,9 @@ class Submit:
 
     The first token is of use for `deadline` more seconds; None: without limit.
 
+    Workers share seats and steps by `caller`, a digest that says no more than which requests are of one key, and by the
+    `weight` of that key; empty: a caller like every other without a name.
+
     `graph` is set for a stage of a model of several stages; its keys are those of GraphPart (runtime/graph/part.py).
     `frames` has, for each delivered id of choice 0, all codes of its frame, where a step makes several. `traceparent`
     (W3C) names the trace of the request, where it has one, for log lines.
@@ -56,6 +59,8 @@ class Submit:
     graph: dict[str, Any] | None = None
     frames: list[list[int]] = field(default_factory=list)
     traceparent: str | None = None
+    caller: str = ""
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

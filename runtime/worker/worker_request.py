@@ -8,6 +8,7 @@ from functools import partial
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.sequence import FinishReason, Known, Sequence
 from pontil.runtime.errors import MalformedFrame, RequestError
+from pontil.runtime.foundation.fair_share import FairShare
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.timeline.work_times import WorkTimes
 from pontil.runtime.wire.messages import Submit, Tokens
@@ -136,7 +137,7 @@ def make_request(submit: Submit, machine: WorkerResources) -> WorkerRequest:
     hands_over, delivered = submit.phase in ("prefill", HOLD) and submit.transfer_id is not None, submit.delivered
     sequence = Sequence(
         key_of(submit.request_id, submit.attempt), prompt, params, stops, hands_over, check, submit.cache_salt,
-        wanted=tuple(submit.choices), priority=submit.priority,
+        wanted=tuple(submit.choices), priority=submit.priority, share=FairShare.stated(submit.caller, submit.weight),
     )  # fmt: skip
     sequence.choice = sequence.choices[0]
     machine.scheduler.queues.arrive(sequence)
