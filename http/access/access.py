@@ -19,7 +19,7 @@ from pontil.runtime.proxy.request import NO_KEY
 
 # The caller of requests that need no key.
 NOBODY = Caller(NO_KEY, allowance=UNLIMITED)
-SCHEME = "bearer"
+SCHEME, OTHER_HEADER = "bearer", "x-api-key"
 # Headers that a proxy adds to a forwarded request: a request with one of them does not come from this machine.
 PASSED_ON = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
 CHALLENGE = {"www-authenticate": "Bearer"}
@@ -35,7 +35,8 @@ class AccessDenied(RequestError):
 
 class Access:
     """Access rules of the app. `doors` maps a route's path to its access level; a path without a route needs a key.
-    Without keys, `hosts` are the names by which the server may be called."""
+    Without keys, `hosts` are the names by which the server may be called. An admin key, where there is one, is asked
+    for wherever a request comes from: what a proxy on this machine passes on looks like a request of this machine."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class Access:
             raise shut(self.keyring)
         if door in (RouteAccess.OPEN, RouteAccess.PAGE):
             return NOBODY
-        if door is RouteAccess.ADMIN and is_here(request):
+        if door is RouteAccess.ADMIN and self.keyring.admin is None and is_here(request):
             check_origin(request)
             return NOBODY
         # A browser asks by OPTIONS without the key that the page will send; the answer tells the path's methods only.
@@ -87,7 +88,7 @@ class Access:
             return NOBODY
         if door is RouteAccess.ADMIN and not self.keyring.guards and self.keyring.admin is None:
             raise shut(self.keyring)
-        caller = self.caller(request)
+        caller = self.caller(request, "the admin key" if door is RouteAccess.ADMIN else "an API key")
         if door is RouteAccess.ADMIN and not caller.admin:
             raise shut(self.keyring)
         return caller
@@ -108,9 +109,9 @@ class Access:
             )
             raise AccessDenied(says, 403, "host_not_allowed", {})
 
-    def caller(self, request: Request) -> Caller:
-        """Return the owner of the request's key. Raises AccessDenied."""
-        found = self.keyring.caller(shown_key(request))
+    def caller(self, request: Request, needed: str) -> Caller:
+        """Return the owner of the request's key. Raises AccessDenied, which says what is `needed`."""
+        found = self.keyring.caller(shown_key(request, needed))
         if found is None:
             says = "the API key is not one of this server's: check it, or ask who runs the server for one"
             wait = self.wrong.note(peer_of(request), self.clock())
@@ -128,14 +129,16 @@ def check_origin(request: Request) -> None:
         raise AccessDenied(reason, 403, "foreign_origin", {})
 
 
-def shown_key(request: Request) -> bytes:
-    """Return the bearer token. Raises AccessDenied where it is missing or malformed."""
+def shown_key(request: Request, needed: str) -> bytes:
+    """Return the bearer token, or the key in the header that Anthropic's clients use. Raises AccessDenied where it is
+    missing or malformed, and for several."""
     stated: list[str] = request.headers.getall("authorization", [])
-    if not stated:
-        raise refusal("an API key is needed: send it in the header Authorization: Bearer KEY")
-    scheme, _, key = stated[0].strip().partition(" ")
+    others: list[str] = request.headers.getall(OTHER_HEADER, [])
+    if not stated and not others:
+        raise refusal(f"{needed} is needed: send it in the header Authorization: Bearer KEY")
+    scheme, _, key = stated[0].strip().partition(" ") if stated else (SCHEME, " ", others[0])
     key = key.strip()
-    if len(stated) > 1 or scheme.lower() != SCHEME or not key or " " in key:
+    if len(stated) + len(others) > 1 or scheme.lower() != SCHEME or not key or " " in key:
         raise refusal("the header Authorization is not of the form Bearer KEY: send one such header")
     return key.encode("utf-8", "surrogateescape")
 
@@ -148,7 +151,7 @@ def shut(keyring: Keyring) -> AccessDenied:
     if keyring.admin is None:
         says = "this is for the server's own machine only: ask there, or start the server with an admin key"
     else:
-        says = "this needs the admin key, or to be asked for on the server's own machine"
+        says = "this needs the admin key, which the key that was sent is not"
     return AccessDenied(says, 403, "admin_key_required", {})
 
 

@@ -104,9 +104,8 @@ def endpoints(
                  door=RouteAccess.ADMIN),
         *page_endpoints(live, ChangeRoutes(proxy.changes, bodies)),
     )  # fmt: skip
-    described = OpenApiRoute(
-        listed, config.version, model.vocab_size, guarded=bool(config.callers), strict=config.strict_parameters
-    )
+    asked = frozenset(kind for kind, keys in (("key", config.callers), ("admin", config.admin)) if keys)
+    described = OpenApiRoute(listed, config.version, model.vocab_size, asked=asked, strict=config.strict_parameters)
     return (*listed, described.own)
 
 

@@ -21,14 +21,14 @@ ABOUT = "An OpenAI-compatible server with prefill and decode on separate process
 
 
 class OpenApiRoute:
-    """The OpenAPI document of `endpoints` and of this one, built once. `guarded` is true if the server has keys,
-    `strict` if it refuses undeclared fields."""
+    """The OpenAPI document of `endpoints` and of this one, built once. `asked` are the kinds of keys that the server
+    asks for, as in SCHEMES; `strict` is true if it refuses undeclared fields."""
 
     def __init__(
-        self, endpoints: Sequence[Endpoint], version: str, vocab_size: int, *, guarded: bool, strict: bool
+        self, endpoints: Sequence[Endpoint], version: str, vocab_size: int, *, asked: frozenset[str], strict: bool
     ) -> None:
         self.own = Endpoint("GET", "/openapi.json", self.openapi, "This document.", ANY_OBJECT)
-        described = document((*endpoints, self.own), version, vocab_size, guarded, strict)
+        described = document((*endpoints, self.own), version, vocab_size, asked, strict)
         self.body = json.dumps(described).encode()
 
     async def openapi(self, request: Request) -> HTTPResponse:
@@ -36,12 +36,12 @@ class OpenApiRoute:
 
 
 def document(
-    endpoints: Sequence[Endpoint], version: str, vocab_size: int, guarded: bool, strict: bool
+    endpoints: Sequence[Endpoint], version: str, vocab_size: int, asked: frozenset[str], strict: bool
 ) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
-        described = operation(endpoint, vocab_size, strict) | security(endpoint.door, guarded)
-        described["responses"] |= responses_of(refusals(endpoint.door, guarded))
+        described = operation(endpoint, vocab_size, strict) | security(endpoint.door, asked)
+        described["responses"] |= responses_of(refusals(endpoint.door, asked))
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = described
     return {
         "openapi": "3.2.0",
@@ -51,20 +51,20 @@ def document(
     }
 
 
-def security(door: RouteAccess, guarded: bool) -> dict[str, Any]:
+def security(door: RouteAccess, asked: frozenset[str]) -> dict[str, Any]:
     """Return the security requirement of an access level; an empty one means no key, which suffices for /admin/ on the
-    server's own machine."""
+    own machine of a server without an admin key."""
     if door is RouteAccess.ADMIN:
-        return {"security": [{}, {"admin": []}]}
-    return {"security": [{"key": []}, {"admin": []}] if door is RouteAccess.KEY and guarded else []}
+        return {"security": [{"admin": []}] if "admin" in asked else [{}, {"admin": []}]}
+    return {"security": [{"key": []}, {"admin": []}] if door is RouteAccess.KEY and "key" in asked else []}
 
 
-def refusals(door: RouteAccess, guarded: bool) -> tuple[int, ...]:
+def refusals(door: RouteAccess, asked: frozenset[str]) -> tuple[int, ...]:
     if door is RouteAccess.ADMIN:
         return 401, 403, 429
     if door is RouteAccess.PAGE:
         return (403,)
-    return (401, 429) if door is RouteAccess.KEY and guarded else ()
+    return (401, 429) if door is RouteAccess.KEY and "key" in asked else ()
 
 
 def operation(endpoint: Endpoint, vocab_size: int, strict: bool) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pontil.launcher.commands.api_key import CLIENT, bearer, key_flag
+from pontil.launcher.commands.api_key import ADMIN, bearer, key_flag
 from pontil.launcher.config.options import read_environment
 from pontil.launcher.control.control_client import RunningLaunch, ask, find_launch
 from pontil.launcher.errors import LaunchError, OptionError
@@ -61,7 +61,7 @@ def finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
     "--run-directory", type=click.Path(path_type=Path), metavar="DIR", help="The launch with this run directory."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
-@key_flag(CLIENT)
+@key_flag(ADMIN)
 def chaos(
     minutes: float, faults: tuple[str, ...], streams: int, seed: int | None, url: str | None, model: str | None,
     pid: int | None, port: int | None, run_directory: Path | None, as_json: bool, key: Path | None,
@@ -85,7 +85,7 @@ def chaos(
     if not full:
         raise LaunchError("This launch has no proxy to send a load to: name its address with --url.")
     full = (full if "://" in full else f"http://{full}").rstrip("/").removesuffix("/v1")
-    shown = bearer(key, CLIENT, environment.variables)
+    shown = bearer(key, ADMIN, environment.variables)
     settings = ChaosSettings(
         full, model or first_model(full, shown), minutes, faults, streams,
         secrets.randbelow(SEEDS) if seed is None else seed, shown,

@@ -192,7 +192,7 @@ class LaunchOptions:
         NETWORK, None, "File of the keys that clients must show: KEY or NAME=KEY, and limits.", text, "FILE"
     )
     admin_key: str | None = flag(
-        NETWORK, None, "File of the key that opens /admin/ from other machines too.", text, "FILE"
+        NETWORK, None, "File of the key that /admin/ asks for, from any machine.", text, "FILE"
     )
     fair_by: Literal["key", "none"] = flag(
         NETWORK, "key", "Whom requests that wait are served in turn by; none: in the order in which they came.",

@@ -16,7 +16,7 @@ import pytest
 from served import ROOT, START_TIMEOUT, Served, launched, wait_for
 
 SECRET, ADMIN, PROMPT = "sk-very-secret-9876", "sk-more-secret-5432", "the glazier whispered quietly"
-KEY = {"authorization": f"Bearer {SECRET}"}
+KEY, ADMIN_KEY = {"authorization": f"Bearer {SECRET}"}, {"authorization": f"Bearer {ADMIN}"}
 NAMES = ("launcher", "proxy", "prefill-0", "decode-0")
 
 
@@ -61,7 +61,7 @@ def test_a_request_is_found_by_its_id_in_every_process(served: Served) -> None: 
 
 def test_no_secret_and_no_prompt_is_in_any_log(served: Served) -> None:
     served.request("POST", "/v1/completions", {"model": "tiny", "prompt": PROMPT, "max_tokens": "x"}, KEY).json()
-    served.request("GET", "/admin/ledger", headers={"authorization": f"Bearer {ADMIN}", "via": "1.1 front"}).json()
+    served.request("GET", "/admin/ledger", headers={**ADMIN_KEY, "via": "1.1 front"}).json()
     served.request("GET", "/v1/models", headers={"authorization": f"Bearer {SECRET}x"}).json()
     served.request("GET", f"/v1/models?key={SECRET}").json()
     texts = [path.read_text() for path in (served.output.parent / "logs").glob("*.log")] + [served.output.read_text()]
@@ -80,7 +80,8 @@ def test_no_secret_is_in_lists_of_processes_or_metrics(served: Served) -> None: 
     lines = [Path(f"/proc/{one.pid}/cmdline").read_bytes() for one in (launcher, *children)]
     places = [*lines, *(Path(f"/proc/{one.pid}/environ").read_bytes() for one in children)]
     shown = [
-        served.request("GET", path, headers=KEY).text() for path in ("/metrics", "/admin/topology", "/admin/ledger")
+        served.request("GET", path, headers=ADMIN_KEY).text()
+        for path in ("/metrics", "/admin/topology", "/admin/ledger")
     ]
     places += [text.encode() for text in shown]
     assert b"--api-keys" in lines[0] and len(places) == 10
@@ -88,9 +89,12 @@ def test_no_secret_is_in_lists_of_processes_or_metrics(served: Served) -> None: 
 
 
 def test_new_keys_are_taken_over_while_it_serves(served: Served) -> None:  # F5
-    """Requests from the server's own machine need no key for the admin routes."""
+    """Requests from the server's own machine need the admin key too, for the admin routes."""
     status = [sys.executable, str(ROOT / "app.py"), "status", "--url", f"http://127.0.0.1:{served.port}"]
-    assert "decode:0" in subprocess.run(status, capture_output=True, text=True, check=True).stdout
+    keyless = subprocess.run(status, capture_output=True, text=True)
+    assert keyless.returncode == 1 and "the admin key is needed" in keyless.stderr
+    with_key = os.environ | {"PONTIL_ADMIN_KEY": ADMIN}
+    assert "decode:0" in subprocess.run(status, capture_output=True, text=True, check=True, env=with_key).stdout
     assert served.request("GET", "/v1/models").status == 401
     keys = served.output.parent / "keys"
     keys.write_text(f"alice={SECRET}\nbob=sk-of-bob-0123456789\n")

@@ -254,7 +254,7 @@ def test_a_key_is_asked_for_and_a_wrong_one_refused(browser: "Browser", tmp_path
         page.set_default_timeout(SOON)
         page.on("request", lambda request: asked.append(request.url))
         page.goto(f"{url}/admin/ui")
-        for given, says in (("wrong-0123456789", "An API key is needed"), (key, "not one of this server's")):
+        for given, says in (("wrong-0123456789", "The admin key is needed"), (key, "not one of this server's")):
             page.locator("#key-dialog[open] #key-text", has_text=says).wait_for()
             assert not page.locator(".card").count() and not page.locator("#model").inner_text()
             page.fill("#key-input", given)

@@ -47,6 +47,14 @@ def shut(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Iter
         yield made
 
 
+@pytest.fixture(scope="module")
+def open_to_clients(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Iterator[ScriptedSite]:
+    """A site with a key of alice, and no admin key."""
+    folder = tmp_path_factory.mktemp("open")
+    with site(folder, tokenizer, callers=(("alice", digest(ALICE)),)) as made:
+        yield made
+
+
 @pytest.fixture(autouse=True)
 def forgiven(shut: ScriptedSite) -> None:
     access_of(shut).wrong.book.clear()
@@ -114,7 +122,8 @@ def test_every_route_but_probes_and_the_page_needs_a_key(shut: ScriptedSite, afa
             continue
         assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer"), (method, path)
         if method != "HEAD":
-            assert "Authorization: Bearer KEY" in refused(answer, 401, "invalid_api_key")
+            said = refused(answer, 401, "invalid_api_key")
+            assert "Authorization: Bearer KEY" in said and said.startswith("the admin" if "/admin/" in path else "an")
 
 
 @pytest.mark.parametrize(
@@ -213,14 +222,34 @@ def test_the_scheme_is_a_word_in_any_letters(shut: ScriptedSite) -> None:
         ({"host": ""}, False),
     ],
 )
-def test_the_servers_own_machine_may_look_at_admin(
-    shut: ScriptedSite, headers: dict[str, str], here: bool
+def test_the_servers_own_machine_may_look_at_admin_where_there_is_no_admin_key(
+    open_to_clients: ScriptedSite, headers: dict[str, str], here: bool
 ) -> None:  # F5
     for path in ("/admin/topology", "/admin/ledger", "/admin/requests"):
-        answer = shut.ask("GET", path, headers=headers)
-        assert answer.status == (200 if here else 401)
-        assert shut.ask("GET", path, headers=headers | bearer(ALICE)).status == (200 if here else 403)
+        assert open_to_clients.ask("GET", path, headers=headers).status == (200 if here else 401)
+        assert open_to_clients.ask("GET", path, headers=headers | bearer(ALICE)).status == (200 if here else 403)
+
+
+@pytest.mark.parametrize("headers", [{}, {"host": "localhost"}, {"host": "127.0.0.1"}, {"via": "1.1 front"}], ids=str)
+def test_an_admin_key_is_asked_for_on_the_own_machine_too(shut: ScriptedSite, headers: dict[str, str]) -> None:  # F5
+    """A proxy on this machine that passes requests on with a Host of its own cannot be told from the machine itself."""
+    for path in ("/admin/topology", "/admin/ledger", "/admin/requests"):
+        assert "the admin key is needed" in refused(shut.ask("GET", path, headers=headers), 401, "invalid_api_key")
+        answer = shut.ask("GET", path, headers=headers | bearer(ALICE))
+        assert "needs the admin key" in refused(answer, 403, "admin_key_required")
         assert shut.ask("GET", path, headers=headers | bearer(ADMIN)).status == 200
+    answer = shut.ask("POST", "/admin/workers/decode:0/restart", {}, headers)
+    refused(answer, 401, "invalid_api_key")
+
+
+def test_a_key_may_come_in_the_header_of_anthropics_clients(shut: ScriptedSite) -> None:  # F5
+    def status(**headers: str) -> int:
+        return shut.ask(
+            "GET", "/v1/models", headers={name.replace("_", "-"): key for name, key in headers.items()}
+        ).status
+
+    assert status(x_api_key=ALICE) == 200 and status(x_api_key=f"{ALICE}x") == 401 and status(x_api_key="") == 401
+    assert status(x_api_key=ALICE, authorization=f"Bearer {ALICE}") == 401, "one of both"
 
 
 def test_admin_from_afar_says_what_is_missing(shut: ScriptedSite, bare: ScriptedSite, afar: None) -> None:  # F5
@@ -342,7 +371,8 @@ def test_the_document_says_who_needs_which_key(shut: ScriptedSite, bare: Scripte
             if (method.upper(), path) in OPEN or path.startswith("/admin/ui"):
                 assert needs == [] and "401" not in statuses
             elif path.startswith("/admin/"):
-                assert needs == [{}, {"admin": []}] and statuses >= {"401", "403", "429"}
+                assert needs == [{"admin": []}] and statuses >= {"401", "403", "429"}
+                assert free["paths"][path][method]["security"] == [{}, {"admin": []}]
             else:
                 assert needs == [{"key": []}, {"admin": []}] and statuses >= {"401", "429"}
             if not path.startswith("/admin/"):

@@ -40,10 +40,13 @@ def free_port() -> int:
 
 class Served:
     """One running `app.py launch`. `output` is the file of its terminal output, `usage_log` that of its proxy, if it
-    has one."""
+    has one; `get` shows its admin key, if it has one."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, output: Path, usage_log: Path) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], port: int, output: Path, usage_log: Path, admin_key: str | None = None
+    ) -> None:
         self.process, self.port, self.output, self.usage_log = process, port, output, usage_log
+        self.key = {} if admin_key is None else {"authorization": f"Bearer {admin_key}"}
 
     def request(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> "Reply":
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
@@ -52,7 +55,7 @@ class Served:
         return Reply(connection)
 
     def get(self, path: str) -> Any:
-        return self.request("GET", path).json()
+        return self.request("GET", path, headers=self.key).json()
 
     def complete(self, prompt: Any, **options: Any) -> dict[str, Any]:
         """Return one whole completion, greedy unless the options differ."""
@@ -147,7 +150,7 @@ def launched(
     with output.open("wb") as file:
         launch_environment = {"PONTIL_KV_CACHE_MEMORY": "128MiB", **os.environ, **(variables or {})}
         process = subprocess.Popen(command, cwd=folder, stdout=file, stderr=subprocess.STDOUT, env=launch_environment)
-    served = Served(process, port, output, usage_log)
+    served = Served(process, port, output, usage_log, (variables or {}).get("PONTIL_ADMIN_KEY"))
     try:
         if ready:
             wait_for(served.is_ready, START_TIMEOUT, "readiness")
