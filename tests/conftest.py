@@ -15,6 +15,7 @@ from effort import examples, is_long
 from file_scheduling import file_scheduling
 from hypothesis import settings
 from processor import hide_faster_sets
+from shuffling import shuffled
 
 import app  # noqa: F401
 
@@ -53,6 +54,16 @@ SHARED = {
     ),  # fmt: skip
 }
 GROUPS = {f"tests/{file}": group for group, files in SHARED.items() for file in files}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run files and tests in an order that SEED decides")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seed = config.getoption("--shuffle")
+    if seed is not None:
+        items[:] = shuffled(items, lambda item: item.path, seed)
 
 
 def pytest_collection_finish() -> None:
