@@ -150,9 +150,12 @@ class Books:
         return {name: outcome(request) for name, request in self.requests.items()}
 
 
-def books(round_: Mapping[str, Recorded], route: Route, tokenizer: Tokenizer, salt: str) -> Books:
+def books(round_: Mapping[str, Recorded], route: Route, tokenizer: Tokenizer, play: int, number: int) -> Books:
+    """Open the books of a play's round. Requests that share prefixes do so with the rounds of the same play only."""
     made = {
-        name: Request.start(name, one.prompt, one.params, tokenizer, 0.0, "shared" if one.shares else f"{salt}-{name}")
+        name: Request.start(
+            name, one.prompt, one.params, tokenizer, 0.0, f"play {play}" if one.shares else f"{number}-{name}"
+        )
         for name, one in round_.items()
     }
     for request in made.values():
@@ -168,7 +171,7 @@ class InProcess:
     """One engine, called directly: its outputs become frames that are accepted without any socket."""
 
     def __init__(self, machine: WorkerResources) -> None:
-        self.machine, self.tape, self.rounds = machine, Tape(), 0
+        self.machine, self.tape, self.rounds, self.plays = machine, Tape(), 0, 0
         self.tape.into(self.machine.engine)
 
     @property
@@ -180,6 +183,7 @@ class InProcess:
         return self.machine.scheduler.preemptions
 
     def play(self, recording: Recording) -> list[dict[str, Outcome]]:
+        self.plays += 1
         made = [self.play_round(round_) for round_ in recording]
         assert not self.machine.engine.sequences and self.machine.pool.available == self.machine.pool.capacity
         return made
@@ -187,7 +191,7 @@ class InProcess:
     def play_round(self, round_: Mapping[str, Recorded]) -> dict[str, Outcome]:
         engine, self.rounds = self.machine.engine, self.rounds + 1
         self.tape.put(round_)
-        told = books(round_, CollocatedRoute(load("w", "mixed")), self.machine.tokenizer, str(self.rounds))
+        told = books(round_, CollocatedRoute(load("w", "mixed")), self.machine.tokenizer, self.plays, self.rounds)
         submits = [message for request in told.requests.values() for message in request.submits("proxy")]
         worker_requests = {
             worker_request.key: worker_request
@@ -206,7 +210,7 @@ def replayed(round_: Mapping[str, Recorded], way: OverSockets, order: Callable[[
     """Return the outcome of the last round's frames in another order, each delivered twice, through the codec."""
     heard = way.proxy.books
     assert heard is not None
-    told = books(round_, way.route, way.workers[0].machine.tokenizer, "again")
+    told = books(round_, way.route, way.workers[0].machine.tokenizer, 0, 0)
     for frame in sorted(heard.frames, key=order):
         told.take(frame)
         again = decode(encode(frame))
@@ -236,6 +240,7 @@ class OverSockets:
     workers: list[PromptWorker]
     tape: Tape = field(default_factory=Tape)
     rounds: int = 0
+    plays: int = 0
 
     def __post_init__(self) -> None:
         for worker in self.workers:
@@ -254,6 +259,7 @@ class OverSockets:
         return sum(worker.decode.counts.complete for worker in self.workers)
 
     def play(self, recording: Recording) -> list[dict[str, Outcome]]:
+        self.plays += 1
         made = [self.play_round(round_) for round_ in recording]
         everyone_clean(self.proxy)
         self.hear_all()
@@ -278,7 +284,7 @@ class OverSockets:
         # end. Until then it would take the same id for the same request.
         self.proxy.turn_until(lambda: not self.has_any(round_))
         self.tape.put(round_)
-        told = self.proxy.books = books(round_, self.route, self.workers[0].machine.tokenizer, str(self.rounds))
+        told = self.proxy.books = books(round_, self.route, self.workers[0].machine.tokenizer, self.plays, self.rounds)
         for request in told.requests.values():
             for message in request.submits(self.proxy.incarnation):
                 # A request's id may be reused at once; a transfer's never is.
