@@ -12,8 +12,9 @@ class Reporter(Protocol):
     judges a process stuck when the last `stepped` said `working` and is older than 30 s.
     """
 
-    def progress(self, text: str) -> None:
-        """Report how far start-up has come; `text` is a few words for people, without the process's name."""
+    def progress(self, text: str, *, waits: bool = False) -> None:
+        """Report how far start-up has come; `text` is a few words for people, without the process's name. `waits`: only
+        a proxy is missing, which others may start, so that the deadline of a start no longer holds."""
 
     def ready(self, **facts: Any) -> None:
         """Report that this process can serve. Facts are JSON values worth showing, like device="cpu", blocks=512. Call

@@ -10,6 +10,7 @@ from pontil.launcher.child.child_state import ChildState
 class HealthLimits:
     """Upper limits on each kind of silence, in seconds."""
 
+    # Limit for what a child itself does to start. A worker then waits for its proxy for as long as that takes.
     start: float = 600.0
     # Loading holds Python's lock for long at a time, and heartbeats need it.
     start_silence: float = 60.0
@@ -24,6 +25,7 @@ class HealthLimits:
 class HealthSigns:
     """The observations of one process, in monotonic seconds. `step_age` and `working` are as old as the last heartbeat.
 
+    `waits` is true while a starting child only waits for a proxy.
     `busy_at` is when it was last seen to compute (activity.py); None until its silence made a sample necessary.
     `closed_at` is when the report pipe ended, which only the end of the process should cause.
     """
@@ -32,6 +34,7 @@ class HealthSigns:
     last_beat: float
     step_age: float = 0.0
     working: bool = False
+    waits: bool = False
     closed_at: float | None = None
     busy_at: float | None = None
 
@@ -52,7 +55,7 @@ def judge(state: ChildState, signs: HealthSigns, limits: HealthLimits, now: floa
 
 def judge_start(signs: HealthSigns, limits: HealthLimits, now: float) -> str | None:
     silence = now - signs.last_beat
-    if now - signs.started_at > limits.start:
+    if now - signs.started_at > limits.start and not signs.waits:
         return f"was not ready after {limits.start:.0f} s (--start-timeout)"
     if silence > limits.start_silence:
         return f"sent no heartbeat for {silence:.0f} s while it started"

@@ -102,6 +102,7 @@ class ChildProcess:
                 self.signs = replace(self.signs, last_beat=now, step_age=report.age, working=report.working)
             elif isinstance(report, ProgressReport):
                 self.progress = report.text
+                self.signs = replace(self.signs, waits=report.waits)
             elif isinstance(report, SelfTestReport) and self.testing and report.number == self.tests:
                 self.tested = report
             elif isinstance(report, FailureReport):

@@ -45,8 +45,8 @@ class PipeReporter:
         self.stopping.set()
         self.thread.join(timeout=2 * self.beat)
 
-    def progress(self, text: str) -> None:
-        self.send(ProgressReport(text))
+    def progress(self, text: str, *, waits: bool = False) -> None:
+        self.send(ProgressReport(text, waits))
 
     def ready(self, **facts: Any) -> None:
         self.send(ReadyReport(facts))

@@ -8,9 +8,11 @@ from typing import Any, get_origin, get_type_hints
 
 @dataclass(frozen=True, slots=True)
 class ProgressReport:
-    """Progress during start-up; `text` is for people."""
+    """Progress during start-up; `text` is for people. `waits`: the child has done its own part, and only a proxy is
+    missing."""
 
     text: str
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -310,7 +310,10 @@ class LaunchOptions:
     self_test: bool = flag(
         SUPERVISION, True, "Send one request through every pair of workers before serving is announced.", switch
     )
-    start_timeout: float = flag(SUPERVISION, 600.0, "Longest time to ready of a process.", seconds, "SECONDS")
+    start_timeout: float = flag(
+        SUPERVISION, 600.0, "Longest time to ready of a process, not counting a worker's wait for its proxy.", seconds,
+        "SECONDS",
+    )  # fmt: skip
     busy_timeout: float = flag(
         SUPERVISION, 30.0, "Longest time a process may compute without a sign of life or a step.", seconds, "SECONDS"
     )

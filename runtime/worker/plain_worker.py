@@ -103,7 +103,7 @@ class PlainWorker(ABC):
 
     def run(self) -> None:
         """Serve until stopped. The worker reports that it is ready once the proxy has welcomed it."""
-        self.report.progress("registering with the proxy")
+        self.report.progress("registering with the proxy", waits=True)
         if self.commands is not None:
             self.commands.obey(self.now)
         self.tick(self.now)
@@ -175,7 +175,7 @@ class PlainWorker(ABC):
 
     def tick(self, now: float) -> None:
         if absence := self.link.look(now):
-            self.report.progress(absence)
+            self.report.progress(absence, waits=True)
         self.poll(now)
         self.times.flush()
         for gone in self.link.tick(self.load, now):

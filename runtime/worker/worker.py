@@ -128,7 +128,7 @@ class Worker:
 
     def run(self) -> None:
         """Serve until stopped. The worker reports that it is ready once the proxy has welcomed it."""
-        self.report.progress("registering with the proxy")
+        self.report.progress("registering with the proxy", waits=True)
         # Commands that arrived during start-up apply from the registration on.
         if self.commands is not None:
             self.commands.obey(self.now)
@@ -322,7 +322,7 @@ class Worker:
 
     def tick(self, now: float) -> None:
         if absence := self.link.look(now):
-            self.report.progress(absence)
+            self.report.progress(absence, waits=True)
         self.requests.times.flush()
         self.prefill.tick(now)
         self.decode.tick(now)

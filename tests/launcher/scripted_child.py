@@ -54,8 +54,13 @@ def act(word: str, config: dict[str, Any], reporter: Reporter, commands: int | N
 
 
 def trouble(word: str, config: dict[str, Any], reporter: Reporter) -> None:
-    """Make the child log a lot, or look busy or dead."""
+    """Make the child wait, log a lot, or look busy or dead."""
     match word:
+        case "wait for a proxy":
+            reporter.progress("registering with the proxy", waits=True)
+        case "go on when told":
+            while not Path(config["trace"] + ".go").exists():
+                threading.Event().wait(0.01)
         case "log much":
             threading.Thread(target=log_much, daemon=True).start()
         case "log much when told":

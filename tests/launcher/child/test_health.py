@@ -23,6 +23,8 @@ READY, STARTING = ChildState.READY, ChildState.STARTING
         (STARTING, HealthSigns(0, last_beat=540), 600, None),
         (STARTING, HealthSigns(0, last_beat=0), 60.1, "no heartbeat for 60 s while it started"),
         (STARTING, HealthSigns(0, last_beat=600), 600.1, "not ready after 600 s"),
+        (STARTING, HealthSigns(0, last_beat=99_999, waits=True), 100_000, None),
+        (STARTING, HealthSigns(0, last_beat=0, waits=True), 60.1, "no heartbeat for 60 s while it started"),
         (STARTING, HealthSigns(0, last_beat=1, closed_at=1), 2.1, "closed its report pipe"),
         (READY, HealthSigns(0, last_beat=1, closed_at=1), 1.9, None),
         (ChildState.DRAINING, HealthSigns(0, last_beat=0), 99, None),

@@ -21,7 +21,7 @@ from pontil.runtime.reporting import Reporter
 
 FACTS = st.dictionaries(st.text().filter(lambda name: name != "kind"), st.integers() | st.text())
 REPORTS = (
-    st.builds(ProgressReport, st.text())
+    st.builds(ProgressReport, st.text(), st.booleans())
     | st.builds(FailureReport, st.text())
     | st.builds(ReadyReport, FACTS)
     | st.builds(HeartbeatReport, st.integers(), st.floats(0, 1e9), st.booleans())
@@ -53,6 +53,7 @@ def test_lines_that_are_no_report(line: bytes) -> None:
         b'{"kind": "heartbeat", "step": 1, "age": "long", "working": true}',
         b'{"kind": "tested", "number": 1, "routes": 2}',
         b'{"kind": "progress", "text": null}',
+        b'{"kind": "progress", "text": "a", "waits": 1}',
     ],
 )
 def test_a_child_of_somebody_else_cannot_make_the_supervisor_fail(line: bytes) -> None:

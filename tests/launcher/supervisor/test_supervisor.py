@@ -5,6 +5,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -155,8 +156,6 @@ def test_children_are_not_blamed_for_what_a_stopped_launcher_did_not_hear(
     ("script", "limits", "words"),
     [
         (["ready", "work without a step"], {"stuck_step": 0.5}, "made no step"),
-        # Finding the model must be quicker.
-        ([], {"start": 4.0}, "was not ready after"),
         (["ready", "close the pipe"], {"closed_pipe": 0.1}, "closed its report pipe"),
     ],
 )
@@ -164,6 +163,16 @@ def test_a_sick_child_is_replaced(launched: Launched, script: list[str], limits:
     launch = launched({"proxy": ["ready"], "mixed:0": script}, limits=limits)
     launch.until(words)
     launch.until("starting it again")
+
+
+def test_a_start_has_a_deadline_and_waiting_for_a_proxy_has_none(launched: Launched) -> None:
+    script = ["wait for a proxy", "go on when told", "ready"]
+    # Finding the model must be quicker than the deadline.
+    launch = launched({"proxy": ["ready"], "prefill:0": script, "decode:0": []}, limits={"start": 4.0})
+    launch.until("decode:0 was not ready after 4 s")
+    Path(f"{launch.trace}.go").touch()
+    launch.until(r"prefill:0 \| ready after")
+    assert "prefill:0 was not ready" not in launch.console
 
 
 def test_the_proxy_is_told_each_change(launched: Launched, waiting: WaitUntil) -> None:

@@ -128,7 +128,7 @@ class AssemblyListener(Silent):
     def __init__(self) -> None:
         self.heard: list[str] = []
 
-    def progress(self, text: str) -> None:
+    def progress(self, text: str, *, waits: bool = False) -> None:
         self.heard.append(text)
 
 

@@ -14,7 +14,7 @@ class LineReporter:
     def say(self, kind: str, value: Any) -> None:
         print(json.dumps([kind, value]), flush=True)
 
-    def progress(self, text: str) -> None:
+    def progress(self, text: str, *, waits: bool = False) -> None:
         self.say("progress", text)
 
     def ready(self, **facts: Any) -> None:
