@@ -9,8 +9,8 @@ from pontil.runtime.graph.walk import Walk
 
 
 class Authority(Enum):
-    """The one place that moves a partition from walk to walk. STATE_MACHINE: the conductor, after each pass, by the
-    partition's `transitions`. PRODUCER_TRIGGERED: the callbacks of the connections that drive it."""
+    """What moves a partition from walk to walk. STATE_MACHINE: its own progress, which `transitions` describe.
+    PRODUCER_TRIGGERED: the callbacks of the connections that drive it."""
 
     STATE_MACHINE = "state machine"
     PRODUCER_TRIGGERED = "producer triggered"

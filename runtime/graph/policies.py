@@ -2,7 +2,7 @@
 """Chunk policies: how many items of a stream one pass of the consumer takes, and which earlier ones it sees again.
 
 `goes_on` of a policy is the set of walks in which the consumer goes on by itself, without items, after the final chunk.
-In any other walk the pass of the final chunk is the partition's last.
+In any other walk the pass of the final chunk is the partition's last. It describes what stages do; no worker reads it.
 """
 
 from dataclasses import dataclass

@@ -157,10 +157,10 @@ class Starved:
 
 @dataclass(frozen=True, slots=True)
 class PassDone:
-    """From worker to proxy: passes of a partition have ended (E5). `walk` is the one that the last of them ran under.
-    `produced` and `token_counts` are by edge: indices so far, and tokens by the size of the token axis. `next_index` is
-    by edge of the inputs, recorded after the items were consumed (E9); `walks` are the tracked walks of consumers.
-    `done`: the partition ends."""
+    """From worker to proxy: a partition has had passes (E5). `walk` is its first walk at a handoff and its last at
+    an end. `produced` and `token_counts` are by edge: indices so far, and tokens by the size of the token axis.
+    `next_index` is by edge of the inputs, recorded after the items were consumed (E9); `walks` are the tracked walks of
+    consumers. `done`: the partition ends."""
 
     sender: str
     receiver: str
