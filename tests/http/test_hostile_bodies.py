@@ -3,6 +3,7 @@
 
 import json
 import os
+import queue
 import threading
 from collections.abc import Iterator
 
@@ -14,47 +15,52 @@ from scripted_worker import DEADLINE, ScriptedWorker, eventually, proper
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Message, Submit
 
-CONTEXT = 8192
 ANSWER = "Hello 😀 world"
+# Tokens of the stream: more than all tests ask for.
+MOST = 2000
 
 
 class Reading:
-    """A stream that runs until told to end, read continuously in the background."""
+    """A stream that is read continuously in the background, and whose tokens come when they are asked for."""
 
     def __init__(self, served: ScriptedSite) -> None:
         self.served, self.pid, self.loop = served, os.getpid(), served.loop
-        self.ending = threading.Event()
+        self.worker = served.worker("mixed:0", ANSWER, script=self.script, max_model_len=8192, num_blocks=1024)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a stream, and wait for its first token."""
+        self.submits = queue.Queue[Submit]()
         self.lines: list[bytes] = []
-        served.workers.clear()
-        self.worker = served.worker(
-            "mixed:0", ANSWER, script=self.script, pace=0.01, max_model_len=CONTEXT, num_blocks=1024
-        )
-        self.thread = threading.Thread(target=self.read, daemon=True)
+        self.given = 0
+        self.thread = threading.Thread(target=self.read, args=(self.lines,), daemon=True)
         self.thread.start()
-        eventually(lambda: self.lines, "the stream")
+        self.submit = self.submits.get(timeout=DEADLINE)
+        self.goes_on()
 
     def script(self, worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
-        return self.endless(worker, submit) if submit.sampling["ignore_eos"] else proper(worker, submit)
+        if not submit.sampling["ignore_eos"]:
+            return proper(worker, submit)
+        self.submits.put(submit)
+        return iter(())
 
-    def endless(self, worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
-        """Yield tokens slowly enough that the stream does not run out, and the rest at the end."""
-        most = submit.sampling["max_tokens"]
-        for index in range(most):
-            reason = "length" if index + 1 == most else None
-            yield worker.tokens(submit, index, [40], finish_reason=reason, generated_tokens=most if reason else None)
-            if not self.ending.is_set():
-                self.ending.wait(0.01)
-
-    def read(self) -> None:
+    def read(self, lines: list[bytes]) -> None:
         connection = self.served.connect()
-        body = {"prompt": "a", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+        body = {"prompt": "a", "max_tokens": MOST, "ignore_eos": True, "stream": True}
         connection.request("POST", "/v1/completions", json.dumps(body))
         for line in connection.getresponse():
             if line.startswith(b"data: "):
-                self.lines.append(line[6:].strip())
+                lines.append(line[6:].strip())
+
+    def give(self, tokens: int) -> None:
+        for index in range(self.given, self.given + tokens):
+            last = {"finish_reason": "length", "generated_tokens": MOST} if index + 1 == MOST else {}
+            self.worker.say(self.worker.tokens(self.submit, index, [40], **last))
+        self.given += tokens
 
     def goes_on(self) -> None:
         seen = len(self.lines)
+        self.give(1)
         eventually(lambda: len(self.lines) > seen, "another event")
 
 
@@ -66,6 +72,7 @@ def reading(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> I
 
 @pytest.mark.parametrize("hostile", list(cases()), ids=lambda one: one.name.replace(" ", "-"))
 def test_it_is_answered_and_the_stream_goes_on(reading: Reading, hostile: Hostile) -> None:
+    reading.give(3)
     answer = reading.served.ask("POST", hostile.path, hostile.make())
     if answer.status == 200:
         assert hostile.may_be_served
@@ -80,11 +87,11 @@ def test_it_is_answered_and_the_stream_goes_on(reading: Reading, hostile: Hostil
 
 
 def test_the_stream_ends_whole(reading: Reading) -> None:
-    reading.ending.set()
-    reading.worker.pace = 0.0
+    reading.give(MOST - reading.given)
     reading.thread.join(3 * DEADLINE)
     assert not reading.thread.is_alive()
     *events, done = reading.lines
     text = "".join(json.loads(event)["choices"][0]["text"] for event in events)
-    assert (done, text) == (b"[DONE]", reading.served.tokenizer.decode([40]) * 8000)
+    assert (done, text) == (b"[DONE]", reading.served.tokenizer.decode([40]) * MOST)
     eventually(lambda: reading.served.proxy.idle)
+    reading.begin()
