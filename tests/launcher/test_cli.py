@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from command_line import ROOT, app
+from command_line import CORE, ROOT, app
 from usage_rows import BALANCED, SHARE
 
 from pontil.launcher.config.options import LaunchOptions, flag_name
@@ -123,10 +123,10 @@ def test_the_number_of_a_stages_workers_is_checked() -> None:
 def test_a_plan_tells_the_memory_of_each_rank_or_why_it_cannot_be(tmp_path: Path) -> None:
     write_tiny_llama(tmp_path / "tiny")
     words = ("launch", "--dry-run", "--share-devices", "--role", "mixed", "--model", str(tmp_path / "tiny"))
-    planned = app(*words, "--mixed", "cpu:0+cpu:0")
+    planned = app(*words, "--mixed", f"cpu:{CORE}+cpu:{CORE}")
     assert planned.returncode == 0, planned.stderr
     assert re.search(r"^memory +each of 2 ranks: \d+ MiB of weights and .* of KV cache", planned.stdout, re.MULTILINE)
-    refused = app(*words, "--mixed", "cpu:0+cpu:0+cpu:0")
+    refused = app(*words, "--mixed", f"cpu:{CORE}+cpu:{CORE}+cpu:{CORE}")
     assert refused.returncode == 1 and "cannot be divided over 3 devices" in refused.stderr.splitlines()[-1]
     assert "join 2 or 4 devices" in refused.stderr and "Traceback" not in refused.stderr
 
@@ -149,7 +149,7 @@ def test_a_worker_over_two_gpus_is_shown_in_the_plan(tmp_path: Path) -> None:
     ("words", "code", "said"),
     [
         (["launch", "--port", "x"], 2, "--port must be"),
-        (["launch", "--prefill", "cpu:0,cpu:0"], 2, "--share-devices"),
+        (["launch", "--prefill", f"cpu:{CORE},cpu:{CORE}"], 2, "--share-devices"),
         (["launch", "--role", "decode", "--control", "ipc:///x"], 2, "--join"),
         (["launch", "--config", "/none.toml"], 2, "cannot be read"),
         (["launch", "--prefil", "cpu"], 2, "--prefill"),

@@ -5,7 +5,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -29,11 +31,33 @@ def heavy_libraries(pid: int) -> set[str]:
     return {found[0] for name in objects if (found := HEAVY.search(name))}
 
 
+@dataclass(frozen=True)
+class Fresh:
+    """A launch, and what it said of its requests before there was any. The ledger is as an audit found it."""
+
+    served: Served
+    ledger: dict[str, Any]
+    ended: list[str]
+    billed: list[Any]
+
+
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, model: str) -> Iterator[Served]:
+def fresh(tmp_path_factory: pytest.TempPathFactory, model: str) -> Iterator[Fresh]:
     folder = tmp_path_factory.mktemp("served")
-    with launched(folder, *SMALL, model, "--usage-log", str(folder / "usage.db")) as one:
-        yield one
+    usage = folder / "usage.db"
+    with launched(folder, *SMALL, model, "--usage-log", str(usage)) as one:
+        ledger = one.get("/admin/ledger")
+        lines = one.request("GET", "/metrics").text().splitlines()
+        ended = [line for line in lines if "request_success_total{" in line]
+        wait_for(
+            lambda: all(equal for equal, _ in audit_usage(usage, ledger)), 60, "the checkpoint after the self-test"
+        )
+        yield Fresh(one, ledger, ended, read_usage(usage))
+
+
+@pytest.fixture(scope="module")
+def served(fresh: Fresh) -> Served:
+    return fresh.served
 
 
 def test_a_start_shows_its_steps_its_processes_and_what_moved(served: Served) -> None:  # G2
@@ -47,17 +71,14 @@ def test_a_start_shows_its_steps_its_processes_and_what_moved(served: Served) ->
     assert shown.index("prefill:0>decode:0 ") < shown.index("ready on http")
 
 
-def test_a_self_test_is_seen_where_it_belongs_and_billed_to_nobody(served: Served) -> None:  # G2, D21
-    (route,) = served.get("/admin/topology")["routes"]
+def test_a_self_test_is_seen_where_it_belongs_and_billed_to_nobody(fresh: Fresh) -> None:  # G2, D21
+    (route,) = fresh.served.get("/admin/topology")["routes"]
     assert (route["route"], route["state"]) == ("prefill:0>decode:0", "PASSED")
     assert route["bytes"] > 0 and route["seconds"] > 0
-    ledger = served.get("/admin/ledger")
+    ledger = fresh.ledger
     assert (ledger["requests"], ledger["imbalance"]) == (0, 0) and ledger["discarded_by_reason"]["self_test"] == 2
-    ended = [line for line in served.request("GET", "/metrics").text().splitlines() if "request_success_total{" in line]
-    assert len(ended) == 4 and all(line.endswith(" 0.0") for line in ended)
-    usage = served.output.parent / "usage.db"
-    assert read_usage(usage) == []
-    wait_for(lambda: all(equal for equal, _ in audit_usage(usage, ledger)), 60, "the checkpoint after the self-test")
+    assert len(fresh.ended) == 4 and all(line.endswith(" 0.0") for line in fresh.ended)
+    assert fresh.billed == []
 
 
 def test_workers_without_work_lend_each_other_their_cores(served: Served) -> None:

@@ -69,6 +69,8 @@ def test_the_reporter_beats_with_the_last_step() -> None:
     beat = decode(pipe.readline().encode())
     assert isinstance(beat, HeartbeatReport) and (beat.step, beat.working) == (7, True)
     reporter.stop()
+    # It waits for twice the time between two heartbeats, which here is nothing.
+    reporter.thread.join(60)
     assert not reporter.thread.is_alive()  # D5
     os.close(writing)
     pipe.close()

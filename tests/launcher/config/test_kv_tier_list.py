@@ -95,6 +95,6 @@ def test_room_is_checked_before_anything_starts(tmp_path: Path) -> None:
 
 
 def test_a_launch_without_room_ends_before_it_starts(tmp_path: Path) -> None:
-    flags = ["launch", "--kv-tier", f"disk:{tmp_path}/kv:4096TiB"]
+    flags = ["launch", "--role", "mixed", "--kv-tier", f"disk:{tmp_path}/kv:4096TiB"]
     done = CliRunner().invoke(cli, flags, env={"XDG_RUNTIME_DIR": str(tmp_path)})
     assert done.exit_code == 2 and "name a smaller size" in done.output and not (tmp_path / "kv").exists()

@@ -16,7 +16,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner, Result
-from command_line import ROOT, app
+from command_line import CORE, ROOT, app
 
 from pontil.launcher.child.child import child_command
 from pontil.launcher.config.environment import LaunchEnvironment
@@ -98,10 +98,10 @@ def test_keys_that_a_launch_would_refuse_are_broken(tmp_path: Path) -> None:  # 
 
 
 def test_what_a_launch_would_refuse_is_broken(taken: int, here: Callable[..., Result]) -> None:
-    done = here("--port", str(taken), "--prefill", "cpu:0", "--decode", "cpu:0")
+    done = here("--port", str(taken), "--prefill", f"cpu:{CORE}", "--decode", f"cpu:{CORE}")
     assert done.return_value == 1 and done.exception is None
     assert re.search(r"^broken +port +Port \d+ on 127.0.0.1 is in use", done.stdout, re.MULTILINE)
-    assert re.search(r"^broken +plan +Core 0 is planned for two workers", done.stdout, re.MULTILINE)
+    assert re.search(rf"^broken +plan +Core {CORE} is planned for two workers", done.stdout, re.MULTILINE)
     assert done.stdout.splitlines()[-1].startswith("2 broken")
 
 

@@ -162,6 +162,6 @@ def test_a_child_goes_on_while_its_launcher_is_stopped(launched: Launched, waiti
 def test_exit_codes_and_sentences_are_as_they_were(tmp_path: Path) -> None:
     """A launch that fails writes the reason as its last line."""
     app = Path(__file__).resolve().parents[3] / "app.py"
-    command = [sys.executable, str(app), "launch", "--model", str(tmp_path / "none"), "--port", "0"]
+    command = [sys.executable, str(app), "launch", "--role", "mixed", "--model", str(tmp_path / "none"), "--port", "0"]
     done = subprocess.run(command, capture_output=True, timeout=60, cwd=tmp_path)
     assert done.returncode == 1 and done.stderr.decode().rstrip().splitlines()[-1].startswith("Error: ")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 TIMEOUT = 120.0
+# A core that this process may use.
+CORE = min(os.sched_getaffinity(0))
 
 
 def app(*words: str, folder: Path = ROOT, **variables: str) -> "subprocess.CompletedProcess[str]":
