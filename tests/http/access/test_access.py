@@ -12,6 +12,7 @@ from typing import Any
 
 import openai
 import pytest
+from books import requests_by_key
 from sanic import Sanic
 from scripted_site import MODEL, HttpAnswer, ScriptedSite, site
 from scripted_worker import DEADLINE
@@ -20,7 +21,6 @@ from pontil.http.access import access
 from pontil.http.access.failed_keys import MOST_ADDRESSES, MOST_WRONG, WINDOW_SECONDS, FailedKeys, place_of
 from pontil.http.access.keyring import Keyring
 from pontil.http.page import live_events
-from pontil.launcher.roles import read_usage
 from pontil.runtime.foundation.loopback import is_loopback
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -351,14 +351,14 @@ def test_every_key_is_compared_whichever_fits(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_row_and_the_line_say_whose_key_it_was(shut: ScriptedSite, caplog: pytest.LogCaptureFixture) -> None:
+    before = requests_by_key(Path(str(shut.proxy.config.usage_log)))
     with caplog.at_level(logging.DEBUG):
         body = json.dumps({"model": MODEL, "prompt": "hi", "max_tokens": 2}).encode()
         for key, name in ((ALICE, "alice"), (BOB, "bob"), (ADMIN, "admin")):
             assert shut.ask("POST", "/v1/completions", body, bearer(key) | {"x-request-id": name}).status == 200
     lines = {record.getMessage().split()[2] for record in caplog.records if record.name == "pontil.requests"}
     assert lines == {"key=alice", "key=bob", "key=admin"}
-    sums = {row["api_key"]: row["requests"] for row in read_usage(Path(str(shut.proxy.config.usage_log)))}
-    assert sums == {"alice": 1, "bob": 1, "admin": 1}
+    assert requests_by_key(Path(str(shut.proxy.config.usage_log))) - before == {"alice": 1, "bob": 1, "admin": 1}
     assert not [one for one in caplog.records if ALICE in one.getMessage() or digest(ALICE) in one.getMessage()]
 
 
