@@ -32,7 +32,8 @@ for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 
-# Files whose tests share what a fixture of this name starts once for a whole run.
+# Files whose tests share what a fixture of this name starts once for a whole run; some of the second group share
+# `both_models` too.
 SHARED = {
     "pair": tuple(
         f"system/test_{name}.py"
@@ -50,6 +51,7 @@ SHARED = {
         "system/test_changes.py",
         "system/test_failover.py",
         "system/test_waterfall.py",
+        "system/test_embeddings.py",
         "clients/test_sessions.py",
     ),  # fmt: skip
 }
@@ -92,4 +94,21 @@ def small_pair(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Served]":
 
     folder = tmp_path_factory.mktemp("small_pair")
     with launched(folder, "--share-devices", *options(folder)) as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def both_models(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Served]":
+    """One worker of a model that generates, and two of one that embeds. Files share it."""
+    from served import launched
+    from tiny_bert import write_tiny_bert
+
+    from pontil.runtime.loaders.synthetic import write_tiny_llama
+
+    folder = tmp_path_factory.mktemp("both")
+    write_tiny_llama(folder / "small")
+    write_tiny_bert(folder / "bert", num_hidden_layers=4)
+    workers = ("--role", "mixed", "--share-devices", "--mixed", "cpu:0", "--embed", "cpu:0,cpu:1")
+    models = ("--model", str(folder / "small"), "--embedding-model", str(folder / "bert"))
+    with launched(folder, *workers, *models) as served:
         yield served

@@ -8,7 +8,6 @@ from client_table import WRITE, Outcomes, write_page
 from effort import is_long
 from oracle import at_rest
 from served import Served, launched
-from tiny_bert import write_tiny_bert
 
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 
@@ -30,17 +29,6 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     with launched(folder, "--share-devices", "--model", str(folder / "small"),
                   "--kv-cache-memory", "32MiB") as small:  # fmt: skip
         yield small
-
-
-@pytest.fixture(scope="module")
-def embedding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A tiny model that generates, and one that embeds."""
-    folder = tmp_path_factory.mktemp("embedding")
-    write_tiny_llama(folder / "small")
-    write_tiny_bert(folder / "bert")
-    models = ("--model", str(folder / "small"), "--embedding-model", str(folder / "bert"))
-    with launched(folder, "--role", "mixed", "--mixed", "cpu:0", "--embed", "cpu:1", *models) as served:
-        yield served
 
 
 @pytest.fixture(scope="session")

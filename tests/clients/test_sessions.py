@@ -86,11 +86,11 @@ def test_a_step_of_a_session(
 
 @pytest.mark.parametrize("client", [one for one in CLIENTS if one.embeddings], ids=lambda client: client.name)
 def test_a_session_with_an_embedding_model(
-    client: RealClient, embedding: Served, tmp_path: Path, outcomes: Outcomes
+    client: RealClient, both_models: Served, tmp_path: Path, outcomes: Outcomes
 ) -> None:
     assert client.embeddings is not None
     try:
-        facts = run_session(client, embedding, tmp_path, client.embeddings, model=1)
+        facts = run_session(client, both_models, tmp_path, client.embeddings, model=1)
     except NotInstalled as reason:
         pytest.skip(f"the clients are not installed: {reason}")
     outcomes[client.name, EMBEDDINGS] = FAILS

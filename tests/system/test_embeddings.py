@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import numpy as np
 import openai
 import pytest
 from served import ROOT, Served, launched, wait_for
-from tiny_bert import write_tiny_bert
 
 from pontil.runtime.loaders.builtin import fetch
 from pontil.runtime.loaders.builtin_models import BUILTINS
@@ -34,46 +32,33 @@ def embed(served: Served, texts: list[str], **fields: Any) -> dict[str, Any]:
     return answer
 
 
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One worker that generates, and two that embed on a core each."""
-    folder = tmp_path_factory.mktemp("both")
-    write_tiny_llama(folder / "small")
-    write_tiny_bert(folder / "bert", num_hidden_layers=4)
-    models = ("--model", str(folder / "small"), "--embedding-model", str(folder / "bert"))
-    with launched(
-        folder, "--role", "mixed", "--share-devices", "--mixed", "cpu:0", "--embed", "cpu:0,cpu:1", *models
-    ) as served:
-        yield served
-
-
-def test_both_models_answer(both: Served) -> None:
-    assert [one["id"] for one in both.get("/v1/models")["data"]] == ["small", "bert"]
-    assert {name: row["role"] for name, row in both.topology().items()} == {
+def test_both_models_answer(both_models: Served) -> None:
+    assert [one["id"] for one in both_models.get("/v1/models")["data"]] == ["small", "bert"]
+    assert {name: row["role"] for name, row in both_models.topology().items()} == {
         "proxy": "proxy", "mixed:0": "mixed", "embed:0": "embed", "embed:1": "embed",
     }  # fmt: skip
-    client = openai.OpenAI(base_url=f"http://127.0.0.1:{both.port}/v1", api_key="none")
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{both_models.port}/v1", api_key="none")
     found = client.embeddings.create(model="bert", input=TEXTS[:3], dimensions=8)
     assert [len(one.embedding) for one in found.data] == [8, 8, 8] and found.usage.prompt_tokens > 30
-    assert both.complete("the sea", model="small", max_tokens=3)["usage"]["completion_tokens"] == 3
+    assert both_models.complete("the sea", model="small", max_tokens=3)["usage"]["completion_tokens"] == 3
 
 
-def test_a_killed_worker_changes_no_bit(both: Served) -> None:  # C16
-    calm = embed(both, TEXTS)
-    before = both.metric('pontil_failovers_total{cause="died"}')
+def test_a_killed_worker_changes_no_bit(both_models: Served) -> None:  # C16
+    calm = embed(both_models, TEXTS)
+    before = both_models.metric('pontil_failovers_total{cause="died"}')
     disturbed: list[dict[str, Any]] = []
-    asking = threading.Thread(target=lambda: disturbed.append(embed(both, TEXTS * 5)))
+    asking = threading.Thread(target=lambda: disturbed.append(embed(both_models, TEXTS * 5)))
     asking.start()
-    pid = int(both.topology()["embed:0"]["pid"])
-    wait_for(lambda: both.topology()["embed:0"].get("load", {}).get("in_flight", 0) > 0, 60, "work of embed:0")
+    pid = int(both_models.topology()["embed:0"]["pid"])
+    wait_for(lambda: both_models.topology()["embed:0"].get("load", {}).get("in_flight", 0) > 0, 60, "work of embed:0")
     os.kill(pid, signal.SIGKILL)
     asking.join(120)
     assert [one["embedding"] for one in disturbed[0]["data"]] == [one["embedding"] for one in calm["data"]] * 5
     assert disturbed[0]["usage"]["prompt_tokens"] == 5 * calm["usage"]["prompt_tokens"]
-    assert both.metric('pontil_failovers_total{cause="died"}') > before
-    alone = [embed(both, [text])["data"][0]["embedding"] for text in TEXTS[:5]]
+    assert both_models.metric('pontil_failovers_total{cause="died"}') > before
+    alone = [embed(both_models, [text])["data"][0]["embedding"] for text in TEXTS[:5]]
     assert alone == [one["embedding"] for one in calm["data"][:5]]
-    wait_for(lambda: both.topology()["embed:0"]["state"] == "READY", 60, "the worker's return")
+    wait_for(lambda: both_models.topology()["embed:0"]["state"] == "READY", 60, "the worker's return")
 
 
 def test_the_built_in_model_knows_what_texts_mean(tmp_path: Path) -> None:
