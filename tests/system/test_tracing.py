@@ -32,6 +32,17 @@ def traced(tmp_path_factory: pytest.TempPathFactory, receiver: OtlpReceiver) -> 
     logs = ("--log-format", "json", "--log-level", "debug")
     with launched(folder, "--share-devices", *options(folder), *export, *logs) as served:
         yield served
+        end_beside_a_collector_that_hangs(served, receiver)
+
+
+def end_beside_a_collector_that_hangs(served: Served, receiver: OtlpReceiver) -> None:
+    """Check that it does not hold up the end of the launch, which the tests share."""
+    receiver.answering.clear()
+    receiver.asked.clear()
+    assert ask(served, f"00-{'d' * 32}-{SPAN}-01").status == 200
+    assert receiver.asked.wait(60) and served.metric('pontil_spans_dropped_total{reason="queue"}') == 0
+    assert ask(served, f"00-{'e' * 32}-{SPAN}-01").status == 200
+    assert served.stop() == 0
 
 
 def ask(served: Served, parent: str, **more: object) -> Reply:
@@ -102,12 +113,3 @@ def test_a_killed_worker_shows_as_two_attempts(traced: Served, receiver: OtlpRec
     (failover,) = (event for event in first.events if event.name == "failover")
     assert "decode:0" in failover.attributes["pontil.reason"] and root.attributes["pontil.attempts"] == 2
     assert root.attributes["gen_ai.usage.completion_tokens"] == 200
-
-
-def test_a_collector_that_hangs_does_not_hold_up_the_end(traced: Served, receiver: OtlpReceiver) -> None:
-    receiver.answering.clear()
-    receiver.asked.clear()
-    assert ask(traced, f"00-{'d' * 32}-{SPAN}-01").status == 200
-    assert receiver.asked.wait(60) and traced.metric('pontil_spans_dropped_total{reason="queue"}') == 0
-    assert ask(traced, f"00-{'e' * 32}-{SPAN}-01").status == 200
-    assert traced.stop() == 0
