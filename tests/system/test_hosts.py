@@ -161,7 +161,7 @@ def answered(hosts: Hosts, is_real: bool) -> bytes:
         return [(row["route"], row["state"]) for row in json.loads(answer)["routes"]] if answer else []
 
     wait_for(lambda: tested() == [("prefill:0>decode:0", "PASSED")], START_TIMEOUT, "a pair that was tested")  # G2
-    wait_for(lambda: complete(hosts) > 0, 10, "the count of the self-test's handoff")
+    wait_for(lambda: complete(hosts) > 0, 60, "the count of the self-test's handoff")
     before = complete(hosts)
     body = {
         "model": NAME, "prompt": "The capital of France is", "max_tokens": 5, "temperature": 0, "ignore_eos": True,
@@ -169,7 +169,7 @@ def answered(hosts: Hosts, is_real: bool) -> bytes:
     answer = json.loads(hosts.fetch("/v1/completions", body))
     assert answer["choices"][0]["text"].startswith(" Paris") or not is_real
     assert answer["usage"]["completion_tokens"] == 5
-    wait_for(lambda: complete(hosts) > before, 10, "the count of the handoff")
+    wait_for(lambda: complete(hosts) > before, 60, "the count of the handoff")
     ids = json.loads(hosts.fetch("/tokenize", {"prompt": body["prompt"]}))["tokens"]
     packed: bytes = msgpack.packb(ids)
     return packed

@@ -61,14 +61,14 @@ class Host:
         counts nothing of what the workers did before it came."""
         wait_for(self.pair_works, START_TIMEOUT, "a pair that was tested")
         proxy = self.running["proxy"]
-        wait_for(lambda: proxy.metric(HANDOFFS) == 1, 10, "the count of the self-test's handoff")
+        wait_for(lambda: proxy.metric(HANDOFFS) == 1, 60, "the count of the self-test's handoff")
         reply = proxy.request(
             "POST", "/v1/completions",
             {"model": self.model.name, "prompt": [7, 8, 9] * 20, "max_tokens": 6, "temperature": 0,
              "ignore_eos": True, "return_token_ids": True},
         )  # fmt: skip
         assert reply.header("x-pontil-route") == "prefill:0>decode:0"
-        wait_for(lambda: proxy.metric(HANDOFFS) == 2, 10, "the count of the handoff")
+        wait_for(lambda: proxy.metric(HANDOFFS) == 2, 60, "the count of the handoff")
         ids: list[int] = reply.json()["choices"][0]["token_ids"]
         assert len(ids) == 6
         return ids

@@ -10,9 +10,10 @@ KEYS = {"alice": "sk-alice-0123456789", "bob": "sk-bob-0123456789", "admin": "ad
 PROMPT = "the glazier whispered quietly to the judge and the jury that nobody had ever seen the letter"
 
 
-@pytest.mark.parametrize(
-    "flags", [(), pytest.param(("--share-prefixes",), marks=pytest.mark.long)], ids=["own", "shared"]
-)
+# Without --long: tests/http/request/test_cache_salt.py has the salts, tests/runtime/engine/test_prefix_cache.py their
+# effect.
+@pytest.mark.long
+@pytest.mark.parametrize("flags", [(), ("--share-prefixes",)], ids=["own", "shared"])
 def test_cached_tokens_tell_nothing_of_other_keys(tmp_path: Path, model: str, flags: tuple[str, ...]) -> None:
     path = tmp_path / "keys"
     path.write_text(f"alice={KEYS['alice']} weight=2 rate=600\nbob={KEYS['bob']}\n")
