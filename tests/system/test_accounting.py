@@ -145,7 +145,7 @@ def workers_are_killed(served: Served, path: Path, rounds: int) -> list[UsageRea
         wait_for(lambda: all(row["state"] == "READY" for row in served.topology().values()), 60, "everyone ready")
 
     readers = killed_under_load(served, "worker", chance, rounds, 1.0, kill, repeats=12)
-    wait_for(lambda: not differing(path, served.get("/admin/ledger")), 10, "books that are equal")
+    wait_for(lambda: not differing(path, served.get("/admin/ledger")), 60, "books that are equal")
     rows = rows_of(path)
     assert any(row["attempts"] > 1 for row in rows) and all(row["prompt_tokens"] > 100 for row in rows)
     return readers

@@ -23,9 +23,9 @@ MODEL = {"model": "smollm2-135m-instruct"}
 def rest(served: Served) -> None:
     """Wait until every process is ready and no request runs."""
     wait_for(served.is_ready, 60, "readiness")
-    wait_for(lambda: served.metric("pontil_num_requests_running") == 0, 10, "an idle server")
+    wait_for(lambda: served.metric("pontil_num_requests_running") == 0, 60, "an idle server")
     wait_for(lambda: all(row["state"] == "READY" for row in served.topology().values()), 60, "everyone ready")
-    wait_for(lambda: not any(map(busy, served.topology().values())), 10, "heartbeats that tell of idle workers")
+    wait_for(lambda: not any(map(busy, served.topology().values())), 60, "heartbeats that tell of idle workers")
 
 
 def busy(row: dict[str, Any]) -> bool:
@@ -45,7 +45,7 @@ def test_topology_tells_every_process(pair: Served) -> None:
     pids = {process.pid for process in pair.tree()}
     assert {row["pid"] for row in rows.values()} <= pids
     assert all(row["device"].startswith(("cpu", "cuda")) for row in rows.values())
-    wait_for(lambda: all("cpu_percent" in row for row in pair.topology().values()), 10, "figures of all processes")
+    wait_for(lambda: all("cpu_percent" in row for row in pair.topology().values()), 60, "figures of all processes")
     rows = pair.topology()
     assert all(row["rss_bytes"] > 10 << 20 and row["uptime_seconds"] >= 0 for row in rows.values())
     assert all(row["restarts"] == 0 and row["start_seconds"] > 0 for row in rows.values())

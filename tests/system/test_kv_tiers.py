@@ -27,7 +27,7 @@ def evict(served: Served) -> None:
     stored = served.metric(STORED)
     for number in range(1, 4):
         ask(served, PROMPT[number:] + PROMPT[:number])
-    wait_for(lambda: served.metric(STORED) >= stored, 10, "a heartbeat")
+    wait_for(lambda: served.metric(STORED) >= stored, 60, "a heartbeat")
 
 
 STORED, HITS, DAMAGED = (
@@ -45,7 +45,7 @@ def test_a_disk_below_the_cache_outlives_its_worker_and_its_damage(tmp_path: Pat
         assert cached == 0
         evict(served)
         assert ask(served, PROMPT) == (tokens, FOUND)
-        wait_for(lambda: served.metric(HITS) == FOUND, 10, "a heartbeat with the hit")
+        wait_for(lambda: served.metric(HITS) == FOUND, 60, "a heartbeat with the hit")
         evict(served)
         os.kill(served.topology()["mixed:0"]["pid"], signal.SIGKILL)
         restarted = 'pontil_process_restarts_total{process="mixed:0"}'
@@ -55,5 +55,5 @@ def test_a_disk_below_the_cache_outlives_its_worker_and_its_damage(tmp_path: Pat
         with (tmp_path / "kv" / "mixed-0" / "blocks").open("r+b") as file:
             file.write(os.urandom(TIER // 2))
         assert ask(served, PROMPT)[0] == tokens
-        wait_for(lambda: served.metric(DAMAGED) > 0, 10, "a heartbeat with the damage")
+        wait_for(lambda: served.metric(DAMAGED) > 0, 60, "a heartbeat with the damage")
         assert "prefixes are read from" in served.output.read_text()

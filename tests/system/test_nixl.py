@@ -48,7 +48,7 @@ def test_a_worker_dies_while_blocks_are_read(site: DisturbedSite, name: str, tok
     site.survives(kills(site, name, tokens), name)
     before = handed_over(site)
     assert site.answer_about_a_capital() == site.capital
-    wait_for(lambda: handed_over(site) > before, 10, "a handoff after the death")
+    wait_for(lambda: handed_over(site) > before, 60, "a handoff after the death")
 
 
 def test_workers_that_wait_do_not_spin(site: DisturbedSite) -> None:

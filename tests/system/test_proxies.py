@@ -135,7 +135,7 @@ def settled(served: Served) -> None:
     """Wait until every row has its last word, and the books of every process are equal to the rows."""
     path = served.usage_log
     wait_for(lambda: all(row["state"] != "open" for row in rows_of(path)), 60, "closed rows")
-    wait_for(lambda: not differing(path, served.get("/admin/ledger")), 20, "books that are equal")
+    wait_for(lambda: not differing(path, served.get("/admin/ledger")), 60, "books that are equal")
 
 
 def check_rows(served: Served, readers: list[ResumingReader]) -> None:

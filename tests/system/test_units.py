@@ -116,7 +116,7 @@ def answered(box: Box, folder: Path) -> None:
     reply = served.request("POST", "/v1/completions", body)
     assert reply.status == 200 and reply.header("x-pontil-route") == "prefill:0>decode:0"
     reply.text()
-    wait_for(lambda: served.metric("pontil_kv_transfer_bytes_total") > 0, 10, "the count of what moved")
+    wait_for(lambda: served.metric("pontil_kv_transfer_bytes_total") > 0, 60, "the count of what moved")
 
 
 def works(served: Served) -> bool:
