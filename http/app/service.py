@@ -184,7 +184,11 @@ class Service:
         """Serve until told to end. Call it in the main thread only."""
         self.pipe = CommandPipe(commands_fd, logging.getLogger("pontil.proxy"))
         self.proxy.changes.ask = self.reporter.asked
-        self.app.run(sock=self.listener, single_process=True, motd=False, access_log=False, protocol=TimedProtocol)
+        # Sanic listens anew, with a backlog of its own unless it is told one.
+        self.app.run(
+            sock=self.listener, single_process=True, motd=False, access_log=False, protocol=TimedProtocol,
+            backlog=BACKLOG,
+        )  # fmt: skip
 
     async def before_start(self, app: Any) -> None:
         """Start the proxy. One that shares its port takes no connection before it can serve, since another one can."""
