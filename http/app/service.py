@@ -17,7 +17,7 @@ from sanic.response import BaseHTTPResponse
 from pontil.http.access.access import Access
 from pontil.http.access.allowed_hosts import AllowedHosts
 from pontil.http.access.cross_origin import CrossOrigin
-from pontil.http.access.endpoint import Endpoint
+from pontil.http.access.endpoint import Endpoint, RouteAccess
 from pontil.http.access.keyring import Keyring
 from pontil.http.app.connection_limit import (
     ConnectionLimit,
@@ -106,7 +106,8 @@ def build_app(proxy: Proxy, embedding: Tokenizer | None = None) -> Sanic[Any, An
         app.route(endpoint.route, methods=endpoint.methods, ignore_body=True)(handler)
     pages = CrossOrigin(proxy.config.cors_origins)
     add_probes(app, served, pages)
-    app.ctx.connection_limit = ConnectionLimit(connections_within(descriptor_limit()))
+    probes = {endpoint.path for endpoint in served if endpoint.door is RouteAccess.OPEN}
+    app.ctx.connection_limit = ConnectionLimit(connections_within(descriptor_limit()), probes)
     app.ctx.malformed_heads = LogInterval()
     app.ctx.access = access_to(proxy.config, served)
     reading = {endpoint.route.removeprefix("/") for endpoint in served if endpoint.takes}
