@@ -41,6 +41,14 @@ class CheckedHttp(Http):
         untyped: Any = super()
         untyped.init_for_request()
         self.limit.waits(self.protocol)
+        if self.is_last:
+            self.protocol.close_if_idle()
+
+    @property
+    def is_last(self) -> bool:
+        """Return whether no other request may follow, since the server leaves."""
+        stopped: bool = self.protocol.signal.stopped
+        return stopped
 
     async def http1_request_header(self) -> None:
         self.limit.waits(self.protocol)
@@ -50,6 +58,7 @@ class CheckedHttp(Http):
             await untyped.http1_request_header()
         except BadRequest:
             raise RefusedHead(400, "the head of the request is not HTTP/1.1: send a well-formed one") from None
+        self.keep_alive = self.keep_alive and not self.is_last
         self.take_place()
 
     def take_place(self) -> None:

@@ -111,6 +111,12 @@ class TimedProtocol(HttpProtocol):
             untyped: Any = self
             untyped._callback_check_timeouts = self.loop.call_later(left, self.check_timeouts)
 
+    def close_if_idle(self) -> bool:
+        """Close the connection of a server that leaves, unless a request comes within its `linger`: one may have been
+        sent that is not here yet."""
+        self.loop.call_later(self.app.ctx.linger, super().close_if_idle)
+        return False
+
     def give_way(self) -> None:
         """Close a connection without a whole request: others need its place."""
         if self.is_receiving:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from pontil.launcher.child.activity import LOOK_EVERY, CpuActivity, is_busy, look
@@ -28,6 +29,7 @@ from pontil.launcher.child.reports import (
 )
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.host.oom import OomWatch
+from pontil.launcher.host.service_port import NOTHING
 from pontil.launcher.logs.log_line import LogLine, read_line
 from pontil.runtime.foundation.line_pipe import LinePipe
 
@@ -43,12 +45,12 @@ class ChildProcess:
 
     def __init__(
         self, plan: ChildPlan, command: Sequence[str], environment: Mapping[str, str], now: float,
-        kept: Sequence[int] = (),
+        handed: Mapping[str, Sequence[int]] = NOTHING,
     ) -> None:  # fmt: skip
-        """Spawn the process, with descriptors of memory that is `kept` for it. Raises OSError when the system cannot
-        create it; no other descriptor is left open then."""
+        """Spawn the process, with the descriptors that are `handed` to it, by the fields of its configuration. Raises
+        OSError when the system cannot create it; no other descriptor is left open then."""
         self.plan = plan
-        config = config_file(plan.configured(kept_memory=list(kept)) if kept else plan)
+        config = config_file(plan.configured(**{name: list(files) for name, files in handed.items()}))
         (reports, report_end), (output, output_end), (command_end, commands) = os.pipe(), os.pipe(), os.pipe()
         given = [config, report_end, *([command_end] if plan.takes_commands else [])]
         flags = [f"--{name}-fd={fd}" for name, fd in zip(("config", "report", "commands"), given, strict=False)]
@@ -57,7 +59,7 @@ class ChildProcess:
             self.process = subprocess.Popen(
                 [*command, plan.name, f"--parent={os.getpid()}", *flags],
                 stdin=subprocess.DEVNULL, stdout=written, stderr=written,
-                pass_fds=[*given, *kept], start_new_session=True, env=dict(environment),
+                pass_fds=[*given, *chain(*handed.values())], start_new_session=True, env=dict(environment),
                 preexec_fn=parent_death_signal(signal.SIGKILL),
             )  # fmt: skip
         except OSError:

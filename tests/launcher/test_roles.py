@@ -94,6 +94,21 @@ def test_a_child_gets_all_keys_that_a_file_may_have(tmp_path: Path) -> None:
         running.close()
 
 
+def test_a_child_gets_the_descriptors_that_are_handed_to_it() -> None:
+    reading, writing = os.pipe()
+    config = {"script": ["write to the listener"]}
+    handed = {"listeners": (writing,)}
+    running = ChildProcess(ChildPlan("proxy", "proxy", "cpu", (), config), SCRIPT, os.environ, 0.0, handed)
+    os.close(writing)
+    try:
+        assert select.select([reading], [], [], DEADLINE)[0] and os.read(reading, 64) == b"handed"
+    finally:
+        os.close(reading)
+        running.kill()
+        running.reap()
+        running.close()
+
+
 def test_a_worker_leads_a_session_of_its_own(begin: Begin) -> None:
     running = begin(["ready"])
     assert os.getsid(running.process.pid) == running.process.pid != os.getsid(0)
