@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The body of a child process: from the inherited pipes to its role. The one launcher module that imports the other
-rooms.
+"""The body of a child process: from the inherited descriptors to its role. The one launcher module that imports the
+other rooms.
 
 Those imports are inside functions: affinity and thread counts must be set before torch is loaded, and no role loads
 what another needs.
@@ -59,14 +59,14 @@ class Inheritance:
 
 
 def run_child(inherited: Inheritance, bodies: "Mapping[str, Body] | None" = None) -> int:
-    """Run the process that the configuration pipe describes, and return the exit code."""
+    """Run the process that its configuration describes, and return the exit code."""
     faulthandler.enable()
     threading.excepthook = end_by_a_thread
     writer = take_over_output()
     die_with_parent(inherited.parent)
     keep_from_grandchildren(inherited)
-    with os.fdopen(inherited.config) as pipe:
-        told = json.load(pipe)
+    with os.fdopen(inherited.config) as file:
+        told = json.load(file)
     reporter = PipeReporter(inherited.report)
     reporter.start()
     try:

@@ -137,12 +137,12 @@ class ProxyConfig:
     an `embedding_model`, texts are embedded by it too, under its name `served_embedding_model_name`.
     `graph` names a model of several stages in runtime/graph/catalog.py. With `routing` by cache, workers that have a
     prompt's beginning are preferred. With `kv_transfers` other routers drive the workers
-    (runtime/proxy/remote_kv.py). The proxy has a `name`, and a `number` among the `proxies` on one port; they know of
-    each other by files in `shared_folder`. Streams that may be continued are recorded in `resume_folder`, where one is
-    named, for `resume_window` after their connection broke. Requests that took `slow_log` or longer are
-    logged, where it is set. Traces go to the collector at `otlp_traces_endpoint`, where one is named, with the
-    `trace_headers`; of the requests without a trace of their own, this share is sampled. `allow_chaos` is only
-    shown."""
+    (runtime/proxy/remote_kv.py). The proxy has a `name`, and a `number` among the `proxies` on one port, whose socket
+    is the descriptor in `listeners`; they know of each other by files in `shared_folder`. Streams that may be continued
+    are recorded in `resume_folder`, where one is named, for `resume_window` after their connection broke. Requests that
+    took `slow_log` or longer are logged, where it is set. Traces go to the collector at `otlp_traces_endpoint`, where
+    one is named, with the `trace_headers`; of the requests without a trace of their own, this share is sampled.
+    `allow_chaos` is only shown."""
 
     host: str
     port: int
@@ -185,6 +185,7 @@ class ProxyConfig:
     name: str = "proxy"
     number: int = 0
     proxies: int = 1
+    listeners: tuple[int, ...] = ()
     shared_folder: str | None = None
     resume_folder: str | None = None
     resume_window: float = 60.0
@@ -245,6 +246,6 @@ def proxy_config(values: dict[str, Any]) -> ProxyConfig:
     headers = tuple((name, value) for name, value in values.get("trace_headers", ()))
     made = {
         "callers": callers, "allowances": allowances, "allowed_hosts": hosts, "cors_origins": origins,
-        "trace_headers": headers,
+        "trace_headers": headers, "listeners": tuple(values.get("listeners", ())),
     }  # fmt: skip
     return ProxyConfig(**{**values, **made})

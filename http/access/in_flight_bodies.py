@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies being read, recorded in a file that outlives the process. A body that was in flight when a proxy crashed is
-refused from the same address for a while."""
+"""Bodies being read, recorded in a file that outlives the process.
+
+One death proves nothing against a body that was in flight: a process is also killed from outside, and most bodies are
+there by chance. So it is read once more, and suspected until then; one that was in flight at two deaths, without having
+been read in between, is refused from the same address for a while.
+"""
 
 import hashlib
 import logging
@@ -8,6 +12,7 @@ import os
 import struct
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from itertools import count
 from pathlib import Path
@@ -21,41 +26,59 @@ from pontil.runtime.errors import RequestError
 LOG = logging.getLogger("pontil.http")
 REFUSED_SECONDS = 600.0
 CODE = "request_refused_after_a_crash"
-# A slot: the end of the refusal by the machine's monotonic clock (0 while in flight), and the digest (never 0).
-SLOT = struct.Struct("<d24s")
+# Deaths at which a body was in flight, after which it is refused.
+MOST_DEATHS = 2
+# A slot: when the record is forgotten, by the machine's monotonic clock (0 while in flight), the deaths before, and the
+# digest (never 0).
+SLOT = struct.Struct("<dI20s")
 SLOTS = 1024
 EMPTY = bytes(SLOT.size)
-NOTHING = bytes(24)
+NOTHING = bytes(20)
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectBody:
+    """A body that was in flight at so many deaths; it is forgotten at the time `until`."""
+
+    until: float
+    deaths: int
+
+    @property
+    def is_refused(self) -> bool:
+        return self.deaths >= MOST_DEATHS
 
 
 class InFlightBodies:
     """A file of fixed slots, one per body, each written and cleared by one system call and never synced: it has to
-    outlive a process, not the machine. A crash leaves the slot set. A slot is free, in flight or refused. A body for
-    which no slot is free is not recorded; without a file (`path` None, or one that cannot be opened) none is."""
+    outlive a process, not the machine. A crash leaves the slot set. A slot is free, in flight or a suspect's. A body
+    for which no slot is free is not recorded; without a file (`path` None, or one that cannot be opened) none is."""
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock, self.path = clock, path
-        self.refused: dict[bytes, float] = {}
+        self.suspects: dict[bytes, SuspectBody] = {}
+        # The slots of suspects, and those of bodies in flight with their digests.
+        self.places: dict[bytes, int] = {}
         self.file: int | None = None
-        self.held: dict[int, int] = {}
+        self.held: dict[int, tuple[int, bytes]] = {}
         self.names = count()
         if path is not None:
             self.open(path)
-        self.free: list[int] = list(range(SLOTS - 1, len(self.refused) - 1, -1)) if self.file is not None else []
+        self.free: list[int] = list(range(SLOTS - 1, len(self.suspects) - 1, -1)) if self.file is not None else []
 
     def open(self, path: Path) -> None:
         try:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            self.refused = left_over(os.pread(file, SLOTS * SLOT.size, 0), self.clock())
-            slots = [SLOT.pack(until, digest) for digest, until in self.refused.items()]
+            self.suspects = left_over(os.pread(file, SLOTS * SLOT.size, 0), self.clock())
+            self.places = {digest: slot for slot, digest in enumerate(self.suspects)}
+            slots = [SLOT.pack(one.until, one.deaths, digest) for digest, one in self.suspects.items()]
             os.pwrite(file, b"".join([*slots, *[EMPTY] * (SLOTS - len(slots))]), 0)
         except OSError as error:
             LOG.warning("%s cannot be written: a body that ends this process may be sent again (%s)", path, error)
             return
         self.file = file
-        if self.refused:
-            says = "%d bodies were being read when the last proxy died: each is refused to its sender for up to %.0f s"
-            LOG.warning(says, len(self.refused), REFUSED_SECONDS)
+        if refused := sum(one.is_refused for one in self.suspects.values()):
+            says = "%d bodies were being read when the last two proxies died: they are refused for up to %.0f s"
+            LOG.warning(says, refused, REFUSED_SECONDS)
 
     def noting(self, handler: Handler) -> Handler:
         """Wrap the handler of a body, which is in flight from `note` until `let_go` or the handler's end."""
@@ -82,20 +105,24 @@ class InFlightBodies:
     def take(self, body: bytes, peer: str) -> int:
         """Claim a slot and return the id by which to clear it. Raises RequestError for a refused body."""
         digest = digest_of(body, peer)
-        left = self.refused.get(digest, 0.0) - self.clock()
-        if left > 0:
-            says = f"this request was being read when the server's last process died: change it, or wait {left:.0f} s"
+        suspect = self.suspects.get(digest)
+        if suspect is not None and suspect.is_refused and (left := suspect.until - self.clock()) > 0:
+            says = f"the server died twice while it was reading this request: change it, or wait {left:.0f} s"
             raise RequestError(says, code=CODE)
         name = next(self.names)
-        if self.free and self.write(self.free[-1], SLOT.pack(0.0, digest)):
-            self.held[name] = self.free.pop()
+        if self.free and self.write(self.free[-1], SLOT.pack(0.0, 0, digest)):
+            self.held[name] = self.free.pop(), digest
         return name
 
     def clear(self, name: int) -> None:
-        """Free the slot; may be called repeatedly."""
-        slot = self.held.pop(name, None)
-        if slot is not None and self.write(slot, EMPTY):
-            self.free.append(slot)
+        """Free the slot of a body that was read without harm, and suspect it no more; may be called repeatedly."""
+        if name not in self.held:
+            return
+        slot, digest = self.held.pop(name)
+        self.suspects.pop(digest, None)
+        for one in (slot, self.places.pop(digest, None)):
+            if one is not None and self.write(one, EMPTY):
+                self.free.append(one)
 
     def write(self, slot: int, data: bytes) -> bool:
         """Return whether the slot could be written. A slot that could not be cleared stays as it is."""
@@ -115,15 +142,20 @@ class InFlightBodies:
         self.file = None
 
 
-def left_over(data: bytes, now: float) -> dict[bytes, float]:
-    """Return the digests that another process left, with the ends of their refusals; at most half as many as there are
-    slots."""
-    found: dict[bytes, float] = {}
-    for until, digest in SLOT.iter_unpack(data[: len(data) - len(data) % SLOT.size]):
-        until = until or now + REFUSED_SECONDS
-        if digest != NOTHING and now < until <= now + REFUSED_SECONDS:
-            found[digest] = max(until, found.get(digest, 0.0))
-    return dict(sorted(found.items(), key=lambda one: one[1], reverse=True)[: SLOTS // 2])
+def left_over(data: bytes, now: float) -> dict[bytes, SuspectBody]:
+    """Return the suspects after the death of the process that left these slots, those first that are remembered for
+    longest; at most half as many as there are slots."""
+    found: dict[bytes, SuspectBody] = {}
+    in_flight = set[bytes]()
+    for until, deaths, digest in SLOT.iter_unpack(data[: len(data) - len(data) % SLOT.size]):
+        if digest != NOTHING and until == 0.0:
+            in_flight.add(digest)
+        elif digest != NOTHING and now < until <= now + REFUSED_SECONDS:
+            found[digest] = SuspectBody(until, min(deaths, MOST_DEATHS))
+    for digest in in_flight:
+        earlier = found.get(digest)
+        found[digest] = SuspectBody(now + REFUSED_SECONDS, 1 + (0 if earlier is None else earlier.deaths))
+    return dict(sorted(found.items(), key=lambda one: one[1].until, reverse=True)[: SLOTS // 2])
 
 
 def digest_of(body: bytes, peer: str) -> bytes:

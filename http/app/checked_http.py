@@ -5,10 +5,11 @@ import logging
 import time
 from typing import Any
 
-from sanic.exceptions import BadRequest
+from sanic.exceptions import BadRequest, ServiceUnavailable
 from sanic.http import Http, Stage
 from sanic.http.http1 import HTTP_CONTINUE
 
+from pontil.http.app.connection_limit import REFUSAL, ConnectionLimit
 from pontil.http.app.early_answer import early_answer
 from pontil.http.app.raw_head import MAX_HEAD_BYTES, chunk_fault, foreign_byte, head_fault
 
@@ -31,13 +32,42 @@ class CheckedHttp(Http):
 
     __slots__ = ()
 
+    @property
+    def limit(self) -> ConnectionLimit:
+        found: ConnectionLimit = self.protocol.app.ctx.connection_limit
+        return found
+
+    def init_for_request(self) -> None:
+        untyped: Any = super()
+        untyped.init_for_request()
+        self.limit.waits(self.protocol)
+        if self.is_last:
+            self.protocol.close_if_idle()
+
+    @property
+    def is_last(self) -> bool:
+        """Return whether no other request may follow, since the server leaves."""
+        stopped: bool = self.protocol.signal.stopped
+        return stopped
+
     async def http1_request_header(self) -> None:
+        self.limit.waits(self.protocol)
         await self.check_head()
         untyped: Any = super()
         try:
             await untyped.http1_request_header()
         except BadRequest:
             raise RefusedHead(400, "the head of the request is not HTTP/1.1: send a well-formed one") from None
+        self.keep_alive = self.keep_alive and not self.is_last
+        self.take_place()
+
+    def take_place(self) -> None:
+        """Keep the connection until the answer once its request is whole. Raises ServiceUnavailable where as many are
+        served as may be."""
+        if not self.limit.has_room(self.request.path):
+            raise full()
+        if self.request_body is None:
+            self.limit.serves(self.protocol)
 
     async def check_head(self) -> None:
         """Wait for the whole head. Raises RefusedHead as soon as it is known to be none."""
@@ -64,6 +94,9 @@ class CheckedHttp(Http):
             await self.check_chunk()
         untyped: Any = super()
         piece: bytes | None = await untyped.read()
+        # A body that comes after its answer is read to be thrown away.
+        if self.stage is Stage.HANDLER:
+            self.take_place()
         return piece
 
     async def check_chunk(self) -> None:
@@ -93,3 +126,7 @@ class CheckedHttp(Http):
 
 def malformed(reason: str) -> RefusedHead:
     return RefusedHead(400, f"the request is not HTTP/1.1: {reason}")
+
+
+def full() -> ServiceUnavailable:
+    return ServiceUnavailable(REFUSAL, headers={"retry-after": "1"})

@@ -4,33 +4,87 @@ needs."""
 
 import logging
 import resource
+from collections.abc import Collection, Hashable
 
 from pontil.http.app.log_interval import LogInterval
+from pontil.http.app.waiting_connections import WaitingConnections
 
 LOG = logging.getLogger("pontil.http")
 MOST_CONNECTIONS = 4096
-# Descriptors reserved for sockets of workers, pipes, files, and connections that are being refused.
+# Descriptors reserved for sockets of workers, pipes, files, and connections that are being closed.
 KEPT_FREE = 256
 # Lower bound, even where the descriptor limit is absurdly small.
 LEAST_CONNECTIONS = 16
 MOST_DESCRIPTORS = 1 << 20
+# Connections that requests other than probes do not fill, and the share of few connections that this may be.
+MOST_RESERVE = 64
+RESERVED_SHARE = 8
 REFUSAL = "the server has as many connections as it takes: try again in a moment"
 
 
 class ConnectionLimit:
-    """The connection limit of one server."""
+    """The connections of one server: those that wait for a whole request, and those whose request is being served.
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    A connection beyond the limit makes one that waits give way: the oldest of the network that has the most of them. So
+    a network is sure of an equal share of the places that are left by those that are served, which are never closed.
+    They leave a reserve, in which `probes`, the paths that are always answered, find a place.
+    """
+
+    def __init__(self, most: int, probes: Collection[str] = ()) -> None:
+        self.most, self.probes = most, frozenset(probes)
+        self.networks: dict[Hashable, str] = {}
+        self.waiting = WaitingConnections()
+        self.served: set[Hashable] = set()
         self.complaints = LogInterval()
 
-    def admits(self, others: int, now: float) -> bool:
-        """Return whether one more connection is allowed. Refusals are logged at most once per interval."""
-        if others < self.most:
-            return True
+    @property
+    def reserve(self) -> int:
+        return max(1, min(MOST_RESERVE, self.most // RESERVED_SHARE))
+
+    def opens(self, connection: Hashable, network: str, now: float) -> Hashable | None:
+        """Take a new connection. Return the one that has to be closed for it, which is itself where all others are
+        being served."""
+        self.networks[connection] = network
+        self.waiting.add(connection, network)
+        if len(self.networks) <= self.most:
+            return None
         if self.complaints.is_due(now):
-            LOG.warning("%d connections are open, which is all that are kept: further ones are refused", others)
-        return False
+            LOG.warning(
+                "%d connections are open, which is all that are kept: %d are being served, and of the others the oldest"
+                " give way, now of %s with %d",
+                self.most, len(self.served), self.waiting.crowded, self.waiting.largest,
+            )  # fmt: skip
+        first = self.waiting.first
+        self.closes(first)
+        return first
+
+    def waits(self, connection: Hashable) -> None:
+        """Note that a connection has no whole request, and begins to wait for one or for the rest of one."""
+        network = self.leaves(connection)
+        if network is not None:
+            self.waiting.add(connection, network)
+
+    def has_room(self, path: str) -> bool:
+        """Return whether a request for the path may be served now."""
+        return path in self.probes or len(self.served) < self.most - self.reserve
+
+    def serves(self, connection: Hashable) -> None:
+        """Note that a request has come whole: its connection stays until it is answered."""
+        if self.leaves(connection) is not None:
+            self.served.add(connection)
+
+    def closes(self, connection: Hashable) -> None:
+        if self.leaves(connection) is not None:
+            del self.networks[connection]
+
+    def leaves(self, connection: Hashable) -> str | None:
+        """Take a connection from those that wait or are served. Return its network; None if it has given way."""
+        network = self.networks.get(connection)
+        if network is not None and connection in self.served:
+            self.served.remove(connection)
+        elif network is not None:
+            self.waiting.remove(connection, network)
+        return network
 
 
 def raise_descriptor_limit() -> None:

@@ -32,7 +32,7 @@ class OpenAIErrors(ErrorHandler):
             return json_response(error_of(exception), status_of(exception), headers=headers_of(exception))
         if isinstance(exception, SanicException):
             status = exception.status_code or 500
-            code = "not_found" if isinstance(exception, NotFound) else None
+            code = {404: "not_found", 503: "unavailable"}.get(status)
             return json_response(error_object(said(request, exception), status, code=code), status,
                                  headers=exception.headers)  # fmt: skip
         if isinstance(exception, CancelledError):

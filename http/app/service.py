@@ -4,7 +4,6 @@
 import asyncio
 import gc
 import logging
-import os
 import socket
 from collections.abc import Callable, Sequence, Set
 from functools import partial
@@ -17,7 +16,7 @@ from sanic.response import BaseHTTPResponse
 from pontil.http.access.access import Access
 from pontil.http.access.allowed_hosts import AllowedHosts
 from pontil.http.access.cross_origin import CrossOrigin
-from pontil.http.access.endpoint import Endpoint
+from pontil.http.access.endpoint import Endpoint, RouteAccess
 from pontil.http.access.keyring import Keyring
 from pontil.http.app.connection_limit import (
     ConnectionLimit,
@@ -58,6 +57,8 @@ RESPONSE_SECONDS = 3600
 # Longer than the idle timeout of load balancers, so that they close a connection first.
 IDLE_SECONDS = 75
 GRACE_SECONDS = 5.0
+# Seconds in which a request may still come on a connection that is open when the server leaves.
+LINGER_SECONDS = 1.0
 # Seconds that a proxy which shares its port waits for the first worker, and between two looks.
 WORKERS_WITHIN = 5.0
 LOOK = 0.02
@@ -106,7 +107,9 @@ def build_app(proxy: Proxy, embedding: Tokenizer | None = None) -> Sanic[Any, An
         app.route(endpoint.route, methods=endpoint.methods, ignore_body=True)(handler)
     pages = CrossOrigin(proxy.config.cors_origins)
     add_probes(app, served, pages)
-    app.ctx.connection_limit = ConnectionLimit(connections_within(descriptor_limit()))
+    probes = {endpoint.path for endpoint in served if endpoint.door is RouteAccess.OPEN}
+    app.ctx.connection_limit = ConnectionLimit(connections_within(descriptor_limit()), probes)
+    app.ctx.linger = 0.0
     app.ctx.malformed_heads = LogInterval()
     app.ctx.access = access_to(proxy.config, served)
     reading = {endpoint.route.removeprefix("/") for endpoint in served if endpoint.takes}
@@ -184,10 +187,14 @@ class Service:
         """Serve until told to end. Call it in the main thread only."""
         self.pipe = CommandPipe(commands_fd, logging.getLogger("pontil.proxy"))
         self.proxy.changes.ask = self.reporter.asked
-        self.app.run(sock=self.listener, single_process=True, motd=False, access_log=False, protocol=TimedProtocol)
+        # Sanic listens anew, with a backlog of its own unless it is told one.
+        self.app.run(
+            sock=self.listener, single_process=True, motd=False, access_log=False, protocol=TimedProtocol,
+            backlog=BACKLOG,
+        )  # fmt: skip
 
     async def before_start(self, app: Any) -> None:
-        """Start the proxy. One that shares its port takes no connection before it can serve, since another one can."""
+        """Start the proxy. One of several accepts no connection before it can serve, since another one can."""
         self.proxy.start(self.on_tick)
         if self.pipe is not None:
             asyncio.get_running_loop().add_reader(self.pipe.descriptor, self.take_commands, self.pipe)
@@ -244,6 +251,7 @@ class Service:
             self.proxy.self_test.begin(told, self.reporter.progress)
         elif command.get("kind") == "drain":
             timeout = float(command.get("timeout", GRACE_SECONDS))
+            self.app.ctx.linger = LINGER_SECONDS
             if command.get("hand_over"):
                 self.leave(timeout)
                 return
@@ -286,7 +294,7 @@ def run_proxy(config: ProxyConfig, reporter: Reporter, commands_fd: int) -> None
     proxy = Proxy(config, load_tokenizer(config.model_path, config.cache_path))
     path = config.embedding_model_path
     embedding = None if path is None else load_tokenizer(path, config.cache_path)
-    listener = listen(config.host, config.port, shared=config.proxies > 1)
+    listener = listening(config)
     proxy.bind()
     # Objects that exist by now stay: freezing keeps the garbage collector from scanning a vocabulary repeatedly.
     gc.collect()
@@ -295,33 +303,14 @@ def run_proxy(config: ProxyConfig, reporter: Reporter, commands_fd: int) -> None
     Service(proxy, build_app(proxy, embedding), listener, reporter).run(commands_fd)
 
 
-def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """Bind the listening socket. One of a `shared` port gets connections only once the server listens. Raises
-    PontilError where the address is not available."""
+def listening(config: ProxyConfig) -> socket.socket:
+    """Return the launch's socket, which all of its proxies share, and have it listen; it may do so already. No process
+    that is started from here gets it. Raises PontilError where another program listens at the address."""
+    listener = socket.socket(fileno=config.listeners[0])
+    listener.set_inheritable(False)
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return (
-            shared_socket(host, port, family)
-            if shared
-            else (socket.create_server((host, port), family=family, backlog=BACKLOG))
-        )
-    except (OSError, UnicodeError, OverflowError) as error:
-        number = error.errno if isinstance(error, OSError) else None
-        reason = os.strerror(number) if number is not None and number > 0 else str(error)
-        raise PontilError(f"cannot listen on {host}:{port}: {reason}; choose another --host or --port") from None
-
-
-def shared_socket(host: str, port: int, family: int) -> socket.socket:
-    """Bind a socket to a port that other processes of this user bind too: the kernel divides connections over those
-    that listen. Raises OSError."""
-    made = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.bind((host, port))
-    except OSError:
-        made.close()
-        raise
-    return made
+        listener.listen(BACKLOG)
+    except OSError as error:
+        where = f"{config.host}:{config.port}"
+        raise PontilError(f"cannot listen on {where}: {error.strerror}; choose another --host or --port") from None
+    return listener

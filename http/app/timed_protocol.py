@@ -4,18 +4,21 @@
 import time
 from typing import Any
 
-from sanic.exceptions import RequestTimeout
+from sanic.exceptions import RequestTimeout, SanicException
 from sanic.http import Stage
 from sanic.http.http1 import HTTP_CONTINUE
 from sanic.server.protocols.http_protocol import HttpProtocol
 
-from pontil.http.app.checked_http import CheckedHttp
+from pontil.http.access.failed_keys import place_of
+from pontil.http.app.checked_http import CheckedHttp, full
 from pontil.http.app.connection_limit import REFUSAL
 from pontil.http.app.early_answer import early_answer
 from pontil.runtime.timeline.received import noted
 from pontil.runtime.timeline.timeline import WRITE
 
 RECEIVE_SECONDS = 60.0
+# A client that connects has something to send. One that stays longer before its first byte only takes a place.
+FIRST_BYTE_SECONDS = 20.0
 
 
 class TimedProtocol(HttpProtocol):
@@ -28,14 +31,20 @@ class TimedProtocol(HttpProtocol):
     def connection_made(self, transport: Any) -> None:
         # False while the transport asks to pause writing.
         self.has_room = True
-        if not self.app.ctx.connection_limit.admits(len(self.connections), time.monotonic()):
+        # None while nothing has ever come.
+        self.begun: float | None = None
+        gives_way = self.app.ctx.connection_limit.opens(self, network_of(transport), time.monotonic())
+        if gives_way is self:
             transport.write(early_answer(503, REFUSAL, code="unavailable", retry=1))
             transport.close()
             return
         untyped: Any = super()
         untyped.connection_made(transport)
+        if gives_way is not None:
+            gives_way.give_way()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.app.ctx.connection_limit.closes(self)
         # A refused connection was never set up.
         if self.conn_info is not None:
             untyped: Any = super()
@@ -66,7 +75,7 @@ class TimedProtocol(HttpProtocol):
         if not self.is_receiving:
             self.begun = time.monotonic()
         elif self.is_late:
-            self.give_up()
+            self.give_up(RequestTimeout())
             return
         super().data_received(data)
 
@@ -74,8 +83,10 @@ class TimedProtocol(HttpProtocol):
         if self.http is not None:
             # Nothing here is a websocket; Sanic applies no timeout to a connection that asks for an upgrade.
             self.http.upgrade_websocket = False
-        if self.is_receiving and self.is_late:
-            self.give_up()
+        if self.begun is None:
+            self.await_first_byte()
+        elif self.is_receiving and self.is_late:
+            self.give_up(RequestTimeout())
         else:
             untyped: Any = super()
             untyped.check_timeouts()
@@ -89,12 +100,40 @@ class TimedProtocol(HttpProtocol):
 
     @property
     def is_late(self) -> bool:
-        return time.monotonic() - self.begun > RECEIVE_SECONDS
+        return self.begun is not None and time.monotonic() - self.begun > RECEIVE_SECONDS
 
-    def give_up(self) -> None:
-        """Send 408 where nothing was answered yet, and close the connection."""
+    def await_first_byte(self) -> None:
+        """Close a connection on which nothing has come in time; look again when the time is over."""
+        left = self._time + FIRST_BYTE_SECONDS - time.monotonic()
+        if left <= 0:
+            self.close()
+        else:
+            untyped: Any = self
+            untyped._callback_check_timeouts = self.loop.call_later(left, self.check_timeouts)
+
+    def close_if_idle(self) -> bool:
+        """Close the connection of a server that leaves, unless a request comes within its `linger`: one may have been
+        sent that is not here yet."""
+        self.loop.call_later(self.app.ctx.linger, super().close_if_idle)
+        return False
+
+    def give_way(self) -> None:
+        """Close a connection without a whole request: others need its place."""
+        if self.is_receiving:
+            self.give_up(full())
+        else:
+            self.close()
+
+    def give_up(self, reason: SanicException) -> None:
+        """Send the reason where nothing was answered yet, and close the connection."""
         http: Any = self.http
-        http.exception = RequestTimeout()
+        http.exception = reason
         http.request_body, http.keep_alive = None, False
         task: Any = self._task
         task.cancel()
+
+
+def network_of(transport: Any) -> str:
+    """Return the network whose connections share a place: an IPv4 address, or an IPv6 /64."""
+    peer = transport.get_extra_info("peername")
+    return place_of(peer[0]) if peer else ""

@@ -17,6 +17,7 @@ from pontil.launcher.child.rank_group import GroupStep, RankGroup, next_step
 from pontil.launcher.child.reports import OrderReport, Report
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.host.oom import OomWatch
+from pontil.launcher.host.service_port import NOTHING
 
 # Exits to remember: one more than the restarts that can be asked for, so no policy looks at more.
 REMEMBERED_EXITS = 1001
@@ -28,8 +29,13 @@ class Child:
     """One child, started and ended as a whole: a process, or the ranks of a worker. `group` is set exactly while a
     process exists, that is, while `state.alive`."""
 
-    def __init__(self, plan: ChildPlan, command: Sequence[str], environment: EnvironmentMaker) -> None:
+    def __init__(
+        self, plan: ChildPlan, command: Sequence[str], environment: EnvironmentMaker,
+        handed: Mapping[str, Sequence[int]] = NOTHING,
+    ) -> None:  # fmt: skip
+        """Name the child. `handed` are the launcher's descriptors that each process of a proxy gets."""
         self.plan = plan
+        self.handed = handed
         self.command = command
         self.environment = environment
         # The initial state is that of a child that exited long ago and whose restart is due.
@@ -106,7 +112,9 @@ class Child:
     def start(self, now: float) -> None:
         """Start its processes. Raises OSError if the system cannot create one; the child's state is then unchanged."""
         assert self.group is None
-        self.group = RankGroup(self.plan, self.command, self.environment, now, self.memory.begin())
+        kept: list[Mapping[str, Sequence[int]]] = [{"kept_memory": files} for files in self.memory.begin()]
+        handed = kept or [self.handed] * self.plan.ranks
+        self.group = RankGroup(self.plan, self.command, self.environment, now, handed)
         self.starts += 1
         self.settled = self.ready_at = None
         self.move(ChildState.STARTING)

@@ -10,11 +10,13 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from pontil.launcher.child.activity import LOOK_EVERY, CpuActivity, is_busy, look
 from pontil.launcher.child.exit_cause import KEPT_LINES, ExitCause, last_words
 from pontil.launcher.child.health import HealthSigns
+from pontil.launcher.child.memory_file import memory_file
 from pontil.launcher.child.parent_death import parent_death_signal
 from pontil.launcher.child.reports import (
     FailureReport,
@@ -27,29 +29,28 @@ from pontil.launcher.child.reports import (
 )
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.host.oom import OomWatch
+from pontil.launcher.host.service_port import NOTHING
 from pontil.launcher.logs.log_line import LogLine, read_line
 from pontil.runtime.foundation.line_pipe import LinePipe
 
-# Bytes that a pipe buffers without a reader; a configuration is far smaller.
-PIPE_BYTES = 65536
 STDERR = 2
 
 
 class ChildProcess:
     """A process spawned by exec, in a session of its own, so that its whole group can be signalled.
 
-    The configuration goes through a pipe, never through argv, where every user of the machine could read it. Spawn from
+    The configuration is in a file in memory, never in argv, where every user of the machine could read it. Spawn from
     the main thread only: the parent-death signal fires when the spawning thread ends.
     """
 
     def __init__(
         self, plan: ChildPlan, command: Sequence[str], environment: Mapping[str, str], now: float,
-        kept: Sequence[int] = (),
+        handed: Mapping[str, Sequence[int]] = NOTHING,
     ) -> None:  # fmt: skip
-        """Spawn the process, with descriptors of memory that is `kept` for it. Raises OSError when the system cannot
-        create it; no other descriptor is left open then."""
+        """Spawn the process, with the descriptors that are `handed` to it, by the fields of its configuration. Raises
+        OSError when the system cannot create it; no other descriptor is left open then."""
         self.plan = plan
-        config = config_pipe(plan.configured(kept_memory=list(kept)) if kept else plan)
+        config = config_file(plan.configured(**{name: list(files) for name, files in handed.items()}))
         (reports, report_end), (output, output_end), (command_end, commands) = os.pipe(), os.pipe(), os.pipe()
         given = [config, report_end, *([command_end] if plan.takes_commands else [])]
         flags = [f"--{name}-fd={fd}" for name, fd in zip(("config", "report", "commands"), given, strict=False)]
@@ -58,7 +59,7 @@ class ChildProcess:
             self.process = subprocess.Popen(
                 [*command, plan.name, f"--parent={os.getpid()}", *flags],
                 stdin=subprocess.DEVNULL, stdout=written, stderr=written,
-                pass_fds=[*given, *kept], start_new_session=True, env=dict(environment),
+                pass_fds=[*given, *chain(*handed.values())], start_new_session=True, env=dict(environment),
                 preexec_fn=parent_death_signal(signal.SIGKILL),
             )  # fmt: skip
         except OSError:
@@ -179,11 +180,7 @@ class ChildProcess:
         os.close(self.commands)
 
 
-def config_pipe(plan: ChildPlan) -> int:
-    """Return the reading end of a pipe that already holds the whole configuration."""
-    payload = json.dumps({"role": plan.role, "cores": plan.cores, "config": plan.config}).encode()
-    assert len(payload) < PIPE_BYTES
-    reading, writing = os.pipe()
-    with os.fdopen(writing, "wb") as pipe:
-        pipe.write(payload)
-    return reading
+def config_file(plan: ChildPlan) -> int:
+    """Return the descriptor of a file in memory with the whole configuration, however large it is."""
+    told = {"role": plan.role, "cores": plan.cores, "config": plan.config}
+    return memory_file("pontil-config", json.dumps(told).encode())

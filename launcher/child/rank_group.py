@@ -17,6 +17,7 @@ from pontil.launcher.child.exit_cause import ExitCause
 from pontil.launcher.child.health import HealthLimits, judge
 from pontil.launcher.child.process import ChildProcess
 from pontil.launcher.config.child_plan import ChildPlan
+from pontil.launcher.host.service_port import NOTHING
 
 # Seconds that the other ranks get to end by themselves after one that ended in order, or because of another.
 MOMENT = 2.0
@@ -48,18 +49,18 @@ class RankGroup:
 
     def __init__(
         self, plan: ChildPlan, command: Sequence[str], environment: Callable[[int | None], Mapping[str, str]],
-        now: float, kept: Sequence[Sequence[int]] = (),
+        now: float, handed: Sequence[Mapping[str, Sequence[int]]] = (),
     ) -> None:  # fmt: skip
         """Spawn them all, or, with the driver's complaint that says why, only some. Raises OSError if there is none.
-        `kept` has the descriptors of each rank's memory, if it is kept."""
+        `handed` has the descriptors for each rank, if there are any."""
         self.processes: list[ChildProcess] = []
         # When those that live are killed, once others have ended.
         self.ends_by: float | None = None
         remove_meeting_point(plan)
         for rank, member in enumerate(plan.members):
-            memory = kept[rank] if kept else ()
+            files = handed[rank] if handed else NOTHING
             try:
-                self.processes.append(ChildProcess(member, command, environment(member.threads), now, memory))
+                self.processes.append(ChildProcess(member, command, environment(member.threads), now, files))
             except OSError as error:
                 if not self.processes:
                     raise

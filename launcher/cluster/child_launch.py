@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TextIO
 
 from pontil.launcher.child.child import child_command
+from pontil.launcher.child.memory_file import memory_file
 from pontil.launcher.child.parent_death import parent_death_signal
 from pontil.launcher.config.environment import PREFIX, SECRETS
 
@@ -18,16 +19,6 @@ from pontil.launcher.config.environment import PREFIX, SECRETS
 HOSTS = ("PONTIL_CACHE", *SECRETS)
 # Last lines that are kept for whoever is told of its end.
 KEPT_LINES = 20
-OWNER_ONLY = 0o600
-
-
-def memory_file(text: str) -> int:
-    """Return the descriptor of a file in memory that only this user can read. It has no name in any folder, and is gone
-    with the last process that has it open."""
-    descriptor = os.memfd_create("pontil-keys", os.MFD_CLOEXEC)
-    os.fchmod(descriptor, OWNER_ONLY)
-    os.write(descriptor, text.encode())
-    return descriptor
 
 
 def without_options(variables: Mapping[str, str]) -> dict[str, str]:
@@ -46,7 +37,7 @@ class ChildLaunch:
     def __init__(
         self, words: Sequence[str], keys: str | None, variables: Mapping[str, str], echo: TextIO | None = None
     ) -> None:
-        descriptor = None if keys is None else memory_file(keys)
+        descriptor = None if keys is None else memory_file("pontil-keys", keys.encode())
         shown = [] if descriptor is None else [f"--keys=/proc/self/fd/{descriptor}"]
         self.echo = echo
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)

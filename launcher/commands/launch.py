@@ -197,6 +197,7 @@ def orders_of(options: LaunchOptions, topology: Topology, launch_environment: La
         options.self_test,
         shutil.which(TOOL) if gpus else None,
         chaos=chaos_terms(options, limits, policy) if options.allow_chaos else None,
+        address=(options.host, options.port) if any(child.is_proxy for child in topology.children) else None,
     )
 
 

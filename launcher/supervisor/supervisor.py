@@ -19,6 +19,7 @@ from pontil.launcher.errors import LaunchError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.host.notify import Notifier, NotifyState
 from pontil.launcher.host.oom import OomWatch, kill_counter
+from pontil.launcher.host.service_port import NOTHING, ServicePort
 from pontil.launcher.logs.console import Console
 from pontil.launcher.supervisor.announcement import Announcement
 from pontil.launcher.supervisor.chaos_runner import WARNING, ChaosRunner, ChaosTerms
@@ -50,7 +51,8 @@ KILL_GRACE = 5.0
 class Orders:
     """A supervisor's orders. `command` starts a child; `environment` makes a child's from its thread count; `gpu_tool`
     queries GPU memory, if there are GPUs. More workers can be added on `machine`; `shares_devices` says whether several
-    may use one device; `chaos` has the terms under which workers may be disturbed, if they may."""
+    may use one device; `chaos` has the terms under which workers may be disturbed, if they may. Proxies take
+    connections at the `address`."""
 
     topology: Topology
     command: Sequence[str]
@@ -64,6 +66,7 @@ class Orders:
     shares_devices: bool = False
     reloader: Reloader | None = None
     chaos: ChaosTerms | None = None
+    address: tuple[str, int] | None = None
 
 
 class Supervisor:
@@ -81,6 +84,7 @@ class Supervisor:
         self.oom = OomWatch(kill_counter())
         self.table = ProcessTable(orders.gpu_tool)
         self.recovery = Recovery(orders.policy, console)
+        self.port = ServicePort(orders.address)
         self.children: list[Child] = []
         self.asked: list[int] = []
         self.failure: LaunchError | None = None
@@ -106,8 +110,10 @@ class Supervisor:
             with SignalPipe() as signals:
                 self.selector.register(signals, selectors.EVENT_READ, lambda: self.obey(signals.take()))
                 self.control.open()
+                self.port.open()
                 self.start(self.prepare())
                 self.monitor()
+                self.port.close()
                 self.drain()
                 self.terminate()
         finally:
@@ -210,6 +216,7 @@ class Supervisor:
             child.kill()
         for child in self.children:
             child.memory.close()
+        self.port.close()
         self.table.close()
         self.control.close()
         self.selector.close()
@@ -219,7 +226,8 @@ class Supervisor:
     # Helpers of these steps.
 
     def child(self, plan: ChildPlan) -> Child:
-        return Child(plan, self.orders.command, self.orders.environment)
+        handed = self.port.handed if plan.is_proxy else NOTHING
+        return Child(plan, self.orders.command, self.orders.environment, handed)
 
     def spawn(self, child: Child) -> None:
         now = self.clock()

@@ -35,7 +35,7 @@ class Killable:
     def start(self, number: int, pace: float = 0.005) -> int:
         """Start a proxy and its worker; return its port."""
         control = f"ipc://{self.folder}/control-{number}-{len(self.workers)}"
-        shared = {"shared_folder": str(self.folder / "proxies")} if self.proxies > 1 else {}
+        shared: dict[str, Any] = {"shared_folder": str(self.folder / "proxies")} if self.proxies > 1 else {}
         process = self.stack.enter_context(
             proxy(
                 self.folder, self.tokenizer_folder, control=control, port=0, usage_log=str(self.usage_log),

@@ -6,7 +6,6 @@ import http.client
 import json
 import resource
 import signal
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from running_proxy import DEADLINE, heard, proxy
 
+from pontil.launcher.host.ports import bound_socket
 from pontil.runtime.wire.sockets import PeerServer, open_context
 
 
@@ -95,9 +95,11 @@ def test_other_ends(tmp_path: Path, tokenizer_folder: Path, how: str) -> None:
 
 
 def test_what_cannot_start_says_why(tmp_path: Path, tokenizer_folder: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with bound_socket("--port", "127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with proxy(tmp_path, tokenizer_folder, port=port) as process:
+        bound = bound_socket("--port", "127.0.0.1", port)
+        taken.listen()
+        with proxy(tmp_path, tokenizer_folder, bound, port=port) as process:
             reason = heard(process, "failed")
             assert reason == (
                 f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another --host or --port"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps of every child before its role's body runs, seen from inside real children."""
 
+import hashlib
 import json
 import os
 import re
@@ -19,6 +20,8 @@ from pontil.launcher.child.process import ChildProcess
 from pontil.launcher.child.reporter import EXIT_ORPHANED
 from pontil.launcher.child.reports import FailureReport, ReadyReport, decode
 from pontil.launcher.config.child_plan import ChildPlan
+from pontil.launcher.config.options import LaunchOptions
+from pontil.launcher.keys.client_keys import MOST_KEYS, read_client_keys
 from pontil.launcher.roles import EXIT_BROKEN
 
 DEADLINE = 60.0
@@ -71,6 +74,39 @@ def test_a_child_is_told_nothing_on_its_command_line(begin: Begin) -> None:
     assert ReadyReport({"path": "m"}) in reports(running)
     words = psutil.Process(running.process.pid).cmdline()[len(SCRIPT) :]
     assert words[0] == "decode:0" and all(re.fullmatch(r"--(parent|[a-z]+-fd)=\d+", word) for word in words[1:])
+
+
+def test_a_child_gets_all_keys_that_a_file_may_have(tmp_path: Path) -> None:
+    """The keys that a reload accepted are handed to the next process of a proxy."""
+    settings = "weight=999.9999999 requests=2147483647 tokens=2147483647 rate=999999.99 token_rate=2147483646.5"
+    path = tmp_path / "keys"
+    path.write_text("".join(f"{number:064}={number:0512} {settings} priority=no\n" for number in range(MOST_KEYS)))
+    path.chmod(0o600)
+    keys = read_client_keys(LaunchOptions(api_keys=str(path)), {}).config
+    config = {"script": ["digest of keys"], **keys}
+    running = ChildProcess(ChildPlan("proxy", "proxy", "cpu", (), config), SCRIPT, os.environ, 0.0)
+    try:
+        told = hashlib.sha256(json.dumps(keys).encode()).hexdigest()
+        assert ReadyReport({"told": told}) in reports(running)
+    finally:
+        running.kill()
+        running.reap()
+        running.close()
+
+
+def test_a_child_gets_the_descriptors_that_are_handed_to_it() -> None:
+    reading, writing = os.pipe()
+    config = {"script": ["write to the listener"]}
+    handed = {"listeners": (writing,)}
+    running = ChildProcess(ChildPlan("proxy", "proxy", "cpu", (), config), SCRIPT, os.environ, 0.0, handed)
+    os.close(writing)
+    try:
+        assert select.select([reading], [], [], DEADLINE)[0] and os.read(reading, 64) == b"handed"
+    finally:
+        os.close(reading)
+        running.kill()
+        running.reap()
+        running.close()
 
 
 def test_a_worker_leads_a_session_of_its_own(begin: Begin) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several proxies on one port: one is killed, the others serve, and its streams go on, exactly and billed once."""
 
+import http.client
 import json
 import os
 import random
@@ -8,11 +9,14 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from books import differing
 from served import ROOT, Reply, Served, launched, wait_for
@@ -209,3 +213,61 @@ def test_proxies_restart_one_after_the_other_and_no_request_breaks(front: Served
     assert all(rows[name]["pid"] != pid for name, pid in pids.items())
     settled(front)
     check_rows(front, readers)
+
+
+class Callers:
+    """Clients that ask for /health without a pause, each time on a new connection. `seen` counts answers and faults."""
+
+    def __init__(self, served: Served, number: int) -> None:
+        self.served, self.seen = served, Counter[str]()
+        self.stopped = threading.Event()
+        self.threads = [threading.Thread(target=self.call) for _ in range(number)]
+
+    def call(self) -> None:
+        while not self.stopped.is_set():
+            connection = http.client.HTTPConnection("127.0.0.1", self.served.port, timeout=60)
+            try:
+                connection.request("GET", "/health")
+                self.seen[str(connection.getresponse().status)] += 1
+            except OSError as error:
+                self.seen[type(error).__name__] += 1
+            finally:
+                connection.close()
+
+    def __enter__(self) -> "Callers":
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *gone: object) -> None:
+        self.stopped.set()
+        for thread in self.threads:
+            thread.join(90)
+
+
+def restarted(served: Served, *flags: str) -> None:
+    command = [sys.executable, str(ROOT / "app.py"), "restart", "--proxies", "--drain-timeout", "1", *flags]
+    done = subprocess.run([*command, "--port", str(served.port)], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "done", done.stdout + done.stderr
+
+
+def test_no_connection_is_reset_while_proxies_restart(front: Served) -> None:
+    """The socket is the launch's: a connection that no proxy has accepted waits for one that will."""
+    with Callers(front, 6) as callers:
+        restarted(front)
+    assert set(callers.seen) == {"200"}, callers.seen
+
+
+def test_a_connection_waits_for_the_next_process_of_the_only_proxy(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    write_tiny_llama(model)
+    options = ("--role", "mixed", "--model", str(model), "--served-model-name", NAME, "--restart-delay", "0.1")
+    with launched(tmp_path, *options) as served:
+        with Callers(served, 4) as callers:
+            restarted(served, "--force")
+        assert set(callers.seen) == {"200"}, callers.seen
+        pid = served.topology()["proxy"]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not psutil.pid_exists(pid), 30, "its end")
+        assert served.request("GET", "/health").status == 200

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A body that was being read when a proxy crashed: the next proxy refuses it to its sender for a while, and no
-other."""
+"""A body that was being read when two proxies died is refused to its sender for a while, and no other; one death has
+nothing refused."""
 
 import json
 import os
 import subprocess
 import threading
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -36,26 +37,53 @@ def refuses(bodies: InFlightBodies, body: bytes, peer: str = PEER) -> bool:
     return False
 
 
-def test_what_was_in_hand_is_refused_for_a_while(tmp_path: Path) -> None:
+def killed(path: Path, now: float, *bodies: bytes, peer: str = PEER) -> InFlightBodies:
+    """Open the file as a process that is killed while it reads these bodies; each may be read."""
+    made = life(path, now)
+    for body in bodies:
+        made.take(body, peer)
+    return made
+
+
+def test_one_death_has_no_innocent_body_refused(tmp_path: Path) -> None:
     path = tmp_path / "in-hand"
-    first = life(path, 1000.0)
-    first.take(BODY, PEER)
-    first.clear(first.take(OTHER, PEER))
+    killed(path, 1000.0, BODY, OTHER)
+    assert not refuses(life(path, 1001.0), BODY) and not refuses(life(path, 1001.0), OTHER)
+
+
+def test_what_was_in_hand_at_two_deaths_is_refused_for_a_while(tmp_path: Path) -> None:
+    path = tmp_path / "in-hand"
+    killed(path, 1000.0, BODY)
+    killed(path, 1050.0, BODY, BODY)
     second = life(path, 1100.0)
     assert refuses(second, BODY) and not refuses(second, OTHER) and not refuses(second, BODY, "::1")
-    second.take(OTHER, "::1")
-    third = life(path, 1200.0)
-    assert refuses(third, BODY) and refuses(third, OTHER, "::1"), "another death forgets nothing"
-    assert not refuses(third, OTHER)
+    assert refuses(killed(path, 1200.0, OTHER), BODY), "another death forgets nothing"
     assert refuses(life(path, 1100.0 + REFUSED_SECONDS - 1), BODY)
-    late = life(path, 1100.0 + REFUSED_SECONDS + 1)
-    assert not refuses(late, BODY) and refuses(late, OTHER, "::1")
+    assert not refuses(life(path, 1100.0 + REFUSED_SECONDS + 1), BODY)
     assert path.stat().st_size == SLOTS * SLOT.size and path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_body_that_is_read_after_a_death_is_suspected_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "in-hand"
+    killed(path, 1000.0, BODY)
+    between = life(path, 1001.0)
+    between.clear(between.take(BODY, PEER))
+    between.take(BODY, PEER)
+    assert not refuses(life(path, 1002.0), BODY), "this is its first death again"
+
+
+def test_a_suspicion_is_forgotten_in_time(tmp_path: Path) -> None:
+    path = tmp_path / "in-hand"
+    killed(path, 1000.0, BODY)
+    life(path, 1000.0)
+    killed(path, 1001.0 + REFUSED_SECONDS, BODY)
+    assert not refuses(life(path, 1002.0 + REFUSED_SECONDS), BODY)
 
 
 def test_a_refusal_ends_while_the_process_goes_on(tmp_path: Path) -> None:
     now = 5.0
-    life(tmp_path / "in-hand", now).take(BODY, PEER)
+    killed(tmp_path / "in-hand", now, BODY)
+    killed(tmp_path / "in-hand", now, BODY)
     bodies = InFlightBodies(tmp_path / "in-hand", lambda: now)
     with pytest.raises(RequestError, match="change it, or wait 600 s"):
         bodies.take(BODY, PEER)
@@ -72,7 +100,7 @@ def test_an_orderly_end_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_every_slot_comes_back_and_more_bodies_than_slots_are_taken(tmp_path: Path) -> None:
-    """Each slot is free, in flight or refused."""
+    """Each slot is free, in flight or a suspect's."""
     bodies = life(tmp_path / "in-hand", 1.0)
     names = [bodies.take(str(number).encode(), PEER) for number in range(SLOTS + 5)]
     assert not bodies.free and len(bodies.held) == SLOTS
@@ -82,7 +110,10 @@ def test_every_slot_comes_back_and_more_bodies_than_slots_are_taken(tmp_path: Pa
     for number in range(SLOTS):
         bodies.take(str(number).encode(), PEER)
     following = life(tmp_path / "in-hand", 2.0)
-    assert len(following.refused) + len(following.free) == SLOTS and len(following.free) == SLOTS // 2
+    assert len(following.suspects) + len(following.free) == SLOTS and len(following.free) == SLOTS // 2
+    for number in range(SLOTS):
+        following.clear(following.take(str(number).encode(), PEER))
+    assert sorted(following.free) == list(range(SLOTS)) and not following.suspects and not following.places
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff" * 33, b"\xff" * SLOTS * SLOT.size, os.urandom(3000), b"\0" * 10**6])
@@ -96,20 +127,11 @@ def test_without_a_file_nothing_is_noted(tmp_path: Path) -> None:
         assert not refuses(bodies, BODY) and not bodies.held
 
 
-def test_a_death_in_the_middle_of_reading(tmp_path: Path, tokenizer_folder: Path) -> None:
-    """A crash of any kind. Only the byte-identical body is refused; everything else is served."""
+def test_two_deaths_in_the_middle_of_reading(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """Crashes of any kind. Only the byte-identical body is refused, and after the second one; all else is served."""
     path, body = str(tmp_path / "in-hand"), by_regex("a+")
-    with proxy(tmp_path, tokenizer_folder, in_flight_bodies=path) as process:
-        address = heard(process, "ready")["url"]
-        assert ask(address, by_regex("b+")).status == 503
-        (checker,) = psutil.Process(process.pid).children()
-        checker.suspend()
-        assert not noted(tmp_path / "in-hand")
-        killer = threading.Thread(target=kill_when_noted, args=(process, tmp_path / "in-hand"))
-        killer.start()
-        with pytest.raises(OSError):
-            ask(address, body)
-        killer.join(DEADLINE)
+    for _ in range(2):
+        die_while_reading(tmp_path, tokenizer_folder, body)
     with proxy(tmp_path, tokenizer_folder, in_flight_bodies=path) as process:
         address = heard(process, "ready")["url"]
         answer = ask(address, body)
@@ -120,8 +142,23 @@ def test_a_death_in_the_middle_of_reading(tmp_path: Path, tokenizer_folder: Path
         assert process.stderr is not None and "1 bodies were being read" in process.stderr.read()
 
 
+def die_while_reading(folder: Path, tokenizer_folder: Path, body: dict[str, Any]) -> None:
+    with proxy(folder, tokenizer_folder, in_flight_bodies=str(folder / "in-hand")) as process:
+        address = heard(process, "ready")["url"]
+        assert ask(address, by_regex("b+")).status == 503
+        (checker,) = psutil.Process(process.pid).children()
+        checker.suspend()
+        killer = threading.Thread(target=kill_when_noted, args=(process, folder / "in-hand"))
+        killer.start()
+        with pytest.raises(OSError):
+            ask(address, body)
+        killer.join(DEADLINE)
+
+
 def noted(path: Path) -> bool:
-    return bool(path.read_bytes().strip(b"\0"))
+    """Return whether a body is in flight: a suspect's slot has a time."""
+    slots = SLOT.iter_unpack(path.read_bytes())
+    return any(digest.strip(b"\0") and until == 0.0 for until, _, digest in slots)
 
 
 def kill_when_noted(process: "subprocess.Popen[str]", path: Path) -> None:

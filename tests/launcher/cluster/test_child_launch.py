@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from pontil.launcher.cluster.child_launch import ChildLaunch, memory_file, shell_code, without_options
+from pontil.launcher.child.memory_file import memory_file
+from pontil.launcher.cluster.child_launch import ChildLaunch, shell_code, without_options
 from pontil.launcher.errors import OptionError
 from pontil.launcher.keys.key_file import key_text, read_key_file
 
@@ -17,7 +18,7 @@ SECRET = "5e" * 32
 
 
 def test_keys_in_memory_are_read_as_a_private_file() -> None:
-    descriptor = memory_file(key_text(SECRET))
+    descriptor = memory_file("pontil-keys", key_text(SECRET).encode())
     try:
         path = Path(f"/proc/self/fd/{descriptor}")
         assert read_key_file(path) == SECRET == read_key_file(path), "also when they are read again"

@@ -3,6 +3,7 @@
 
 import http.client
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,21 +13,28 @@ from typing import Any
 
 from scripted_site import HttpAnswer
 
+from pontil.launcher.host.ports import bound_socket
+
 ROOT = Path(__file__).resolve().parents[3]
 DEADLINE = 30.0
 
 
 @contextmanager
-def proxy(folder: Path, tokenizer_folder: Path, **config: Any) -> Iterator[subprocess.Popen[str]]:
+def proxy(
+    folder: Path, tokenizer_folder: Path, listener: socket.socket | None = None, **config: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a proxy on the bound `listener`, or on one of its own."""
+    bound = listener or bound_socket("--port", "127.0.0.1", 0)
     values = {
         "host": "127.0.0.1", "port": 0, "model": str(tokenizer_folder), "served_model_name": "tiny",
-        "control": f"ipc://{folder}/control", "version": "0",
+        "control": f"ipc://{folder}/control", "version": "0", "listeners": [bound.fileno()],
     } | config  # fmt: skip
     with subprocess.Popen(
         [sys.executable, str(ROOT / "tests/support/fakes/proxy_process.py"), json.dumps(values)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={"PYTHONPATH": str(ROOT)}, cwd=folder,
+        env={"PYTHONPATH": str(ROOT)}, cwd=folder, pass_fds=[bound.fileno()],
     ) as process:  # fmt: skip
+        bound.close()
         try:
             yield process
         finally:

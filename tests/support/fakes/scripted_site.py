@@ -13,7 +13,7 @@ from typing import Any
 
 from scripted_worker import DEADLINE, ScriptedWorker, eventually
 
-from pontil.http.app.service import build_app
+from pontil.http.app.service import BACKLOG, build_app
 from pontil.http.app.timed_protocol import TimedProtocol
 from pontil.runtime.config import ProxyConfig
 from pontil.runtime.proxy.proxy import Proxy
@@ -72,7 +72,9 @@ class ScriptedSite:
         app = build_app(self.proxy, embedding)
         # For the first app of a process Sanic rewrites its own classes, which breaks later apps.
         app.config.TOUCHUP = False
-        server: Any = await app.create_server(sock=self.listener, return_asyncio_server=True, protocol=TimedProtocol)
+        server: Any = await app.create_server(
+            sock=self.listener, return_asyncio_server=True, protocol=TimedProtocol, backlog=BACKLOG
+        )
         await server.startup()
         self.proxy.start()
         self.serving.set()
