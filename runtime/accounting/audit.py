@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pontil.runtime.accounting.usage_file import BILLED, CLOSED, LOST
+from pontil.runtime.accounting.usage_tables import BILLED, CLOSED, LOST
 
 SUMMED = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "generated", "delivered", "discarded")
 ROWS = f"""

@@ -4,7 +4,7 @@
 import sqlite3
 from dataclasses import dataclass
 
-from pontil.runtime.accounting.usage_file import BILLED, LOST, OPEN
+from pontil.runtime.accounting.usage_tables import BILLED, LOST, OPEN
 
 # A request of which nothing was delivered is counted as a request and billed nothing. The stages of a request are one
 # request together. Days are UTC.

@@ -120,6 +120,9 @@ class Metrics:
             "pontil_discarded_tokens", "Tokens generated and not delivered", ["reason"], registry=registry
         )
         self.log_failures = Gauge("pontil_usage_log_failures", "Writes to the usage log that failed", registry=registry)
+        self.log_waiting = Gauge(
+            "pontil_usage_log_waiting_rows", "Rows of the usage log that are not on the disk yet", registry=registry
+        )
         self.log_given_up = Gauge("pontil_usage_log_given_up", "Rows that the usage log never got", registry=registry)
 
     def watch(self, requests: Mapping[str, Request], workers: Registry, about: Mapping[str, str]) -> None:
@@ -182,6 +185,7 @@ class Metrics:
     def show_usage_log(self, log: UsageLog | None) -> None:
         if log is not None:
             self.log_failures.set(log.failures)
+            self.log_waiting.set(log.waiting)
             self.log_given_up.set(log.given_up)
 
     def show_threads(self) -> None:

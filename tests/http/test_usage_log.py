@@ -16,7 +16,8 @@ from scripted_worker import Script, ScriptedWorker, eventually, proper, silent
 from pontil.launcher.errors import LaunchError
 from pontil.launcher.roles import audit_usage, read_usage
 from pontil.runtime.accounting import usage_log
-from pontil.runtime.accounting.usage_file import UsageRow, open_to_read
+from pontil.runtime.accounting.usage_file import open_to_read
+from pontil.runtime.accounting.usage_tables import UsageRow
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Message, Submit, Tokens
 
