@@ -14,8 +14,7 @@ from pontil.runtime.accounting.usage_tables import TABLES, LostProxy, LostReques
 from pontil.runtime.errors import UsageLogError
 from pontil.runtime.threads import GuardedThread, ThreadFailures
 
-# Seconds until rows are tried again after a failure: so many at least, and so many times as long as the attempt took, so
-# that many rows that wait are not turned over all the time.
+# Seconds until rows are tried again after a failure: at least, and for each second that the failed attempt took.
 RETRY, REST = 1.0, 20.0
 # Rows kept while nothing can be written; beyond this the oldest are dropped, and counted.
 MOST_PENDING = 200_000
