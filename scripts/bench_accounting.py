@@ -19,8 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import app  # noqa: E402, F401
 from pontil.runtime.accounting.counts import DECODE, PREFILL, Account, Usage  # noqa: E402
 from pontil.runtime.accounting.ledger import REPEATED, Ledger  # noqa: E402
-from pontil.runtime.accounting.usage_file import CLOSED, RequestRow, ShareRow, UsageFile  # noqa: E402
+from pontil.runtime.accounting.usage_file import UsageFile  # noqa: E402
 from pontil.runtime.accounting.usage_log import UsageLog  # noqa: E402
+from pontil.runtime.accounting.usage_tables import CLOSED, RequestRow, ShareRow  # noqa: E402
 from pontil.runtime.engine.sequence import Sequence  # noqa: E402
 from pontil.runtime.sampling_params import SamplingParams  # noqa: E402
 

@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,6 +22,17 @@ from pontil.runtime.timeline.timeline import WRITE
 
 # Makes the body of a whole answer.
 WriteAnswer = Callable[[Mapping[str, Any]], Awaitable[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerEnd:
+    """The end of a complete answer: its usage, and the verdicts on choices that were checked."""
+
+    usage: Usage
+    verdicts: Mapping[int, Verdict]
+
+
+KeepAnswer = Callable[[AnswerEnd], Awaitable[None]]
 
 
 class WholeFormat(Protocol):
@@ -52,7 +64,7 @@ class ReplyFormat(WholeFormat, Protocol):
         """Return the events that end a stream that broke after its beginning."""
 
 
-async def nothing() -> None:
+async def nothing(end: AnswerEnd) -> None:
     """Keep nothing of a reply."""
 
 
@@ -61,11 +73,12 @@ async def as_json(answer: Mapping[str, Any]) -> bytes:
 
 
 async def reply(
-    request: Request, stream: Stream, shape: ReplyFormat, keep: Callable[[], Awaitable[None]] = nothing,
+    request: Request, stream: Stream, shape: ReplyFormat, keep: KeepAnswer = nothing,
     write: WriteAnswer = as_json,
 ) -> HTTPResponse | None:  # fmt: skip
     """Answer the request; return None if it was streamed. Once the answer is complete `keep` is called, before its end
-    is sent. `write` makes the body of one that is not streamed. Raises PontilError only while nothing has been sent."""
+    is made and sent: it may change what the end says. `write` makes the body of one that is not streamed. Raises
+    PontilError only while nothing has been sent."""
     try:
         if shape.streamed:
             writer = EventWriter(request, lambda: route_of(stream), stream.turn)
@@ -87,7 +100,7 @@ def route_of(stream: Stream) -> dict[str, str]:
 
 
 async def reply_whole(
-    stream: Stream, shape: WholeFormat, keep: Callable[[], Awaitable[None]] = nothing, write: WriteAnswer = as_json
+    stream: Stream, shape: WholeFormat, keep: KeepAnswer = nothing, write: WriteAnswer = as_json
 ) -> HTTPResponse:
     choices = [ReplyChoice(request) for request in stream.by_choice]
     for index, said in await stream.all():
@@ -100,7 +113,7 @@ async def reply_whole(
     await stream.settled()
     verdicts = await schema_verdicts(stream, shape)
     answer = shape.whole(choices, stream.final_usage, verdicts)
-    await keep()
+    await keep(AnswerEnd(stream.final_usage, verdicts))
     return raw(await write(answer), content_type="application/json", headers=route_of(stream) | schema_header(verdicts))
 
 
@@ -119,9 +132,7 @@ async def settled(stream: Stream, writer: EventWriter) -> None:
         await stream.settled()
 
 
-async def reply_streaming(
-    writer: EventWriter, stream: Stream, shape: ReplyFormat, keep: Callable[[], Awaitable[None]] = nothing
-) -> None:
+async def reply_streaming(writer: EventWriter, stream: Stream, shape: ReplyFormat, keep: KeepAnswer = nothing) -> None:
     """Send the events of a stream. Nothing is sent before the first one, so that until then every error can still be an
     HTTP status. The end of an answer is sent after its usage has been logged (A12), and after the check by its
     schema, where there is one."""
@@ -136,6 +147,6 @@ async def reply_streaming(
         if shape.schema_watch is not None or keep is not nothing:
             writer.flush()
         await settled(stream, writer)
-        end = shape.end(stream, await schema_verdicts(stream, shape))
-        await keep()
-        await writer.send(end, last=True)
+        verdicts = await schema_verdicts(stream, shape)
+        await keep(AnswerEnd(stream.final_usage, verdicts))
+        await writer.send(shape.end(stream, verdicts), last=True)

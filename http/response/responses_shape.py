@@ -82,8 +82,7 @@ class ResponsesShape:
 
     def end(self, stream: Stream, verdicts: Mapping[int, Verdict]) -> bytes:
         """Return the last event of a complete answer."""
-        self.answer = self.complete(stream.final_usage, verdicts)
-        return self.output.events.event(f"response.{self.status}", response=self.answer)
+        return self.output.events.event(f"response.{self.status}", response=self.complete(stream.final_usage, verdicts))
 
     def failure(self, error: PontilError) -> bytes:
         """Return the last events of a stream that broke: one that clients raise, and the response with the error."""
@@ -98,13 +97,15 @@ class ResponsesShape:
         self.request = choice.request
         self.take(Delta(choice.text, choice.ids, logprobs=choice.logprobs))
         self.take(Ended(0, choice.reason or "stop"))
-        self.answer = self.complete(usage, verdicts)
-        return self.answer
+        return self.complete(usage, verdicts)
 
     def complete(self, usage: Usage, verdicts: Mapping[int, Verdict]) -> dict[str, Any]:
-        """Return the response of an answer that has ended, with the verdict on it, if it was checked."""
-        noted = {} if 0 not in verdicts else schema_field(verdicts[0])
-        return self.response(self.status, usage) | noted
+        """Return the response of an answer that has ended, with the verdict on it, if it was checked. It is made
+        once."""
+        if not self.answer:
+            noted = {} if 0 not in verdicts else schema_field(verdicts[0])
+            self.answer = self.response(self.status, usage) | noted
+        return self.answer
 
     def response(self, status: str, usage: Usage | None = None) -> dict[str, Any]:
         ended = status in (COMPLETED, INCOMPLETE)

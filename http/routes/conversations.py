@@ -64,14 +64,15 @@ class Conversations:
             LOG.warning("kept responses cannot be read: %s", error)
             raise Unavailable("the responses that are kept cannot be read now: try again in a moment") from None
 
-    async def keep(self, caller: str, response: KeptResponse, size: int) -> None:
-        """Keep a response of about this many bytes. One that cannot be kept is logged."""
+    async def keep(self, caller: str, response: KeptResponse, size: int) -> bool:
+        """Keep a response of about this many bytes. Return whether it is kept by now; one that cannot be is logged."""
         store = self.store
         if store is None:
-            return
+            return False
         kept = asyncio.ensure_future(self.executor.run(partial(store.add, caller, response), size))
         kept.add_done_callback(partial(complain, response.id))
-        await asyncio.wait([kept], timeout=KEEP_PATIENCE)
+        done, _ = await asyncio.wait([kept], timeout=KEEP_PATIENCE)
+        return bool(done) and kept.exception() is None and kept.result()
 
     async def history(self, caller: str, previous: str | None, items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
         """Return the items before a request, and its own with references resolved. Raises RequestError (404) for a

@@ -13,7 +13,7 @@ from sanic.response import raw
 
 from pontil.http.request.responses_input import Item
 from pontil.http.request.responses_request import ResponsesRequest, read_responses
-from pontil.http.response.rendering import reply
+from pontil.http.response.rendering import AnswerEnd, reply
 from pontil.http.response.responses_shape import PREFIX, ResponsesShape
 from pontil.http.routes.conversations import Conversations
 from pontil.http.routes.generation import GenerationRoutes, ReadyChat, prefixes_of
@@ -64,13 +64,16 @@ class ResponsesRoutes:
         echoed = wanted.echoed | {"store": stored}
         return ResponsesShape(heading, echoed, ready.wanted.delivery.stream, shown, reader, watch)
 
-    async def keep(self, caller: str, wanted: ResponsesRequest, own: Sequence[Item], shape: ResponsesShape) -> None:
-        answer = shape.answer
+    async def keep(
+        self, caller: str, wanted: ResponsesRequest, own: Sequence[Item], shape: ResponsesShape, end: AnswerEnd
+    ) -> None:
+        """Keep a response where that is wanted. One that could not be kept says so."""
+        answer = shape.complete(end.usage, end.verdicts)
         if not answer["store"]:
             return
         items = [{"id": f"in_{shape.output.token}{index:04x}"} | item for index, item in enumerate(own)]
         kept = KeptResponse(answer["id"], wanted.previous, answer | {"output": []}, items, answer["output"])
-        await self.kept.keep(caller, kept, wanted.characters)
+        answer["store"] = await self.kept.keep(caller, kept, wanted.characters)
 
     async def get_response(self, request: Request, response_id: str) -> HTTPResponse:
         if request.args.get("stream", "false").lower() not in ("false", "0"):

@@ -6,13 +6,14 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pontil.http.fields.json_body import parse
 from pontil.runtime.errors import PontilError, RequestError
+from pontil.runtime.foundation.file_faults import may_pass
 
 APPLICATION_ID = 0x706E7473
 VERSION = 1
@@ -67,15 +68,23 @@ class ResponseStore:
     """The responses of all callers; none sees another's. At most `most_bytes` are kept, none longer than `ttl` seconds
     after its last use; where they are too many, the oldest of the caller that has most go first.
 
-    Its methods block: call them in a thread, one at a time. They raise sqlite3.Error if the file fails.
+    Its methods block: call them in a thread, one at a time. They raise sqlite3.Error if the file fails. Where the disk
+    is full or fails at the beginning, the file is opened by the first of them that can.
     """
 
     def __init__(self, path: Path, most_bytes: int, ttl: float, clock: Callable[[], float] = time.time) -> None:
         self.most_bytes, self.ttl, self.clock = most_bytes, ttl, clock
-        self.database = opened(path)
-        with self.database:
+        self.path = path
+        self.file: sqlite3.Connection | None = None
+        with suppress(sqlite3.Error), self.database:
             self.database.execute("DELETE FROM responses WHERE used <= ?", (self.since,))
             self.make_room()
+
+    @property
+    def database(self) -> sqlite3.Connection:
+        """The open file. Raises sqlite3.Error while it cannot be opened, PontilError if it never can."""
+        self.file = self.file or opened(self.path)
+        return self.file
 
     @property
     def since(self) -> float:
@@ -158,15 +167,19 @@ class ResponseStore:
         return found.rowcount > 0
 
     def close(self) -> None:
-        self.database.close()
+        if self.file is not None:
+            self.file.close()
 
 
 def opened(path: Path) -> sqlite3.Connection:
-    """Open the file, or make it. Raises PontilError for one that cannot be used or is another program's."""
+    """Open the file, or make it. Raises sqlite3.Error for a fault of the disk that may pass, PontilError for a file
+    that cannot be used or is another program's."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         database = sqlite3.connect(path, timeout=LOCK_SECONDS, check_same_thread=False)
     except (OSError, sqlite3.Error) as error:
+        if may_pass(error):
+            raise sqlite3.OperationalError(str(error)) from None
         raise PontilError(f"{path} cannot be opened: {error}") from None
     try:
         try:
@@ -177,6 +190,8 @@ def opened(path: Path) -> sqlite3.Connection:
             prepare(database, path)
     except (PontilError, sqlite3.Error) as error:
         database.close()
+        if isinstance(error, sqlite3.Error) and may_pass(error):
+            raise
         raise PontilError(f"{path} cannot keep responses: {error}") from None
     return database
 

@@ -4,16 +4,18 @@
 import logging
 import sqlite3
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import astuple, dataclass, field
 from typing import Protocol
 
-from pontil.runtime.accounting.usage_file import TABLES, LostProxy, LostRequest, Posted
+from pontil.runtime.accounting.usage_tables import TABLES, LostProxy, LostRequest, Posted
+from pontil.runtime.errors import UsageLogError
 from pontil.runtime.threads import GuardedThread, ThreadFailures
 
-# Seconds until rows are tried again after a failure.
-RETRY = 1.0
+# Seconds until rows are tried again after a failure: at least, and for each second that the failed attempt took.
+RETRY, REST = 1.0, 20.0
 # Rows kept while nothing can be written; beyond this the oldest are dropped, and counted.
 MOST_PENDING = 200_000
 CLOSE_WITHIN = 5.0
@@ -26,11 +28,14 @@ LOG = logging.getLogger("pontil.usage")
 
 
 class Writable(Protocol):
-    """The destination of rows. Raises sqlite3.Error when they cannot be written now."""
+    """The destination of rows, which is tidied after each group. Raises sqlite3.Error or UsageLogError when they cannot
+    be written now."""
 
-    def write(self, rows: Iterable[Posted]) -> None: ...
+    def write(self, rows: Sequence[Posted]) -> None: ...
 
-    def close(self) -> None: ...
+    def tidy(self) -> None: ...
+
+    def end(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -45,7 +50,7 @@ class UsageLog:
     """The usage log's queue and thread. `post` from any thread; `close` writes what is left. A file that cannot be
     written to never stops serving: rows wait, in bounded number, until it can. `failing` is true while they do,
     `failures` counts failed writes, `given_up` dropped rows; `complaint` is the current error. A row that can never be
-    written is dropped by itself."""
+    written is dropped by itself, and all that wait are when the log is closed and they cannot be written now."""
 
     def __init__(self, file: Writable, threads: ThreadFailures | None = None) -> None:
         self.file = file
@@ -53,6 +58,7 @@ class UsageLog:
         self.wakeup = threading.Condition()
         self.stopping = self.failing = False
         self.failures = self.given_up = 0
+        self.pause = RETRY
         self.complaint: str | None = None
         self.thread = GuardedThread(self.run, "usage-log", threads, self.mend)
         self.thread.start()
@@ -74,16 +80,25 @@ class UsageLog:
         while self.wait():
             with self.wakeup:
                 self.in_hand, self.pending = self.pending, Group()
+            began = time.monotonic()
             try:
                 self.write(list(self.in_hand.rows.values()))
-            except sqlite3.Error as error:
-                self.failed(error)
+            except (sqlite3.Error, UsageLogError) as error:
+                self.failed(error, time.monotonic() - began)
             else:
                 self.written()
-        self.file.close()
+                self.tidy()
+        self.file.end()
+
+    def tidy(self) -> None:
+        """Remove what is old. What fails is tried again later, and holds up no row."""
+        try:
+            self.file.tidy()
+        except sqlite3.Error as error:
+            LOG.warning("old requests cannot be removed from the usage log now: %s", error)
 
     def write(self, rows: Sequence[Posted]) -> None:
-        """Write all rows in one transaction; if one row makes that fail, each in its own. Raise sqlite3.Error."""
+        """Write all rows in one transaction; if one row makes that fail, each in its own. Raise as the file does."""
         try:
             self.file.write(rows)
         except ROW_FAULTS as error:
@@ -99,13 +114,17 @@ class UsageLog:
         self.failed(error)
 
     def wait(self) -> bool:
-        """Wait until there is something to write. Return False when the log is closing and nothing can be written any
-        more."""
+        """Wait until there is something to write. Return False when the log is closing and there is nothing."""
         with self.wakeup:
             if self.failing and not self.stopping:
-                self.wakeup.wait_for(lambda: self.stopping, RETRY)
+                self.wakeup.wait_for(lambda: self.stopping, self.pause)
             self.wakeup.wait_for(lambda: self.stopping or self.pending.rows)
-            return bool(self.pending.rows) and not (self.stopping and self.failing)
+            return bool(self.pending.rows)
+
+    @property
+    def waiting(self) -> int:
+        """The number of rows that are not on the disk yet."""
+        return len(self.pending.rows) + len(self.in_hand.rows)
 
     def written(self) -> None:
         if self.failing:
@@ -114,7 +133,7 @@ class UsageLog:
         group, self.in_hand = self.in_hand, Group()
         sign(group.receipts)
 
-    def failed(self, error: BaseException) -> None:
+    def failed(self, error: BaseException, took: float = 0.0) -> None:
         """Put the rows back into the queue, as older than those that came meanwhile, and release the futures that wait
         for them."""
         if not self.failing:
@@ -123,12 +142,19 @@ class UsageLog:
         with self.wakeup:
             self.failing, self.complaint = True, f"the usage log cannot be written to ({error}): its rows wait"
             self.failures += 1
+            self.pause = max(RETRY, REST * took)
             self.pending.rows = group.rows | self.pending.rows
-            while len(self.pending.rows) > MOST_PENDING:
-                del self.pending.rows[next(iter(self.pending.rows))]
-                self.given_up += 1
+            if self.stopping and self.pending.rows:
+                LOG.error("the last %d rows of the usage log are lost: %s", len(self.pending.rows), error)
+            self.drop_rows(0 if self.stopping else MOST_PENDING)
             receipts, self.pending.receipts = group.receipts + self.pending.receipts, []
         sign(receipts)
+
+    def drop_rows(self, most: int) -> None:
+        """Give up the oldest rows beyond so many."""
+        while len(self.pending.rows) > most:
+            del self.pending.rows[next(iter(self.pending.rows))]
+            self.given_up += 1
 
     def close(self) -> None:
         with self.wakeup:

@@ -96,8 +96,8 @@ class AnswerFrames:
         """Take the rows of a step on the fast path, which nearly all fit; pass the rest, in order, to `on_tokens`."""
         try:
             rows = rows_of(step)
-        except MalformedFrame:
-            self.metrics.dropped.labels("malformed").inc()
+        except MalformedFrame as error:
+            self.metrics.drop_malformed(step, error)
             return
         now = self.clock()
         rest = [(name, row) for name, row in rows if not self.try_accept(name, step.sender, row, now)]
@@ -138,7 +138,7 @@ class AnswerFrames:
             self.metrics.dropped.labels("stale").inc()
             self.book_stray(frame)
         elif not makes_tokens(request) or not request.is_sound(frame):
-            self.metrics.dropped.labels("malformed").inc()
+            self.metrics.drop_malformed(frame, "it does not fit its request")
             self.book_stray(frame)
         else:
             self.take_tokens(request, frame)
@@ -245,5 +245,5 @@ class TimesFrames:
         try:
             if not self.timelines.take(message):
                 self.metrics.dropped.labels("stale").inc()
-        except MalformedFrame:
-            self.metrics.dropped.labels("malformed").inc()
+        except MalformedFrame as error:
+            self.metrics.drop_malformed(message, error)

@@ -3,6 +3,7 @@
 
 import json
 import logging
+import sqlite3
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
@@ -14,22 +15,21 @@ from typing import Any
 from pontil.runtime.accounting.book import Book
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.accounting.ledger import Ledger
-from pontil.runtime.accounting.usage_file import (
+from pontil.runtime.accounting.usage_file import FileWriter, UsageFile, open_to_read
+from pontil.runtime.accounting.usage_log import UsageLog
+from pontil.runtime.accounting.usage_tables import (
     CLOSED,
     OPEN,
-    FileWriter,
     LostProxy,
     LostRequest,
     ProxyRow,
     RequestRow,
     ShareRow,
-    UsageFile,
     UsageRow,
     WorkerRow,
-    open_to_read,
 )
-from pontil.runtime.accounting.usage_log import UsageLog
 from pontil.runtime.config import ProxyConfig
+from pontil.runtime.errors import Unavailable, UsageLogError
 from pontil.runtime.proxy.log_fields import about
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.threads import ThreadFailures
@@ -50,7 +50,7 @@ class Bookkeeper:
         incarnation: str,
         clock: Callable[[], float],
         threads: ThreadFailures | None = None,
-        kept: Collection[str] = (),
+        kept: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self.config, self.incarnation, self.clock = config, incarnation, clock
         self.ledger = Ledger()
@@ -97,11 +97,15 @@ class Bookkeeper:
         return None if self.log is None else self.log.post([LostRequest(request_id)], wanted=True)
 
     def is_open(self, request_id: str) -> bool:
-        """Return whether the usage log has no last word on a request. Reads the file: call it in a thread."""
+        """Return whether the usage log has no last word on a request. Reads the file: call it in a thread. Raises
+        Unavailable where it cannot be read now."""
         if self.config.usage_log is None:
             return True
-        with closing(open_to_read(Path(self.config.usage_log))) as database:
-            row = database.execute("SELECT state FROM requests WHERE id = ?", (request_id,)).fetchone()
+        try:
+            with closing(open_to_read(Path(self.config.usage_log))) as database:
+                row = database.execute("SELECT state FROM requests WHERE id = ?", (request_id,)).fetchone()
+        except (sqlite3.Error, UsageLogError) as error:
+            raise Unavailable(f"the usage log cannot be read now ({error}): try again later") from None
         return row is None or row[0] == OPEN
 
     def lose(self, proxy: str, kept: Collection[str] = ()) -> "Future[None] | None":
@@ -177,9 +181,10 @@ class Bookkeeper:
         )  # fmt: skip
 
 
-def open_file(config: ProxyConfig, incarnation: str, kept: Collection[str]) -> UsageFile:
+def open_file(config: ProxyConfig, incarnation: str, kept: Callable[[], Collection[str]]) -> UsageFile:
     """Open the usage log. Proxies that share a folder write to it together."""
-    return UsageFile(Path(str(config.usage_log)), FileWriter(incarnation, config.name, config.shared_folder, kept))
+    writer = FileWriter(incarnation, config.name, config.shared_folder, kept, config.usage_log_days)
+    return UsageFile(Path(str(config.usage_log)), writer)
 
 
 def stage_name(request: Request) -> str | None:

@@ -116,7 +116,7 @@ class Conductor:
             self.metrics.dropped.labels("stale").inc()
             return
         if task is None or message.edge not in inputs_of(run.graph, task.node.name):
-            self.metrics.dropped.labels("malformed").inc()
+            self.metrics.drop_malformed(message, "it does not fit its graph")
             return
         self.metrics.runs.starved.inc()
         stage, lost = producer_of(message.edge), message.lost
@@ -171,7 +171,7 @@ class Conductor:
         name, graph = task.node.name, run.graph
         walks = {one.name: [walk.name for walk in one.walks] for one in graph.graph.partitions}
         if message.node != name or message.walk not in walks[name]:
-            self.metrics.dropped.labels("malformed").inc()
+            self.metrics.drop_malformed(message, "it does not fit its graph")
         elif run.progress[name].take(message, graph.edges, walks):
             request.waits_since = self.clock()
 

@@ -46,9 +46,8 @@ class Fleet:
         self.mourned: set[str] = set()
         self.looks = 0
 
-    @property
     def kept(self) -> list[str]:
-        """The requests whose streams may be continued. Reads files."""
+        """Return the requests whose streams may be continued. Reads files."""
         return [] if self.records is None else self.records.requests()
 
     def lives(self, incarnation: str) -> bool:
@@ -59,7 +58,7 @@ class Fleet:
         """Look after the others for as long as this proxy serves."""
         while self.siblings is not None:
             for incarnation in await asyncio.to_thread(self.siblings.gone):
-                self.bury(incarnation, await asyncio.to_thread(lambda: self.kept), lose)
+                self.bury(incarnation, await asyncio.to_thread(self.kept), lose)
             if self.exchange is not None:
                 self.exchange.look()
             self.looks += 1

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Prometheus metrics of a proxy, as /metrics shows them."""
 
+import logging
 from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -21,7 +22,9 @@ from pontil.runtime.proxy.span_metrics import SpanMetrics
 from pontil.runtime.proxy.stream_metrics import StreamMetrics
 from pontil.runtime.proxy.tier_metrics import TierMetrics
 from pontil.runtime.threads import ThreadFailures
+from pontil.runtime.wire.messages import Message
 
+LOG = logging.getLogger("pontil.proxy")
 HANDOFFS = "handoffs_"
 # Causes of a failed attempt: its worker died or went silent, reported a failure, sent invalid frames, could not be
 # reached, or drains and returned the request.
@@ -120,6 +123,9 @@ class Metrics:
             "pontil_discarded_tokens", "Tokens generated and not delivered", ["reason"], registry=registry
         )
         self.log_failures = Gauge("pontil_usage_log_failures", "Writes to the usage log that failed", registry=registry)
+        self.log_waiting = Gauge(
+            "pontil_usage_log_waiting_rows", "Rows of the usage log that are not on the disk yet", registry=registry
+        )
         self.log_given_up = Gauge("pontil_usage_log_given_up", "Rows that the usage log never got", registry=registry)
 
     def watch(self, requests: Mapping[str, Request], workers: Registry, about: Mapping[str, str]) -> None:
@@ -142,6 +148,11 @@ class Metrics:
         """Observe the wait of a client's request that is given to workers for the first time."""
         if request.attempt == 0 and request.is_clients:
             self.latencies.dispatch.observe(request.sent - request.arrived, exemplar_of(request))
+
+    def drop_malformed(self, message: Message, reason: object) -> None:
+        """Count a message that is dropped, since it cannot be true."""
+        self.dropped.labels("malformed").inc()
+        LOG.debug("dropped a %s from %s: %s", type(message).__name__, message.sender, reason)
 
     def add_tokens(self, count: int, seconds: float, first: bool, of: Request | None = None) -> None:
         """Observe so many delivered tokens, so long after the arrival, or after the last tokens. The time to the first
@@ -182,6 +193,7 @@ class Metrics:
     def show_usage_log(self, log: UsageLog | None) -> None:
         if log is not None:
             self.log_failures.set(log.failures)
+            self.log_waiting.set(log.waiting)
             self.log_given_up.set(log.given_up)
 
     def show_threads(self) -> None:

@@ -73,9 +73,9 @@ class Registrar:
             return
         try:
             known = worker.prefixes.take(message)
-        except MalformedFrame:
+        except MalformedFrame as error:
             known = False
-            self.metrics.dropped.labels("malformed").inc()
+            self.metrics.drop_malformed(message, error)
         if not known and worker.prefixes.may_ask(self.clock()):
             self.send(PrefixRequest(self.incarnation, message.sender))
 

@@ -260,22 +260,30 @@ class ResumableStreams:
         """Return what is to be done about the streams that nobody owns. Reads files: call it in a thread."""
         found = Sweep()
         for record in records.unowned(self.settled, self.window):
-            over, ended = records.age(record) > self.window, end_of(record.last) is not None
-            if ended and self.is_owed(record):
-                record.release()
-            elif ended and record.name not in self.settled and self.has_open_row(record):
-                found.unsettled.append(record)
-            elif over and not ended:
-                found.lost.append(record)
-            elif over:
-                record.end()
-            else:
-                if ended:
-                    found.settled.add(record.name)
-                else:
-                    found.add_orphan(record.head)
+            try:
+                self.sort(record, found, records.age(record) > self.window)
+            except Unavailable:
+                # It is looked at again.
                 record.release()
         return found
+
+    def sort(self, record: StreamRecord, found: "Sweep", over: bool) -> None:
+        """Add a stream that nobody owns to what was found. Raises Unavailable while its row cannot be read."""
+        ended = end_of(record.last) is not None
+        if ended and self.is_owed(record):
+            record.release()
+        elif ended and record.name not in self.settled and self.has_open_row(record):
+            found.unsettled.append(record)
+        elif over and not ended:
+            found.lost.append(record)
+        elif over:
+            record.end()
+        else:
+            if ended:
+                found.settled.add(record.name)
+            else:
+                found.add_orphan(record.head)
+            record.release()
 
     def is_owed(self, record: StreamRecord) -> bool:
         """Return whether the proxy of a stream that ended lives and has yet to write its row: the disk may be full."""

@@ -59,8 +59,8 @@ class UsageTable:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
-                if os.fstat(descriptor).st_size < size:
-                    os.ftruncate(descriptor, size)
+                # A page for which there is no room would end the process when it is written.
+                os.posix_fallocate(descriptor, 0, size)
                 self.memory = mmap.mmap(descriptor, size)
             finally:
                 os.close(descriptor)

@@ -14,6 +14,7 @@ decode is counted in `malformed` and dropped, never fatal.
 
 import asyncio
 import contextvars
+import logging
 import math
 import os
 import time
@@ -35,6 +36,7 @@ HIGH_WATER_MARK = 8192
 # Messages handled before other work of the same loop runs.
 BATCH = 512
 RECONNECT_MS = (50, 500)
+LOG = logging.getLogger("pontil.wire")
 
 
 def open_context(keys: Keys | None = None, failures: ThreadFailures | None = None) -> Context:
@@ -67,8 +69,9 @@ class BaseSocket(ABC):
                 break
             try:
                 messages.append(self.unpack(parts))
-            except MalformedFrame:
+            except MalformedFrame as error:
                 self.malformed += 1
+                LOG.debug("dropped a frame of %s bytes: %s", [len(part) for part in parts], error)
         return messages
 
     @abstractmethod
@@ -160,7 +163,7 @@ class ServerSocket(BaseSocket):
             raise MalformedFrame(f"a message of {len(parts)} parts")
         message = decode(parts[1])
         if message.sender.encode() != parts[0]:
-            raise MalformedFrame("the sender is not the peer that the frame came from")
+            raise MalformedFrame(f"a {type(message).__name__} of {message.sender} came from {parts[0]!r:.40}")
         return message
 
 

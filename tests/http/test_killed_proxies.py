@@ -14,6 +14,7 @@ import pytest
 from books import differing
 from running_proxy import heard, proxy
 from scripted_worker import ScriptedWorker, eventually
+from small_disk import filled, small_disk
 
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -53,6 +54,11 @@ class Killable:
     def kill(self, number: int) -> None:
         self.processes[number].kill()
         self.processes[number].wait()
+
+    def stop(self, number: int) -> None:
+        """End a proxy as a launch that ends does."""
+        self.processes[number].terminate()
+        assert self.processes[number].wait(60) == 0
 
     def rows(self) -> list[tuple[str, str, int]]:
         with closing(sqlite3.connect(f"file:{self.usage_log}?mode=ro", uri=True)) as database:
@@ -123,6 +129,47 @@ def test_a_stream_that_nobody_continues_is_lost_in_the_end(launch: Killable) -> 
     eventually(lambda: {state for _, state, _ in launch.rows()} == {"lost(proxy)"}, "lost rows")
     assert Part(port, "left", event=first.last).status == 404
     eventually(lambda: not list((launch.folder / "streams").iterdir()), "no record")
+
+
+@pytest.mark.parametrize("launch", [(1, 60.0), (2, 60.0)], indirect=True)
+def test_the_end_of_a_launch_settles_streams_that_might_have_gone_on(launch: Killable) -> None:  # A12
+    ports = [launch.start(number, pace=0.1) for number in range(launch.proxies)]
+    assert Part(ports[0], "left", 3).status == 200
+    eventually(lambda: [state for _, state, _ in launch.rows()] == ["open"], "the row")
+    launch.kill(0)
+    if launch.proxies == 1:
+        launch.start(0)
+    assert [state for _, state, _ in launch.rows()] == ["open"]
+    launch.stop(launch.proxies - 1)
+    assert [state for _, state, _ in launch.rows()] == ["lost(proxy)"]
+    assert differing(launch.usage_log) == []
+
+
+@pytest.mark.parametrize("launch", [(1, 60.0), (2, 60.0)], indirect=True)
+def test_a_proxy_that_is_killed_on_a_full_disk_serves_again(launch: Killable) -> None:  # A12
+    with small_disk(launch.folder) as disk:
+        if disk is None:
+            pytest.skip("no small filesystem can be mounted: that takes root")
+        launch.usage_log = disk / "usage.db"
+        ports = [launch.start(number, pace=0.1) for number in range(launch.proxies)]
+        plain = http.client.HTTPConnection("127.0.0.1", ports[0], timeout=60)
+        plain.request("POST", "/v1/completions", json.dumps(BODY), {"x-request-id": "killed"})
+        assert plain.getresponse().readline()
+        eventually(lambda: [state for _, state, _ in launch.rows()] == ["open"], "the row")
+        with filled(disk):
+            launch.kill(0)
+            port = launch.start(0)
+            served = Part(port, "served")
+            assert (served.status, served.text) == (200, TEXT)
+            ready = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            ready.request("GET", "/ready")
+            assert "the usage log cannot be written to" in json.load(ready.getresponse())["usage_log"]
+        tokens = served.usage[0]["completion_tokens"]
+        eventually(lambda: [row[:2] for row in launch.rows()] == [("killed", "lost(proxy)"), ("served", "closed")])
+        assert launch.rows()[1][2] == tokens
+        for number in range(launch.proxies):
+            launch.stop(number)
+        assert differing(launch.usage_log) == []
 
 
 @pytest.mark.long

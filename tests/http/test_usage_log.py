@@ -16,7 +16,8 @@ from scripted_worker import Script, ScriptedWorker, eventually, proper, silent
 from pontil.launcher.errors import LaunchError
 from pontil.launcher.roles import audit_usage, read_usage
 from pontil.runtime.accounting import usage_log
-from pontil.runtime.accounting.usage_file import UsageRow, open_to_read
+from pontil.runtime.accounting.usage_file import open_to_read
+from pontil.runtime.accounting.usage_tables import UsageRow
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Message, Submit, Tokens
 
@@ -155,6 +156,23 @@ def test_the_books_are_equal_after_a_clean_end(tmp_path: Path, tokenizer: Tokeni
     assert sum(not equal for equal, _ in audit_usage(path, None)) == 2
     with pytest.raises(LaunchError, match="there is no usage log"):
         read_usage(tmp_path / "none")
+
+
+def test_old_requests_leave_the_log_of_a_server_and_stay_in_its_bills(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    path = tmp_path / "usage.db"
+    with site(tmp_path, tokenizer, usage_log=str(path)) as made:
+        made.pair()
+        assert [made.complete("hi", max_tokens=4).status for _ in range(3)] == [200] * 3
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE requests SET arrived = arrived - 3 * 86400")
+    before = read_usage(path)
+    with site(tmp_path, tokenizer, usage_log=str(path), usage_log_days=2) as made:
+        eventually(lambda: rows(made) == [], "no old request")
+        made.worker()
+        assert made.complete("hi", max_tokens=4).status == 200
+    assert len(rows(made)) == 1 and read_usage(path)[:1] == before
+    findings = audit_usage(path, None)
+    assert all(equal for equal, _ in findings) and any("3 requests of up to" in text for _, text in findings)
 
 
 def test_a_log_that_cannot_be_written_to_stops_nothing(logged: ScriptedSite, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ import zmq
 from pools import DEADLINE, Pool, wait_for
 from usage_rows import REQUEST
 
-from pontil.runtime.accounting.usage_file import Posted
 from pontil.runtime.accounting.usage_log import UsageLog
+from pontil.runtime.accounting.usage_tables import Posted
 from pontil.runtime.threads import FIRST_PAUSE, LONGEST_PAUSE, WELL_SECONDS, ThreadFailures, go_on, next_pause
 from pontil.runtime.transfer.shm_connector import ShmConnector
 from pontil.runtime.transfer.tcp_connector import PeerStream, TcpConnector
@@ -156,7 +156,10 @@ class Disk:
             raise Panic("no memory")
         self.rows += rows
 
-    def close(self) -> None:
+    def tidy(self) -> None:
+        pass
+
+    def end(self) -> None:
         self.closed = True
 
 

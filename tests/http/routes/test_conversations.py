@@ -49,7 +49,7 @@ def test_an_answer_waits_for_a_slow_disk_only_so_long(monkeypatch: pytest.Monkey
 
     async def scene() -> bytes:
         kept = conversations(store)
-        await kept.keep("a", KEPT, 10)
+        assert not await kept.keep("a", KEPT, 10)
         assert not store.added, "it goes on without"
         reading = asyncio.ensure_future(kept.response("a", NAME))
         store.goes_on.set()
@@ -65,7 +65,7 @@ def test_a_disk_that_fails_is_logged_or_503(caplog: pytest.LogCaptureFixture) ->
 
     async def scene() -> None:
         kept = conversations(store)
-        await kept.keep("a", KEPT, 10)
+        assert not await kept.keep("a", KEPT, 10)
         with pytest.raises(Unavailable, match="try again in a moment"):
             await kept.response("a", NAME)
 

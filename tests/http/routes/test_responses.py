@@ -17,6 +17,7 @@ from responses_client import ask, both, client, events_of
 from saying_sites import Sites
 from scripted_site import MODEL, ScriptedSite, site
 from scripted_worker import ScriptedWorker
+from small_disk import filled, small_disk
 
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Failed, Message, Submit
@@ -249,6 +250,33 @@ def test_a_file_that_fails_later(
         assert "is not kept" in caplog.text
         with pytest.raises(openai.InternalServerError, match="try again in a moment"):
             client(served).responses.retrieve(answer.id)
+
+
+@pytest.mark.parametrize("begins_full", [False, True])
+def test_what_a_full_disk_does_not_keep_is_said_in_the_answer(
+    tmp_path: Path, tokenizer: Tokenizer, begins_full: bool
+) -> None:
+    """Also of a server that started on the full disk. Once there is room, responses are kept."""
+    with small_disk(tmp_path) as disk, ExitStack() as stack:
+        if disk is None:
+            pytest.skip("no small filesystem can be mounted: that takes root")
+        full = ExitStack()
+        if begins_full:
+            full.enter_context(filled(disk))
+        served = stack.enter_context(site(tmp_path, tokenizer, response_store=str(disk / "responses.db")))
+        served.worker()
+        with full:
+            if not begins_full:
+                assert ask(served).to_dict()["store"] is True
+                full.enter_context(filled(disk))
+            whole: dict[str, Any] = ask(served).to_dict()
+            streamed = events_of(served)[-1]["response"]
+            assert (whole["status"], whole["store"]) == (streamed["status"], streamed["store"]) == ("completed", False)
+            with pytest.raises(openai.APIStatusError):
+                client(served).responses.retrieve(whole["id"])
+        answer = ask(served)
+        assert answer.to_dict()["store"] is True
+        assert client(served).responses.retrieve(answer.id).to_dict() == answer.to_dict()
 
 
 def test_mistakes_have_openais_shape(kept: ScriptedSite) -> None:  # F3

@@ -10,8 +10,9 @@ import pytest
 from usage_rows import BALANCED, PROXY, REQUEST, SHARE, WORKER
 
 from pontil.runtime.accounting.audit import AuditFinding, audit
-from pontil.runtime.accounting.usage_file import CLOSED, LOST, UsageFile, UsageRow, open_to_read
+from pontil.runtime.accounting.usage_file import UsageFile, open_to_read
 from pontil.runtime.accounting.usage_report import RequestBill, UsageSum, bills_of, usage_sums
+from pontil.runtime.accounting.usage_tables import CLOSED, LOST, UsageRow
 
 DAY = 86400.0
 NO_PROMPTS: dict[str, Any] = dict.fromkeys(

@@ -1,25 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One writer, one version, one row a request, and closed rows never change."""
+"""One writer, one version, one row a request, closed rows never change, and a full disk is waited for."""
 
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
 import pytest
+from small_disk import filled, small_disk
 from usage_rows import BALANCED, PROXY, REQUEST
 
 from pontil.runtime.accounting.audit import audit
-from pontil.runtime.accounting.usage_file import (
-    LOST,
-    OPEN,
-    FileWriter,
-    LostProxy,
-    LostRequest,
-    UsageFile,
-    open_to_read,
-)
+from pontil.runtime.accounting.usage_file import FileWriter, UsageFile, open_to_read
+from pontil.runtime.accounting.usage_tables import LOST, OPEN, LostProxy, LostRequest
 from pontil.runtime.errors import UsageLogError
 
 
@@ -65,11 +60,11 @@ def test_foreign_newer_and_missing_files_are_refused(tmp_path: Path) -> None:
         database.execute("CREATE TABLE mine (x)")
     UsageFile(tmp_path / "newer").close()
     with closing(sqlite3.connect(tmp_path / "newer")) as database:
-        database.execute("PRAGMA user_version = 5")
+        database.execute("PRAGMA user_version = 6")
     for name, said in (
         ("text", "not a"),
         ("foreign", "not a usage log"),
-        ("newer", "version 5"),
+        ("newer", "version 6"),
         ("no/file", "No such"),
     ):
         with pytest.raises(UsageLogError, match=said):
@@ -77,7 +72,7 @@ def test_foreign_newer_and_missing_files_are_refused(tmp_path: Path) -> None:
     for name, said in (
         ("text", "not a"),
         ("foreign", "not a usage log"),
-        ("newer", "version 5"),
+        ("newer", "version 6"),
         ("none", "there is no"),
     ):
         with pytest.raises(UsageLogError, match=said):
@@ -117,7 +112,7 @@ def test_a_group_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def member(number: int, fleet: str = "launch", kept: tuple[str, ...] = ()) -> FileWriter:
-    return FileWriter(f"proxy-{number}", f"proxy:{number}", fleet, kept)
+    return FileWriter(f"proxy-{number}", f"proxy:{number}", fleet, lambda: kept)
 
 
 def test_the_proxies_of_one_launch_write_together_and_no_others(tmp_path: Path) -> None:
@@ -160,3 +155,66 @@ def test_two_that_start_at_once_prepare_a_file_once(tmp_path: Path) -> None:
     assert len(opened) == 4
     for file in opened:
         file.close()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path) as folder:
+        if folder is None:
+            pytest.skip("no small filesystem can be mounted: that takes root")
+        yield folder
+
+
+def test_a_new_file_on_a_full_disk_is_opened_once_there_is_room(disk: Path) -> None:  # A12
+    with filled(disk):
+        file = UsageFile(disk / "usage.db")
+        with pytest.raises(sqlite3.Error):
+            file.write([REQUEST])
+    file.write([REQUEST])
+    file.end()
+    assert states(file.path) == [("mine-1", "closed", 3)]
+
+
+@pytest.mark.parametrize("fleet", [None, "launch"])
+def test_rows_of_before_a_full_disk_are_settled_once_there_is_room(disk: Path, fleet: str | None) -> None:  # A12
+    """Those that their proxy left open, but for what the next proxy goes on with and has not written yet."""
+    path = disk / "usage.db"
+    file = UsageFile(path)
+    rows = [replace(REQUEST, id=name, proxy="gone", state=OPEN) for name in ("kept", "left", "taken-over")]
+    file.write([*rows, replace(PROXY, incarnation="gone")])
+    file.close()
+    with filled(disk):
+        file = UsageFile(path, FileWriter("next", "proxy", fleet, lambda: ("kept",)))
+        with pytest.raises(sqlite3.Error):
+            file.write([REQUEST])
+    assert [state for _, state, _ in states(path)] == [OPEN] * 3
+    file.write([replace(REQUEST, id="taken-over", proxy="next", completion_tokens=9)])
+    assert states(path) == [("kept", OPEN, 3), ("left", LOST, 3), ("taken-over", "closed", 9)]
+    file.close()
+
+
+def test_a_proxy_joins_the_others_once_there_is_room(disk: Path) -> None:  # A12
+    path = disk / "usage.db"
+    with closing(UsageFile(path, member(0))) as one:
+        one.write([replace(REQUEST, id="one", proxy="proxy-0", state=OPEN)])
+        with filled(disk):
+            two = UsageFile(path, member(1))
+            with pytest.raises(UsageLogError, match="another proxy writes"):
+                UsageFile(path, member(2, "another launch"))
+            with pytest.raises(sqlite3.Error):
+                two.write([replace(REQUEST, id="two", proxy="proxy-1", state=OPEN)])
+        two.write([replace(REQUEST, id="two", proxy="proxy-1", state=OPEN)])
+        assert [state for _, state, _ in states(path)] == [OPEN, OPEN]
+        two.close()
+
+
+def test_the_last_of_a_launch_leaves_no_row_open(tmp_path: Path) -> None:  # A12
+    path = tmp_path / "usage.db"
+    one, two = UsageFile(path, member(0, kept=("kept",))), UsageFile(path, member(1, kept=("kept",)))
+    one.write([replace(REQUEST, id="kept", proxy="killed", state=OPEN), replace(PROXY, incarnation="killed")])
+    one.end()
+    assert states(path) == [("kept", OPEN, 3)], "another one may go on with it"
+    two.end()
+    assert states(path) == [("kept", LOST, 3)]
+    with closing(open_to_read(path)) as database:
+        assert {state for (state,) in database.execute("SELECT state FROM proxies")} == {LOST}

@@ -12,8 +12,9 @@ import pytest
 from usage_rows import REQUEST
 
 from pontil.runtime.accounting import usage_log
-from pontil.runtime.accounting.usage_file import OPEN, Posted, UsageFile, open_to_read
+from pontil.runtime.accounting.usage_file import UsageFile, open_to_read
 from pontil.runtime.accounting.usage_log import UsageLog
+from pontil.runtime.accounting.usage_tables import OPEN, Posted
 
 DEADLINE = 60.0
 
@@ -35,7 +36,10 @@ class FailingDisk:
         self.groups.append(list(rows))
         self.written.set()
 
-    def close(self) -> None:
+    def tidy(self) -> None:
+        pass
+
+    def end(self) -> None:
         self.closed = True
 
 
@@ -120,6 +124,38 @@ def test_a_receipt_that_nobody_wants_any_more_holds_up_nobody() -> None:
     assert receipts[1] is not None and receipts[1].result(DEADLINE) is None
     log.close()
     assert disk.closed and log.failures == 0
+
+
+def test_rows_that_waited_are_written_at_the_end_if_there_is_room_by_then(caplog: pytest.LogCaptureFixture) -> None:
+    disk = FailingDisk()
+    disk.full = True
+    log = UsageLog(disk)
+    receipt = log.post([REQUEST], wanted=True)
+    assert receipt is not None
+    receipt.result(DEADLINE)
+    assert log.waiting == 1
+    disk.full = False
+    log.close()
+    assert disk.groups == [[REQUEST]] and disk.closed and log.given_up == log.waiting == 0
+    assert "lost" not in caplog.text
+
+
+def test_the_end_on_a_full_disk_says_how_many_rows_are_lost(caplog: pytest.LogCaptureFixture) -> None:
+    disk = FailingDisk()
+    disk.full = True
+    log = UsageLog(disk)
+    log.post(replace(REQUEST, id=str(number)) for number in range(3))
+    log.close()
+    assert disk.closed and log.given_up == 3 and log.waiting == 0
+    assert "the last 3 rows of the usage log are lost: database or disk is full" in caplog.text
+
+
+def test_the_more_an_attempt_costs_the_longer_is_the_pause_after_it() -> None:
+    log = UsageLog(FailingDisk())
+    for took, pause in ((0.0, usage_log.RETRY), (0.01, usage_log.RETRY), (1.0, usage_log.REST)):
+        log.failed(sqlite3.OperationalError("full"), took)
+        assert log.pause == pause
+    log.close()
 
 
 def test_memory_is_bounded_while_the_disk_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 """The router with scripted workers over real sockets."""
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -117,7 +118,11 @@ def test_a_workers_refusal_is_the_answer(play: Callable[..., None], status: int,
     play(scene, max_attempts=1)
 
 
-def test_stale_and_hostile_frames_change_nothing(play: Callable[..., None]) -> None:
+def test_stale_and_hostile_frames_change_nothing(
+    play: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:  # fmt: skip
+    caplog.set_level(logging.DEBUG, "pontil.proxy")
+
     async def scene(live_proxy: LiveProxy) -> None:
         worker, other = (
             await live_proxy.worker("mixed:0", script=silent),
@@ -142,6 +147,8 @@ def test_stale_and_hostile_frames_change_nothing(play: Callable[..., None]) -> N
         worker.say(good)
         assert (await collect(stream))[1] == [10]
         assert live_proxy.value("pontil_frames_dropped_total", reason="malformed") == 3
+        said = f"dropped a Tokens from {worker.incarnation}: it does not fit its request"
+        assert caplog.messages.count(said) == 3
 
     play(scene)
 

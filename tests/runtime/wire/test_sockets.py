@@ -2,6 +2,9 @@
 """The sockets over ipc and tcp: order, routing, back-pressure, unknown peers, and waking a sleeping loop."""
 
 import asyncio
+import logging
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +19,7 @@ from pontil.runtime.wire import sockets
 from pontil.runtime.wire.codec import encode
 from pontil.runtime.wire.connection_monitor import Reachability
 from pontil.runtime.wire.context import Context
-from pontil.runtime.wire.messages import Cancel, Goodbye, Message, Tokens
+from pontil.runtime.wire.messages import Cancel, Failed, Goodbye, Message, Tokens
 from pontil.runtime.wire.sockets import (
     BaseSocket,
     ControlServer,
@@ -27,6 +30,7 @@ from pontil.runtime.wire.sockets import (
     open_context,
 )
 
+ROOT = Path(__file__).resolve().parents[3]
 DEADLINE = 60.0
 
 
@@ -161,7 +165,10 @@ def away(client: WorkerSocket) -> bool:
     return client.connection.state is Reachability.AWAY
 
 
-def test_strangers_and_broken_frames_are_counted_and_dropped(context: Context, endpoint: str) -> None:
+def test_strangers_and_broken_frames_are_counted_and_dropped(
+    context: Context, endpoint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "pontil.wire")
     server = PeerServer(context, endpoint)
     client = PeerClient(context, "w1", server.endpoint)
     for parts in ([b"\xff not a message"], [b""], [encode(tokens(0)), b"more"], [encode(tokens(0, "somebody else"))]):
@@ -169,11 +176,37 @@ def test_strangers_and_broken_frames_are_counted_and_dropped(context: Context, e
     client.send(tokens(1))
     assert receive(server, 1) == [tokens(1)]
     assert server.malformed == 4
+    for said in ("not msgpack", "a message of 3 parts", "a Tokens of somebody else came from b'w1'"):
+        assert said in caplog.text
     server.zmq_socket.send_multipart([b"w1", b"junk"])
     server.zmq_socket.send_multipart([b"w1", encode(tokens(0)), b"more"])
     server.send(Goodbye("p1", "w1"))
     assert receive(client, 1) == [Goodbye("p1", "w1")]
     assert client.malformed == 2
+
+
+SENDS = """
+import sys
+import app
+from pontil.runtime.wire.messages import Failed
+from pontil.runtime.wire.sockets import WorkerSocket, open_context
+socket = WorkerSocket(open_context(), "w1", sys.argv[1])
+while True:
+    socket.send(Failed("w1", "p1", "r", 0, "x" * (1 << 20)))
+"""
+
+
+def test_a_process_that_is_killed_while_it_sends_leaves_no_part_of_a_frame(context: Context, endpoint: str) -> None:
+    """The next one has the same routing id, as one that connects again has: what was not read of the connection before
+    is gone, whole."""
+    server = PeerServer(context, endpoint)
+    for _ in range(3):
+        command = [sys.executable, "-c", SENDS, server.endpoint]
+        with subprocess.Popen(command, cwd=ROOT) as sender:
+            assert receive(server, 2)
+            sender.kill()
+        assert all(isinstance(message, Failed) for message in server.receive_all())
+    assert server.malformed == 0
 
 
 def test_what_cannot_be_bound_is_one_sentence(context: Context) -> None:

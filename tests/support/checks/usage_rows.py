@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Balanced rows of a usage log, for tests to corrupt."""
 
-from pontil.runtime.accounting.usage_file import CLOSED, OPEN, ProxyRow, RequestRow, ShareRow, UsageRow, WorkerRow
+from pontil.runtime.accounting.usage_tables import CLOSED, OPEN, ProxyRow, RequestRow, ShareRow, UsageRow, WorkerRow
 
 # The start of a day, in seconds.
 DAY = 20_000 * 86400.0

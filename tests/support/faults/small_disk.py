@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pontil.launcher.chaos.disk_fill import DiskFill
+
 MEBIBYTES = 16
 
 
@@ -31,3 +33,11 @@ def small_disk(parent: Path) -> Iterator[Path | None]:
     finally:
         # Lazily: a process that is just ending may have a file open.
         subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=30)
+
+
+@contextmanager
+def filled(folder: Path) -> Iterator[None]:
+    """Take all room of the filesystem of a folder and give it back."""
+    with DiskFill(str(folder)) as file:
+        file.top_up()
+        yield

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The usage log's tables: their rows, and the SQL that writes them. Only this module and its readers' queries know
+them."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from pontil.runtime.accounting.counts import EMBEDDED
+
+OPEN, CLOSED, LOST = "open", "closed", "lost(proxy)"
+# SQL: what was delivered, or answered by a vector, is billed.
+BILLED = f"(delivered > 0 OR finish IS '{EMBEDDED}')"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRow:
+    """One request. `arrived` is in seconds since 1970; the other times count from there, None while unknown.
+    `generated` is what the workers state, else what came from them. `name` is the X-Request-Id, `finish` has a reason
+    for each choice. `queue_seconds` and `computed_tokens` are stated by the worker that computed the prompt.
+    `stage` is set for what a further stage of a model did for a request, whose id this one begins with."""
+
+    id: str
+    proxy: str
+    name: str
+    api_key: str
+    model: str
+    route: str
+    state: str
+    finish: str | None
+    choices: int
+    attempts: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    generated: int
+    delivered: int
+    discarded: int
+    arrived: float
+    queue_seconds: float | None
+    first_token_seconds: float | None
+    total_seconds: float | None
+    computed_tokens: int | None
+    stage: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShareRow:
+    """The work of one worker for one request: ids generated, and prompt tokens computed. `proxy` is set where another
+    proxy than the request's own had them computed."""
+
+    request: str
+    worker: str
+    attempt: int
+    phase: str
+    generated: int
+    computed: int
+    proxy: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """A worker's Book with one proxy; `stated` is its count since it first registered there, as stated last, or None.
+    The `prompt_` fields are the same for prompt tokens."""
+
+    worker: str
+    proxy: str
+    name: str
+    before: int | None
+    stated: int | None
+    heard_then: int
+    missing: int
+    heard: int
+    booked: int
+    late: int
+    unheard: int
+    prompt_stated: int | None
+    prompt_heard_then: int
+    prompt_missing: int
+    prompt_heard: int
+    prompt_booked: int
+    prompt_late: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyRow:
+    """One run of a proxy, and its ledger's sums over closed requests. Proxies of one `name` follow each other; those of
+    one `fleet` write to the file together."""
+
+    incarnation: str
+    started: float
+    state: str
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    generated: int
+    delivered: int
+    discarded: int
+    name: str | None = None
+    fleet: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LostProxy:
+    """The end of a proxy without a last word. Its open requests are lost, but for those `kept`: a JSON list of ids."""
+
+    incarnation: str
+    kept: str
+
+
+@dataclass(frozen=True, slots=True)
+class LostRequest:
+    """The end of an open request that nobody continues any more."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedRequests:
+    """The sums over requests that were removed: as `pontil usage` and the audit sum them. `clients` are those that are
+    no further stage of another."""
+
+    proxy: str
+    api_key: str
+    model: str
+    day: str
+    state: str
+    requests: int
+    clients: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    generated: int
+    delivered: int
+    discarded: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedShares:
+    """The sums over what one worker did for one proxy's requests that were removed."""
+
+    worker: str
+    proxy: str
+    generated: int
+    computed: int
+
+
+UsageRow = RequestRow | ShareRow | WorkerRow | ProxyRow
+SumRow = RemovedRequests | RemovedShares
+# Rows that a proxy posts about others.
+LostRow = LostProxy | LostRequest
+Posted = UsageRow | LostRow
+
+TABLES: dict[type[UsageRow], tuple[str, tuple[str, ...]]] = {
+    RequestRow: ("requests", ("id",)),
+    ShareRow: ("shares", ("request", "worker", "attempt")),
+    WorkerRow: ("workers", ("worker", "proxy")),
+    ProxyRow: ("proxies", ("incarnation",)),
+}
+# Tables of sums over rows that were removed (runtime/accounting/removal.py).
+SUM_TABLES: dict[type[SumRow], tuple[str, tuple[str, ...]]] = {
+    RemovedRequests: ("removed_requests", ("proxy", "api_key", "model", "day", "state")),
+    RemovedShares: ("removed_shares", ("worker", "proxy")),
+}
+ALL_TABLES: dict[type[Any], tuple[str, tuple[str, ...]]] = {**TABLES, **SUM_TABLES}
+SQL_TYPES = {"str": "TEXT", "int": "INTEGER", "float": "REAL"}
+
+
+def create(kind: type[UsageRow | SumRow]) -> str:
+    name, key = ALL_TABLES[kind]
+    return f"CREATE TABLE IF NOT EXISTS {name} ({', '.join(columns_of(kind).values())}, PRIMARY KEY ({', '.join(key)}))"
+
+
+def columns_of(kind: type[UsageRow | SumRow]) -> dict[str, str]:
+    """Return each column's declaration. A column added later is 0, or unknown, in older rows."""
+    columns = {}
+    for each in fields(kind):
+        plain, _, optional = type_name(each.type).partition(" | ")
+        default = " DEFAULT 0" if plain == "int" else ""
+        columns[each.name] = f"{each.name} {SQL_TYPES[plain]}{'' if optional else ' NOT NULL' + default}"
+    return columns
+
+
+def type_name(declared: Any) -> str:
+    return declared.__name__ if isinstance(declared, type) else str(declared)
+
+
+def upsert(kind: type[UsageRow]) -> str:
+    name, key = TABLES[kind]
+    columns = [each.name for each in fields(kind)]
+    changes = ", ".join(f"{column} = excluded.{column}" for column in columns if column not in key)
+    guard = f" WHERE {name}.state = '{OPEN}'" if kind is RequestRow else ""
+    return (
+        f"INSERT INTO {name} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) "
+        f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes}{guard}"
+    )
+
+
+LOSE = f"UPDATE requests SET state = '{LOST}', finish = '{LOST}' WHERE state = '{OPEN}'"
+# SQL: one statement or more for each kind of row, and which of its fields each of them takes.
+STATEMENTS: dict[type[Posted], tuple[tuple[str, tuple[int, ...]], ...]] = {
+    **{kind: ((upsert(kind), tuple(range(len(fields(kind))))),) for kind in TABLES},
+    LostProxy: (
+        (f"{LOSE} AND proxy = ? AND id NOT IN (SELECT value FROM json_each(?))", (0, 1)),
+        (f"UPDATE proxies SET state = '{LOST}' WHERE state = '{OPEN}' AND incarnation = ?", (0,)),
+    ),
+    LostRequest: ((f"{LOSE} AND id = ?", (0,)),),
+}
