@@ -16,10 +16,6 @@ EMBED = "embed"
 FIXED = (EMBED, NODE)
 
 
-# The fields of a worker that its load is made of.
-OF_LOAD = frozenset(("hello", "in_flight", "taken", "uncomputed", "free_blocks", "recent", "others"))
-
-
 @dataclass(slots=True)
 class Contact:
     """The contact to a worker, which changes with each message. It is not `reachable` between a message that its socket
@@ -55,7 +51,7 @@ class RegisteredWorker:
     recent: float = 0.0
     others: OtherLoad = NO_OTHERS
     release: WorkerRelease = field(init=False)
-    # Its load by the tokens found for a prompt, until anything of it changes: routing looks at all workers.
+    # Its load by the tokens found for a prompt, until any field is set: routing looks at all workers.
     loads: dict[int, WorkerLoad] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -64,7 +60,7 @@ class RegisteredWorker:
 
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
-        if name in OF_LOAD and (loads := getattr(self, "loads", None)):
+        if loads := getattr(self, "loads", None):
             loads.clear()
 
     @property
