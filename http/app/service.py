@@ -34,6 +34,7 @@ from pontil.http.app.server_spans import ServerSpans
 from pontil.http.app.timed_protocol import RECEIVE_SECONDS, TimedProtocol
 from pontil.http.page.live_events import LiveEvents
 from pontil.http.request.body import MOST_BODY
+from pontil.http.request.caller_turns import CALLER
 from pontil.http.request.intake import Intake
 from pontil.http.response.answer_checker import AnswerChecker
 from pontil.http.routes.conversations import Conversations
@@ -140,6 +141,7 @@ def add_middleware(
         CURRENT.set(request.ctx.request_id)
         RECEIVED.set(received_now(request, now))
         access.admit(request)
+        CALLER.set(request.ctx.caller)
         if request.route is not None and (request.route.path not in reading or request.method in METHODS):
             async for _ in request.stream:  # type: ignore[union-attr]
                 pass

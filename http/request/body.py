@@ -11,11 +11,13 @@ from sanic import Request
 from pontil.http.access.in_flight_bodies import InFlightBodies
 from pontil.http.fields.ignored import IgnoredFields
 from pontil.http.fields.json_body import LARGE_BODY, parse_body
+from pontil.http.request.caller_turns import CALLER, RETRY_SECONDS
 from pontil.http.request.completion_request import MAX_PROMPTS
 from pontil.http.request.multipart import FormPart, boundary_of, read_form
 from pontil.http.request.ordered_executor import OrderedExecutor
 from pontil.http.request.packed_body import PackedBody
 from pontil.runtime.errors import RequestError, Unavailable
+from pontil.runtime.proxy.shared_room import SharedRoom
 from pontil.runtime.timeline.received import timed
 from pontil.runtime.timeline.timeline import RECEIVE
 
@@ -27,7 +29,7 @@ UNPACKED_PIECE = 1 << 20
 """Bytes that are unpacked in one turn."""
 BESIDE_PROMPTS = 1 << 20
 MOST_BUFFERED = 64 << 20
-"""Bytes of all bodies that have not been understood yet, but for the first LARGE_BODY of each."""
+"""Bytes of all bodies that have not been understood yet, but for the first LARGE_BODY of each. Callers share them."""
 
 JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json", re.IGNORECASE | re.ASCII)
 CHARSET = re.compile(r"charset\s*=\s*\"?([\w-]+)", re.IGNORECASE)
@@ -49,7 +51,7 @@ class BodyReader:
     def __init__(self, most: Callable[[], int], in_flight: InFlightBodies, strict: bool = False) -> None:
         self.most, self.in_flight, self.strict = most, in_flight, strict
         self.executor = OrderedExecutor()
-        self.buffered = 0
+        self.buffered = SharedRoom(MOST_BUFFERED)
 
     async def read(self, request: Request, understand: Callable[[dict[str, Any]], T]) -> T:
         """Return `understand` of the parsed object; a large body is parsed in a thread. Of a request that continues
@@ -130,18 +132,19 @@ class BufferShare:
     """One body's share of MOST_BUFFERED."""
 
     def __init__(self, bodies: BodyReader) -> None:
-        self.bodies, self.size = bodies, 0
+        self.room, self.caller, self.size = bodies.buffered, CALLER.get(), 0
 
     def grow(self, size: int) -> None:
         """Grow the share to that of a body of this size. Raises Unavailable where it does not fit."""
         more = max(0, size - LARGE_BODY) - self.size
-        if more and self.bodies.buffered + more > MOST_BUFFERED:
-            raise Unavailable("too many large requests are being received: try again in a moment")
+        if more < 0:
+            self.room.give_back(self.caller, -more)
+        elif more and not self.room.take(self.caller, more):
+            raise Unavailable("too many large requests are being received: try again in a moment", RETRY_SECONDS)
         self.size += more
-        self.bodies.buffered += more
 
     def give_back(self) -> None:
-        self.bodies.buffered -= self.size
+        self.room.give_back(self.caller, self.size)
         self.size = 0
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trial compilation of each grammar before any worker sees it, in a process that it cannot harm."""
 
-import asyncio
 import hashlib
 import json
 from collections import OrderedDict
@@ -11,12 +10,15 @@ from typing import Any
 
 from pontil.http.fields.structured_output import OutputStructure
 from pontil.http.fields.tools import Tool, ToolFields
-from pontil.runtime.errors import RequestError, Unavailable
+from pontil.http.request.caller_turns import CallerTurns
+from pontil.runtime.errors import RequestError
 from pontil.runtime.grammar.compile_child import RelaxedSchema
 from pontil.runtime.grammar.compile_process import TOO_COMPLEX, GrammarProcess
 from pontil.runtime.grammar.grammar_text import grammar_of_schema
 
 TURN_TIMEOUT = 10.0
+# Bytes of grammars that wait for their turn: those of the largest size take about a second for each 100,000.
+MOST_WAITING = 2 << 20
 MOST_REMEMBERED = 1024
 # Relaxed schemas beyond this are made again for each request.
 MOST_REMEMBERED_CHARACTERS = 1 << 14
@@ -27,13 +29,14 @@ Judgement = RelaxedSchema | str | None
 
 
 class GrammarCheck:
-    """Cache of trial compilations. Each grammar is compiled once, in a separate process, one at a time."""
+    """Cache of trial compilations. Each grammar is compiled once, in a separate process, one at a time and by turns of
+    callers."""
 
     def __init__(self, process: GrammarProcess | None = None) -> None:
         self.process = process or GrammarProcess()
         # By the digest of a grammar, or of a schema that was relaxed.
         self.known: OrderedDict[bytes, Judgement] = OrderedDict()
-        self.turn = asyncio.Lock()
+        self.turns = CallerTurns(MOST_WAITING, "grammars")
 
     async def check(self, structure: OutputStructure | None) -> OutputStructure | None:
         """Return the structure as it can be used: its first check leaves out of the grammar what no grammar holds of
@@ -72,14 +75,8 @@ class GrammarCheck:
         if key in self.known:
             self.known.move_to_end(key)
             return self.known[key]
-        try:
-            await asyncio.wait_for(self.turn.acquire(), TURN_TIMEOUT)
-        except asyncio.TimeoutError:
-            raise Unavailable(f"other grammars were compiled for {TURN_TIMEOUT:g} s before this one") from None
-        try:
+        async with self.turns.turn(len(text), TURN_TIMEOUT):
             found = self.known[key] if key in self.known else await ask(text)
-        finally:
-            self.turn.release()
         if not isinstance(found, RelaxedSchema) or len(found.schema) <= MOST_REMEMBERED_CHARACTERS:
             self.known[key] = found
         if len(self.known) > MOST_REMEMBERED:

@@ -12,10 +12,17 @@ SYSTEM = ("system", "developer")
 def messages_of(instructions: str | None, items: Iterable[Item]) -> tuple[Message, ...]:
     """Return the messages. `instructions` come first, in one message with those that the items begin with, since many
     templates take a single system message. What the assistant reasoned, said and called in one go is one message."""
-    messages: list[Message] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    role, texts = "system", [] if instructions is None else [instructions]
+    messages: list[Message] = []
     for item in items:
-        add(messages, item)
-    return tuple(message if message["role"] != "assistant" else complete(message) for message in messages)
+        if not messages and item["type"] == MESSAGE and item["role"] in SYSTEM:
+            role = role if texts else item["role"]
+            texts.append(joined(item["content"]))
+        else:
+            add(messages, item)
+    # Joined once: a text that grew by each of many items would be copied as often.
+    first: list[Message] = [{"role": role, "content": "\n\n".join(texts)}] if texts else []
+    return (*first, *(message if message["role"] != "assistant" else complete(message) for message in messages))
 
 
 def add(messages: list[Message], item: Item) -> None:
@@ -37,8 +44,6 @@ def add(messages: list[Message], item: Item) -> None:
 def add_text(messages: list[Message], role: str, text: str) -> None:
     if role == "assistant":
         assistant(messages, "content", "tool_calls")["content"] = text
-    elif role in SYSTEM and len(messages) == 1 and messages[0]["role"] in SYSTEM:
-        messages[0] = messages[0] | {"content": f"{messages[0]['content']}\n\n{text}"}
     else:
         messages.append({"role": role, "content": text})
 

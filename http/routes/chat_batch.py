@@ -10,6 +10,7 @@ from pontil.http.request.chat_batch_request import MESSAGES, ChatBatchRequest, n
 from pontil.http.response.chat_batch_shape import ChatBatchShape
 from pontil.http.response.rendering import reply_whole
 from pontil.http.routes.generation import GenerationRoutes, ReadyChat, prefixes_of
+from pontil.http.routes.resumable_routes import check_limits
 from pontil.runtime.proxy.admission import check_together
 
 
@@ -40,6 +41,7 @@ class ChatBatchRoutes:
         first = wanted.chats[0]
         snapshot = self.routes.snapshot_for(first, request)
         check_together(snapshot.workers, len(wanted.chats), MESSAGES, "conversations")
+        check_limits(self.routes.proxy, request, len(wanted.chats))
         sampling = first.sampling
         if sampling.structure is not None:
             sampling = await self.routes.usable(sampling)

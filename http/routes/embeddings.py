@@ -14,6 +14,7 @@ from pontil.http.request.encoder import SHORT_TEXT, TextLimit
 from pontil.http.request.ordered_executor import OrderedExecutor
 from pontil.http.response.embedding_body import embedding_body
 from pontil.http.response.rendering import route_of
+from pontil.http.routes.resumable_routes import check_limits
 from pontil.http.routes.served_embedding import ServedEmbedding
 from pontil.http.routes.served_model import ServedModel, no_model
 from pontil.runtime.errors import RequestError
@@ -53,6 +54,7 @@ class EmbeddingRoutes:
         snapshot = served.snapshot
         check_together(snapshot.workers, len(wanted.inputs), "input")
         check_dimensions(wanted.dimensions, snapshot)
+        check_limits(self.proxy, request, len(wanted.inputs))
         ids = await self.input_ids(wanted, served, snapshot)
         self.bodies.in_flight.let_go(request)
         return await self.answered(await self.submit(ids, wanted, request, served, snapshot), wanted, served)

@@ -30,7 +30,7 @@ from pontil.http.response.reply_shape import ChatShape, CompletionShape, ReplyHe
 from pontil.http.response.schema_watch import SchemaWatch
 from pontil.http.response.spoken_shape import SpokenForm, spoken_form
 from pontil.http.routes.kv_transfer import remote_kv
-from pontil.http.routes.resumable_routes import ResumableRoutes, context_of, heading_of, release_of
+from pontil.http.routes.resumable_routes import ResumableRoutes, check_limits, context_of, heading_of, release_of
 from pontil.http.routes.served_model import ServedModel
 from pontil.http.routes.sound import SoundRoutes
 from pontil.runtime.chat.answer_reader import AnswerReader
@@ -91,8 +91,9 @@ class GenerationRoutes:
         """Answer a completion that has been read, in this form."""
         snapshot = self.snapshot_for(wanted, request)
         remote = remote_kv(self.proxy, wanted, request.ctx.request_id, len(wanted.prompts))
-        # Checked before any prompt is tokenized.
+        # Checked before any grammar is compiled or prompt tokenized.
         check_together(snapshot.workers, len(wanted.prompts) * wanted.sampling.n)
+        check_limits(self.proxy, request, len(wanted.prompts))
         if wanted.sampling.structure is not None:
             wanted = replace(wanted, sampling=await self.usable(wanted.sampling))
         limit = TextLimit(snapshot.known_context, wanted.handling.is_whole)
@@ -147,6 +148,7 @@ class GenerationRoutes:
         """Answer a chat that has been read."""
         self.check(wanted, request)
         self.sounds.check(wanted, request)
+        check_limits(self.proxy, request)
         remote = remote_kv(self.proxy, wanted, request.ctx.request_id)
         ready = await self.ready(await self.sounds.heard(wanted, request), request, "messages")
         heading = heading_of(request) or self.heading("chatcmpl", ready.snapshot)

@@ -17,7 +17,7 @@ from pontil.http.response.rendering import AnswerEnd, reply
 from pontil.http.response.responses_shape import PREFIX, ResponsesShape
 from pontil.http.routes.conversations import Conversations
 from pontil.http.routes.generation import GenerationRoutes, ReadyChat, prefixes_of
-from pontil.http.routes.resumable_routes import check_not_asked
+from pontil.http.routes.resumable_routes import check_limits, check_not_asked
 from pontil.http.store.response_store import KeptResponse
 from pontil.runtime.errors import RequestError
 
@@ -31,7 +31,7 @@ class ResponsesRoutes:
         self.generation, self.kept = generation, kept
 
     async def create_response(self, request: Request) -> HTTPResponse | None:
-        wanted, own, ready = await self.read(request)
+        wanted, own, ready = await self.read(request, is_limited=True)
         if ready.wanted.delivery.stream:
             check_not_asked(request)
         shape = self.shape(wanted, ready)
@@ -44,12 +44,15 @@ class ResponsesRoutes:
         _, _, ready = await self.read(request)
         return json_response({"object": "response.input_tokens", "input_tokens": len(ready.admitted.prompt)})
 
-    async def read(self, request: Request) -> tuple[ResponsesRequest, list[Item], ReadyChat]:
-        """Return the request, its own items with references resolved, and the chat that it stands for."""
+    async def read(self, request: Request, is_limited: bool = False) -> tuple[ResponsesRequest, list[Item], ReadyChat]:
+        """Return the request, its own items with references resolved, and the chat that it stands for. One that is
+        `is_limited` counts against the limits of its key."""
         parts, generation = request.ctx, self.generation
         wanted = await generation.bodies.read(request, generation.reading(request, read_responses))
         # Before any kept response is read.
         generation.model.check(wanted.chat.model)
+        if is_limited:
+            check_limits(generation.proxy, request)
         before, own = await self.kept.history(parts.caller, wanted.previous, wanted.items)
         make = partial(wanted.with_history, (*before, *own))
         chat = await generation.prompts.executor.run(make, 0) if before or wanted.is_long else make()

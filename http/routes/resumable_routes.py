@@ -78,6 +78,14 @@ def release_of(request: Request) -> WorkerRelease | None:
     return claimed.request.release if isinstance(claimed, StreamJournal) else recorded_release(claimed.last)
 
 
+def check_limits(proxy: Proxy, request: Request, prompts: int = 1) -> None:
+    """Raise TooManyRequests where the key allows no so many requests now, before any work is done on them. One that
+    continues a stream is counted already."""
+    context = context_of(request)
+    if context is None or context.claimed is None:
+        proxy.admissions.check_limits(request.ctx.caller, request.ctx.allowance, prompts)
+
+
 class ResumableRoutes:
     """The way of such requests through the routes of one proxy."""
 

@@ -15,6 +15,7 @@ from sanic.response import text as text_response
 from pontil.http.fields.audio_output import AudioOutput
 from pontil.http.fields.recording import Recording
 from pontil.http.request.body import BodyReader
+from pontil.http.request.caller_turns import CALLER, RETRY_SECONDS
 from pontil.http.request.chat_prompt import MAX_RECORDINGS
 from pontil.http.request.chat_request import ChatRequest
 from pontil.http.request.speech_request import read_speech
@@ -25,6 +26,7 @@ from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.graph.catalog import GraphModel
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.run_stream import RunStream
+from pontil.runtime.proxy.shared_room import SharedRoom
 from pontil.runtime.sampling_params import SamplingParams
 
 VOICE = "voice"
@@ -38,7 +40,7 @@ class SoundRoutes:
 
     def __init__(self, proxy: Proxy, model: ServedModel, bodies: BodyReader) -> None:
         self.proxy, self.model, self.bodies = proxy, model, bodies
-        self.held = 0
+        self.held = SharedRoom(MOST_HELD)
 
     async def speech(self, request: Request) -> HTTPResponse | None:
         ignored = self.bodies.ignored(request)
@@ -129,13 +131,13 @@ class SoundRoutes:
     @contextmanager
     def holding(self, size: int) -> Iterator[None]:
         """Hold so many bytes of recordings. Raises Unavailable where others hold too much."""
-        if self.held and self.held + size > MOST_HELD:
-            raise Unavailable("too many recordings are being recognised: try again in a moment")
-        self.held += size
+        caller = CALLER.get()
+        if not self.held.take(caller, size):
+            raise Unavailable("too many recordings are being recognised: try again in a moment", RETRY_SECONDS)
         try:
             yield
         finally:
-            self.held -= size
+            self.held.give_back(caller, size)
 
     async def recognised(
         self, recording: Recording, request: Request, priority: int = 0, beside: bool = True

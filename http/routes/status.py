@@ -38,7 +38,7 @@ class StatusRoutes:
         """Return the metrics: of several proxies all, of one alone with exemplars for a client that accepts
         OpenMetrics."""
         if self.proxy.fleet.pages is not None:
-            return raw(self.proxy.fleet.pages.whole(), content_type=METRICS_TYPE)
+            return raw(await self.proxy.fleet.pages.whole(), content_type=METRICS_TYPE)
         if takes_openmetrics(",".join(request.headers.getall("accept", []))):
             return raw(self.proxy.metrics.render_openmetrics(), content_type=OPENMETRICS_TYPE)
         return raw(self.proxy.metrics.render(), content_type=METRICS_TYPE)

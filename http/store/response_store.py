@@ -16,7 +16,7 @@ from pontil.runtime.errors import PontilError, RequestError
 from pontil.runtime.foundation.file_faults import may_pass
 
 APPLICATION_ID = 0x706E7473
-VERSION = 1
+VERSION = 2
 LOCK_SECONDS = 1.0
 MOST_ROWS = 1 << 20
 # Of a conversation that is read again, in turns and in bytes of items: a request's body holds no more.
@@ -24,15 +24,23 @@ MOST_TURNS = 4096
 MOST_LOADED = 8 << 20
 # Expired responses are removed this many at a time, with each one that is added.
 EXPIRED_AT_ONCE = 64
+# Threads before one that are used with it.
+MOST_FORKS = 64
 
-# The sums of each caller are kept by triggers, so that no addition counts all rows.
+# Responses that follow each other are a thread, of which `last` is the newest; one that follows an earlier one begins
+# another, whose `parent` is that thread. Its use is kept once for all of them, so that a turn costs the same however
+# many come before it. The sums of each caller are kept by triggers, so that no addition counts all rows.
 SCHEMA = """
 CREATE TABLE responses (
-    id TEXT PRIMARY KEY, caller TEXT NOT NULL, previous TEXT, used REAL NOT NULL, bytes INTEGER NOT NULL,
+    id TEXT PRIMARY KEY, caller TEXT NOT NULL, thread TEXT NOT NULL, previous TEXT, bytes INTEGER NOT NULL,
     items INTEGER NOT NULL, head TEXT NOT NULL, input TEXT NOT NULL, output TEXT NOT NULL
 );
-CREATE INDEX by_use ON responses (used);
-CREATE INDEX by_caller ON responses (caller, used);
+CREATE INDEX by_thread ON responses (thread);
+CREATE TABLE threads (
+    id TEXT PRIMARY KEY, caller TEXT NOT NULL, parent TEXT, last TEXT, used REAL NOT NULL
+);
+CREATE INDEX by_use ON threads (used);
+CREATE INDEX by_caller ON threads (caller, used);
 CREATE TABLE sums (caller TEXT PRIMARY KEY, rows INTEGER NOT NULL, bytes INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TRIGGER added AFTER INSERT ON responses BEGIN
     INSERT INTO sums VALUES (new.caller, 1, new.bytes)
@@ -41,15 +49,33 @@ END;
 CREATE TRIGGER removed AFTER DELETE ON responses BEGIN
     UPDATE sums SET rows = rows - 1, bytes = bytes - old.bytes WHERE caller = old.caller;
     DELETE FROM sums WHERE caller = old.caller AND rows = 0;
+    DELETE FROM threads WHERE id = old.thread AND NOT EXISTS (SELECT 1 FROM responses WHERE thread = old.thread);
 END;
 """
-CHAIN = """
-WITH RECURSIVE chain (id, previous, turn) AS (
-    SELECT id, previous, 0 FROM responses WHERE id = :id AND caller = :caller AND used > :since
-    UNION ALL
-    SELECT older.id, older.previous, turn + 1 FROM chain JOIN responses AS older ON older.id = chain.previous
-        WHERE older.caller = :caller AND older.used > :since AND turn < :most
+# The tables of version 1 had the use of each response. What came from one beginning becomes one thread.
+BEFORE = """
+ALTER TABLE responses RENAME TO former;
+DROP TRIGGER added; DROP TRIGGER removed; DROP TABLE sums; DROP INDEX by_use; DROP INDEX by_caller;
+CREATE INDEX by_previous ON former (previous);
+"""
+MOVE = """
+WITH RECURSIVE tree (id, thread) AS (
+    SELECT id, id FROM former WHERE previous IS NULL OR previous NOT IN (SELECT id FROM former)
+    UNION ALL SELECT former.id, thread FROM tree JOIN former ON former.previous = tree.id
 )
+INSERT INTO responses SELECT id, caller, thread, previous, bytes, items, head, input, output
+    FROM tree JOIN former USING (id) ORDER BY former.rowid;
+INSERT INTO threads SELECT thread, caller, NULL, NULL, max(used) FROM responses JOIN
+    (SELECT id, used FROM former) USING (id) GROUP BY thread;
+DROP TABLE former;
+"""
+USE = """
+WITH RECURSIVE chain (id, place) AS (
+    SELECT :id, 0 UNION ALL
+    SELECT threads.parent, place + 1 FROM chain JOIN threads USING (id)
+        WHERE threads.parent IS NOT NULL AND place < :most
+)
+UPDATE threads SET used = :now WHERE id IN (SELECT id FROM chain)
 """
 
 
@@ -66,7 +92,8 @@ class KeptResponse:
 
 class ResponseStore:
     """The responses of all callers; none sees another's. At most `most_bytes` are kept, none longer than `ttl` seconds
-    after its last use; where they are too many, the oldest of the caller that has most go first.
+    after the last use of its thread, or of one that began there; where they are too many, the oldest of the caller that
+    has most go first.
 
     Its methods block: call them in a thread, one at a time. They raise sqlite3.Error if the file fails. Where the disk
     is full or fails at the beginning, the file is opened by the first of them that can.
@@ -77,7 +104,7 @@ class ResponseStore:
         self.path = path
         self.file: sqlite3.Connection | None = None
         with suppress(sqlite3.Error), self.database:
-            self.database.execute("DELETE FROM responses WHERE used <= ?", (self.since,))
+            self.remove_expired(MOST_ROWS)
             self.make_room()
 
     @property
@@ -98,26 +125,37 @@ class ResponseStore:
         if size > self.most_bytes:
             return False
         items = len(own) + len(output)
-        row = (response.id, caller, response.previous, self.clock(), size, items, head, own, output)
         with self.database:
-            if response.previous is not None:
-                self.use(caller, response.previous)
+            thread = self.thread_for(caller, response)
+            row = (response.id, caller, thread, response.previous, size, items, head, own, output)
             self.database.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            self.database.execute(USE, {"id": thread, "most": MOST_FORKS, "now": self.clock()})
+            self.remove_expired(EXPIRED_AT_ONCE)
             self.make_room()
         return True
 
-    def use(self, caller: str, name: str) -> None:
-        known = {"id": name, "caller": caller, "since": self.since, "most": MOST_TURNS, "now": self.clock()}
-        self.database.execute(f"{CHAIN} UPDATE responses SET used = :now WHERE id IN (SELECT id FROM chain)", known)
+    def thread_for(self, caller: str, response: KeptResponse) -> str:
+        """Return the thread of a new response: that of the one before it, if that is the last of it, else its own."""
+        before = None if response.previous is None else self.row(caller, response.previous, "thread, last")
+        if before is not None and before[1] == response.previous:
+            self.database.execute("UPDATE threads SET last = ? WHERE id = ?", (response.id, before[0]))
+            return str(before[0])
+        row = (response.id, caller, None if before is None else before[0], response.id, self.clock())
+        self.database.execute("INSERT INTO threads VALUES (?, ?, ?, ?, ?)", row)
+        return response.id
+
+    def remove_expired(self, most: int) -> None:
+        expired = """DELETE FROM responses WHERE id IN (SELECT responses.id FROM threads
+            JOIN responses ON thread = threads.id WHERE used <= ? ORDER BY used LIMIT ?)"""
+        self.database.execute(expired, (self.since, most))
 
     def make_room(self) -> None:
-        """Remove expired responses, then those that are too many."""
-        expired = "DELETE FROM responses WHERE id IN (SELECT id FROM responses WHERE used <= ? ORDER BY used LIMIT ?)"
-        self.database.execute(expired, (self.since, EXPIRED_AT_ONCE))
+        """Remove responses that are too many."""
         while self.is_too_full():
             (caller,) = self.database.execute("SELECT caller FROM sums ORDER BY bytes DESC LIMIT 1").fetchone()
-            oldest = "SELECT id FROM responses WHERE caller = ? ORDER BY used, rowid LIMIT 1"
-            self.database.execute(f"DELETE FROM responses WHERE id IN ({oldest})", (caller,))
+            oldest = "SELECT id FROM threads WHERE caller = ? ORDER BY used, rowid LIMIT 1"
+            first = f"SELECT min(rowid) FROM responses WHERE thread = ({oldest})"
+            self.database.execute(f"DELETE FROM responses WHERE rowid = ({first})", (caller,))
 
     def is_too_full(self) -> bool:
         rows, size = self.database.execute("SELECT total(rows), total(bytes) FROM sums").fetchone()
@@ -140,31 +178,35 @@ class ResponseStore:
             found.append(text)
         return [item for text in found for item in read(text)]
 
-    def row(self, caller: str, name: str, columns: str) -> tuple[str, ...] | None:
-        asked = f"SELECT {columns} FROM responses WHERE id = ? AND caller = ? AND used > ?"
-        row: tuple[str, ...] | None = self.database.execute(asked, (name, caller, self.since)).fetchone()
+    def row(self, caller: str, name: str, columns: str) -> tuple[Any, ...] | None:
+        asked = f"""SELECT {columns} FROM responses JOIN threads ON threads.id = thread
+            WHERE responses.id = ? AND responses.caller = ? AND used > ?"""
+        row: tuple[Any, ...] | None = self.database.execute(asked, (name, caller, self.since)).fetchone()
         return row
 
     def conversation(self, caller: str, name: str, with_output: bool = True) -> list[dict[str, Any]] | None:
         """Return the items of a conversation from its beginning to a response's input, or its output. None if any
         response of it is missing: it would be another conversation. Raises RequestError for one that is too long."""
-        known = {"id": name, "caller": caller, "since": self.since, "most": MOST_TURNS}
-        sums = "SELECT total(items), count(*), sum(chain.previous IS NULL) FROM chain JOIN responses USING (id)"
-        size, turns, begun = self.database.execute(f"{CHAIN} {sums}", known).fetchone()
-        if turns > MOST_TURNS or size > MOST_LOADED:
-            raise too_long("previous_response_id")
-        if not begun:
-            return None
-        kept = "SELECT input, output FROM chain JOIN responses USING (id) ORDER BY turn DESC"
-        parts = [text for row in self.database.execute(f"{CHAIN} {kept}", known) for text in row]
-        return [item for text in (parts if with_output else parts[:-1]) for item in read(text)]
+        parts = list[str]()
+        size, turns, before = 0, 0, str(name)
+        while before is not None:
+            turn = self.row(caller, before, "previous, items, input, output")
+            if turn is None:
+                return None
+            before, items, *texts = turn
+            size, turns = size + items, turns + 1
+            if turns > MOST_TURNS or size > MOST_LOADED:
+                raise too_long("previous_response_id")
+            parts += reversed(texts)
+        return [item for text in reversed(parts if with_output else parts[1:]) for item in read(text)]
 
     def remove(self, caller: str, name: str) -> bool:
         """Return whether there was such a response. Those after it stay, and cannot be gone on from."""
         with self.database:
-            found = self.database.execute("DELETE FROM responses WHERE id = ? AND caller = ? AND used > ?",
-                                          (name, caller, self.since))  # fmt: skip
-        return found.rowcount > 0
+            if self.row(caller, name, "thread") is None:
+                return False
+            self.database.execute("DELETE FROM responses WHERE id = ?", (name,))
+        return True
 
     def close(self) -> None:
         if self.file is not None:
@@ -202,12 +244,14 @@ def prepare(database: sqlite3.Connection, path: Path) -> None:
             cursor.execute(asked).fetchone()[0]
             for asked in ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
         )
-        if tables and (mark, version) != (APPLICATION_ID, VERSION):
+        if tables and (mark != APPLICATION_ID or version not in (1, VERSION)):
             raise PontilError("it is another program's file, or another version's: name another one")
         cursor.execute("PRAGMA journal_mode = WAL")
         # A response that a power failure takes away is asked for again; the file stays whole.
         cursor.execute("PRAGMA synchronous = NORMAL")
         cursor.execute("PRAGMA secure_delete = ON")
+        if tables and version != VERSION:
+            cursor.executescript(f"BEGIN IMMEDIATE; {BEFORE} {SCHEMA} {MOVE} PRAGMA user_version = {VERSION}; COMMIT;")
         if not tables:
             cursor.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             cursor.execute(f"PRAGMA user_version = {VERSION}")

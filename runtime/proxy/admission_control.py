@@ -14,7 +14,6 @@ from pontil.runtime.proxy.rate_limits import Allowance, RateLimits
 from pontil.runtime.proxy.registry import WorkerGroup
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.request_queue import RequestQueue
-from pontil.runtime.proxy.service_rate import Seats
 from pontil.runtime.sampling_params import SamplingParams
 
 
@@ -35,7 +34,7 @@ class AdmissionControl:
         self.workers, self.limits = workers, limits
         self.dispatcher, self.metrics, self.clock = dispatcher, metrics, clock
         self.fair, deadline = config.fair_by == "key", config.first_byte_timeout
-        self.queue = RequestQueue(deadline, lambda: Seats.of(workers.available), fair=self.fair)
+        self.queue = RequestQueue(deadline, lambda: workers.seats, fair=self.fair)
         self.choices = 0
         self.dispatching = False
 

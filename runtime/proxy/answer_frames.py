@@ -57,7 +57,7 @@ class MessageRouter:
         for message in messages:
             # Any message shows that its worker is alive: heartbeats may queue behind tokens.
             if worker := workers.get(message.sender):
-                worker.last_heard, worker.reachable = now, True
+                worker.contact.last_heard, worker.contact.reachable = now, True
             handler = self.handlers.get(type(message))
             if handler is None or not isinstance(message, Hello) and message.receiver != self.incarnation:
                 self.drop(message)

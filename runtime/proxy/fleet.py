@@ -63,7 +63,7 @@ class Fleet:
                 self.exchange.look()
             self.looks += 1
             if self.pages is not None and self.looks % LOOKS_PER_PAGE == 1:
-                self.pages.leave()
+                await self.pages.leave()
             await asyncio.sleep(LOOK)
 
     def bury(self, incarnation: str, kept: Collection[str], lose: Lose) -> None:

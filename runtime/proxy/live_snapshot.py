@@ -9,7 +9,8 @@ from pontil.runtime.accounting.counts import DECODE
 from pontil.runtime.proxy.policy import DisaggregatedRoute
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.rate_meter import RateMeters
-from pontil.runtime.proxy.registry import FRESH, RegisteredWorker
+from pontil.runtime.proxy.registered_worker import RegisteredWorker
+from pontil.runtime.proxy.registry import FRESH
 from pontil.runtime.proxy.request import Request
 
 # Rows of requests that a snapshot has, the newest.

@@ -6,6 +6,7 @@ and the others as they were left, each sample with the label `proxy`. Programs t
 at one sample: of those there is one for all proxies.
 """
 
+import asyncio
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -22,21 +23,33 @@ SAMPLE = re.compile(rb"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})? (\S+.*)")
 
 
 class MetricsPages:
-    """The pages of all proxies in a folder. `render` makes this one's."""
+    """The pages of all proxies in a folder. `render` makes this one's, in the event loop, whose state it reads. Files
+    are read, written and merged in a thread, for one scrape at a time: that takes the longer the more workers and proxies
+    there are."""
 
     def __init__(self, folder: Path, name: str, render: Callable[[], bytes]) -> None:
         self.folder, self.name, self.render = folder, name, render
+        self.turn = asyncio.Lock()
 
-    def leave(self) -> None:
-        """Leave this proxy's page for the others. One that cannot be written is missing on theirs."""
+    async def leave(self) -> None:
+        """Leave this proxy's page for the others."""
+        await asyncio.to_thread(self.write, self.render())
+
+    def write(self, page: bytes) -> None:
+        """Write a page. One that cannot be written is missing on those of the others."""
         fresh = self.folder / f"{self.name}{SUFFIX}.new"
         with suppress(OSError):
-            fresh.write_bytes(self.render())
+            fresh.write_bytes(page)
             fresh.replace(self.folder / f"{self.name}{SUFFIX}")
 
-    def whole(self) -> bytes:
+    async def whole(self) -> bytes:
         """Return the page with the samples of all proxies."""
-        pages = {self.name: self.render()}
+        async with self.turn:
+            return await asyncio.to_thread(self.beside, self.render())
+
+    def beside(self, page: bytes) -> bytes:
+        """Return this page with the samples of the other proxies."""
+        pages = {self.name: page}
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):
             if path.stem not in pages:
                 with suppress(OSError):

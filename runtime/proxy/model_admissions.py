@@ -2,14 +2,15 @@
 """Admission by group of workers: requests for one model, or for one stage of it, wait in a queue of their own, and
 never for another group's workers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from pontil.runtime.config import ProxyConfig
-from pontil.runtime.errors import Unavailable
+from pontil.runtime.errors import TooManyRequests, Unavailable
 from pontil.runtime.proxy.admission_control import AdmissionControl
 from pontil.runtime.proxy.dispatch import Dispatcher
-from pontil.runtime.proxy.metrics import Metrics
-from pontil.runtime.proxy.rate_limits import RateLimits
+from pontil.runtime.proxy.metrics import KEY_LIMIT, Metrics
+from pontil.runtime.proxy.rate_limits import Allowance, RateLimits
 from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.request_queue import RequestQueue
@@ -30,6 +31,7 @@ class ModelAdmissions:
         table: UsageTable | None = None,
     ) -> None:
         limits = self.limits = RateLimits(table=table)
+        self.metrics, self.clock = metrics, clock
         self.by_group = {
             key: AdmissionControl(config, group, limits, dispatcher, metrics, clock)
             for key, group in registry.groups.items()
@@ -44,6 +46,25 @@ class ModelAdmissions:
 
     def queue_of(self, request: Request) -> RequestQueue:
         return self.of(request).queue
+
+    def check_limits(self, caller: str, allowance: Allowance, requests: int = 1) -> None:
+        """Check that a key allows so many requests now, before its grammars, texts and recordings are worked on.
+        Their tokens are checked at their admission. Raises TooManyRequests or RequestError."""
+        with self.counting_refusals(requests):
+            self.limits.check(caller, allowance, requests, 0, self.clock(), states=False)
+
+    def admit_replay(self, caller: str, allowance: Allowance) -> None:
+        """Count a request for the rest of a stream. Raises TooManyRequests."""
+        with self.counting_refusals(1):
+            self.limits.enter_replay(caller, allowance, self.clock())
+
+    @contextmanager
+    def counting_refusals(self, requests: int) -> Iterator[None]:
+        try:
+            yield
+        except TooManyRequests:
+            self.metrics.refused.labels(KEY_LIMIT).inc(requests)
+            raise
 
     def dispatch(self) -> None:
         """Send queued requests to workers, as far as there is room."""

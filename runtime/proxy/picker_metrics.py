@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
 
-from pontil.runtime.proxy.registry import RegisteredWorker, Registry
+from pontil.runtime.proxy.registered_worker import RegisteredWorker
+from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.proxy.request import Request
 
 

@@ -5,7 +5,7 @@ All costs are in prompt tokens that a worker could compute instead (docs/decisio
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pontil.runtime.accounting.counts import DECODE, PREFILL, WHOLE
@@ -70,13 +70,18 @@ class WorkerLoad:
     found: int = 0
     recent: int = 0
     others: OtherLoad = NO_OTHERS
+    # Derived once: a load is read for many requests, until that of its worker changes.
+    all_in_flight: int = field(init=False, compare=False, repr=False)
+    all_uncomputed: int = field(init=False, compare=False, repr=False)
+    ahead: int = field(init=False, compare=False, repr=False)
 
-    @property
-    def ahead(self) -> int:
-        """The prompt tokens that it may have to compute and still be given more: an even share of what it may have at
-        once, or all that the other proxies leave."""
-        whole = AHEAD_STEPS * self.step_tokens
-        return max(whole - self.others.uncomputed, self.others.share_of(whole))
+    def __post_init__(self) -> None:
+        """Add the work of other proxies. `ahead` are the prompt tokens that it may have to compute and still be given
+        more: an even share of what it may have at once, or all that the other proxies leave."""
+        whole, others = AHEAD_STEPS * self.step_tokens, self.others
+        object.__setattr__(self, "ahead", max(whole - others.uncomputed, others.share_of(whole)))
+        object.__setattr__(self, "all_in_flight", self.in_flight + others.in_flight)
+        object.__setattr__(self, "all_uncomputed", self.uncomputed + others.uncomputed)
 
     def can_prefill(self, saved: int = 0) -> bool:
         """Return whether another prompt may be dispatched to it, which would cost `saved` tokens more elsewhere."""
@@ -84,21 +89,13 @@ class WorkerLoad:
 
     def missing(self, prompt_tokens: int) -> int:
         """Return how many tokens of the prompt it would have to compute."""
-        return max(0, prompt_tokens - self.found)
+        return prompt_tokens - self.found if prompt_tokens > self.found else 0
 
     def can_seat(self, choices: int, spare: int = SPARE_SEATS) -> bool:
         """Return whether so many more choices have seats, up to `spare` too many. What is beyond an even share of the
         seats must be left by the other proxies. So no proxy waits for what another one takes again and again."""
         room = max(self.seats + spare - self.others.taken, self.others.share_of(self.seats))
         return self.taken + choices <= room or (not self.taken and choices <= self.seats + spare)
-
-    @property
-    def all_in_flight(self) -> int:
-        return self.in_flight + self.others.in_flight
-
-    @property
-    def all_uncomputed(self) -> int:
-        return self.uncomputed + self.others.uncomputed
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +169,12 @@ class Costs:
     @classmethod
     def of(cls, workers: Sequence[WorkerLoad], prompt_tokens: int) -> "Costs":
         """Return the costs among these workers, which do the same kind of work."""
-        return cls(prompt_tokens, sum(worker.recent for worker in workers) / len(workers) if workers else 0.0)
+        return cls(prompt_tokens, sum([worker.recent for worker in workers]) / len(workers) if workers else 0.0)
 
     def excess(self, worker: WorkerLoad) -> float:
         """Return the recent work beyond what a worker may have without being avoided."""
-        return max(0.0, worker.recent - HOT * self.even - AHEAD_STEPS * worker.step_tokens)
+        beyond = worker.recent - HOT * self.even - AHEAD_STEPS * worker.step_tokens
+        return beyond if beyond > 0.0 else 0.0
 
     def prefill(self, worker: WorkerLoad) -> float:
         """Return the cost of computing the prompt there for another worker."""
@@ -233,13 +231,13 @@ def next_route(
     if not prefill or not decode:
         free = [worker for worker in with_room(workers) if worker.can_seat(choices, spare)]
         costs = Costs.of(workers, prompt_tokens)
-        return CollocatedRoute(by_cost(free, costs.whole)[0]) if free else None
+        return CollocatedRoute(cheapest(free, costs.whole)) if free else None
     seated = [worker for worker in decode if worker.can_seat(choices, spare)]
     if not seated:
         return None
     ready = with_room(prefill)
     costs, decoder = Costs.of(prefill, prompt_tokens), Costs.of(decode, prompt_tokens)
-    pair = DisaggregatedRoute(by_cost(ready or prefill, costs.prefill)[0], by_cost(seated, decoder.decode)[0])
+    pair = DisaggregatedRoute(cheapest(ready or prefill, costs.prefill), cheapest(seated, decoder.decode))
     relief = None if disagg == "always" else relieving(pair, prefill, with_room(seated), prompt_tokens)
     if relief is not None:
         return CollocatedRoute(relief)
@@ -279,7 +277,7 @@ def relieving(
     if not decode:
         return None
     first, second = Costs.of(prefill, prompt_tokens), Costs.of(decode, prompt_tokens)
-    worker = by_cost(decode, second.relieving)[0]
+    worker = cheapest(decode, second.relieving)
     return worker if second.relieving(worker) < first.prefill(pair.prefill) + second.decode(pair.decode) else None
 
 
@@ -291,6 +289,18 @@ def with_room(workers: Sequence[WorkerLoad]) -> list[WorkerLoad]:
 
 
 def by_cost(workers: Sequence[WorkerLoad], cost: Callable[[WorkerLoad], float]) -> list[WorkerLoad]:
-    """Sort by cost, least first, then by requests, fewest first, then by free blocks, most first, then by recent work,
-    least first, then by registration."""
-    return sorted(workers, key=lambda worker: (cost(worker), worker.all_in_flight, -worker.free_blocks, worker.recent))
+    """Sort by cost, least first, then by `preference`, then by registration."""
+    return sorted(workers, key=lambda worker: (cost(worker), *preference(worker)))
+
+
+def cheapest(workers: Sequence[WorkerLoad], cost: Callable[[WorkerLoad], float]) -> WorkerLoad:
+    """Return the first of some workers by cost, without sorting the rest."""
+    costs = [cost(worker) for worker in workers]
+    least = min(costs)
+    return min([worker for worker, each in zip(workers, costs, strict=True) if each == least], key=preference)
+
+
+def preference(worker: WorkerLoad) -> tuple[int, int, int]:
+    """Return the order between workers of equal cost: by requests, fewest first, then by free blocks, most first, then
+    by recent work, least first."""
+    return worker.all_in_flight, -worker.free_blocks, worker.recent

@@ -23,18 +23,19 @@ class PrefixLookup:
         self.settle(request, group)
         workers, prefix = group.serving(request.release), self.prefix_of(request, group)
         if prefix is None:
-            return tuple([worker.load for worker in workers])
+            return tuple([one.loads.get(0) or one.load for one in workers])
         prefix.grow([worker.prefixes for worker in workers])
-        return tuple([worker.load_with(prefix.found(worker.prefixes)) for worker in workers])
+        found = prefix.found_in([worker.prefixes for worker in workers])
+        return tuple([one.loads.get(count) or one.load_with(count) for one, count in zip(workers, found, strict=True)])
 
     def settle(self, request: Request, group: WorkerGroup) -> None:
         """Give a request another release if no worker of its own takes requests any more. An answer that has begun has
         to be ended where it began."""
         if request.release is None or request.begun:
             return
-        if any(worker.release == request.release for worker in group.available):
+        if request.release in group.current.releases:
             return
-        other = group.shares.choose(group.available)
+        other = group.shares.choose(group.current.releases)
         if other is not None:
             group.shares.leave(request.release)
             group.shares.enter(other)

@@ -45,8 +45,27 @@ class PromptPrefix:
         """Return whether a key that is not computed yet may be in a cache."""
         if self.is_complete:
             return False
-        return any(cache.keys and (not self.keys or self.keys[-1] in cache.keys) for cache in caches)
+        if not self.keys:
+            return any(len(cache) > 0 for cache in caches)
+        last = self.keys[-1]
+        return any(last in cache.keys for cache in caches)
+
+    def found_in(self, caches: Sequence[HeldPrefixes]) -> list[int]:
+        """Return for each cache how many tokens of the prompt need not be computed where it is; the last one always is.
+        Many workers that hold a prefix hold the same part of it, so each is asked for what the one before it has."""
+        keys, most = self.keys, len(self.prompt) - 1
+        found, count, tokens = list[int](), 0, 0
+        # The last key that is held, and the first that is not.
+        last, after = None, keys[0] if keys else None
+        for cache in caches:
+            held = cache.keys
+            if (count and last not in held) or after in held:
+                count = cache.count(keys)
+                tokens = min(count * self.block_size, most)
+                last, after = keys[count - 1], keys[count] if count < len(keys) else None
+            found.append(tokens)
+        return found
 
     def found(self, cache: HeldPrefixes) -> int:
-        """Return how many tokens of the prompt need not be computed where this is cached; the last one always is."""
-        return min(cache.count(self.keys) * self.block_size, len(self.prompt) - 1)
+        """Return how many tokens of the prompt need not be computed where this is cached."""
+        return self.found_in([cache])[0]

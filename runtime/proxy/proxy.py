@@ -27,8 +27,9 @@ from pontil.runtime.proxy.policy import every_route
 from pontil.runtime.proxy.prompt_prefix import PromptPrefix
 from pontil.runtime.proxy.rate_limits import UNLIMITED, Allowance
 from pontil.runtime.proxy.readiness import Readiness
+from pontil.runtime.proxy.registered_worker import RegisteredWorker
 from pontil.runtime.proxy.registrar import Registrar
-from pontil.runtime.proxy.registry import RegisteredWorker, Registry
+from pontil.runtime.proxy.registry import Registry
 from pontil.runtime.proxy.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.remote_kv import KVTransfers, RemoteKV
 from pontil.runtime.proxy.request import NO_KEY

@@ -113,9 +113,12 @@ class RateLimits:
         self.callers: dict[str, Allotment] = {}
         self.orphans: Mapping[str, tuple[int, int]] = {}
 
-    def check(self, caller: str, allowance: Allowance, requests: int, tokens: int, now: float) -> None:
+    def check(
+        self, caller: str, allowance: Allowance, requests: int, tokens: int, now: float, *, states: bool = True
+    ) -> None:
         """Raise TooManyRequests for what would exceed the allowance now, RequestError for what always would. Counts
-        nothing yet."""
+        nothing yet. What is to enter at once is stated to other proxies before it is checked, so that no two admit the
+        last; a look at the limits before the work on a request states nothing."""
         for asked, limit, what in (
             (requests, allowance.requests, "requests at once"),
             (tokens, allowance.tokens, "tokens at once, prompts and max_tokens together"),
@@ -129,7 +132,7 @@ class RateLimits:
         used.catch_up(now, allowance)
         if not allowance.is_limited:
             return
-        if self.table is not None:
+        if self.table is not None and states:
             self.table.state(caller, used.stated(requests, tokens))
         try:
             others = self.look(caller, used)
@@ -194,6 +197,17 @@ class RateLimits:
         used.tokens_spent += tokens
         used.total += requests
         used.tokens_total += tokens
+        self.state(caller)
+
+    def enter_replay(self, caller: str, allowance: Allowance, now: float) -> None:
+        """Count a request for the rest of an answer: in the rate of requests only, since its tokens are counted. Raises
+        TooManyRequests."""
+        used = self.allotment(caller, now)
+        used.catch_up(now, allowance)
+        self.look(caller, used)
+        self.check_rate(used.spent + 1, allowance.rate, "requests")
+        used.spent += 1
+        used.total += 1
         self.state(caller)
 
     def enter_again(self, caller: str, requests: int, tokens: int, now: float) -> None:

@@ -7,6 +7,8 @@ from pontil.runtime.proxy.registry import Registry
 
 # Time constant in seconds: a few turns of a conversation.
 MEMORY_SECONDS = 300.0
+# Seconds of one step of decay, in which a sum loses less than a thousandth: each step looks at all workers.
+STEP = 0.25
 
 
 class RecentWork:
@@ -18,9 +20,11 @@ class RecentWork:
 
     def add(self, incarnation: str, tokens: int, now: float) -> None:
         """Add tokens that a worker has to compute, or has made."""
-        before, self.at = self.at, now
-        if before is not None and now > before:
-            kept = exp((before - now) / MEMORY_SECONDS)
+        if self.at is None:
+            self.at = now
+        elif now - self.at >= STEP:
+            kept = exp((self.at - now) / MEMORY_SECONDS)
+            self.at = now
             for worker in self.registry.workers.values():
                 worker.recent *= kept
         if incarnation in self.registry.workers:

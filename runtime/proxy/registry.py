@@ -8,11 +8,12 @@ from typing import Any
 
 from pontil.runtime.graph.catalog import GraphModel
 from pontil.runtime.proxy.admission import context_length
-from pontil.runtime.proxy.held_prefixes import HeldPrefixes
-from pontil.runtime.proxy.policy import NO_OTHERS, OtherLoad, WorkerLoad
+from pontil.runtime.proxy.policy import OtherLoad, WorkerLoad
 from pontil.runtime.proxy.process_row import ProcessRow
+from pontil.runtime.proxy.registered_worker import EMBED, FIXED, Contact, RegisteredWorker
 from pontil.runtime.proxy.registry_snapshot import RegistrySnapshot
-from pontil.runtime.proxy.stage_check import NODE, wrong_stage
+from pontil.runtime.proxy.service_rate import Seats, generating
+from pontil.runtime.proxy.stage_check import wrong_stage
 from pontil.runtime.proxy.stage_task import group_of
 from pontil.runtime.proxy.system_fingerprint import FingerprintCache
 from pontil.runtime.proxy.worker_release import ReleaseShares, WorkerRelease
@@ -23,97 +24,32 @@ from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello, RoleChange
 REMEMBERED = 256
 # Refused workers that are shown, at most one for each name.
 REFUSED = 32
-# The roles of workers that embed texts, and of those that compute a stage without tokens. They never change: no other
-# worker can do this, and these cannot do anything else.
-EMBED = "embed"
-FIXED = (EMBED, NODE)
-
-
-@dataclass(slots=True)
-class RegisteredWorker:
-    """One registered worker. `counters` and `gauges` are the last that it reported; `confirmed` means that the
-    supervisor's table has shown it. It has yet to compute `uncomputed` prompt tokens, and to end `taken` choices. It
-    was `drained` when it left: prompts that it computed lie with their decode workers, which tell if they do not. It is
-    not `reachable` between a message that its socket did not take and the next one that is heard of it. It serves
-    requests of `group` only. `recent` tokens were given to it or made by it lately (runtime/proxy/recent_work.py)."""
-
-    hello: Hello
-    last_heard: float
-    counters: dict[str, int] = field(default_factory=dict)
-    gauges: dict[str, int] = field(default_factory=dict)
-    in_flight: int = 0
-    taken: int = 0
-    uncomputed: int = 0
-    running: int = 0
-    waiting: int = 0
-    free_blocks: int = 0
-    leaving: bool = False
-    drained: bool = False
-    confirmed: bool = False
-    reachable: bool = True
-    group: str | None = None
-    prefixes: HeldPrefixes = field(default_factory=HeldPrefixes)
-    recent: float = 0.0
-    others: OtherLoad = NO_OTHERS
-
-    @property
-    def capacity(self) -> int:
-        """Blocks that sequences can own: all but block 0, with which block tables are padded."""
-        return max(0, self.hello.num_blocks - 1)
-
-    def turn_to(self, role: str, draining: bool) -> None:
-        self.hello, self.leaving = replace(self.hello, role=role), draining
-
-    @property
-    def role(self) -> str:
-        return self.hello.role
-
-    @property
-    def release(self) -> WorkerRelease:
-        return WorkerRelease.of(self.hello)
-
-    @property
-    def has_cache(self) -> bool:
-        """True if it has KV blocks."""
-        return self.role not in FIXED
-
-    @property
-    def seats(self) -> int:
-        return self.hello.max_num_seqs
-
-    @property
-    def context(self) -> int:
-        return min(self.hello.max_model_len, self.capacity * self.hello.block_size)
-
-    @property
-    def load(self) -> WorkerLoad:
-        return self.load_with(0)
-
-    def load_with(self, found: int) -> WorkerLoad:
-        """Return its load, for a prompt of which it has so many tokens cached."""
-        hello = self.hello
-        return WorkerLoad(
-            hello.sender, hello.name, hello.role, hello.peer_endpoint, self.in_flight, self.free_blocks,
-            self.seats, self.context, self.uncomputed, max(1, hello.max_num_batched_tokens), self.taken,
-            found, int(self.recent), self.others,
-        )  # fmt: skip
-
-    @property
-    def shown_load(self) -> dict[str, int]:
-        """The load that /admin/topology shows, with the requests of all proxies."""
-        return {
-            "in_flight": self.in_flight + self.others.in_flight,
-            "running": self.running,
-            "waiting": self.waiting,
-            "free_blocks": self.free_blocks,
-            "total_blocks": self.capacity,
-        }
-
-
 # Age in seconds up to which a table is trusted: the supervisor sends one every second, and none while it is stopped.
 FRESH = 3.0
 # Time to live of a worker that a supervisor watches: longer than the supervisor lets it compute silently.
 WATCHED_TTL = 45.0
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The workers of a group while none comes, goes or changes its role, in the order in which they registered: all,
+    those that are `available`, of these the ones that generate with their seats, and these by their release. `version`
+    is that of the registry."""
+
+    version: int
+    workers: Sequence[RegisteredWorker] = ()
+    available: Sequence[RegisteredWorker] = ()
+    seated: Sequence[tuple[RegisteredWorker, int]] = ()
+    releases: Mapping[WorkerRelease, Sequence[RegisteredWorker]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, workers: Sequence[RegisteredWorker], version: int) -> "Members":
+        available = [worker for worker in workers if not worker.leaving]
+        releases: dict[WorkerRelease, list[RegisteredWorker]] = {}
+        for worker in available:
+            releases.setdefault(worker.release, []).append(worker)
+        seated = [(worker, worker.seats) for worker in generating(available)]
+        return cls(version, tuple(workers), tuple(available), seated, releases)
 
 
 class WorkerGroup:
@@ -125,11 +61,19 @@ class WorkerGroup:
         self.registry, self.key = registry, key
         self.fingerprints = FingerprintCache()
         self.shares = ReleaseShares()
+        self.members = Members(-1)
 
     @property
-    def workers(self) -> list[RegisteredWorker]:
-        every = self.registry.workers.values()
-        return [worker for worker in every if worker.group == self.key]
+    def current(self) -> "Members":
+        """The members as they are now."""
+        if self.members.version != self.registry.version:
+            mine = [worker for worker in self.registry.workers.values() if worker.group == self.key]
+            self.members = Members.of(mine, self.registry.version)
+        return self.members
+
+    @property
+    def workers(self) -> Sequence[RegisteredWorker]:
+        return self.current.workers
 
     @property
     def any_hello(self) -> Hello | None:
@@ -139,20 +83,30 @@ class WorkerGroup:
     def snapshot(self, begun: WorkerRelease | None = None) -> RegistrySnapshot:
         """Return what a request goes by, of the release that it is to stay with: the one that has `begun` it, if that
         is here, else one for a new request."""
-        is_here = begun is not None and any(worker.release == begun for worker in self.available)
-        release = begun if is_here else self.shares.choose(self.available)
-        workers = [worker for worker in self.available if worker.release == release]
+        releases = self.current.releases
+        release = begun if begun in releases else self.shares.choose(releases)
+        workers = () if release is None else releases[release]
         hello = workers[0].hello if workers else self.any_hello
-        return RegistrySnapshot(tuple([worker.load for worker in workers]), hello, self.fingerprints, release)
+        return RegistrySnapshot(
+            tuple([one.loads.get(0) or one.load for one in workers]), hello, self.fingerprints, release
+        )
 
     def serving(self, release: WorkerRelease | None) -> list[RegisteredWorker]:
         """Return the workers to which a request of this release can be sent now; with None one of any."""
-        return [one for one in self.available if one.reachable and (release is None or one.release == release)]
+        mine = self.available if release is None else self.current.releases.get(release, ())
+        return [one for one in mine if one.contact.reachable]
 
     @property
-    def available(self) -> list[RegisteredWorker]:
+    def available(self) -> Sequence[RegisteredWorker]:
         """The workers that take requests."""
-        return [worker for worker in self.workers if not worker.leaving]
+        return self.current.available
+
+    @property
+    def seats(self) -> Seats:
+        """The seats of the workers that generate."""
+        seated = self.current.seated
+        free = sum([seats - worker.taken for worker, seats in seated if seats > worker.taken])
+        return Seats(free, sum([seats for _, seats in seated]))
 
     @property
     def known_context(self) -> int | None:
@@ -183,6 +137,8 @@ class Registry:
     def __init__(self, ttl: float, embedding_models: Collection[str] = (), graph: GraphModel | None = None) -> None:
         self.ttl, self.embedding_models, self.graph = ttl, embedding_models, graph
         self.workers: dict[str, RegisteredWorker] = {}
+        # Changed with any worker that comes, goes, or takes another role.
+        self.version = 0
         self.rows: tuple[ProcessRow, ...] = ()
         self.remembered: dict[str, dict[str, int]] = {}
         # The last refusal for each name, until a worker of that name fits.
@@ -210,19 +166,22 @@ class Registry:
         live and its role."""
         known = self.workers.get(message.sender)
         if known is not None:
-            known.last_heard, known.reachable = now, True
-            known.turn_to(self.kept_role(known, message.role), message.draining)
+            known.contact.last_heard, known.contact.reachable = now, True
+            self.turn(known, message.role, message.draining)
             return None
         if reason := self.objection(message):
             self.refuse(message, reason)
             return reason
         self.refused.pop(message.name, None)
         counters = self.remembered.pop(message.sender, {})
-        worker = RegisteredWorker(message, now, counters, {}, leaving=message.draining, group=self.key_of(message))
+        worker = RegisteredWorker(
+            message, Contact(now), counters, {}, leaving=message.draining, group=self.key_of(message)
+        )
         worker.free_blocks = worker.capacity
         worker.recent = self.even_share(worker)
         worker.confirmed = any(row.name == message.name and row.pid == message.pid for row in self.rows)
         self.workers[message.sender] = worker
+        self.version += 1
         return None
 
     def even_share(self, worker: RegisteredWorker) -> float:
@@ -281,13 +240,19 @@ class Registry:
         """Give a worker no new requests; those that it has may finish. One that was `drained` has none."""
         if incarnation in self.workers:
             self.workers[incarnation].leaving, self.workers[incarnation].drained = True, drained
+            self.version += 1
 
     def change_role(self, message: RoleChange) -> bool:
         """Change a worker's role or drain state; return False if it is not registered."""
         worker = self.workers.get(message.sender)
         if worker is not None:
-            worker.turn_to(self.kept_role(worker, message.role), message.draining)
+            self.turn(worker, message.role, message.draining)
         return worker is not None
+
+    def turn(self, worker: RegisteredWorker, role: str, draining: bool) -> None:
+        worker.hello = replace(worker.hello, role=self.kept_role(worker, role))
+        worker.leaving = draining
+        self.version += 1
 
     def kept_role(self, worker: RegisteredWorker, wanted: str) -> str:
         """Return the role that a worker gets: a FIXED one stays so, and no other can turn to it."""
@@ -303,7 +268,9 @@ class Registry:
         watched = table_age is not None and table_age <= FRESH
         longer = max(self.ttl, WATCHED_TTL)
         limits = {key: longer if watched and worker.confirmed else self.ttl for key, worker in self.workers.items()}
-        return self.remove(worker for key, worker in self.workers.items() if now - worker.last_heard > limits[key])
+        return self.remove(
+            worker for key, worker in self.workers.items() if now - worker.contact.last_heard > limits[key]
+        )
 
     def show(self, rows: Sequence[Mapping[str, Any]]) -> list[RegisteredWorker]:
         """Take a new table. Remove and return the workers whose row now shows another pid or a dead process.
@@ -324,6 +291,7 @@ class Registry:
 
     def remove(self, workers: Any) -> list[RegisteredWorker]:
         gone = list(workers)
+        self.version += bool(gone)
         for worker in gone:
             del self.workers[worker.hello.sender]
             self.remembered[worker.hello.sender] = worker.counters
@@ -334,7 +302,7 @@ class Registry:
     def unreachable(self, incarnation: str) -> None:
         """Send a worker no requests until it is heard again: its socket took no message."""
         if incarnation in self.workers:
-            self.workers[incarnation].reachable = False
+            self.workers[incarnation].contact.reachable = False
 
     def topology(self) -> list[dict[str, Any]]:
         """Return rows of the supervisor's processes, of workers that joined from elsewhere, and of refused workers."""

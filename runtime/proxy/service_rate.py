@@ -5,7 +5,7 @@ Requests wait for the slower of the two."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 # Time constant of the measurement, in seconds of computing: load changes the cost of prompts within a few seconds.
 MEMORY_SECONDS = 5.0
@@ -70,6 +70,9 @@ class HasSeats(Protocol):
     def taken(self) -> int: ...
 
 
+W = TypeVar("W", bound=HasSeats)
+
+
 @dataclass(frozen=True, slots=True)
 class Seats:
     """The seats of the workers that generate. Without a `free` one a request waits for an answer to end."""
@@ -79,15 +82,17 @@ class Seats:
 
     @classmethod
     def of(cls, workers: Sequence[HasSeats]) -> "Seats":
-        roles = [worker.role for worker in workers]
-        split = "decode" in roles and "prefill" in roles
-        free = total = 0
-        for role, worker in zip(roles, workers, strict=True):
-            if role == "decode" or not split:
-                seats = worker.seats
-                total += seats
-                free += max(0, seats - worker.taken)
-        return cls(free, total)
+        seated = generating(workers)
+        free = sum([max(0, worker.seats - worker.taken) for worker in seated])
+        return cls(free, sum([worker.seats for worker in seated]))
+
+
+def generating(workers: Sequence[W]) -> Sequence[W]:
+    """Return the workers that generate: those for decoding, or all where not both kinds are there."""
+    roles = [worker.role for worker in workers]
+    if "decode" not in roles or "prefill" not in roles:
+        return workers
+    return [worker for role, worker in zip(roles, workers, strict=True) if role == "decode"]
 
 
 @dataclass(frozen=True, slots=True)

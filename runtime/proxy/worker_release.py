@@ -3,16 +3,14 @@
 (docs/decisions/065)."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from pontil.runtime.proxy.service_rate import HasSeats, Seats
 from pontil.runtime.wire.messages import Hello
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerRelease:
+class WorkerRelease(NamedTuple):
     """The revision of a model, as the operator names it, and the version of pontil that computes it. A request stays
     within one: its tokens depend on both."""
 
@@ -25,13 +23,6 @@ class WorkerRelease:
         return cls(hello.revision or "", hello.version or "")
 
 
-class HasRelease(HasSeats, Protocol):
-    """A worker."""
-
-    @property
-    def release(self) -> WorkerRelease: ...
-
-
 class ReleaseShares:
     """The requests of a group of workers by the release that they stay with: `bound` counts those that have not
     ended."""
@@ -39,16 +30,15 @@ class ReleaseShares:
     def __init__(self) -> None:
         self.bound: Counter[WorkerRelease] = Counter()
 
-    def choose(self, workers: Sequence[HasRelease]) -> WorkerRelease | None:
-        """Return the release for a new request: the one with the fewest requests for each seat, so that each has its
-        part while workers of one come and those of another drain. Between equals the one that came last."""
-        groups: dict[WorkerRelease, list[HasRelease]] = {}
-        for worker in workers:
-            groups.setdefault(worker.release, []).append(worker)
+    def choose(self, groups: Mapping[WorkerRelease, Sequence[HasSeats]]) -> WorkerRelease | None:
+        """Return the release for a new request: the one with the fewest requests for each seat of its workers, so that
+        each has its part while workers of one come and those of another drain. Between equals the one that came
+        last."""
         if len(groups) < 2:
             return next(iter(groups), None)
         return min(
-            reversed(groups), key=lambda release: (self.bound[release] + 1) / max(1, Seats.of(groups[release]).total)
+            reversed(list(groups)),
+            key=lambda release: (self.bound[release] + 1) / max(1, Seats.of(groups[release]).total),
         )
 
     def enter(self, release: WorkerRelease | None) -> None:

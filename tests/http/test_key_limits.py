@@ -16,6 +16,7 @@ from scripted_site import MODEL, HttpAnswer, ScriptedSite, site
 from scripted_speech import RECORDING, demo, form
 from scripted_worker import DEADLINE, ScriptedWorker, eventually
 
+from pontil.runtime.grammar.compile_process import GrammarProcess
 from pontil.runtime.proxy.rate_limits import JITTER
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Message, Submit
@@ -104,6 +105,35 @@ def test_prompts_of_one_request_are_let_in_together_or_not_at_all(tmp_path: Path
         later = ask(made, ALICE, prompt=["a"] * 3)
         assert later.status == 429 and worker.submits.qsize() == 3, "nothing of it has begun"
         assert ask(made, ALICE).status == 200
+
+
+def test_nothing_is_compiled_for_a_key_beyond_its_limits(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+
+    async def counting(process: GrammarProcess, grammar: str) -> None:
+        compiled.append(grammar)
+
+    monkeypatch.setattr(GrammarProcess, "check", counting)
+    with limited(tmp_path, tokenizer, rate=1.0) as made:
+        made.worker()
+        assert ask(made, ALICE).status == 200
+        chat = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "structured_outputs": {"regex": "a"}}
+        batch = chat | {"messages": [chat["messages"]]}
+        asked = (
+            ("/v1/completions", {"model": MODEL, "prompt": "hi", "structured_outputs": {"regex": "a"}}),
+            ("/v1/chat/completions", chat),
+            ("/v1/chat/completions/batch", batch),
+            ("/v1/responses", {"input": "hi", "text": {"format": {"type": "json_schema", "name": "a", "schema": {}}}}),
+        )
+        for path, body in asked:
+            answer = made.ask("POST", path, body, {"authorization": f"Bearer {ALICE}"})
+            assert answer.status == 429 and not compiled, (path, answer.body)
+        assert made.value("pontil_requests_refused_total", reason="key_limit") == len(asked)
+        assert ask(made, BOB, structured_outputs={"regex": "a"}).status == 200 and compiled
+        words = made.ask("POST", "/v1/responses/input_tokens", {"input": "hi"}, {"authorization": f"Bearer {ALICE}"})
+        assert words.status == 200, "only counting is no request of its limits"
 
 
 def transcribe(made: ScriptedSite, key: str) -> int:

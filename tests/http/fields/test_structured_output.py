@@ -18,6 +18,7 @@ from pontil.http.fields.parameter import object_schema, read_all
 from pontil.http.fields.reader import Fields
 from pontil.http.fields.structured_output import MAX_DEPTH, STRUCTURE, OutputStructure, is_deep, structure_of
 from pontil.http.request import grammar_check
+from pontil.http.request.caller_turns import CALLER
 from pontil.http.request.grammar_check import GrammarCheck
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.grammar.compile_process import GrammarProcess
@@ -195,12 +196,49 @@ def test_waiting_for_others_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def run() -> None:
         check = GrammarCheck()
-        await check.turn.acquire()
+        await check.turns.take(1)
         with pytest.raises(Unavailable, match="other grammars"):
             await check.check(OutputStructure(grammar_of_regex("a"), "structured_outputs.regex"))
-        check.turn.release()
+        check.turns.release()
         await check.check(OutputStructure(grammar_of_regex("a"), "structured_outputs.regex"))
         check.close()
+
+    asyncio.run(run())
+
+
+class HeldCompiler(GrammarProcess):
+    """A process whose compilations end when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+        self.go = asyncio.Semaphore(0)
+
+    async def check(self, grammar: str) -> str | None:
+        self.asked.append(grammar)
+        await self.go.acquire()
+        return None
+
+
+def test_callers_have_turns_at_the_compiler() -> None:
+    """Another caller waits for the grammar that is compiled, and not for those that wait."""
+
+    async def run() -> None:
+        process = HeldCompiler()
+        check = GrammarCheck(process)
+
+        async def asks(caller: str, pattern: str) -> None:
+            CALLER.set(caller)
+            await check.check(OutputStructure(grammar_of_regex(pattern), "the.field"))
+
+        tasks = [asyncio.ensure_future(asks("greedy", f"a{number}")) for number in range(8)]
+        await asyncio.sleep(0)
+        tasks.append(asyncio.ensure_future(asks("ann", "mine")))
+        await asyncio.sleep(0)
+        for _ in tasks:
+            process.go.release()
+        await asyncio.gather(*tasks)
+        assert process.asked.index(grammar_of_regex("mine")) <= 2 and len(process.asked) == 9
 
     asyncio.run(run())
 

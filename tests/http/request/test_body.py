@@ -65,7 +65,7 @@ def test_without_an_option_the_workers_context_decides(bare: ScriptedSite) -> No
 def test_a_body_that_says_it_is_too_large_is_refused_before_it_comes(served: ScriptedSite) -> None:
     answer = HttpAnswer(begin(served, LIMIT + 1, 1).getresponse())
     assert answer.status == 413 and f"larger than {LIMIT} bytes" in answer.json["error"]["message"]
-    assert bodies_of(served).buffered == 0
+    assert bodies_of(served).buffered.total == 0
 
 
 def test_one_of_unknown_length_is_refused_where_it_becomes_too_large(served: ScriptedSite) -> None:
@@ -81,18 +81,18 @@ def test_one_of_unknown_length_is_refused_where_it_becomes_too_large(served: Scr
 def test_all_bodies_together_are_bounded(served: ScriptedSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large bodies are refused while others fill the buffer, small ones are not, and the memory is free again once
     those clients disconnect."""
-    monkeypatch.setattr(request_body, "MOST_BUFFERED", 3 * 60_000)
     bodies = bodies_of(served)
+    monkeypatch.setattr(bodies.buffered, "most", 3 * 60_000)
     with ExitStack() as stack:
         filling = [begin(served, 90_000, 60_000 + LARGE_BODY) for _ in range(3)]
         for one in filling:
             stack.callback(one.close)
-        eventually(lambda: bodies.buffered == 3 * 60_000, "the room is full")
+        eventually(lambda: bodies.buffered.total == 3 * 60_000, "the room is full")
         answer = served.complete("a" * 50_000)
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert "too many large requests" in answer.json["error"]["message"]
         assert served.complete("a", max_tokens=2).status == 200
-    eventually(lambda: bodies.buffered == 0, "the room is there again")
+    eventually(lambda: bodies.buffered.total == 0, "the room is there again")
     assert served.complete("a" * 50_000).status == 400
 
 

@@ -148,11 +148,11 @@ def test_who_leaves_keeps_the_turn_until_the_thread_is_done() -> None:
         executor = OrderedExecutor()
         left = asyncio.ensure_future(executor.run(first, 1))
         second = asyncio.ensure_future(executor.run(lambda: ran.append("second"), 1))
-        await settled(executor.turn.locked)
+        await settled(lambda: executor.turns.is_taken)
         left.cancel()
         with pytest.raises(asyncio.CancelledError):
             await left
-        assert not second.done() and executor.turn.locked()
+        assert not second.done() and executor.turns.is_taken
         go.set()
         await second
 
@@ -167,12 +167,12 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         executor = OrderedExecutor()
         tasks = [asyncio.ensure_future(executor.run(lambda: go.wait(DEADLINE), size)) for size in (1000, 1000)]
-        await settled(lambda: executor.waiting == 1000)
+        await settled(lambda: executor.turns.room.total == 1000)
         with pytest.raises(Unavailable, match="too many long requests"):
             await executor.run(lambda: None, 1)
         go.set()
         await asyncio.gather(*tasks)
-        assert await executor.run(lambda: 7, 1000) == 7 and executor.waiting == 0
+        assert await executor.run(lambda: 7, 1000) == 7 and executor.turns.room.total == 0
 
     asyncio.run(run())
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A response's request becomes the request of a chat."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,21 @@ def test_instructions_and_the_systems_words_are_one_message() -> None:
     assert messages({"role": "developer", "content": "b"})[0] == {"role": "developer", "content": "b"}
     later = messages({"role": "user", "content": "c"}, {"role": "system", "content": "d"}, instructions="a")
     assert [one["role"] for one in later] == ["system", "user", "system"]
+
+
+def test_a_conversation_is_read_in_a_time_that_grows_as_it_does() -> None:
+    """Joined one by one, the system's texts would be copied for each item: 64 times as long for eight times as many."""
+
+    def seconds(items: int) -> float:
+        system = {"type": "message", "role": "system", "content": [{"text": "x" * 500}]}
+        begun = time.process_time()
+        (message,) = messages_of("be brief", [system] * items)
+        assert len(message["content"]) == len("be brief") + 502 * items
+        return time.process_time() - begun
+
+    seconds(100)
+    few, many = (min(seconds(items) for _ in range(3)) for items in (1000, 8000))
+    assert many < 24 * max(few, 1e-4)
 
 
 def test_reasoning_alone_is_a_message_and_none_is_none() -> None:

@@ -14,9 +14,12 @@ from pontil.runtime.proxy.policy import (
     PULLED,
     SPARE_SEATS,
     CollocatedRoute,
+    Costs,
     DisaggregatedRoute,
     OtherLoad,
     WorkerLoad,
+    by_cost,
+    cheapest,
     every_route,
     next_route,
     plan,
@@ -259,3 +262,19 @@ def test_what_others_have_given_counts_in_the_choice() -> None:
     )
     assert OtherLoad.of({"taken": -4, "in_flight": 1 << 60, "else": 1}) == OtherLoad(in_flight=MOST_STATED)
     assert OtherLoad.of(None) == OtherLoad()
+
+
+LOADS = builds(
+    WorkerLoad, sampled_from("abcdef"), sampled_from("ab"), sampled_from(["prefill", "decode"]), sampled_from("e"),
+    integers(0, 3), integers(0, 2), integers(1, 4), integers(100, 101), integers(0, 3), sampled_from([1, 256]),
+    integers(0, 4), sampled_from([0, 16, 64]), sampled_from([0, 3, 5000]),
+    builds(OtherLoad, integers(0, 1), integers(0, 2), integers(0, 2), integers(0, 2)),
+)  # fmt: skip
+
+
+@given(lists(LOADS, min_size=1, max_size=8), integers(0, 100))
+def test_the_cheapest_is_the_first_of_all_in_order(workers: list[WorkerLoad], prompt_tokens: int) -> None:
+    """Ties, of which there are many, are decided alike."""
+    costs = Costs.of(workers, prompt_tokens)
+    for cost in (costs.prefill, costs.decode, costs.whole, costs.relieving):
+        assert cheapest(workers, cost) is by_cost(workers, cost)[0]

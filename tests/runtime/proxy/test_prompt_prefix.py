@@ -125,3 +125,14 @@ def test_what_is_cached_later_is_found_later() -> None:
     while prefix.grow([more]):
         pass
     assert prefix.found(more) == 159
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=12), st.booleans())
+def test_workers_are_looked_at_together_as_each_alone(held: list[int], tail: bool) -> None:
+    prompt = [*range(90)]
+    caches = [cache_of(prompt, blocks) if blocks else HeldPrefixes() for blocks in held]
+    if tail:
+        caches.append(cache_of(prompt, 5, tail=True))
+    prefix = grown(prompt, *caches)
+    assert prefix.found_in(caches) == [prefix.found(cache) for cache in caches]
+    assert prefix.found_in(caches)[: len(held)] == [min(5, blocks) * 16 for blocks in held]

@@ -2,6 +2,7 @@
 """Limits of one key."""
 
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from pontil.runtime.errors import RequestError, TooManyRequests
 from pontil.runtime.proxy.rate_limits import JITTER, MOST_QUIET, Allowance, RateLimits
+from pontil.runtime.proxy.usage_table import UsageTable
 
 MUCH = 10**6
 
@@ -128,3 +130,23 @@ def test_callers_that_are_gone_are_forgotten() -> None:
         limits.enter(f"caller-{number}", 1, 10, float(number))
         limits.leave(f"caller-{number}", 1, 10)
     assert len(limits.callers) <= MOST_QUIET and limits.callers["stays"].requests == 1
+
+
+def test_a_look_before_the_work_states_nothing(tmp_path: Path) -> None:
+    """Else a request that is read for long would take its place from one at another proxy."""
+    tables = [UsageTable(tmp_path / "table", number, 2, f"proxy-{number}") for number in range(2)]
+    here, there = (RateLimits(table=table) for table in tables)
+    here.check("alice", Allowance(requests=1), 1, 0, 0.0, states=False)
+    there.check("alice", Allowance(requests=1), 1, 10, 0.0)
+
+
+def test_a_replay_counts_in_the_rate_only() -> None:
+    limits, allowance = RateLimits(), Allowance(requests=1, rate=2.0, tokens=10)
+    let_in(limits, allowance)
+    limits.enter_replay("alice", allowance, 0.0)
+    assert limits.callers["alice"].requests == 1 and limits.callers["alice"].tokens == 10
+    with pytest.raises(TooManyRequests, match="2 requests per minute"):
+        limits.enter_replay("alice", allowance, 0.0)
+    limits.enter_replay("alice", allowance, 30.0)
+    for _ in range(100):
+        limits.enter_replay("bob", Allowance(), 0.0)

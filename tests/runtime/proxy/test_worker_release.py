@@ -24,7 +24,6 @@ Play = Callable[..., None]
 
 @dataclass
 class SeatedWorker:
-    release: WorkerRelease
     seats: int
     role: str = "mixed"
     taken: int = 0
@@ -58,10 +57,10 @@ def test_a_model_of_several_stages_has_one_revision() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 8)), min_size=1, max_size=6))
 def test_each_release_has_its_part_of_the_requests(workers: list[tuple[int, int]]) -> None:
-    seated = [SeatedWorker(WorkerRelease(str(number)), seats) for number, seats in workers]
-    shares, seats = ReleaseShares(), dict[WorkerRelease, int]()
-    for worker in seated:
-        seats[worker.release] = seats.get(worker.release, 0) + worker.seats
+    shares, seated = ReleaseShares(), dict[WorkerRelease, list[SeatedWorker]]()
+    for number, count in workers:
+        seated.setdefault(WorkerRelease(str(number)), []).append(SeatedWorker(count))
+    seats = {release: sum(worker.seats for worker in each) for release, each in seated.items()}
     for _ in range(5 * sum(seats.values())):
         shares.enter(shares.choose(seated))
     assert all(4 * seats[release] <= shares.bound[release] <= 6 * seats[release] for release in seats)
@@ -72,7 +71,7 @@ def test_each_release_has_its_part_of_the_requests(workers: list[tuple[int, int]
 
 
 def test_without_workers_there_is_no_release() -> None:
-    assert ReleaseShares().choose([]) is None
+    assert ReleaseShares().choose({}) is None
 
 
 def test_requests_go_to_both_and_each_reply_names_its_own(play: Play) -> None:

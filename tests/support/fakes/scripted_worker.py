@@ -122,7 +122,7 @@ class ScriptedWorker:
 
         def is_removed() -> bool:
             if known := registry.workers.get(self.incarnation):
-                known.last_heard = -math.inf
+                known.contact.last_heard = -math.inf
             return known is None
 
         eventually(is_removed, f"the end of {self.name}'s time to live")

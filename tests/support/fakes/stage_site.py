@@ -74,7 +74,7 @@ class StageSite(Proxy):
         if self.steps % 25 == 0:
             self.now += TICK
             for one in self.registry.workers.values():
-                one.last_heard = self.now
+                one.contact.last_heard = self.now
             self.tick()
 
     def kill(self, name: str, notice: int = 0) -> None:

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker as the proxy knows it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pontil.runtime.proxy.held_prefixes import HeldPrefixes
+from pontil.runtime.proxy.policy import NO_OTHERS, OtherLoad, WorkerLoad
+from pontil.runtime.proxy.stage_check import NODE
+from pontil.runtime.proxy.worker_release import WorkerRelease
+from pontil.runtime.wire.messages import Hello
+
+# The roles of workers that embed texts, and of those that compute a stage without tokens. They never change: no other
+# worker can do this, and these cannot do anything else.
+EMBED = "embed"
+FIXED = (EMBED, NODE)
+
+
+@dataclass(slots=True)
+class Contact:
+    """The contact to a worker, which changes with each message. It is not `reachable` between a message that its socket
+    did not take and the next one that is heard of it."""
+
+    last_heard: float
+    reachable: bool = True
+
+
+@dataclass(slots=True)
+class RegisteredWorker:
+    """One registered worker. `counters` and `gauges` are the last that it reported; `confirmed` means that the
+    supervisor's table has shown it. It has yet to compute `uncomputed` prompt tokens, and to end `taken` choices. It
+    was `drained` when it left: prompts that it computed lie with their decode workers, which tell if they do not. It
+    serves requests of `group` only. `recent` tokens were given to it or made by it lately
+    (runtime/proxy/recent_work.py)."""
+
+    hello: Hello
+    contact: Contact
+    counters: dict[str, int] = field(default_factory=dict)
+    gauges: dict[str, int] = field(default_factory=dict)
+    in_flight: int = 0
+    taken: int = 0
+    uncomputed: int = 0
+    running: int = 0
+    waiting: int = 0
+    free_blocks: int = 0
+    leaving: bool = False
+    drained: bool = False
+    confirmed: bool = False
+    group: str | None = None
+    prefixes: HeldPrefixes = field(default_factory=HeldPrefixes)
+    recent: float = 0.0
+    others: OtherLoad = NO_OTHERS
+    release: WorkerRelease = field(init=False)
+    # Its load by the tokens found for a prompt, until any field is set: routing looks at all workers.
+    loads: dict[int, WorkerLoad] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # A second Hello changes the role only.
+        self.release = WorkerRelease.of(self.hello)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if loads := getattr(self, "loads", None):
+            loads.clear()
+
+    @property
+    def capacity(self) -> int:
+        """Blocks that sequences can own: all but block 0, with which block tables are padded."""
+        return max(0, self.hello.num_blocks - 1)
+
+    @property
+    def role(self) -> str:
+        return self.hello.role
+
+    @property
+    def has_cache(self) -> bool:
+        """True if it has KV blocks."""
+        return self.role not in FIXED
+
+    @property
+    def seats(self) -> int:
+        return self.hello.max_num_seqs
+
+    @property
+    def context(self) -> int:
+        return min(self.hello.max_model_len, self.capacity * self.hello.block_size)
+
+    @property
+    def load(self) -> WorkerLoad:
+        return self.load_with(0)
+
+    def load_with(self, found: int) -> WorkerLoad:
+        """Return its load, for a prompt of which it has so many tokens cached."""
+        if (known := self.loads.get(found)) is not None:
+            return known
+        hello = self.hello
+        load = self.loads[found] = WorkerLoad(
+            hello.sender, hello.name, hello.role, hello.peer_endpoint, self.in_flight, self.free_blocks,
+            self.seats, self.context, self.uncomputed, max(1, hello.max_num_batched_tokens), self.taken,
+            found, int(self.recent), self.others,
+        )  # fmt: skip
+        return load
+
+    @property
+    def shown_load(self) -> dict[str, int]:
+        """The load that /admin/topology shows, with the requests of all proxies."""
+        return {
+            "in_flight": self.in_flight + self.others.in_flight,
+            "running": self.running,
+            "waiting": self.waiting,
+            "free_blocks": self.free_blocks,
+            "total_blocks": self.capacity,
+        }

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request's routing among hundreds of workers: what is kept between requests is what would be computed anew, and the
+work for each worker is little."""
+
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+import pytest
+from fleet_proxy import fleet_proxy, hello_of, submit
+
+from pontil.runtime.proxy.registered_worker import RegisteredWorker
+from pontil.runtime.proxy.registry import Members, Registry
+from pontil.runtime.proxy.service_rate import Seats
+from pontil.runtime.tokenizer.tokenizer import Tokenizer
+from pontil.runtime.wire.messages import Heartbeat, RoleChange
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """Return the number of functions that are called, those of C included."""
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.mark.parametrize("roles", [("prefill", "decode"), ("mixed",)], ids="+".join)
+@pytest.mark.parametrize("shared", [0, 20], ids=["nothing cached", "all have the beginning"])
+def test_a_worker_more_is_little_work_more(
+    tmp_path: Path, tokenizer: Tokenizer, roles: tuple[str, ...], shared: int
+) -> None:
+    """It was 65 calls for each worker and request."""
+    calls = []
+    for size in (30, 300):
+        made = fleet_proxy(tmp_path / str(size), tokenizer, size, roles, shared)
+        for _ in range(5):
+            submit(made.proxy)
+        calls.append(min(calls_of(lambda made=made: submit(made.proxy)) for _ in range(5)))  # type: ignore[misc]
+        assert len(made.sent) == 10 * len(roles), "each is sent to its workers at once"
+    assert (calls[1] - calls[0]) / 270 < 20
+
+
+def test_a_batch_of_messages_beside_a_request_that_waits(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """All seats are taken. It was 30 calls for each worker, with every batch."""
+    made = fleet_proxy(tmp_path, tokenizer, 300, ("prefill", "decode"), 20)
+    for worker in made.proxy.registry.workers.values():
+        worker.taken = 2 * worker.seats
+    submit(made.proxy)
+    assert len(made.proxy.queue) == 1 and calls_of(made.proxy.admissions.dispatch) < 300 * 10
+
+
+def rebuilt(worker: RegisteredWorker) -> RegisteredWorker:
+    """Return the same worker, of which nothing is kept."""
+    made = RegisteredWorker(worker.hello, worker.contact)
+    for name in ("in_flight", "taken", "uncomputed", "free_blocks", "recent", "others"):
+        setattr(made, name, getattr(worker, name))
+    return made
+
+
+def test_what_is_kept_of_workers_is_what_they_are() -> None:
+    """Any events, in any order, change what is kept."""
+    for seed in range(8):
+        source, registry = random.Random(seed), Registry(ttl=5.0)
+        for turn in range(200):
+            known = list(registry.workers)
+            happens(source, registry, known, turn)
+            group = registry.generating
+            mine = [worker for worker in registry.workers.values() if worker.group is None]
+            assert group.current == Members.of(mine, registry.version)
+            assert group.seats == Seats.of([worker for worker in mine if not worker.leaving])
+            assert [load.name for load in group.loads] == [one.hello.name for one in mine if not one.leaving]
+            for worker in mine:
+                found = source.choice([0, 16, 32])
+                assert worker.load_with(found) == rebuilt(worker).load_with(found)
+
+
+def happens(source: random.Random, registry: Registry, known: list[str], turn: int) -> None:
+    """Let something happen to a worker."""
+    name = source.choice(known) if known else ""
+    change = source.randrange(9) if known else 0
+    if change == 0:
+        role = source.choice(["prefill", "decode", "mixed"])
+        version = source.choice([None, "1"])
+        assert registry.hello(replace(hello_of(turn, role), version=version), 0.0) is None
+    elif change == 1:
+        registry.goodbye(name)
+    elif change == 2:
+        registry.change_role(RoleChange(name, "p", source.choice(["prefill", "decode"]), source.random() < 0.5))
+    elif change == 3:
+        registry.hello(replace(registry.workers[name].hello, draining=source.random() < 0.5), float(turn))
+    elif change == 4:
+        registry.heartbeat(Heartbeat(name, "p", 1, 1, source.randrange(64), 0, {}, others={"taken": 2, "proxies": 1}))
+    elif change == 5:
+        registry.remove([registry.workers[name]])
+    else:
+        field = ("in_flight", "taken", "uncomputed")[change - 6]
+        setattr(registry.workers[name], field, source.randrange(8))
