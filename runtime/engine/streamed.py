@@ -21,6 +21,9 @@ class RowInputs(Protocol):
     def next_index(self) -> int:
         """The index of the first item of the other stage that no row has used."""
 
+    def can_resume(self, frames: Sequence[list[int]], next_index: int) -> bool:
+        """Return whether another worker can have computed the prompt with this result."""
+
     def resume(self, frames: Sequence[list[int]], next_index: int) -> None:
         """Go on behind a prompt that another worker computed: it made the first frames, of the items so far."""
 

@@ -48,9 +48,13 @@ def graph_part(values: Mapping[str, Any]) -> GraphPart:
             edge: tuple((str(peer), str(endpoint)) for peer, endpoint in producers)
             for edge, producers in values["inputs"].items()
         }
-        return GraphPart(
+        part = GraphPart(
             str(values["run"]), str(values["node"]), str(values["secret"]), tuple(map(str, values["outputs"])), inputs,
             tuple(map(str, values["walks"])), values["positions"], tuple(values["answer"]), dict(values["options"]),
         )  # fmt: skip
+        numbers = part.answer if part.positions is None else (part.positions, *part.answer)
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise ValueError("positions and ids are whole numbers from 0 on")
+        return part
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise MalformedFrame(f"a part of a graph is malformed: {error}") from None

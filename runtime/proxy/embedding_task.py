@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of a request that asks for a vector instead of tokens."""
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,10 @@ def embed_message(request: "Request", task: EmbeddingTask, sender: str, deadline
 def fits(frame: Embedding, request: "Request", task: EmbeddingTask, size: int | None) -> bool:
     """Return whether a vector and its counts can be of this request, by a model with vectors of this size."""
     counts = frame.prompt_tokens == len(request.prompt) == frame.computed_tokens
-    return counts and size is not None and len(frame.vector) == FLOAT_BYTES * (task.dimensions or size)
+    if not counts or size is None or len(frame.vector) != FLOAT_BYTES * (task.dimensions or size):
+        return False
+    # NaN and infinity have no JSON, and a sum of numbers of 32 bits is finite where all of them are.
+    return math.isfinite(sum(memoryview(frame.vector).cast("f")))
 
 
 def accept_embedding(request: "Request", frame: Embedding, now: float) -> None:

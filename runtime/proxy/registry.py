@@ -8,6 +8,7 @@ from typing import Any
 
 from pontil.runtime.graph.catalog import GraphModel
 from pontil.runtime.proxy.admission import context_length
+from pontil.runtime.proxy.hello_check import ROLES, wrong_numbers
 from pontil.runtime.proxy.policy import OtherLoad, WorkerLoad
 from pontil.runtime.proxy.process_row import ProcessRow
 from pontil.runtime.proxy.registered_worker import EMBED, FIXED, Contact, RegisteredWorker
@@ -194,6 +195,8 @@ class Registry:
         comparing with one is enough."""
         if version := foreign(message, "the proxy", SCHEMA):
             return version
+        if impossible := wrong_numbers(message):
+            return impossible
         if message.role == EMBED and message.model not in self.embedding_models:
             return f"{message.name} embeds by {message.model}, and {self.told_models}: start both alike"
         if message.role != EMBED and (misplaced := wrong_stage(message, self.graph)):
@@ -226,7 +229,8 @@ class Registry:
         worker = self.workers.get(message.sender)
         if worker is None:
             return None
-        worker.running, worker.waiting, worker.free_blocks = message.running, message.waiting, message.free_blocks
+        worker.running, worker.waiting = message.running, message.waiting
+        worker.free_blocks = min(max(0, message.free_blocks), worker.capacity)
         worker.gauges = message.gauges or {}
         worker.others = OtherLoad.of(message.others)
         if not worker.counters and served_before(message):
@@ -256,7 +260,7 @@ class Registry:
 
     def kept_role(self, worker: RegisteredWorker, wanted: str) -> str:
         """Return the role that a worker gets: a FIXED one stays so, and no other can turn to it."""
-        return worker.role if wanted in FIXED or worker.role in FIXED else wanted
+        return worker.role if wanted in FIXED or worker.role in FIXED or wanted not in ROLES else wanted
 
     def is_leaving(self, incarnation: str) -> bool:
         """Return whether the worker is registered and takes no new requests."""

@@ -113,11 +113,15 @@ class DecodeSide:
         if peer is None or endpoint is None:
             self.failed.append((request, "the request names no prefill worker"))
             return
-        if request.claims and (reason := self.objection(request, peer, endpoint)):
+        reason = self.objection(request, peer, endpoint) if request.claims else None
+        reason = reason or self.peers.open(peer, endpoint, now)
+        if reason and request.claims:
             self.machine.engine.add(request.sequence)
             self.give_up(request, reason)
             return
-        self.peers.open(peer, endpoint, now)
+        if reason:
+            self.failed.append((request, reason))
+            return
         insort(self.waiting, request, key=by_order)
         self.machine.engine.park(request.sequence, RemotePrompt(self, request))
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pontil.runtime.engine.logprobs import TokenLogprobs
 from pontil.runtime.engine.sequence import Known
+from pontil.runtime.engine.streamed import RowInputs
 from pontil.runtime.wire.messages import Handoff
 from pontil.runtime.worker.worker_request import WorkerRequest
 
@@ -25,8 +26,16 @@ def is_for(handoff: Handoff, request: WorkerRequest, vocab_size: int) -> bool:
     guessed = [[]] * n if handoff.draft_tokens is None else handoff.draft_tokens
     drafts = len(guessed) == n and all(are_tokens(draft, vocab_size) for draft in guessed)
     whole = handoff.computed == len(sequence.prompt) and 0 <= handoff.cached_tokens <= handoff.computed
-    framed = sequence.inputs is None or (bool(handoff.frames) and handoff.next_index is not None)
+    framed = sequence.inputs is None or can_resume(handoff, sequence.inputs)
     return whole and same and some and drafts and framed and knows_its_logprobs(handoff, request)
+
+
+def can_resume(handoff: Handoff, inputs: RowInputs) -> bool:
+    """Return whether the rows of a sequence that another stage drives can go on from the handoff (E14)."""
+    frames, index = handoff.frames, handoff.next_index
+    if frames is None or index is None or not inputs.can_resume(frames, index):
+        return False
+    return frames[0][:1] == handoff.first_tokens
 
 
 def is_kept(handoff: Handoff, request: WorkerRequest) -> bool:

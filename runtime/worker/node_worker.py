@@ -27,6 +27,8 @@ logger = logging.getLogger("pontil.worker")
 SEATS = 64
 # Bytes of a task's longest input, in the place of tokens.
 MOST_INPUT = 1 << 20
+# Outputs of a task beyond any: each has some sound.
+MOST_OUTPUTS = 1 << 20
 LATE = Failure("no worker had computed the stage before its deadline", 503, late=True)
 # The only role that such a worker can have.
 ROLE = "node"
@@ -95,6 +97,8 @@ class NodeWorker(PlainWorker):
         try:
             if message.node != self.config.node:
                 raise GraphError(f"this worker computes {self.config.node}, not {message.node}")
+            if not 0 <= message.delivered <= MOST_OUTPUTS:
+                raise GraphError(f"a client cannot have {message.delivered} outputs of {message.node}")
             part = None if message.graph is None else graph_part(message.graph)
             run = self.node.begin(NodeInput(message.data, message.options, message.delivered))
             task = OpenTask(self.incarnation, message, now, run)

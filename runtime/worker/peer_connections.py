@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from pontil.runtime.config import Deadlines
+from pontil.runtime.errors import PontilError
 from pontil.runtime.transfer.connector import Connector
 from pontil.runtime.wire.context import Context
 from pontil.runtime.wire.messages import Greet, Message
@@ -50,14 +51,19 @@ class PeerConnections(Mapping[str, PeerConnection]):
             if connection.state is HandshakeState.FAILED
         }
 
-    def open(self, peer: str, endpoint: str, now: float) -> None:
-        """Connect to a peer and start the handshake, unless it has a connection that has not failed."""
+    def open(self, peer: str, endpoint: str, now: float) -> str | None:
+        """Connect to a peer and start the handshake, unless it has a connection that has not failed. Return why it
+        cannot be, where a proxy named an address that is none."""
         connection = self.by_peer.get(peer)
         if connection is not None and connection.state is not HandshakeState.FAILED:
-            return
+            return None
         self.hang_up(peer)
         self.clear_the_address(endpoint)
-        socket, patience = self.connect(endpoint), self.deadlines.kv_handshake_timeout
+        try:
+            socket = self.connect(endpoint)
+        except PontilError as error:
+            return str(error)
+        patience = self.deadlines.kv_handshake_timeout
         connection = self.by_peer[peer] = PeerConnection(
             peer, endpoint, socket, now + patience, patience, now + REPLACED_AFTER
         )
@@ -65,6 +71,7 @@ class PeerConnections(Mapping[str, PeerConnection]):
             connection.state = HandshakeState.READY
         else:
             self.tell(peer, replace(self.greeting, receiver=peer))
+        return None
 
     def connect(self, endpoint: str) -> PeerClient:
         socket = PeerClient(self.context, self.sender, endpoint)

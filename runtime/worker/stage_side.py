@@ -81,6 +81,7 @@ class StageSide:
         if submit.graph is None:
             return make_request(submit, self.machine)
         part = self.checked_part(submit.graph)
+        self.check_answer(submit, part)
         make_rows: Callable[[], RowBuilder] | None = None
         if self.machine.talker is not None:
             make_rows = partial(self.machine.talker.rows, submit.prompt, part.options)
@@ -103,6 +104,16 @@ class StageSide:
         if self.machine.state_layers is None and any(is_of_states(edge) for edge in part.outputs):
             raise RequestError("this model has no states that another stage could read")
         return part
+
+    def check_answer(self, submit: Submit, part: GraphPart) -> None:
+        """Raise RequestError where the ids to be streamed once more cannot be an answer of this stage."""
+        ids = part.answer or tuple(submit.delivered[0] if submit.delivered else ())
+        known = all(token < self.machine.config.vocab_size for token in ids) and submit.sampling.get("n", 1) == 1
+        framed = self.machine.talker is None or tuple([frame[0] for frame in submit.frames if frame]) == ids
+        if not known or not framed or (part.positions or 0) > len(submit.prompt):
+            raise RequestError("the answer to go on from is not one of this stage")
+        if part.answer and not part.outputs:
+            raise RequestError("an answer is streamed again, and nobody takes its items")
 
     def spoken(self, submit: Submit, talker: TalkerStage, rows: int) -> Submit:
         """Return the Submit of a stage that speaks: with a prompt of placeholders, and settings of its own. Speech
@@ -289,7 +300,8 @@ class StageSide:
             if is_of(stage.request, request_id, attempt)
         ]
         self.ports.failed.clear()
-        return broken
+        faults = {key: stage.rows.fault for key, stage in self.open.items() if stage.rows is not None}
+        return broken + [(key, fault) for key, fault in faults.items() if fault is not None]
 
 
 def is_of(request: WorkerRequest, request_id: str, attempt: int) -> bool:

@@ -2,7 +2,6 @@
 """A worker's ends of the streams of all its runs: memory, connector, sockets, producers and consumers."""
 
 from pontil.runtime.config import WorkerConfig
-from pontil.runtime.errors import PontilError
 from pontil.runtime.graph.part import GraphPart
 from pontil.runtime.graph.stream_buffer import StreamBuffer
 from pontil.runtime.streams.consumer_stream import ConsumerStream, FromProducer, ReceiverPort
@@ -73,7 +72,7 @@ class StreamPorts:
             SenderPort(incarnation, self.memory, lambda: self.descriptor, self.outbox.post), config.deadlines
         )
         self.receiver = StreamReceiver(
-            ReceiverPort(incarnation, self.puller, self.peers.tell, self.connect, config.deadlines)
+            ReceiverPort(incarnation, self.puller, self.peers.tell, self.peers.open, config.deadlines)
         )
         self.incarnation, self.ticked = incarnation, float("-inf")
         # The time when a stream last needed a connection, by its peer.
@@ -157,14 +156,6 @@ class StreamPorts:
                 self.lose_producer(peer, connection.reason)
             elif now - self.needed_at.setdefault(peer, now) >= IDLE_CONNECTION:
                 self.hang_up(peer)
-
-    def connect(self, peer: str, endpoint: str, now: float) -> str | None:
-        """Open a connection to a producer; return why it cannot be, if it cannot."""
-        try:
-            self.peers.open(peer, endpoint, now)
-        except PontilError as error:
-            return str(error)
-        return None
 
     def lose_producer(self, peer: str, reason: str) -> None:
         self.receiver.lose(peer, reason)

@@ -163,13 +163,15 @@ def ends_of(params: SamplingParams, machine: WorkerResources) -> tuple[frozenset
 
 
 def check_delivered(submit: Submit, params: SamplingParams, vocab_size: int) -> None:
-    """Raise RequestError where the delivered ids cannot be of this request."""
-    delivered, choices = submit.delivered, submit.choices
+    """Raise RequestError where the delivered ids cannot be of this request. A choice that has ended has some."""
+    delivered, choices = submit.delivered or [[]] * params.n, submit.choices or range(params.n)
     inside = all(0 <= token < vocab_size for ids in delivered for token in ids)
     distinct = len(set(choices)) == len(choices) and all(0 <= choice < params.n for choice in choices)
-    if not inside or not distinct or len(delivered) not in (0, params.n):
+    if not inside or not distinct or len(delivered) != params.n:
         raise RequestError("the tokens to go on from are not of this request")
-    going_on = [delivered[choice] for choice in choices or range(params.n)] if delivered else []
+    if not all(delivered[choice] for choice in range(params.n) if choice not in choices):
+        raise RequestError("a choice that has ended has no tokens")
+    going_on = [delivered[choice] for choice in choices]
     if any(ids and len(ids) >= params.max_tokens for ids in going_on):
         raise RequestError("there is nothing to go on with: the budget is used")
 

@@ -211,7 +211,13 @@ def test_a_text_goes_on_to_another_worker(alone: ScriptedSite) -> None:
     assert sum(alone.value("pontil_failovers_total", cause=cause) for cause in ("silent", "died")) > 0
 
 
-@pytest.mark.parametrize("wrong", [{"vector": b"1234"}, {"prompt_tokens": 9}, {"computed_tokens": 0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"vector": b"1234"}, {"vector": b"\0\0\xc0\x7f" * 4}, {"vector": b"\0\0\x80\x7f" * 4}, {"prompt_tokens": 9},
+        {"computed_tokens": 0},
+    ],
+)  # fmt: skip
 def test_a_vector_that_cannot_be_right_is_not_shown(alone: ScriptedSite, wrong: dict[str, Any]) -> None:
     lying = embedder(alone, embedder=partial(vector_of, **wrong))
     embedder(alone, "embed:1")

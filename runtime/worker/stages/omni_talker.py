@@ -9,6 +9,9 @@ from torch import Tensor
 
 from pontil.runtime.engine.sampler import uniform
 from pontil.runtime.errors import ModelError, RequestError
+from pontil.runtime.graph.catalog import PROMPT_UNIT
+from pontil.runtime.graph.stream_buffer import StreamFault
+from pontil.runtime.models.qwen3_omni.config import TalkerConfig
 from pontil.runtime.models.qwen3_omni.talker import Talker
 from pontil.runtime.models.qwen3_omni.talker_input import TalkerInput
 from pontil.runtime.worker.stages.state_stream import units_of
@@ -53,9 +56,7 @@ class OmniTalker:
 
     def is_frame(self, codes: Sequence[int]) -> bool:
         """Return whether codes that came with a message can be a frame."""
-        config = self.talker.config
-        sizes = config.decoder.vocab_size, config.predictor.vocab_size
-        return len(codes) == config.groups and all(0 <= code < sizes[group > 0] for group, code in enumerate(codes))
+        return is_frame(self.talker.config, codes)
 
 
 class OmniRows:
@@ -73,10 +74,20 @@ class OmniRows:
         return self.arriving.plan.text_start < self.arriving.plan.length
 
     def push(self, states: Tensor) -> None:
+        left = self.arriving.plan.length - self.arriving.arrived
+        shape = min(PROMPT_UNIT, left) if left > 0 else 1, 2, self.talker.config.thinker_size
+        if states.dtype != torch.float32 or states.shape != shape or not bool(torch.isfinite(states).all()):
+            raise StreamFault("an item is not the states of a position of this run")
         self.arriving.push(states[:, 0], states[:, 1])
 
     def end(self) -> None:
+        if self.arriving.arrived < self.arriving.plan.length:
+            raise StreamFault("the states end before those of the prompt are here")
         self.arriving.end()
+
+    def is_behind(self, frame: Sequence[int], next_index: int) -> bool:
+        # The first state of the answer ends the prompt, if the answer has one.
+        return next_index - units_of(self.arriving.plan.length) in (0, 1) and is_frame(self.talker.config, frame)
 
     def resume(self, next_index: int) -> None:
         self.arriving.resume(next_index - units_of(self.arriving.plan.length))
@@ -87,3 +98,8 @@ class OmniRows:
     def step(self, number: int, frame: Sequence[int]) -> Tensor | None:
         text = self.arriving.text(number)
         return None if text is None else self.talker.embed_frame(frame) + text
+
+
+def is_frame(config: TalkerConfig, codes: Sequence[int]) -> bool:
+    sizes = config.decoder.vocab_size, config.predictor.vocab_size
+    return len(codes) == config.groups and all(0 <= code < sizes[group > 0] for group, code in enumerate(codes))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pontil.runtime.graph.catalog import TALKER_LAST_PREFILL, TALKER_PREFILL
-from pontil.runtime.graph.stream_buffer import Chunk, StreamBuffer, StreamPosition
+from pontil.runtime.graph.stream_buffer import Chunk, StreamBuffer, StreamFault, StreamPosition
 from pontil.runtime.worker.stages.talker import RowBuilder
 
 InputOpener = Callable[[Collection[str] | None], StreamBuffer]
@@ -21,7 +21,7 @@ class StreamRows:
     the first behind a prompt whose KV another worker computes. `known` are the rows from there on that were made.
 
     `open_input` subscribes to the items of some of the stage's walks, None for all, and returns their buffer.
-    `make_builder` begins anew.
+    `make_builder` begins anew. With a `fault`, of another worker, no row is ready any more: the request has to end.
     """
 
     def __init__(
@@ -37,17 +37,24 @@ class StreamRows:
         self.known: list[Tensor] = []
         self.unused: deque[tuple[int, Chunk]] = deque()
         self.has_ended = False
+        self.fault: str | None = None
 
     @property
     def next_index(self) -> int:
         return self.buffer.taken.index
 
+    def can_resume(self, frames: Sequence[list[int]], next_index: int) -> bool:
+        return len(frames) == 1 and self.builder.is_behind(frames[0], next_index)
+
     def resume(self, frames: Sequence[list[int]], next_index: int) -> None:
         self.frames = self.frames or [list(frame) for frame in frames]
         if self.base:
-            # The prompt used the first item of the answer, if the answer has one.
-            self.buffer.hear(StreamPosition(next_index, TALKER_LAST_PREFILL, max(0, next_index - 1)))
             self.builder.resume(next_index)
+            try:
+                # The prompt used the first item of the answer, if the answer has one.
+                self.buffer.hear(StreamPosition(next_index, TALKER_LAST_PREFILL, max(0, next_index - 1)))
+            except StreamFault as error:
+                self.fault = str(error)
 
     def restart(self) -> None:
         """Ask for the items of all walks from the first on."""
@@ -60,10 +67,13 @@ class StreamRows:
     def is_ready(self, start: int, last: int) -> bool:
         if start < self.base:
             self.restart()
-        while self.base + len(self.known) <= last:
-            if not (self.make_row() or self.take_chunk()):
-                return False
-        return True
+        try:
+            while self.fault is None and self.base + len(self.known) <= last:
+                if not (self.make_row() or self.take_chunk()):
+                    return False
+        except StreamFault as error:
+            self.fault = str(error)
+        return self.fault is None
 
     def make_row(self) -> bool:
         """Make the next row, or rows of the prompt, of the states that are here."""

@@ -22,10 +22,15 @@ class RowBuilder(Protocol):
         """True if the other stage's prompt has the beginning of the text, so that steps need states of it."""
 
     def push(self, states: Tensor) -> None:
-        """Take the states of the next positions, float32 [positions, 2, the other stage's hidden size]."""
+        """Take the states of the next positions, float32 [positions, 2, the other stage's hidden size]. Raises
+        StreamFault for any other item: it comes from another worker."""
 
     def end(self) -> None:
-        """Note that no more states come."""
+        """Note that no more states come. Raises StreamFault where states of the prompt are missing."""
+
+    def is_behind(self, frame: Sequence[int], next_index: int) -> bool:
+        """Return whether a prompt that is made elsewhere can have used just the items before `next_index`, and have
+        ended with this frame."""
 
     def resume(self, next_index: int) -> None:
         """Begin behind a prompt that is made elsewhere, of the items before `next_index`."""

@@ -11,7 +11,7 @@ from pontil.runtime.proxy.metrics import Metrics
 from pontil.runtime.proxy.policy import CollocatedRoute, plan
 from pontil.runtime.proxy.registry import FRESH, REFUSED, WATCHED_TTL, Registry
 from pontil.runtime.proxy.stream import MessageTurn
-from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello
+from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello, RoleChange
 
 ONE = Hello(
     "i1", SCHEMA, "decode:0", "decode", 11, "cpu", "tiny", "model", "layout", "ipc:///e", 16, 10, 4, 512, 256,
@@ -279,3 +279,31 @@ def test_what_a_turn_defers_is_done_after_its_messages_and_before_the_next_dispa
     assert done == ["i1", "i2", "late i1", "late i2", "dispatch"] and metrics.threads.counts() == {"messages": 2}
     turn.defer(lambda: done.append("at once"))
     assert done[5:] == ["at once"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"block_size": 0}, "block_size 0"),
+        ({"num_blocks": 1}, "num_blocks 1"),
+        ({"max_num_seqs": -1}, "max_num_seqs -1"),
+        ({"max_model_len": 0}, "max_model_len 0"),
+        ({"max_num_batched_tokens": 1 << 62}, "max_num_batched_tokens"),
+        ({"embedding_size": 0}, "embedding_size 0"),
+        ({"role": "baker"}, "the role 'baker', which is none of"),
+    ],
+)
+def test_a_worker_with_impossible_numbers_is_refused(change: dict[str, Any], says: str) -> None:
+    """One that could hold no sequence would have every request refused."""
+    made = registry(ONE)
+    assert says in str(made.hello(replace(ONE, sender="x", name="x:0", **change), 0.0))
+    assert made.generating.known_context == registry(ONE).generating.known_context
+
+
+def test_an_unknown_role_and_impossible_loads_change_nothing() -> None:
+    made = registry(ONE)
+    assert made.change_role(RoleChange(ONE.sender, "p", "baker"))
+    assert made.workers[ONE.sender].role == ONE.role
+    for stated, kept in ((-5, 0), (1 << 60, ONE.num_blocks - 1)):
+        made.heartbeat(Heartbeat(ONE.sender, "p", 0, 0, stated, 0))
+        assert made.workers[ONE.sender].free_blocks == kept

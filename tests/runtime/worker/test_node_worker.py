@@ -362,3 +362,9 @@ def test_a_recording_is_text_window_by_window(tmp_path: Path) -> None:
             site.ask(name, data=data)
             failure = site.failure(name)
             assert failure.status == 400 and says in failure.reason
+
+
+@pytest.mark.parametrize("delivered", [-1, 1 << 62])
+def test_outputs_that_no_client_can_have_are_refused_at_once(site: NodeSite, delivered: int) -> None:
+    site.join(site.maker(), delivered=delivered)
+    assert f"cannot have {delivered} outputs" in site.failure(f"{RUN}.speaker").reason

@@ -309,7 +309,7 @@ def test_heartbeats_count_every_token_that_was_sent(
     proxy.submit(decode, "whole", prompt(9), drawn(200))
     proxy.turn_until(lambda: "whole" in proxy.answers and len(proxy.answers["whole"].ids) > 8)
     proxy.cancel(decode, "whole")
-    proxy.turn_until(lambda: proxy.answers["split"].ended(2))
+    proxy.turn_until(lambda: "split" in proxy.answers and proxy.answers["split"].ended(2))
     everyone_clean(proxy)
 
     def received(worker: PromptWorker) -> int:

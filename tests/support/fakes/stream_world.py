@@ -148,6 +148,8 @@ class StreamWorld:
     now: float = 0.0
     workers: dict[str, WorldWorker] = field(default_factory=dict)
     network: list[Message] = field(default_factory=list)
+    # A change of each message on its way: to nothing, itself or others.
+    change: Callable[[Message], Sequence[Message]] = lambda message: (message,)
     delivered: list[Message] = field(default_factory=list)
 
     def worker(self, name: str, total: int = 1 << 16) -> WorldWorker:
@@ -160,7 +162,8 @@ class StreamWorld:
         worker = self.workers.get(getattr(message, "receiver", ""))
         self.delivered.append(message)
         if worker is not None:
-            worker.take(decode(encode(message)))
+            for one in self.change(message):
+                worker.take(decode(encode(one)))
 
     def turn(self, seconds: float = 0.0) -> None:
         """Let time pass, and let everything happen that follows without more of it."""

@@ -80,6 +80,7 @@ def test_a_worker_makes_the_sound_of_all_frames(code2wav: Code2Wav, tmp_path: Pa
     [
         np.zeros((1, GROUPS + 1), np.int32), np.zeros(GROUPS, np.int32), np.zeros((0, GROUPS), np.int32),
         np.full((1, GROUPS), 64, np.int32), np.full((1, GROUPS), -1, np.int32),
+        np.full((1, GROUPS), np.nan, np.float32), np.zeros((1, GROUPS), np.float16),
     ],
 )  # fmt: skip
 def test_other_frames_are_refused(code2wav: Code2Wav, frame: NDArray[Any]) -> None:

@@ -15,7 +15,7 @@ from pontil.runtime.graph.catalog import (
     TALKER_LAST_PREFILL,
     TALKER_PREFILL,
 )
-from pontil.runtime.graph.stream_buffer import StreamBuffer
+from pontil.runtime.graph.stream_buffer import StreamBuffer, StreamFault
 from pontil.runtime.worker.stages.stream_rows import StreamRows
 
 PROMPT, TAIL = 40, 3
@@ -42,6 +42,9 @@ class NumberBuilder:
     def end(self) -> None:
         assert not self.ended and self.arrived >= PROMPT
         self.ended = True
+
+    def is_behind(self, frame: Sequence[int], next_index: int) -> bool:
+        return next_index - UNITS in (0, 1) and len(frame) == 2
 
     def resume(self, next_index: int) -> None:
         self.items = [-9.0] * (next_index - UNITS)
@@ -148,3 +151,39 @@ def test_a_text_that_begins_in_the_prompt_needs_the_prompts_states(receives: boo
         rows.resume([FRAMES[0]], UNITS)
     assert numbers(rows, 0, PROMPT + TAIL + 6) == expected(2, texts=3)
     assert opened.buffers[0].hosted is None
+
+
+def second_worker(opened: Opened) -> StreamRows:
+    return StreamRows(NumberBuilder, opened, hosted=(TALKER_DECODE,), receives=True)
+
+
+@pytest.mark.parametrize(
+    ("frames", "next_index"),
+    [
+        ([[1, 7]], UNITS - 1), ([[1, 7]], UNITS + 2), ([[1, 7]], -1), ([[1, 7]], 1 << 62), ([[1]], UNITS),
+        ([], UNITS), ([[1, 7], [2, 7]], UNITS),
+    ],
+)  # fmt: skip
+def test_a_handoff_that_no_prompt_can_have_is_refused(frames: list[list[int]], next_index: int) -> None:
+    rows = second_worker(Opened(whole_stream(PROMPT, 3)))
+    assert rows.can_resume([FRAMES[0]], UNITS) and rows.can_resume([FRAMES[0]], UNITS + 1)
+    assert not rows.can_resume(frames, next_index)
+
+
+def test_a_handoff_beyond_the_end_of_the_stream_is_a_fault_of_its_request() -> None:
+    """The end of the stream, and the handoff, come from different workers."""
+    rows = second_worker(Opened(whole_stream(PROMPT, 0)))
+    rows.resume([FRAMES[0]], UNITS + 1)
+    assert not rows.is_ready(PROMPT + TAIL, PROMPT + TAIL)
+    assert "ends before" in str(rows.fault)
+
+
+def test_an_item_that_its_builder_refuses_is_a_fault_of_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(builder: NumberBuilder, states: Tensor) -> None:
+        raise StreamFault("not the states of a position")
+
+    monkeypatch.setattr(NumberBuilder, "push", refuse)
+    rows = StreamRows(NumberBuilder, Opened(whole_stream(PROMPT, 1)))
+    assert not rows.is_ready(0, 3) and rows.fault == "not the states of a position"
+    monkeypatch.undo()
+    assert not rows.is_ready(0, 3), "it does not go on"

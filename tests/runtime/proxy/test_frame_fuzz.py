@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages of workers with wrong fields at a real proxy: no handler raises, other requests have their answers, and
+what operators read stays readable."""
+
+import json
+import os
+import random
+from collections.abc import Callable
+
+import pytest
+from effort import examples
+from message_fuzz import mutated
+from stage_site import StageSite
+from virtual_site import Clock, VirtualProxy, VirtualWorker
+
+from pontil.runtime.config import ProxyConfig
+from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.proxy.request import Request
+from pontil.runtime.proxy.stream import Finished
+from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.tokenizer.tokenizer import Tokenizer
+from pontil.runtime.wire.messages import (
+    SCHEMA,
+    AttemptTimes,
+    Embedding,
+    Failed,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Message,
+    NodeOutput,
+    PassDone,
+    PrefixDelta,
+    Progress,
+    RoleChange,
+    Starved,
+    Step,
+    Tokens,
+)
+
+PROMPT = [5, 6, 7, 8]
+PARAMS = SamplingParams(max_tokens=6, seed=1, temperature=0.0, ignore_eos=True)
+Valid = Callable[[str, str, Request], Message]
+
+NUMBERS = {"prefill_seconds": 1, "decode_seconds": 2, "generated_before": 3, "transfers_complete": 4}
+ABOUT_TOKENS: dict[str, Valid] = {
+    "hello": lambda sender, proxy, request: Hello(
+        sender, SCHEMA, "new:0", "mixed", os.getpid(), "cpu", "m", "m", "k", "ipc:///new", 16, 64, 4, 512, 256, "torch",
+        "float32", False, "g", "auto", None, None, "blue", "1",
+    ),
+    "heartbeat": lambda sender, proxy, request: Heartbeat(
+        sender, proxy, 1, 2, 30, 4, NUMBERS, {"kv_tier_blocks": 3, "stream_free_blocks": 1},
+        {"proxies": 1, "in_flight": 2, "taken": 3, "uncomputed": 4},
+    ),
+    "goodbye": lambda sender, proxy, request: Goodbye(sender, proxy, False),
+    "role": lambda sender, proxy, request: RoleChange(sender, proxy, "decode", False),
+    "prefixes": lambda sender, proxy, request: PrefixDelta(sender, proxy, 0, b"12345678abcdefgh", b"87654321"),
+    "tokens": lambda sender, proxy, request: Tokens(
+        sender, proxy, request.id, request.attempt, 0, [10, 11], 0, None, None, None, 4, 0,
+        [[[10, -0.5, 1]], [[11, -0.5, 1]]], None, 0.1, 4, 2, 1, 0, 10, 0.1, "no",
+    ),
+    "end": lambda sender, proxy, request: Tokens(
+        sender, proxy, request.id, request.attempt, 0, [10, 11], 0, "stop", "x", 2, 4, 0, queue_seconds=0.1,
+        computed_tokens=4,
+    ),
+    "step": lambda sender, proxy, request: Step(
+        sender, proxy, [request.id, request.id],
+        [[request.attempt, 0, 0, 4, 0, 10], [request.attempt, 0, 1, 4, 0, 10]],
+    ),
+    "progress": lambda sender, proxy, request: Progress(sender, proxy, request.id, request.attempt, 2, 0),
+    "failed": lambda sender, proxy, request: Failed(sender, proxy, request.id, request.attempt, "why", 503),
+    "times": lambda sender, proxy, request: AttemptTimes(
+        sender, proxy, request.id, request.attempt, 1.0, 0.1, [0.2, 0.3, 4.0], [0.2, 0.3, 4.0, 9.0], [0.3, 0.4], [0.5],
+        0.6, 0.7,
+    ),
+    "embedding": lambda sender, proxy, request: Embedding(
+        sender, proxy, request.id, request.attempt, b"\0\0\x80\x3f", 4, 4, 0.1
+    ),
+}  # fmt: skip
+
+
+def operators_can_read(proxy: Proxy) -> None:
+    assert proxy.metrics.threads.counts() == {}, "a handler raised"
+    proxy.metrics.render()
+    proxy.metrics.render_openmetrics()
+    json.dumps(proxy.topology(), allow_nan=False)
+    for name in [*proxy.timelines.open, *proxy.timelines.ended]:
+        json.dumps(proxy.timelines.shown(name), allow_nan=False)
+    proxy.tick()
+
+
+@pytest.mark.parametrize("kind", ABOUT_TOKENS)
+def test_a_message_with_wrong_fields_ends_nothing_else(tokenizer: Tokenizer, kind: str) -> None:
+    chance, clock = random.Random(3), Clock()
+    config = ProxyConfig("127.0.0.1", 0, "m", "m", "", "0", first_byte_timeout=20.0)
+    site = VirtualProxy(config, tokenizer, clock)
+    workers = [VirtualWorker(site, f"mixed:{number}", 16, 400.0, 0.01) for number in range(2)]
+    for number in range(examples(30, 3000)):
+        wrong = site.submit(PROMPT * 20, PARAMS).requests[0]
+        clock.run_until(clock.now + 0.05)
+        sender = next(iter(wrong.phases), workers[0].name)
+        fresh = f"new-{number}" if kind == "hello" else sender
+        for _ in range(chance.choice([1, 1, 2])):
+            site.router.on_messages([mutated(ABOUT_TOKENS[kind](fresh, site.incarnation, wrong), chance)])
+        operators_can_read(site)
+        # A new worker answers nothing: it is gone before it is given a request.
+        known = list(site.registry.workers.values())
+        site.lose(site.registry.remove([one for one in known if one.hello.sender.startswith("new")]), "died", "died")
+        for worker in workers:
+            site.registry.workers[worker.name].leaving = False
+            site.registry.workers[worker.name].turn_to("mixed", False)
+        right = site.submit(PROMPT, PARAMS).requests[0]
+        clock.run_until(clock.now + 40.0)
+        assert isinstance(right.mailbox.end, Finished), "another request suffered"
+        assert wrong.mailbox.end is not None, "it has an end"
+        operators_can_read(site)
+
+
+RUN_PROMPT = [5, 9, 4]
+ABOUT_RUNS: dict[str, Valid] = {
+    "output": lambda sender, proxy, request: NodeOutput(
+        sender, proxy, request.id, request.attempt, 0, "audio", b"\0\0" * 3, False, 8000, 1, 0.1
+    ),
+    "pass": lambda sender, proxy, request: PassDone(
+        sender, proxy, request.id, request.attempt, "talker", "talker_decode", {"talker/wav/codes": 3},
+        {"talker/wav/codes": 3}, {"thinker/talker/states": 2}, {"wav": "code2wav_chunk"}, False,
+    ),
+    "starved": lambda sender, proxy, request: Starved(
+        sender, proxy, request.id, request.attempt, "talker/wav/codes", 2, "talker:0"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ABOUT_RUNS)
+def test_a_message_of_a_stage_with_wrong_fields_ends_no_other_run(tokenizer: Tokenizer, kind: str) -> None:
+    chance = random.Random(5)
+    for _ in range(examples(15, 1500)):
+        site = StageSite(tokenizer, max_attempts=20)
+        site.join("thinker:0", "talker:0", "wav:0")
+        params = SamplingParams(max_tokens=6, seed=1, temperature=0.0, ignore_eos=True)
+        wrong, right = (site.runs.submit(RUN_PROMPT, params) for _ in range(2))
+        for _ in range(chance.randrange(2, 14)):
+            site.step()
+        if not site.conductor.runs:
+            continue
+        run = next(iter(site.conductor.runs.values()))
+        node = "talker" if kind == "pass" else "wav"
+        asked = run.requests.get(node, run.first)
+        site.router.on_messages([mutated(ABOUT_RUNS[kind](f"{node}:0", site.incarnation, asked), chance)])
+        operators_can_read(site)
+        for _ in range(400):
+            site.step()
+        site.run_until_idle()
+        assert isinstance(right.end, Finished) and wrong.end is not None
+        assert site.metrics.threads.counts() == {}
