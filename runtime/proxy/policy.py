@@ -54,7 +54,7 @@ class WorkerLoad:
     `taken` counts the choices dispatched to it that have not ended; `seats` of them run at once. The counts are this
     proxy's own; `others` is what other proxies had given to the worker when it last said so. Of the prompt that is to
     be routed it has `found` tokens cached, as far as is known. `recent` tokens were given to it or made by it lately.
-    """
+    It can pull nothing from `lost_peers` now."""
 
     incarnation: str
     name: str
@@ -70,6 +70,7 @@ class WorkerLoad:
     found: int = 0
     recent: int = 0
     others: OtherLoad = NO_OTHERS
+    lost_peers: frozenset[str] = frozenset()
 
     @property
     def ahead(self) -> int:
@@ -132,6 +133,11 @@ class DisaggregatedRoute:
 
     prefill: WorkerLoad
     decode: WorkerLoad
+
+    @property
+    def is_cut(self) -> bool:
+        """Return whether the decode worker cannot pull from the prefill worker now."""
+        return self.prefill.incarnation in self.decode.lost_peers
 
     @property
     def phases(self) -> dict[str, str]:
@@ -208,13 +214,15 @@ def plan(
 
     "auto" disaggregates a request unless that costs more than to have a decode worker do everything: because it has
     nearly all of the prompt cached, or because prefill workers are overloaded, whose backlog decode workers then share.
-    Teams in `broken` have failed this request: another pair is tried, then a decode worker alone, then any worker.
+    Teams in `broken` have failed this request: another pair is tried, then a decode worker alone, then any worker. A
+    pair whose link is cut is none.
     """
     if not workers:
         return None
     prefill, decode = split(workers, disagg)
     if prefill and decode:
-        pair = best_pair(prefill, decode, broken, prompt_tokens)
+        costs, decoder = Costs.of(prefill, prompt_tokens), Costs.of(decode, prompt_tokens)
+        pair = best_pair(by_cost(prefill, costs.prefill), by_cost(decode, decoder.decode), broken)
         if pair is not None:
             relief = None if disagg == "always" or broken else relieving(pair, prefill, decode, prompt_tokens)
             return pair if relief is None else CollocatedRoute(relief)
@@ -239,7 +247,10 @@ def next_route(
         return None
     ready = with_room(prefill)
     costs, decoder = Costs.of(prefill, prompt_tokens), Costs.of(decode, prompt_tokens)
-    pair = DisaggregatedRoute(by_cost(ready or prefill, costs.prefill)[0], by_cost(seated, decoder.decode)[0])
+    pair = best_pair(by_cost(ready or prefill, costs.prefill), by_cost(seated, decoder.decode))
+    if pair is None:
+        alone = by_cost(with_room(seated), decoder.relieving)
+        return CollocatedRoute(alone[0]) if alone else None
     relief = None if disagg == "always" else relieving(pair, prefill, with_room(seated), prompt_tokens)
     if relief is not None:
         return CollocatedRoute(relief)
@@ -252,24 +263,30 @@ def every_route(workers: Sequence[WorkerLoad], disagg: Disagg) -> list[Route]:
     decode = [worker for worker in workers if worker.role == "decode"]
     pairs = [DisaggregatedRoute(first, second) for first in prefill for second in decode] if disagg != "never" else []
     paired = {worker.incarnation for pair in pairs for worker in pair.workers}
-    return [*pairs, *(CollocatedRoute(worker) for worker in workers if worker.incarnation not in paired)]
+    whole = [pair for pair in pairs if not pair.is_cut]
+    return [*whole, *(CollocatedRoute(worker) for worker in workers if worker.incarnation not in paired)]
 
 
 def split(workers: Sequence[WorkerLoad], disagg: Disagg) -> tuple[list[WorkerLoad], list[WorkerLoad]]:
-    """Return the prefill and the decode workers of pairs; none where nothing is to be disaggregated."""
+    """Return the prefill and the decode workers of pairs; none where nothing is to be disaggregated, or can be."""
     if disagg == "never":
         return [], []
     prefill = [worker for worker in workers if worker.role == "prefill"]
-    return prefill, [worker for worker in workers if worker.role == "decode"]
+    decode = [worker for worker in workers if worker.role == "decode"]
+    return ([], []) if are_apart(prefill, decode) else (prefill, decode)
+
+
+def are_apart(prefill: Sequence[WorkerLoad], decode: Sequence[WorkerLoad]) -> bool:
+    """Return whether every link between these workers is cut."""
+    return all(one.lost_peers and all(peer.incarnation in one.lost_peers for peer in prefill) for one in decode)
 
 
 def best_pair(
-    prefill: Sequence[WorkerLoad], decode: Sequence[WorkerLoad], broken: Collection[Team], prompt_tokens: int
+    prefill: Sequence[WorkerLoad], decode: Sequence[WorkerLoad], broken: Collection[Team] = frozenset()
 ) -> DisaggregatedRoute | None:
-    first, second = Costs.of(prefill, prompt_tokens), Costs.of(decode, prompt_tokens)
-    ordered = by_cost(decode, second.decode)
-    pairs = (DisaggregatedRoute(one, other) for one in by_cost(prefill, first.prefill) for other in ordered)
-    return next((pair for pair in pairs if tuple(pair.phases) not in broken), None)
+    """Return the first pair of these workers, the best of each first, that is neither cut nor broken."""
+    pairs = (DisaggregatedRoute(one, other) for one in prefill for other in decode)
+    return next((pair for pair in pairs if not pair.is_cut and tuple(pair.phases) not in broken), None)
 
 
 def relieving(
