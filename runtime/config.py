@@ -16,13 +16,15 @@ class Deadlines:
     `first_byte_timeout` for the other one, as long as the proxy waits for the first token. A transfer has
     `kv_transfer_timeout`, counted anew from its reservation and from each block that was computed for it; a pull
     without a byte for `kv_stall_timeout` has failed. Blocks that are handed over are kept for `kv_lease`, which the
-    decode worker renews. A prefill worker answers a decode worker within `kv_handshake_timeout`."""
+    decode worker renews. A prefill worker answers a decode worker within `kv_handshake_timeout`. A connection over a
+    network on which nothing comes for `link_timeout` is taken for cut."""
 
     first_byte_timeout: float = 60.0
     kv_handshake_timeout: float = 5.0
     kv_lease: float = 30.0
     kv_stall_timeout: float = 5.0
     kv_transfer_timeout: float = 120.0
+    link_timeout: float = 5.0
 
     @property
     def renew_every(self) -> float:
@@ -157,6 +159,7 @@ class ProxyConfig:
     first_byte_timeout: float = DEADLINES.first_byte_timeout
     stream_idle_timeout: float = 60.0
     prefill_timeout: float = 600.0
+    link_timeout: float = DEADLINES.link_timeout
     worker_ttl: float = 15.0
     failover_timeout: float = 120.0
     max_attempts: int = 3

@@ -346,6 +346,10 @@ class LaunchOptions:
     stream_idle_timeout: float = flag(
         SUPERVISION, 60.0, "Longest wait of a stream that has begun for its next token.", some_seconds, "SECONDS"
     )
+    link_timeout: float = flag(
+        SUPERVISION, 5.0, "Silence of a connection between hosts after which it is taken for cut.", some_seconds,
+        "SECONDS",
+    )  # fmt: skip
     worker_ttl: float = flag(
         SUPERVISION, 15.0, "Silence after which the proxy takes a worker for dead.", some_seconds, "SECONDS"
     )

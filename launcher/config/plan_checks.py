@@ -17,6 +17,7 @@ from pontil.runtime.graph.catalog import GraphModel
 # Workers send heartbeats twice a second, and renew a lease in thirds of it: with shorter values a busy worker would be
 # taken for a dead one.
 SHORTEST_TTL = SHORTEST_LEASE = 2.0
+SHORTEST_LINK_TIMEOUT = 1.0
 MOST_PROXIES = 16
 # The package of the extra `otel` that depends on the others.
 OTLP_PACKAGE = "opentelemetry.exporter.otlp.proto.http"
@@ -131,6 +132,7 @@ def check_deadlines(options: LaunchOptions) -> None:
     for name, value, least in (
         ("worker-ttl", options.worker_ttl, SHORTEST_TTL),
         ("kv-lease", options.kv_lease, SHORTEST_LEASE),
+        ("link-timeout", options.link_timeout, SHORTEST_LINK_TIMEOUT),
     ):
         if value < least:
             raise OptionError(f"--{name} is {value:g} s: workers need at least {least:g} s to say that they live.")

@@ -168,6 +168,7 @@ def plan_proxy(
         "first_byte_timeout": options.first_byte_timeout,
         "stream_idle_timeout": options.stream_idle_timeout,
         "prefill_timeout": options.prefill_timeout,
+        "link_timeout": options.link_timeout,
         "worker_ttl": options.worker_ttl,
         "failover_timeout": options.failover_timeout,
         "awaits_self_test": options.self_test,

@@ -25,7 +25,9 @@ from pontil.launcher.version import VERSION
 from pontil.runtime.graph.catalog import GraphModel
 
 # The fields of runtime.config's Deadlines, each an option.
-DEADLINES = ("first_byte_timeout", "kv_handshake_timeout", "kv_lease", "kv_stall_timeout", "kv_transfer_timeout")
+DEADLINES = (
+    "first_byte_timeout", "kv_handshake_timeout", "kv_lease", "kv_stall_timeout", "kv_transfer_timeout", "link_timeout",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

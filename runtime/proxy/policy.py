@@ -54,7 +54,7 @@ class WorkerLoad:
     `taken` counts the choices dispatched to it that have not ended; `seats` of them run at once. The counts are this
     proxy's own; `others` is what other proxies had given to the worker when it last said so. Of the prompt that is to
     be routed it has `found` tokens cached, as far as is known. `recent` tokens were given to it or made by it lately.
-    """
+    It can pull nothing from `lost_peers` now."""
 
     incarnation: str
     name: str
@@ -70,6 +70,7 @@ class WorkerLoad:
     found: int = 0
     recent: int = 0
     others: OtherLoad = NO_OTHERS
+    lost_peers: frozenset[str] = frozenset()
     # Derived once: a load is read for many requests, until that of its worker changes.
     all_in_flight: int = field(init=False, compare=False, repr=False)
     all_uncomputed: int = field(init=False, compare=False, repr=False)
@@ -131,6 +132,11 @@ class DisaggregatedRoute:
     decode: WorkerLoad
 
     @property
+    def is_cut(self) -> bool:
+        """Return whether the decode worker cannot pull from the prefill worker now."""
+        return self.prefill.incarnation in self.decode.lost_peers
+
+    @property
     def phases(self) -> dict[str, str]:
         return {self.prefill.incarnation: PREFILL, self.decode.incarnation: DECODE}
 
@@ -150,6 +156,9 @@ class DisaggregatedRoute:
 
 Route = DisaggregatedRoute | CollocatedRoute
 Disagg = Literal["auto", "always", "never"]
+
+# The cost of a worker, in tokens.
+Cost = Callable[[WorkerLoad], float]
 
 # The incarnations that serve a request together.
 Team = tuple[str, ...]
@@ -206,13 +215,15 @@ def plan(
 
     "auto" disaggregates a request unless that costs more than to have a decode worker do everything: because it has
     nearly all of the prompt cached, or because prefill workers are overloaded, whose backlog decode workers then share.
-    Teams in `broken` have failed this request: another pair is tried, then a decode worker alone, then any worker.
+    Teams in `broken` have failed this request: another pair is tried, then a decode worker alone, then any worker. A
+    pair whose link is cut is none.
     """
     if not workers:
         return None
     prefill, decode = split(workers, disagg)
     if prefill and decode:
-        pair = best_pair(prefill, decode, broken, prompt_tokens)
+        costs, decoder = Costs.of(prefill, prompt_tokens), Costs.of(decode, prompt_tokens)
+        pair = best_pair(prefill, costs.prefill, decode, decoder.decode, broken)
         if pair is not None:
             relief = None if disagg == "always" or broken else relieving(pair, prefill, decode, prompt_tokens)
             return pair if relief is None else CollocatedRoute(relief)
@@ -237,7 +248,10 @@ def next_route(
         return None
     ready = with_room(prefill)
     costs, decoder = Costs.of(prefill, prompt_tokens), Costs.of(decode, prompt_tokens)
-    pair = DisaggregatedRoute(cheapest(ready or prefill, costs.prefill), cheapest(seated, decoder.decode))
+    pair = best_pair(ready or prefill, costs.prefill, seated, decoder.decode)
+    if pair is None:
+        alone = with_room(seated)
+        return CollocatedRoute(cheapest(alone, decoder.relieving)) if alone else None
     relief = None if disagg == "always" else relieving(pair, prefill, with_room(seated), prompt_tokens)
     if relief is not None:
         return CollocatedRoute(relief)
@@ -250,24 +264,35 @@ def every_route(workers: Sequence[WorkerLoad], disagg: Disagg) -> list[Route]:
     decode = [worker for worker in workers if worker.role == "decode"]
     pairs = [DisaggregatedRoute(first, second) for first in prefill for second in decode] if disagg != "never" else []
     paired = {worker.incarnation for pair in pairs for worker in pair.workers}
-    return [*pairs, *(CollocatedRoute(worker) for worker in workers if worker.incarnation not in paired)]
+    whole = [pair for pair in pairs if not pair.is_cut]
+    return [*whole, *(CollocatedRoute(worker) for worker in workers if worker.incarnation not in paired)]
 
 
 def split(workers: Sequence[WorkerLoad], disagg: Disagg) -> tuple[list[WorkerLoad], list[WorkerLoad]]:
-    """Return the prefill and the decode workers of pairs; none where nothing is to be disaggregated."""
+    """Return the prefill and the decode workers of pairs; none where nothing is to be disaggregated, or can be."""
     if disagg == "never":
         return [], []
     prefill = [worker for worker in workers if worker.role == "prefill"]
-    return prefill, [worker for worker in workers if worker.role == "decode"]
+    decode = [worker for worker in workers if worker.role == "decode"]
+    return ([], []) if are_apart(prefill, decode) else (prefill, decode)
+
+
+def are_apart(prefill: Sequence[WorkerLoad], decode: Sequence[WorkerLoad]) -> bool:
+    """Return whether every link between these workers is cut."""
+    return all(one.lost_peers and all(peer.incarnation in one.lost_peers for peer in prefill) for one in decode)
 
 
 def best_pair(
-    prefill: Sequence[WorkerLoad], decode: Sequence[WorkerLoad], broken: Collection[Team], prompt_tokens: int
-) -> DisaggregatedRoute | None:
-    first, second = Costs.of(prefill, prompt_tokens), Costs.of(decode, prompt_tokens)
-    ordered = by_cost(decode, second.decode)
-    pairs = (DisaggregatedRoute(one, other) for one in by_cost(prefill, first.prefill) for other in ordered)
-    return next((pair for pair in pairs if tuple(pair.phases) not in broken), None)
+    prefill: Sequence[WorkerLoad], first_cost: Cost, decode: Sequence[WorkerLoad], second_cost: Cost,
+    broken: Collection[Team] = frozenset(),
+) -> DisaggregatedRoute | None:  # fmt: skip
+    """Return the first pair of these workers, the cheapest of each first, that is neither cut nor broken."""
+    best = DisaggregatedRoute(cheapest(prefill, first_cost), cheapest(decode, second_cost))
+    if not best.is_cut and not broken:
+        return best
+    ordered = by_cost(decode, second_cost)
+    pairs = (DisaggregatedRoute(one, other) for one in by_cost(prefill, first_cost) for other in ordered)
+    return next((pair for pair in pairs if not pair.is_cut and tuple(pair.phases) not in broken), None)
 
 
 def relieving(
@@ -288,12 +313,12 @@ def with_room(workers: Sequence[WorkerLoad]) -> list[WorkerLoad]:
     return [worker for worker in workers if worker.can_prefill(worker.found - least)]
 
 
-def by_cost(workers: Sequence[WorkerLoad], cost: Callable[[WorkerLoad], float]) -> list[WorkerLoad]:
+def by_cost(workers: Sequence[WorkerLoad], cost: Cost) -> list[WorkerLoad]:
     """Sort by cost, least first, then by `preference`, then by registration."""
     return sorted(workers, key=lambda worker: (cost(worker), *preference(worker)))
 
 
-def cheapest(workers: Sequence[WorkerLoad], cost: Callable[[WorkerLoad], float]) -> WorkerLoad:
+def cheapest(workers: Sequence[WorkerLoad], cost: Cost) -> WorkerLoad:
     """Return the first of some workers by cost, without sorting the rest."""
     costs = [cost(worker) for worker in workers]
     least = min(costs)

@@ -130,7 +130,7 @@ class Proxy:
         self.draining = False
         keys = None if config.keys is None else Keys.of(config.keys)
         self.kv_transfers = KVTransfers(self.registry, None if keys is None else keys.kept)
-        self.context = open_context(keys, self.metrics.threads)
+        self.context = open_context(keys, self.metrics.threads, config.link_timeout)
         self.server: ControlServer | None = None
         self.tasks: list[asyncio.Task[None]] = []
         self.malformed_seen = self.ticks = 0
@@ -143,7 +143,7 @@ class Proxy:
         """Return the dispatch of every message to the code that handles it."""
         registrar = Registrar(
             self.incarnation, self.registry, self.ledger, self.metrics, self.clock, self.send, self.on_change,
-            self.dispatcher.lookup.enabled,
+            lambda workers: self.lose(workers, SILENT, "let go of its requests"), self.dispatcher.lookup.enabled,
         )  # fmt: skip
         handlers: dict[type[Message], Callable[[Any], None]] = {
             Hello: registrar.on_hello,
@@ -342,6 +342,7 @@ class Proxy:
         late, self.last_tick = now - self.last_tick > LATE, now
         if not late:
             self.lose(self.registry.expire(now, self.table_age), SILENT, "went silent")
+            self.lose(self.registry.cut_off(now, self.readiness.reaches), SILENT, "lost its connection")
             self.enforce_deadlines(now)
         self.dispatcher.resume()
         self.admissions.dispatch()

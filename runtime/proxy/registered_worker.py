@@ -31,7 +31,7 @@ class RegisteredWorker:
     supervisor's table has shown it. It has yet to compute `uncomputed` prompt tokens, and to end `taken` choices. It
     was `drained` when it left: prompts that it computed lie with their decode workers, which tell if they do not. It
     serves requests of `group` only. `recent` tokens were given to it or made by it lately
-    (runtime/proxy/recent_work.py)."""
+    (runtime/proxy/recent_work.py). It cannot pull from `lost_peers` now."""
 
     hello: Hello
     contact: Contact
@@ -50,6 +50,7 @@ class RegisteredWorker:
     prefixes: HeldPrefixes = field(default_factory=HeldPrefixes)
     recent: float = 0.0
     others: OtherLoad = NO_OTHERS
+    lost_peers: frozenset[str] = frozenset()
     release: WorkerRelease = field(init=False)
     # Its load by the tokens found for a prompt, until any field is set: routing looks at all workers.
     loads: dict[int, WorkerLoad] = field(init=False, default_factory=dict)
@@ -97,7 +98,7 @@ class RegisteredWorker:
         load = self.loads[found] = WorkerLoad(
             hello.sender, hello.name, hello.role, hello.peer_endpoint, self.in_flight, self.free_blocks,
             self.seats, self.context, self.uncomputed, max(1, hello.max_num_batched_tokens), self.taken,
-            found, int(self.recent), self.others,
+            found, int(self.recent), self.others, self.lost_peers,
         )  # fmt: skip
         return load
 

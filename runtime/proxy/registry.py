@@ -2,7 +2,7 @@
 """Registry of workers: added by Hello, kept by Heartbeat, drained by Goodbye, removed when they fall silent or the
 supervisor's table shows them as dead."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -27,6 +27,8 @@ REMEMBERED = 256
 REFUSED = 32
 # Age in seconds up to which a table is trusted: the supervisor sends one every second, and none while it is stopped.
 FRESH = 3.0
+# Silence after which it is seen whether a worker's connection is still there: two heartbeats, and half of one.
+QUIET = 1.25
 # Time to live of a worker that a supervisor watches: longer than the supervisor lets it compute silently.
 WATCHED_TTL = 45.0
 
@@ -233,6 +235,7 @@ class Registry:
         worker.free_blocks = min(max(0, message.free_blocks), worker.capacity)
         worker.gauges = message.gauges or {}
         worker.others = OtherLoad.of(message.others)
+        worker.lost_peers = frozenset(message.lost_peers)
         if not worker.counters and served_before(message):
             worker.counters = dict(message.counters)
         grown = {name: value - worker.counters.get(name, 0) for name, value in message.counters.items()}
@@ -265,6 +268,17 @@ class Registry:
     def is_leaving(self, incarnation: str) -> bool:
         """Return whether the worker is registered and takes no new requests."""
         return incarnation in self.workers and self.workers[incarnation].leaving
+
+    def let_go(self, message: Hello) -> list[RegisteredWorker]:
+        """Remove and return the worker that says Hello, if it has let go of its requests since it registered."""
+        known = self.workers.get(message.sender)
+        return self.remove([known] if known is not None and known.hello.registration != message.registration else ())
+
+    def cut_off(self, now: float, reaches: Callable[[str], bool]) -> list[RegisteredWorker]:
+        """Remove and return the workers that are silent and have no connection: a message to one of them `reaches`
+        nobody."""
+        quiet = [worker for worker in self.workers.values() if now - worker.contact.last_heard > QUIET]
+        return self.remove([worker for worker in quiet if not reaches(worker.hello.sender)])
 
     def expire(self, now: float, table_age: float | None = None) -> list[RegisteredWorker]:
         """Remove and return the workers that were silent for their time to live. It is longer for those that a FRESH

@@ -29,17 +29,24 @@ EVENTS = sum(STATES) | zmq.EVENT_DISCONNECTED
 
 
 class ConnectionMonitor:
-    """The connection state of a socket; create it before connecting. `state` has held since `since`, in the caller's
-    seconds."""
+    """The state of the connection of a socket, or of those that replace one another: `watch` each before it connects.
+    `state` has held since `since`, in the caller's seconds; `breaks` counts the open connections that ended by
+    themselves."""
 
-    def __init__(self, socket: "zmq.Socket[bytes]", now: float) -> None:
-        self.socket = socket
-        self.events = socket.get_monitor_socket(EVENTS)
+    def __init__(self, now: float) -> None:
+        self.socket: zmq.Socket[bytes] | None = None
+        self.events: zmq.Socket[bytes] | None = None
         self.state, self.since = Reachability.AWAY, now
+        self.breaks = 0
+
+    def watch(self, socket: "zmq.Socket[bytes]", now: float) -> None:
+        if self.state is Reachability.OPEN:
+            self.state, self.since = Reachability.AWAY, now
+        self.socket, self.events = socket, socket.get_monitor_socket(EVENTS)
 
     def look(self, now: float) -> None:
         """Process the events since the last call."""
-        while self.events.poll(0):
+        while self.events is not None and int(self.events.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self.happened(recv_monitor_message(self.events)["event"], now)
 
     def happened(self, event: int, now: float) -> None:
@@ -48,6 +55,7 @@ class ConnectionMonitor:
         if state is None:
             state = Reachability.AWAY if self.state is Reachability.OPEN else self.state
         if state is not self.state:
+            self.breaks += self.state is Reachability.OPEN
             self.state, self.since = state, now
 
     def lasts(self, state: Reachability, now: float) -> bool:
@@ -55,6 +63,9 @@ class ConnectionMonitor:
         return self.state is state and now - self.since > HANDSHAKE_TIMEOUT
 
     def close(self) -> None:
-        """Close both ends of the monitor: a context terminates only when its last socket is closed."""
-        self.socket.disable_monitor()
-        self.events.close(0)
+        """Close both ends of the monitor: a context terminates only when its last socket is closed. Our own end of an
+        open connection is no break."""
+        if self.socket is not None and self.events is not None:
+            self.socket.disable_monitor()
+            self.events.close(0)
+            self.socket = self.events = None

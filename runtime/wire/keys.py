@@ -58,7 +58,7 @@ def derived(root: bytes, purpose: bytes) -> bytes:
     return hmac.digest(root, PURPOSE + purpose + b"\x01", "sha256")
 
 
-def needs_keys(endpoint: str) -> bool:
-    """Return whether this endpoint is guarded by keys, where there are any. Socket files are guarded by their
-    folder."""
+def is_network(endpoint: str) -> bool:
+    """Return whether this endpoint is reached over a network: guarded by keys, where there are any, and cut off when a
+    link is. Socket files are guarded by their folder."""
     return endpoint.startswith("tcp://")

@@ -14,7 +14,8 @@ class Hello:
     may mask differently; None: not said. `kv_cache_dtype` is `auto` where it is `dtype`. A worker that is `draining`
     gets nothing new. `embedding_size` is the length of its vectors, for one that embeds texts.
     `node` is the stage of a model of several stages that it computes. `revision` is the operator's name of what it
-    serves during an upgrade, `version` that of pontil. `sender`, `schema`,
+    serves during an upgrade, `version` that of pontil. `registration` grows whenever the worker has let go of a proxy
+    and its requests, of which it heard nothing. `sender`, `schema`,
     `name` and `pid` keep name and type in every version: they are needed to refuse a worker of another version.
     """
 
@@ -42,6 +43,7 @@ class Hello:
     node: str | None = None
     revision: str | None = None
     version: str | None = None
+    registration: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,8 @@ class Refused:
 class Heartbeat:
     """From worker to proxy: alive, with this load. `counters` only grow within one incarnation, `gauges` are as they
     are now. With several proxies `others` is what the other ones have here: `proxies` of them, `in_flight` requests,
-    choices `taken`, and prompt tokens `uncomputed`."""
+    choices `taken`, and prompt tokens `uncomputed`. `lost_peers` are the prefill workers of which the worker, to pull
+    from them, hears nothing now."""
 
     sender: str
     receiver: str
@@ -95,11 +98,13 @@ class Heartbeat:
     counters: dict[str, int] = field(default_factory=dict)
     gauges: dict[str, int] | None = None
     others: dict[str, int] | None = None
+    lost_peers: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class StillHere:
-    """From proxy to worker: the answer to a Heartbeat, so that a worker notices that the proxy is gone."""
+    """From proxy to worker: the answer to a Heartbeat, so that a worker notices that the proxy is gone. With another
+    sender than the one that it is registered with, it lets go of that one's requests and says Hello again."""
 
     sender: str
     receiver: str

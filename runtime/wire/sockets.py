@@ -23,6 +23,7 @@ from collections.abc import Callable
 
 import zmq
 
+from pontil.runtime.config import DEADLINES
 from pontil.runtime.errors import MalformedFrame, PontilError
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.wire.codec import MAX_FRAME_BYTES, decode, encode
@@ -39,24 +40,35 @@ RECONNECT_MS = (50, 500)
 LOG = logging.getLogger("pontil.wire")
 
 
-def open_context(keys: Keys | None = None, failures: ThreadFailures | None = None) -> Context:
-    """Open the zmq context: one for each process. With keys, its tcp endpoints accept only peers that have them."""
-    return Context(keys, failures)
+def open_context(
+    keys: Keys | None = None, failures: ThreadFailures | None = None, link_timeout: float = DEADLINES.link_timeout
+) -> Context:
+    """Open the zmq context: one for each process. With keys, its tcp endpoints accept only peers that have them; a tcp
+    connection on which nothing comes for `link_timeout` is closed."""
+    return Context(keys, failures, link_timeout)
 
 
 class BaseSocket(ABC):
     """Base of client and server sockets. `malformed` counts dropped frames, `full` and `unreachable` sends that
     returned False."""
 
-    def __init__(self, context: Context, kind: int) -> None:
-        self.zmq_socket: zmq.Socket[bytes] = context.socket(kind)
-        self.zmq_socket.setsockopt(zmq.LINGER, 0)
-        self.zmq_socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
-        self.zmq_socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
-        self.zmq_socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    def __init__(self, context: Context, kind: int, endpoint: str) -> None:
+        self.context, self.kind, self.endpoint = context, kind, endpoint
+        self.zmq_socket = self.make_socket()
+        self.poller: Poller | None = None
         self.malformed = 0
         self.full = 0
         self.unreachable = 0
+
+    def make_socket(self) -> "zmq.Socket[bytes]":
+        """Return a new zmq socket for the endpoint."""
+        made = self.context.socket(self.kind)
+        made.setsockopt(zmq.LINGER, 0)
+        made.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        made.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        made.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self.context.watch_link(made, self.endpoint)
+        return made
 
     def receive_all(self, limit: int = BATCH) -> list[Message]:
         """Return the messages that have arrived, oldest first, at most `limit` frames; the rest stays for the next
@@ -101,30 +113,48 @@ class BaseSocket(ABC):
 
 
 class ClientSocket(BaseSocket):
-    """A socket to one server, which need not be up yet: zmq connects, and reconnects, in the background."""
+    """A socket to one server, which need not be up yet: zmq connects, and reconnects, in the background. `connection`
+    monitors its state."""
 
     def __init__(self, context: Context, incarnation: str, endpoint: str) -> None:
-        super().__init__(context, zmq.DEALER)
-        self.endpoint = endpoint
-        self.zmq_socket.setsockopt(zmq.ROUTING_ID, incarnation.encode())
+        super().__init__(context, zmq.DEALER, endpoint)
+        self.incarnation = incarnation
+        now = time.monotonic()
+        self.connection = ConnectionMonitor(now)
+        self.connect(now)
+
+    def connect(self, now: float) -> None:
+        self.zmq_socket.setsockopt(zmq.ROUTING_ID, self.incarnation.encode())
         self.zmq_socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS[0])
         self.zmq_socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS[1])
-        context.guard_client(self.zmq_socket, endpoint)
-        self.connection = self.watch()
+        self.context.guard_client(self.zmq_socket, self.endpoint)
+        self.connection.watch(self.zmq_socket, now)
         try:
-            self.zmq_socket.connect(endpoint)
+            self.zmq_socket.connect(self.endpoint)
         except zmq.ZMQError as error:
             self.close()
-            raise PontilError(f"cannot connect to {endpoint}: {error.strerror}; check the address") from None
+            raise PontilError(f"cannot connect to {self.endpoint}: {error.strerror}; check the address") from None
 
-    def watch(self) -> ConnectionMonitor | None:
-        """Return a monitor of the connection, or None if its state is of no interest; called before connecting. The
-        caller has to poll the monitor."""
-        return None
+    def renew(self, now: float) -> None:
+        """Replace the connection by a new one. What was queued, and what came and was not read, is lost."""
+        poller = self.poller
+        if poller is not None:
+            poller.unregister(self)
+        self.connection.close()
+        self.zmq_socket.close(0)
+        self.zmq_socket = self.make_socket()
+        self.connect(now)
+        if poller is not None:
+            poller.register(self)
+
+    def breaks(self, now: float) -> int:
+        """Return how often a connection of this socket has ended by itself so far. What was on its way then may be
+        lost."""
+        self.connection.look(now)
+        return self.connection.breaks
 
     def close(self, linger: float = 0.0) -> None:
-        if self.connection is not None:
-            self.connection.close()
+        self.connection.close()
         super().close(linger)
 
     def send(self, message: Message) -> bool:
@@ -142,7 +172,7 @@ class ServerSocket(BaseSocket):
     `message.receiver`."""
 
     def __init__(self, context: Context, endpoint: str) -> None:
-        super().__init__(context, zmq.ROUTER)
+        super().__init__(context, zmq.ROUTER, endpoint)
         self.zmq_socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         # A client that lost its connection returns under the same routing id before the old connection is given up.
         self.zmq_socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
@@ -168,12 +198,7 @@ class ServerSocket(BaseSocket):
 
 
 class WorkerSocket(ClientSocket):
-    """A worker's connection to the proxy's control endpoint, whose state `connection` monitors."""
-
-    connection: ConnectionMonitor
-
-    def watch(self) -> ConnectionMonitor:
-        return ConnectionMonitor(self.zmq_socket, time.monotonic())
+    """A worker's connection to the proxy's control endpoint."""
 
     def close(self, linger: float = 0.0) -> None:
         """Close the socket. Messages to a proxy that is gone are dropped: whichever comes next does not expect them."""
@@ -249,9 +274,11 @@ class Poller:
         self.poller.register(self.wakeup, zmq.POLLIN)
 
     def register(self, socket: BaseSocket) -> None:
+        socket.poller = self
         self.poller.register(socket.zmq_socket, zmq.POLLIN)
 
     def unregister(self, socket: BaseSocket) -> None:
+        socket.poller = None
         self.poller.unregister(socket.zmq_socket)
 
     def watch(self, descriptor: int) -> None:

@@ -322,7 +322,8 @@ class DecodeSide:
         the deadlines of transfers."""
         for peer in self.peers.flush(now):
             self.lose_peer(peer, now, f"the prefill worker took no message for {PATIENCE:.0f} s")
-        self.peers.tick(now)
+        for peer in self.peers.tick(now):
+            self.fail_transfers(peer, now, self.peers[peer].reason)
         for parked in self.parked.values():
             transfer = parked.transfer
             if transfer.handoff is not None and now >= parked.renew_at:
@@ -335,16 +336,22 @@ class DecodeSide:
         self.admit()
 
     def lose_peer(self, peer: str, now: float, reason: str) -> None:
-        """Handle the end of a prefill worker. Blocks it had handed over can still be read; the rest will never come."""
-        open_transfers = [transfer for transfer in self.kv_receiver.open.values() if transfer.peer == peer]
-        for transfer in open_transfers:
-            if transfer.handoff is None:
-                self.kv_receiver.fail(transfer, reason, now)
+        """Handle the end of a prefill worker."""
+        open_transfers = self.fail_transfers(peer, now, reason)
         connection = self.peers.get(peer)
         if connection is not None:
             connection.fail(reason)
         if not open_transfers and not any(request.submit.peer == peer for request in self.waiting):
             self.peers.hang_up(peer)
+
+    def fail_transfers(self, peer: str, now: float, reason: str) -> list[ReceiveTransfer]:
+        """Fail the transfers from a prefill worker that is gone or lost, and return all that are open. Blocks it had
+        handed over can still be read; the rest will never come."""
+        open_transfers = [transfer for transfer in self.kv_receiver.open.values() if transfer.peer == peer]
+        for transfer in open_transfers:
+            if transfer.handoff is None:
+                self.kv_receiver.fail(transfer, reason, now)
+        return open_transfers
 
 
 def resume_rows(sequence: Sequence, handoff: Handoff) -> None:

@@ -53,7 +53,8 @@ class LoadGauge:
         running = len(scheduler.running) + len(scheduler.parked)
         waiting = len(scheduler.waiting) + len(self.prefill.halves) + len(self.grammars)
         free = self.machine.pool.available
-        return HeartbeatLoad(running, waiting, free, steps.steps, counters, self.gauges(), self.others(link))
+        lost = tuple(self.decode.peers.lost)
+        return HeartbeatLoad(running, waiting, free, steps.steps, counters, self.gauges(), self.others(link), lost)
 
     def gauges(self) -> dict[str, int] | None:
         return {**(self.stage.gauges() or {}), **self.machine.scheduler.tier.gauges()} or None

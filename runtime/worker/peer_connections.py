@@ -11,13 +11,14 @@ from pontil.runtime.transfer.connector import Connector
 from pontil.runtime.wire.context import Context
 from pontil.runtime.wire.messages import Greet, Message
 from pontil.runtime.wire.outbox import Outbox
+from pontil.runtime.wire.renewal import Renewal
 from pontil.runtime.wire.sockets import PeerClient, Poller
 from pontil.runtime.worker.peer_connection import HandshakeState, PeerConnection
 
-# Seconds until a socket on which nothing was heard is replaced; twice as many the next time. The socket of an older
-# connection to the same address may still be closing. If it reaches the peer after ours, under our name, the peer lets
-# go of ours, which does not notice: whatever is sent over it from then on is lost.
-REPLACED_AFTER = 0.5
+# Seconds between two looks at the state of the connections.
+LOOK = 0.25
+# Seconds after which a peer that is LOST is forgotten: a process that ended does not come back.
+LONGEST_LOSS = 600.0
 
 
 class PeerConnections(Mapping[str, PeerConnection]):
@@ -32,6 +33,8 @@ class PeerConnections(Mapping[str, PeerConnection]):
         self.context, self.poller = context, poller
         self.by_peer: dict[str, PeerConnection] = {}
         self.outbox = Outbox(self.put)
+        self.told_lost: list[str] = []
+        self.look_at = 0.0
 
     def __getitem__(self, peer: str) -> PeerConnection:
         return self.by_peer[peer]
@@ -44,12 +47,18 @@ class PeerConnections(Mapping[str, PeerConnection]):
 
     @property
     def failed(self) -> dict[str, str]:
-        """Return the reasons of failed connections, by peer."""
-        return {
-            peer: connection.reason
-            for peer, connection in self.by_peer.items()
-            if connection.state is HandshakeState.FAILED
-        }
+        """Return the reasons of failed and lost connections, by peer."""
+        return {peer: connection.reason for peer, connection in self.by_peer.items() if connection.reason}
+
+    @property
+    def lost(self) -> list[str]:
+        """Return the peers of which nothing is heard."""
+        return [peer for peer, one in self.by_peer.items() if one.state is HandshakeState.LOST]
+
+    def take_news(self) -> bool:
+        """Return whether other peers are lost than at the last call."""
+        before, self.told_lost = self.told_lost, self.lost
+        return before != self.told_lost
 
     def open(self, peer: str, endpoint: str, now: float) -> str | None:
         """Connect to a peer and start the handshake, unless it has a connection that has not failed. Return why it
@@ -65,7 +74,7 @@ class PeerConnections(Mapping[str, PeerConnection]):
             return str(error)
         patience = self.deadlines.kv_handshake_timeout
         connection = self.by_peer[peer] = PeerConnection(
-            peer, endpoint, socket, now + patience, patience, now + REPLACED_AFTER
+            peer, endpoint, socket, now + patience, patience, Renewal.begun(now)
         )
         if self.greeting is None:
             connection.state = HandshakeState.READY
@@ -79,11 +88,10 @@ class PeerConnections(Mapping[str, PeerConnection]):
         return socket
 
     def connect_again(self, connection: PeerConnection, now: float) -> None:
-        """Replace the socket of a peer that was never heard, and repeat the greeting, if there is one."""
-        self.disconnect(connection)
-        connection.socket = self.connect(connection.endpoint)
-        connection.replacements += 1
-        connection.replace_at = now + REPLACED_AFTER * 2**connection.replacements
+        """Replace the connection of a peer that was not heard, and repeat the greeting, if there is one."""
+        assert connection.socket is not None
+        connection.socket.renew(now)
+        connection.renewal.renewed(now)
         if self.greeting is not None:
             self.tell(connection.peer, replace(self.greeting, receiver=connection.peer))
 
@@ -122,7 +130,7 @@ class PeerConnections(Mapping[str, PeerConnection]):
     def receive_all(self) -> Iterator[Message]:
         for connection in list(self.by_peer.values()):
             for message in connection.socket.receive_all() if connection.socket else ():
-                connection.heard = True
+                connection.renewal.heard = True
                 yield message
 
     def tell(self, peer: str, message: Message) -> None:
@@ -137,14 +145,31 @@ class PeerConnections(Mapping[str, PeerConnection]):
         """Send queued messages. Return the peers that accept none."""
         return list(self.outbox.flush(now))
 
-    def tick(self, now: float) -> None:
-        """Give up handshakes that failed, and connect again to peers that were never heard."""
-        for connection in self.by_peer.values():
-            connection.tick(now)
+    def tick(self, now: float) -> list[str]:
+        """Give up handshakes that failed, and connect again to peers that are not heard. Return those that are lost
+        from now on: their handshake is late, or their connection broke. Without a greeting nobody answers, and what
+        depends on a peer has its own deadline."""
+        looking, lost = now >= self.look_at, []
+        if looking:
+            self.look_at = now + LOOK
+        for connection in list(self.by_peer.values()):
             if connection.state is HandshakeState.FAILED:
                 self.silence(connection)
-            elif connection.is_unheard(now):
+            elif connection.is_late(now):
+                connection.lose(f"the prefill worker did not answer within {connection.patience:g} s", now)
+                lost.append(connection.peer)
+            elif looking and connection.has_broken(now) and self.is_ready(connection):
+                connection.lose("the connection to the prefill worker broke", now)
+                lost.append(connection.peer)
+            if connection.is_unheard(now):
                 self.connect_again(connection, now)
+            if connection.state is HandshakeState.LOST and now - connection.lost_at >= LONGEST_LOSS:
+                self.hang_up(connection.peer)
+        return lost
+
+    def is_ready(self, connection: PeerConnection) -> bool:
+        """Return whether the peer has answered our greeting."""
+        return connection.state is HandshakeState.READY and self.greeting is not None
 
     def close(self) -> None:
         for connection in self.by_peer.values():

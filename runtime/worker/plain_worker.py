@@ -39,7 +39,7 @@ class PlainWorker(ABC):
         self.step_reporter = StepReporter(report)
         self.failures = ThreadFailures()
         self.keys = None if config.keys is None else Keys.of(config.keys)
-        self.context = open_context(self.keys, self.failures)
+        self.context = open_context(self.keys, self.failures, config.deadlines.link_timeout)
         self.poller = Poller()
         self.controls = [WorkerSocket(self.context, self.incarnation, one) for one in config.controls]
         for one in self.controls:

@@ -21,6 +21,7 @@ from pontil.runtime.wire.messages import (
     Tokens,
     Welcome,
 )
+from pontil.runtime.wire.renewal import Renewal
 from pontil.runtime.wire.sockets import WorkerSocket
 from pontil.runtime.wire.token_batch import joined
 from pontil.runtime.worker.assembly import WorkerResources
@@ -44,6 +45,7 @@ class HeartbeatLoad:
     counters: dict[str, int]
     gauges: dict[str, int] | None = None
     others: dict[str, int] | None = None
+    lost_peers: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -79,6 +81,8 @@ class ProxyLink:
         self.told = ToldCounts()
         self.next_send = 0.0
         self.last_heard = self.last_tick = 0.0
+        self.renewal: Renewal | None = None
+        self.breaks = 0
 
     @property
     def congested(self) -> bool:
@@ -109,6 +113,8 @@ class ProxyLink:
         Raises IncompatiblePeer when the proxy refuses this worker.
         """
         self.last_heard = now
+        if self.renewal is not None:
+            self.renewal.heard = True
         if isinstance(message, Refused):
             raise IncompatiblePeer(f"the proxy refused this worker: {message.reason}")
         if isinstance(message, Welcome):
@@ -128,18 +134,37 @@ class ProxyLink:
         return None
 
     def tick(self, load: Callable[[], HeartbeatLoad], now: float) -> str | None:
-        """Send Hello until welcomed, then heartbeats. Return the proxy if it has been silent for too long."""
+        """Send Hello until welcomed, then heartbeats. Return the proxy if it has been silent for too long, or the
+        connection to it broke."""
         self.flush()
         late, self.last_tick = now - self.last_tick > LATE, now
         if late:
             self.last_heard = now
         silent = self.proxy is not None and now - self.last_heard > TTL
-        gone = self.forget() if silent else None
+        gone = self.forget() if self.has_broken(now) or silent else None
+        if self.proxy is None:
+            self.connect_again(now, at_once=gone is not None)
         if now >= self.next_send and (self.proxy is not None or not self.outbox):
             self.next_send = now + (HELLO_AGAIN if self.proxy is None else BEAT)
             self.send(self.hello if self.proxy is None else self.heartbeat(load(), self.proxy))
             self.send_role_change()
         return gone
+
+    def has_broken(self, now: float) -> bool:
+        """Return whether a connection to the present proxy has ended since the last call: what was on its way either
+        way may be lost."""
+        before, self.breaks = self.breaks, self.socket.breaks(now)
+        return self.proxy is not None and self.breaks > before
+
+    def connect_again(self, now: float, *, at_once: bool) -> None:
+        """Replace a connection on which no proxy is heard, and say Hello on the new one."""
+        if self.renewal is None or at_once:
+            self.renewal = Renewal(now) if at_once else Renewal.begun(now)
+        if self.renewal.is_due(now):
+            self.socket.renew(now)
+            self.renewal.renewed(now)
+            self.outbox.clear()
+            self.next_send = now
 
     def limit_seats(self, seats: int | None) -> None:
         """Register with at most so many seats. Called before the first Hello."""
@@ -159,15 +184,20 @@ class ProxyLink:
     def heartbeat(self, load: HeartbeatLoad, proxy: str) -> Heartbeat:
         return Heartbeat(
             self.hello.sender, proxy, load.running, load.waiting, load.free_blocks, load.step, load.counters,
-            load.gauges, load.others,
+            load.gauges, load.others, list(load.lost_peers),
         )  # fmt: skip
 
     def forget(self) -> str | None:
         """Forget the proxy, which is gone, and discard the messages queued for it. Return its incarnation."""
         gone, self.proxy, self.is_known = self.proxy, None, True
-        self.next_send = 0.0
+        self.hello = replace(self.hello, registration=self.hello.registration + 1)
+        self.next_send, self.renewal = 0.0, None
         self.outbox.clear()
         return gone
+
+    def hurry(self) -> None:
+        """Send the next heartbeat at once."""
+        self.next_send = 0.0
 
     def goodbye(self, *, drained: bool) -> None:
         if self.proxy is not None:

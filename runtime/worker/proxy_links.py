@@ -93,6 +93,11 @@ class ProxyLinks:
         gone = [link.tick(lambda link=link: load(link), now) for link in self.links]  # type: ignore[misc]
         return [proxy for proxy in gone if proxy is not None]
 
+    def hurry(self) -> None:
+        """Send the next heartbeats at once."""
+        for link in self.links:
+            link.hurry()
+
     def limit_seats(self, seats: int | None) -> None:
         for link in self.links:
             link.limit_seats(seats)

@@ -3,7 +3,7 @@
 
 from pontil.runtime.errors import IncompatiblePeer, PontilError
 from pontil.runtime.wire.connection_monitor import HANDSHAKE_TIMEOUT, ConnectionMonitor, Reachability
-from pontil.runtime.wire.keys import needs_keys
+from pontil.runtime.wire.keys import is_network
 
 
 class ProxyReachability:
@@ -24,7 +24,7 @@ class ProxyReachability:
         """Return whether there is something new to report. Raise PontilError when the proxy does not have the same
         keys."""
         self.connection.look(now)
-        if not needs_keys(self.endpoint):
+        if not is_network(self.endpoint):
             return False
         self.was_open = self.was_open or self.connection.state is Reachability.OPEN
         if self.connection.lasts(Reachability.REFUSED, now):

@@ -73,7 +73,7 @@ class Worker:
         self.prompts = PromptMonitor()
         self.keys = None if config.keys is None else Keys.of(config.keys)
         self.failures = ThreadFailures()
-        self.context = open_context(self.keys, self.failures)
+        self.context = open_context(self.keys, self.failures, config.deadlines.link_timeout)
         self.poller = Poller()
         self.peers_in = PeerServer(self.context, config.peer_endpoint)
         self.controls = [WorkerSocket(self.context, self.incarnation, one) for one in config.controls]
@@ -333,6 +333,8 @@ class Worker:
             self.requests.tell_progress(self.prompts.advanced(self.requests.values()))
             for request in [one for one in self.requests.values() if is_late(one, now)]:
                 self.cancel(request, TOO_LATE)
+        if self.decode.peers.take_news():
+            self.link.hurry()
         for gone in self.link.tick(self.load, now):
             self.orphan(gone)
         self.prefixes.tell()

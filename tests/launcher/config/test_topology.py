@@ -229,7 +229,7 @@ def test_every_deadline_reaches_the_process_that_keeps_it() -> None:  # C14, D13
         told = worker_config(worker.config).deadlines
         assert {name: getattr(told, name) for name in names} == {name: wanted[name] for name in names}
     kept = proxy_config(proxy.config)
-    assert kept.first_byte_timeout == wanted["first_byte_timeout"]
+    assert (kept.first_byte_timeout, kept.link_timeout) == (wanted["first_byte_timeout"], wanted["link_timeout"])
     assert (kept.worker_ttl, kept.failover_timeout) == (wanted["worker_ttl"], wanted["failover_timeout"])
 
 
@@ -237,6 +237,7 @@ def test_every_deadline_reaches_the_process_that_keeps_it() -> None:  # C14, D13
     ("flags", "words"),
     [
         ({"worker_ttl": "1.9"}, "at least 2 s"),
+        ({"link_timeout": "0.9"}, "at least 1 s"),
         ({"kv_lease": "1", "kv_stall_timeout": "0.5"}, "at least 2 s"),
         ({"kv_lease": "5"}, "Give a longer lease"),
         ({"kv_lease": "121"}, "raise --kv-transfer-timeout"),

@@ -107,8 +107,7 @@ def test_a_message_with_wrong_fields_ends_nothing_else(tokenizer: Tokenizer, kin
         known = list(site.registry.workers.values())
         site.lose(site.registry.remove([one for one in known if one.hello.sender.startswith("new")]), "died", "died")
         for worker in workers:
-            site.registry.workers[worker.name].leaving = False
-            site.registry.workers[worker.name].turn_to("mixed", False)
+            site.registry.turn(site.registry.workers[worker.name], "mixed", False)
         right = site.submit(PROMPT, PARAMS).requests[0]
         clock.run_until(clock.now + 40.0)
         assert isinstance(right.mailbox.end, Finished), "another request suffered"

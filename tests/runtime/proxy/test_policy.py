@@ -278,3 +278,25 @@ def test_the_cheapest_is_the_first_of_all_in_order(workers: list[WorkerLoad], pr
     costs = Costs.of(workers, prompt_tokens)
     for cost in (costs.prefill, costs.decode, costs.whole, costs.relieving):
         assert cheapest(workers, cost) is by_cost(workers, cost)[0]
+
+
+def test_a_pair_whose_link_is_cut_is_no_route() -> None:
+    lonely = replace(DECODE, lost_peers=frozenset({"p"}))
+    other, joined = replace(PREFILL, incarnation="p2"), replace(DECODE, incarnation="d2", in_flight=3)
+    assert plan([PREFILL, lonely, joined], "always") == DisaggregatedRoute(PREFILL, joined)
+    assert plan([PREFILL, other, lonely], "always") == DisaggregatedRoute(other, lonely)
+    assert next_route([PREFILL, other, lonely], "always", 20, 1) == DisaggregatedRoute(other, lonely)
+    assert next_route([PREFILL, lonely, joined], "always", 20, 1) == DisaggregatedRoute(PREFILL, joined)
+    assert every_route([PREFILL, lonely, joined], "auto") == [DisaggregatedRoute(PREFILL, joined)]
+
+
+def test_workers_that_are_all_apart_serve_alone() -> None:
+    lonely = replace(DECODE, lost_peers=frozenset({"p"}))
+    full = replace(lonely, taken=lonely.seats + SPARE_SEATS)
+    for disagg in ("auto", "always"):
+        assert plan([PREFILL, lonely], disagg) in (CollocatedRoute(PREFILL), CollocatedRoute(lonely))
+        assert next_route([PREFILL, lonely], disagg, 20, 1) is not None
+        assert next_route([PREFILL, full], disagg, 20, 1) == CollocatedRoute(PREFILL)
+    joined = replace(DECODE, incarnation="d2", taken=DECODE.seats + SPARE_SEATS)
+    assert next_route([PREFILL, lonely, joined], "always", 20, 1) == CollocatedRoute(lonely)
+    assert plan([PREFILL, lonely], "always", frozenset({("d",)})) == CollocatedRoute(PREFILL)

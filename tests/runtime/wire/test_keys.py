@@ -12,9 +12,9 @@ import zmq
 
 from pontil.runtime.wire.connection_monitor import HANDSHAKE_TIMEOUT, STATES, ConnectionMonitor, Reachability
 from pontil.runtime.wire.context import Context
-from pontil.runtime.wire.keys import KeyPair, Keys, derived, needs_keys
+from pontil.runtime.wire.keys import KeyPair, Keys, derived, is_network
 from pontil.runtime.wire.messages import Cancel, Message, Tokens
-from pontil.runtime.wire.sockets import BaseSocket, PeerClient, PeerServer, WorkerSocket, open_context
+from pontil.runtime.wire.sockets import BaseSocket, ClientSocket, PeerClient, PeerServer, WorkerSocket, open_context
 
 OURS, THEIRS = Keys.of("01" * 32), Keys.of("02" * 32)
 STRANGER = replace(OURS, client=KeyPair.of(b"x" * 32))
@@ -46,8 +46,7 @@ def receive(socket: BaseSocket) -> list[Message]:
     return socket.receive_all()
 
 
-def state_of(client: WorkerSocket) -> Reachability:
-    assert client.connection is not None
+def state_of(client: ClientSocket) -> Reachability:
     client.connection.look(0.0)
     return client.connection.state
 
@@ -101,19 +100,19 @@ def test_nobody_there_is_not_a_refusal() -> None:
         address = server.endpoint
         server.close()
         client = WorkerSocket(there, "w1", address)
-        assert client.connection is not None
+        assert client.connection.events is not None
         while client.connection.events.poll(int(DEADLINE * 1000)) and state_of(client) is not Reachability.AWAY:
             pass
         assert state_of(client) is Reachability.AWAY
 
 
 def test_socket_files_need_none(tmp_path: object) -> None:
-    assert not needs_keys(f"ipc://{tmp_path}/control") and needs_keys("tcp://10.0.0.1:7000")
+    assert not is_network(f"ipc://{tmp_path}/control") and is_network("tcp://10.0.0.1:7000")
     with contexts(OURS, None) as (here, there):
         server = PeerServer(here, f"ipc://{tmp_path}/control")
         client = PeerClient(there, "w1", f"ipc://{tmp_path}/control")
         client.send(tokens(0))
-        assert receive(server) == [tokens(0)] and client.connection is None
+        assert receive(server) == [tokens(0)] and state_of(client) is Reachability.OPEN
 
 
 def test_a_guarded_context_leaves_no_thread_and_closes_twice() -> None:
@@ -146,7 +145,9 @@ def test_the_doorkeeper_lets_in_only_a_proven_key(question: list[bytes]) -> None
 
 def connection() -> tuple[ConnectionMonitor, zmq.Context[zmq.Socket[bytes]]]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    return ConnectionMonitor(context.socket(zmq.DEALER), 100.0), context
+    made = ConnectionMonitor(100.0)
+    made.watch(context.socket(zmq.DEALER), 100.0)
+    return made, context
 
 
 def test_a_refusal_counts_when_it_lasts() -> None:

@@ -110,9 +110,9 @@ def test_a_connection_that_an_older_one_displaced_is_made_anew(proxy: ScriptedPr
     wait_for(prefill.peers_in.receive_all, 60, "the older socket's message")
     older.close()
     proxy.workers.append(prefill)
-    peers.tick(connection.replace_at)
+    peers.tick(connection.renewal.at)
     (answer,) = proxy.finish("r")
-    assert len(answer.ids) == 4 and not answer.failures and connection.replacements == 1
+    assert len(answer.ids) == 4 and not answer.failures and connection.renewal.count == 1
     everyone_clean(proxy)
 
 

@@ -21,11 +21,18 @@ class TwoWayLine:
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
+        self.broken = self.renewed = 0
         self.coming: list[Message] = []
 
     def send(self, message: Message) -> bool:
         self.sent.append(message)
         return True
+
+    def breaks(self, now: float) -> int:
+        return self.broken
+
+    def renew(self, now: float) -> None:
+        self.renewed += 1
 
     def receive_all(self) -> list[Message]:
         coming, self.coming = self.coming, []

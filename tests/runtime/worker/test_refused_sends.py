@@ -138,7 +138,7 @@ def test_a_decode_worker_that_takes_nothing_ends_what_is_computed_for_it(
     assert prefill.machine.pool.available == prefill.machine.pool.capacity
 
 
-def test_a_handshake_that_failed_leaves_no_socket_and_the_next_request_makes_another(
+def test_a_handshake_that_is_not_answered_fails_its_requests_and_is_repeated(
     proxy: ScriptedProxy, pair: Pair
 ) -> None:  # C8
     prefill, decode = pair
@@ -148,10 +148,11 @@ def test_a_handshake_that_failed_leaves_no_socket_and_the_next_request_makes_ano
     connection = decode.decode.peers[prefill.incarnation]
     assert connection.socket is not None
     decode.decode.tick(connection.deadline)
-    assert connection.state is HandshakeState.FAILED and connection.socket is None
+    assert connection.state is HandshakeState.LOST
     assert f"did not answer within {DEADLINES.kv_handshake_timeout:g} s" in proxy.finish("r")[0].failures[0].reason
     proxy.workers.append(prefill)
     proxy.cancel(prefill, "r")
+    proxy.turn_until(lambda: connection.state is HandshakeState.READY)
     proxy.submit_pair(prefill, decode, "again", prompt(40), drawn(4))
     assert len(proxy.finish("again")[0].ids) == 4
     everyone_clean(proxy)

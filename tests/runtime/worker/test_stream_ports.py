@@ -206,7 +206,7 @@ def test_a_connection_that_an_older_one_displaced_is_made_anew(workers: tuple[Po
         return bool(buffer.items)
 
     turns(producer, consumer, until=arrived)
-    assert not consumer.ports.starved and consumer.ports.peers["p"].replacements
+    assert not consumer.ports.starved and consumer.ports.peers["p"].renewal.count
 
 
 @pytest.mark.parametrize("workers", ["tcp"], indirect=True)

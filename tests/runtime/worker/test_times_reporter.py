@@ -30,6 +30,12 @@ class ShutLine:
             self.sent.append(message)
         return self.open
 
+    def breaks(self, now: float) -> int:
+        return 0
+
+    def renew(self, now: float) -> None:
+        pass
+
 
 def reporter_of(takes_times: bool = True) -> tuple[TimesReporter, ProxyLink, ShutLine]:
     line = ShutLine()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A TCP relay that records all traffic and may corrupt some of it."""
+"""A TCP relay that records all traffic and may corrupt some of it, or stop without a word."""
 
 import contextlib
 import select
@@ -8,15 +8,21 @@ import threading
 from collections.abc import Callable
 
 Spoil = Callable[[bytes, int], bytes]
+# The two directions: to the target, and from it.
+THERE, BACK = "there", "back"
+# Seconds after which a relay that was `held` goes on.
+LOOK = 0.02
 
 
 class Relay:
     """Relay from `address` to `target`. `spoil` gets the data that the target sends, with the number of bytes before
-    it, and returns what is forwarded."""
+    it, and returns what is forwarded. In the directions that are `held` nothing goes on, and no end of a connection:
+    as on a link that is cut."""
 
     def __init__(self, target: tuple[str, int], host: str = "127.0.0.1", spoil: Spoil | None = None) -> None:
         self.target, self.spoil = target, spoil or (lambda data, before: data)
         self.sent, self.received = bytearray(), bytearray()
+        self.held: frozenset[str] = frozenset()
         self.listener = socket.create_server((host, 0))
         self.open: list[socket.socket] = []
         self.threads: list[threading.Thread] = []
@@ -49,7 +55,10 @@ class Relay:
     def carry(self, near: socket.socket, far: socket.socket) -> None:
         with contextlib.suppress(OSError, ValueError):
             while True:
-                for source in select.select([near, far], [], [])[0]:
+                sources = {source: way for source, way in ((near, THERE), (far, BACK)) if way not in self.held}
+                for source in select.select(list(sources), [], [], LOOK)[0]:
+                    if sources[source] in self.held:
+                        continue
                     data = source.recv(1 << 16)
                     if not data:
                         near.shutdown(socket.SHUT_RDWR)

@@ -91,6 +91,7 @@ def open_worker(
     kind: type[PromptWorker] = PromptWorker,
     **settings: object,
 ) -> PromptWorker:
+    own = {"control": f"ipc://{folder}/control", "peer_endpoint": f"ipc://{folder}/{name.replace(':', '-')}"}
     config = WorkerConfig(
         name=name,
         role=role,
@@ -98,9 +99,7 @@ def open_worker(
         cores=(0,),
         model=str(model),
         served_model_name="tiny",
-        control=f"ipc://{folder}/control",
-        peer_endpoint=f"ipc://{folder}/{name.replace(':', '-')}",
-        **(DEFAULTS | settings),  # type: ignore[arg-type]
+        **(own | DEFAULTS | settings),  # type: ignore[arg-type]
     )
     made = kind(config, assemble(config, Silent()), Silent())
     OPENED.add(made)

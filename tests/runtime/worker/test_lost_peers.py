@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A link between two workers that is cut without a word: said at once, and used again as soon as it is back."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from relay import BACK, THERE, Relay
+from workers import PromptWorker, ScriptedProxy, drawn, everyone_clean, greedy, open_worker, prompt
+
+from pontil.runtime.config import Deadlines
+from pontil.runtime.worker.peer_connection import HandshakeState
+from pontil.runtime.worker.peer_connections import LONGEST_LOSS
+
+Pair = tuple[PromptWorker, PromptWorker]
+BRIEF = Deadlines(link_timeout=0.6)
+
+
+@pytest.fixture
+def pair(proxy: ScriptedProxy, model: Path, tmp_path: Path) -> Pair:
+    prefill = open_worker(
+        model, tmp_path, "prefill:0", "prefill", peer_endpoint="tcp://127.0.0.1:*", deadlines=BRIEF, kv_connector="tcp"
+    )
+    decode = open_worker(model, tmp_path, "decode:0", "decode", deadlines=BRIEF, kv_connector="tcp")
+    proxy.admit(prefill, decode)
+    return prefill, decode
+
+
+@pytest.fixture
+def relay(pair: Pair) -> Iterator[Relay]:
+    """Stand between the two workers."""
+    made = Relay(("127.0.0.1", int(pair[0].peers_in.endpoint.rsplit(":", 1)[1])))
+    pair[0].peers_in.endpoint = f"tcp://127.0.0.1:{made.address[1]}"
+    yield made
+    made.held = frozenset()
+    made.close()
+
+
+def lost(proxy: ScriptedProxy, decode: PromptWorker) -> list[str]:
+    """Return the peers that the worker has said are lost."""
+    beat = proxy.heartbeats.get(decode.incarnation)
+    return [] if beat is None else beat.lost_peers
+
+
+@pytest.mark.parametrize("held", [{THERE, BACK}, {THERE}, {BACK}], ids=["both", "there", "back"])
+def test_a_cut_link_breaks_the_pair_until_it_is_back(
+    proxy: ScriptedProxy, pair: Pair, relay: Relay, held: set[str]
+) -> None:
+    prefill, decode = pair
+    proxy.submit_pair(prefill, decode, "before", prompt(30), drawn(4))
+    assert len(proxy.finish("before")[0].ids) == 4
+    everyone_clean(proxy)
+    relay.held = frozenset(held)
+    proxy.submit_pair(prefill, decode, "waits", prompt(30), drawn(4))
+    proxy.turn_until(lambda: lost(proxy, decode) == [prefill.incarnation])
+    (answer,) = proxy.finish("waits")
+    assert "the connection to the prefill worker broke" in answer.failures[0].reason
+    proxy.submit_pair(prefill, decode, "at-once", prompt(30), drawn(4))
+    assert proxy.finish("at-once")[0].failures
+    proxy.submit(decode, "alone", prompt(30), greedy(4, ignore_eos=True))
+    assert len(proxy.finish("alone")[0].ids) == 4
+    for name in ("waits", "at-once"):
+        proxy.cancel(prefill, name)
+    relay.held = frozenset()
+    proxy.turn_until(lambda: not lost(proxy, decode))
+    proxy.submit_pair(prefill, decode, "after", prompt(30), drawn(4))
+    (answer,) = proxy.finish("after")
+    assert len(answer.ids) == 4 and not answer.failures and decode.decode.counts.complete == 2
+    everyone_clean(proxy)
+
+
+def test_a_worker_that_was_never_heard_is_lost_until_it_answers(proxy: ScriptedProxy, pair: Pair, relay: Relay) -> None:
+    prefill, decode = pair
+    relay.held = frozenset((THERE, BACK))
+    proxy.submit_pair(prefill, decode, "waits", prompt(30), drawn(4))
+    proxy.turn_until(lambda: prefill.incarnation in decode.decode.peers)
+    decode.decode.tick(decode.decode.peers[prefill.incarnation].deadline)
+    proxy.turn_until(lambda: lost(proxy, decode) == [prefill.incarnation])
+    assert "did not answer" in proxy.finish("waits")[0].failures[0].reason
+    proxy.cancel(prefill, "waits")
+    relay.held = frozenset()
+    proxy.turn_until(lambda: not lost(proxy, decode))
+    proxy.submit_pair(prefill, decode, "after", prompt(30), drawn(4))
+    assert len(proxy.finish("after")[0].ids) == 4
+    everyone_clean(proxy)
+
+
+def test_a_lost_worker_is_not_looked_for_for_ever(proxy: ScriptedProxy, pair: Pair, relay: Relay) -> None:
+    prefill, decode = pair
+    proxy.submit_pair(prefill, decode, "before", prompt(30), drawn(4))
+    proxy.finish("before")
+    everyone_clean(proxy)
+    connection = decode.decode.peers[prefill.incarnation]
+    relay.held = frozenset((THERE, BACK))
+    proxy.turn_until(lambda: connection.state is HandshakeState.LOST)
+    decode.decode.tick(connection.lost_at + LONGEST_LOSS)
+    assert prefill.incarnation not in decode.decode.peers and connection.socket is None
