@@ -4,7 +4,6 @@
 import time
 from collections.abc import Callable, Iterator
 
-from pontil.gpu_ops.attention import QUERY_TILE
 from pontil.gpu_ops.batch_invariance import GENERATED_ROWS
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
@@ -13,6 +12,7 @@ from pontil.runtime.engine.batch import Batch, Span
 from pontil.runtime.engine.drafter import Drafter, LookupDrafter
 from pontil.runtime.engine.kv_cache_manager import KVCacheManager
 from pontil.runtime.engine.prefix_cache import PrefixCache, PrefixHit
+from pontil.runtime.engine.prompt_turns import PromptTurns
 from pontil.runtime.engine.queues import SequenceQueues
 from pontil.runtime.engine.remote_prefill import RemotePrefill
 from pontil.runtime.engine.sequence import FinishReason, Known, Sequence, SequenceState
@@ -22,7 +22,8 @@ from pontil.runtime.engine.unknown_tokens import is_ready
 
 class Scheduler:
     """The scheduler of one engine. Running sequences go first, oldest first; then waiting ones that fit. All lists are
-    in the order of priority, then of arrival; below, older means earlier in this order.
+    in the order of priority, then of arrival; below, older means earlier in this order. Prompts take turns in what a
+    step computes of them (runtime/engine/prompt_turns.py).
 
     There is one queue, `waiting`, for sequences to be computed here and for those whose KV will come from another
     worker (`remote_prefill`): neither kind passes the other (docs/decisions/027).
@@ -53,7 +54,7 @@ class Scheduler:
         self.prefix = PrefixCache(pool, layout.block_size, prefix_caching)
         self.memory = KVCacheManager(pool, layout)
         self.answer_recompute = AnswerRecompute(self.prefix, self.memory, layout.block_size)
-        self.queues = SequenceQueues()
+        self.queues, self.turns = SequenceQueues(), PromptTurns()
         self.waiting, self.running, self.parked = self.queues.waiting, self.queues.running, self.queues.parked
         self.tier = TierLoads(self.prefix, self.memory, self.queues, self.start, clock)
         self.preemptions = self.recomputed = 0
@@ -116,12 +117,13 @@ class Scheduler:
         return spans
 
     def chunks(self, budget: int) -> Iterator[Span]:
-        for sequence in list(self.running):
-            count = chunk(sequence.computed, sequence.remaining, budget)
-            ready = sequence.remaining > 1 and count and is_ready(sequence)
-            if ready and self.make_chunk_room(sequence, count):
+        """Yield chunks of prompts, which take turns."""
+        open_prompts = [one for one in self.running if one.remaining > 1 and is_ready(one)]
+        counts = self.turns.divide(open_prompts, budget)
+        for sequence in open_prompts:
+            count = counts.get(sequence, 0)
+            if count and self.make_chunk_room(sequence, count):
                 yield Span(sequence, sequence.computed, count)
-                budget -= count
 
     def make_chunk_room(self, sequence: Sequence, count: int) -> bool:
         """Make room for a chunk. Admission reserved the known tokens of a sequence, except those delivered before its
@@ -297,12 +299,3 @@ class Scheduler:
             self.answer_recompute.keep(sequence)
         if not sequence.hands_over or finish in (FinishReason.ABORTED, FinishReason.ERROR):
             self.memory.give_back(sequence)
-
-
-def chunk(start: int, remaining: int, budget: int) -> int:
-    """Return how many of the remaining positions to compute now. A chunk that is not the last ends on the boundary of a
-    tile of queries, if it reaches one: attention computes whole tiles."""
-    if remaining <= budget:
-        return remaining
-    beyond = (start + budget) % QUERY_TILE
-    return budget - beyond if beyond < budget else budget
