@@ -9,6 +9,7 @@ from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.engine.answer_recompute import AnswerRecompute
 from pontil.runtime.engine.batch import Batch, Span
+from pontil.runtime.engine.block_shortage import BlockShortage
 from pontil.runtime.engine.drafter import Drafter, LookupDrafter
 from pontil.runtime.engine.kv_cache_manager import KVCacheManager
 from pontil.runtime.engine.prefix_cache import PrefixCache, PrefixHit
@@ -51,10 +52,11 @@ class Scheduler:
         self.drafter: Drafter = drafter or LookupDrafter()
         self.max_interleaved_tokens = min(max_interleaved_tokens or max_num_batched_tokens, max_num_batched_tokens)
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
-        self.prefix = PrefixCache(pool, layout.block_size, prefix_caching)
+        self.prefix = PrefixCache(pool, layout.block_size, prefix_caching, clock)
         self.memory = KVCacheManager(pool, layout)
         self.answer_recompute = AnswerRecompute(self.prefix, self.memory, layout.block_size)
-        self.queues, self.turns = SequenceQueues(), PromptTurns()
+        self.queues, self.turns = SequenceQueues(self.prefix), PromptTurns()
+        self.shortage: BlockShortage | None = None
         self.waiting, self.running, self.parked = self.queues.waiting, self.queues.running, self.queues.parked
         self.tier = TierLoads(self.prefix, self.memory, self.queues, self.start, clock)
         self.preemptions = self.recomputed = 0
@@ -65,7 +67,8 @@ class Scheduler:
         """Return whether there is work for a step; sequences that wait to be parked, or for another stage, need
         none."""
         computes = any(not sequence.rests for sequence in self.running)
-        return computes or self.tier.has_work or any(sequence.remote_prefill is None for sequence in self.waiting)
+        local = any(sequence.remote_prefill is None for sequence in self.waiting)
+        return computes or local or self.tier.has_work or len(self.prefix.unkeyed) > 0
 
     def fits(self, sequence: Sequence) -> bool:
         """Return whether the sequence could run in an empty pool."""
@@ -151,21 +154,27 @@ class Scheduler:
         """
         if in_step:
             self.tier.settle()
-        for sequence in list(self.waiting):
-            if self.queues.seats_taken >= self.max_num_seqs:
+        for sequence in self.prefix.released(in_step=bool(self.running)):
+            self.queues.consider(sequence)
+        free = self.max_num_seqs - self.queues.seats_taken
+        for sequence in list(self.queues.candidates):
+            if free <= 0:
                 return
             remote = sequence.remote_prefill
-            if self.prefix.awaits(sequence) if remote is None else not remote.is_ready:
+            if self.queues.holds_back(sequence) if remote is None else not remote.is_ready:
                 continue
+            if free < len(sequence.choices):
+                return
             if not (self.take_seat(sequence, remote) if remote else in_step and self.take_up(sequence)):
                 return
+            free -= len(sequence.choices)
 
     def take_up(self, sequence: Sequence) -> bool:
         """Start a sequence if there is room for it, or park it while its prefix is read from a tier."""
-        hit = self.prefix.find(sequence)
-        if not self.reserve(sequence, hit):
+        hit = self.reserve(sequence, lambda: self.prefix.find(sequence))
+        if hit is None:
             return False
-        self.waiting.remove(sequence)
+        self.queues.leave(sequence)
         if not self.tier.begin(sequence, hit):
             self.start(sequence, hit)
         self.prefix.claim(sequence)
@@ -174,22 +183,30 @@ class Scheduler:
     def take_seat(self, sequence: Sequence, remote: RemotePrefill) -> bool:
         """Park a sequence if there is room for it. Leading blocks that are cached here become its own; `computed` says
         how many tokens they hold."""
-        hit = self.prefix.find_full(sequence, remote.draws_first)
-        if not self.reserve(sequence, hit):
+        hit = self.reserve(sequence, lambda: self.prefix.find_full(sequence, remote.draws_first))
+        if hit is None:
             return False
-        self.waiting.remove(sequence)
+        self.queues.leave(sequence)
         sequence.computed, sequence.remote_prefill = hit.computed, None
         sequence.move(SequenceState.WAITING_FOR_REMOTE_KVS)
         self.parked.append(sequence)
         remote.begin()
         return True
 
-    def reserve(self, sequence: Sequence, hit: PrefixHit) -> bool:
-        """Reserve seats and blocks, or nothing. One block stays available for each running sequence, or the new one
-        would be preempted at once."""
-        if self.queues.seats_taken + len(sequence.choices) > self.max_num_seqs:
-            return False
-        return self.memory.reserve(sequence, hit, sum(not other.hands_over for other in self.running))
+    def reserve(self, sequence: Sequence, find: Callable[[], PrefixHit]) -> PrefixHit | None:
+        """Reserve the blocks of a sequence after what is found of its prefix, or nothing. One block stays available for
+        each running sequence, or the new one would be preempted at once."""
+        spare = sum(not other.hands_over for other in self.running)
+        if self.shortage is not None and self.shortage.lasts(sequence, self.memory.pool, spare):
+            return None
+        hit = find()
+        if self.memory.reserve(sequence, hit, spare):
+            self.shortage = None
+            return hit
+        missing = self.prefix.missing(sequence, hit)
+        lacking = self.memory.lacking(sequence, hit, spare)
+        self.shortage = BlockShortage(sequence, lacking, self.memory.pool.returned, spare, missing)
+        return None
 
     def start(self, sequence: Sequence, hit: PrefixHit) -> None:
         """Run a sequence from the end of its cached prefix."""
