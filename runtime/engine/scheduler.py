@@ -61,6 +61,8 @@ class Scheduler:
         self.tier = TierLoads(self.prefix, self.memory, self.queues, self.start, clock)
         self.preemptions = self.recomputed = 0
         self.stalled = self.held_up = False
+        # Of the last step: rows were left for drafts, and the drafter was asked for them.
+        self.has_draft_room = self.asked_drafter = False
 
     @property
     def has_work(self) -> bool:
@@ -110,8 +112,13 @@ class Scheduler:
     def with_drafts(self, spans: list[Span]) -> list[Span]:
         """Return the spans with drafts. Oldest first, sequences verify at most `speculative_tokens` guesses each, in
         the rows that the first tile has left. Slots for all of them are reserved before anything is written (C10), from
-        blocks that no other sequence needs in this step."""
-        room = max(0, GENERATED_ROWS - len(spans))
+        blocks that no other sequence needs in this step. No drafter runs without a row left, or before the tokens that
+        it starts from are known."""
+        room = GENERATED_ROWS - len(spans)
+        self.has_draft_room = self.speculative_tokens > 0 and room > 0
+        self.asked_drafter = self.has_draft_room and not any(span.sequence.unknown for span in spans)
+        if not self.asked_drafter:
+            return spans
         drafts = self.drafter.propose([span.sequence for span in spans], self.speculative_tokens, room)
         for place, (span, draft) in enumerate(zip(spans, drafts, strict=True)):
             count = 1 + len(draft)
