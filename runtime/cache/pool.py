@@ -23,6 +23,7 @@ class BlockPool:
 
     Blocks released last are allocated first, and free ones before idle ones: memory that was never needed is never
     touched. Blocks are first allocated in the order of their numbers; `highest` is the last one that ever was.
+    `returned` counts what became available ever: blocks that lost their last owner, and credits.
 
     `evicted`, set by the component that keeps evicted blocks elsewhere, is called with a block and its last key, that
     of most tokens, while the block still has its content.
@@ -37,7 +38,7 @@ class BlockPool:
         self.idle: OrderedDict[int, None] = OrderedDict()
         self.owners: dict[int, int] = {}
         self.credits = 0
-        self.highest = 0
+        self.highest = self.returned = 0
         self.evicted: Callable[[int, Key], None] | None = None
 
     @property
@@ -55,12 +56,15 @@ class BlockPool:
 
         `spare` blocks must stay available beyond that.
         """
-        revived = sum(block in self.idle for block in found)
-        if count + revived + spare > self.available:
+        if self.taken_by(count, found) + spare > self.available:
             return False
         self.share(found)
         self.credits += count
         return True
+
+    def taken_by(self, count: int, found: Sequence[int]) -> int:
+        """Return how many fewer blocks are available after such a reservation."""
+        return count + sum(block in self.idle for block in found)
 
     def bind(self, count: int) -> list[int]:
         """Turn `count` credits into blocks."""
@@ -112,6 +116,7 @@ class BlockPool:
         """Remove one owner of each block, and return unused credits. A prefix is evicted from its end."""
         assert credits <= self.credits, "more credits came back than were given"
         self.credits -= credits
+        self.returned += credits
         for block in reversed(blocks):
             assert block in self.owners, f"block {block} was released twice"
             self.owners[block] -= 1
@@ -121,6 +126,7 @@ class BlockPool:
     def rest(self, block: int) -> None:
         """Make a block idle or free after its last owner released it."""
         del self.owners[block]
+        self.returned += 1
         if self.index.knows(block):
             self.idle[block] = None
             self.index.observer.rested(block)

@@ -8,7 +8,7 @@ last, unfilled block of a prompt has a key as well, so that an identical prompt 
 
 import hashlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from pontil.runtime.cache.prefix_journal import PrefixJournal
@@ -34,6 +34,13 @@ def full_keys(prompt: Sequence[int], salt: str, block_size: int) -> Iterator[Key
     for start in range(0, len(prompt) - block_size + 1, block_size):
         key = chain(key, prompt[start : start + block_size])
         yield key
+
+
+def some_keys(parent: Key, tokens: Sequence[int], block_size: int) -> Iterator[Key]:
+    """Yield the keys of these tokens' blocks, after the block with the key `parent`. The last block may be partial."""
+    for start in range(0, len(tokens), block_size):
+        parent = chain(parent, tokens[start : start + block_size])
+        yield parent
 
 
 class IndexObserver(Protocol):
@@ -117,6 +124,16 @@ class PrefixIndex:
     def find(self, key: Key) -> int | None:
         block = self.blocks.get(key)
         return block if block is not None and self.observer.confirms(block) else None
+
+    def leading(self, keys: Iterable[Key]) -> list[int]:
+        """Return the blocks of the first of these keys, up to one that is not known."""
+        blocks: list[int] = []
+        for key in keys:
+            block = self.find(key)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
 
     def add(self, key: Key, block: int, final: bool = True) -> None:
         """Map a key to a block. The first block with a key keeps it: a second one holds the same bytes. A block that is

@@ -15,7 +15,8 @@ class Drafter(Protocol):
 
     def propose(self, sequences: abc.Sequence[Sequence], most: int, room: int) -> list[Draft]:
         """Return a draft for each sequence, oldest first: of at most `most` tokens, at most `room` together. Each fits
-        its sequence's budget and grammar. Called once in each step that is not empty."""
+        its sequence's budget and grammar. Called once in each step that leaves rows for drafts, whose sequences' tokens
+        are all known."""
 
     def computed(self, batch: Batch, seconds: float) -> None:
         """Take the time in which the step was computed whose drafts were the last ones proposed."""
@@ -37,7 +38,7 @@ class LookupDrafter:
     def propose(self, sequences: abc.Sequence[Sequence], most: int, room: int) -> list[Draft]:
         drafts: list[Draft] = []
         for sequence in sequences:
-            drafts.append(sequence.draft(min(most, room)) if most else ())
+            drafts.append(sequence.draft(min(most, room)))
             room -= len(drafts[-1])
         return drafts
 

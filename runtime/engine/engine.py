@@ -44,11 +44,12 @@ class Output:
 @dataclass(frozen=True, slots=True)
 class StepInFlight:
     """A step that was launched at `began`, and whose results have not been accepted. No other one is launched before
-    they are if it is `alone`."""
+    they are if it is `alone`. The drafter hears of it if it was `asked` for drafts."""
 
     batch: Batch
     launched: Launched
     began: float
+    asked: bool
     alone: bool = False
 
     def waited(self) -> StepInFlight:
@@ -164,14 +165,14 @@ class Engine:
             self.scheduler.memory.launched(span.sequence for span in batch.spans)
         for sequence, place in launched.places.items():
             drawn(sequence, place)
-        return StepInFlight(batch, launched, began)
+        return StepInFlight(batch, launched, began, self.scheduler.asked_drafter)
 
     def may_stay_in_flight(self, step: StepInFlight) -> bool:
         """Return whether the next step may be launched before this one is over. Not if something reads what it computed
         as soon as it is marked as computed, or needs its tokens, or if requests end with it."""
         if not step.launched.places or step.launched.left_out:
             return False
-        if self.scheduler.held_up or self.scheduler.speculative_tokens:
+        if self.scheduler.held_up or self.scheduler.has_draft_room:
             return False
         sequences = [span.sequence for span in step.batch.spans]
         return not any(one.hands_over or one.is_streamed or one.params.prompt_logprobs is not None for one in sequences)
@@ -181,7 +182,8 @@ class Engine:
         ended it was not known when they were drawn."""
         sampled = [as_given(one) for one in step.launched.collect()]
         ended = self.scheduler.clock()
-        self.scheduler.drafter.computed(step.batch, ended - step.began)
+        if step.asked:
+            self.scheduler.drafter.computed(step.batch, ended - step.began)
         self.begun = step.note_chunks(ended)
         if sampled:
             # Sequences may have waited for these tokens.

@@ -51,11 +51,19 @@ class KVCacheManager:
     def reserve(self, sequence: Sequence, hit: PrefixHit, spare: int) -> bool:
         """Reserve the blocks of the hit, and credits for the remaining known tokens and one more; or nothing. `spare`
         blocks stay available. Return whether they were reserved."""
-        count = self.layout.blocks_for(min(sequence.length + 1, sequence.max_length)) - len(hit.blocks)
+        count = self.wanted(sequence, hit)
         if not self.find_room(count, hit.blocks, spare):
             return False
         sequence.blocks, sequence.credits = list(hit.blocks), count
         return True
+
+    def wanted(self, sequence: Sequence, hit: PrefixHit) -> int:
+        """Return how many blocks are reserved for a sequence beyond those of the hit."""
+        return self.layout.blocks_for(min(sequence.length + 1, sequence.max_length)) - len(hit.blocks)
+
+    def lacking(self, sequence: Sequence, hit: PrefixHit, spare: int) -> int:
+        """Return how many more blocks would have to be available for a reservation."""
+        return self.pool.taken_by(self.wanted(sequence, hit), hit.blocks) + spare - self.pool.available
 
     def adopt(self, sequence: Sequence, hit: PrefixHit) -> None:
         """Start a sequence after its cached prefix: a block of which only the beginning is used has to be copied."""

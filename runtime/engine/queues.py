@@ -4,6 +4,7 @@
 from bisect import insort
 from operator import attrgetter
 
+from pontil.runtime.engine.prefix_cache import PrefixCache
 from pontil.runtime.engine.sequence import Sequence, SequenceState
 
 by_order, by_turn = attrgetter("order"), attrgetter("turn")
@@ -11,10 +12,13 @@ by_order, by_turn = attrgetter("order"), attrgetter("turn")
 
 class SequenceQueues:
     """Sequences that are `waiting` for admission, `running`, and `parked`: admitted, but without their KV, which
-    another worker computes."""
+    another worker computes. Of those waiting admission looks at the `candidates`: for others it waits until `prefix`
+    releases them."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: PrefixCache) -> None:
+        self.prefix = prefix
         self.waiting: list[Sequence] = []
+        self.candidates: list[Sequence] = []
         self.running: list[Sequence] = []
         self.parked: list[Sequence] = []
         self.arrivals = 0
@@ -36,6 +40,24 @@ class SequenceQueues:
 
     def wait(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=by_turn)
+        if self.prefix.prepare(sequence):
+            self.consider(sequence)
+
+    def consider(self, sequence: Sequence) -> None:
+        """Have admission look at a waiting sequence."""
+        insort(self.candidates, sequence, key=by_turn)
+
+    def holds_back(self, sequence: Sequence) -> bool:
+        """Return whether a candidate waits for what an older sequence computes. Then it is none until that is done."""
+        waits = self.prefix.holds_back(sequence)
+        if waits:
+            self.candidates.remove(sequence)
+        return waits
+
+    def leave(self, sequence: Sequence) -> None:
+        """Remove a candidate that is admitted."""
+        self.waiting.remove(sequence)
+        self.candidates.remove(sequence)
 
     def run(self, sequence: Sequence) -> None:
         insort(self.running, sequence, key=by_order)
@@ -48,6 +70,8 @@ class SequenceQueues:
             SequenceState.WAITING: self.waiting,
         }
         places[sequence.state].remove(sequence)
+        if sequence.state is SequenceState.WAITING and sequence in self.candidates:
+            self.candidates.remove(sequence)
 
     def newest_to_preempt(self) -> Sequence | None:
         """Return the newest running sequence whose blocks are not promised to a peer."""

@@ -4,15 +4,16 @@
 import time
 from collections.abc import Callable, Iterator
 
-from pontil.gpu_ops.attention import QUERY_TILE
 from pontil.gpu_ops.batch_invariance import GENERATED_ROWS
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.engine.answer_recompute import AnswerRecompute
 from pontil.runtime.engine.batch import Batch, Span
+from pontil.runtime.engine.block_shortage import BlockShortage
 from pontil.runtime.engine.drafter import Drafter, LookupDrafter
 from pontil.runtime.engine.kv_cache_manager import KVCacheManager
 from pontil.runtime.engine.prefix_cache import PrefixCache, PrefixHit
+from pontil.runtime.engine.prompt_turns import PromptTurns
 from pontil.runtime.engine.queues import SequenceQueues
 from pontil.runtime.engine.remote_prefill import RemotePrefill
 from pontil.runtime.engine.sequence import FinishReason, Known, Sequence, SequenceState
@@ -22,7 +23,8 @@ from pontil.runtime.engine.unknown_tokens import is_ready
 
 class Scheduler:
     """The scheduler of one engine. Running sequences go first, oldest first; then waiting ones that fit. All lists are
-    in the order of priority, then of arrival; below, older means earlier in this order.
+    in the order of priority, then of arrival; below, older means earlier in this order. Prompts take turns in what a
+    step computes of them (runtime/engine/prompt_turns.py).
 
     There is one queue, `waiting`, for sequences to be computed here and for those whose KV will come from another
     worker (`remote_prefill`): neither kind passes the other (docs/decisions/027).
@@ -50,21 +52,25 @@ class Scheduler:
         self.drafter: Drafter = drafter or LookupDrafter()
         self.max_interleaved_tokens = min(max_interleaved_tokens or max_num_batched_tokens, max_num_batched_tokens)
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
-        self.prefix = PrefixCache(pool, layout.block_size, prefix_caching)
+        self.prefix = PrefixCache(pool, layout.block_size, prefix_caching, clock)
         self.memory = KVCacheManager(pool, layout)
         self.answer_recompute = AnswerRecompute(self.prefix, self.memory, layout.block_size)
-        self.queues = SequenceQueues()
+        self.queues, self.turns = SequenceQueues(self.prefix), PromptTurns()
+        self.shortage: BlockShortage | None = None
         self.waiting, self.running, self.parked = self.queues.waiting, self.queues.running, self.queues.parked
         self.tier = TierLoads(self.prefix, self.memory, self.queues, self.start, clock)
         self.preemptions = self.recomputed = 0
         self.stalled = self.held_up = False
+        # Of the last step: rows were left for drafts, and the drafter was asked for them.
+        self.has_draft_room = self.asked_drafter = False
 
     @property
     def has_work(self) -> bool:
         """Return whether there is work for a step; sequences that wait to be parked, or for another stage, need
         none."""
         computes = any(not sequence.rests for sequence in self.running)
-        return computes or self.tier.has_work or any(sequence.remote_prefill is None for sequence in self.waiting)
+        local = any(sequence.remote_prefill is None for sequence in self.waiting)
+        return computes or local or self.tier.has_work or len(self.prefix.unkeyed) > 0
 
     def fits(self, sequence: Sequence) -> bool:
         """Return whether the sequence could run in an empty pool."""
@@ -106,8 +112,13 @@ class Scheduler:
     def with_drafts(self, spans: list[Span]) -> list[Span]:
         """Return the spans with drafts. Oldest first, sequences verify at most `speculative_tokens` guesses each, in
         the rows that the first tile has left. Slots for all of them are reserved before anything is written (C10), from
-        blocks that no other sequence needs in this step."""
-        room = max(0, GENERATED_ROWS - len(spans))
+        blocks that no other sequence needs in this step. No drafter runs without a row left, or before the tokens that
+        it starts from are known."""
+        room = GENERATED_ROWS - len(spans)
+        self.has_draft_room = self.speculative_tokens > 0 and room > 0
+        self.asked_drafter = self.has_draft_room and not any(span.sequence.unknown for span in spans)
+        if not self.asked_drafter:
+            return spans
         drafts = self.drafter.propose([span.sequence for span in spans], self.speculative_tokens, room)
         for place, (span, draft) in enumerate(zip(spans, drafts, strict=True)):
             count = 1 + len(draft)
@@ -116,12 +127,13 @@ class Scheduler:
         return spans
 
     def chunks(self, budget: int) -> Iterator[Span]:
-        for sequence in list(self.running):
-            count = chunk(sequence.computed, sequence.remaining, budget)
-            ready = sequence.remaining > 1 and count and is_ready(sequence)
-            if ready and self.make_chunk_room(sequence, count):
+        """Yield chunks of prompts, which take turns."""
+        open_prompts = [one for one in self.running if one.remaining > 1 and is_ready(one)]
+        counts = self.turns.divide(open_prompts, budget)
+        for sequence in open_prompts:
+            count = counts.get(sequence, 0)
+            if count and self.make_chunk_room(sequence, count):
                 yield Span(sequence, sequence.computed, count)
-                budget -= count
 
     def make_chunk_room(self, sequence: Sequence, count: int) -> bool:
         """Make room for a chunk. Admission reserved the known tokens of a sequence, except those delivered before its
@@ -149,21 +161,27 @@ class Scheduler:
         """
         if in_step:
             self.tier.settle()
-        for sequence in list(self.waiting):
-            if self.queues.seats_taken >= self.max_num_seqs:
+        for sequence in self.prefix.released(in_step=bool(self.running)):
+            self.queues.consider(sequence)
+        free = self.max_num_seqs - self.queues.seats_taken
+        for sequence in list(self.queues.candidates):
+            if free <= 0:
                 return
             remote = sequence.remote_prefill
-            if self.prefix.awaits(sequence) if remote is None else not remote.is_ready:
+            if self.queues.holds_back(sequence) if remote is None else not remote.is_ready:
                 continue
+            if free < len(sequence.choices):
+                return
             if not (self.take_seat(sequence, remote) if remote else in_step and self.take_up(sequence)):
                 return
+            free -= len(sequence.choices)
 
     def take_up(self, sequence: Sequence) -> bool:
         """Start a sequence if there is room for it, or park it while its prefix is read from a tier."""
-        hit = self.prefix.find(sequence)
-        if not self.reserve(sequence, hit):
+        hit = self.reserve(sequence, lambda: self.prefix.find(sequence))
+        if hit is None:
             return False
-        self.waiting.remove(sequence)
+        self.queues.leave(sequence)
         if not self.tier.begin(sequence, hit):
             self.start(sequence, hit)
         self.prefix.claim(sequence)
@@ -172,22 +190,30 @@ class Scheduler:
     def take_seat(self, sequence: Sequence, remote: RemotePrefill) -> bool:
         """Park a sequence if there is room for it. Leading blocks that are cached here become its own; `computed` says
         how many tokens they hold."""
-        hit = self.prefix.find_full(sequence, remote.draws_first)
-        if not self.reserve(sequence, hit):
+        hit = self.reserve(sequence, lambda: self.prefix.find_full(sequence, remote.draws_first))
+        if hit is None:
             return False
-        self.waiting.remove(sequence)
+        self.queues.leave(sequence)
         sequence.computed, sequence.remote_prefill = hit.computed, None
         sequence.move(SequenceState.WAITING_FOR_REMOTE_KVS)
         self.parked.append(sequence)
         remote.begin()
         return True
 
-    def reserve(self, sequence: Sequence, hit: PrefixHit) -> bool:
-        """Reserve seats and blocks, or nothing. One block stays available for each running sequence, or the new one
-        would be preempted at once."""
-        if self.queues.seats_taken + len(sequence.choices) > self.max_num_seqs:
-            return False
-        return self.memory.reserve(sequence, hit, sum(not other.hands_over for other in self.running))
+    def reserve(self, sequence: Sequence, find: Callable[[], PrefixHit]) -> PrefixHit | None:
+        """Reserve the blocks of a sequence after what is found of its prefix, or nothing. One block stays available for
+        each running sequence, or the new one would be preempted at once."""
+        spare = sum(not other.hands_over for other in self.running)
+        if self.shortage is not None and self.shortage.lasts(sequence, self.memory.pool, spare):
+            return None
+        hit = find()
+        if self.memory.reserve(sequence, hit, spare):
+            self.shortage = None
+            return hit
+        missing = self.prefix.missing(sequence, hit)
+        lacking = self.memory.lacking(sequence, hit, spare)
+        self.shortage = BlockShortage(sequence, lacking, self.memory.pool.returned, spare, missing)
+        return None
 
     def start(self, sequence: Sequence, hit: PrefixHit) -> None:
         """Run a sequence from the end of its cached prefix."""
@@ -297,12 +323,3 @@ class Scheduler:
             self.answer_recompute.keep(sequence)
         if not sequence.hands_over or finish in (FinishReason.ABORTED, FinishReason.ERROR):
             self.memory.give_back(sequence)
-
-
-def chunk(start: int, remaining: int, budget: int) -> int:
-    """Return how many of the remaining positions to compute now. A chunk that is not the last ends on the boundary of a
-    tile of queries, if it reaches one: attention computes whole tiles."""
-    if remaining <= budget:
-        return remaining
-    beyond = (start + budget) % QUERY_TILE
-    return budget - beyond if beyond < budget else budget

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
-from pontil.runtime.cache.prefix import Key
 from pontil.runtime.engine.guide import Guide
 from pontil.runtime.engine.logprobs import TokenLogprobs
 from pontil.runtime.engine.narrowing import Narrowing
+from pontil.runtime.engine.prompt_keys import PromptKeys
 from pontil.runtime.engine.prompt_lookup import PromptLookup
 from pontil.runtime.engine.remote_prefill import RemotePrefill
 from pontil.runtime.engine.sampling_state import SamplingState, penalized
@@ -63,14 +63,6 @@ class StopCheck(Protocol):
 
     def feed(self, token_id: int) -> str | None:
         """Return the stop string that this token completed, if any."""
-
-
-@dataclass(frozen=True, slots=True)
-class PromptKeys:
-    """The prefix-cache keys of a prompt's blocks: the full ones in order, and the partial one at the end."""
-
-    full: tuple[Key, ...]
-    tail: Key | None
 
 
 @dataclass(frozen=True, slots=True)

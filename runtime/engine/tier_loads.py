@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pontil.runtime.cache.prefix import Key
 from pontil.runtime.cache.tier.tier_store import TierResult, TierStore
 from pontil.runtime.engine.kv_cache_manager import KVCacheManager
-from pontil.runtime.engine.prefix_cache import PrefixCache, PrefixHit, every
+from pontil.runtime.engine.prefix_cache import PrefixCache, PrefixHit
 from pontil.runtime.engine.queues import SequenceQueues
 from pontil.runtime.engine.sequence import Sequence, SequenceState
 
@@ -99,7 +99,7 @@ class TierLoads:
         found, size = len(hit.blocks), self.prefix.block_size
         most = min(len(sequence.prompt), sequence.length - 1)
         tokens = [min(size, most - start) for start in range(found * size, most, size)]
-        keys = [*every(self.prefix.keys_of(sequence))][found : found + len(tokens)]
+        keys = self.prefix.keys_of(sequence).all[found : found + len(tokens)]
         return tokens, self.store.tiers_of(keys)
 
     @property
@@ -111,7 +111,7 @@ class TierLoads:
         found, size = len(hit.blocks), self.prefix.block_size
         promised = self.memory.grow(sequence, (found + count) * size)
         assert promised, "what is known of a sequence is reserved"
-        keys, blocks = [*every(self.prefix.keys_of(sequence))][found : found + count], sequence.blocks[found:]
+        keys, blocks = self.prefix.keys_of(sequence).all[found : found + count], sequence.blocks[found:]
         self.memory.pool.share(blocks)
         sequence.move(SequenceState.WAITING_FOR_REMOTE_KVS)
         self.queues.parked.append(sequence)

@@ -208,6 +208,7 @@ class Dispatcher:
         self.recent_work.add(request.prompt_worker, request.uncomputed, self.clock())
         if worker := self.registry.workers.get(request.prompt_worker):
             worker.uncomputed += request.uncomputed
+            worker.prompts += request.uncomputed > 0
         if load and not request.trial:
             self.metrics.routing.add(load, found)
 
@@ -224,6 +225,7 @@ class Dispatcher:
         request.uncomputed -= new
         if worker := self.registry.workers.get(request.prompt_worker):
             worker.uncomputed -= new
+            worker.prompts -= new > 0 and not request.uncomputed
         return new
 
     def time_left(self, request: Request, now: float) -> float | None:

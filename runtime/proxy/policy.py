@@ -14,6 +14,8 @@ from pontil.runtime.accounting.counts import DECODE, PREFILL, WHOLE
 # still taken. Enough that it never waits for the proxy, and so little that the proxy still decides the order.
 AHEAD_STEPS = 4
 SPARE_SEATS = 2
+# Prompts of a worker take turns of so many tokens (docs/decisions/070).
+TURN_TOKENS = 64
 # Cost of a prompt token whose KV is pulled from another worker: most of that is done while the rest is computed.
 PULLED = 1 / 16
 # Cost of each request beside which an answer is generated.
@@ -50,11 +52,11 @@ NO_OTHERS = OtherLoad()
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
     """One worker's load at one moment. `context` is the longest sequence it can hold, in tokens; `uncomputed` counts
-    the prompt tokens dispatched to it that it has not computed, `step_tokens` is the most that it computes in one step.
-    `taken` counts the choices dispatched to it that have not ended; `seats` of them run at once. The counts are this
-    proxy's own; `others` is what other proxies had given to the worker when it last said so. Of the prompt that is to
-    be routed it has `found` tokens cached, as far as is known. `recent` tokens were given to it or made by it lately.
-    It can pull nothing from `lost_peers` now."""
+    the prompt tokens dispatched to it that it has not computed, of so many `prompts`; `step_tokens` is the most that it
+    computes in one step. `taken` counts the choices dispatched to it that have not ended; `seats` of them run at once.
+    The counts are this proxy's own; `others` is what other proxies had given to the worker when it last said so. Of the
+    prompt that is to be routed it has `found` tokens cached, as far as is known. `recent` tokens were given to it or
+    made by it lately. It can pull nothing from `lost_peers` now."""
 
     incarnation: str
     name: str
@@ -70,6 +72,7 @@ class WorkerLoad:
     found: int = 0
     recent: int = 0
     others: OtherLoad = NO_OTHERS
+    prompts: int = 1
     lost_peers: frozenset[str] = frozenset()
     # Derived once: a load is read for many requests, until that of its worker changes.
     all_in_flight: int = field(init=False, compare=False, repr=False)
@@ -84,9 +87,10 @@ class WorkerLoad:
         object.__setattr__(self, "all_in_flight", self.in_flight + others.in_flight)
         object.__setattr__(self, "all_uncomputed", self.uncomputed + others.uncomputed)
 
-    def can_prefill(self, saved: int = 0) -> bool:
-        """Return whether another prompt may be dispatched to it, which would cost `saved` tokens more elsewhere."""
-        return self.uncomputed < self.ahead + saved
+    def can_prefill(self, prompt_tokens: int, saved: int = 0) -> bool:
+        """Return whether this prompt may be dispatched to it, which would cost `saved` tokens more elsewhere."""
+        before = tokens_before(self.missing(prompt_tokens), self.uncomputed, self.prompts)
+        return before < self.ahead + saved
 
     def missing(self, prompt_tokens: int) -> int:
         """Return how many tokens of the prompt it would have to compute."""
@@ -240,19 +244,19 @@ def next_route(
     choices more than seats, else None."""
     prefill, decode = split(workers, disagg)
     if not prefill or not decode:
-        free = [worker for worker in with_room(workers) if worker.can_seat(choices, spare)]
+        free = [worker for worker in with_room(workers, prompt_tokens) if worker.can_seat(choices, spare)]
         costs = Costs.of(workers, prompt_tokens)
         return CollocatedRoute(cheapest(free, costs.whole)) if free else None
     seated = [worker for worker in decode if worker.can_seat(choices, spare)]
     if not seated:
         return None
-    ready = with_room(prefill)
+    ready = with_room(prefill, prompt_tokens)
     costs, decoder = Costs.of(prefill, prompt_tokens), Costs.of(decode, prompt_tokens)
     pair = best_pair(ready or prefill, costs.prefill, seated, decoder.decode)
     if pair is None:
-        alone = with_room(seated)
+        alone = with_room(seated, prompt_tokens)
         return CollocatedRoute(cheapest(alone, decoder.relieving)) if alone else None
-    relief = None if disagg == "always" else relieving(pair, prefill, with_room(seated), prompt_tokens)
+    relief = None if disagg == "always" else relieving(pair, prefill, with_room(seated, prompt_tokens), prompt_tokens)
     if relief is not None:
         return CollocatedRoute(relief)
     return pair if ready else None
@@ -306,11 +310,17 @@ def relieving(
     return worker if second.relieving(worker) < first.prefill(pair.prefill) + second.decode(pair.decode) else None
 
 
-def with_room(workers: Sequence[WorkerLoad]) -> list[WorkerLoad]:
-    """Return the workers to which another prompt may be dispatched. One that has more of it cached than others may have
+def tokens_before(prompt_tokens: int, uncomputed: int, prompts: int) -> int:
+    """Return the most tokens that are computed before a prompt of so many, besides its own, where so many are yet
+    `uncomputed` of other `prompts`: they take turns."""
+    return min(uncomputed, prompts * max(TURN_TOKENS, prompt_tokens))
+
+
+def with_room(workers: Sequence[WorkerLoad], prompt_tokens: int) -> list[WorkerLoad]:
+    """Return the workers to which this prompt may be dispatched. One that has more of it cached than others may have
     as much more to do before: there it is computed no later than elsewhere."""
     least = min((worker.found for worker in workers), default=0)
-    return [worker for worker in workers if worker.can_prefill(worker.found - least)]
+    return [worker for worker in workers if worker.can_prefill(prompt_tokens, worker.found - least)]
 
 
 def by_cost(workers: Sequence[WorkerLoad], cost: Cost) -> list[WorkerLoad]:

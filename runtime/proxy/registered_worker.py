@@ -28,8 +28,8 @@ class Contact:
 @dataclass(slots=True)
 class RegisteredWorker:
     """One registered worker. `counters` and `gauges` are the last that it reported; `confirmed` means that the
-    supervisor's table has shown it. It has yet to compute `uncomputed` prompt tokens, and to end `taken` choices. It
-    was `drained` when it left: prompts that it computed lie with their decode workers, which tell if they do not. It
+    supervisor's table has shown it. It has yet to compute `uncomputed` tokens of `prompts`, and to end `taken` choices.
+    It was `drained` when it left: prompts that it computed lie with their decode workers, which tell if they do not. It
     serves requests of `group` only. `recent` tokens were given to it or made by it lately
     (runtime/proxy/recent_work.py). It cannot pull from `lost_peers` now."""
 
@@ -40,6 +40,7 @@ class RegisteredWorker:
     in_flight: int = 0
     taken: int = 0
     uncomputed: int = 0
+    prompts: int = 0
     running: int = 0
     waiting: int = 0
     free_blocks: int = 0
@@ -98,7 +99,7 @@ class RegisteredWorker:
         load = self.loads[found] = WorkerLoad(
             hello.sender, hello.name, hello.role, hello.peer_endpoint, self.in_flight, self.free_blocks,
             self.seats, self.context, self.uncomputed, max(1, hello.max_num_batched_tokens), self.taken,
-            found, int(self.recent), self.others, self.lost_peers,
+            found, int(self.recent), self.others, self.prompts, self.lost_peers,
         )  # fmt: skip
         return load
 

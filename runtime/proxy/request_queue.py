@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.proxy.fair_queue import FairQueue
+from pontil.runtime.proxy.policy import tokens_before
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.service_rate import Seats, ServiceRate, WaitEstimate
 from pontil.runtime.sampling_params import SamplingParams
@@ -133,16 +134,19 @@ class RequestQueue:
     def pass_time(self, now: float) -> None:
         self.rate.pass_time(now, len(self.uncomputed))
 
-    def wait(self, priority: int, caller: str, weight: float) -> float | None:
-        """Return the seconds until the turn of a request that came now; None where it is not known. The time for its
-        own prompt does not count."""
+    def wait(self, priority: int, caller: str, weight: float, tokens: int) -> float | None:
+        """Return the seconds until the turn of a request that came now, with so many prompt tokens; None where it is
+        not known. The time for its own prompt does not count."""
         known = self.rate.now_wait
-        return None if known is None else self.wait_after(self.waiting.ahead_of(priority, caller, weight), known)
+        ahead = self.waiting.ahead_of(priority, caller, weight)
+        return None if known is None else self.wait_after(ahead, tokens, known)
 
-    def wait_after(self, cost: float, known: WaitEstimate) -> float:
-        """Return the wait if so much of the queue goes first, and everything that was sent."""
+    def wait_after(self, cost: float, tokens: int, known: WaitEstimate) -> float:
+        """Return the wait of so many prompt tokens if so much of the queue goes first, and what was sent takes
+        turns with them."""
         part = min(1.0, cost / self.cost) if self.cost else 0.0
-        return known.after(part * self.tokens + self.to_compute, part * self.choices)
+        sent = tokens_before(tokens, self.to_compute, len(self.uncomputed))
+        return known.after(part * self.tokens + sent, part * self.choices)
 
     def check(self, asked: Sequence[tuple[int, SamplingParams]], priority: int, caller: str, weight: float) -> None:
         """Check that all of these, prompt lengths with their parameters, can be admitted together. Raise Unavailable,
@@ -151,7 +155,7 @@ class RequestQueue:
         full = self.tokens + tokens > MOST_WAITING_TOKENS or len(self.waiting) + len(asked) > MOST_WAITING
         if full and len(self.waiting):
             raise Unavailable("too many prompts wait already: try again later", self.deadline)
-        wait, rate = self.wait(priority, caller, weight), self.rate.prompts.per_second
+        wait, rate = self.wait(priority, caller, weight, tokens), self.rate.prompts.per_second
         if wait is None or rate is None:
             return
         if len(asked) > 1 and tokens / rate > self.deadline:
@@ -175,7 +179,7 @@ class RequestQueue:
         ahead, found, known = 0.0, list[tuple[Request, Unavailable]](), self.rate.now_wait
         for place, request in enumerate(self.waiting):
             left = request.arrived + self.deadline - now
-            wait = None if known is None else self.wait_after(ahead, known)
+            wait = None if known is None else self.wait_after(ahead, len(request.prompt), known)
             if left > 0.0 and (not place or wait is None or wait <= left):
                 ahead += self.costs[request.id]
             else:

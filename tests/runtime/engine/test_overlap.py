@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps that are launched before the one before is over: the same tokens, logprobs, counts and ends."""
 
+from collections import abc
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,6 +12,8 @@ from late_runner import make_late
 from tiny import VOCAB, Rig, build, check_free, name_of, reference, rig, sequence
 from tiny import rig as rig_of
 
+from pontil.runtime.engine.batch import Batch
+from pontil.runtime.engine.drafter import Draft, LookupDrafter
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.logprobs import TokenLogprobs
 from pontil.runtime.engine.sequence import FinishReason, Sequence
@@ -135,6 +138,53 @@ def test_a_row_too_many_is_dropped_and_its_blocks_are_kept_until_it_is_over(mode
     assert one.pool.available < one.pool.capacity and one.engine.has_work
     assert one.engine.step() == [] and not one.engine.has_work
     assert one.engine.generated == 3 and stopped.output == answer.ids[:3]
+    check_free(one)
+
+
+class CountingDrafter(LookupDrafter):
+    """Guesses from repeated text, with the rooms that there were for it."""
+
+    def __init__(self) -> None:
+        self.rooms: list[int] = []
+        self.told = 0
+
+    def propose(self, sequences: abc.Sequence[Sequence], most: int, room: int) -> list[Draft]:
+        self.rooms.append(room)
+        assert not any(one.unknown for one in sequences)
+        return super().propose(sequences, most, room)
+
+    def computed(self, batch: Batch, seconds: float) -> None:
+        self.told += 1
+
+
+def test_without_rows_for_drafts_no_drafter_runs_and_steps_overlap(model: Model) -> None:
+    """A crowd that leaves no rows in the first tile, and thins out to a few, which have drafts."""
+
+    def crowd() -> list[Sequence]:
+        return [sequence(f"s{place}", [5, 6, 7] * 4 + [place], 6 if place > 2 else 20) for place in range(36)]
+
+    plain, drafter = rig(model), CountingDrafter()
+    one = rig(model, drafts=3, drafter=drafter)
+    runner = make_late(one.engine)
+    for each in crowd():
+        plain.engine.add(each)
+    expected = answers(plain)
+    for each in crowd():
+        one.engine.add(each)
+    first = one.scheduler.schedule
+    steps = list[tuple[int, bool]]()
+
+    def watched() -> Batch:
+        batch = first()
+        decoding = [span for span in batch.spans if span.start >= len(span.sequence.prompt)]
+        steps.append((len(decoding), one.scheduler.asked_drafter))
+        return batch
+
+    one.scheduler.schedule = watched  # type: ignore[method-assign]
+    assert answers(one) == expected
+    assert all(not asked for rows, asked in steps if rows >= 32) and min(drafter.rooms) > 0
+    assert runner.referred >= 36 * 3, "steps of the crowd overlap"
+    assert one.engine.drafted and drafter.told == len(drafter.rooms)
     check_free(one)
 
 

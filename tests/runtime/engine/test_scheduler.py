@@ -2,21 +2,7 @@
 """Prompts are cut within the budget, at the ends of attention's tiles, and shorter while others decode."""
 
 import pytest
-from hypothesis import given
-from hypothesis.strategies import integers
 from tiny import build, drain, reference, rig, sequence
-
-from pontil.runtime.engine.scheduler import chunk
-
-
-@given(start=integers(0, 500), remaining=integers(1, 2000), budget=integers(1, 600))
-def test_a_chunk_keeps_to_the_budget_and_ends_with_a_tile_if_it_reaches_one(
-    start: int, remaining: int, budget: int
-) -> None:
-    count = chunk(start, remaining, budget)
-    assert 0 < count <= min(remaining, budget)
-    crosses = start // 64 != (start + budget) // 64
-    assert count == remaining or not crosses or (start + count) % 64 == 0
 
 
 @pytest.mark.parametrize(("limit", "chunks"), [(64, [64, 64, 64, 8]), (100, [64, 64, 72]), (None, [192, 8])])

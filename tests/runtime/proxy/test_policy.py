@@ -13,6 +13,7 @@ from pontil.runtime.proxy.policy import (
     MOST_STATED,
     PULLED,
     SPARE_SEATS,
+    TURN_TOKENS,
     CollocatedRoute,
     Costs,
     DisaggregatedRoute,
@@ -162,7 +163,7 @@ def loads(draw: DrawFn) -> list[WorkerLoad]:
                 role=sampled_from(["prefill", "decode", "mixed"]), peer_endpoint=sampled_from(["e"]),
                 in_flight=small, free_blocks=small, seats=integers(1, 4), context=sampled_from([1000]),
                 uncomputed=tokens, step_tokens=sampled_from([64, 256]), taken=small, found=tokens, recent=tokens,
-                others=others,
+                others=others, prompts=integers(1, 3),
             )
         )
         for place in range(count)
@@ -183,7 +184,8 @@ def test_no_request_is_sent_where_there_is_no_room(
     whole, others = AHEAD_STEPS * computes.step_tokens, computes.others
     least = min(worker.found for worker in workers)
     assert computes.ahead == max(whole - others.uncomputed, max(1, whole // (others.proxies + 1)))
-    assert computes.uncomputed < computes.ahead + computes.found - least
+    turns = computes.prompts * max(TURN_TOKENS, computes.missing(prompt_tokens))
+    assert min(computes.uncomputed, turns) < computes.ahead + computes.found - least
     seated = route.workers[-1]
     share = max(1, seated.seats // (seated.others.proxies + 1))
     room = max(share, seated.seats + SPARE_SEATS - seated.others.taken)
@@ -252,7 +254,15 @@ def test_every_proxy_may_fill_its_share_and_no_more_than_what_others_leave(
     ahead = AHEAD_STEPS * load.step_tokens
     busy = replace(load, uncomputed=taken * 16, others=OtherLoad(proxies, uncomputed=others * 16))
     allowed = max(ahead - others * 16, ahead // (proxies + 1))
-    assert busy.can_prefill() == (taken * 16 < allowed) and busy.can_prefill(96) == (taken * 16 < allowed + 96)
+    assert busy.can_prefill(8000) == (taken * 16 < allowed)
+    assert busy.can_prefill(8000, 96) == (taken * 16 < allowed + 96)
+
+
+def test_a_short_prompt_has_room_beside_a_long_one_and_a_long_one_has_none() -> None:
+    busy = replace(MIXED, uncomputed=50_000)
+    assert busy.can_prefill(30) and busy.can_prefill(1000) and not busy.can_prefill(1024)
+    busy = replace(busy, prompts=16)
+    assert not busy.can_prefill(30) and replace(busy, prompts=15).can_prefill(30)
 
 
 def test_what_others_have_given_counts_in_the_choice() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pontil.runtime.errors import RequestError, Unavailable
+from pontil.runtime.proxy.policy import TURN_TOKENS
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.request_queue import ADMITTED_SHARE, MOST_WAITING_TOKENS, RequestQueue
 from pontil.runtime.proxy.service_rate import Seats
@@ -55,6 +56,19 @@ def test_a_wait_that_is_too_long_is_refused_with_the_time_after_which_it_is_not(
     assert refused.value.retry_after == pytest.approx(8.0 - ADMITTED_SHARE * DEADLINE)
     # Nothing is ahead of more urgent requests.
     made.check([(1_000, PARAMS)], -1, "-", 1.0)
+
+
+def test_a_short_prompt_waits_for_turns_of_those_that_are_computed_and_not_for_their_ends(tokenizer: Tokenizer) -> None:
+    made = measured(tokenizer)
+    for number in range(3):
+        made.push(request(tokenizer, number, 2_400), 1.0, 1.0)
+        made.pop(1.0)
+    made.push(request(tokenizer, 3, 100), 1.0, 1.0)
+    made.check([(30, PARAMS)], 0, "-", 1.0)
+    assert made.wait(0, "-", 1.0, 30) == pytest.approx((100 + 3 * TURN_TOKENS) / 1_000)
+    assert made.wait(0, "-", 1.0, 1_000) == pytest.approx(3.1)
+    with pytest.raises(Unavailable, match="about 7 s now"):
+        made.check([(2_400, PARAMS)], 0, "-", 1.0)
 
 
 def test_where_nobody_waits_one_is_let_in_whatever_was_measured(tokenizer: Tokenizer) -> None:

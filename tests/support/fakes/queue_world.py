@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A scheduler without a model: tokens are invented, and KV from a remote prefill arrives after a few steps."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tiny import sequence
@@ -49,7 +50,7 @@ class QueueWorld:
     def __post_init__(self) -> None:
         layout = KVLayout(BLOCK, 1, 1, 8, "float32")
         self.pool = BlockPool(self.blocks)
-        self.scheduler = Scheduler(self.pool, layout, self.seats, self.budget)
+        self.scheduler = Scheduler(self.pool, layout, self.seats, self.budget, clock=lambda: 0.0)
         self.reserve = self.scheduler.reserve
         self.scheduler.reserve = self.watched  # type: ignore[method-assign]
 
@@ -69,19 +70,25 @@ class QueueWorld:
         self.remotes[name] = Remote(self, ready_at, takes)
         self.scheduler.park(self.arrive(name, prompt, tokens, priority), self.remotes[name])
 
-    def watched(self, sequence: Sequence, hit: PrefixHit) -> bool:
+    def watched(self, sequence: Sequence, find: Callable[[], PrefixHit]) -> PrefixHit | None:
         """Reserve blocks, and check that a newly admitted sequence overtakes only those with a reason to wait."""
-        taken = self.reserve(sequence, hit)
-        if taken and sequence.admissions == 0:
+        found = self.reserve(sequence, find)
+        if found is not None and sequence.admissions == 0:
             passed = [one for one in self.scheduler.waiting if one.order < sequence.order]
             assert all(map(self.is_excused, passed)), (sequence.id, [one.id for one in passed])
             again = [one for one in self.scheduler.waiting if one.admissions and one.priority <= sequence.priority]
             assert not again, "those that lost their blocks go first"
             self.admitted.append(sequence.id)
-        return taken
+        if found is None:
+            spare = sum(not one.hands_over for one in self.scheduler.running)
+            assert self.scheduler.memory.lacking(sequence, find(), spare) > 0, "it would fit"
+        return found
 
     def is_excused(self, passed: Sequence) -> bool:
-        """Return whether its peer is not ready yet, or an earlier sequence is computing the same prefix."""
+        """Return whether its peer or the keys of its prompt are not ready yet, or an earlier sequence is computing the
+        same prefix."""
+        if passed.keys is None or passed.keys.left:
+            return True
         if passed.remote_prefill is not None:
             return not passed.remote_prefill.is_ready
         return any(
@@ -89,8 +96,19 @@ class QueueWorld:
             for one in self.scheduler.running
         )
 
+    def check_claims(self) -> None:
+        """Check that whoever waits for a block waits for an older sequence that has it to compute."""
+        claims = self.scheduler.prefix.claims
+        for one, key in claims.awaited.items():
+            assert one in claims.waiters[key] and claims.owners[key].order < one.order
+            assert key not in self.pool.index.blocks
+            assert claims.owners[key] in self.scheduler.running or claims.owners[key] in self.scheduler.parked
+        assert sum(map(len, claims.waiters.values())) == len(claims.awaited)
+        assert sum(claims.counts.values()) == len(claims.owners)
+
     def step(self) -> None:
         self.steps += 1
+        self.check_claims()
         self.receive()
         self.scheduler.admit(in_step=False)
         batch = self.scheduler.schedule()
@@ -126,3 +144,4 @@ class QueueWorld:
             self.step()
         self.pool.check()
         assert self.pool.available == self.pool.capacity and not self.scheduler.prefix.claims
+        assert not self.scheduler.prefix.claims.awaited and not self.scheduler.queues.candidates

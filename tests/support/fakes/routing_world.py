@@ -200,6 +200,7 @@ class RoutingWorld:
         request.cached = worker.admit(request)
         request.uncomputed = max(0, len(request.prompt) - route.prompt_worker.found)
         worker.registered.uncomputed += request.uncomputed
+        worker.registered.prompts += request.uncomputed > 0
         self.recent.add(worker.incarnation, request.uncomputed, self.now)
         missing = len(request.prompt) - request.cached
         self.cached += request.cached
@@ -215,6 +216,7 @@ class RoutingWorld:
             self.later_waits.append(self.now - request.arrived)
         worker = self.workers[route.prompt_worker.incarnation]
         worker.registered.uncomputed -= request.uncomputed
+        worker.registered.prompts -= request.uncomputed > 0
         for incarnation, phase in route.phases.items():
             holder = self.workers[incarnation]
             holder.register(request, len(request.prompt))
