@@ -25,7 +25,7 @@ class HealthLimits:
 class HealthSigns:
     """The observations of one process, in monotonic seconds. `step_age` and `working` are as old as the last heartbeat.
 
-    `waits` is true while a starting child only waits for a proxy.
+    `waits` is true once a starting process only waits for a proxy, or for other ranks.
     `busy_at` is when it was last seen to compute (activity.py); None until its silence made a sample necessary.
     `closed_at` is when the report pipe ended, which only the end of the process should cause.
     """

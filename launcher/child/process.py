@@ -111,7 +111,8 @@ class ChildProcess:
             elif isinstance(report, ReadyReport):
                 self.ready = report
                 self.start_seconds = self.start_seconds or now - self.signs.started_at
-                self.signs = replace(self.signs, last_beat=now)
+                # Until the child is ready it waits for its other ranks.
+                self.signs = replace(self.signs, last_beat=now, waits=True)
         if self.reports.closed and self.signs.closed_at is None:
             self.signs = replace(self.signs, closed_at=now)
         return heard

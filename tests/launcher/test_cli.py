@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line as a user sees it: real processes, no mocks."""
+"""The command line as a user sees it: no mocks, and real processes for all that is more than a sentence."""
 
 import json
 import os
@@ -11,9 +11,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from command_line import CORE, ROOT, app
 from usage_rows import BALANCED, SHARE
 
+from pontil.launcher.cli import cli
 from pontil.launcher.config.options import LaunchOptions, flag_name
 from pontil.launcher.version import VERSION
 from pontil.runtime.accounting.usage_file import UsageFile
@@ -100,10 +102,10 @@ def test_stages_are_drawn_in_the_plan_and_as_a_diagram() -> None:
     ]  # fmt: skip
     refused = app("launch", "--dry-run", "--model", "speech-demo", "--place", "lips=0")
     assert refused.returncode == 2 and "places a stage 'lips'" in refused.stderr and "Traceback" not in refused.stderr
-    drawn = app("graph", "--model", "speech-demo")
-    assert drawn.returncode == 0 and drawn.stdout.startswith("flowchart LR\n") and "speaker" in drawn.stdout
-    unknown = app("graph", "--model", "gemma3-270m")
-    assert unknown.returncode == 2 and "gemma3-270m is no model of several stages" in unknown.stderr
+    drawn = CliRunner().invoke(cli, ["graph", "--model", "speech-demo"])
+    assert drawn.exit_code == 0 and drawn.output.startswith("flowchart LR\n") and "speaker" in drawn.output
+    unknown = CliRunner().invoke(cli, ["graph", "--model", "gemma3-270m"])
+    assert unknown.exit_code == 2 and "gemma3-270m is no model of several stages" in unknown.output
 
 
 def test_a_plan_ends_as_the_launch_would_for_a_draft_model_that_does_not_fit(tmp_path: Path) -> None:
@@ -116,8 +118,8 @@ def test_a_plan_ends_as_the_launch_would_for_a_draft_model_that_does_not_fit(tmp
 
 def test_the_number_of_a_stages_workers_is_checked() -> None:
     for words in (("scale", "--node", "talker"), ("scale", "--node", "=1"), ("scale", "--node", "talker=many")):
-        refused = app(*words)
-        assert refused.returncode == 2 and "--node takes a stage and a number" in refused.stderr
+        refused = CliRunner().invoke(cli, words)
+        assert refused.exit_code == 2 and "--node takes a stage and a number" in refused.output
 
 
 def test_a_plan_tells_the_memory_of_each_rank_or_why_it_cannot_be(tmp_path: Path) -> None:
@@ -153,7 +155,6 @@ def test_a_worker_over_two_gpus_is_shown_in_the_plan(tmp_path: Path) -> None:
         (["launch", "--role", "decode", "--control", "ipc:///x"], 2, "--join"),
         (["launch", "--config", "/none.toml"], 2, "cannot be read"),
         (["launch", "--prefil", "cpu"], 2, "--prefill"),
-        (["launch", "--port", "0", "--role", "mixed", "--model", "no-such-model"], 1, "no-such-model"),
         (["lunch"], 2, "launch"),
         (["launch", "--keys", "/none.keys"], 2, "key file /none.keys cannot be read"),
         (["usage", "/none.db"], 1, "there is no usage log"),
@@ -171,6 +172,20 @@ def test_a_worker_over_two_gpus_is_shown_in_the_plan(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_end_in_a_sentence_and_an_exit_code(words: list[str], code: int, said: str) -> None:
+    """In this process, which is enough for what `cli` itself says."""
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == code and isinstance(done.exception, SystemExit)
+    assert said in done.output.splitlines()[-1] and done.output.splitlines()[-1].startswith("Error: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["launch", "--port", "x"], 2, "--port must be"),
+        (["launch", "--port", "0", "--role", "mixed", "--model", "no-such-model"], 1, "no-such-model"),
+    ],
+)
+def test_a_process_ends_so_too(words: list[str], code: int, said: str) -> None:
     done = app(*words)
     assert done.returncode == code and "Traceback" not in done.stderr
     assert said in done.stderr.splitlines()[-1] and done.stderr.splitlines()[-1].startswith("Error: ")
