@@ -10,7 +10,7 @@ from sanic import Request
 from pontil.http.access.allowed_hosts import AllowedHosts, is_local, named
 from pontil.http.access.endpoint import RouteAccess
 from pontil.http.access.failed_keys import FailedKeys
-from pontil.http.access.keyring import Caller, Keyring
+from pontil.http.access.keyring import ADMIN, Caller, Keyring
 from pontil.http.access.same_origin import foreign_page
 from pontil.runtime.errors import RequestError
 from pontil.runtime.foundation.loopback import is_loopback
@@ -120,6 +120,11 @@ class Access:
                 raise AccessDenied(says, 429, "rate_limit_exceeded", {"retry-after": str(wait)})
             raise refusal(says)
         return found
+
+
+def sees_all(request: Request) -> bool:
+    """Return whether an admitted request may be told of the requests of all clients: without API keys all are one."""
+    return request.ctx.caller in (NOBODY.name, ADMIN.name)
 
 
 def check_origin(request: Request) -> None:

@@ -8,6 +8,7 @@ from sanic import HTTPResponse, Request
 from sanic.response import json as json_response
 from sanic.response import raw
 
+from pontil.http.access.access import sees_all
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy.proxy import Proxy
 
@@ -35,11 +36,11 @@ class StatusRoutes:
         return json_response({"status": "ready"} | ({"usage_log": complaint} if complaint else {}))
 
     async def metrics(self, request: Request) -> HTTPResponse:
-        """Return the metrics: of several proxies all, of one alone with exemplars for a client that accepts
-        OpenMetrics."""
+        """Return the metrics: of several proxies all, of one alone with exemplars for a client that accepts OpenMetrics
+        and may know of all requests."""
         if self.proxy.fleet.pages is not None:
             return raw(await self.proxy.fleet.pages.whole(), content_type=METRICS_TYPE)
-        if takes_openmetrics(",".join(request.headers.getall("accept", []))):
+        if sees_all(request) and takes_openmetrics(",".join(request.headers.getall("accept", []))):
             return raw(self.proxy.metrics.render_openmetrics(), content_type=OPENMETRICS_TYPE)
         return raw(self.proxy.metrics.render(), content_type=METRICS_TYPE)
 

@@ -26,6 +26,8 @@ LINE = re.compile(r"(?:([A-Za-z0-9][A-Za-z0-9._-]{0,63})=)?([A-Za-z0-9._~+/-]{16
 # The proxy gets all digests in one message.
 MOST_KEYS = 256
 KEY_BYTES = 32
+# Characters of a name that is made of a key: two of MOST_KEYS are alike in one of 10**10 files.
+NAMED_BY = 12
 MOST_BYTES = 1 << 18
 ADMIN = "admin"
 REMEDY = "write one key on each line, or NAME=KEY, of at least 16 letters and digits."
@@ -49,7 +51,7 @@ class ClientKeys:
 
 @dataclass(frozen=True, slots=True)
 class KeyLine:
-    """A key as a file or the environment has it; a client whose `name` is None is named after the place of its key."""
+    """A key as a file or the environment has it; a client whose `name` is None is named after its key."""
 
     name: str | None
     key: str = field(repr=False)
@@ -114,8 +116,9 @@ def of_text(place: str, lines: Iterable[str]) -> Iterator[KeyLine]:
 
 
 def called(lines: Iterable[KeyLine]) -> list[KeyLine]:
-    """Give every client a name: one without a name is named after the place of its key."""
-    return [line if line.name else replace(line, name=f"key-{number}") for number, line in enumerate(lines, 1)]
+    """Give every client a name. That of one without a name follows from its key, so that nobody inherits another's
+    usage, limits, prefixes and responses when lines move, and tells nothing of the digest that the key is known by."""
+    return [line if line.name else replace(line, name=f"key-{digest(digest(line.key))[:NAMED_BY]}") for line in lines]
 
 
 def callers_of(lines: Iterable[KeyLine]) -> tuple[tuple[str, str], ...]:

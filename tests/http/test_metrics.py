@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """/metrics agrees with the responses in both formats, and docs/operate/metrics.md agrees with it."""
 
+import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -169,6 +170,25 @@ def test_openmetrics_names_a_request_beside_each_time(fresh: ScriptedSite) -> No
     assert entry.startswith("mine-") and named == {f"pontil_{name}": {entry} for name in TIMES}
     plain = fresh.ask("GET", "/metrics")
     assert plain.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8" and b"mine" not in plain.body
+
+
+def test_a_client_learns_no_names_of_anothers_requests(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    keys = {name: f"sk-{name}-0123456789" for name in ("alice", "bob", "admin")}
+    digests = {name: hashlib.sha256(key.encode()).hexdigest() for name, key in keys.items()}
+    callers = tuple((name, digests[name]) for name in ("alice", "bob"))
+    with site(tmp_path, tokenizer, callers=callers, admin=digests["admin"]) as made:
+        made.worker()
+        shown = {name: {"authorization": f"Bearer {key}"} for name, key in keys.items()}
+        body = {"prompt": "hi", "max_tokens": 2}
+        for name in ("alice", "bob"):
+            asked = shown[name] | {"x-request-id": f"secret-{name}"}
+            assert made.ask("POST", "/v1/completions", body, asked).status == 200
+        for name in ("alice", "bob"):
+            answer = made.ask("GET", "/metrics", headers=shown[name] | OPENMETRICS)
+            assert answer.status == 200 and b"secret" not in answer.body
+            assert b"pontil_request_success_total" in answer.body
+        named = exemplars(made.ask("GET", "/metrics", headers=shown["admin"] | OPENMETRICS).body.decode())
+        assert any(one.startswith("secret-") for ids in named.values() for one in ids)
 
 
 def test_a_name_that_is_too_long_for_an_exemplar_stands_nowhere(fresh: ScriptedSite) -> None:

@@ -12,7 +12,7 @@ from pontil.launcher.config.addresses import MAX_IPC_PATH, url_host
 from pontil.launcher.config.options import read_options
 from pontil.launcher.config.topology import Topology, plan
 from pontil.launcher.config.worker_plan import DEADLINES
-from pontil.launcher.errors import OptionError
+from pontil.launcher.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.host.ports import address_towards
 from pontil.runtime.chat import dialect
@@ -310,7 +310,7 @@ def test_who_joins_over_a_network_is_reached_at_its_own_address(monkeypatch: pyt
 
 def test_the_own_address_is_the_one_packets_leave_from() -> None:
     assert address_towards("127.0.0.1") == "127.0.0.1"
-    with pytest.raises(OptionError, match="cannot be reached"):
+    with pytest.raises(LaunchError, match="is not known"):
         address_towards("nobody.invalid")
 
 

@@ -9,7 +9,7 @@ from pontil.launcher.config.options import LaunchOptions
 from pontil.launcher.config.topology import plan
 from pontil.launcher.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import HostDevices
-from pontil.launcher.host.ports import usable_port
+from pontil.launcher.host.ports import address_towards, is_host, usable_port
 
 
 def test_a_free_port_is_found_and_a_taken_one_refused() -> None:
@@ -56,7 +56,27 @@ def test_who_joins_listens_on_no_port() -> None:
     assert choose_ports(joining) is joining
 
 
-@pytest.mark.parametrize("host", ["no such host", "203.0.113.7", "x" * 100])
-def test_an_address_that_is_not_here_is_refused(host: str) -> None:
-    with pytest.raises(OptionError, match="try 127.0.0.1"):
+@pytest.mark.parametrize(
+    "host", ["no such host", "x" * 100, "1.2.3.4.5", "300.1.1.1", "a..b", "-a", "[::1]", "", "ä" * 60]
+)
+def test_what_is_no_address_is_a_mistake(host: str) -> None:
+    with pytest.raises(OptionError, match="no name of a host: try 127.0.0.1") as refused:
         usable_port("--host", host, 0)
+    assert refused.value.exit_code == 2
+    with pytest.raises(OptionError, match="no name of a host"):
+        address_towards(host)
+
+
+@pytest.mark.parametrize(("host", "says"), [("nobody.invalid", "is not known"), ("203.0.113.7", "cannot be bound")])
+def test_what_may_be_here_in_a_moment_is_tried_again(host: str, says: str) -> None:
+    """The exit code 2 is final for systemd, and at boot names and addresses come late."""
+    with pytest.raises(LaunchError, match=says) as failed:
+        usable_port("--host", host, 0)
+    assert failed.value.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "a-b.c_d.example.", "node7", "10.0.0.1", "::1", "fe80::1%eth0", "münchen.example", "x" * 63]
+)
+def test_addresses_and_names_are_well_formed(host: str) -> None:
+    assert is_host(host)

@@ -26,6 +26,11 @@ def digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
+def unnamed(key: str) -> str:
+    """Return the name of a client whose key has none."""
+    return f"key-{digest(digest(key))[:12]}"
+
+
 def written(path: Path, text: str) -> str:
     path.write_text(text)
     path.chmod(0o600)
@@ -38,16 +43,28 @@ def read(path: Path, text: str) -> ClientKeys:
 
 def test_names_comments_and_what_has_no_name(tmp_path: Path) -> None:  # F5
     keys = read(tmp_path / "keys", f"# ours\n\n alice={ALICE} \n{BOB}\n  # more\nalice={ADMIN}\n")
-    assert keys.callers == (("alice", digest(ALICE)), ("key-2", digest(BOB)), ("alice", digest(ADMIN)))
+    assert keys.callers == (("alice", digest(ALICE)), (unnamed(BOB), digest(BOB)), ("alice", digest(ADMIN)))
     assert keys.admin is None
+
+
+def test_nobody_inherits_the_name_of_a_key_that_is_gone(tmp_path: Path) -> None:
+    """Usage, limits, cached prefixes and kept responses belong to a name."""
+    before = read(tmp_path / "keys", f"{ALICE} rate=1\n{BOB}\n{ADMIN}\n")
+    after = read(tmp_path / "keys", f"{ADMIN}\n# a new one\nnew=new-0123456789-new\n{BOB}\n")
+    named = {digested: name for name, digested in before.callers}
+    assert len(set(named.values())) == 3 and not any(digested.startswith(name[4:]) for digested, name in named.items())
+    assert {digested: name for name, digested in after.callers if name != "new"} == {
+        digest(key): named[digest(key)] for key in (BOB, ADMIN)
+    }
+    assert before.allowances == ((named[digest(ALICE)], (("rate", 1.0),)),) and not after.allowances
 
 
 def test_the_environment_holds_keys_themselves(tmp_path: Path) -> None:  # F5
     variables = {"PONTIL_API_KEYS": f"alice={ALICE}, {BOB}", "PONTIL_ADMIN_KEY": ADMIN}
     keys = read_client_keys(LaunchOptions(), variables)
-    assert keys == ClientKeys((("alice", digest(ALICE)), ("key-2", digest(BOB))), digest(ADMIN))
+    assert keys == ClientKeys((("alice", digest(ALICE)), (unnamed(BOB), digest(BOB))), digest(ADMIN))
     options = LaunchOptions(api_keys=written(tmp_path / "keys", "carol=" + 20 * "c"))
-    assert [name for name, _ in read_client_keys(options, variables).callers] == ["carol", "alice", "key-3"]
+    assert [name for name, _ in read_client_keys(options, variables).callers] == ["carol", "alice", unnamed(BOB)]
     assert read_client_keys(LaunchOptions(), {"PONTIL_API_KEYS": " "}) == ClientKeys()
 
 
@@ -120,7 +137,7 @@ def test_a_line_has_one_meaning(line: str) -> None:
 def test_a_new_key_is_a_line_of_a_file(tmp_path: Path) -> None:
     lines = [new_line("alice"), new_line("a.b-C_9"), new_line(None), new_line("alice")]
     keys = read(tmp_path / "keys", "\n".join(lines))
-    assert [name for name, _ in keys.callers] == ["alice", "a.b-C_9", "key-3", "alice"]
+    assert [name for name, _ in keys.callers] == ["alice", "a.b-C_9", unnamed(lines[2]), "alice"]
     for name in ("admin", "", "two words", "-x", "ä", "#a", "a" * 65, "a\nb"):
         with pytest.raises(OptionError, match="is no name for a client"):
             new_line(name)

@@ -15,7 +15,7 @@ from pontil.launcher.config.options import LaunchOptions
 from pontil.launcher.config.topology import plan_proxy
 from pontil.launcher.errors import OptionError
 from pontil.launcher.host.devices import HostDevices
-from pontil.launcher.keys.client_keys import ClientKeys, change_client_keys, new_line, read_client_keys
+from pontil.launcher.keys.client_keys import ClientKeys, change_client_keys, digest, new_line, read_client_keys
 from pontil.launcher.keys.key_settings import SETTINGS, read_key_settings
 from pontil.runtime.config import proxy_config
 from pontil.runtime.proxy.rate_limits import Allowance
@@ -30,6 +30,11 @@ def read(path: Path, text: str, variables: dict[str, str] | None = None) -> Clie
     return read_client_keys(LaunchOptions(api_keys=str(path)), variables or {})
 
 
+def unnamed(key: str) -> str:
+    """Return the name of a client whose key has none."""
+    return f"key-{digest(digest(key))[:12]}"
+
+
 def test_settings_are_what_an_allowance_has() -> None:
     assert list(SETTINGS) == [one.name for one in fields(Allowance)]
     assert Allowance(**dict(read_key_settings(ALL.split()))) == Allowance(2.5, 8, 20000, 60, 100000, True)
@@ -39,8 +44,8 @@ def test_settings_are_what_an_allowance_has() -> None:
 def test_they_stand_behind_a_key_in_any_order(tmp_path: Path) -> None:
     text = f"alice={ALICE}   rate=60\tweight=2 \n{BOB} requests=3\ncarol=sk-carol-0123456789\n"
     keys = read(tmp_path / "keys", text)
-    assert [name for name, _ in keys.callers] == ["alice", "key-2", "carol"]
-    assert keys.allowances == (("alice", (("weight", 2.0), ("rate", 60.0))), ("key-2", (("requests", 3),)))
+    assert [name for name, _ in keys.callers] == ["alice", unnamed(BOB), "carol"]
+    assert keys.allowances == (("alice", (("weight", 2.0), ("rate", 60.0))), (unnamed(BOB), (("requests", 3),)))
 
 
 def test_they_reach_the_proxys_configuration(tmp_path: Path) -> None:
