@@ -24,8 +24,8 @@ SAMPLE = re.compile(rb"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})? (\S+.*)")
 
 class MetricsPages:
     """The pages of all proxies in a folder. `render` makes this one's, in the event loop, whose state it reads. Files
-    are read, written and merged in a thread, for one scrape at a time: that takes the longer the more workers and proxies
-    there are."""
+    are read, written and merged in a thread, for one scrape at a time: that takes the longer the more workers and
+    proxies there are."""
 
     def __init__(self, folder: Path, name: str, render: Callable[[], bytes]) -> None:
         self.folder, self.name, self.render = folder, name, render
