@@ -111,12 +111,13 @@ class ResumableRoutes:
         if event is None:
             return await handler(request)
         context.since = read_event_id(event)
+        self.proxy.admissions.admit_replay(request.ctx.caller, request.ctx.allowance)
         claimed = context.claimed = await self.proxy.streams.claim(context.since.name, request.ctx.caller)
         try:
             if context.head.get("path") != request.path:
                 says = f"this stream was begun at {context.head.get('path')!r:.100}: continue it there"
                 raise RequestError(says, code=CODE)
-            context.body = str(context.head["body"]).encode("utf-8", "surrogateescape")
+            context.body = context.head["body"]
             return await handler(request)
         finally:
             # It is the stream's once that has begun.
@@ -146,8 +147,7 @@ class ResumableRoutes:
             raise RequestError(
                 "a stream with logprobs cannot be continued: leave out one of logprobs and pontil-resume"
             )
-        body = (context.body or b"").decode("utf-8", "surrogateescape")
-        about = {"path": context.path, "body": body, "heading": asdict(heading)}
+        about = {"path": context.path, "body": context.body or b"", "heading": asdict(heading)}
         name, stream = streams.begin(submit(), about, partial(cut, request))
         request.ctx.stream_id = name
         return stream, ResumableFormat(form, ResumePoint(name), params)

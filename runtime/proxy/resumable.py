@@ -109,6 +109,9 @@ class ResumableStreams:
         self.touched = 0.0
         # Records whose requests were looked up in the usage log after their proxies' deaths.
         self.settled: set[str] = set()
+        # Streams that may be continued and have no owner, with the sizes of their records: one that is larger had an
+        # owner meanwhile.
+        self.orphans: dict[str, int] = {}
 
     def begin(
         self, stream: Stream, about: Mapping[str, Any], cut: Callable[[], None]
@@ -151,14 +154,14 @@ class ResumableStreams:
             raise RequestError(GONE, status=404, code="stream_not_found")
         deadline = self.clock() + LET_GO_WITHIN
         try:
-            if records.head_of(name).get("caller") != caller:
+            if records.about(name).get("caller") != caller:
                 raise KeyError(name)
             while True:
                 journal = self.journals.get(name)
                 if journal is not None and journal.detached_at is not None:
                     journal.detached_at = None
                     return journal
-                record = None if journal is not None else records.claim(name)
+                record = None if journal is not None else await taken(records, name)
                 if record is not None:
                     return await self.checked(record)
                 if self.clock() > deadline:
@@ -199,8 +202,8 @@ class ResumableStreams:
             return Stream([claimed.request], self.detach, self.turn)
         if end_of(claimed.last) is not None:
             request = restored(claimed.lines, self.tokenizer, None, self.clock())
-            claimed.release()
-            return Stream([request], left_alone, self.turn)
+            # It is told to one reader at a time.
+            return Stream([request], once(claimed.release), self.turn)
         try:
             request = restored(claimed.lines, self.tokenizer, self.books.ledger, self.clock())
         except RequestError:
@@ -259,12 +262,15 @@ class ResumableStreams:
     def sweep(self, records: StreamRecords) -> "Sweep":
         """Return what is to be done about the streams that nobody owns. Reads files: call it in a thread."""
         found = Sweep()
-        for record in records.unowned(self.settled, self.window):
+        for record in records.unowned(self.settled, self.window, self.orphans):
             try:
                 self.sort(record, found, records.age(record) > self.window)
             except Unavailable:
                 # It is looked at again.
                 record.release()
+        for name in self.orphans:
+            with suppress(KeyError):
+                found.add_orphan(records.about(name))
         return found
 
     def sort(self, record: StreamRecord, found: "Sweep", over: bool) -> None:
@@ -282,7 +288,7 @@ class ResumableStreams:
             if ended:
                 found.settled.add(record.name)
             else:
-                found.add_orphan(record.head)
+                self.orphans[record.name] = record.size
             record.release()
 
     def is_owed(self, record: StreamRecord) -> bool:
@@ -329,10 +335,38 @@ class Sweep:
     lost: list[StreamRecord] = field(default_factory=list)
     unsettled: list[StreamRecord] = field(default_factory=list)
 
-    def add_orphan(self, head: Mapping[str, Any]) -> None:
-        requests, tokens = self.orphans.get(head["caller"], (0, 0))
-        most = len(head["prompt"]) + head["params"]["n"] * head["params"]["max_tokens"]
-        self.orphans[head["caller"]] = requests + 1, tokens + most
+    def add_orphan(self, about: Mapping[str, Any]) -> None:
+        """Count a stream, of which this is the first line of its record."""
+        requests, tokens = self.orphans.get(about["caller"], (0, 0))
+        most = about["prompt"] + about["params"]["n"] * about["params"]["max_tokens"]
+        self.orphans[about["caller"]] = requests + 1, tokens + most
+
+
+async def taken(records: StreamRecords, name: str) -> StreamRecord | None:
+    """Claim a stream as `StreamRecords.claim` does, in a thread: it is read whole."""
+    claiming = asyncio.ensure_future(asyncio.to_thread(records.claim, name))
+    try:
+        return await asyncio.shield(claiming)
+    except asyncio.CancelledError:
+        claiming.add_done_callback(leave_unread)
+        raise
+
+
+def leave_unread(claiming: "asyncio.Future[StreamRecord | None]") -> None:
+    """Leave a record whose reader has gone while it was claimed."""
+    if not claiming.cancelled() and claiming.exception() is None and (record := claiming.result()) is not None:
+        record.release()
+
+
+def once(work: Callable[[], None]) -> Callable[[Request], None]:
+    """Return what does this with the first request, and nothing with others."""
+    left = [work]
+
+    def cancel(request: Request) -> None:
+        if left:
+            left.pop()()
+
+    return cancel
 
 
 def after(receipt: "Future[None] | None", work: Callable[[], None]) -> None:
@@ -345,7 +379,3 @@ def after(receipt: "Future[None] | None", work: Callable[[], None]) -> None:
 
 def nothing() -> None:
     """Leave the connection: the reader has left it."""
-
-
-def left_alone(request: Request) -> None:
-    """Do nothing: the request has ended, and its answer is only told again."""

@@ -23,11 +23,15 @@ class SharedRoom:
 
     def take(self, caller: str, size: int) -> bool:
         """Take room; return False where it does not fit."""
-        if not self.fits(caller, size):
-            return False
+        fits = self.fits(caller, size)
+        if fits:
+            self.hold(caller, size)
+        return fits
+
+    def hold(self, caller: str, size: int) -> None:
+        """Count what is held already."""
         self.total += size
         self.held[caller] += size
-        return True
 
     def give_back(self, caller: str, size: int) -> None:
         self.total -= size

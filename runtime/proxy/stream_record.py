@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a stream that may be continued: a private file of JSON lines that outlives its proxy.
+"""The record of a stream that may be continued: a private file that outlives its proxy.
+
+Its first line is JSON and short, but for the lengths of the prompt and the body, which follow it as they are: neither
+is parsed to find out whose the record is, and little is when it is read whole. All further lines are JSON.
 
 Who holds the record's lease owns the stream. The kernel releases the lease when its process ends, however it ends, and
 gives it to one of those who ask: so a stream is claimed once. Lines are only added, each by one system call, and never
@@ -13,19 +16,26 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pontil.runtime.errors import PontilError, Unavailable
+from pontil.runtime.proxy.request import NO_KEY
+from pontil.runtime.proxy.shared_room import SharedRoom
 from pontil.runtime.proxy.siblings import UNBORN, Lease
 
 SUFFIX, WANTED = ".stream", ".wanted"
 # Seconds after which a record without a head was left by a process that died while it made it.
 UNBORN_SECONDS = 60.0
+# The type of an id in a record, which no other machine reads.
+IDS = "I"
+ID_BYTES = array(IDS).itemsize
 NAME = re.compile(r"[0-9a-f]{32}", re.ASCII)
-# Bytes of all records of a launch, which lie in memory where the run directory does, and of one.
+# Bytes of all records of a launch, which lie in memory where the run directory does and which callers share, and of
+# the prompt and body of one.
 MOST_BYTES = 64 << 20
 MOST_RECORD = 8 << 20
 
@@ -46,7 +56,10 @@ class StreamRecord:
 
     def append(self, line: dict[str, Any]) -> None:
         """Add a line, or nothing. Raises OSError."""
-        data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        self.write(json_line(line))
+
+    def write(self, data: bytes) -> None:
+        """Add whole lines, or nothing. Raises OSError."""
         if (written := os.write(self.lease.descriptor, data)) < len(data):
             # The next line would be lost with the part of this one.
             os.ftruncate(self.lease.descriptor, self.size)
@@ -79,7 +92,10 @@ class StreamRecords:
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self.folder, self.clock = folder, clock
-        self.size = 0
+        # As of the last look at the folder, and what was begun here since.
+        self.room = SharedRoom(MOST_BYTES)
+        # The first lines that were read.
+        self.abouts: dict[str, dict[str, Any]] = {}
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
@@ -89,18 +105,21 @@ class StreamRecords:
         return self.folder / f"{name}{SUFFIX}"
 
     def begin(self, head: dict[str, Any]) -> StreamRecord:
-        """Make the record of a new stream. Raises Unavailable where there is no room for it."""
-        name = secrets.token_hex(16)
-        size = sum(len(part) for part in head.values() if isinstance(part, str)) + 8 * len(head["prompt"])
-        if size > MOST_RECORD or self.size + size > MOST_BYTES:
-            raise Unavailable("there is no room to keep this stream: ask for it without pontil-resume, or later", 10.0)
+        """Make the record of a new stream. Raises Unavailable where there is no room for it, or none for its caller."""
+        name, caller = secrets.token_hex(16), str(head["caller"])
+        size = len(head.get("body", b"")) + ID_BYTES * len(head["prompt"])
+        if size > MOST_RECORD or not self.room.fits(caller, size):
+            owned = self.room.held[caller] / (1 << 20)
+            whose = f", of which your API key has {owned:.1f} MiB" if owned >= 0.1 and caller != NO_KEY else ""
+            says = f"there is no room to keep this stream{whose}: ask for it without pontil-resume, or later"
+            raise Unavailable(says, 10.0)
         try:
             made = self.owned(name, head)
         except OSError as error:
             raise Unavailable(
                 f"this stream cannot be kept ({error.strerror}): ask for it without pontil-resume"
             ) from None
-        self.size += made.size
+        self.room.hold(caller, made.size)
         return made
 
     def owned(self, name: str, head: dict[str, Any]) -> StreamRecord:
@@ -108,7 +127,7 @@ class StreamRecords:
         lease = Lease.create(self.path_of(name), os.O_APPEND)
         made = StreamRecord(name, lease, [head], 0)
         try:
-            made.append(head)
+            made.write(packed(head))
             lease.show()
         except OSError:
             made.end()
@@ -139,16 +158,25 @@ class StreamRecords:
         self.path_of(name).with_suffix(WANTED).unlink(missing_ok=True)
         return StreamRecord(name, lease, lines, size)
 
-    def head_of(self, name: str) -> dict[str, Any]:
-        """Return the head of a stream, whoever owns it. Raises KeyError if there is none of that name."""
+    def about(self, name: str) -> dict[str, Any]:
+        """Return the first line of a stream, whoever owns it: its head, with the lengths of prompt and body. Raises
+        KeyError if there is none of that name."""
         try:
             with self.path_of(name).open("rb") as file:
-                found = parsed(file.readline(MOST_RECORD + (1 << 20)))
+                found = self.abouts.get(name) or parsed(file.readline(MOST_RECORD))
         except OSError:
             raise KeyError(name) from None
         if found is None:
             raise KeyError(name)
+        self.abouts[name] = found
         return found
+
+    def is_free(self, name: str) -> bool:
+        """Return whether nobody owns a stream. Raises OSError."""
+        lease = Lease.take(self.path_of(name))
+        if lease is not None:
+            lease.release()
+        return lease is not None
 
     def ask_for(self, name: str) -> None:
         """Ask the proxy that owns a stream to let it go."""
@@ -163,25 +191,33 @@ class StreamRecords:
         found = []
         for name in self.names():
             with suppress(KeyError):
-                found.append(str(self.head_of(name)["request"]))
+                found.append(str(self.about(name)["request"]))
         return found
 
-    def unowned(self, known: set[str], window: float) -> list[StreamRecord]:
-        """Take over every stream that nobody owns, but for those `known` whose time is not over; the caller releases or
-        ends each. Note the size of all, and forget the known ones that are gone."""
+    def unowned(self, known: set[str], window: float, orphans: dict[str, int] | None = None) -> list[StreamRecord]:
+        """Take over every stream that nobody owns, but for those `known` whose time is not over, and for `orphans`
+        which are still as large as they were; the caller releases or ends each. Note the size of all, and forget the
+        known ones and the orphans that are gone or have an owner."""
         self.remove_unborn()
-        found, size, names = [], 0, self.names()
+        orphans = {} if orphans is None else orphans
+        found, room, names = [], SharedRoom(MOST_BYTES), self.names()
+        gone = (self.abouts.keys() | orphans.keys()).difference(names)
         known.intersection_update(names)
+        for name in gone:
+            self.abouts.pop(name, None)
+            orphans.pop(name, None)
         for name in names:
             with suppress(KeyError, OSError):
-                about = self.path_of(name).stat()
-                size += about.st_size
-                if name in known and self.clock() - about.st_mtime <= window:
+                file = self.path_of(name).stat()
+                room.hold(str(self.about(name)["caller"]), file.st_size)
+                waits = self.clock() - file.st_mtime <= window
+                if waits and (name in known or (orphans.get(name) == file.st_size and self.is_free(name))):
                     continue
+                orphans.pop(name, None)
                 record = self.claim(name)
                 if record is not None:
                     found.append(record)
-        self.size = size
+        self.room = room
         return found
 
     def remove_unborn(self) -> None:
@@ -199,16 +235,47 @@ class StreamRecords:
 
 def read_lines(descriptor: int) -> tuple[list[dict[str, Any]], int]:
     """Return the whole lines of a record, up to one that is damaged, and their length in bytes."""
-    lines: list[dict[str, Any]] = []
-    whole = 0
-    size = os.fstat(descriptor).st_size
-    for line in os.pread(descriptor, size, 0).splitlines(keepends=True):
+    data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    head, whole = unpacked(data)
+    if head is None:
+        return [], 0
+    lines = [head]
+    for line in data[whole:].splitlines(keepends=True):
         found = parsed(line)
         if found is None:
             break
         lines.append(found)
         whole += len(line)
     return lines, whole
+
+
+def json_line(line: Mapping[str, Any]) -> bytes:
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
+
+
+def packed(head: Mapping[str, Any]) -> bytes:
+    """Return a head as it begins a record. Its `prompt` is a list of ids; its `body`, if it has one, is bytes."""
+    about = {**head, "prompt": len(head["prompt"])}
+    if "body" in head:
+        about["body"] = len(head["body"])
+    return b"".join([json_line(about), array(IDS, head["prompt"]).tobytes(), head.get("body", b""), b"\n"])
+
+
+def unpacked(data: bytes) -> tuple[dict[str, Any] | None, int]:
+    """Return the head of a record and its length in bytes; None if it is damaged."""
+    start = data.find(b"\n") + 1
+    head = parsed(data[:start])
+    ids, size = (None, None) if head is None else (head.get("prompt"), head.get("body", 0))
+    if head is None or not (isinstance(ids, int) and isinstance(size, int) and ids >= 0 and size >= 0):
+        return None, 0
+    middle = start + ID_BYTES * ids
+    end = middle + size
+    if data[end : end + 1] != b"\n":
+        return None, 0
+    head["prompt"] = array(IDS, data[start:middle]).tolist()
+    if "body" in head:
+        head["body"] = data[middle:end]
+    return head, end + 1
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:

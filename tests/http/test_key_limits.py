@@ -136,6 +136,22 @@ def test_nothing_is_compiled_for_a_key_beyond_its_limits(
         assert words.status == 200, "only counting is no request of its limits"
 
 
+def test_a_stream_that_is_told_again_is_a_request_of_its_rate(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Its tokens are counted once."""
+    limits = (("alice", (("rate", 3.0), ("requests", 1.0), ("tokens", 20.0))),)
+    with site(tmp_path, tokenizer, callers=CALLERS, allowances=limits, resume_folder=str(tmp_path / "streams")) as made:
+        made.worker()
+        headers = {"authorization": f"Bearer {ALICE}"}
+        body = {"model": MODEL, "prompt": "hi", "max_tokens": 4, "stream": True}
+        begun = made.ask("POST", "/v1/completions", body, headers | {"pontil-resume": "1"})
+        assert begun.status == 200
+        again = headers | {"last-event-id": begun.headers["x-pontil-stream"]}
+        told = [made.ask("POST", "/v1/completions", {}, again) for _ in range(3)]
+        assert [one.status for one in told] == [200, 200, 429], told[-1].body
+        assert told[0].text == told[1].text == begun.text != "" and told[2].headers["retry-after"]
+        assert made.value("pontil_requests_refused_total", reason="key_limit") == 1
+
+
 def transcribe(made: ScriptedSite, key: str) -> int:
     return form(made, {"authorization": f"Bearer {key}"}, file=RECORDING).status
 

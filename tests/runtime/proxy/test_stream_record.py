@@ -123,7 +123,7 @@ def test_a_lock_ends_with_its_process_and_two_claim_it_once(tmp_path: Path) -> N
     )
     assert process.stdout is not None
     name, records = process.stdout.readline().strip(), StreamRecords(tmp_path)
-    assert records.claim(name) is None and records.head_of(name) == HEAD
+    assert records.claim(name) is None and records.about(name) == HEAD | {"prompt": 2}
     process.send_signal(signal.SIGKILL)
     process.communicate()
     first = records.claim(name)
@@ -218,14 +218,90 @@ def test_a_look_at_a_record_does_not_make_it_younger(tmp_path: Path) -> None:
 
 def test_records_are_private_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = StreamRecords(tmp_path / "streams")
-    made = records.begin(HEAD | {"body": "x" * 1000})
+    made = records.begin(HEAD | {"body": b"x" * 1000})
     assert (tmp_path / "streams").stat().st_mode & 0o077 == made.lease.path.stat().st_mode & 0o077 == 0
     monkeypatch.setattr(stream_record, "MOST_BYTES", 1500)
+    records.room.most = 1500
     with pytest.raises(Unavailable, match="no room"):
-        records.begin(HEAD | {"body": "x" * 1000})
+        records.begin(HEAD | {"body": b"x" * 1000})
     made.end()
     assert records.unowned(set(), 60.0) == []
-    records.begin(HEAD | {"body": "x" * 1000}).end()
+    records.begin(HEAD | {"body": b"x" * 1000}).end()
     monkeypatch.setattr(stream_record, "MOST_RECORD", 100)
     with pytest.raises(Unavailable, match="no room"):
-        records.begin(HEAD | {"body": "x" * 1000})
+        records.begin(HEAD | {"body": b"x" * 1000})
+
+
+def test_a_prompt_and_a_body_come_back_as_they_were(tmp_path: Path) -> None:
+    records = StreamRecords(tmp_path)
+    head = HEAD | {"prompt": [0, 10, 2**32 - 1], "body": b'{"\n": "\xff\r\n"}\n'}
+    made = records.begin(head)
+    made.append({"number": 0})
+    made.release()
+    found = records.claim(made.name)
+    assert found is not None and found.lines == [head, {"number": 0}] and found.size == made.size
+    assert StreamRecords(tmp_path).about(made.name) == head | {"prompt": 3, "body": len(head["body"])}
+    found.end()
+
+
+@pytest.mark.parametrize("left", [0, 1, 20, 60, 62, 70])
+def test_a_record_that_is_cut_in_its_head_is_none(tmp_path: Path, left: int) -> None:
+    records = StreamRecords(tmp_path)
+    made = records.begin(HEAD | {"body": b"x\n" * 20})
+    assert made.size > 70
+    os.truncate(made.lease.path, left)
+    made.release()
+    with pytest.raises(KeyError):
+        records.claim(made.name)
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "about", [b"{}", b'{"prompt": -1}', b'{"prompt": "a"}', b'{"prompt": 1e99}', b'{"prompt": 0, "body": -9}', b"[]"]
+)
+def test_lengths_that_are_none_are_refused(about: bytes) -> None:
+    assert stream_record.unpacked(about + b"\n\n\n\n\n\n") == (None, 0)
+
+
+def test_orphans_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy looks twice a second."""
+    owner, records = StreamRecords(tmp_path), StreamRecords(tmp_path)
+    made = [owner.begin(HEAD | {"body": b"x" * 100_000}) for _ in range(3)]
+    for one in made:
+        one.release()
+    orphans: dict[str, int] = {}
+    for record in records.unowned(set(), 60.0, orphans):
+        orphans[record.name] = record.size
+        record.release()
+    assert orphans.keys() == {one.name for one in made}
+    read = list[str]()
+    monkeypatch.setattr(stream_record, "read_lines", lambda descriptor: read.append("read"))
+    monkeypatch.setattr(stream_record, "parsed", lambda line: read.append("parsed"))
+    assert records.unowned(set(), 60.0, orphans) == [] and not read and len(orphans) == 3
+    assert records.room.held == {"-": sum(one.size for one in made)}
+    monkeypatch.undo()
+    taken = owner.claim(made[0].name)
+    assert taken is not None and records.unowned(set(), 60.0, orphans) == [] and len(orphans) == 2, "it has an owner"
+    taken.append({"number": 0})
+    taken.release()
+    (again,) = records.unowned(set(), 60.0, orphans)
+    assert again.last == {"number": 0}
+    again.release()
+    os.utime(made[1].lease.path, (1.0, 1.0))
+    made[2].lease.path.unlink()
+    assert {record.name for record in records.unowned(set(), 60.0, orphans)} == {made[0].name, made[1].name}
+
+
+def test_one_caller_does_not_fill_the_room_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_record, "MOST_BYTES", 12 << 20)
+    records, others = StreamRecords(tmp_path), StreamRecords(tmp_path)
+    greedy, body = HEAD | {"caller": "greedy", "body": bytes(1 << 20)}, bytes(1 << 20)
+    with pytest.raises(Unavailable, match="of which your API key has 5.0 MiB: ask for it without pontil-resume"):
+        for _ in range(12):
+            records.begin(greedy).release()
+    records.begin(HEAD | {"caller": "ann", "body": body}).release()
+    assert len(others.unowned(set(), 60.0)) == 6
+    with pytest.raises(Unavailable):
+        others.begin(greedy)
+    for name in ("bob", "carol"):
+        others.begin(HEAD | {"caller": name, "body": body})

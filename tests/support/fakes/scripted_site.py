@@ -37,7 +37,7 @@ class HttpAnswer:
     @property
     def events(self) -> list[Any]:
         """The data of a stream's events; "[DONE]" stays a string."""
-        lines = [line[6:] for line in self.body.decode().split("\n\n") if line.startswith("data: ")]
+        lines = [line[6:] for line in self.body.decode().split("\n") if line.startswith("data: ")]
         return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
     @property

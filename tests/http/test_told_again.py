@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An answer that has ended is told again to one reader at a time, and its record is read beside the event loop."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Iterator
+from pathlib import Path
+
+import pytest
+from scripted_site import MODEL, HttpAnswer, ScriptedSite, site
+from scripted_worker import DEADLINE, eventually
+
+from pontil.runtime.proxy.request import NO_KEY
+from pontil.runtime.proxy.stream_record import StreamRecord, StreamRecords
+from pontil.runtime.tokenizer.tokenizer import Tokenizer
+
+BODY = {"model": MODEL, "prompt": "hi", "max_tokens": 100, "stream": True}
+
+
+@pytest.fixture
+def keeping(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[ScriptedSite]:
+    with site(tmp_path, tokenizer, resume_folder=str(tmp_path / "streams")) as made:
+        made.worker()
+        yield made
+
+
+def ended(made: ScriptedSite) -> tuple[HttpAnswer, StreamRecords, str]:
+    """Return an answer that has ended, the records, and its name there."""
+    answer = made.ask("POST", "/v1/completions", BODY, {"pontil-resume": "1"})
+    name, records = str(answer.headers["x-pontil-stream"]), made.proxy.streams.records
+    assert answer.text and records is not None
+    eventually(lambda: name not in made.proxy.streams.journals and records.is_free(name), "the end of the stream")
+    return answer, records, name
+
+
+def told_again(made: ScriptedSite, name: str) -> str:
+    return made.ask("POST", "/v1/completions", {}, {"last-event-id": name}).text
+
+
+def within(made: ScriptedSite, work: Awaitable[None]) -> None:
+    """Do this in the event loop of the proxy."""
+    asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, DEADLINE), made.loop).result(DEADLINE)
+
+
+def test_one_reader_at_a_time(keeping: ScriptedSite) -> None:
+    answer, records, name = ended(keeping)
+    streams = keeping.proxy.streams
+
+    async def tell() -> None:
+        stream = streams.take_up(await streams.claim(name, NO_KEY), lambda: None)
+        assert records.claim(name) is None, "it has a reader"
+        assert stream.drain() and stream.is_over
+        stream.cancel()
+        stream.cancel()
+
+    for _ in range(2):
+        within(keeping, tell())
+    assert told_again(keeping, name) == answer.text
+
+
+def test_a_reader_that_leaves_while_the_record_is_read(keeping: ScriptedSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer, records, name = ended(keeping)
+    reading, go, claim = threading.Event(), threading.Event(), records.claim
+
+    def slow(wanted: str) -> StreamRecord | None:
+        reading.set()
+        assert go.wait(DEADLINE)
+        return claim(wanted)
+
+    async def leave() -> None:
+        claiming = asyncio.ensure_future(keeping.proxy.streams.claim(name, NO_KEY))
+        while not reading.is_set():
+            await asyncio.sleep(0.001)
+        claiming.cancel()
+        await asyncio.wait([claiming])
+        assert claiming.cancelled()
+        go.set()
+
+    with monkeypatch.context() as slowed:
+        slowed.setattr(records, "claim", slow)
+        within(keeping, leave())
+    assert told_again(keeping, name) == answer.text
