@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker's connection to the proxy: registration, heartbeats, and an outbox that never drops a message."""
 
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -70,8 +71,8 @@ class ToldCounts:
 
 class ProxyLink:
     """The registration with a proxy and the messages to it. `proxy` is the incarnation that the worker is registered
-    with, or None; `is_known` is true if that proxy has confirmed the current `hello`, or there is no proxy. The caller
-    passes the time."""
+    with, or None; `is_known` is true if that proxy has confirmed the current `hello`, or there is no proxy. One that
+    accepts no message for `patience` is given up. The caller passes the time."""
 
     def __init__(self, socket: WorkerSocket, hello: Hello) -> None:
         self.socket, self.hello = socket, hello
@@ -81,6 +82,8 @@ class ProxyLink:
         self.told = ToldCounts()
         self.next_send = 0.0
         self.last_heard = self.last_tick = 0.0
+        self.patience = math.inf
+        self.congested_since: float | None = None
         self.renewal: Renewal | None = None
         self.breaks = 0
 
@@ -134,14 +137,16 @@ class ProxyLink:
         return None
 
     def tick(self, load: Callable[[], HeartbeatLoad], now: float) -> str | None:
-        """Send Hello until welcomed, then heartbeats. Return the proxy if it has been silent for too long, or the
-        connection to it broke."""
+        """Send Hello until welcomed, then heartbeats. Return the proxy if it has been silent, or accepted nothing, for
+        too long, or the connection to it broke."""
         self.flush()
+        self.congested_since = (self.congested_since or now) if self.congested else None
         late, self.last_tick = now - self.last_tick > LATE, now
         if late:
             self.last_heard = now
         silent = self.proxy is not None and now - self.last_heard > TTL
-        gone = self.forget() if self.has_broken(now) or silent else None
+        stuck = self.congested_since is not None and now - self.congested_since >= self.patience
+        gone = self.forget() if self.has_broken(now) or silent or stuck else None
         if self.proxy is None:
             self.connect_again(now, at_once=gone is not None)
         if now >= self.next_send and (self.proxy is not None or not self.outbox):
@@ -191,7 +196,7 @@ class ProxyLink:
         """Forget the proxy, which is gone, and discard the messages queued for it. Return its incarnation."""
         gone, self.proxy, self.is_known = self.proxy, None, True
         self.hello = replace(self.hello, registration=self.hello.registration + 1)
-        self.next_send, self.renewal = 0.0, None
+        self.next_send, self.renewal, self.congested_since = 0.0, None, None
         self.outbox.clear()
         return gone
 

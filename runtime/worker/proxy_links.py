@@ -8,6 +8,7 @@ with what the worker states to it. A proxy that is gone takes only its own reque
 from collections.abc import Callable, Iterator, Sequence
 
 from pontil.runtime.wire.messages import Message, Tokens
+from pontil.runtime.wire.outbox import PATIENCE
 from pontil.runtime.wire.sockets import WorkerSocket
 from pontil.runtime.worker.proxy_link import HeartbeatLoad, ProxyLink
 from pontil.runtime.worker.proxy_reachability import ProxyReachability
@@ -25,6 +26,9 @@ class ProxyLinks:
         self.only = self.links[0] if len(self.links) == 1 else None
         self.reachable = [ProxyReachability(one.connection, one.endpoint) for one in self.sockets]
         self.first_at: float | None = None
+        for link in self.links if self.only is None else ():
+            # A step has rows of all proxies: one that accepts nothing holds up the others' requests too.
+            link.patience = PATIENCE
 
     @property
     def proxy(self) -> str | None:
@@ -89,7 +93,7 @@ class ProxyLinks:
         return news[0] if news and self.proxy is None else None
 
     def tick(self, load: Callable[[ProxyLink], HeartbeatLoad], now: float) -> list[str]:
-        """Send what is due. Return the proxies that have been silent for too long."""
+        """Send what is due. Return the proxies that have been silent for too long, or are given up."""
         gone = [link.tick(lambda link=link: load(link), now) for link in self.links]  # type: ignore[misc]
         return [proxy for proxy in gone if proxy is not None]
 

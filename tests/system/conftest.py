@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures shared by tests of whole systems."""
 
+import os
+import shutil
+import subprocess
 from collections.abc import Iterator
 
 import pytest
+from link_table import WRITE
+from network_hosts import Hosts
 from served import Served, launched
 
 from pontil.runtime.loaders.synthetic import write_tiny_llama
@@ -23,3 +28,31 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     cores for seconds; a test that kills parts of it leaves it whole."""
     with launched(tmp_path_factory.mktemp("pair")) as served:
         yield served
+
+
+def made_hosts() -> Iterator[Hosts]:
+    """Make the network namespaces, and remove them at the end."""
+    if os.getuid() != 0 or not shutil.which("ip") or not shutil.which("curl"):
+        pytest.skip("network namespaces need root, iproute2 and curl")
+    made = Hosts()
+    try:
+        made.make()
+    except subprocess.CalledProcessError as error:
+        made.remove()
+        pytest.skip(f"network namespaces are not permitted here: {error.stderr.strip()}")
+    yield made
+    made.remove()
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    yield from made_hosts()
+
+
+@pytest.fixture(scope="module")
+def module_hosts() -> Iterator[Hosts]:
+    yield from made_hosts()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(WRITE, action="store_true", help="write what was measured into docs/operate/hosts.md")

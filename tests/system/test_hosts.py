@@ -2,105 +2,29 @@
 """Roles on different hosts: three network namespaces, joined by a bridge, which this test creates and removes."""
 
 import json
-import os
 import re
-import shutil
-import signal
 import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import msgpack
 import psutil
 import pytest
+from network_hosts import CONTROL, FAR, MARK, NAMES, NET, Hosts
 from nixl_process import NixlProcess
 from pools import need
-from served import ROOT, START_TIMEOUT, wait_for
+from served import START_TIMEOUT, wait_for
 
 from pontil.launcher.keys.key_file import make_key_file, read_key_file
 from pontil.runtime.disaggregation.receiver import DRAIN_TIMEOUT
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 
-NET = "10.213.77"
-NAMES = ("proxy", "prefill", "decode")
-CONTROL = f"tcp://{NET}.1:7000"
-# The namespaces share one kernel, so the automatic connector would find the peer's shared memory.
-FAR = ("--join", CONTROL, "--kv-connector", "tcp")
 # Not in Python's socket module; exceeds the limit for unprivileged processes, so that no packet is lost between reads.
 SO_RCVBUFFORCE = 33
 # ETH_P_ALL
 EVERY_PROTOCOL = 3
 NAME = "smollm2-135m-instruct"
-MARK = "a-name-that-nobody-else-may-read"
-
-
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
-
-
-@dataclass
-class Hosts:
-    """One namespace for each name, reachable as NET.1, NET.2, NET.3. The names contain our pid, since other runs may be
-    active."""
-
-    tag: str = field(default_factory=lambda: f"p{os.getpid() % 100000}")
-    running: list[subprocess.Popen[bytes]] = field(default_factory=list)
-
-    def make(self) -> None:
-        ip("link", "add", f"{self.tag}br", "type", "bridge")
-        ip("link", "set", f"{self.tag}br", "up")
-        for number, name in enumerate(NAMES, 1):
-            outer, inner = f"{self.tag}o{number}", f"{self.tag}i{number}"
-            ip("netns", "add", f"{self.tag}-{name}")
-            ip("link", "add", outer, "type", "veth", "peer", "name", inner)
-            ip("link", "set", outer, "master", f"{self.tag}br", "up")
-            ip("link", "set", inner, "netns", f"{self.tag}-{name}")
-            ip("-n", f"{self.tag}-{name}", "addr", "add", f"{NET}.{number}/24", "dev", inner)
-            ip("-n", f"{self.tag}-{name}", "link", "set", inner, "up")
-            ip("-n", f"{self.tag}-{name}", "link", "set", "lo", "up")
-
-    def remove(self) -> None:
-        for process in self.running:
-            process.send_signal(signal.SIGINT)
-        for process in self.running:
-            process.wait(30)
-        for name in NAMES:
-            subprocess.run(["ip", "netns", "del", f"{self.tag}-{name}"], capture_output=True)
-        subprocess.run(["ip", "link", "del", f"{self.tag}br"], capture_output=True)
-
-    def inside(self, name: str, *command: str) -> list[str]:
-        return ["ip", "netns", "exec", f"{self.tag}-{name}", *command]
-
-    def cut(self, name: str, state: str = "down") -> None:
-        """Cut a host off, or join it again with the state "up"."""
-        ip("link", "set", f"{self.tag}o{NAMES.index(name) + 1}", state)
-
-    def launch(self, name: str, log: Path, *arguments: str, **variables: str) -> "subprocess.Popen[bytes]":
-        command = self.inside(name, sys.executable, str(ROOT / "app.py"), "launch", "--role", name, *arguments)
-        with log.open("wb") as file:
-            launch_environment = {**os.environ, "PONTIL_KV_CACHE_MEMORY": "128MiB", **variables}
-            self.running.append(
-                subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=launch_environment)
-            )
-        return self.running[-1]
-
-    def fetch(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """Send an HTTP request on the proxy's host; None unless the status is 200."""
-        command = ["curl", "-sf", "-H", f"x-request-id: {MARK}", f"http://127.0.0.1:8000{path}"]
-        if body is not None:
-            command += ["-H", "content-type: application/json", "-d", json.dumps(body)]
-        done = subprocess.run(self.inside("proxy", *command), capture_output=True, text=True)
-        return done.stdout if done.returncode == 0 else None
-
-    def names(self) -> set[str]:
-        answer = self.fetch("/admin/topology")
-        return {row["name"] for row in json.loads(answer)["processes"]} if answer else set()
 
 
 class Wire:
@@ -136,20 +60,6 @@ class Wire:
             thread.join(5)
         for one in self.sockets:
             one.close()
-
-
-@pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    if os.getuid() != 0 or not shutil.which("ip") or not shutil.which("curl"):
-        pytest.skip("network namespaces need root, iproute2 and curl")
-    made = Hosts()
-    try:
-        made.make()
-    except subprocess.CalledProcessError as error:
-        made.remove()
-        pytest.skip(f"network namespaces are not permitted here: {error.stderr.strip()}")
-    yield made
-    made.remove()
 
 
 def answered(hosts: Hosts, is_real: bool) -> bytes:

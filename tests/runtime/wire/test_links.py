@@ -96,7 +96,7 @@ def test_socket_files_have_no_signs_of_life(context: Context, tmp_path: Path) ->
 def test_a_renewed_connection_is_the_first_to_bring_anything_once_a_link_is_back(
     relay: Relay, server: PeerServer, client: WorkerSocket
 ) -> None:
-    """What was queued before is lost, and not sent late."""
+    """Messages that were queued before are lost, and not sent late."""
     poller = Poller()
     poller.register(client)
     relay.held = frozenset((THERE, BACK))

@@ -62,7 +62,7 @@ def line_of(link: ProxyLink) -> RecordedLine:
 
 
 def test_a_connection_that_broke_ends_the_registration_and_is_replaced(link: ProxyLink) -> None:
-    """What was on its way may be lost, so the worker begins anew, and says so: on a fresh connection."""
+    """Messages on their way may be lost, so the worker begins anew, and says so: on a fresh connection."""
     line = line_of(link)
     link.outbox.append(Tokens("w", "p", "r", 0, 0, [1]))
     line.sent.clear()

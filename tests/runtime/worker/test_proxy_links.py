@@ -9,6 +9,7 @@ from workers import DEADLINE, ScriptedProxy, greedy, open_worker, prompt
 
 from pontil.runtime.errors import PontilError
 from pontil.runtime.wire.messages import Heartbeat, Hello, Message, StillHere, Submit, Tokens, Welcome
+from pontil.runtime.wire.outbox import PATIENCE
 from pontil.runtime.wire.sockets import ControlServer, open_context
 from pontil.runtime.worker.proxy_link import TTL, HeartbeatLoad, ProxyLink
 from pontil.runtime.worker.proxy_links import COMPANY, ProxyLinks
@@ -17,16 +18,18 @@ HELLO = Hello("w", 1, "decode:0", "decode", 1, "cpu", "m", "f", "k", "ipc:///p",
 
 
 class TwoWayLine:
-    """A socket that keeps what is sent, and brings what the test puts in."""
+    """A socket that keeps what is sent, unless it is full, and brings what the test puts in."""
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
+        self.full = False
         self.broken = self.renewed = 0
         self.coming: list[Message] = []
 
     def send(self, message: Message) -> bool:
-        self.sent.append(message)
-        return True
+        if not self.full:
+            self.sent.append(message)
+        return not self.full
 
     def breaks(self, now: float) -> int:
         return self.broken
@@ -79,6 +82,36 @@ def test_silence_and_successors_are_of_one_proxy() -> None:
         now += 0.5
         gone = links.tick(lambda link: HeartbeatLoad(0, 0, 9, 0, {}), now)
     assert gone == ["b"] and now > 100.0 + TTL - 1
+
+
+def test_a_proxy_that_takes_nothing_holds_up_the_others_for_a_bounded_time() -> None:
+    """Steps have rows of all proxies: one that is stopped, its queues full, would halt them until it is killed."""
+    links, lines = links_of("a", "b")
+    lines[0].full = True
+    links.send_tokens([tokens("a"), tokens("b")])
+    assert links.congested
+    now, gone = 100.0, list[str]()
+    while not gone:
+        now += 0.1
+        gone = links.tick(lambda link: HeartbeatLoad(0, 0, 9, 0, {}), now)
+    assert gone == ["a"] and not links.congested and 100.0 + PATIENCE <= now < 100.0 + PATIENCE + 1.0
+    assert links.links[1].proxy == "b"
+    lines[0].full = False
+    links.tick(lambda link: HeartbeatLoad(0, 0, 9, 0, {}), now + 2.0)
+    hello = lines[0].sent[-1]
+    assert isinstance(hello, Hello) and hello.registration == 1 and lines[0].renewed
+
+
+def test_a_proxy_alone_holds_up_only_its_own() -> None:
+    line = TwoWayLine()
+    links = ProxyLinks([ProxyLink(line, HELLO)])  # type: ignore[arg-type]
+    links.links[0].heard(Welcome("a", "w", True), 100.0)
+    line.full = True
+    links.send_tokens([tokens("a")])
+    for tick in range(200):
+        links.links[0].last_heard = 100.0 + tick / 10
+        assert not links.tick(lambda link: HeartbeatLoad(0, 0, 9, 0, {}), 100.0 + tick / 10)
+    assert links.congested and links.proxy == "a"
 
 
 def test_counts_and_loads_are_stated_to_each_proxy_by_itself(model: Path, tmp_path: Path) -> None:  # A11
