@@ -28,7 +28,7 @@ SCRIPTS = {path.name: path.read_text() for path in (ROOT / "scripts").iterdir() 
 LAUNCH_FLAGS = {f"--{flag_name(each)}" for each in fields(LaunchOptions)}
 EIGHT_GPUS = HostDevices(tuple(range(8)), 8, 8)
 # Flags of other programs; the first is of our tests.
-FOREIGN = {"--client-table", "--link-table", "--no-cache-dir", "--vllm-pd-disaggregation"}
+FOREIGN = {"--client-table", "--link-table", "--no-cache-dir", "--shuffle", "--vllm-pd-disaggregation"}
 
 
 def command_lines(text: str) -> list[list[str]]:
