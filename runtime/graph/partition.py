@@ -9,7 +9,7 @@ from pontil.runtime.graph.walk import Walk
 
 
 class Authority(Enum):
-    """What moves a partition from walk to walk. STATE_MACHINE: its own progress, which `transitions` describe.
+    """The mover of a partition from walk to walk. STATE_MACHINE: its own progress, which `transitions` describe.
     PRODUCER_TRIGGERED: the callbacks of the connections that drive it."""
 
     STATE_MACHINE = "state machine"
