@@ -16,8 +16,11 @@ from pontil.launcher.errors import OptionError
 from pontil.launcher.host.device_list import DeviceItem
 from pontil.launcher.supervisor.supervisor import DRAIN_MARGIN, KILL_GRACE, TERM_GRACE
 
-# Options that name files with secrets. systemd passes them as credentials, so that only root needs to read them.
-CREDENTIALS = ("keys", "api_keys", "admin_key")
+# Options that name files with secrets. root copies them for the service at its start and at every reload, so that only
+# root needs to read them. A credential of systemd (LoadCredential=) would stay what it was when the unit started.
+SECRETS = ("keys", "api_keys", "admin_key")
+# The service's runtime directory, which is its user's.
+RUN = "%t/%N"
 WATCHDOG = 30
 RESTART_PAUSE = 5
 # Seconds beyond the longest time that the supervisor needs to end everything itself.
@@ -62,8 +65,8 @@ StartLimitBurst={limit_burst}
 [Service]
 Type=notify
 NotifyAccess=main
-ExecStart={command}
-ExecReload=/bin/kill -HUP $MAINPID
+{copies}ExecStart={command}
+{copies_again}ExecReload=/bin/kill -HUP $MAINPID
 WatchdogSec={watchdog}
 # A start and a stop that take longer say so themselves (EXTEND_TIMEOUT_USEC).
 TimeoutStartSec=90
@@ -78,7 +81,7 @@ SuccessExitStatus=130 143
 OOMPolicy=continue
 LimitNOFILE=65536
 {user}
-{credential}RuntimeDirectory=%N
+RuntimeDirectory=%N
 CacheDirectory=pontil
 StateDirectory=pontil
 WorkingDirectory=%S/pontil
@@ -92,13 +95,13 @@ WantedBy=multi-user.target
 @dataclass(frozen=True, slots=True)
 class UnitFile:
     """One launch as a service. `program` starts pontil; `words` follow its `launch`, with absolute paths and without
-    the files of `credentials`, which are keyed by flag name. `user` is an existing account; None means one that systemd
+    the files of `secrets`, which are keyed by flag name. `user` is an existing account; None means one that systemd
     creates."""
 
     program: Sequence[str]
     options: LaunchOptions
     words: Sequence[str]
-    credentials: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None
 
     @property
@@ -142,9 +145,17 @@ class UnitFile:
         quoted = [quote(word) for word in words]
         if self.is_template:
             quoted += [f"--{self.device_option}", self.devices("%i")]
-        for name in self.credentials:
-            quoted += [f"--{name}", f"%d/{name}"]
+        for name in self.secrets:
+            quoted += [f"--{name}", f"{RUN}/{name}"]
         return " ".join(quoted)
+
+    def copying(self, line: str) -> str:
+        """Return lines of the kind `line` that copy the secrets, as root, for the service's user alone."""
+        copies = ""
+        for name, path in self.secrets.items():
+            copies += f"{line}=+/usr/bin/install -m 0400 -T {quote(path)} {RUN}/{name}\n"
+            copies += f"{line}=+/usr/bin/chown --reference={RUN}/. {RUN}/{name}\n"
+        return copies
 
     @property
     def stop_timeout(self) -> int:
@@ -165,11 +176,12 @@ class UnitFile:
             limit_interval=math.ceil(bursts * (options.restart_window + RESTART_PAUSE)),
             limit_burst=bursts,
             command=self.command,
+            copies=self.copying("ExecStartPre"),
+            copies_again=self.copying("ExecReload"),
             watchdog=WATCHDOG,
             stop=self.stop_timeout,
             pause=RESTART_PAUSE,
             user=f"User={self.user}" if self.user else "DynamicUser=yes\nUser=pontil",
-            credential="".join(f"LoadCredential={name}:{escape(path)}\n" for name, path in self.credentials.items()),
             hardening=HARDENING.format(capability="CAP_NET_BIND_SERVICE" if 0 < options.port < 1024 else ""),
             writable="".join(f"ReadWritePaths={quote(folder)}\n" for folder in writable(options)),
         )

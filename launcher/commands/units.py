@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from pontil.launcher.commands.launch import launch
-from pontil.launcher.commands.unit_file import CREDENTIALS, UnitFile
+from pontil.launcher.commands.unit_file import SECRETS, UnitFile
 from pontil.launcher.config.graph_choice import graph_of
 from pontil.launcher.config.options import LaunchOptions, flag_name, read_options
 from pontil.launcher.config.plan_checks import check_exposure, check_join, check_lists, check_stages
@@ -22,7 +22,7 @@ from pontil.launcher.keys.key_file import read_key_file
 
 # Valid names of a template's instance.
 INSTANCE = re.compile(r"[A-Za-z0-9:_.-]+", re.ASCII)
-PATHS = ("usage_log", "response_store", "placement", *CREDENTIALS)
+PATHS = ("usage_log", "response_store", "placement", *SECRETS)
 
 
 @click.command(short_help="Write systemd unit files for a launch.", context_settings={"ignore_unknown_options": True})
@@ -40,7 +40,7 @@ def units(install_dir: Path, user: str | None, program: str | None, words: tuple
       units --install-dir /etc/systemd/system -- --role mixed --port 8080
 
     For workers that join a proxy (--join) it is a template, started once for each device. Paths are made absolute; key
-    files are passed as credentials, so that only root needs to read them.
+    files are copied for the service at its start and when it is reloaded, so that only root needs to read them.
     """
     unit = unit_of([program] if program else own_program(), words, user)
     instances = instances_of(unit)
@@ -65,8 +65,8 @@ def unit_of(program: list[str], words: tuple[str, ...], user: str | None) -> Uni
         raise OptionError("--dry-run starts nothing: leave it out of a unit.")
     given |= {name: os.path.abspath(given[name]) for name in PATHS if given[name] is not None}
     options = read_options(given, config)
-    credentials = {name: os.path.abspath(path) for name in CREDENTIALS if (path := getattr(options, name)) is not None}
-    options = replace(options, **credentials)
+    secrets = {name: os.path.abspath(path) for name in SECRETS if (path := getattr(options, name)) is not None}
+    options = replace(options, **secrets)
     check_lists(options)
     check_join(options)
     check_stages(options, graph_of(options.model))
@@ -75,8 +75,8 @@ def unit_of(program: list[str], words: tuple[str, ...], user: str | None) -> Uni
     if options.keys:
         read_key_file(Path(options.keys))
     read_client_keys(options, {})
-    unit = UnitFile(program, options, (), {name.replace("_", "-"): path for name, path in credentials.items()}, user)
-    left_out = {*CREDENTIALS, *([unit.device_option] if unit.is_template else [])}
+    unit = UnitFile(program, options, (), {name.replace("_", "-"): path for name, path in secrets.items()}, user)
+    left_out = {*SECRETS, *([unit.device_option] if unit.is_template else [])}
     told = [word for each in fields(LaunchOptions) if each.name not in left_out for word in spelled(each, given)]
     return replace(unit, words=[*(["--config", str(config.absolute())] if config else []), *told])
 

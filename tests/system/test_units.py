@@ -18,6 +18,9 @@ from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 BOX = ROOT / "tests" / "support" / "systemd_box.sh"
 WORKER = ("--model", "/opt/model", "--kv-cache-memory", "16MiB", "--kv-connector", "shm")
+# Where the file of keys lies inside.
+KEYS = "/opt/model/api.keys"
+OLD, NEW = "sk-old-0123456789-old", "sk-new-0123456789-new"
 WORKERS = ("pontil-prefill@cpu:0", "pontil-decode@cpu:1")
 
 
@@ -41,13 +44,29 @@ class Box:
 
 def write_units(folder: Path, control: str, port: int) -> None:
     (folder / "units").mkdir()
+    keys = folder / "model" / "api.keys"
+    keys.write_text(f"alice={OLD}\n")
+    keys.chmod(0o600)
     for words in (
-        ("--role", "proxy", "--control", control, "--port", str(port), "--model", "/opt/model"),
+        (
+            "--role",
+            "proxy",
+            "--api-keys",
+            str(keys),
+            "--control",
+            control,
+            "--port",
+            str(port),
+            "--model",
+            "/opt/model",
+        ),
         ("--role", "prefill", "--prefill", "cpu:0", "--join", control, *WORKER),
         ("--role", "decode", "--decode", "cpu:1", "--join", control, *WORKER),
     ):
         command = [sys.executable, str(ROOT / "app.py"), "units", "--install-dir", str(folder / "units"), "--", *words]
         subprocess.run(command, check=True, capture_output=True)
+    proxy = folder / "units" / "pontil-proxy.service"
+    proxy.write_text(proxy.read_text().replace(str(keys), KEYS))
 
 
 @pytest.fixture
@@ -98,7 +117,10 @@ def test_units_of_each_role_start_serve_restart_and_stop(box: Box, tmp_path: Pat
     box.run("kill", "-KILL", before)
     wait_for(lambda: box.state("pontil-proxy", "ActiveState", "NRestarts") == ["active", "1"], 60, "the restart")
     answered(box, tmp_path)
+    assert [status(box, key) for key in (OLD, NEW)] == [200, 401]
+    assert box.run("sh", "-c", f"echo alice={NEW} > {KEYS}").returncode == 0
     assert box.run("systemctl", "reload", "pontil-proxy").returncode == 0
+    wait_for(lambda: [status(box, key) for key in (OLD, NEW)] == [401, 200], 30, "the end of the old key")
     box.systemctl("stop", "pontil-proxy", *WORKERS)
     for unit in ("pontil-proxy", *WORKERS):
         assert box.state(unit, "ActiveState", "Result") == ["inactive", "success"], unit
@@ -111,12 +133,19 @@ def answered(box: Box, folder: Path) -> None:
     starter = subprocess.Popen(["true"])
     starter.wait()
     served = Served(starter, box.port, folder / "log", folder / "usage.db")
+    served.key = {"authorization": f"Bearer {OLD}"}
     wait_for(lambda: works(served), 60, "a pair that was tested")
     body = {"model": "model", "prompt": [5, 6, 7] * 9, "max_tokens": 4}
-    reply = served.request("POST", "/v1/completions", body)
+    reply = served.request("POST", "/v1/completions", body, served.key)
     assert reply.status == 200 and reply.header("x-pontil-route") == "prefill:0>decode:0"
     reply.text()
     wait_for(lambda: served.metric("pontil_kv_transfer_bytes_total") > 0, 60, "the count of what moved")
+
+
+def status(box: Box, key: str) -> int:
+    served = Served(subprocess.Popen(["true"]), box.port, Path(), Path())
+    served.process.wait()
+    return served.request("GET", "/v1/models", headers={"authorization": f"Bearer {key}"}).status
 
 
 def works(served: Served) -> bool:

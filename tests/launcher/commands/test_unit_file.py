@@ -30,6 +30,7 @@ LAUNCHES = {
         for role in ("prefill", "decode", "mixed")
     },
 }  # fmt: skip
+LIKE = "--reference=%t/%N/."
 JOIN = ("--join", "tcp://10.0.0.1:7000", "--insecure")
 
 
@@ -101,24 +102,33 @@ def test_paths_are_absolute_and_what_is_written_may_be_written(tmp_path: Path, m
     assert "--model smollm2-135m-instruct" in written("--model", "smollm2-135m-instruct")["ExecStart"]
 
 
-def test_keys_are_a_credential(tmp_path: Path) -> None:
+def test_keys_are_copied_for_the_service_alone(tmp_path: Path) -> None:
     make_key_file(tmp_path / "my keys")
-    made = written("--role", "decode", "--join", "tcp://10.0.0.1:7000", "--keys", str(tmp_path / "my keys"))
-    assert made["LoadCredential"] == f"keys:{tmp_path}/my keys" and made["ExecStart"].endswith(
-        "--decode %i --keys %d/keys"
-    )
+    words = ("--role", "decode", "--join", "tcp://10.0.0.1:7000", "--keys", str(tmp_path / "my keys"))
+    lines = unit_of([sys.executable], words, None).text().splitlines()
+    copies = [f'+/usr/bin/install -m 0400 -T "{tmp_path}/my keys" %t/%N/keys', f"+/usr/bin/chown {LIKE} %t/%N/keys"]
+    assert commands(lines, "ExecStartPre") == copies
+    assert commands(lines, "ExecReload") == [*copies, "/bin/kill -HUP $MAINPID"], "what a reload reads is new"
+    assert commands(lines, "ExecStart")[0].endswith("--decode %i --keys %t/%N/keys")
     with pytest.raises(OptionError, match="cannot be read"):
         written("--keys", str(tmp_path / "none"))
 
 
-def test_every_file_of_keys_is_a_credential(tmp_path: Path) -> None:  # F5
+def commands(lines: list[str], kind: str) -> list[str]:
+    return [line.removeprefix(f"{kind}=") for line in lines if line.startswith(f"{kind}=")]
+
+
+def test_every_file_of_keys_can_be_changed_by_a_reload(tmp_path: Path) -> None:  # F5
+    """A credential of systemd would keep a key that was taken out of its file until the unit is restarted."""
     for name in ("api", "admin"):
         (tmp_path / name).write_text(f"sk-{name}-0123456789")
         (tmp_path / name).chmod(0o600)
     words = ("--host", "0.0.0.0", "--api-keys", str(tmp_path / "api"), "--admin-key", str(tmp_path / "admin"))
     text = unit_of([sys.executable], words, None).text()
     for flag, name in (("api-keys", "api"), ("admin-key", "admin")):
-        assert f"\nLoadCredential={flag}:{tmp_path}/{name}\n" in text and f"--{flag} %d/{flag}" in text
+        assert f"\nExecReload=+/usr/bin/install -m 0400 -T {tmp_path}/{name} %t/%N/{flag}\n" in text
+        assert f"--{flag} %t/%N/{flag}" in text
+    assert "LoadCredential" not in text
     with pytest.raises(OptionError, match="--host 0.0.0.0 can be reached"):
         written("--host", "0.0.0.0")
 

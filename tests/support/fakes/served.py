@@ -81,7 +81,7 @@ class Served:
 
     def metric(self, name: str) -> float:
         """Return the value of one metric line, labels included in the name; 0 when it is absent."""
-        for line in self.request("GET", "/metrics").text().splitlines():
+        for line in self.request("GET", "/metrics", headers=self.key).text().splitlines():
             if line.startswith(f"{name} "):
                 return float(line.split()[-1])
         return 0.0
