@@ -317,6 +317,10 @@ class LaunchOptions:
     usage_log: str | None = flag(
         SUPERVISION, None, "Keep the usage of every request in this SQLite file; `pontil usage` reads it.", text, "FILE"
     )
+    usage_log_days: int | None = flag(
+        SUPERVISION, None, "Remove requests from the usage log so many days after they arrived, but for their sums; by "
+        "default all stay.", whole(1, 36_500), "DAYS",
+    )  # fmt: skip
     slow_log: float | None = flag(
         SUPERVISION, None, "Log a line on each request that took so long, like 2s or 500ms, with its largest part.",
         duration, "SECONDS",

@@ -147,6 +147,11 @@ def check_deadlines(options: LaunchOptions) -> None:
             )
 
 
+def check_usage_log(options: LaunchOptions) -> None:
+    if options.usage_log_days is not None and not options.usage_log and not options.join:
+        raise OptionError("--usage-log-days says how long a usage log keeps requests: name it as --usage-log FILE.")
+
+
 def check_tracing(options: LaunchOptions) -> None:
     """Check that traces are exported where there is a proxy, and that what exports them is installed."""
     if options.otlp_traces_endpoint is None:

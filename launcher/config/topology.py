@@ -22,6 +22,7 @@ from pontil.launcher.config.plan_checks import (
     check_stages,
     check_tiers,
     check_tracing,
+    check_usage_log,
 )
 from pontil.launcher.config.served_models import embedding_model, served_embedding_name, served_name
 from pontil.launcher.config.worker_plan import plan_demands, plan_workers
@@ -81,6 +82,7 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
     check_join(options)
     check_stages(options, graph)
     check_deadlines(options)
+    check_usage_log(options)
     check_tracing(options)
     check_own_endpoint(options, graph)
     controls = control_endpoints(options, run)
@@ -161,6 +163,7 @@ def plan_proxy(
         "disagg": options.disagg,
         "routing": options.routing,
         "usage_log": options.usage_log and str(Path(options.usage_log).absolute()),
+        "usage_log_days": options.usage_log_days,
         "max_attempts": options.max_attempts,
         "first_byte_timeout": options.first_byte_timeout,
         "stream_idle_timeout": options.stream_idle_timeout,

@@ -13,20 +13,25 @@ from typing import Any
 from pontil.runtime.accounting.usage_tables import BILLED, CLOSED, LOST
 
 SUMMED = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "generated", "delivered", "discarded")
+# Rows and the sums over those that were removed, together.
 ROWS = f"""
-SELECT count(*) AS requests,
-       ifnull(sum(iif({BILLED}, prompt_tokens, 0)), 0) AS prompt_tokens,
-       ifnull(sum(iif({BILLED}, cached_tokens, 0)), 0) AS cached_tokens,
-       ifnull(sum(iif({BILLED}, completion_tokens, 0)), 0) AS completion_tokens,
-       ifnull(sum(generated), 0) AS generated, ifnull(sum(delivered), 0) AS delivered,
-       ifnull(sum(discarded), 0) AS discarded
-FROM requests WHERE proxy = ? AND state = '{CLOSED}'
+SELECT {", ".join(f"ifnull(sum({name}), 0) AS {name}" for name in SUMMED)} FROM (
+    SELECT count(*) AS requests, sum(iif({BILLED}, prompt_tokens, 0)) AS prompt_tokens,
+           sum(iif({BILLED}, cached_tokens, 0)) AS cached_tokens,
+           sum(iif({BILLED}, completion_tokens, 0)) AS completion_tokens,
+           sum(generated) AS generated, sum(delivered) AS delivered, sum(discarded) AS discarded
+    FROM requests WHERE proxy = ?1 AND state = '{CLOSED}'
+    UNION ALL SELECT {", ".join(SUMMED)} FROM removed_requests WHERE proxy = ?1 AND state = '{CLOSED}'
+)
 """
 SHARES = """
-SELECT ifnull(sum(shares.generated), 0), ifnull(sum(shares.computed), 0)
-FROM shares JOIN requests ON requests.id = shares.request
-WHERE shares.worker = ? AND ifnull(shares.proxy, requests.proxy) = ?
+SELECT ifnull(sum(generated), 0), ifnull(sum(computed), 0) FROM (
+    SELECT shares.generated, shares.computed FROM shares JOIN requests ON requests.id = shares.request
+    WHERE shares.worker = ?1 AND ifnull(shares.proxy, requests.proxy) = ?2
+    UNION ALL SELECT generated, computed FROM removed_shares WHERE worker = ?1 AND proxy = ?2
+)
 """
+REMOVED = "SELECT sum(requests), sum(delivered), max(day) FROM removed_requests"
 UNBALANCED = f"""
 SELECT requests.id, requests.generated, delivered + discarded, completion_tokens, delivered,
        (SELECT ifnull(sum(shares.generated), 0) FROM shares WHERE shares.request = requests.id)
@@ -88,6 +93,10 @@ def requests_balance(database: sqlite3.Connection) -> Iterator[AuditFinding]:
             False, f"request {name}: of {prompt} prompt tokens {cached} were cached and {computed} computed"
         )
     yield AuditFinding(True, f"{count} closed requests were looked at one by one")
+    removed, delivered, day = database.execute(REMOVED).fetchone()
+    if removed:
+        text = f"{removed} requests of up to {day} were removed; their {delivered} tokens delivered are in the sums"
+        yield AuditFinding(True, text)
 
 
 def proxy_balances(database: sqlite3.Connection, proxy: sqlite3.Row) -> Iterator[AuditFinding]:

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from pontil.runtime.accounting.removal import Removal
 from pontil.runtime.accounting.usage_tables import (
+    ALL_TABLES,
     LOSE,
     LOST,
     OPEN,
     STATEMENTS,
-    TABLES,
     Posted,
     ProxyRow,
     RequestRow,
@@ -36,7 +37,7 @@ from pontil.runtime.foundation.file_faults import may_pass
 
 # "pont" in ASCII: marks a usage log in SQLite's header.
 APPLICATION_ID = 0x706F6E74
-VERSION = 4
+VERSION = 5
 # Seconds that a write waits for another program that reads or locks the file.
 BUSY = 1.0
 # The same where several proxies write, and how long one waits at its start for another that prepares the file.
@@ -49,12 +50,13 @@ LARGEST = (1 << 63) - 1
 @dataclass(frozen=True, slots=True)
 class FileWriter:
     """A proxy that writes to the file: alone, or with the others of its `fleet`. When it opens the file, the open rows
-    of the requests `kept` stay open, whoever began them."""
+    of the requests `kept` stay open, whoever began them. Requests older than so many `days` are removed."""
 
     incarnation: str = "-"
     name: str | None = None
     fleet: str | None = None
     kept: Callable[[], Collection[str]] = tuple
+    days: int | None = None
 
     @property
     def row(self) -> ProxyRow:
@@ -75,6 +77,7 @@ class UsageFile:
         self.path, self.writer = path, writer
         self.lock: int | None = None
         self.database: sqlite3.Connection | None = None
+        self.removal = None if writer.days is None else Removal(writer.days)
         with suppress(sqlite3.Error):
             self.opened(())
 
@@ -147,7 +150,7 @@ class UsageFile:
         if database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
             with database:
                 database.execute("BEGIN IMMEDIATE")
-                for kind in TABLES:
+                for kind in ALL_TABLES:
                     database.execute(create(kind))
                 database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 database.execute(f"PRAGMA user_version = {VERSION}")
@@ -159,6 +162,11 @@ class UsageFile:
         """Write all of the rows or none; they are on the disk on return. Raise sqlite3.Error, or UsageLogError where
         the file could not be opened yet."""
         insert(self.opened(row.id for row in rows if isinstance(row, RequestRow)), rows)
+
+    def tidy(self) -> None:
+        """Remove a portion of the old requests, if there are any and it is time to. Raise sqlite3.Error."""
+        if self.removal is not None and self.database is not None:
+            self.removal.work(self.database, time.time())
 
     def end(self) -> None:
         """Close the file after a last word. The last of a fleet leaves no row open: nobody is left to continue it."""
@@ -184,10 +192,11 @@ def lose_all(database: sqlite3.Connection, kept: Collection[str]) -> None:
 
 
 def upgrade(database: sqlite3.Connection) -> None:
-    """Add the columns that an older file lacks."""
+    """Add the tables and columns that an older file lacks."""
     with database:
         database.execute("BEGIN IMMEDIATE")
-        for kind, (name, _) in TABLES.items():
+        for kind, (name, _) in ALL_TABLES.items():
+            database.execute(create(kind))
             there = {row[1] for row in database.execute(f"PRAGMA table_info({name})")}
             for column, declared in columns_of(kind).items():
                 if column not in there:

@@ -28,9 +28,12 @@ LOG = logging.getLogger("pontil.usage")
 
 
 class Writable(Protocol):
-    """The destination of rows. Raises sqlite3.Error or UsageLogError when they cannot be written now."""
+    """The destination of rows, which is tidied after each group. Raises sqlite3.Error or UsageLogError when they cannot
+    be written now."""
 
     def write(self, rows: Sequence[Posted]) -> None: ...
+
+    def tidy(self) -> None: ...
 
     def end(self) -> None: ...
 
@@ -84,7 +87,15 @@ class UsageLog:
                 self.failed(error, time.monotonic() - began)
             else:
                 self.written()
+                self.tidy()
         self.file.end()
+
+    def tidy(self) -> None:
+        """Remove what is old. What fails is tried again later, and holds up no row."""
+        try:
+            self.file.tidy()
+        except sqlite3.Error as error:
+            LOG.warning("old requests cannot be removed from the usage log now: %s", error)
 
     def write(self, rows: Sequence[Posted]) -> None:
         """Write all rows in one transaction; if one row makes that fail, each in its own. Raise as the file does."""

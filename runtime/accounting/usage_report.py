@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from pontil.runtime.accounting.usage_tables import BILLED, LOST, OPEN
 
 # A request of which nothing was delivered is counted as a request and billed nothing. The stages of a request are one
-# request together. Days are UTC.
+# request together. Days are UTC. Requests that were removed are in sums.
 SUMS = f"""
-SELECT api_key, model, date(arrived, 'unixepoch') AS day, sum(stage IS NULL),
-       sum(state = '{LOST}' AND stage IS NULL), sum(state = '{OPEN}' AND stage IS NULL),
-       sum(iif({BILLED}, prompt_tokens, 0)), sum(iif({BILLED}, cached_tokens, 0)),
-       sum(iif({BILLED}, completion_tokens, 0))
-FROM requests GROUP BY api_key, model, day ORDER BY day, api_key, model
+SELECT api_key, model, day, sum(clients), sum(iif(state = '{LOST}', clients, 0)),
+       sum(iif(state = '{OPEN}', clients, 0)), sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens)
+FROM (
+    SELECT api_key, model, date(arrived, 'unixepoch') AS day, state, stage IS NULL AS clients,
+           iif({BILLED}, prompt_tokens, 0) AS prompt_tokens, iif({BILLED}, cached_tokens, 0) AS cached_tokens,
+           iif({BILLED}, completion_tokens, 0) AS completion_tokens
+    FROM requests
+    UNION ALL SELECT api_key, model, day, state, clients, prompt_tokens, cached_tokens, completion_tokens
+    FROM removed_requests
+) GROUP BY api_key, model, day ORDER BY day, api_key, model
 """
 
 BILLS = "SELECT name, state, prompt_tokens, completion_tokens FROM requests WHERE stage IS NULL AND instr(name, ?) = 1"

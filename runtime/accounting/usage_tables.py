@@ -115,7 +115,38 @@ class LostRequest:
     id: str
 
 
+@dataclass(frozen=True, slots=True)
+class RemovedRequests:
+    """The sums over requests that were removed: as `pontil usage` and the audit sum them. `clients` are those that are
+    no further stage of another."""
+
+    proxy: str
+    api_key: str
+    model: str
+    day: str
+    state: str
+    requests: int
+    clients: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    generated: int
+    delivered: int
+    discarded: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedShares:
+    """The sums over what one worker did for one proxy's requests that were removed."""
+
+    worker: str
+    proxy: str
+    generated: int
+    computed: int
+
+
 UsageRow = RequestRow | ShareRow | WorkerRow | ProxyRow
+SumRow = RemovedRequests | RemovedShares
 # Rows that a proxy posts about others.
 LostRow = LostProxy | LostRequest
 Posted = UsageRow | LostRow
@@ -126,15 +157,21 @@ TABLES: dict[type[UsageRow], tuple[str, tuple[str, ...]]] = {
     WorkerRow: ("workers", ("worker", "proxy")),
     ProxyRow: ("proxies", ("incarnation",)),
 }
+# Tables of sums over rows that were removed (runtime/accounting/removal.py).
+SUM_TABLES: dict[type[SumRow], tuple[str, tuple[str, ...]]] = {
+    RemovedRequests: ("removed_requests", ("proxy", "api_key", "model", "day", "state")),
+    RemovedShares: ("removed_shares", ("worker", "proxy")),
+}
+ALL_TABLES: dict[type[Any], tuple[str, tuple[str, ...]]] = {**TABLES, **SUM_TABLES}
 SQL_TYPES = {"str": "TEXT", "int": "INTEGER", "float": "REAL"}
 
 
-def create(kind: type[UsageRow]) -> str:
-    name, key = TABLES[kind]
-    return f"CREATE TABLE {name} ({', '.join(columns_of(kind).values())}, PRIMARY KEY ({', '.join(key)}))"
+def create(kind: type[UsageRow | SumRow]) -> str:
+    name, key = ALL_TABLES[kind]
+    return f"CREATE TABLE IF NOT EXISTS {name} ({', '.join(columns_of(kind).values())}, PRIMARY KEY ({', '.join(key)}))"
 
 
-def columns_of(kind: type[UsageRow]) -> dict[str, str]:
+def columns_of(kind: type[UsageRow | SumRow]) -> dict[str, str]:
     """Return each column's declaration. A column added later is 0, or unknown, in older rows."""
     columns = {}
     for each in fields(kind):

@@ -183,7 +183,8 @@ class Bookkeeper:
 
 def open_file(config: ProxyConfig, incarnation: str, kept: Callable[[], Collection[str]]) -> UsageFile:
     """Open the usage log. Proxies that share a folder write to it together."""
-    return UsageFile(Path(str(config.usage_log)), FileWriter(incarnation, config.name, config.shared_folder, kept))
+    writer = FileWriter(incarnation, config.name, config.shared_folder, kept, config.usage_log_days)
+    return UsageFile(Path(str(config.usage_log)), writer)
 
 
 def stage_name(request: Request) -> str | None:

@@ -158,6 +158,23 @@ def test_the_books_are_equal_after_a_clean_end(tmp_path: Path, tokenizer: Tokeni
         read_usage(tmp_path / "none")
 
 
+def test_old_requests_leave_the_log_of_a_server_and_stay_in_its_bills(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    path = tmp_path / "usage.db"
+    with site(tmp_path, tokenizer, usage_log=str(path)) as made:
+        made.pair()
+        assert [made.complete("hi", max_tokens=4).status for _ in range(3)] == [200] * 3
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE requests SET arrived = arrived - 3 * 86400")
+    before = read_usage(path)
+    with site(tmp_path, tokenizer, usage_log=str(path), usage_log_days=2) as made:
+        eventually(lambda: rows(made) == [], "no old request")
+        made.worker()
+        assert made.complete("hi", max_tokens=4).status == 200
+    assert len(rows(made)) == 1 and read_usage(path)[:1] == before
+    findings = audit_usage(path, None)
+    assert all(equal for equal, _ in findings) and any("3 requests of up to" in text for _, text in findings)
+
+
 def test_a_log_that_cannot_be_written_to_stops_nothing(logged: ScriptedSite, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(values: Iterable[UsageRow]) -> None:
         raise sqlite3.OperationalError("database or disk is full")

@@ -156,6 +156,9 @@ class Disk:
             raise Panic("no memory")
         self.rows += rows
 
+    def tidy(self) -> None:
+        pass
+
     def end(self) -> None:
         self.closed = True
 

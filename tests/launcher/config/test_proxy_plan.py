@@ -22,13 +22,15 @@ def topology(**flags: Any) -> Topology:
 
 
 def test_several_proxies_share_a_port_and_have_an_endpoint_each() -> None:
-    made = topology(proxies="3", usage_log="/u.db", slow_log="2s")
+    made = topology(proxies="3", usage_log="/u.db", usage_log_days="30", slow_log="2s")
     proxies = [child for child in made.children if child.is_proxy]
     assert [child.name for child in proxies] == ["proxy:0", "proxy:1", "proxy:2"]
     taken = [proxy_config(json.loads(json.dumps(child.config))) for child in proxies]
     assert made.controls == tuple(one.control for one in taken) and len(set(made.controls)) == 3
     assert [one.number for one in taken] == [0, 1, 2] and {one.proxies for one in taken} == {3}
-    assert len({(one.port, one.usage_log, one.shared_folder, one.resume_folder) for one in taken}) == 1
+    assert (
+        len({(one.port, one.usage_log, one.usage_log_days, one.shared_folder, one.resume_folder) for one in taken}) == 1
+    )
     assert {one.slow_log for one in taken} == {2.0}
     assert len({one.in_flight_bodies for one in taken}) == 3
     workers = [worker_config(child.config) for child in made.children if not child.is_proxy]

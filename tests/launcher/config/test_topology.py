@@ -241,6 +241,7 @@ def test_every_deadline_reaches_the_process_that_keeps_it() -> None:  # C14, D13
         ({"kv_lease": "5"}, "Give a longer lease"),
         ({"kv_lease": "121"}, "raise --kv-transfer-timeout"),
         ({"first_byte_timeout": "300"}, "raise --kv-transfer-timeout"),
+        ({"usage_log_days": "30"}, "name it as --usage-log FILE"),
     ],
 )
 def test_deadlines_that_contradict_each_other_are_refused(flags: dict[str, Any], words: str) -> None:  # C14

@@ -36,6 +36,9 @@ class FailingDisk:
         self.groups.append(list(rows))
         self.written.set()
 
+    def tidy(self) -> None:
+        pass
+
     def end(self) -> None:
         self.closed = True
 
