@@ -25,6 +25,7 @@ import zmq
 
 from pontil.runtime.errors import MalformedFrame, PontilError
 from pontil.runtime.threads import ThreadFailures
+from pontil.runtime.wire.address_family import choose_family
 from pontil.runtime.wire.codec import MAX_FRAME_BYTES, decode, encode
 from pontil.runtime.wire.connection_monitor import ConnectionMonitor, Reachability
 from pontil.runtime.wire.context import Context
@@ -109,6 +110,7 @@ class ClientSocket(BaseSocket):
         self.zmq_socket.setsockopt(zmq.ROUTING_ID, incarnation.encode())
         self.zmq_socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS[0])
         self.zmq_socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS[1])
+        choose_family(self.zmq_socket, endpoint)
         context.guard_client(self.zmq_socket, endpoint)
         self.connection = self.watch()
         try:
@@ -146,6 +148,7 @@ class ServerSocket(BaseSocket):
         self.zmq_socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         # A client that lost its connection returns under the same routing id before the old connection is given up.
         self.zmq_socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        choose_family(self.zmq_socket, endpoint)
         context.guard_server(self.zmq_socket, endpoint)
         try:
             self.zmq_socket.bind(endpoint)
