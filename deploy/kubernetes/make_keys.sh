@@ -14,7 +14,9 @@ umask 077
 mkdir -p "$out"
 "${pontil[@]}" keys new --out "$out/pontil.keys"
 "${pontil[@]}" keys api clients >"$out/api.keys"
-"${pontil[@]}" keys api metrics >>"$out/api.keys"
-# The bare key, without a line end, for Prometheus.
-sed -n 's/^metrics=//p' "$out/api.keys" | tr -d '\n' >"$out/metrics.key"
+# Prometheus reads /metrics, which no setting limits. Whoever finds this key there gets no answer for it: a prompt and one
+# token are more than it may ever ask for, and one other request in 100 minutes is all.
+"${pontil[@]}" keys api metrics weight=0.01 requests=1 tokens=1 rate=0.01 token_rate=1 >>"$out/api.keys"
+# The bare key, without its settings and a line end.
+sed -n 's/^metrics=\([^ ]*\).*/\1/p' "$out/api.keys" | tr -d '\n' >"$out/metrics.key"
 echo "Give clients the key in $out/api.keys; keep all three files out of version control."

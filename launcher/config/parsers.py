@@ -150,12 +150,20 @@ def is_address(value: str) -> bool:
 
 def endpoint(value: Any) -> str:
     """Parse a zmq address that peers can be given: a socket file, or a host and a port (no wildcard)."""
-    port = re.fullmatch(r"tcp://(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):(\d{1,5})", str(value), re.ASCII)
-    if not re.fullmatch(r"ipc:///[^\s]+", str(value)) and not (port and 0 < int(port[1]) < 65536):
+    told = bracketed(str(value))
+    port = re.fullmatch(r"tcp://(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):(\d{1,5})", told, re.ASCII)
+    if not re.fullmatch(r"ipc:///[^\s]+", told) and not (port and 0 < int(port[1]) < 65536):
         raise ValueError("must be ipc:///PATH or tcp://HOST:PORT")
-    if host_of(str(value)) in WILDCARDS:
+    if host_of(told) in WILDCARDS:
         raise ValueError("must name the address by which the other hosts reach this one")
-    return str(value)
+    return told
+
+
+def bracketed(address: str) -> str:
+    """Return a tcp endpoint with the brackets around its IPv6 address, which Kubernetes leaves out of a pod's."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    bare = address.startswith("tcp://") and ":" in host and is_address(host)
+    return f"tcp://[{host}]:{port}" if bare else address
 
 
 def endpoints(value: Any) -> str:

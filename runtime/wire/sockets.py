@@ -26,6 +26,7 @@ import zmq
 from pontil.runtime.config import DEADLINES
 from pontil.runtime.errors import MalformedFrame, PontilError
 from pontil.runtime.threads import ThreadFailures
+from pontil.runtime.wire.address_family import is_ipv6
 from pontil.runtime.wire.codec import MAX_FRAME_BYTES, decode, encode
 from pontil.runtime.wire.connection_monitor import ConnectionMonitor, Reachability
 from pontil.runtime.wire.context import Context
@@ -54,6 +55,8 @@ class BaseSocket(ABC):
 
     def __init__(self, context: Context, kind: int, endpoint: str) -> None:
         self.context, self.kind, self.endpoint = context, kind, endpoint
+        # Asked once: a resolver may take its time, and connections are replaced while others wait.
+        self.speaks_ipv6 = is_ipv6(endpoint)
         self.zmq_socket = self.make_socket()
         self.poller: Poller | None = None
         self.malformed = 0
@@ -67,6 +70,7 @@ class BaseSocket(ABC):
         made.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
         made.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         made.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        made.setsockopt(zmq.IPV6, self.speaks_ipv6)
         self.context.watch_link(made, self.endpoint)
         return made
 

@@ -16,6 +16,7 @@ from books import differing
 from scripted_site import ScriptedSite, site
 from scripted_worker import eventually
 
+from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy import resumable
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -191,6 +192,29 @@ def test_an_answer_whose_row_cannot_be_written_yet_is_booked_once(
     eventually(lambda: [row["state"] for row in front.rows()] == ["closed"], "a closed row")
     assert [at.ask("GET", "/admin/ledger").json["requests"] for at in (one, two)] == [1, 0]
     assert front.rows()[0]["proxy"] == one.proxy.incarnation
+
+
+def test_a_usage_log_that_cannot_be_read_holds_no_stream(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """What its row says is not known then: the stream is left as it was, and looked at again."""
+    one = front.start(0)
+    reader = Reader(one, "/v1/completions", ASK).all()
+    eventually(lambda: [row["state"] for row in front.rows()] == ["closed"], "a closed row")
+    asked: list[str] = []
+
+    def unreadable(request: str) -> bool:
+        asked.append(request)
+        raise Unavailable("the usage log cannot be read now")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(one.proxy.books, "is_open", unreadable)
+        one.proxy.streams.settled.clear()
+        eventually(lambda: len(asked) > 2, "looks at the stream")
+        # Told again to who asks: it is nobody's.
+        assert told(Reader(one, "/v1/completions", {}, reader.stream).all()) == TEXT
+    eventually(lambda: len(one.proxy.streams.settled) == 1, "the next look")
+    assert one.ask("GET", "/admin/ledger").json["requests"] == 1
 
 
 def test_the_row_of_an_answer_is_written_by_another_proxy_once_its_own_is_gone(front: Front) -> None:  # A12

@@ -88,6 +88,20 @@ def test_sizes_are_read_in_bytes(text: Any, count: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("tcp://fd00::1:2:7000", "tcp://[fd00::1:2]:7000"), ("tcp://[fd00::1]:7000", "tcp://[fd00::1]:7000"),
+        ("tcp://10.0.0.1:7000", "tcp://10.0.0.1:7000"), ("tcp://::1:7000", "tcp://[::1]:7000"),
+    ],
+)  # fmt: skip
+def test_an_endpoint_has_brackets_around_an_ipv6_address(given: str, read: str) -> None:
+    assert read_options({"control": given}).control == read
+    for wrong in ("tcp://fd00::1", "tcp://fd00:::7000", "tcp://:::7000", "tcp://fd00::1:70000"):
+        with pytest.raises(OptionError):
+            read_options({"control": wrong})
+
+
+@pytest.mark.parametrize(
     ("given", "url"),
     [
         ("http://127.0.0.1:4318", "http://127.0.0.1:4318/v1/traces"),

@@ -278,6 +278,9 @@ def test_a_control_endpoint_on_a_network_needs_a_word() -> None:
     made = topology(role="all", control="tcp://10.1.2.3:7000", insecure=True)
     places = [(child.config["peer_endpoint"], child.config["transfer_host"]) for child in made.children[1:]]
     assert places == [("tcp://10.1.2.3:0", "10.1.2.3")] * 2
+    made = topology(role="all", control="tcp://fd00::3:7000", insecure=True)
+    places = [(child.config["peer_endpoint"], child.config["transfer_host"]) for child in made.children[1:]]
+    assert places == [("tcp://[fd00::3]:0", "fd00::3")] * 2
 
 
 def test_keys_reach_every_process_but_who_looks_for_the_model() -> None:

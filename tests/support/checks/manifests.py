@@ -17,7 +17,8 @@ from pontil.launcher.keys.key_file import make_key_file
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 BASE, MONITORED = "base", "overlays/monitored"
-DEPLOYMENTS = (BASE, MONITORED, "overlays/gpus", "overlays/leader-worker-set")
+GPUS, IPV6 = "overlays/gpus", "overlays/ipv6"
+DEPLOYMENTS = (BASE, MONITORED, GPUS, IPV6, "overlays/leader-worker-set")
 # Those that kustomize only collects, without patches, so that they can be read without it.
 PLAIN = (BASE, MONITORED)
 API_KEYS = "clients=0123456789abcdef\nmetrics=fedcba9876543210\n"
