@@ -22,6 +22,8 @@ PULLED = 1 / 16
 SEAT_TOKENS = 32
 # Part of the even share from which on a worker's recent work counts against it, so that none reaches 1.5 times as much.
 HOT = 1.2
+# Pairs up to which all are tried by the self-test.
+MOST_PAIRS = 256
 # Larger counts of other proxies' work are no counts.
 MOST_STATED = 1 << 32
 
@@ -263,13 +265,21 @@ def next_route(
 
 
 def every_route(workers: Sequence[WorkerLoad], disagg: Disagg) -> list[Route]:
-    """Return each pair that may serve a request, and each worker that is in no pair."""
-    prefill = [worker for worker in workers if worker.role == "prefill"]
-    decode = [worker for worker in workers if worker.role == "decode"]
-    pairs = [DisaggregatedRoute(first, second) for first in prefill for second in decode] if disagg != "never" else []
+    """Return each pair that may serve a request, and each worker that is in no pair. Of more pairs than MOST_PAIRS
+    return so many that each worker is in one: their number grows with the product of the workers."""
+    prefill, decode = split(workers, disagg)
+    pairs = [DisaggregatedRoute(first, second) for first, second in pairs_of(prefill, decode)]
     paired = {worker.incarnation for pair in pairs for worker in pair.workers}
     whole = [pair for pair in pairs if not pair.is_cut]
     return [*whole, *(CollocatedRoute(worker) for worker in workers if worker.incarnation not in paired)]
+
+
+def pairs_of(prefill: Sequence[WorkerLoad], decode: Sequence[WorkerLoad]) -> list[tuple[WorkerLoad, WorkerLoad]]:
+    if len(prefill) * len(decode) <= MOST_PAIRS:
+        return [(first, second) for first in prefill for second in decode]
+    return [
+        (prefill[place % len(prefill)], decode[place % len(decode)]) for place in range(max(len(prefill), len(decode)))
+    ]
 
 
 def split(workers: Sequence[WorkerLoad], disagg: Disagg) -> tuple[list[WorkerLoad], list[WorkerLoad]]:

@@ -17,6 +17,8 @@ SEAT_SECONDS = 1.0
 JITTER = 0.25
 # Callers that are remembered although they have nothing in flight.
 MOST_QUIET = 1024
+# Callers whose use at other proxies is looked at in one turn of the event loop: in a millisecond.
+MOST_LOOKS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,8 @@ class RateLimits:
         self.jitter, self.table = jitter, table
         self.callers: dict[str, Allotment] = {}
         self.orphans: Mapping[str, tuple[int, int]] = {}
+        # The place among the callers from which the next look around goes on.
+        self.looked = 0
 
     def check(
         self, caller: str, allowance: Allowance, requests: int, tokens: int, now: float, *, states: bool = True
@@ -154,12 +158,17 @@ class RateLimits:
         return requests, tokens
 
     def look_around(self, now: float) -> None:
-        """Take over what began at other proxies, while it is recent: called several times a second."""
-        if self.table is not None:
-            for caller, used in self.callers.items():
-                if used.allowance.rate is not None or used.allowance.token_rate is not None:
-                    used.catch_up(now, used.allowance)
-                    self.look(caller, used)
+        """Take over what began at other proxies, while it is recent: called several times a second. Of many callers
+        each call looks at some, in rotation; `check` looks at its own."""
+        if self.table is None:
+            return
+        callers = list(self.callers.items())
+        first = self.looked if self.looked < len(callers) else 0
+        self.looked = first + MOST_LOOKS
+        for caller, used in callers[first : self.looked]:
+            if used.allowance.rate is not None or used.allowance.token_rate is not None:
+                used.catch_up(now, used.allowance)
+                self.look(caller, used)
 
     def state(self, caller: str) -> None:
         """Tell the other proxies what a caller uses here. Called too where an admission that was checked did not

@@ -274,6 +274,17 @@ def test_what_others_have_given_counts_in_the_choice() -> None:
     assert OtherLoad.of(None) == OtherLoad()
 
 
+def test_in_a_large_fleet_every_worker_is_in_a_pair_that_is_tried() -> None:
+    """All pairs of 150 and 151 workers would take hours, and a list of 22,650 rows after each."""
+    prefill = [replace(PREFILL, incarnation=f"p{number}") for number in range(150)]
+    decode = [replace(DECODE, incarnation=f"d{number}") for number in range(151)]
+    routes = every_route([*prefill, *decode], "auto")
+    assert len(routes) == 151 == len(set(routes)) and all(isinstance(route, DisaggregatedRoute) for route in routes)
+    assert {worker for route in routes for worker in route.workers} == {*prefill, *decode}
+    assert len(every_route([*prefill[:16], *decode[:16]], "auto")) == 256
+    assert len(every_route([*prefill, *decode], "never")) == 301
+
+
 LOADS = builds(
     WorkerLoad, sampled_from("abcdef"), sampled_from("ab"), sampled_from(["prefill", "decode"]), sampled_from("e"),
     integers(0, 3), integers(0, 2), integers(1, 4), integers(100, 101), integers(0, 3), sampled_from([1, 256]),

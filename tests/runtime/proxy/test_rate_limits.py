@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pontil.runtime.errors import RequestError, TooManyRequests
-from pontil.runtime.proxy.rate_limits import JITTER, MOST_QUIET, Allowance, RateLimits
-from pontil.runtime.proxy.usage_table import UsageTable
+from pontil.runtime.proxy.rate_limits import JITTER, MOST_LOOKS, MOST_QUIET, Allowance, RateLimits
+from pontil.runtime.proxy.usage_table import StatedUsage, UsageTable
 
 MUCH = 10**6
 
@@ -150,3 +150,25 @@ def test_a_replay_counts_in_the_rate_only() -> None:
     limits.enter_replay("alice", allowance, 30.0)
     for _ in range(100):
         limits.enter_replay("bob", Allowance(), 0.0)
+
+
+def test_many_keys_are_looked_at_by_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is looked at once before any is looked at again."""
+    table = UsageTable(tmp_path / "table", 0, 2, "proxy")
+    limits, looked = RateLimits(table=table), list[str]()
+    names = [f"caller-{number}" for number in range(3 * MOST_LOOKS + 7)]
+    for name in names:
+        limits.check(name, Allowance(rate=5.0), 1, 1, 0.0)
+
+    def others(caller: str) -> dict[tuple[int, int], StatedUsage]:
+        looked.append(caller)
+        return {}
+
+    monkeypatch.setattr(table, "others", others)
+    for _ in range(4):
+        before = len(looked)
+        limits.look_around(1.0)
+        assert 0 < len(looked) - before <= MOST_LOOKS
+    assert looked == names
+    limits.look_around(2.0)
+    assert looked[len(names) :] == names[:MOST_LOOKS]
