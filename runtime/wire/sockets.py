@@ -48,12 +48,13 @@ def open_context(
 
 class BaseSocket(ABC):
     """Base of client and server sockets. `malformed` counts dropped frames, `full` and `unreachable` sends that
-    returned False."""
+    returned False. One that `is_stalled` reads and sends nothing."""
 
     def __init__(self, context: Context, kind: int, endpoint: str) -> None:
         self.context, self.kind, self.endpoint = context, kind, endpoint
         self.zmq_socket = self.make_socket()
         self.poller: Poller | None = None
+        self.is_stalled = False
         self.malformed = 0
         self.full = 0
         self.unreachable = 0
@@ -72,7 +73,7 @@ class BaseSocket(ABC):
         """Return the messages that have arrived, oldest first, at most `limit` frames; the rest stays for the next
         call."""
         messages: list[Message] = []
-        for _ in range(limit):
+        for _ in range(0 if self.is_stalled else limit):
             try:
                 parts = self.zmq_socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -97,6 +98,8 @@ class BaseSocket(ABC):
 
     def put(self, parts: list[bytes]) -> bool:
         try:
+            if self.is_stalled:
+                raise zmq.Again
             self.zmq_socket.send_multipart(parts, zmq.NOBLOCK)
         except zmq.Again:
             self.full += 1
