@@ -50,7 +50,8 @@ class WorkerConfig:
     bytes in a folder of this worker's under `kv_tier_disk`. `revision` is the operator's name of what the worker serves
     during an upgrade, `version` that of pontil. `kept_memory` are the descriptors of two files that outlive this
     process, of KV blocks and of their records (runtime/cache/kept_pool.py), if the launcher holds such; with `keep_kv`
-    it does for a worker on a CPU. With `allow_chaos` the supervisor may cut the link over which KV blocks come."""
+    it does for a worker on a CPU. With `allow_chaos` the supervisor may cut the link over which KV blocks come, and
+    stall all others."""
 
     name: str
     role: WorkerRole

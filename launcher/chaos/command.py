@@ -18,7 +18,7 @@ from pontil.launcher.errors import LaunchError, OptionError
 if TYPE_CHECKING:
     from pontil.launcher.chaos.chaos_run import ChaosReport
 
-ALL_FAULTS = ("kill", "stop", "slow", "cut", "fill")
+ALL_FAULTS = ("kill", "stop", "slow", "cut", "stall", "fill")
 MOST_MINUTES, MOST_STREAMS = 240, 256
 # Seeds that are chosen here are short enough to type.
 SEEDS = 100_000
@@ -68,9 +68,10 @@ def chaos(
 ) -> int:  # fmt: skip
     """Disturb a running launch that was started with --allow-chaos, under a load, and say whether it held.
 
-    Workers, and proxies where there are several, are killed, stopped and slowed down, KV links are cut, and a small
-    filesystem that the launch writes to is filled. Every answer is compared with the same launch's undisturbed one, and
-    afterwards usage, KV blocks, descriptors and the audit are checked. Nobody else should use the launch meanwhile.
+    Workers, and proxies where there are several, are killed, stopped and slowed down, KV links are cut, messages are
+    held up, and a small filesystem that the launch writes to is filled. Every answer is compared with the same launch's
+    undisturbed one, and afterwards usage, KV blocks, descriptors and the audit are checked. Nobody else should use the
+    launch meanwhile.
     Exit code 1 means that it broke. Ctrl-C undoes everything.
     """
     import asyncio

@@ -5,13 +5,15 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-FAULTS = KILL, STOP, SLOW, CUT, FILL = ("kill", "stop", "slow", "cut", "fill")
+FAULTS = KILL, STOP, SLOW, CUT, STALL, FILL = ("kill", "stop", "slow", "cut", "stall", "fill")
 # A stop that is shorter than the silence after which a process is killed, and one that is longer.
 SHORT_STOP, LONG_STOP = "stop (short)", "stop (long)"
-VARIANTS = {KILL: (KILL,), STOP: (SHORT_STOP, LONG_STOP), SLOW: (SLOW,), CUT: (CUT,), FILL: (FILL,)}
+VARIANTS = {KILL: (KILL,), STOP: (SHORT_STOP, LONG_STOP), SLOW: (SLOW,), CUT: (CUT,), STALL: (STALL,), FILL: (FILL,)}
 DEADLY = (KILL, LONG_STOP)
 # Faults of proxies, whose streams their clients continue at another one.
 OF_PROXIES = (KILL, STOP, SLOW)
+# Faults of links, which a worker's rank 0 has.
+OF_LINKS = (CUT, STALL)
 # Roles of workers that pull KV blocks, and of proxies.
 PULLING = ("decode", "mixed")
 PROXY = "proxy"
@@ -133,7 +135,7 @@ class PlanState:
         if not targets:
             return None
         target = self.source.choice(targets)
-        rank = self.source.randrange(target.ranks) if variant != CUT else 0
+        rank = self.source.randrange(target.ranks) if variant not in OF_LINKS else 0
         if variant in DEADLY:
             self.deaths.setdefault(target.name, []).append(self.at)
         return PlannedFault(self.at, variant, target.name, target.role, seconds, rank)
@@ -149,7 +151,7 @@ class PlanState:
         silence = self.facts.silence
         ranges = {
             KILL: (0.0, 0.0), SHORT_STOP: (0.3 * silence, 0.6 * silence), LONG_STOP: (silence + 1.0, silence + 2.5),
-            SLOW: (2.0, 5.0), CUT: (2.0, 6.0), FILL: (2.0, 6.0),
+            SLOW: (2.0, 5.0), CUT: (2.0, 6.0), STALL: (2.0, 6.0), FILL: (2.0, 6.0),
         }  # fmt: skip
         return round(self.source.uniform(*ranges[variant]), 2)
 

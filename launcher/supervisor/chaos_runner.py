@@ -122,10 +122,10 @@ class ChaosRunner:
         child = self.child_named(request.get("worker"))
         if type(rank) is not int or not 0 <= rank < child.plan.ranks:
             raise OptionError(f"{child.name} has ranks 0 to {child.plan.ranks - 1}, not {rank!r}.")
-        if fault is FaultKind.CUT and child.plan.role == PROXY:
-            raise OptionError(f"A link of workers is cut, and {child.name} is a proxy.")
-        if fault is FaultKind.CUT and rank:
-            raise OptionError(f"A link is cut at rank 0, which takes commands, not at rank {rank}.")
+        if fault.is_of_links and child.plan.role == PROXY:
+            raise OptionError(f"Links of workers are disturbed, and {child.name} is a proxy.")
+        if fault.is_of_links and rank:
+            raise OptionError(f"Links are disturbed at rank 0, which takes commands, not at rank {rank}.")
         if child.name in self.disturbed:
             raise LaunchError(f"{child.name} is being disturbed already.")
         if child.state is not ChildState.READY:
@@ -224,7 +224,7 @@ def process_of(child: Child, rank: int) -> ChildProcess | None:
 
 
 def carry_out(action: FaultAction | None, process: ChildProcess, seconds: float) -> None:
-    """Act upon a process; a link is cut for so many seconds."""
+    """Act upon a process; links are cut or stalled for so many seconds."""
     match action:
         case FaultAction.KILL:
             process.signal(signal.SIGKILL)
@@ -232,7 +232,9 @@ def carry_out(action: FaultAction | None, process: ChildProcess, seconds: float)
             process.signal(signal.SIGSTOP)
         case FaultAction.CONTINUE:
             process.signal(signal.SIGCONT)
-        case FaultAction.CUT:
-            process.send({"kind": "cut", "seconds": seconds})
+        case FaultAction.CUT | FaultAction.STALL:
+            process.send({"kind": action.value, "seconds": seconds})
         case FaultAction.MEND:
-            process.send({"kind": "cut", "seconds": 0.0})
+            process.send({"kind": FaultAction.CUT.value, "seconds": 0.0})
+        case FaultAction.RELEASE:
+            process.send({"kind": FaultAction.STALL.value, "seconds": 0.0})

@@ -17,10 +17,16 @@ class FaultKind(Enum):
     STOP = "stop"
     SLOW = "slow"
     CUT = "cut"
+    STALL = "stall"
+
+    @property
+    def is_of_links(self) -> bool:
+        """True if a worker does it itself, on command."""
+        return self in (FaultKind.CUT, FaultKind.STALL)
 
 
 class DisturbanceState(Enum):
-    """RUNNING: the process runs, with its link cut or until its next stop. STOPPED: it was sent SIGSTOP."""
+    """RUNNING: the process runs, with its links disturbed, or until its next stop. STOPPED: it was sent SIGSTOP."""
 
     RUNNING = "running"
     STOPPED = "stopped"
@@ -28,13 +34,16 @@ class DisturbanceState(Enum):
 
 
 class FaultAction(Enum):
-    """An act upon the process: SIGKILL, SIGSTOP, SIGCONT, or an order to cut or to mend its link."""
+    """An act upon the process: SIGKILL, SIGSTOP, SIGCONT, or an order to cut or to mend its link to other workers,
+    or to stall or to release all its links."""
 
     KILL = "kill"
     STOP = "stop"
     CONTINUE = "continue"
     CUT = "cut"
     MEND = "mend"
+    STALL = "stall"
+    RELEASE = "release"
 
 
 RUNNING, STOPPED, OVER = DisturbanceState.RUNNING, DisturbanceState.STOPPED, DisturbanceState.OVER
@@ -44,7 +53,9 @@ BEGINNINGS = {
     FaultKind.STOP: (STOPPED, FaultAction.STOP),
     FaultKind.SLOW: (STOPPED, FaultAction.STOP),
     FaultKind.CUT: (RUNNING, FaultAction.CUT),
+    FaultKind.STALL: (RUNNING, FaultAction.STALL),
 }
+UNDOING = {FaultKind.CUT: FaultAction.MEND, FaultKind.STALL: FaultAction.RELEASE}
 TRANSITIONS: dict[DisturbanceState, frozenset[DisturbanceState]] = {
     RUNNING: frozenset({STOPPED, OVER}),
     STOPPED: frozenset({RUNNING, OVER}),
@@ -107,7 +118,7 @@ def advance(one: Disturbance, life: float | None, wanted: bool, now: float) -> S
 
 
 def undoing(one: Disturbance) -> FaultAction | None:
-    """Return the action that leaves the process as it was. One that runs needs none, unless its link is cut."""
+    """Return the action that leaves the process as it was. One that runs needs none, unless its links are disturbed."""
     if one.state is STOPPED:
         return FaultAction.CONTINUE
-    return FaultAction.MEND if one.fault is FaultKind.CUT else None
+    return UNDOING.get(one.fault)

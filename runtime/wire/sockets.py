@@ -51,7 +51,7 @@ def open_context(
 
 class BaseSocket(ABC):
     """Base of client and server sockets. `malformed` counts dropped frames, `full` and `unreachable` sends that
-    returned False."""
+    returned False. One that `is_stalled` reads and sends nothing."""
 
     def __init__(self, context: Context, kind: int, endpoint: str) -> None:
         self.context, self.kind, self.endpoint = context, kind, endpoint
@@ -59,6 +59,7 @@ class BaseSocket(ABC):
         self.speaks_ipv6 = is_ipv6(endpoint)
         self.zmq_socket = self.make_socket()
         self.poller: Poller | None = None
+        self.is_stalled = False
         self.malformed = 0
         self.full = 0
         self.unreachable = 0
@@ -78,7 +79,7 @@ class BaseSocket(ABC):
         """Return the messages that have arrived, oldest first, at most `limit` frames; the rest stays for the next
         call."""
         messages: list[Message] = []
-        for _ in range(limit):
+        for _ in range(0 if self.is_stalled else limit):
             try:
                 parts = self.zmq_socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -104,6 +105,8 @@ class BaseSocket(ABC):
 
     def put(self, parts: list[bytes]) -> bool:
         try:
+            if self.is_stalled:
+                raise zmq.Again
             self.zmq_socket.send_multipart(parts, zmq.NOBLOCK)
         except zmq.Again:
             self.full += 1

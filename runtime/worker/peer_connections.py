@@ -46,6 +46,10 @@ class PeerConnections(Mapping[str, PeerConnection]):
         return len(self.by_peer)
 
     @property
+    def sockets(self) -> list[PeerClient]:
+        return [connection.socket for connection in self.by_peer.values() if connection.socket is not None]
+
+    @property
     def failed(self) -> dict[str, str]:
         """Return the reasons of failed and lost connections, by peer."""
         return {peer: connection.reason for peer, connection in self.by_peer.items() if connection.reason}

@@ -42,6 +42,7 @@ from pontil.runtime.worker.proxy_link import BEAT, HeartbeatLoad, ProxyLink, mak
 from pontil.runtime.worker.proxy_links import ProxyLinks
 from pontil.runtime.worker.request_table import Failure, RequestTable
 from pontil.runtime.worker.role_change import AssignedRole
+from pontil.runtime.worker.stalled_links import StalledLinks
 from pontil.runtime.worker.step_reporter import StepReporter
 from pontil.runtime.worker.stream_ports import StreamPorts
 from pontil.runtime.worker.supervisor_commands import SupervisorCommands
@@ -95,15 +96,14 @@ class Worker:
         self.prefixes = PrefixReporters(self.link.links, machine.pool.index)
         self.requests = RequestTable(self.incarnation, self.link)
         role = self.assigned_role = AssignedRole(self.link, report)
-        self.commands = None if pipe is None else SupervisorCommands(pipe, self.poller, role, self.transport)
-        kv = machine.layout.fingerprint()
-        self.prefill = PrefillSide(
-            self.incarnation, machine, self.peers_in, self.connector, kv, self.pools, config.deadlines
-        )
+        self.stalls = StalledLinks(self.poller, (*self.controls, self.peers_in), lambda: self.decode.peers.sockets)
+        stall = self.stalls.stall if config.allow_chaos else None
+        self.commands = None if pipe is None else SupervisorCommands(pipe, self.poller, role, self.transport, stall)
+        kv, limits = machine.layout.fingerprint(), config.deadlines
+        self.prefill = PrefillSide(self.incarnation, machine, self.peers_in, self.connector, kv, self.pools, limits)
         self.decode = DecodeSide(
-            self.incarnation, config.name, machine, self.connector, self.pools, kv, self.context, self.poller,
-            config.deadlines,
-        )  # fmt: skip
+            self.incarnation, config.name, machine, self.connector, self.pools, kv, self.context, self.poller, limits
+        )
         ports = partial(
             StreamPorts, config, self.incarnation, self.context, self.poller, self.peers_in, self.keys, self.failures
         )
@@ -333,6 +333,7 @@ class Worker:
             self.requests.tell_progress(self.prompts.advanced(self.requests.values()))
             for request in [one for one in self.requests.values() if is_late(one, now)]:
                 self.cancel(request, TOO_LATE)
+        self.stalls.tick(now)
         if self.decode.peers.take_news():
             self.link.hurry()
         for gone in self.link.tick(self.load, now):

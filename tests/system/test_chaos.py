@@ -49,8 +49,8 @@ def rows_of(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def test_a_launch_holds_under_every_fault(site: Served) -> None:
-    """Ten faults, each with the recovery from it, take most of a minute: six of workers and a disk, four of proxies,
-    two of which die. No stream is lost that can be continued, and each is billed once."""
+    """Eleven faults, each with the recovery from it, take most of a minute: seven of workers and a disk, four of
+    proxies, two of which die. No stream is lost that can be continued, and each is billed once."""
     done = run(site, "--minutes", "10" if is_long() else "0.01", "--seed", SEED, "--streams", "12", "--json")
     assert done.stdout, done.stderr
     report = json.loads(done.stdout)
@@ -59,7 +59,7 @@ def test_a_launch_holds_under_every_fault(site: Served) -> None:
     rows, left_out = rows_of(report), set(report["left_out"])
     assert left_out <= ({"fill"} if "small-disk" not in str(site.usage_log) else set())
     of_proxies = {"kill", "stop (short)", "stop (long)", "slow"}
-    wanted = of_proxies | {"cut", "fill", "none"} | {f"{name}, proxy" for name in of_proxies}
+    wanted = of_proxies | {"cut", "stall", "fill", "none"} | {f"{name}, proxy" for name in of_proxies}
     assert set(rows) | left_out == wanted
     if is_long():
         # The faults do what they are for: in a short one a slow machine may have no pull and no write.

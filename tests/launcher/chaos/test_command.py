@@ -44,7 +44,7 @@ def test_without_a_launch_it_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--faults", "kill,burn"], "write some of kill, stop, slow, cut, fill"),
+        (["--faults", "kill,burn"], "write some of kill, stop, slow, cut, stall, fill"),
         (["--faults", ""], "write some of"),
         (["--minutes", "0"], "--minutes"),
         (["--minutes", "nan"], "--minutes"),

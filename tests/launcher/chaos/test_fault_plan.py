@@ -99,7 +99,7 @@ def test_one_proxy_is_left_alone_and_changes_no_plan() -> None:
 def test_another_seed_is_another_plan_and_minutes_make_it_longer() -> None:
     facts = PlanFacts(3.0, 5, 120.0, workers([("prefill", 1), ("decode", 1)] * 2), ("/small",))
     short, other, long = (plan_faults(*one, FAULTS, facts) for one in ((1, 0.01), (2, 0.01), (1, 5.0)))
-    assert len(short) == 6 and short != other and long[:6] == short and len(long) > 30
+    assert len(short) == 7 and short != other and long[:7] == short and len(long) > 30
     assert max(one.at + one.seconds for one in long) <= 300
     assert {one.fault for one in long} == set(FAULTS) == set(ALL_FAULTS)
 

@@ -42,8 +42,8 @@ class ScriptedProcess:
                 self.killed = True
             case FaultAction.STOP | FaultAction.CONTINUE:
                 self.stopped = action is FaultAction.STOP
-            case FaultAction.CUT | FaultAction.MEND:
-                self.cut = action is FaultAction.CUT
+            case FaultAction.CUT | FaultAction.MEND | FaultAction.STALL | FaultAction.RELEASE:
+                self.cut = action in (FaultAction.CUT, FaultAction.STALL)
 
 
 class DisturbedScene:

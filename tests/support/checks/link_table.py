@@ -51,4 +51,10 @@ def write_page(outcome: CutOutcome) -> None:
     places = [place for place, row in enumerate(rows) if row.startswith(outcome.key)]
     first = places[0] if places else len(rows)
     rows[first : first + 1] = [outcome.row]
+    links = list(dict.fromkeys(link_of(row) for row in rows))
+    rows.sort(key=lambda row: (links.index(link_of(row)), float(row.split("|")[2])))
     PAGE.write_text(text[: found.start()] + HEAD + "".join(rows) + text[found.end() :])
+
+
+def link_of(row: str) -> str:
+    return row.split("|")[1]
