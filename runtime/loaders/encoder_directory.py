@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 
 from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.architectures import SIZES, check_range, check_size
 from pontil.runtime.loaders.fingerprint import fingerprint
 from pontil.runtime.loaders.hf_directory import TensorLocation, check_kinds, opened, shards, stored_tensors
-from pontil.runtime.loaders.hf_fields import integer, number, read_json, short
+from pontil.runtime.loaders.hf_fields import integer, layer_count, number, read_json, short
 from pontil.runtime.models.encoder_config import EncoderConfig, Pooling
 
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
@@ -44,7 +45,7 @@ def read_encoder_config(directory: Path) -> EncoderConfig:
         vocab_size=integer(data, "vocab_size"),
         hidden_size=integer(data, "hidden_size"),
         intermediate_size=integer(data, "intermediate_size"),
-        num_layers=integer(data, "num_hidden_layers"),
+        num_layers=layer_count(data),
         num_heads=integer(data, "num_attention_heads"),
         max_positions=table,
         max_model_len=longest(directory, table),
@@ -58,8 +59,8 @@ def read_encoder_config(directory: Path) -> EncoderConfig:
 def checked(config: EncoderConfig) -> EncoderConfig:
     """Return `config` itself. Raises ModelError for sizes that no model can have."""
     for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "max_model_len"):
-        if getattr(config, name) < 1:
-            raise ModelError(f"the model's {name} is {getattr(config, name)}: it must be positive")
+        check_size(f"the model's {name}", getattr(config, name), SIZES[name])
+    check_range("the model's layer_norm_eps", config.layer_norm_eps, 0.0, 1.0)
     if config.type_vocab_size < 1 or config.hidden_size % config.num_heads:
         raise ModelError(f"{config.num_heads} heads cannot share {config.hidden_size} numbers evenly: fix config.json")
     return config

@@ -9,6 +9,7 @@ from pathlib import Path
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.architectures import checked, unknown
 from pontil.runtime.loaders.gguf_header import GgufHeader, read_header
+from pontil.runtime.loaders.hf_fields import MOST
 from pontil.runtime.models.architectures import BY_GGUF_NAME, Architecture
 from pontil.runtime.models.config import ExpertConfig, ModelConfig, RopeScaling
 
@@ -34,8 +35,6 @@ GEMMA_PATTERN, GEMMA_LOCAL_THETA = 6, 10000.0
 """Facts that llama.cpp assumes of Gemma 3: one layer in so many has full attention; the base of the others."""
 LARGEST_GEMMA_LAYERS = 62
 """Gemma 3 27B, which alone scales its queries differently; files do not state it, llama.cpp counts its layers."""
-MOST_EXPERTS = 4096
-"""More than any model has; a file that states more is damaged, and would cost memory before that shows."""
 
 
 class GgufFacts:
@@ -63,6 +62,8 @@ class GgufFacts:
         """Return a number as the model's authors wrote it: GGUF stores float32, of which the shortest decimal is
         meant."""
         value = self.header.number(self.key(name))
+        if value is not None and not abs(value) <= MOST:
+            raise ModelError(f"the GGUF file states {self.key(name)} as {value:g}: fetch it again")
         return default if value is None else float(f"{value:.7g}")
 
     def text(self, name: str, default: str) -> str:
@@ -174,11 +175,8 @@ def rope_scaling(facts: GgufFacts) -> RopeScaling | None:
 def experts(facts: GgufFacts) -> ExpertConfig:
     """Return the mixture of experts: in these files every layer has one, and by default the router's weights are
     normalized to a sum of 1."""
-    count = facts.required("expert_count")
-    if count > MOST_EXPERTS:
-        raise ModelError(f"the GGUF file states {count} experts in a layer: fetch it again")
     return ExpertConfig(
-        count=count,
+        count=facts.required("expert_count"),
         per_token=facts.required("expert_used_count"),
         intermediate_size=facts.required("expert_feed_forward_length"),
         normalize=facts.header.metadata.get(facts.key("expert_weights_norm"), True) is not False,

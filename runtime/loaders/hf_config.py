@@ -12,7 +12,7 @@ from typing import Any
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.architectures import checked, unknown
 from pontil.runtime.loaders.hf_experts import expert_config
-from pontil.runtime.loaders.hf_fields import integer, number, read_json, section, short
+from pontil.runtime.loaders.hf_fields import MOST, integer, layer_count, number, read_json, section, short
 from pontil.runtime.loaders.hf_latent import latent_config
 from pontil.runtime.loaders.hf_quantization import weight_block
 from pontil.runtime.loaders.hf_rope import FULL, SLIDING, local_theta, rope_scaling, rotated_dim, score_factor, theta
@@ -73,7 +73,7 @@ def model_config(architecture: Architecture, data: dict[str, Any], eos_token_ids
         vocab_size=integer(data, "vocab_size"),
         hidden_size=hidden,
         intermediate_size=integer(data, "intermediate_size"),
-        num_layers=integer(data, "num_hidden_layers"),
+        num_layers=layer_count(data),
         num_heads=heads,
         num_kv_heads=1 if latent else integer(data, "num_key_value_heads", heads),
         head_dim=head_dim,
@@ -113,7 +113,7 @@ def windows(architecture: Architecture, data: dict[str, Any]) -> tuple[int | Non
     used = {"never": False, "asked": stated and data.get("use_sliding_window"), "stated": stated, "always": True}
     if not used[use]:
         return ()
-    window, layers = integer(data, "sliding_window"), integer(data, "num_hidden_layers")
+    window, layers = integer(data, "sliding_window"), layer_count(data)
     found = tuple(window if slides else None for slides in sliding_layers(architecture, data, layers))
     return found if found != (None,) * layers else ()
 
@@ -142,7 +142,7 @@ def refuse_unsupported(data: dict[str, Any], fixed: dict[str, Any]) -> None:
 def dtype(data: dict[str, Any]) -> str:
     name = data.get("dtype") or data.get("torch_dtype") or "float32"
     if name not in DTYPES:
-        raise ModelError(f"the model's weights are {name!r}: this version reads {', '.join(DTYPES)}")
+        raise ModelError(f"the model's weights are {short(name)}: this version reads {', '.join(DTYPES)}")
     return str(name)
 
 
@@ -155,6 +155,6 @@ def end_ids(directory: Path, data: dict[str, Any]) -> tuple[int, ...]:
     # Some files name the end of a turn only.
     found = data.get("im_end_token_id") if found is None else found
     ids = found if isinstance(found, list) else [] if found is None else [found]
-    if not all(type(item) is int for item in ids):
+    if not all(type(item) is int and abs(item) <= MOST for item in ids):
         raise ModelError(f"the model's eos_token_id is {short(found)}: it must be a token id or a list of them")
     return tuple(dict.fromkeys(ids))

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.hf_fields import integer, number, short
+from pontil.runtime.loaders.hf_fields import integer, layer_count, number, short
 from pontil.runtime.models.architectures import Architecture
 from pontil.runtime.models.config import ExpertConfig, RoutingConfig, SharedExpertConfig
 
@@ -42,15 +42,15 @@ def clamp(data: dict[str, Any]) -> tuple[float, float] | None:
 
 def dense_layers(data: dict[str, Any]) -> tuple[int, ...]:
     """The layers with one MLP: listed ones, the first ones, and those between every so many layers with experts."""
-    layers, listed = integer(data, "num_hidden_layers"), data.get("mlp_only_layers") or []
+    layers, listed = layer_count(data), data.get("mlp_only_layers") or []
     if not isinstance(listed, list) or not all(type(layer) is int for layer in listed):
         raise ModelError(f"config.json needs a list of layers as mlp_only_layers, not {short(listed)}")
     step, first = integer(data, "decoder_sparse_step", 1), integer(data, "first_k_dense_replace", 0)
-    frequency = max(integer(data, "moe_layer_freq", 1), 1)
+    frequency, dense = max(integer(data, "moe_layer_freq", 1), 1), set(listed)
     return tuple(
         layer
         for layer in range(layers)
-        if layer in listed or (layer + 1) % max(step, 1) or layer < first or layer % frequency
+        if layer in dense or (layer + 1) % max(step, 1) or layer < first or layer % frequency
     )
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +24,36 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
+# More layers than any model has: loops over them begin before a configuration is whole, and checked.
+MOST_LAYERS = 1024
+# No size or id of a model is larger.
+MOST = 1 << 40
+
+
 def integer(data: dict[str, Any], key: str, default: int | None = None) -> int:
     value = data.get(key)
     value = default if value is None else value
-    if type(value) is not int:
+    if type(value) is not int or abs(value) > MOST:
         raise ModelError(f"config.json needs a whole number as {key}, not {short(value)}")
     return value
+
+
+def layer_count(data: dict[str, Any]) -> int:
+    layers = integer(data, "num_hidden_layers")
+    if not 1 <= layers <= MOST_LAYERS:
+        raise ModelError(f"the model's num_layers is {layers}: it must be positive, and at most {MOST_LAYERS}")
+    return layers
 
 
 def number(data: dict[str, Any], key: str, default: float | None = None) -> float:
     value = data.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ModelError(f"config.json needs a number as {key}, not {short(value)}")
-    return float(value)
+    # A whole number of JSON may be larger than any float, and Python reads NaN and Infinity, too.
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MOST:
+        return float(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    raise ModelError(f"config.json needs a number as {key}, not {short(value)}")
 
 
 def section(data: dict[str, Any], key: str) -> dict[str, Any]:

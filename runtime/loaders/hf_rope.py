@@ -15,6 +15,7 @@ from pontil.runtime.loaders.hf_fields import integer, number, section, short
 from pontil.runtime.models.config import RopeScaling
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+MOST_MAGNITUDE = 100.0
 
 
 def rope(data: dict[str, Any]) -> dict[str, Any]:
@@ -102,16 +103,24 @@ def yarn(found: dict[str, Any], data: dict[str, Any]) -> RopeScaling:
 
 def attention_factor(found: dict[str, Any], factor: float) -> float:
     """The factor by which YaRN strengthens attention over longer texts (Peng et al., 2023, section 3.4)."""
-    above, below = number(found, "mscale", 0.0), number(found, "mscale_all_dim", 0.0)
+    above, below = magnitude(found, "mscale"), magnitude(found, "mscale_all_dim")
     if above and below:
         return yarn_magnitude(factor, above) / yarn_magnitude(factor, below)
     return yarn_magnitude(factor)
 
 
+def magnitude(found: dict[str, Any], key: str) -> float:
+    """A weight of the logarithm of YaRN's factor."""
+    value = number(found, key, 0.0)
+    if not 0.0 <= value <= MOST_MAGNITUDE:
+        raise ModelError(f"the rotary positions' {key} is {value:g}: it must be from 0 to {MOST_MAGNITUDE:g}")
+    return value
+
+
 def score_factor(data: dict[str, Any]) -> float:
     """The factor of both queries and keys that DeepSeek's models have beside the one of cosines and sines."""
     found = rope(data)
-    below = number(found, "mscale_all_dim", 0.0)
+    below = magnitude(found, "mscale_all_dim")
     return yarn_magnitude(number(found, "factor", 1.0), below) if below and kind(found) != "default" else 1.0
 
 

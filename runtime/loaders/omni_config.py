@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.architectures import checked
+from pontil.runtime.loaders.architectures import LARGEST_THETA, LEAST_THETA, SIZES, check_range, check_size, checked
 from pontil.runtime.loaders.hf_config import FIXED, model_config, nested, read_hf_config, refuse_unsupported
-from pontil.runtime.loaders.hf_fields import integer, number, read_json, section, short
+from pontil.runtime.loaders.hf_fields import integer, layer_count, number, read_json, section, short
 from pontil.runtime.loaders.hf_rope import SLIDING, rope_scaling, theta
 from pontil.runtime.models.architectures import ARCHITECTURES
 from pontil.runtime.models.config import ModelConfig, SharedExpertConfig
@@ -18,6 +18,7 @@ from pontil.runtime.models.qwen3_omni.config import SPECIAL_CODES, Code2WavConfi
 
 OMNI, TALKER = "qwen3_omni_moe", "qwen3_omni_moe_talker_text"
 MOST_GROUPS = 64
+MOST_POSITIONS = 1 << 20
 MEDIA = ("audio_token_id", "image_token_id", "video_token_id")
 # Hugging Face's values of ids that are missing from config.json.
 MARKS = {
@@ -97,7 +98,7 @@ def predictor_config(data: dict[str, Any], groups: int) -> ModelConfig:
         raise ModelError("the model's code predictor has layers with a window: this version runs full attention only")
     refuse_unsupported(data, {**FIXED, **architecture.fixed})
     # A frame has so many positions.
-    data["max_position_embeddings"] = max(1, groups)
+    data["max_position_embeddings"] = min(max(1, groups), MOST_GROUPS)
     return checked(model_config(architecture, data, ()))
 
 
@@ -149,7 +150,7 @@ def read_code2wav_config(path: Path) -> Code2WavConfig:
         codebook_size=integer(data, "codebook_size"),
         hidden_size=hidden,
         intermediate_size=integer(data, "intermediate_size"),
-        num_layers=integer(data, "num_hidden_layers"),
+        num_layers=layer_count(data),
         num_heads=heads,
         num_kv_heads=integer(data, "num_key_value_heads", heads),
         head_dim=integer(data, "head_dim", hidden // max(heads, 1)),
@@ -175,10 +176,13 @@ def rates(data: dict[str, Any], key: str) -> tuple[int, ...]:
 
 def check_code2wav(config: Code2WavConfig) -> None:
     """Raise ModelError for sizes that no model can have."""
-    sizes = ("groups", "codebook_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads")
-    for name in (*sizes, "head_dim", "window", "max_positions"):
-        if getattr(config, name) < 1:
-            raise ModelError(f"Code2Wav's {name} is {getattr(config, name)}: it must be positive")
+    sizes = {"groups": MOST_GROUPS, "codebook_size": SIZES["vocab_size"], "channels": SIZES["hidden_size"]}
+    sizes |= {"window": MOST_POSITIONS, "max_positions": MOST_POSITIONS}
+    sizes |= {name: most for name, most in SIZES.items() if name not in ("vocab_size", "max_model_len")}
+    for name, most in sizes.items():
+        check_size(f"Code2Wav's {name}", getattr(config, name), most)
+    check_range("Code2Wav's rms_norm_eps", config.rms_norm_eps, 0.0, 1.0)
+    check_range("Code2Wav's rope_theta", config.rope_theta, LEAST_THETA, LARGEST_THETA)
     if config.num_heads % config.num_kv_heads or config.head_dim % 2:
         raise ModelError(
             f"Code2Wav has {config.num_heads} heads of {config.head_dim} numbers over {config.num_kv_heads}: fix "

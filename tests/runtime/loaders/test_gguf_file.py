@@ -59,7 +59,15 @@ def test_every_end_of_generation_is_found(tiny: Path, write_gguf: Any) -> None:
         ({"llama__final_logit_softcapping": 30}, "states llama.final_logit_softcapping"),
         ({"llama__attention__head_count_kv": [2, 2]}, "llama.attention.head_count_kv as one number"),
         ({"architecture": "qwen3", "qwen3__attention__sliding_window": 8}, "not for which layers"),
-        ({"architecture": "qwen3moe", "qwen3moe__expert_count": 5000}, "5000 experts"),
+        (
+            {
+                "architecture": "qwen3moe",
+                "qwen3moe__expert_count": 5000,
+                "qwen3moe__expert_used_count": 2,
+                "qwen3moe__expert_feed_forward_length": 8,
+            },
+            "number of experts in a layer is 5000",
+        ),
         ({"architecture": "gemma3"}, "does not state gemma3.attention.sliding_window"),
         ({"architecture": "gemma3", "gemma3__attention__sliding_window": 8}, r"lacks the tensors .*\.1\..*\.k_norm"),
         ({"drop": "blk.1.attn_q.weight"}, "lacks the tensor model.layers.1.self_attn.q_proj.weight"),
