@@ -70,7 +70,7 @@ class ScheduledCourse:
 def course(case: str, tokens: int, running: int) -> tuple[ScheduledCourse, list[int]]:
     """Return a course and the prefix that the waiting have in common."""
     prefix, whole = list(range(10, 10 + tokens)), -(-tokens // BLOCK)
-    room = 64 * running
+    room = 160 * running
     if case == SHARED:
         made = ScheduledCourse(running, 2 * running, whole + room + 64)
         made.scheduler.add(sequence("computes it", prefix, 100_000))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pulls by all ranks of a worker, as its driver sees them: one pull, which ends once every rank has reported."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pontil.runtime.cache.head_groups import HeadGroups
@@ -14,6 +15,9 @@ from pontil.runtime.transfer.ranked_connector import RANKS, pools_of
 from pontil.runtime.wire.messages import RankDone
 
 PEER_ENDED = "the prefill worker ended"
+# Seconds without an answer to a plan after which a follower may be in a long computation. One that answers sooner, if
+# only ever the plan before, says with each answer what it has received.
+COMPUTING = 1.0
 REPORT: dict[str, tuple[type, ...]] = {
     "error": (str, type(None)),
     "epoch": (int, type(None)),
@@ -26,8 +30,12 @@ class RankConnector:
     """The connector over all ranks: rank 0 pulls with its `own`, the followers by orders. `pools` are the followers'
     descriptors in the order of ranks. Tickets are this connector's, and the orders name them."""
 
-    def __init__(self, own: Connector, storage: KVStorage, orders: RankOrders, pools: Sequence[dict[str, Any]] = ()):
+    def __init__(
+        self, own: Connector, storage: KVStorage, orders: RankOrders, pools: Sequence[dict[str, Any]] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self.own, self.layout, self.orders, self.pools = own, storage.layout, orders, list(pools)
+        self.clock = clock
         self.pulls = JointPulls()
         self.last = 0
         # Tickets by those of `own`, and the other way.
@@ -36,6 +44,8 @@ class RankConnector:
         self.progress: dict[str, JointProgress] = {}
         # The last answered plan of each follower; by peer, the bytes that each has received.
         self.answered = dict.fromkeys(orders.followers, 0)
+        # The time since which each follower owes an answer and has given none.
+        self.behind: dict[int, float] = {}
         self.counts: dict[str, dict[int, int]] = {}
         self.broken: dict[str, str] = {}
 
@@ -96,6 +106,7 @@ class RankConnector:
         if done.rank not in self.orders.followers:
             return
         self.answered[done.rank] = max(self.answered[done.rank], min(done.number, self.orders.sent))
+        self.behind.pop(done.rank, None)
         for peer, received in done.received.items():
             if peer in self.counts:
                 self.counts[peer][done.rank] = received
@@ -107,13 +118,17 @@ class RankConnector:
                 self.end(ticket, done.rank, result_of(told, done.rank))
 
     def received(self, peer: str) -> int:
-        """Return a number that grows while bytes come to every rank that waits for some. A follower that has not
-        answered the last plan may be computing, and counts as one to which bytes come: if it answers none any more,
+        """Return a number that grows while bytes come to every rank that waits for some. A follower that owes an answer
+        and gives none for a while may be computing, and counts as one to which bytes come: if it answers none any more,
         collectives notice."""
         progress = self.progress.get(peer)
         if progress is None:
             return 0
-        busy = frozenset(rank for rank, number in self.answered.items() if number < self.orders.sent)
+        now = self.clock()
+        for rank, number in self.answered.items():
+            if number < self.orders.sent:
+                self.behind.setdefault(rank, now)
+        busy = frozenset(rank for rank, since in self.behind.items() if now - since >= COMPUTING)
         counts = {0: self.own.received(peer), **self.counts[peer]}
         return progress.look(counts, self.pulls.waiting(peer), busy)
 

@@ -5,7 +5,8 @@
 With torch, the KV of a generated position and that of the same token in a prompt differ in their last bits: batches of
 another size and another form of attention computed them. A prompt must not give other tokens because of cached blocks
 (C16), so the blocks of an answer are computed once more as a prompt, when the engine is idle; that costs a few percent
-of what generating them did. docs/decisions/006 gives the reasons.
+of what generating them did. An engine that is never idle computes them with the next turn's prompt instead: as many
+positions, and none for an answer that has no next turn. docs/decisions/006 gives the reasons.
 """
 
 from collections import deque

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.engine.batch import Batch, Span
+from pontil.runtime.engine.block_shortage import BlockShortage
 from pontil.runtime.engine.draft_policy import WINDOW
 from pontil.runtime.engine.drafter import Draft
 from pontil.runtime.engine.guide import Guide
@@ -80,6 +81,9 @@ class DraftModel:
         # A mask has a bit for each of the target's logits.
         self.takes_masks = vocab_size == runner.model.config.vocab_size
         self.followers: dict[Sequence, Followed] = {}
+        # Sequences for which there was no room, and those of which it does not know some id.
+        self.shortages: dict[Sequence, BlockShortage] = {}
+        self.unknown: set[Sequence] = set()
 
     def missing(self, sequence: Sequence) -> int | None:
         """Return how many positions have to be computed before the next guess, from 1 to WINDOW; None where the model
@@ -181,10 +185,18 @@ class DraftModel:
     def start(self, sequence: Sequence, window: int = WINDOW) -> Followed | None:
         """Follow a sequence, from the end of what the prefix cache has of its prompt. Of what is then still missing
         only the last `window` tokens are read."""
+        shortage = self.shortages.get(sequence)
+        if sequence in self.unknown or (shortage is not None and shortage.lasts(sequence, self.pool, 1)):
+            return None
         if self.limits_ids and not self.knows(sequence):
+            self.unknown.add(sequence)
             return None
         twin, hit = self.begin(sequence, window)
-        if twin.length >= self.shape.max_model_len or not self.memory.reserve(twin, hit, 1):
+        if twin.length >= self.shape.max_model_len:
+            return None
+        if not self.memory.reserve(twin, hit, 1):
+            lacking, missing = self.memory.lacking(twin, hit, 1), self.prefix.missing(twin, hit)
+            self.shortages[sequence] = BlockShortage(sequence, lacking, self.pool.returned, 1, missing)
             return None
         self.memory.adopt(twin, hit)
         twin.computed = twin.reached = hit.computed
@@ -212,6 +224,8 @@ class DraftModel:
         """Free the blocks of a sequence that has ended. Those that its answer filled are found by the next turn of the
         conversation."""
         follower = self.followers.pop(sequence, None)
+        self.shortages.pop(sequence, None)
+        self.unknown.discard(sequence)
         if follower is None:
             return
         self.agree(sequence, follower)

@@ -105,7 +105,8 @@ class KVCacheManager:
     def give_back(self, sequence: Sequence) -> None:
         """Return all blocks and credits of a sequence. Copies into them are cancelled."""
         if self.copies:
-            self.copies = [(source, target) for source, target in self.copies if target not in sequence.blocks]
+            lost = set(sequence.blocks)
+            self.copies = [(source, target) for source, target in self.copies if target not in lost]
         if sequence in self.written:
             self.later += sequence.blocks
             self.pool.release([], sequence.credits)

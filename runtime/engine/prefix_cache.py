@@ -91,13 +91,11 @@ class PrefixCache:
         return keys[place] if place < len(keys) else None
 
     def expected(self, sequence: Sequence) -> int:
-        """Return how many positions of a waiting sequence are in whole blocks that the index knows now. Confirms and
-        promises nothing."""
-        if not self.may_use(sequence):
+        """Return how many positions of a waiting sequence are in whole blocks that the index knows now, as far as keys
+        are made. Confirms and promises nothing."""
+        if not self.may_use(sequence) or sequence.keys is None:
             return 0
-        known, keys = self.pool.index.blocks, self.keys_of(sequence)
-        full = keys.all[: keys.full]
-        return self.block_size * next((count for count, key in enumerate(full) if key not in known), len(full))
+        return self.block_size * min(self.claims.first_missing(sequence.keys.made), sequence.keys.full)
 
     def claim(self, sequence: Sequence) -> None:
         """Claim the missing blocks of the prompt. For each block the oldest sequence that computes it keeps the

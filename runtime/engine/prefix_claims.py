@@ -74,12 +74,17 @@ class PrefixClaims:
         self.awaited[sequence] = key
         return True
 
+    def first_missing(self, keys: list[Key]) -> int:
+        """Return the place of the first key that the index does not know. It is searched as if it had the beginning of
+        whatever it has: where a block was evicted before others that follow it, the place may be behind these."""
+        known = self.index.blocks
+        return bisect_left(keys, True, key=lambda key: key not in known)
+
     def last_claimed(self, sequence: Sequence, keys: PromptKeys) -> Key | None:
         """Return the last key that the owner of the first missing block, an older sequence, computes for both; None if
-        there is no such owner. The index is searched as if it had the beginning of whatever it has: if a block was
-        evicted before others that follow it, the sequence waits for those, and computes that one afterwards."""
-        made, known = keys.all, self.index.blocks
-        first = bisect_left(made, True, key=lambda key: key not in known)
+        there is no such owner."""
+        made = keys.all
+        first = self.first_missing(made)
         owner = self.owners.get(made[first]) if first < len(made) else None
         if owner is None or owner.keys is None or not owner.order < sequence.order:
             return None

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tile as plain numbers: all that a process needs to compute it, without sequences."""
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -33,27 +31,3 @@ class TilePlan:
     @property
     def positions(self) -> list[int]:
         return [position for span in self.spans for position in range(span.start, span.start + span.count)]
-
-    def to_wire(self) -> dict[str, Any]:
-        """Return what followers need of the plan as the fields of a message. Numbers are 32 bits wide, in this
-        machine's order."""
-        spans = [number for span in self.spans for number in (span.start, span.count, len(span.blocks))]
-        blocks = array("i")
-        for span in self.spans:
-            blocks.extend(span.blocks)
-        numbers = {"ids": self.ids, "spans": spans, "rows": self.rows, "recorded": self.recorded, "drawn": self.drawn}
-        packed = {name: array("i", each).tobytes() for name, each in numbers.items()}
-        return {"generated": self.generated, "blocks": blocks.tobytes(), **packed}
-
-
-def tile_plan(fields: dict[str, Any]) -> TilePlan:
-    """Return the plan that `to_wire` wrote. Raises KeyError, TypeError or ValueError for anything else."""
-    ids, spans, rows, recorded, drawn, blocks = (
-        array("i", fields[name]) for name in ("ids", "spans", "rows", "recorded", "drawn", "blocks")
-    )
-    found: list[TileSpan] = []
-    first = 0
-    for start, count, length in zip(spans[::3], spans[1::3], spans[2::3], strict=True):
-        found.append(TileSpan(start, count, blocks[first : first + length]))
-        first += length
-    return TilePlan(bool(fields["generated"]), ids, found, rows, recorded, drawn)

@@ -67,16 +67,17 @@ class RankReady:
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """From driver to follower: the work of one step. Any field may be empty. First come the orders about blocks, which
-    the driver gave before it planned the step, in the order `recorded`, `dropped`, `epochs`, `grants`, `cleared`,
-    `published`, `forgotten`, `detached`, `attached`, `pulls`, `cancelled`; then `copies` and `tiles`.
+    """From driver to all followers (`receiver` is empty): the work of one step. Any field may be empty. First come the
+    orders about blocks, which the driver gave before it planned the step, in the order `recorded`, `dropped`, `epochs`,
+    `grants`, `cleared`, `published`, `forgotten`, `detached`, `attached`, `pulls`, `cancelled`; then `copies` and
+    `tiles`.
 
     `epochs`: [slot, epoch] to write into epoch cells. `grants`: changes of what peers may read, see
     runtime/disaggregation/rank_orders.py. `cleared`: [block, filled slots] whose rest is zeroed. `published`: requests,
     each a number, the ranks of the taking worker, and then blocks to make readable and to digest. `forgotten`: blocks
     whose copies in host memory no transfer needs any more. `detached`: peers. `attached`: {peer: descriptor}. `pulls`:
     see runtime/disaggregation/rank_connector.py. `cancelled`: tickets of pulls. `copies`: [from, to] of whole blocks.
-    `tiles`: rows to compute, as runtime/engine/tile_plan.py writes them. `stop`: leave after this plan. `recorded`:
+    `tiles`: rows to compute, as runtime/engine/plan_tables.py writes them. `stop`: leave after this plan. `recorded`:
     [block, tag] to record for a process after this one. `dropped`: blocks whose records are dropped.
     """
 

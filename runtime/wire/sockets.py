@@ -193,7 +193,11 @@ class ServerSocket(BaseSocket):
 
     def send(self, message: Message) -> bool:
         """Queue for `message.receiver`; return False when its queue is full or it is not connected."""
-        return self.put([getattr(message, "receiver", "").encode(), encode(message)])
+        return self.send_frame(getattr(message, "receiver", ""), encode(message))
+
+    def send_frame(self, receiver: str, frame: bytes) -> bool:
+        """Queue a message that is encoded already, since it goes to several; as `send`."""
+        return self.put([receiver.encode(), frame])
 
     def unpack(self, parts: list[bytes]) -> Message:
         if len(parts) != 2:

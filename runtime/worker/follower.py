@@ -19,7 +19,7 @@ from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.disaggregation.publisher import publisher_for
 from pontil.runtime.disaggregation.rank_follower import FollowerTransfers
-from pontil.runtime.engine.tile_plan import tile_plan
+from pontil.runtime.engine.plan_tables import PlanReader
 from pontil.runtime.engine.tile_runner import TileRunner
 from pontil.runtime.errors import RankLost, TransferError
 from pontil.runtime.models.config import ModelConfig
@@ -62,7 +62,7 @@ class Follower:
         self.incarnation = secrets.token_hex(8)
         self.stopping = False
         self.driver = ""
-        self.done = 0
+        self.done, self.plans = 0, PlanReader()
         self.steps = StepReporter(report)
         self.failures = ThreadFailures()
         self.context = open_context()
@@ -151,7 +151,7 @@ class Follower:
         transfers.obey(plan)
         tiles.storage.copy([(source, target) for source, target in plan.copies])
         for fields in plan.tiles:
-            tiles.follow(tile_plan(fields))
+            tiles.follow(self.plans.read(fields))
         self.done = plan.number
         self.steps.end(has_work=False)
         if plan.stop:

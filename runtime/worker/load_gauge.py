@@ -63,13 +63,22 @@ class LoadGauge:
         """Return what other proxies have given to this worker; None where there is only one proxy."""
         if self.links.only is not None:
             return None
-        theirs = [request for request in self.requests.values() if request.proxy != link.proxy]
+        self.look()
+        others = self.requests.shares.beside(link.proxy)
         return {
             "proxies": self.links.proxies - (link.proxy is not None),
-            "in_flight": len(theirs),
-            "taken": sum(len(request.sequence.choices) for request in theirs),
-            "uncomputed": sum(uncomputed(request, self.machine.scheduler.prefix) for request in theirs),
+            "in_flight": others.in_flight,
+            "taken": others.taken,
+            "uncomputed": others.uncomputed,
         }
+
+    def look(self) -> None:
+        """Look at the prompts that are being computed, and by turns at the others."""
+        shares, scheduler = self.requests.shares, self.machine.scheduler
+        running = (shares.open.get(sequence.id) for sequence in scheduler.running)
+        open_prompts = [share.request for share in running if share is not None and share.uncomputed]
+        for request in [*open_prompts, *shares.next_few()]:
+            shares.count(request, uncomputed(request, scheduler.prefix))
 
 
 def uncomputed(request: WorkerRequest, prefixes: PrefixCache) -> int:

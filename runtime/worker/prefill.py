@@ -162,8 +162,9 @@ class PrefillSide:
         """Announce the blocks that the step completed."""
         for job in list(self.jobs.values()):
             sequence = job.request.sequence
-            ready = sequence.blocks[: sequence.computed // self.machine.layout.block_size]
-            self.kv_sender.announce(job.sent, ready, now)
+            ready = sequence.computed // self.machine.layout.block_size
+            if ready > job.sent.announced:
+                self.kv_sender.announce(job.sent, sequence.blocks[:ready], now)
 
     def announce_blocks(self, message: ChunkReady | Handoff) -> None:
         self.outbox.post(message.receiver, message)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pontil.runtime.wire.messages import Failed, Progress, Submit
 from pontil.runtime.worker.log_fields import about
 from pontil.runtime.worker.proxy_links import ProxyLinks
+from pontil.runtime.worker.proxy_shares import ProxyShares
 from pontil.runtime.worker.times_reporter import TimesReporter
 from pontil.runtime.worker.worker_request import FirstAdmissions, WorkerRequest
 
@@ -34,6 +35,7 @@ class RequestTable(Mapping[str, WorkerRequest]):
         self.request: dict[str, WorkerRequest] = {}
         self.admissions = FirstAdmissions()
         self.times = TimesReporter(incarnation, link)
+        self.shares = ProxyShares()
 
     def __getitem__(self, key: str) -> WorkerRequest:
         return self.request[key]
@@ -47,6 +49,7 @@ class RequestTable(Mapping[str, WorkerRequest]):
     def add(self, request: WorkerRequest) -> WorkerRequest:
         """Add an attempt; return it with the number of tokens that an earlier attempt found cached."""
         held = self.request[request.key] = self.admissions.recall(request)
+        self.shares.begin(held)
         return held
 
     def end(self, key: str, failure: Failure | None = None) -> None:
@@ -54,6 +57,7 @@ class RequestTable(Mapping[str, WorkerRequest]):
         request = self.request.pop(key, None)
         if request is None:
             return
+        self.shares.end(request)
         self.admissions.remember(request)
         self.times.ended(request.proxy, request.request_id, request.attempt, request.arrived, request.times)
         if failure is not None:

@@ -15,11 +15,13 @@ from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.cache.follower_records import left_in
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.disaggregation.rank_orders import RankOrders
+from pontil.runtime.engine.plan_tables import PlanWriter
 from pontil.runtime.engine.tile_plan import TilePlan
 from pontil.runtime.errors import ModelError, RankLost
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.fused_block import shared_bytes
 from pontil.runtime.reporting import Reporter
+from pontil.runtime.wire.codec import encode
 from pontil.runtime.wire.messages import (
     Message,
     RankDone,
@@ -53,7 +55,7 @@ class Driver:
     def __init__(self, config: WorkerConfig, report: Reporter) -> None:
         self.config, self.report = config, report
         self.incarnation = secrets.token_hex(8)
-        self.orders = RankOrders(config.ranks)
+        self.orders, self.plans = RankOrders(config.ranks), PlanWriter()
         self.followers: dict[int, str] = {}
         self.pools: list[dict[str, Any]] = []
         self.communicator: Communicator | None = None
@@ -137,27 +139,35 @@ class Driver:
 
     def run(self, plan: TilePlan) -> None:
         if self.socket is not None:
-            self.orders.add("tiles", plan.to_wire())
+            self.orders.add("tiles", self.plans.write(plan))
             self.flush()
 
     def flush(self) -> None:
         """Send the orders that wait, if there are any."""
         if self.orders.waiting:
-            number, fields = self.orders.take()
-            self.send_all(lambda receiver: RankPlan(self.incarnation, receiver, number, **fields))
+            self.send_plan()
 
     def stop(self) -> None:
         """Have the followers leave after what was sent before."""
         if self.socket is not None and self.followers:
-            number, fields = self.orders.take()
-            self.send_all(lambda receiver: RankPlan(self.incarnation, receiver, number, **fields, stop=True))
+            self.send_plan(stop=True)
+
+    def send_plan(self, stop: bool = False) -> None:
+        """Send the next plan to every follower, encoded once. One that cannot be queued ends the worker: its ranks
+        would differ."""
+        assert self.socket is not None
+        number, fields = self.orders.take()
+        frame = encode(RankPlan(self.incarnation, "", number, **fields, stop=stop))
+        for rank, receiver in self.followers.items():
+            if not self.socket.send_frame(receiver, frame):
+                raise RankLost(f"rank {rank} of this worker takes no plans")
 
     def send_all(self, message: Callable[[str], Message]) -> None:
-        """Send to every follower. A plan that cannot be queued ends the worker: its ranks would differ."""
+        """Send a message of its own to every follower."""
         for rank, receiver in self.followers.items():
             assert self.socket is not None
             if not self.socket.send(message(receiver)):
-                raise RankLost(f"rank {rank} of this worker takes no plans")
+                raise RankLost(f"rank {rank} of this worker takes no messages")
 
     def take(self) -> list[RankDone]:
         """Return the followers' answers that have arrived."""

@@ -160,6 +160,21 @@ def test_a_rank_that_stalls_stops_the_clock_for_all(pair: Pair, stalled: int) ->
     assert one.receiving.notes == ["free_blocks", "abandon", "go_on_without"]
 
 
+def test_a_rank_that_stalls_is_noticed_though_it_always_owes_an_answer(pair: Pair) -> None:  # C14
+    """Plans follow each other, as in a worker that computes; it answers each, but never the last one."""
+    one = pair(1, 2, open_taking=hostile(lambda rank: Mischief.STALL if rank == 1 else Mischief.NONE))
+    one.ours.late.add(1)
+    one.hand_over(*one.begin(), THEIRS, OURS)
+    (taken,) = one.kv_receiver.open.values()
+    now = 0.0
+    while taken.error is None and now < 3 * DEADLINES.kv_stall_timeout:
+        now += 0.1
+        one.take(now)
+    assert "no bytes" in str(taken.error) and now <= DEADLINES.kv_stall_timeout + 1.0
+    one.ours.late.clear()
+    one.settle(now)
+
+
 def test_a_rank_that_computes_is_not_one_that_stalls(pair: Pair) -> None:
     one = pair(1, 2, open_taking=hostile(lambda rank: Mischief.NONE))
     one.hand_over(*one.begin(), THEIRS, OURS)

@@ -19,6 +19,7 @@ from pontil.runtime.engine.batch import Tile
 from pontil.runtime.engine.draft_model import DraftModel
 from pontil.runtime.engine.draft_policy import WINDOW, DraftPlan, Option
 from pontil.runtime.engine.model_drafter import ModelDrafter
+from pontil.runtime.engine.prefix_cache import PrefixHit
 from pontil.runtime.engine.sampler import Sampled
 from pontil.runtime.engine.sequence import FinishReason, Sequence
 from pontil.runtime.models.model import Model
@@ -54,7 +55,12 @@ def check_draft_free(one: Rig) -> None:
     """Check that the draft model keeps nothing of any sequence, and its pool is whole."""
     model = draft_of(one)
     model.pool.check()
-    assert not model.followers and model.pool.available == model.pool.capacity
+    assert (
+        not model.followers
+        and not model.shortages
+        and not model.unknown
+        and model.pool.available == model.pool.capacity
+    )
     check_free(one)
 
 
@@ -318,4 +324,25 @@ def test_whatever_is_planned_nothing_changes(
         one.engine.step()
     for name in list(one.engine.sequences):
         one.engine.end(name, FinishReason.ABORTED)
+    check_draft_free(one)
+
+
+def test_a_text_without_room_is_not_read_again_in_every_step(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried again when blocks have come back."""
+    one = drafting(model, model, 3, draft_blocks=6)
+    tried: list[str] = []
+    begin = DraftModel.begin
+
+    def watched(self: DraftModel, sequence: Sequence, window: int) -> tuple[Sequence, PrefixHit]:
+        tried.append(sequence.id)
+        return begin(self, sequence, window)
+
+    monkeypatch.setattr(DraftModel, "begin", watched)
+    one.engine.add(sequence("fits", REPEATING[:40], 30))
+    one.engine.add(sequence("waits", [9, *REPEATING[:39]], 60))
+    while any(each.id == "fits" for each in one.scheduler.running) or not tried:
+        one.engine.step()
+    assert tried.count("waits") <= 2
+    while one.engine.has_work:
+        one.engine.step()
     check_draft_free(one)

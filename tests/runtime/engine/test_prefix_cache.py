@@ -197,6 +197,27 @@ def test_answers_give_way_when_memory_is_needed(model: Model) -> None:
     check_free(ours)
 
 
+def test_a_machine_that_is_never_idle_computes_an_answer_with_the_next_turn(model: Model) -> None:  # B3
+    """The next turn computes the same positions as idle work would have, once, and finds all others; a turn after that
+    finds them too. So load costs an answer that is never asked for again nothing."""
+    ours = rig(model)
+    ours.engine.add(sequence("always", prompt(10, 9), 600))
+    first = sequence("a", prompt(40), 45)
+    ours.engine.add(first)
+    talk = list(first.prompt)
+    for turn, found in (("b", 39), ("c", 39 + 45 + 20 + 1)):
+        while first.finish is None:
+            ours.engine.step()
+        assert not ours.engine.keep_answers()
+        talk = first.prompt + first.output + prompt(20, 8)
+        first = sequence(turn, talk, 30)
+        ours.engine.add(first)
+        ours.engine.step()
+        assert found // 16 * 16 <= first.cached <= found
+    ours.engine.end("always", FinishReason.ABORTED)
+    drain(ours.engine)
+
+
 def test_aborted_answers_are_not_kept(model: Model) -> None:
     ours = rig(model)
     ours.engine.add(sequence("a", prompt(40), 60))

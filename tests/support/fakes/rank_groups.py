@@ -65,8 +65,10 @@ class FakeRanks:
         self.orders = RankOrders(ranks)
         self.pools = RankPools(self.storages[0], self.orders, self.grants[0])
         described = [connector.register() for connector in connectors[1:]]
-        self.connector = RankConnector(connectors[0], self.storages[0], self.orders, described)
+        self.connector = RankConnector(connectors[0], self.storages[0], self.orders, described, lambda: self.now)
+        self.now = 0.0
         self.stopped: set[int] = set()
+        self.late: set[int] = set()
         self.queued: dict[int, list[RankPlan]] = {rank: [] for rank in self.followers}
 
     def plan(self) -> RankPlan:
@@ -76,11 +78,12 @@ class FakeRanks:
         return made
 
     def exchange(self) -> list[RankDone]:
-        """Send one plan to all followers, and return their reports, as a driver would take them."""
+        """Send one plan to all followers, and return their reports, as a driver would take them. Those of followers
+        that are `late` are about the plans before."""
         plan, reports = self.plan(), list[RankDone]()
         for rank, follower in self.followers.items():
             self.queued[rank].append(plan)
-            while self.queued[rank] and rank not in self.stopped:
+            while len(self.queued[rank]) > (rank in self.late) and rank not in self.stopped:
                 told = self.queued[rank].pop(0)
                 follower.obey(told)
                 reports.append(self.report(rank, told.number))
@@ -151,6 +154,7 @@ class RankPair:
         self.kv_sender.flush()
 
     def take(self, now: float = 0.0) -> None:
+        self.ours.now = now
         for done in self.ours.exchange():
             self.ours.connector.take(done)
         self.kv_receiver.poll(now)

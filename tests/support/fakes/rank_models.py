@@ -13,7 +13,8 @@ from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.tile import TileSpan
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.engine.tile_plan import TilePlan, tile_plan
+from pontil.runtime.engine.plan_tables import PlanReader, PlanWriter
+from pontil.runtime.engine.tile_plan import TilePlan
 from pontil.runtime.engine.tile_runner import TileRunner
 from pontil.runtime.loaders.checkpoint import Checkpoint, open_checkpoint
 from pontil.runtime.loaders.omni_config import read_talker_config
@@ -56,7 +57,7 @@ def computed(
         tile = TilePlan(False, ids[end - count : end], [TileSpan(end - count, count, blocks)], places, [], places)
         with torch.inference_mode():
             # As a follower gets it.
-            tile = tile_plan(tile.to_wire())
+            tile = PlanReader().read(PlanWriter().write(tile))
             logits, best = runner.drawn_logits(tile, runner.forward(tile))
         rows.append(logits)
         highest = (logits.argmax(-1) if best is None else best).tolist()
