@@ -324,7 +324,10 @@ class Registry:
 
     def topology(self) -> list[dict[str, Any]]:
         """Return rows of the supervisor's processes, of workers that joined from elsewhere, and of refused workers."""
-        shown = [self.shown(row) for row in self.rows]
+        known: dict[tuple[str, int | None], RegisteredWorker] = {
+            (worker.hello.name, worker.hello.pid): worker for worker in self.workers.values()
+        }
+        rows = list(self.rows)
         pids = {row.pid for row in self.rows}
         for worker in self.workers.values():
             hello = worker.hello
@@ -332,21 +335,22 @@ class Registry:
                 row = ProcessRow(
                     hello.name, hello.role, hello.pid, "DRAINING" if worker.leaving else "READY", hello.device
                 )
-                shown.append(self.shown(row))
-        return shown + [self.shown(row) for row in self.refused.values()]
+                rows.append(row)
+        return [shown(row, known.get((row.name, row.pid))) for row in (*rows, *self.refused.values())]
 
-    def shown(self, row: ProcessRow) -> dict[str, Any]:
-        """Return the row flattened: the fields of `about` beside the others, and the reason if there is one."""
-        described = asdict(row)
-        described |= described.pop("about")
-        if row.reason is None:
-            del described["reason"]
-        for worker in self.workers.values():
-            if worker.hello.name == row.name and worker.hello.pid == row.pid:
-                described["load"] = worker.shown_load
-                described |= {} if worker.hello.node is None else {"node": worker.hello.node}
-                described |= {} if worker.hello.revision is None else {"revision": worker.hello.revision}
-        return described
+
+def shown(row: ProcessRow, worker: RegisteredWorker | None) -> dict[str, Any]:
+    """Return a row flattened: the fields of `about` beside the others, the reason if there is one, and what is known of
+    the worker that this process is."""
+    described = asdict(row)
+    described |= described.pop("about")
+    if row.reason is None:
+        del described["reason"]
+    if worker is not None:
+        described["load"] = worker.shown_load
+        described |= {} if worker.hello.node is None else {"node": worker.hello.node}
+        described |= {} if worker.hello.revision is None else {"revision": worker.hello.revision}
+    return described
 
 
 def served_before(message: Heartbeat) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 from fleet_proxy import fleet_proxy, hello_of, submit
@@ -58,6 +59,32 @@ def test_a_batch_of_messages_beside_a_request_that_waits(tmp_path: Path, tokeniz
         worker.taken = 2 * worker.seats
     submit(made.proxy)
     assert len(made.proxy.queue) == 1 and calls_of(made.proxy.admissions.dispatch) < 300 * 10
+
+
+def test_the_topology_is_one_look_at_each_worker(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """It was one at each worker for each row."""
+    calls = []
+    for size in (30, 300):
+        made = fleet_proxy(tmp_path / str(size), tokenizer, size, ("mixed",))
+        about = [{"name": one.hello.name, "role": "mixed", "pid": one.hello.pid, "state": "ready", "device": "cpu"}
+                 for one in made.proxy.registry.workers.values()]  # fmt: skip
+        made.proxy.take_table(about)
+        looks = 0
+
+        class Looking(dict[str, RegisteredWorker]):
+            """Workers whose looks are counted."""
+
+            def values(self) -> Any:
+                nonlocal looks
+                for worker in super().values():
+                    looks += 1
+                    yield worker
+
+        made.proxy.registry.workers = Looking(made.proxy.registry.workers)
+        rows = made.proxy.topology()
+        assert len([row for row in rows if "load" in row]) == size
+        calls.append(looks)
+    assert calls[1] <= 10 * calls[0]
 
 
 def rebuilt(worker: RegisteredWorker) -> RegisteredWorker:
