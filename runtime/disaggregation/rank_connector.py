@@ -40,6 +40,7 @@ class RankConnector:
         self.last = 0
         # Tickets by those of `own`, and the other way.
         self.tickets: dict[int, int] = {}
+        self.own_of: dict[int, int] = {}
         self.divisions: dict[str, HeadGroups] = {}
         self.progress: dict[str, JointProgress] = {}
         # The last answered plan of each follower; by peer, the bytes that each has received.
@@ -48,6 +49,8 @@ class RankConnector:
         self.behind: dict[int, float] = {}
         self.counts: dict[str, dict[int, int]] = {}
         self.broken: dict[str, str] = {}
+        # Peers that were detached and still have pulls.
+        self.leaving: set[str] = set()
 
     def register(self) -> dict[str, Any]:
         mine = self.own.register()
@@ -60,14 +63,24 @@ class RankConnector:
         self.own.attach(peer, descriptor)
         heads, giving = self.layout.num_kv_heads, len(pools_of(descriptor, self.layout.num_kv_heads))
         self.divisions[peer] = HeadGroups(heads, giving, self.layout.ranks)
+        self.leaving.discard(peer)
         self.progress[peer], self.counts[peer] = JointProgress(), dict.fromkeys(self.orders.followers, 0)
         self.orders.attach(peer, descriptor)
 
     def detach(self, peer: str) -> None:
+        """Forget a peer. Its pulls go on, and what comes for them counts until the last has ended."""
         self.own.detach(peer)
         self.orders.detach(peer)
-        for known in (self.divisions, self.progress, self.counts, self.broken):
-            known.pop(peer, None)
+        self.divisions.pop(peer, None)
+        self.broken.pop(peer, None)
+        if peer in self.progress and self.pulls.waiting(peer):
+            self.leaving.add(peer)
+        else:
+            self.forget_progress(peer)
+
+    def forget_progress(self, peer: str) -> None:
+        self.progress.pop(peer, None)
+        self.counts.pop(peer, None)
 
     def staged(self, peer: str) -> bool:
         """Return whether the peer has to stage its blocks for some rank. It always has to where there are followers,
@@ -86,7 +99,8 @@ class RankConnector:
         division = self.divisions.get(peer, HeadGroups(self.layout.num_kv_heads, 1, self.layout.ranks))
         columns = {rank: division.taken_by(rank) for rank in range(self.layout.ranks)}
         self.pulls.begin(JointPull(self.last, peer, len(pairs), len(division.all), columns))
-        self.tickets[self.own.pull(peer, pairs, slot, shown)] = self.last
+        own = self.own.pull(peer, pairs, slot, shown)
+        self.tickets[own], self.own_of[self.last] = self.last, own
         grant = None if shown is None else [shown.transfer_id, shown.epoch, shown.secret]
         order = {"ticket": self.last, "peer": peer, "pairs": [list(pair) for pair in pairs], "slot": slot}
         self.orders.add("pulls", order if grant is None else order | {"grant": grant})
@@ -94,7 +108,12 @@ class RankConnector:
 
     def poll(self) -> list[PullResult]:
         for done in self.own.poll():
-            self.end(self.tickets.pop(done.ticket, 0), 0, done)
+            ticket = self.tickets.pop(done.ticket, 0)
+            self.own_of.pop(ticket, None)
+            self.end(ticket, 0, done)
+        for peer in [peer for peer in self.leaving if not self.pulls.waiting(peer)]:
+            self.leaving.discard(peer)
+            self.forget_progress(peer)
         return self.pulls.take()
 
     def end(self, ticket: int, rank: int, done: PullResult) -> None:
@@ -138,7 +157,7 @@ class RankConnector:
 
     def cancel_parts(self, ticket: int, ranks: set[int]) -> None:
         if 0 in ranks:
-            self.own.cancel(next(own for own, one in self.tickets.items() if one == ticket))
+            self.own.cancel(self.own_of[ticket])
         if ranks - {0}:
             self.orders.add("cancelled", ticket)
 

@@ -30,7 +30,11 @@ class FollowerTransfers:
         # The driver's tickets by our connector's, and the other way.
         self.tickets: dict[int, int] = {}
         self.ours: dict[int, int] = {}
+        # By peer, the number last told of what came. One that was detached is told of as long as it has pulls.
         self.peers: dict[str, int] = {}
+        self.leaving: set[str] = set()
+        # The peer of each open pull, by our connector's ticket.
+        self.peer_of: dict[int, str] = {}
         self.lost: set[str] = set()
         # Filled by the publisher's thread, too.
         self.digests: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
@@ -90,17 +94,26 @@ class FollowerTransfers:
             self.failed_peers[peer] = str(error)
         else:
             self.peers[peer] = 0
+            self.leaving.discard(peer)
 
     def detach(self, peer: str) -> None:
         self.connector.detach(peer)
-        self.peers.pop(peer, None)
         self.lost.discard(peer)
+        self.leaving.add(peer)
+        self.forget_leaving()
+
+    def forget_leaving(self) -> None:
+        """Forget the detached peers that have no pulls any more."""
+        for peer in self.leaving.difference(self.peer_of.values()):
+            self.peers.pop(peer, None)
+            self.leaving.discard(peer)
 
     def pull(self, order: dict[str, Any]) -> None:
         pairs = [(theirs, ours) for theirs, ours in order["pairs"]]
         shown = Grant(*order["grant"]) if "grant" in order else None
         mine = self.connector.pull(order["peer"], pairs, order["slot"], shown)
         self.tickets[mine], self.ours[order["ticket"]] = order["ticket"], mine
+        self.peer_of[mine] = order["peer"]
 
     def report(self) -> dict[str, Any]:
         """Return the fields of a RankDone that have news since the last call; empty if there is none."""
@@ -115,12 +128,13 @@ class FollowerTransfers:
             "digests": digests, "pulls": ended, "failed_peers": self.failed_peers, "received": fresh, "lost": lost,
         }  # fmt: skip
         self.failed_peers = {}
+        self.forget_leaving()
         return {name: told for name, told in news.items() if told}
 
     def ended(self, done: PullResult) -> dict[str, Any]:
         """Return the report of a pull, under the driver's ticket."""
         ticket = self.tickets.pop(done.ticket)
-        del self.ours[ticket]
+        del self.ours[ticket], self.peer_of[done.ticket]
         return {
             "ticket": ticket, "error": done.error, "epoch": done.epoch, "bytes": done.bytes, "seconds": done.seconds,
             "digests": done.digests,

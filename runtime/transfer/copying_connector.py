@@ -53,7 +53,11 @@ class CopyingConnector(ABC, Generic[AnyPool]):
     ) -> None:  # fmt: skip
         self.storage, self.wake, self.tickets = storage, wake, tickets or count(1)
         self.peers: dict[str, AnyPool] = {}
+        # The pulls whose end `poll` has not returned, with the pool that each reads; those of them to end at once.
+        self.reading: dict[int, AnyPool | None] = {}
         self.cancelled: set[int] = set()
+        # Pools of detached peers that a pull may still read.
+        self.leaving: list[AnyPool] = []
         self.jobs: queue.SimpleQueue[CopyJob[AnyPool] | None] = queue.SimpleQueue()
         self.done: queue.SimpleQueue[PullResult] = queue.SimpleQueue()
         self.copied = 0
@@ -77,6 +81,15 @@ class CopyingConnector(ABC, Generic[AnyPool]):
     def detach(self, peer: str) -> None:
         pool = self.peers.pop(peer, None)
         if pool is not None:
+            self.leaving.append(pool)
+            self.close_left()
+
+    def close_left(self) -> None:
+        """Close the pools of detached peers from which nothing is copied any more: a copy would read what is mapped
+        there next, or crash."""
+        used = {id(pool) for pool in self.reading.values()}
+        for pool in [pool for pool in self.leaving if id(pool) not in used]:
+            self.leaving.remove(pool)
             pool.close()
 
     def lost(self) -> list[str]:
@@ -86,7 +99,7 @@ class CopyingConnector(ABC, Generic[AnyPool]):
         self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
     ) -> int:
         ticket = next(self.tickets)
-        pool = self.peers.get(peer)
+        pool = self.reading[ticket] = self.peers.get(peer)
         if pool is None:
             self.finish(PullResult(ticket, "the peer is gone", None, 0, 0.0))
         elif not can_be_read(pairs, slot, pool.num_blocks):
@@ -102,6 +115,9 @@ class CopyingConnector(ABC, Generic[AnyPool]):
         while not self.done.empty():
             done.append(self.done.get())
             self.cancelled.discard(done[-1].ticket)
+            del self.reading[done[-1].ticket]
+        if self.leaving:
+            self.close_left()
         return done
 
     def received(self, peer: str) -> int:
@@ -109,7 +125,8 @@ class CopyingConnector(ABC, Generic[AnyPool]):
         return self.copied
 
     def cancel(self, ticket: int) -> None:
-        self.cancelled.add(ticket)
+        if ticket in self.reading:
+            self.cancelled.add(ticket)
 
     def must_end(self, job: CopyJob[AnyPool]) -> bool:
         return job.ticket in self.cancelled or self.stopping.is_set()
@@ -118,8 +135,11 @@ class CopyingConnector(ABC, Generic[AnyPool]):
         self.stopping.set()
         self.jobs.put(None)
         self.thread.join(JOIN_TIMEOUT)
+        if not self.thread.is_alive():
+            self.reading.clear()
         for peer in list(self.peers):
             self.detach(peer)
+        self.close_left()
 
     def copy_until_closed(self) -> None:
         while (job := self.jobs.get()) is not None:

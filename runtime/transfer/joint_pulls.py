@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pulls that are made in parts, each by or from another rank, and that end as one (rule H6)."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -46,14 +47,17 @@ class JointPull:
 
 
 class JointPulls:
-    """All open pulls, and the results of those that ended since the last `take`."""
+    """All open pulls, and the results of those that ended since the last `take`. `counts` are the pulls from each peer
+    that wait for a part: every transfer asks for its peer in every turn."""
 
     def __init__(self) -> None:
         self.open: dict[int, JointPull] = {}
         self.done: list[PullResult] = []
+        self.counts: dict[str, Counter[int]] = {}
 
     def begin(self, pull: JointPull) -> None:
         self.open[pull.ticket] = pull
+        self.counts.setdefault(pull.peer, Counter()).update(list(pull.columns))
 
     def end(self, ticket: int, part: int, result: PullResult) -> set[int]:
         """Record the end of a part. One of a pull that has ended, or a second one, is ignored. Return the parts to
@@ -62,6 +66,7 @@ class JointPulls:
         if pull is None or part not in pull.waiting:
             return set()
         pull.ends[part] = result
+        self.count_down(pull.peer, part)
         if pull.waiting:
             return pull.waiting if result.error else set()
         del self.open[ticket]
@@ -72,9 +77,17 @@ class JointPulls:
         done, self.done = self.done, []
         return done
 
+    def count_down(self, peer: str, part: int) -> None:
+        counts = self.counts[peer]
+        counts[part] -= 1
+        if not counts[part]:
+            del counts[part]
+        if not counts:
+            del self.counts[peer]
+
     def waiting(self, peer: str) -> set[int]:
         """The parts for which some pull from this peer waits."""
-        return {part for pull in self.open.values() if pull.peer == peer for part in pull.waiting}
+        return set(self.counts.get(peer, ()))
 
 
 @dataclass(slots=True)

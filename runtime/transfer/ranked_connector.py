@@ -47,8 +47,11 @@ class RankedConnector:
         self.sources: dict[str, list[HeadSource]] = {}
         self.progress: dict[str, JointProgress] = {}
         self.pulls = JointPulls()
-        # (ticket, part) by the ticket of the inner pull
+        # (ticket, part) by the ticket of the inner pull, and the other way.
         self.parts: dict[int, tuple[int, int]] = {}
+        self.inner_of: dict[tuple[int, int], int] = {}
+        # Peers that were detached and still have pulls, which go on.
+        self.leaving: dict[str, tuple[list[HeadSource], JointProgress]] = {}
 
     def register(self) -> dict[str, Any]:
         return self.inner.register()
@@ -71,9 +74,11 @@ class RankedConnector:
         self.sources[peer], self.progress[peer] = sources, JointProgress()
 
     def detach(self, peer: str) -> None:
-        for source in self.sources.pop(peer, ()):
+        sources, progress = self.sources.pop(peer, []), self.progress.pop(peer, None)
+        for source in sources:
             self.inner.detach(source.key)
-        self.progress.pop(peer, None)
+        if progress is not None and self.pulls.waiting(peer):
+            self.leaving[peer] = sources, progress
 
     def staged(self, peer: str) -> bool:
         return any(self.inner.staged(source.key) for source in self.sources.get(peer, [HeadSource(peer)]))
@@ -87,20 +92,28 @@ class RankedConnector:
         columns = {part: range(part, part + 1) for part in range(len(sources))}
         self.pulls.begin(JointPull(ticket, peer, len(pairs), len(sources), columns))
         for part, source in enumerate(sources):
-            self.parts[self.inner.pull(source.key, pairs, slot, shown, source.heads)] = ticket, part
+            inner = self.inner.pull(source.key, pairs, slot, shown, source.heads)
+            self.parts[inner] = ticket, part
+            self.inner_of[ticket, part] = inner
         return ticket
 
     def poll(self) -> list[PullResult]:
         for done in self.inner.poll():
             ticket, part = self.parts.pop(done.ticket, (0, 0))
+            self.inner_of.pop((ticket, part), None)
             self.cancel_parts(ticket, self.pulls.end(ticket, part, done))
+        for peer in [peer for peer in self.leaving if not self.pulls.waiting(peer)]:
+            del self.leaving[peer]
         return self.pulls.take()
 
     def received(self, peer: str) -> int:
-        progress = self.progress.get(peer)
-        if progress is None:
+        if peer in self.sources:
+            sources, progress = self.sources[peer], self.progress[peer]
+        elif peer in self.leaving:
+            sources, progress = self.leaving[peer]
+        else:
             return 0
-        counts = {part: self.inner.received(source.key) for part, source in enumerate(self.sources[peer])}
+        counts = {part: self.inner.received(source.key) for part, source in enumerate(sources)}
         return progress.look(counts, self.pulls.waiting(peer))
 
     def cancel(self, ticket: int) -> None:
@@ -108,9 +121,9 @@ class RankedConnector:
         self.cancel_parts(ticket, pull.waiting if pull else set())
 
     def cancel_parts(self, ticket: int, parts: set[int]) -> None:
-        if parts:
-            for inner in [inner for inner, (one, part) in self.parts.items() if one == ticket and part in parts]:
-                self.inner.cancel(inner)
+        for part in sorted(parts):
+            if (ticket, part) in self.inner_of:
+                self.inner.cancel(self.inner_of[ticket, part])
 
     def close(self) -> None:
         self.inner.close()

@@ -272,7 +272,8 @@ class TcpConnector:
         self.failures = failures
         self.server = TcpServer(storage, host, guard=guard, stall=deadlines.kv_stall_timeout, failures=failures)
         self.streams: dict[str, PeerStream] = {}
-        self.ending: list[PeerStream] = []
+        # The streams of detached peers, whose pulls go on.
+        self.ending: list[tuple[str, PeerStream]] = []
         self.pulls: dict[int, PeerStream] = {}
         self.done: queue.SimpleQueue[PullResult] = queue.SimpleQueue()
 
@@ -296,7 +297,7 @@ class TcpConnector:
         stream = self.streams.pop(peer, None)
         if stream is not None:
             stream.leave()
-            self.ending.append(stream)
+            self.ending.append((peer, stream))
 
     def lost(self) -> list[str]:
         return [peer for peer, stream in self.streams.items() if stream.channel.refused]
@@ -328,11 +329,11 @@ class TcpConnector:
             stream = self.pulls.pop(done[-1].ticket, None)
             if stream is not None:
                 stream.cancelled.discard(done[-1].ticket)
-        self.ending = [stream for stream in self.ending if not stream.join(0.0)]
+        self.ending = [one for one in self.ending if not one[1].join(0.0)]
         return done
 
     def received(self, peer: str) -> int:
-        stream = self.streams.get(peer)
+        stream = self.streams.get(peer) or next((one for name, one in self.ending if name == peer), None)
         return 0 if stream is None else stream.channel.received
 
     def cancel(self, ticket: int) -> None:
@@ -343,10 +344,10 @@ class TcpConnector:
     def close(self) -> None:
         for peer in list(self.streams):
             self.detach(peer)
-        for stream in self.ending:
+        for _, stream in self.ending:
             stream.close()
         deadline = time.monotonic() + JOIN_TIMEOUT
-        self.ending = [stream for stream in self.ending if not stream.join(max(0.0, deadline - time.monotonic()))]
+        self.ending = [one for one in self.ending if not one[1].join(max(0.0, deadline - time.monotonic()))]
         self.server.close()
 
     def finish(self, done: PullResult) -> None:

@@ -62,6 +62,8 @@ KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_K
 LOG = logging.getLogger("pontil.worker")
 
 Runs = list[tuple[int, int]]
+# Bytes of a request that are received at once.
+READ_BYTES = 64 << 10
 
 
 class TcpConnection:
@@ -97,15 +99,15 @@ class TcpConnection:
         self.ciphers = mine.as_server(seed, theirs)
 
     def read(self, size: int, deadline: float) -> bytes:
-        """Return exactly `size` bytes by `deadline`. Raise OSError when they do not come."""
-        data = bytearray(size)
-        filled = 0
-        while filled < size:
+        """Return exactly `size` bytes by `deadline`. Raise OSError when they do not come. Memory is taken as they come:
+        who states the size may have shown nothing yet."""
+        data = bytearray()
+        while len(data) < size:
             self.socket.settimeout(max(1e-3, deadline - time.monotonic()))
-            count = self.socket.recv_into(memoryview(data)[filled:])
-            filled += count
-            if not count or time.monotonic() >= deadline:
+            piece = self.socket.recv(min(size - len(data), READ_BYTES))
+            if not piece or time.monotonic() >= deadline:
                 raise ConnectionError("the peer closed the connection or is too slow")
+            data += piece
         return bytes(data)
 
     def take(self, size: int, deadline: float) -> bytes:

@@ -42,6 +42,9 @@ from pontil.runtime.worker.peer_connection import WITHOUT_RANKS
 from pontil.runtime.worker.prefill_job import PrefillJob
 from pontil.runtime.worker.worker_request import WorkerRequest
 
+# Transfers that decode workers asked for, and that the proxy has not submitted yet: a proxy tells both sides at once.
+MOST_EARLY, LONGEST_ID = 4096, 512
+
 
 @dataclass(slots=True)
 class HalfTransfer:
@@ -94,6 +97,9 @@ class PrefillSide:
         elif isinstance(message, Begin) and message.prompt_digest is not None:
             self.kept.claimed(message, now)
         elif isinstance(message, Begin):
+            if not has_room(self.halves, message.transfer_id):
+                self.refuse(message, "too many transfers wait for the proxy")
+                return
             half = self.half(message.transfer_id, now)
             half.begin = message
             self.pair(message.transfer_id, half, now)
@@ -290,6 +296,15 @@ class PrefillSide:
 
     def give_up(self, request: WorkerRequest, reason: str) -> None:
         self.failed.append((request, reason))
+
+
+def has_room(halves: abc.Mapping[str, HalfTransfer], transfer_id: str) -> bool:
+    """Return whether a transfer that a decode worker asks for can be kept. Of those that the proxy has not submitted
+    there is room for so many: their names are the peer's."""
+    if transfer_id in halves:
+        return True
+    is_full = len(halves) >= MOST_EARLY and sum(half.request is None for half in halves.values()) >= MOST_EARLY
+    return not is_full and len(transfer_id) <= LONGEST_ID
 
 
 def prefilled(job: PrefillJob, going_on: list[Sequence], now: float, scheduler: Scheduler) -> PrefillResult:

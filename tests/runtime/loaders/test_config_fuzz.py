@@ -4,6 +4,7 @@
 import json
 import math
 import random
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from pontil.runtime.models.architectures import ARCHITECTURES, Architecture
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.rotary import stretched_by_turns, stretched_by_waves
 
-READERS = {"talker": read_talker_config, "code2wav": read_code2wav_config}
+READERS: dict[str, Callable[[Path], Any]] = {"talker": read_talker_config, "code2wav": read_code2wav_config}
 
 
 def written(folder: Path, data: dict[str, Any]) -> Path:

@@ -3,6 +3,8 @@
 
 import socket
 import struct
+import time
+import tracemalloc
 from collections.abc import Iterator
 from functools import partial
 
@@ -251,3 +253,17 @@ def test_a_host_that_cannot_be_is_named(host: str) -> None:
 def test_a_name_is_told_as_an_address() -> None:
     with listen("localhost") as listener:
         assert listener.getsockname()[0] in ("127.0.0.1", "::1")
+
+
+def test_a_size_that_a_peer_only_states_takes_no_memory() -> None:
+    ours, theirs = socket.socketpair()
+    connection = tcp_server.TcpConnection(ours, 60.0)
+    theirs.sendall(bytes(1000))
+    theirs.close()
+    tracemalloc.start()
+    with pytest.raises(ConnectionError):
+        connection.read(1 << 28, time.monotonic() + 60.0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    connection.leave()
+    assert peak < 1 << 20

@@ -22,7 +22,7 @@ from pontil.runtime.disaggregation.states import ReceiveAction, SendState
 from pontil.runtime.wire.messages import Abandon, Begin, ChunkReady, Fetched, Greet, Greeting, Message
 from pontil.runtime.wire.sockets import PeerClient
 from pontil.runtime.worker.peer_connection import HandshakeState, PeerConnection
-from pontil.runtime.worker.prefill import PrefillSide
+from pontil.runtime.worker.prefill import LONGEST_ID, MOST_EARLY, PrefillSide
 
 Pair = tuple[PromptWorker, PromptWorker]
 
@@ -270,4 +270,23 @@ def test_only_the_worker_that_a_transfer_is_for_can_end_it(proxy: ScriptedProxy,
         prefill.prefill.take(stranger, 0.0)
         assert sent.state is SendState.HELD
     prefill.prefill.take(Fetched(decode.incarnation, prefill.incarnation, sent.transfer_id, sent.epoch), 0.0)
+    everyone_clean(proxy)
+
+
+def test_prompts_that_no_proxy_submits_take_a_bounded_room(proxy: ScriptedProxy, pair: Pair) -> None:
+    """Names of transfers are a peer's: it may invent them. Those that the proxy has submitted always have room."""
+    prefill, decode = pair
+    side, now = prefill.prefill, prefill.now
+    for number in range(MOST_EARLY + 5):
+        side.take(Begin("d", prefill.incarnation, f"t{number}", "r", 0), now)
+    side.take(Begin("d", prefill.incarnation, "t" * (LONGEST_ID + 1), "r", 0), now)
+    assert len(side.halves) == MOST_EARLY
+    side.outbox.drop("d")
+    proxy.submit(prefill, "r", prompt(20), greedy(2), phase="prefill", transfer_id="late", peer=decode.incarnation)
+    proxy.turn_until(lambda: "late" in side.halves)
+    side.take(Begin(decode.incarnation, prefill.incarnation, "late", "r", 0), now)
+    assert "late" not in side.halves and side.jobs
+    proxy.cancel(prefill, "r")
+    side.tick(now + DEADLINES.first_byte_timeout + 1.0)
+    side.outbox.drop("d")
     everyone_clean(proxy)

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pulls that are open: what is mapped for them stays, what comes for them counts, and asking costs nothing."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+import torch
+
+from pontil.runtime.cache.layout import KVLayout
+from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.disaggregation.rank_connector import RankConnector
+from pontil.runtime.disaggregation.rank_orders import RankOrders
+from pontil.runtime.transfer.connector import PullResult
+from pontil.runtime.transfer.copying_connector import CopyingConnector, CopyJob
+from pontil.runtime.transfer.joint_pulls import JointPull, JointPulls
+from pontil.runtime.transfer.peer_pool import PeerPool
+from pontil.runtime.transfer.ranked_connector import RankedConnector
+
+LAYOUT = KVLayout(16, 1, 1, 8, "float32")
+DEADLINE = 60.0
+
+
+class MappedPool:
+    """A peer's memory on a device, which must not be closed under a copy."""
+
+    num_blocks, ended = 9, False
+
+    def __init__(self) -> None:
+        self.heads = LAYOUT.kv_heads
+        self.is_mapped = True
+
+    def close(self) -> None:
+        self.is_mapped = False
+
+
+class HeldConnector(CopyingConnector[PeerPool]):
+    """A connector whose copies go on until they are let go; `read` are what they found mapped at their end."""
+
+    thread_name = "over-held"
+
+    def __init__(self, storage: KVStorage) -> None:
+        self.go, self.begun, self.came = threading.Semaphore(0), threading.Semaphore(0), threading.Event()
+        self.read: list[bool] = []
+        super().__init__(storage, self.came.set)
+
+    def register(self) -> dict[str, Any]:
+        return {}
+
+    def staged(self, peer: str) -> bool:
+        return False
+
+    def open_pool(self, descriptor: dict[str, Any], heads: range) -> PeerPool:
+        return cast("PeerPool", MappedPool())
+
+    def copy(self, job: CopyJob[PeerPool]) -> PullResult:
+        self.begun.release()
+        assert self.go.acquire(timeout=DEADLINE)
+        self.read.append(cast("MappedPool", job.peer).is_mapped)
+        self.copied += len(job.pairs)
+        return PullResult(job.ticket, None, 0, 1, 0.0, [0])
+
+    def finish_one(self) -> None:
+        self.came.clear()
+        self.go.release()
+        assert self.came.wait(DEADLINE)
+
+
+@pytest.fixture
+def storage() -> KVStorage:
+    return KVStorage(LAYOUT, 9, torch.device("cpu"))
+
+
+@pytest.fixture
+def held(storage: KVStorage) -> Iterator[HeldConnector]:
+    made = HeldConnector(storage)
+    yield made
+    made.go.release(9)
+    made.close()
+
+
+def test_memory_of_a_detached_peer_stays_mapped_until_its_pulls_end(held: HeldConnector) -> None:
+    held.attach("p", {})
+    pool = cast("MappedPool", held.peers["p"])
+    held.pull("p", [(1, 1)], 0)
+    held.pull("p", [(2, 2)], 0)
+    assert held.begun.acquire(timeout=DEADLINE)
+    held.detach("p")
+    assert pool.is_mapped and "p" not in held.peers
+    held.finish_one()
+    held.poll()
+    assert pool.is_mapped, "the second pull has not ended"
+    held.finish_one()
+    assert len(held.poll()) == 1 and not pool.is_mapped and held.read == [True, True]
+
+
+def test_memory_that_nobody_reads_is_closed_at_once(held: HeldConnector) -> None:
+    held.attach("p", {})
+    pool = cast("MappedPool", held.peers["p"])
+    held.detach("p")
+    assert not pool.is_mapped and not held.leaving
+
+
+def test_a_cancel_that_comes_too_late_leaves_nothing(held: HeldConnector) -> None:
+    held.attach("p", {})
+    ticket = held.pull("p", [(1, 1)], 0)
+    held.finish_one()
+    held.poll()
+    for late in (ticket, 99):
+        held.cancel(late)
+    assert not held.cancelled and not held.reading
+
+
+@pytest.mark.parametrize("ranked", [True, False], ids=["rank", "worker"])
+def test_what_comes_for_a_detached_peer_counts_until_its_last_pull_ends(
+    held: HeldConnector, storage: KVStorage, ranked: bool
+) -> None:  # C14: a healthy pull is not one that stalls
+    own = RankedConnector(held, storage)
+    connector = own if ranked else RankConnector(own, storage, RankOrders())
+    connector.attach("p", {})
+    connector.pull("p", [(1, 1)], 0)
+    connector.pull("p", [(2, 2)], 0)
+    seen = [connector.received("p")]
+    connector.detach("p")
+    for _ in range(2):
+        seen.append(connector.received("p"))
+        held.finish_one()
+        seen.append(connector.received("p"))
+        connector.poll()
+    assert seen[0] == seen[1] < seen[2] <= seen[3] < seen[4]
+    assert connector.received("p") == 0 and not connector.leaving
+
+
+class CountingDict(dict[int, JointPull]):
+    """A dict that counts the entries that were looked at one after the other."""
+
+    looked = 0
+
+    def values(self) -> Any:
+        self.looked += len(self)
+        return super().values()
+
+    def items(self) -> Any:
+        self.looked += len(self)
+        return super().items()
+
+
+def test_asking_for_the_pulls_of_a_peer_looks_at_none_of_them() -> None:
+    """Every transfer asks in every turn: 512 of them may be open."""
+    pulls = JointPulls()
+    pulls.open = counting = CountingDict()
+    for ticket in range(512):
+        pulls.begin(JointPull(ticket, f"p{ticket % 4}", 1, 1, {0: range(1)}))
+    for number in range(512):
+        assert pulls.waiting(f"p{number % 4}") == {0}
+    assert counting.looked == 0
+    for ticket in range(512):
+        pulls.end(ticket, 0, PullResult(ticket, None, 0, 1, 0.0, [0]))
+        pulls.end(ticket, 0, PullResult(ticket, None, 0, 1, 0.0, [0]))
+    assert not pulls.counts and not pulls.waiting("p0") and len(pulls.take()) == 512
