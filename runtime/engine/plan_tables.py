@@ -7,6 +7,7 @@ begin empty, and every plan has a number: one that is lost or comes twice is an 
 """
 
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 from pontil.gpu_ops.kernels.tile import TileSpan
@@ -45,11 +46,14 @@ class PlanWriter:
 
     def change(self, span: TileSpan) -> tuple[int, int, list[int]]:
         """Return the slot of a span's table, how many of the blocks told before stay, and those that follow."""
-        key, blocks = id(span.blocks), list(span.blocks)
+        key, blocks = id(span.blocks), span.blocks
         slot, known = self.told.pop(key) if key in self.told else self.new_table()
-        kept = len(known) if blocks[: len(known)] == known else common(known, blocks)
-        self.told[key] = slot, blocks
-        return slot, kept, blocks[kept:]
+        begun = blocks if len(blocks) == len(known) else blocks[: len(known)]
+        kept = len(known) if begun == known else common(known, blocks)
+        added = list(blocks[kept:])
+        known[kept:] = added
+        self.told[key] = slot, known
+        return slot, kept, added
 
     def new_table(self) -> tuple[int, list[int]]:
         """Return a slot that was never used, or that of the table that was used least recently, with its blocks."""
@@ -58,7 +62,7 @@ class PlanWriter:
         return self.told.pop(next(iter(self.told)))
 
 
-def common(some: list[int], others: list[int]) -> int:
+def common(some: Sequence[int], others: Sequence[int]) -> int:
     """Return the length of the common beginning."""
     pairs = zip(some, others, strict=False)
     return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(some), len(others)))

@@ -160,7 +160,7 @@ def test_a_rank_that_stalls_stops_the_clock_for_all(pair: Pair, stalled: int) ->
     assert one.receiving.notes == ["free_blocks", "abandon", "go_on_without"]
 
 
-def test_a_rank_that_stalls_is_noticed_though_it_always_owes_an_answer(pair: Pair) -> None:  # C14
+def test_a_rank_that_stalls_is_noticed_though_it_always_owes_an_answer(pair: Pair) -> None:
     """Plans follow each other, as in a worker that computes; it answers each, but never the last one."""
     one = pair(1, 2, open_taking=hostile(lambda rank: Mischief.STALL if rank == 1 else Mischief.NONE))
     one.ours.late.add(1)

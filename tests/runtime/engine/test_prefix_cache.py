@@ -197,7 +197,7 @@ def test_answers_give_way_when_memory_is_needed(model: Model) -> None:
     check_free(ours)
 
 
-def test_a_machine_that_is_never_idle_computes_an_answer_with_the_next_turn(model: Model) -> None:  # B3
+def test_a_machine_that_is_never_idle_computes_an_answer_with_the_next_turn(model: Model) -> None:
     """The next turn computes the same positions as idle work would have, once, and finds all others; a turn after that
     finds them too. So load costs an answer that is never asked for again nothing."""
     ours = rig(model)
