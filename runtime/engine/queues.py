@@ -2,31 +2,38 @@
 """The sequences of one engine by state, each queue in the order of priority, then of arrival."""
 
 from bisect import insort
-from operator import attrgetter
+from collections.abc import Iterator
+from heapq import heapify, heappop, heapreplace
+from operator import attrgetter, itemgetter
 
 from pontil.runtime.engine.sequence import Sequence, SequenceState
+from pontil.runtime.foundation.seat_counts import SeatCounts
 
-by_order, by_turn = attrgetter("order"), attrgetter("turn")
+by_order, by_turn, by_place = attrgetter("order"), attrgetter("turn"), itemgetter(0, 1, 2, 3)
 
 
 class SequenceQueues:
-    """Sequences that are `waiting` for admission, `running`, and `parked`: admitted, but without their KV, which
-    another worker computes."""
+    """Sequences that are `waiting` for admission, `running`, `paused`, and `parked`: admitted, but without their KV,
+    which another worker computes. A paused sequence keeps its blocks and has no seat. Conservation: those that run or
+    are parked have one seat each, which `seats` counts by caller; the others are in the line of their caller, in the
+    order of their turns."""
 
     def __init__(self) -> None:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.parked: list[Sequence] = []
+        self.paused: list[Sequence] = []
+        self.lines: dict[str, list[Sequence]] = {}
+        self.seats = SeatCounts()
         self.arrivals = 0
 
     @property
     def is_empty(self) -> bool:
-        return not (self.running or self.waiting or self.parked)
+        return not (self.running or self.waiting or self.parked or self.paused)
 
     @property
     def seats_taken(self) -> int:
-        """Return the number of seats taken. A sequence that will fork holds a seat for each of its choices."""
-        return sum(len(sequence.choices) for some in (self.running, self.parked) for sequence in some)
+        return self.seats.taken
 
     def arrive(self, sequence: Sequence) -> None:
         """Give a sequence its place in the order, which it keeps."""
@@ -36,19 +43,89 @@ class SequenceQueues:
 
     def wait(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=by_turn)
+        self.line_up(sequence)
+
+    def pause(self, sequence: Sequence) -> None:
+        insort(self.paused, sequence, key=by_order)
+        self.line_up(sequence)
 
     def run(self, sequence: Sequence) -> None:
         insort(self.running, sequence, key=by_order)
+        self.seats.add(sequence.share)
+
+    def park(self, sequence: Sequence) -> None:
+        self.parked.append(sequence)
+        self.seats.add(sequence.share)
+
+    def line_up(self, sequence: Sequence) -> None:
+        insort(self.lines.setdefault(sequence.share.caller, []), sequence, key=by_turn)
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a sequence from the queue of its state."""
+        """Remove a sequence from the queue of its state, and its seat or its place in the line."""
         places = {
             SequenceState.RUNNING: self.running,
             SequenceState.WAITING_FOR_REMOTE_KVS: self.parked,
             SequenceState.WAITING: self.waiting,
+            SequenceState.PAUSED: self.paused,
         }
         places[sequence.state].remove(sequence)
+        if sequence.has_seat:
+            self.seats.add(sequence.share, -1)
+            return
+        line = self.lines[sequence.share.caller]
+        line.remove(sequence)
+        if not line:
+            del self.lines[sequence.share.caller]
 
-    def newest_to_preempt(self) -> Sequence | None:
-        """Return the newest running sequence whose blocks are not promised to a peer."""
-        return next((one for one in reversed(self.running) if not one.hands_over), None)
+    def next_in_turn(self) -> Iterator[Sequence]:
+        """Yield sequences without a seat in the order in which they get one: by priority, then those of the caller that
+        holds the fewest seats for its weight, then by turn. Whoever takes one may give it a seat."""
+        if len(self.lines) == 1:
+            yield from list(*self.lines.values())
+            return
+        lines = [iter(list(line)) for line in self.lines.values()]
+        heads = [(*self.turn_of(first), place, first) for place, line in enumerate(lines) for first in [next(line)]]
+        heapify(heads)
+        while heads:
+            *_, place, head = heads[0]
+            yield head
+            following = next(lines[place], None)
+            if following is None:
+                heappop(heads)
+            else:
+                heapreplace(heads, (*self.turn_of(following), place, following))
+
+    def turn_of(self, sequence: Sequence) -> tuple[int, float, bool, int, int]:
+        priority, is_new, arrival, choice = sequence.turn
+        return priority, self.seats.level(sequence.share, 1), is_new, arrival, choice
+
+    def running_in_turn(self) -> list[Sequence]:
+        """Return the running sequences in the order in which they get blocks: by priority, then the first of each
+        caller, then the second; by order within a caller and where callers are alike."""
+        if len(self.seats.held) < 2:
+            return list(self.running)
+        places: dict[str, int] = {}
+        turns: list[tuple[int, float, int, int, Sequence]] = []
+        for one in self.running:
+            place = places[one.share.caller] = places.get(one.share.caller, 0) + 1
+            turns.append((one.priority, place / one.share.weight, one.arrival, one.choice, one))
+        return [one for *_, one in sorted(turns, key=by_place)]
+
+    def newest_above(self, sequence: Sequence) -> Sequence | None:
+        """Return the running sequence that is to give its place to one that waits: the newest of the caller that holds
+        the most seats for its weight, if its own part is left to that. What is more urgent does not give way, nor what
+        is promised to a peer or drives another stage."""
+        found: Sequence | None = None
+        if sequence.is_streamed:
+            return None
+        for one in reversed(self.running):
+            if one.priority < sequence.priority:
+                break
+            above = self.seats.yields(one.share.caller, sequence.share) and one.may_yield
+            if above and (found is None or self.seats.level(one.share) > self.seats.level(found.share)):
+                found = one
+        return found
+
+    def newest_paused(self) -> Sequence | None:
+        """Return the last of the paused sequences, which have blocks and no use for them now."""
+        return self.paused[-1] if self.paused else None

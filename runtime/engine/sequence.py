@@ -30,6 +30,7 @@ class SequenceState(Enum):
     WAITING = "waiting"
     WAITING_FOR_REMOTE_KVS = "waiting_for_remote_kvs"
     RUNNING = "running"
+    PAUSED = "paused"
     PREEMPTED = "preempted"
     FINISHED = "finished"
 
@@ -42,7 +43,8 @@ TRANSITIONS: dict[SequenceState, frozenset[SequenceState]] = {
     SequenceState.WAITING_FOR_REMOTE_KVS: frozenset(
         {SequenceState.RUNNING, SequenceState.WAITING, SequenceState.FINISHED}
     ),
-    SequenceState.RUNNING: frozenset({SequenceState.PREEMPTED, SequenceState.FINISHED}),
+    SequenceState.RUNNING: frozenset({SequenceState.PAUSED, SequenceState.PREEMPTED, SequenceState.FINISHED}),
+    SequenceState.PAUSED: frozenset({SequenceState.RUNNING, SequenceState.PREEMPTED, SequenceState.FINISHED}),
     SequenceState.PREEMPTED: frozenset({SequenceState.WAITING, SequenceState.FINISHED}),
     SequenceState.FINISHED: frozenset(),
 }
@@ -99,7 +101,8 @@ class Sequence:
     and keeps its blocks.
 
     A request with n > 1 choices is one sequence until its first tokens are sampled, all from the same logits; then it
-    is `forked` into one for each choice. They share blocks, and each copies the one it is about to write into. If only
+    is `forked` into one for each choice. They share blocks, and each copies the one it is about to write into. Each
+    needs a seat of its own: one without is paused, keeps its blocks, and goes on when it gets one. If only
     some choices continue, they are `wanted`; `given` has the first tokens, by choice, that must not be sampled because
     the client has them. A sequence with `draws` false exists for its KV alone. `scheduled_at` is when its prompt was
     first admitted here to be computed, in seconds of the scheduler's clock. No position from `reached` on was computed
@@ -191,6 +194,17 @@ class Sequence:
             return True
         behind = self.states is not None and self.states.is_full
         return behind or (self.outflow is not None and self.outflow.is_full)
+
+    @property
+    def has_seat(self) -> bool:
+        """Return whether it takes a seat of the batch: one that is parked has it for the time when its KV is here."""
+        return self.state in (SequenceState.RUNNING, SequenceState.WAITING_FOR_REMOTE_KVS)
+
+    @property
+    def may_yield(self) -> bool:
+        """Return whether it may give its seat or its blocks to another caller's: not if its blocks are promised to a
+        peer, nor if other stages wait for it."""
+        return not self.hands_over and not self.is_streamed
 
     @property
     def is_streamed(self) -> bool:

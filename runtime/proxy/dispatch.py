@@ -74,16 +74,14 @@ class Dispatcher:
         """
         run = None if request.stage is None else request.stage.run
         if run is None:
-            return self.room_among(self.lookup.loads(request), prompt_load(request), request.params.n)
+            return self.room_among(self.lookup.loads(request), prompt_load(request))
         seated = all(
-            self.room_among(self.registry.of(group).reachable_loads, 0, 1, spare=0) is not None for group in run.groups
+            self.room_among(self.registry.of(group).reachable_loads, 0, spare=0) is not None for group in run.groups
         )
-        return self.room_among(self.lookup.loads(request), prompt_load(request), 1, spare=0) if seated else None
+        return self.room_among(self.lookup.loads(request), prompt_load(request), spare=0) if seated else None
 
-    def room_among(
-        self, workers: Sequence[WorkerLoad], tokens: int, choices: int, spare: int = SPARE_SEATS
-    ) -> Route | None:
-        return next_route(workers, self.config.disagg, tokens, choices, spare)
+    def room_among(self, workers: Sequence[WorkerLoad], tokens: int, spare: int = SPARE_SEATS) -> Route | None:
+        return next_route(workers, self.config.disagg, tokens, spare)
 
     def enlist(self, request: Request) -> None:
         """Begin a request that waits in no queue: at once, or when there is a worker."""
@@ -190,7 +188,7 @@ class Dispatcher:
         for incarnation in request.phases:
             if worker := self.registry.workers.get(incarnation):
                 worker.in_flight += change
-                worker.taken += change * request.params.n
+        self.seat_choices(request, request.params.n - len(request.reasons) if change > 0 else 0)
         if change > 0:
             self.seat_prompt(request)
         else:
@@ -199,15 +197,25 @@ class Dispatcher:
                 if request.phases[incarnation] != PREFILL:
                     self.recent_work.add(incarnation, sum(len(answer.ids) for answer in request.answers), self.clock())
 
+    def seat_choices(self, request: Request, choices: int) -> None:
+        """Count so many of its choices at its workers: those that have not ended."""
+        for incarnation in request.phases if choices != request.seated else ():
+            if worker := self.registry.workers.get(incarnation):
+                worker.seat_counts.add(request.share, choices - request.seated)
+        request.seated = choices
+
+    def choices_ended(self, request: Request) -> None:
+        """Take the choices that have ended off its workers' loads: their seats are free."""
+        if request.seated:
+            self.seat_choices(request, request.params.n - len(request.reasons))
+
     def seat_prompt(self, request: Request) -> None:
         """Add the part of the prompt that was not found in its worker's cache to the worker's load."""
         request.prompt_worker = next(name for name, phase in request.phases.items() if phase != DECODE)
         found = 0 if request.route is None else request.route.prompt_worker.found
         load = prompt_load(request)
-        request.uncomputed = max(0, load - found)
+        self.set_uncomputed(request, max(0, load - found))
         self.recent_work.add(request.prompt_worker, request.uncomputed, self.clock())
-        if worker := self.registry.workers.get(request.prompt_worker):
-            worker.uncomputed += request.uncomputed
         if load and not request.trial:
             self.metrics.routing.add(load, found)
 
@@ -221,10 +229,16 @@ class Dispatcher:
         if request.prompt_worker is None:
             return 0
         new = max(0, request.uncomputed - max(0, len(request.prompt) - computed))
-        request.uncomputed -= new
-        if worker := self.registry.workers.get(request.prompt_worker):
-            worker.uncomputed -= new
+        self.set_uncomputed(request, request.uncomputed - new)
         return new
+
+    def set_uncomputed(self, request: Request, tokens: int) -> None:
+        """Note how many tokens of its prompt are to be computed by its worker."""
+        before, request.uncomputed = request.uncomputed, tokens
+        if worker := self.registry.workers.get(str(request.prompt_worker)):
+            worker.uncomputed += tokens - before
+            worker.beyond += max(0, tokens - worker.step_tokens) - max(0, before - worker.step_tokens)
+            worker.prompt_counts.add(request.share, (tokens > 0) - (before > 0))
 
     def time_left(self, request: Request, now: float) -> float | None:
         """Return the seconds within which the first token is of use. None if it has arrived, for a self-test, and for a

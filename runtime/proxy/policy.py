@@ -54,6 +54,10 @@ class WorkerLoad:
     `taken` counts the choices dispatched to it that have not ended; `seats` of them run at once. The counts are this
     proxy's own; `others` is what other proxies had given to the worker when it last said so. Of the prompt that is to
     be routed it has `found` tokens cached, as far as is known. `recent` tokens were given to it or made by it lately.
+
+    The caller of that request can have `claimable` seats of those that hold more than their part. Prompts are computed
+    by turns, so of a long one only a step's tokens hold up others: `beyond` is the rest of all of them; and a caller
+    `without_prompts` there always has its turn.
     """
 
     incarnation: str
@@ -70,6 +74,9 @@ class WorkerLoad:
     found: int = 0
     recent: int = 0
     others: OtherLoad = NO_OTHERS
+    claimable: int = 0
+    beyond: int = 0
+    without_prompts: bool = False
 
     @property
     def ahead(self) -> int:
@@ -80,17 +87,18 @@ class WorkerLoad:
 
     def can_prefill(self, saved: int = 0) -> bool:
         """Return whether another prompt may be dispatched to it, which would cost `saved` tokens more elsewhere."""
-        return self.uncomputed < self.ahead + saved
+        return self.without_prompts or self.uncomputed - self.beyond < self.ahead + saved
 
     def missing(self, prompt_tokens: int) -> int:
         """Return how many tokens of the prompt it would have to compute."""
         return max(0, prompt_tokens - self.found)
 
-    def can_seat(self, choices: int, spare: int = SPARE_SEATS) -> bool:
-        """Return whether so many more choices have seats, up to `spare` too many. What is beyond an even share of the
-        seats must be left by the other proxies. So no proxy waits for what another one takes again and again."""
+    def can_seat(self, spare: int = SPARE_SEATS) -> bool:
+        """Return whether a choice more has a seat, up to `spare` too many: the first one of a request is enough, as
+        choices are seated one by one. What is beyond an even share of the seats must be left by the other proxies. So
+        no proxy waits for what another one takes again and again."""
         room = max(self.seats + spare - self.others.taken, self.others.share_of(self.seats))
-        return self.taken + choices <= room or (not self.taken and choices <= self.seats + spare)
+        return self.taken < room or not self.taken
 
     @property
     def all_in_flight(self) -> int:
@@ -225,22 +233,23 @@ def plan(
 
 
 def next_route(
-    workers: Sequence[WorkerLoad], disagg: Disagg, prompt_tokens: int, choices: int, spare: int = SPARE_SEATS
+    workers: Sequence[WorkerLoad], disagg: Disagg, prompt_tokens: int, spare: int = SPARE_SEATS
 ) -> Route | None:
     """Return the route of a request that can wait: as `plan`, but only over workers that have room now, up to `spare`
-    choices more than seats, else None."""
+    choices more than seats, else None. Without such a one it takes a seat of callers that have more than their part,
+    unless nothing is to be `spare`."""
     prefill, decode = split(workers, disagg)
     if not prefill or not decode:
-        free = [worker for worker in with_room(workers) if worker.can_seat(choices, spare)]
+        free = seated(with_room(workers), spare)
         costs = Costs.of(workers, prompt_tokens)
         return CollocatedRoute(by_cost(free, costs.whole)[0]) if free else None
-    seated = [worker for worker in decode if worker.can_seat(choices, spare)]
-    if not seated:
+    free = seated(decode, spare)
+    if not free:
         return None
     ready = with_room(prefill)
     costs, decoder = Costs.of(prefill, prompt_tokens), Costs.of(decode, prompt_tokens)
-    pair = DisaggregatedRoute(by_cost(ready or prefill, costs.prefill)[0], by_cost(seated, decoder.decode)[0])
-    relief = None if disagg == "always" else relieving(pair, prefill, with_room(seated), prompt_tokens)
+    pair = DisaggregatedRoute(by_cost(ready or prefill, costs.prefill)[0], by_cost(free, decoder.decode)[0])
+    relief = None if disagg == "always" else relieving(pair, prefill, with_room(free), prompt_tokens)
     if relief is not None:
         return CollocatedRoute(relief)
     return pair if ready else None
@@ -281,6 +290,12 @@ def relieving(
     first, second = Costs.of(prefill, prompt_tokens), Costs.of(decode, prompt_tokens)
     worker = by_cost(decode, second.relieving)[0]
     return worker if second.relieving(worker) < first.prefill(pair.prefill) + second.decode(pair.decode) else None
+
+
+def seated(workers: Sequence[WorkerLoad], spare: int) -> list[WorkerLoad]:
+    """Return the workers with a seat for a choice more; without any, those where others are to give one back."""
+    free = [worker for worker in workers if worker.can_seat(spare)]
+    return free or [worker for worker in workers if worker.claimable and spare]
 
 
 def with_room(workers: Sequence[WorkerLoad]) -> list[WorkerLoad]:

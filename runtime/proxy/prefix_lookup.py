@@ -23,9 +23,9 @@ class PrefixLookup:
         self.settle(request, group)
         workers, prefix = group.serving(request.release), self.prefix_of(request, group)
         if prefix is None:
-            return tuple([worker.load for worker in workers])
+            return tuple([worker.load_with(0, request.share) for worker in workers])
         prefix.grow([worker.prefixes for worker in workers])
-        return tuple([worker.load_with(prefix.found(worker.prefixes)) for worker in workers])
+        return tuple([worker.load_with(prefix.found(worker.prefixes), request.share) for worker in workers])
 
     def settle(self, request: Request, group: WorkerGroup) -> None:
         """Give a request another release if no worker of its own takes requests any more. An answer that has begun has

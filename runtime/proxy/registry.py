@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from pontil.runtime.foundation.fair_share import FairShare
+from pontil.runtime.foundation.seat_counts import SeatCounts
 from pontil.runtime.graph.catalog import GraphModel
 from pontil.runtime.proxy.admission import context_length
 from pontil.runtime.proxy.held_prefixes import HeldPrefixes
@@ -32,18 +34,20 @@ FIXED = (EMBED, NODE)
 @dataclass(slots=True)
 class RegisteredWorker:
     """One registered worker. `counters` and `gauges` are the last that it reported; `confirmed` means that the
-    supervisor's table has shown it. It has yet to compute `uncomputed` prompt tokens, and to end `taken` choices. It
-    was `drained` when it left: prompts that it computed lie with their decode workers, which tell if they do not. It is
-    not `reachable` between a message that its socket did not take and the next one that is heard of it. It serves
-    requests of `group` only. `recent` tokens were given to it or made by it lately (runtime/proxy/recent_work.py)."""
+    supervisor's table has shown it. It has yet to compute `uncomputed` prompt tokens, of which `beyond` are not the
+    next step's of their prompts, and to end `taken` choices: `seat_counts` and `prompt_counts` have its choices and its
+    uncomputed prompts by caller. It was `drained` when it left: prompts that it computed lie with their decode workers,
+    which tell if they do not. It is not `reachable` between a message that its socket did not take and the next one
+    that is heard of it. It serves requests of `group` only. `recent` tokens were given to it or made by it lately
+    (runtime/proxy/recent_work.py)."""
 
     hello: Hello
     last_heard: float
     counters: dict[str, int] = field(default_factory=dict)
     gauges: dict[str, int] = field(default_factory=dict)
     in_flight: int = 0
-    taken: int = 0
     uncomputed: int = 0
+    beyond: int = 0
     running: int = 0
     waiting: int = 0
     free_blocks: int = 0
@@ -55,6 +59,16 @@ class RegisteredWorker:
     prefixes: HeldPrefixes = field(default_factory=HeldPrefixes)
     recent: float = 0.0
     others: OtherLoad = NO_OTHERS
+    seat_counts: SeatCounts = field(default_factory=SeatCounts)
+    prompt_counts: SeatCounts = field(default_factory=SeatCounts)
+
+    @property
+    def taken(self) -> int:
+        return self.seat_counts.taken
+
+    @property
+    def step_tokens(self) -> int:
+        return max(1, self.hello.max_num_batched_tokens)
 
     @property
     def capacity(self) -> int:
@@ -89,13 +103,15 @@ class RegisteredWorker:
     def load(self) -> WorkerLoad:
         return self.load_with(0)
 
-    def load_with(self, found: int) -> WorkerLoad:
-        """Return its load, for a prompt of which it has so many tokens cached."""
+    def load_with(self, found: int, share: FairShare | None = None) -> WorkerLoad:
+        """Return its load, for a prompt of which it has so many tokens cached, of a request that takes this share."""
         hello = self.hello
+        claimable = 0 if share is None else self.seat_counts.claimable(share, self.seats)
+        without_prompts = share is not None and share.caller not in self.prompt_counts.held
         return WorkerLoad(
             hello.sender, hello.name, hello.role, hello.peer_endpoint, self.in_flight, self.free_blocks,
-            self.seats, self.context, self.uncomputed, max(1, hello.max_num_batched_tokens), self.taken,
-            found, int(self.recent), self.others,
+            self.seats, self.context, self.uncomputed, self.step_tokens, self.taken,
+            found, int(self.recent), self.others, claimable, self.beyond, without_prompts,
         )  # fmt: skip
 
     @property

@@ -5,7 +5,7 @@ Requests wait for the slower of the two."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 # Time constant of the measurement, in seconds of computing: load changes the cost of prompts within a few seconds.
 MEMORY_SECONDS = 5.0
@@ -70,6 +70,16 @@ class HasSeats(Protocol):
     def taken(self) -> int: ...
 
 
+Seated = TypeVar("Seated", bound=HasSeats)
+
+
+def generating(workers: Sequence[Seated]) -> list[Seated]:
+    """Return the workers whose seats answers take: where there are both, prefill workers generate nothing."""
+    roles = [worker.role for worker in workers]
+    split = "decode" in roles and "prefill" in roles
+    return [worker for role, worker in zip(roles, workers, strict=True) if role == "decode" or not split]
+
+
 @dataclass(frozen=True, slots=True)
 class Seats:
     """The seats of the workers that generate. Without a `free` one a request waits for an answer to end."""
@@ -79,14 +89,11 @@ class Seats:
 
     @classmethod
     def of(cls, workers: Sequence[HasSeats]) -> "Seats":
-        roles = [worker.role for worker in workers]
-        split = "decode" in roles and "prefill" in roles
         free = total = 0
-        for role, worker in zip(roles, workers, strict=True):
-            if role == "decode" or not split:
-                seats = worker.seats
-                total += seats
-                free += max(0, seats - worker.taken)
+        for worker in generating(workers):
+            seats = worker.seats
+            total += seats
+            free += max(0, seats - worker.taken)
         return cls(free, total)
 
 

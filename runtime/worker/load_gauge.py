@@ -51,7 +51,7 @@ class LoadGauge:
             **{f"thread_failures_{name}": count for name, count in self.failures.counts().items()},
         }
         running = len(scheduler.running) + len(scheduler.parked)
-        waiting = len(scheduler.waiting) + len(self.prefill.halves) + len(self.grammars)
+        waiting = len(scheduler.waiting) + len(scheduler.queues.paused) + len(self.prefill.halves) + len(self.grammars)
         free = self.machine.pool.available
         return HeartbeatLoad(running, waiting, free, steps.steps, counters, self.gauges(), self.others(link))
 
@@ -66,9 +66,14 @@ class LoadGauge:
         return {
             "proxies": self.links.proxies - (link.proxy is not None),
             "in_flight": len(theirs),
-            "taken": sum(len(request.sequence.choices) for request in theirs),
+            "taken": sum(self.choices_of(request) for request in theirs),
             "uncomputed": sum(uncomputed(request, self.machine.scheduler.prefix) for request in theirs),
         }
+
+    def choices_of(self, request: WorkerRequest) -> int:
+        """Return how many of its choices have not ended."""
+        unfinished = self.machine.engine.sequences.get(request.key, [request.sequence])
+        return sum(len(sequence.choices) for sequence in unfinished)
 
 
 def uncomputed(request: WorkerRequest, prefixes: PrefixCache) -> int:

@@ -30,7 +30,7 @@ def measured(tokenizer: Tokenizer, tokens: int = 1_000) -> RequestQueue:
     """Return a queue that has measured one prompt of so many tokens computed in a second."""
     made, first = queue(), request(tokenizer, -1, tokens)
     made.push(first, 1.0, 0.0)
-    made.pop(0.0)
+    made.serve(first, 0.0)
     made.started(first, 1.0)
     made.drop(first, 1.0)
     assert made.rate.prompts.per_second == pytest.approx(tokens)
@@ -61,7 +61,7 @@ def test_where_nobody_waits_one_is_let_in_whatever_was_measured(tokenizer: Token
     made = measured(tokenizer, tokens=1)
     slow = request(tokenizer, 0, 1_000)
     made.push(slow, 1.0, 1.0)
-    made.pop(1.0)
+    made.serve(slow, 1.0)
     made.check([(1_000, PARAMS)], 0, "-", 1.0)
 
 
@@ -106,7 +106,8 @@ def test_sums_are_those_of_what_is_there(tokenizer: Tokenizer, moves: list[tuple
             waiting.append(request(tokenizer, number, pick + 1, 1 + pick % 3))
             made.push(waiting[-1], 1.0, now)
         elif move == "pop" and waiting:
-            one = made.pop(now)
+            one = next(made.heads())
+            made.serve(one, now)
             waiting.remove(one)
             sent.append(one)
             uncomputed[one.id] = len(one.prompt)

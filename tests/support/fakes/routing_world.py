@@ -179,11 +179,11 @@ class RoutingWorld:
     def route(self, request: SimulatedRequest) -> Route | None:
         registered = list(self.registry.workers.values())
         if not self.by_cache:
-            return next_route([one.load for one in registered], "auto", len(request.prompt), 1)
+            return next_route([one.load for one in registered], "auto", len(request.prompt))
         while request.prefix.grow([one.prefixes for one in registered]):
             pass
         loads = [one.load_with(request.prefix.found(one.prefixes)) for one in registered]
-        return next_route(loads, "auto", len(request.prompt), 1)
+        return next_route(loads, "auto", len(request.prompt))
 
     def launch(self, request: SimulatedRequest, route: Route) -> None:
         """Send a request to its workers. Its prompt counts as cached as far as it is when it arrives there."""
