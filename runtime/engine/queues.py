@@ -12,20 +12,25 @@ from pontil.runtime.foundation.seat_counts import SeatCounts
 by_order, by_turn, by_place = attrgetter("order"), attrgetter("turn"), itemgetter(0, 1, 2, 3)
 
 
+# A parked sequence has its seat for the time when its KV is here.
+SEATED = (SequenceState.RUNNING, SequenceState.WAITING_FOR_REMOTE_KVS)
+
+
 class SequenceQueues:
     """Sequences that are `waiting` for admission, `running`, `paused`, and `parked`: admitted, but without their KV,
     which another worker computes. A paused sequence keeps its blocks and has no seat. Conservation: those that run or
     are parked have one seat each, which `seats` counts by caller; the others are in the line of their caller, in the
     order of their turns."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_num_seqs: int) -> None:
+        self.max_num_seqs = max_num_seqs
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.parked: list[Sequence] = []
         self.paused: list[Sequence] = []
         self.lines: dict[str, list[Sequence]] = {}
         self.seats = SeatCounts()
-        self.arrivals = 0
+        self.arrivals = self.pauses = 0
 
     @property
     def is_empty(self) -> bool:
@@ -34,6 +39,30 @@ class SequenceQueues:
     @property
     def seats_taken(self) -> int:
         return self.seats.taken
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether every seat is taken."""
+        return self.seats_taken >= self.max_num_seqs
+
+    def may_seat(self, sequence: Sequence) -> bool:
+        """Return whether there is a seat for a sequence, or somebody who is to give one."""
+        return not self.is_full or self.newest_above(sequence) is not None
+
+    def free_seat(self, sequence: Sequence) -> None:
+        """Have a seat free for a sequence that gets one now."""
+        if self.is_full and (above := self.newest_above(sequence)) is not None:
+            self.pauses += 1
+            self.remove(above)
+            above.move(SequenceState.PAUSED)
+            self.pause(above)
+
+    def resume(self, sequence: Sequence) -> None:
+        """Give a paused sequence a seat."""
+        self.free_seat(sequence)
+        self.remove(sequence)
+        sequence.move(SequenceState.RUNNING)
+        self.run(sequence)
 
     def arrive(self, sequence: Sequence) -> None:
         """Give a sequence its place in the order, which it keeps."""
@@ -69,7 +98,7 @@ class SequenceQueues:
             SequenceState.PAUSED: self.paused,
         }
         places[sequence.state].remove(sequence)
-        if sequence.has_seat:
+        if sequence.state in SEATED:
             self.seats.add(sequence.share, -1)
             return
         line = self.lines[sequence.share.caller]
@@ -121,11 +150,21 @@ class SequenceQueues:
         for one in reversed(self.running):
             if one.priority < sequence.priority:
                 break
-            above = self.seats.yields(one.share.caller, sequence.share) and one.may_yield
-            if above and (found is None or self.seats.level(one.share) > self.seats.level(found.share)):
+            above = self.seats.yields(one.share.caller, sequence.share)
+            if (
+                may_yield(one)
+                and above
+                and (found is None or self.seats.level(one.share) > self.seats.level(found.share))
+            ):
                 found = one
         return found
 
     def newest_paused(self) -> Sequence | None:
         """Return the last of the paused sequences, which have blocks and no use for them now."""
         return self.paused[-1] if self.paused else None
+
+
+def may_yield(sequence: Sequence) -> bool:
+    """Return whether a sequence may give its seat or its blocks to another caller's: not if its blocks are promised to
+    a peer, nor if other stages wait for it."""
+    return not sequence.hands_over and not sequence.is_streamed

@@ -57,10 +57,10 @@ class Scheduler:
         self.prefix = PrefixCache(pool, layout.block_size, prefix_caching)
         self.memory = KVCacheManager(pool, layout)
         self.answer_recompute = AnswerRecompute(self.prefix, self.memory, layout.block_size)
-        self.queues = SequenceQueues()
+        self.queues = SequenceQueues(max_num_seqs)
         self.waiting, self.running, self.parked = self.queues.waiting, self.queues.running, self.queues.parked
         self.tier = TierLoads(self.prefix, self.memory, self.queues, self.start, clock)
-        self.preemptions = self.recomputed = self.pauses = 0
+        self.preemptions = self.recomputed = 0
         self.stalled = self.held_up = False
 
     @property
@@ -136,7 +136,7 @@ class Scheduler:
         KV came from another worker: if there is no room for these, the sequence waits to be admitted with all that it
         needs."""
         while not (self.memory.own_next(sequence) and self.memory.grow(sequence, sequence.computed + count)):
-            if not self.preempt_paused():
+            if not self.preempt(self.queues.newest_paused()):
                 break
         else:
             return True
@@ -161,41 +161,22 @@ class Scheduler:
         if in_step:
             self.tier.settle()
         for sequence in self.queues.next_in_turn():
-            if self.is_full and self.queues.newest_above(sequence) is None:
+            if not self.queues.may_seat(sequence):
                 return
             remote, is_paused = sequence.remote_prefill, sequence.state is SequenceState.PAUSED
             if not is_paused and (self.prefix.awaits(sequence) if remote is None else not remote.is_ready):
                 continue
             if is_paused:
-                self.resume(sequence)
+                self.queues.resume(sequence)
             elif not (self.take_seat(sequence, remote) if remote else in_step and self.take_up(sequence)):
                 return
-
-    @property
-    def is_full(self) -> bool:
-        return self.queues.seats_taken >= self.max_num_seqs
-
-    def free_seat(self, sequence: Sequence) -> None:
-        """Have a seat free for a sequence that gets one now."""
-        if self.is_full and (above := self.queues.newest_above(sequence)) is not None:
-            self.pauses += 1
-            self.queues.remove(above)
-            above.move(SequenceState.PAUSED)
-            self.queues.pause(above)
-
-    def resume(self, sequence: Sequence) -> None:
-        """Give a paused sequence a seat."""
-        self.free_seat(sequence)
-        self.queues.remove(sequence)
-        sequence.move(SequenceState.RUNNING)
-        self.queues.run(sequence)
 
     def take_up(self, sequence: Sequence) -> bool:
         """Start a sequence if there is room for it, or park it while its prefix is read from a tier."""
         hit = self.prefix.find(sequence)
         if not self.reserve(sequence, hit):
             return False
-        self.free_seat(sequence)
+        self.queues.free_seat(sequence)
         self.queues.remove(sequence)
         if not self.tier.begin(sequence, hit):
             self.start(sequence, hit)
@@ -208,7 +189,7 @@ class Scheduler:
         hit = self.prefix.find_full(sequence, remote.draws_first)
         if not self.reserve(sequence, hit):
             return False
-        self.free_seat(sequence)
+        self.queues.free_seat(sequence)
         self.queues.remove(sequence)
         sequence.computed, sequence.remote_prefill = hit.computed, None
         sequence.move(SequenceState.WAITING_FOR_REMOTE_KVS)
@@ -220,11 +201,8 @@ class Scheduler:
         """Reserve blocks, or nothing. One block stays available for each running sequence, or the new one would be
         preempted at once. Paused sequences lose theirs for it, and those that are above their part."""
         while not self.memory.reserve(sequence, hit, sum(not other.hands_over for other in self.running)):
-            if not self.preempt_paused():
-                above = self.queues.newest_above(sequence)
-                if above is None or not self.may_preempt(above):
-                    return False
-                self.preempt(above)
+            if not self.preempt(self.queues.newest_paused() or self.queues.newest_above(sequence)):
+                return False
         return True
 
     def start(self, sequence: Sequence, hit: PrefixHit) -> None:
@@ -243,32 +221,16 @@ class Scheduler:
     def make_room(self, sequence: Sequence, in_turn: list[Sequence]) -> bool:
         """Bind a block for the next position, preempting paused sequences and those behind it if necessary."""
         while not self.memory.own_next(sequence):
-            if self.preempt_paused():
-                continue
-            victim = last_to_preempt(in_turn)
-            if victim is None or victim is sequence or in_turn.index(victim) < in_turn.index(sequence):
+            if not self.preempt(self.queues.newest_paused() or last_behind(sequence, in_turn)):
                 return False
-            if not self.may_preempt(victim):
-                return False
-            self.preempt(victim)
         return True
 
-    def may_preempt(self, sequence: Sequence) -> bool:
-        """Return whether its blocks can be taken now, and not only when the last step is over."""
-        written = self.memory.is_written(sequence)
-        self.held_up = self.held_up or written
-        return not written
-
-    def preempt_paused(self) -> bool:
-        """Take the blocks of the last paused sequence; return False where there is none."""
-        paused = self.queues.newest_paused()
-        if paused is None or not self.may_preempt(paused):
+    def preempt(self, sequence: Sequence | None) -> bool:
+        """Take all blocks from a running or paused sequence, if there is one that gives them now and not only when the
+        last step is over. It is computed again, by replay, when there is room."""
+        if sequence is None or self.memory.is_written(sequence):
+            self.held_up = self.held_up or sequence is not None
             return False
-        self.preempt(paused)
-        return True
-
-    def preempt(self, sequence: Sequence) -> None:
-        """Take all blocks from a running or paused sequence. It is computed again, by replay, when there is room."""
         self.preemptions += 1
         if sequence.times is not None:
             sequence.times.preempt(self.clock())
@@ -279,6 +241,7 @@ class Scheduler:
         sequence.move(SequenceState.PREEMPTED)
         sequence.move(SequenceState.WAITING)
         self.queues.wait(sequence)
+        return True
 
     def park(self, sequence: Sequence, remote: RemotePrefill) -> bool:
         """Queue a sequence whose prompt is computed elsewhere, to wait for seats and blocks. Return whether it has them
@@ -332,7 +295,7 @@ class Scheduler:
         """Return a sequence for one more choice, which shares every block of the stem."""
         sequence = stem.fork(choice)
         self.memory.pool.share(sequence.blocks)
-        if sequence.state is SequenceState.RUNNING and self.is_full:
+        if sequence.state is SequenceState.RUNNING and self.queues.is_full:
             sequence.move(SequenceState.PAUSED)
         place = {SequenceState.RUNNING: self.queues.run, SequenceState.PAUSED: self.queues.pause}
         place.get(sequence.state, self.queues.wait)(sequence)
@@ -352,10 +315,14 @@ class Scheduler:
             self.memory.give_back(sequence)
 
 
-def last_to_preempt(in_turn: list[Sequence]) -> Sequence | None:
-    """Return the last running sequence whose blocks are not promised to a peer."""
-    running = (one for one in reversed(in_turn) if one.state is SequenceState.RUNNING)
-    return next((one for one in running if not one.hands_over), None)
+def last_behind(sequence: Sequence, in_turn: list[Sequence]) -> Sequence | None:
+    """Return the last running sequence behind this one whose blocks are not promised to a peer."""
+    for one in reversed(in_turn):
+        if one is sequence:
+            return None
+        if one.state is SequenceState.RUNNING and not one.hands_over:
+            return one
+    return None
 
 
 def chunk(start: int, remaining: int, budget: int) -> int:

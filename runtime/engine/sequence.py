@@ -196,17 +196,6 @@ class Sequence:
         return behind or (self.outflow is not None and self.outflow.is_full)
 
     @property
-    def has_seat(self) -> bool:
-        """Return whether it takes a seat of the batch: one that is parked has it for the time when its KV is here."""
-        return self.state in (SequenceState.RUNNING, SequenceState.WAITING_FOR_REMOTE_KVS)
-
-    @property
-    def may_yield(self) -> bool:
-        """Return whether it may give its seat or its blocks to another caller's: not if its blocks are promised to a
-        peer, nor if other stages wait for it."""
-        return not self.hands_over and not self.is_streamed
-
-    @property
     def is_streamed(self) -> bool:
         """Return whether it belongs to a stage that others follow or feed."""
         return not (self.inputs is None and self.states is None and self.outflow is None)

@@ -18,7 +18,7 @@ class SeatCounts:
     def add(self, share: FairShare, seats: int = 1) -> None:
         """Add so many seats to what a caller holds, or take them off."""
         before = self.held.get(share.caller, 0)
-        # Who was counted elsewhere, as a worker is that registers anew, gives nothing back here.
+        # Seats that were counted for a worker before it registered anew are not given back here.
         held = max(0, before + seats)
         self.taken += held - before
         if held:

@@ -54,10 +54,10 @@ def test_callers_hold_seats_by_their_weights_within_one() -> None:
     for _ in range(5):
         world.step()
     assert (held(world, "a"), held(world, "b")) == (4, 8)
-    pauses = world.scheduler.pauses
+    pauses = world.queues.pauses
     for _ in range(50):
         world.step()
-    assert world.scheduler.pauses == pauses, "seats at their parts stay where they are"
+    assert world.queues.pauses == pauses, "seats at their parts stay where they are"
     world.drain(1000)
 
 
@@ -86,7 +86,7 @@ def test_what_is_promised_or_parked_keeps_its_seat() -> None:
     world.add("other", "b", tokens=1)
     world.scheduler.schedule()
     assert parked.state is SequenceState.WAITING_FOR_REMOTE_KVS
-    assert hands_over.state is SequenceState.RUNNING and world.scheduler.pauses == 0
+    assert hands_over.state is SequenceState.RUNNING and world.queues.pauses == 0
 
 
 def test_prompts_of_many_choices_draw_no_more_first_tokens_in_a_step_than_there_are_seats() -> None:

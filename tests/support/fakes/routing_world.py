@@ -13,6 +13,7 @@ from pathlib import Path
 from pontil.runtime.accounting.counts import PREFILL
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.prefix import Key, full_keys
+from pontil.runtime.foundation.fair_share import EVERYBODY
 from pontil.runtime.proxy.policy import INTERLEAVED, CollocatedRoute, DisaggregatedRoute, Route, next_route
 from pontil.runtime.proxy.prompt_prefix import PromptPrefix
 from pontil.runtime.proxy.recent_work import RecentWork
@@ -194,7 +195,7 @@ class RoutingWorld:
         for load in route.workers:
             worker = self.workers[load.incarnation]
             worker.registered.in_flight += 1
-            worker.registered.taken += 1
+            worker.registered.seat_counts.add(EVERYBODY)
         worker = self.workers[route.prompt_worker.incarnation]
         request.cached = worker.admit(request)
         request.uncomputed = max(0, len(request.prompt) - route.prompt_worker.found)
@@ -239,7 +240,7 @@ class RoutingWorld:
         for load in route.workers:
             registered = self.workers[load.incarnation].registered
             registered.in_flight -= 1
-            registered.taken -= 1
+            registered.seat_counts.add(EVERYBODY, -1)
         self.recent.add(decoder.incarnation, len(request.answer), self.now)
         request.ended()
 

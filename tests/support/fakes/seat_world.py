@@ -12,6 +12,7 @@ from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.engine.batch import Batch
 from pontil.runtime.engine.engine import Engine, Output
 from pontil.runtime.engine.model_runner import Launched
+from pontil.runtime.engine.queues import may_yield
 from pontil.runtime.engine.sampler import Sampled
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequence import FinishReason, Known, Sequence, SequenceState
@@ -138,10 +139,10 @@ class SeatWorld:
         batch = self.schedule()
         queues, awaits = self.queues, self.scheduler.prefix.awaits
         able = [one for line in queues.lines.values() for one in line if one in queues.paused or not awaits(one)]
-        assert self.is_tight or self.scheduler.is_full or not able
+        assert self.is_tight or queues.is_full or not able
         most_urgent = min((one.priority for one in able), default=0)
         wanting = {one.share.caller: one for one in able if one.priority == most_urgent}
-        holding = {one.share.caller for one in queues.running if one.may_yield and one.priority >= most_urgent}
+        holding = {one.share.caller for one in queues.running if may_yield(one) and one.priority >= most_urgent}
         for one in [] if self.is_tight else wanting.values():
             assert not any(queues.seats.yields(caller, one.share) for caller in holding)
         assert all(span.sequence in queues.running for span in batch.spans)
@@ -182,8 +183,8 @@ class SeatWorld:
     def check(self) -> None:
         """Check what holds after every step."""
         queues = self.queues
-        assert queues.seats_taken == len(queues.running) + len(queues.parked) <= self.seats
-        assert sum(queues.seats.held.values()) == queues.seats_taken
+        assert queues.seats.taken == len(queues.running) + len(queues.parked) <= self.seats
+        assert sum(queues.seats.held.values()) == queues.seats.taken
         in_line = [one for line in queues.lines.values() for one in line]
         assert len(in_line) == len(queues.waiting) + len(queues.paused)
 
