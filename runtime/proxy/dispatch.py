@@ -29,7 +29,8 @@ EXCUSED = (MOVED, UNREACHABLE)
 
 
 class Dispatcher:
-    """The sender of requests to workers. `stranded` requests, which no worker serves, wait until one registers.
+    """The sender of requests to workers. `stranded` requests, which no worker serves, wait until one registers, and
+    `suspended` ones until their readers take something.
 
     `give_up` is called with a request that gets no other attempt, and the reason. `send` returns whether a message was
     sent. `launched` is called with a request of a stage whose attempt was sent to all of its workers.
@@ -50,6 +51,8 @@ class Dispatcher:
         self.lookup = PrefixLookup(registry, config.routing == "cache")
         self.recent_work = RecentWork(registry)
         self.stranded: dict[str, Request] = {}
+        # Requests without an attempt, until their readers take what there is.
+        self.suspended: dict[str, Request] = {}
         # Stranded requests that may be placed now, and whether a call is placing them: an attempt that fails at once
         # strands its request anew, which then waits here for its turn instead of recursing.
         self.due: deque[Request] = deque()
@@ -172,9 +175,24 @@ class Dispatcher:
     def withdraw(self, request: Request) -> None:
         """Cancel the request at its workers, and take it off their loads."""
         self.stranded.pop(request.id, None)
+        self.suspended.pop(request.id, None)
         self.seat(request, -1)
         for message in request.cancels(self.incarnation):
             self.cancels.post(message.receiver, message)
+
+    def suspend(self, request: Request, reason: str) -> None:
+        """End the attempt of a request, which has no other one before `go_on`. That is no fault."""
+        LOG.info("attempt %d is suspended: %s", request.attempt + 1, reason, extra=about(request))
+        self.withdraw(request)
+        request.recorder.broke(self.clock(), reason)
+        request.broke(self.clock(), excused=True)
+        request.stranded_at = None
+        self.suspended[request.id] = request
+
+    def go_on(self, request: Request) -> None:
+        """Begin the next attempt of a suspended request, from the last token that it has."""
+        del self.suspended[request.id]
+        self.enlist(request)
 
     def flush(self) -> None:
         """Send the cancels that could not be sent yet. A worker that takes none for PATIENCE is gone, or ends the work
@@ -251,6 +269,8 @@ class Dispatcher:
         """Return a description of the deadline that the request has missed, or None (C14). Progress of a prompt's
         computation restarts the wait, but `prefill_timeout` limits the computation as a whole. Progress of any stage of
         a run restarts the wait of the others."""
+        if request.id in self.suspended:
+            return None
         if request.stranded_at is not None:
             limit = self.config.failover_timeout
             waited = now - request.stranded_at

@@ -82,6 +82,40 @@ def test_one_caller_cannot_fill_the_queue(tokenizer: Tokenizer, monkeypatch: pyt
         site.ask(f"new{number}")
 
 
+def test_a_reader_that_takes_nothing_gives_its_seat_to_those_that_wait(tokenizer: Tokenizer) -> None:  # F7
+    site = EngineSite(tokenizer, fair=False)
+    site.worker("w", 2)
+    site.measure()
+    unread = [site.ask("-", tokens=400), site.ask("-", n=2, tokens=400)]
+    site.run(1.0)
+    for stream in unread:
+        stream.note_reader(takes=False)
+    others = [site.ask("-", tokens=5) for _ in range(6)]
+    site.run(5.0)
+    assert all(stream.request.complete for stream in others) and len(site.dispatcher.suspended) == 2
+    assert site.registry.workers["w"].taken == 0
+    site.run(30.0)
+    told = [len(answer.ids) for stream in unread for answer in stream.request.answers]
+    assert max(told) < 400 and len(site.dispatcher.suspended) == 2, "they wait for their readers, for as long as these"
+    for stream in unread:
+        stream.note_reader(takes=True)
+    site.run(20.0)
+    for stream in unread:
+        request, n = stream.request, stream.request.params.n
+        assert as_alone(request) and request.billed.completion_tokens == 400 * n
+        assert sum(len(said.ids) for said in request.mailbox.deltas.values()) == 400 * n, "each token is said once"
+    assert site.idle
+
+
+def test_a_reader_that_takes_nothing_goes_on_while_nobody_waits(tokenizer: Tokenizer) -> None:  # F7
+    site = EngineSite(tokenizer)
+    site.worker("w", 2)
+    stream = site.ask("-", tokens=400)
+    stream.note_reader(takes=False)
+    site.run(10.0)
+    assert stream.request.complete and stream.request.attempt == 0
+
+
 @pytest.mark.parametrize("seed", range(examples(12, 300)))
 def test_random_mixes_are_served_in_time_and_shared(tokenizer: Tokenizer, seed: int) -> None:
     """Keys with weights, 1 to 64 choices, releases, priorities, and clients that leave. After each round no seat is
