@@ -255,7 +255,6 @@ class Dispatcher:
         before, request.uncomputed = request.uncomputed, tokens
         if worker := self.registry.workers.get(str(request.prompt_worker)):
             worker.uncomputed += tokens - before
-            worker.beyond += max(0, tokens - worker.step_tokens) - max(0, before - worker.step_tokens)
             worker.prompt_counts.add(request.share, (tokens > 0) - (before > 0))
 
     def time_left(self, request: Request, now: float) -> float | None:

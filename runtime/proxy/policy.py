@@ -55,9 +55,8 @@ class WorkerLoad:
     proxy's own; `others` is what other proxies had given to the worker when it last said so. Of the prompt that is to
     be routed it has `found` tokens cached, as far as is known. `recent` tokens were given to it or made by it lately.
 
-    The caller of that request can have `claimable` seats of those that hold more than their part. Prompts are computed
-    by turns, so of a long one only a step's tokens hold up others: `beyond` is the rest of all of them; and a caller
-    `without_prompts` there always has its turn.
+    The caller of that request can have `claimable` seats of those that hold more than their part. One that is
+    `without_prompts` to be computed there always has its turn.
     """
 
     incarnation: str
@@ -75,7 +74,6 @@ class WorkerLoad:
     recent: int = 0
     others: OtherLoad = NO_OTHERS
     claimable: int = 0
-    beyond: int = 0
     without_prompts: bool = False
 
     @property
@@ -87,7 +85,7 @@ class WorkerLoad:
 
     def can_prefill(self, saved: int = 0) -> bool:
         """Return whether another prompt may be dispatched to it, which would cost `saved` tokens more elsewhere."""
-        return self.without_prompts or self.uncomputed - self.beyond < self.ahead + saved
+        return self.without_prompts or self.uncomputed < self.ahead + saved
 
     def missing(self, prompt_tokens: int) -> int:
         """Return how many tokens of the prompt it would have to compute."""

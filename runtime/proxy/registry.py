@@ -34,12 +34,11 @@ FIXED = (EMBED, NODE)
 @dataclass(slots=True)
 class RegisteredWorker:
     """One registered worker. `counters` and `gauges` are the last that it reported; `confirmed` means that the
-    supervisor's table has shown it. It has yet to compute `uncomputed` prompt tokens, of which `beyond` are not the
-    next step's of their prompts, and to end `taken` choices: `seat_counts` and `prompt_counts` have its choices and its
-    uncomputed prompts by caller. It was `drained` when it left: prompts that it computed lie with their decode workers,
-    which tell if they do not. It is not `reachable` between a message that its socket did not take and the next one
-    that is heard of it. It serves requests of `group` only. `recent` tokens were given to it or made by it lately
-    (runtime/proxy/recent_work.py)."""
+    supervisor's table has shown it. It has yet to compute `uncomputed` prompt tokens, and to end `taken` choices:
+    `seat_counts` and `prompt_counts` have its choices and its uncomputed prompts by caller. It was `drained` when it
+    left: prompts that it computed lie with their decode workers, which tell if they do not. It is not `reachable`
+    between a message that its socket did not take and the next one that is heard of it. It serves requests of `group`
+    only. `recent` tokens were given to it or made by it lately (runtime/proxy/recent_work.py)."""
 
     hello: Hello
     last_heard: float
@@ -47,7 +46,6 @@ class RegisteredWorker:
     gauges: dict[str, int] = field(default_factory=dict)
     in_flight: int = 0
     uncomputed: int = 0
-    beyond: int = 0
     running: int = 0
     waiting: int = 0
     free_blocks: int = 0
@@ -65,10 +63,6 @@ class RegisteredWorker:
     @property
     def taken(self) -> int:
         return self.seat_counts.taken
-
-    @property
-    def step_tokens(self) -> int:
-        return max(1, self.hello.max_num_batched_tokens)
 
     @property
     def capacity(self) -> int:
@@ -110,8 +104,8 @@ class RegisteredWorker:
         without_prompts = share is not None and share.caller not in self.prompt_counts.held
         return WorkerLoad(
             hello.sender, hello.name, hello.role, hello.peer_endpoint, self.in_flight, self.free_blocks,
-            self.seats, self.context, self.uncomputed, self.step_tokens, self.taken,
-            found, int(self.recent), self.others, claimable, self.beyond, without_prompts,
+            self.seats, self.context, self.uncomputed, max(1, hello.max_num_batched_tokens), self.taken,
+            found, int(self.recent), self.others, claimable, without_prompts,
         )  # fmt: skip
 
     @property

@@ -146,7 +146,7 @@ def test_random_mixes_are_served_in_time_and_shared(tokenizer: Tokenizer, seed: 
     late = [one.end for one in streams if isinstance(one.end, Exception) and "cancelled" not in str(one.end)]
     assert not late
     for worker in site.registry.workers.values():
-        assert not worker.taken and not worker.uncomputed and not worker.beyond
+        assert not worker.taken and not worker.uncomputed
         assert not worker.seat_counts.held and not worker.prompt_counts.held
 
 
