@@ -145,7 +145,7 @@ class SequenceQueues:
         the most seats for its weight, if its own part is left to that. What is more urgent does not give way, nor what
         is promised to a peer or drives another stage."""
         found: Sequence | None = None
-        if sequence.is_streamed:
+        if sequence.is_streamed or not self.seats.has_claim(sequence.share):
             return None
         for one in reversed(self.running):
             if one.priority < sequence.priority:

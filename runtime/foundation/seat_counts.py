@@ -37,6 +37,10 @@ class SeatCounts:
         held = self.held.get(caller, 0)
         return held > 1 and (held - 1) / self.weights[caller] >= self.level(share, 1)
 
+    def has_claim(self, share: FairShare) -> bool:
+        """Return whether somebody is to give this caller a seat."""
+        return any(self.yields(caller, share) for caller in self.held)
+
     def part(self, share: FairShare, seats: int) -> int:
         """Return the part of so many seats that belongs to a caller beside those that hold some now: at least one."""
         others = sum(weight for caller, weight in self.weights.items() if caller != share.caller)
@@ -45,4 +49,4 @@ class SeatCounts:
     def claimable(self, share: FairShare, seats: int) -> int:
         """Return how many seats a caller is short of its part, where others hold more than theirs."""
         short = self.part(share, seats) - self.held.get(share.caller, 0)
-        return short if short > 0 and any(self.yields(caller, share) for caller in self.held) else 0
+        return short if short > 0 and self.has_claim(share) else 0
