@@ -190,7 +190,7 @@ class SeatWorld:
 
     def drain(self, most: int) -> None:
         most += self.steps
-        while self.engine.sequences:
+        while self.engine.sequences or self.engine.has_work:
             assert self.steps < most, list(self.engine.sequences)
             self.step()
         assert {name: self.said.get(name) for name in self.wanted} == self.wanted
