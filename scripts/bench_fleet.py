@@ -27,7 +27,9 @@ sys.path.insert(1, str(ROOT / "tests" / "support" / "fakes"))
 from fleet_proxy import fleet_proxy, submit  # noqa: E402
 
 import app  # noqa: E402, F401
+from pontil.runtime.foundation.fair_share import FairShare  # noqa: E402
 from pontil.runtime.loaders.synthetic import byte_level_tokenizer, tokenizer_config, write_json  # noqa: E402
+from pontil.runtime.proxy.request import NO_KEY  # noqa: E402
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer  # noqa: E402
 
 ROLES = {"pairs": ("prefill", "decode"), "mixed": ("mixed",)}
@@ -55,7 +57,7 @@ def measured(
 def batch(folder: Path, tokenizer: Tokenizer, size: int, shared: int, times: int) -> dict[str, float]:
     made = fleet_proxy(folder, tokenizer, size, ROLES["pairs"], shared)
     for worker in made.proxy.registry.workers.values():
-        worker.taken = 2 * worker.seats
+        worker.seat(FairShare.of(NO_KEY, 1.0), 2 * worker.seats)
     submit(made.proxy)
     return timed(made.proxy.admissions.dispatch, times)
 

@@ -96,7 +96,7 @@ def measure(case: str, waiting: int, tokens: int, running: int) -> list[float]:
     first = [made.step() for _ in range(FIRST)]
     while released := made.scheduler.prefix.released(in_step=False):
         for one in released:
-            made.scheduler.queues.consider(one)
+            made.scheduler.queues.line_up(one)
     made.step()
     beside = median(made.step() for _ in range(STEPS))
     return [1e3 * each for each in (alone, beside, beside - alone, median(first), max(first))]

@@ -59,9 +59,14 @@ class EventWriter:
         return self.response is not None
 
     @property
+    def has_room(self) -> bool:
+        """True if the connection's buffer has room."""
+        return bool(self.protocol.has_room)
+
+    @property
     def keeps_up(self) -> bool:
         """True if the response has begun and the buffer has room, as `write` requires."""
-        return self.response is not None and self.protocol.has_room
+        return self.response is not None and self.has_room
 
     def write(self, data: bytes) -> None:
         """Write data of the body without waiting; the reader must keep up."""
@@ -95,7 +100,7 @@ class EventWriter:
         self.wrote_at = time.monotonic()
         if self.pending:
             data, self.pending = b"".join([*self.pending, data]), []
-        if self.protocol.has_room:
+        if self.has_room:
             await self.response.send(data, end_stream=last)
             return
         try:
@@ -120,13 +125,19 @@ class StreamWriter:
         self.stream.listen(self.on_events)
         while True:
             if data := self.render(self.stream.drain()):
-                await self.writer.send(data)
+                await self.send(data)
             elif self.stream.is_over:
                 break
             else:
                 await self.sleep()
         if self.stream.error is not None:
             raise self.stream.error
+
+    async def send(self, data: bytes) -> None:
+        """Send data, and let the stream know while its reader takes nothing."""
+        self.stream.note_reader(takes=self.writer.has_room)
+        await self.writer.send(data)
+        self.stream.note_reader(takes=True)
 
     def on_events(self) -> None:
         """Handle new events: write them, or wake the task. While the task is awake it polls by itself."""
@@ -154,7 +165,7 @@ class StreamWriter:
         if self.broken is not None:
             raise self.broken
         if self.writer.begun and self.silence >= KEEP_ALIVE_AFTER:
-            await self.writer.send(KEEP_ALIVE)
+            await self.send(KEEP_ALIVE)
 
     @property
     def silence(self) -> float:

@@ -216,7 +216,7 @@ class Engine:
 
     def accept(self, sequence: Sequence, sampled: Sampled) -> Output:
         """Turn sampled tokens into a result; the only place that does (rules B)."""
-        assert sequence.state is SequenceState.RUNNING
+        assert sequence.state in (SequenceState.RUNNING, SequenceState.PAUSED)
         first = sequence.received and sequence.generated == 0
         opens = sequence.scheduled_at is not None and sequence.leads and sequence.generated == 0
         self.prompt_computed += sequence.prompt_computed if opens else 0

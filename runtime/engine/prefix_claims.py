@@ -48,6 +48,8 @@ class PrefixClaims:
         """Drop the claims of a sequence that computes no more, and its own waiting: those that wait for it compute the
         blocks themselves."""
         key = self.awaited.pop(sequence, None)
+        if sequence in self.woken:
+            self.woken.remove(sequence)
         if key is not None:
             self.waiters[key].remove(sequence)
             if not self.waiters[key]:

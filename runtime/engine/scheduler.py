@@ -29,11 +29,15 @@ class Scheduler:
     There is one queue, `waiting`, for sequences to be computed here and for those whose KV will come from another
     worker (`remote_prefill`): neither kind passes the other (docs/decisions/027).
 
+    A sequence has one seat, also before it forks: choices that find none are paused, and keep their blocks. A free seat
+    goes to the caller that holds the fewest for its weight; a caller that holds more than its part while another one
+    waits has its newest sequence paused (docs/decisions/068).
+
     Admission reserves blocks for the known tokens of a sequence; generated tokens take blocks as they come. When no
-    block is left, the newest running sequence is preempted: it loses its blocks and waits to be computed again, so that
-    the oldest always continues. A sequence that hands over is reserved whole and never preempted: its blocks are
-    promised to a decode worker. `parked` sequences wait for KV from another worker, or from a `tier` below the pool:
-    they hold their reservation and their seats, but take no part in a step.
+    block is left, a sequence is preempted: it loses its blocks and waits to be computed again. First come paused ones,
+    then the last running one, so that the first always continues. A sequence that hands over is reserved whole and
+    never preempted: its blocks are promised to a decode worker. `parked` sequences wait for KV from another worker, or
+    from a `tier` below the pool: they hold their reservation and their seat, but take no part in a step.
     """
 
     def __init__(
@@ -55,7 +59,7 @@ class Scheduler:
         self.prefix = PrefixCache(pool, layout.block_size, prefix_caching, clock)
         self.memory = KVCacheManager(pool, layout)
         self.answer_recompute = AnswerRecompute(self.prefix, self.memory, layout.block_size)
-        self.queues, self.turns = SequenceQueues(self.prefix), PromptTurns()
+        self.queues, self.turns = SequenceQueues(max_num_seqs, self.prefix), PromptTurns()
         self.shortage: BlockShortage | None = None
         self.waiting, self.running, self.parked = self.queues.waiting, self.queues.running, self.queues.parked
         self.tier = TierLoads(self.prefix, self.memory, self.queues, self.start, clock)
@@ -68,7 +72,7 @@ class Scheduler:
     def has_work(self) -> bool:
         """Return whether there is work for a step; sequences that wait to be parked, or for another stage, need
         none."""
-        computes = any(not sequence.rests for sequence in self.running)
+        computes = any(not sequence.rests for some in (self.running, self.queues.paused) for sequence in some)
         local = any(sequence.remote_prefill is None for sequence in self.waiting)
         return computes or local or self.tier.has_work or len(self.prefix.unkeyed) > 0
 
@@ -101,12 +105,13 @@ class Scheduler:
         return self.answer_recompute.has_work and self.queues.is_empty
 
     def decode_spans(self) -> Iterator[Span]:
-        """Yield one position for each sequence that lacks only one, oldest first, so that no sequence with a span is
-        preempted afterwards. A sequence that finds no block and none newer to preempt waits for blocks that are
+        """Yield one position for each sequence that lacks only one, in turn, so that no sequence with a span is
+        preempted afterwards. A sequence that finds no block and none behind it to preempt waits for blocks that are
         promised or handed over."""
-        for sequence in list(self.running):
+        in_turn = self.queues.running_in_turn()
+        for sequence in in_turn:
             ready = sequence.state is SequenceState.RUNNING and sequence.remaining == 1 and is_ready(sequence)
-            if ready and self.make_room(sequence):
+            if ready and self.make_room(sequence, in_turn):
                 yield Span(sequence, sequence.computed, 1)
 
     def with_drafts(self, spans: list[Span]) -> list[Span]:
@@ -127,19 +132,24 @@ class Scheduler:
         return spans
 
     def chunks(self, budget: int) -> Iterator[Span]:
-        """Yield chunks of prompts, which take turns."""
+        """Yield chunks of prompts, which take turns. A step draws at most one first token for each seat."""
         open_prompts = [one for one in self.running if one.remaining > 1 and is_ready(one)]
-        counts = self.turns.divide(open_prompts, budget)
+        counts, first_tokens = self.turns.divide(open_prompts, budget), self.max_num_seqs
         for sequence in open_prompts:
             count = counts.get(sequence, 0)
-            if count and self.make_chunk_room(sequence, count):
+            draws = len(sequence.choices) if count == sequence.remaining else 0
+            if count and draws <= first_tokens and self.make_chunk_room(sequence, count):
                 yield Span(sequence, sequence.computed, count)
+                first_tokens -= draws
 
     def make_chunk_room(self, sequence: Sequence, count: int) -> bool:
         """Make room for a chunk. Admission reserved the known tokens of a sequence, except those delivered before its
         KV came from another worker: if there is no room for these, the sequence waits to be admitted with all that it
         needs."""
-        if self.memory.own_next(sequence) and self.memory.grow(sequence, sequence.computed + count):
+        while not (self.memory.own_next(sequence) and self.memory.grow(sequence, sequence.computed + count)):
+            if not self.preempt(self.queues.newest_paused()):
+                break
+        else:
             return True
         assert sequence.received and not sequence.hands_over, "what is known of a running sequence is reserved"
         self.preempt(sequence)
@@ -153,7 +163,7 @@ class Scheduler:
         self.answer_recompute.advanced()
 
     def admit(self, in_step: bool = True) -> None:
-        """Admit waiting sequences in order until one does not fit. One whose prefix an older one is computing, or whose
+        """Give seats in turn, until one finds no seat or no room. One whose prefix an older one is computing, or whose
         peer is not ready, lets others pass.
 
         Between steps only those that wait for remote KV are parked: a sequence admitted to be computed may have a block
@@ -162,26 +172,26 @@ class Scheduler:
         if in_step:
             self.tier.settle()
         for sequence in self.prefix.released(in_step=bool(self.running)):
-            self.queues.consider(sequence)
-        free = self.max_num_seqs - self.queues.seats_taken
-        for sequence in list(self.queues.candidates):
-            if free <= 0:
+            self.queues.line_up(sequence)
+        for sequence in self.queues.next_in_turn():
+            if not self.queues.may_seat(sequence):
                 return
+            if sequence.state is SequenceState.PAUSED:
+                self.queues.resume(sequence)
+                continue
             remote = sequence.remote_prefill
             if self.queues.holds_back(sequence) if remote is None else not remote.is_ready:
                 continue
-            if free < len(sequence.choices):
-                return
             if not (self.take_seat(sequence, remote) if remote else in_step and self.take_up(sequence)):
                 return
-            free -= len(sequence.choices)
 
     def take_up(self, sequence: Sequence) -> bool:
         """Start a sequence if there is room for it, or park it while its prefix is read from a tier."""
         hit = self.reserve(sequence, lambda: self.prefix.find(sequence))
         if hit is None:
             return False
-        self.queues.leave(sequence)
+        self.queues.free_seat(sequence)
+        self.queues.remove(sequence)
         if not self.tier.begin(sequence, hit):
             self.start(sequence, hit)
         self.prefix.claim(sequence)
@@ -193,27 +203,30 @@ class Scheduler:
         hit = self.reserve(sequence, lambda: self.prefix.find_full(sequence, remote.draws_first))
         if hit is None:
             return False
-        self.queues.leave(sequence)
+        self.queues.free_seat(sequence)
+        self.queues.remove(sequence)
         sequence.computed, sequence.remote_prefill = hit.computed, None
         sequence.move(SequenceState.WAITING_FOR_REMOTE_KVS)
-        self.parked.append(sequence)
+        self.queues.park(sequence)
         remote.begin()
         return True
 
     def reserve(self, sequence: Sequence, find: Callable[[], PrefixHit]) -> PrefixHit | None:
         """Reserve the blocks of a sequence after what is found of its prefix, or nothing. One block stays available for
-        each running sequence, or the new one would be preempted at once."""
-        spare = sum(not other.hands_over for other in self.running)
-        if self.shortage is not None and self.shortage.lasts(sequence, self.memory.pool, spare):
-            return None
-        hit = find()
-        if self.memory.reserve(sequence, hit, spare):
-            self.shortage = None
-            return hit
-        missing = self.prefix.missing(sequence, hit)
-        lacking = self.memory.lacking(sequence, hit, spare)
-        self.shortage = BlockShortage(sequence, lacking, self.memory.pool.returned, spare, missing)
-        return None
+        each running sequence, or the new one would be preempted at once. Paused sequences lose theirs for it, and those
+        that are above their part."""
+        while True:
+            spare = sum(not other.hands_over for other in self.running)
+            if self.shortage is None or not self.shortage.lasts(sequence, self.memory.pool, spare):
+                hit = find()
+                if self.memory.reserve(sequence, hit, spare):
+                    self.shortage = None
+                    return hit
+                missing = self.prefix.missing(sequence, hit)
+                lacking = self.memory.lacking(sequence, hit, spare)
+                self.shortage = BlockShortage(sequence, lacking, self.memory.pool.returned, spare, missing)
+            if not self.preempt(self.queues.newest_paused() or self.queues.newest_above(sequence)):
+                return None
 
     def start(self, sequence: Sequence, hit: PrefixHit) -> None:
         """Run a sequence from the end of its cached prefix."""
@@ -228,30 +241,30 @@ class Scheduler:
         sequence.move(SequenceState.RUNNING)
         self.queues.run(sequence)
 
-    def make_room(self, sequence: Sequence) -> bool:
-        """Bind a block for the next position, preempting newer sequences if necessary."""
+    def make_room(self, sequence: Sequence, in_turn: list[Sequence]) -> bool:
+        """Bind a block for the next position, preempting paused sequences and those behind it if necessary."""
         while not self.memory.own_next(sequence):
-            victim = self.queues.newest_to_preempt()
-            if victim is None or victim.order <= sequence.order:
+            if not self.preempt(self.queues.newest_paused() or last_behind(sequence, in_turn)):
                 return False
-            if self.memory.is_written(victim):
-                self.held_up = True
-                return False
-            self.preempt(victim)
         return True
 
-    def preempt(self, sequence: Sequence) -> None:
-        """Take all blocks from a running sequence. It is computed again, by replay, when there is room."""
+    def preempt(self, sequence: Sequence | None) -> bool:
+        """Take all blocks from a running or paused sequence, if there is one that gives them now and not only when the
+        last step is over. It is computed again, by replay, when there is room."""
+        if sequence is None or self.memory.is_written(sequence):
+            self.held_up = self.held_up or sequence is not None
+            return False
         self.preemptions += 1
         if sequence.times is not None:
             sequence.times.preempt(self.clock())
-        self.running.remove(sequence)
+        self.queues.remove(sequence)
         self.prefix.drop(sequence)
         self.memory.give_back(sequence)
         sequence.computed = 0
         sequence.move(SequenceState.PREEMPTED)
         sequence.move(SequenceState.WAITING)
         self.queues.wait(sequence)
+        return True
 
     def park(self, sequence: Sequence, remote: RemotePrefill) -> bool:
         """Queue a sequence whose prompt is computed elsewhere, to wait for seats and blocks. Return whether it has them
@@ -265,7 +278,7 @@ class Scheduler:
     def promote(self, sequence: Sequence, computed: int, known: list[Known] | None) -> list[Sequence]:
         """Run a sequence whose KV has arrived, with all its choices, as if it had been computed in this engine. Where
         no first tokens are known, its last position is computed here, as after any cached prefix."""
-        self.parked.remove(sequence)
+        self.queues.remove(sequence)
         found = computed if known is not None else min(computed, sequence.length - 1)
         self.prefix.register(sequence, sequence.computed, found)
         sequence.computed, sequence.reached = found, computed
@@ -287,9 +300,9 @@ class Scheduler:
         first tokens are known all of its choices. The first one leaves the prompt's blocks for the others to find
         (C12)."""
         sequence.remote_prefill = None
-        was_parked = sequence in self.parked
+        was_parked = sequence.state is SequenceState.WAITING_FOR_REMOTE_KVS
         if was_parked:
-            self.parked.remove(sequence)
+            self.queues.remove(sequence)
             self.memory.give_back(sequence)
             sequence.computed = 0
             sequence.move(SequenceState.WAITING)
@@ -305,10 +318,10 @@ class Scheduler:
         """Return a sequence for one more choice, which shares every block of the stem."""
         sequence = stem.fork(choice)
         self.memory.pool.share(sequence.blocks)
-        if sequence.state is SequenceState.RUNNING:
-            self.queues.run(sequence)
-        else:
-            self.queues.wait(sequence)
+        if sequence.state is SequenceState.RUNNING and self.queues.is_full:
+            sequence.move(SequenceState.PAUSED)
+        place = {SequenceState.RUNNING: self.queues.run, SequenceState.PAUSED: self.queues.pause}
+        place.get(sequence.state, self.queues.wait)(sequence)
         return sequence
 
     def finish(self, sequence: Sequence, finish: FinishReason) -> None:
@@ -323,3 +336,13 @@ class Scheduler:
             self.answer_recompute.keep(sequence)
         if not sequence.hands_over or finish in (FinishReason.ABORTED, FinishReason.ERROR):
             self.memory.give_back(sequence)
+
+
+def last_behind(sequence: Sequence, in_turn: list[Sequence]) -> Sequence | None:
+    """Return the last running sequence behind this one whose blocks are not promised to a peer."""
+    for one in reversed(in_turn):
+        if one is sequence:
+            return None
+        if one.state is SequenceState.RUNNING and not one.hands_over:
+            return one
+    return None

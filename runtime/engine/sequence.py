@@ -30,6 +30,7 @@ class SequenceState(Enum):
     WAITING = "waiting"
     WAITING_FOR_REMOTE_KVS = "waiting_for_remote_kvs"
     RUNNING = "running"
+    PAUSED = "paused"
     PREEMPTED = "preempted"
     FINISHED = "finished"
 
@@ -42,7 +43,8 @@ TRANSITIONS: dict[SequenceState, frozenset[SequenceState]] = {
     SequenceState.WAITING_FOR_REMOTE_KVS: frozenset(
         {SequenceState.RUNNING, SequenceState.WAITING, SequenceState.FINISHED}
     ),
-    SequenceState.RUNNING: frozenset({SequenceState.PREEMPTED, SequenceState.FINISHED}),
+    SequenceState.RUNNING: frozenset({SequenceState.PAUSED, SequenceState.PREEMPTED, SequenceState.FINISHED}),
+    SequenceState.PAUSED: frozenset({SequenceState.RUNNING, SequenceState.PREEMPTED, SequenceState.FINISHED}),
     SequenceState.PREEMPTED: frozenset({SequenceState.WAITING, SequenceState.FINISHED}),
     SequenceState.FINISHED: frozenset(),
 }
@@ -91,7 +93,8 @@ class Sequence:
     and keeps its blocks.
 
     A request with n > 1 choices is one sequence until its first tokens are sampled, all from the same logits; then it
-    is `forked` into one for each choice. They share blocks, and each copies the one it is about to write into. If only
+    is `forked` into one for each choice. They share blocks, and each copies the one it is about to write into. Each
+    needs a seat of its own: one without is paused, keeps its blocks, and goes on when it gets one. If only
     some choices continue, they are `wanted`; `given` has the first tokens, by choice, that must not be sampled because
     the client has them. A sequence with `draws` false exists for its KV alone. `scheduled_at` is when its prompt was
     first admitted here to be computed, in seconds of the scheduler's clock. No position from `reached` on was computed

@@ -114,7 +114,7 @@ class TierLoads:
         keys, blocks = self.prefix.keys_of(sequence).all[found : found + count], sequence.blocks[found:]
         self.memory.pool.share(blocks)
         sequence.move(SequenceState.WAITING_FOR_REMOTE_KVS)
-        self.queues.parked.append(sequence)
+        self.queues.park(sequence)
         self.unsent.append(TierLoad(sequence, tuple(keys), tuple(blocks), expected, deadline))
         # A copy that waits for the step may still have to read one of the blocks.
         if not self.memory.copies:
@@ -155,7 +155,7 @@ class TierLoads:
         """Start a parked sequence from what the pool has of its prompt. It needs no more blocks than it had."""
         hit = self.prefix.find(sequence)
         self.memory.give_back(sequence)
-        self.queues.parked.remove(sequence)
+        self.queues.remove(sequence)
         if self.memory.reserve(sequence, hit, 0):
             self.start(sequence, hit)
         else:

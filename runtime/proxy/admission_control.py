@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Admission of requests, and their dispatch to workers."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from pontil.runtime.config import ProxyConfig
 from pontil.runtime.errors import PontilError, TooManyRequests, Unavailable
-from pontil.runtime.foundation.fair_share import FairShare
+from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
 from pontil.runtime.proxy.admission import check_capacity, check_seats, check_together
 from pontil.runtime.proxy.dispatch import Dispatcher
 from pontil.runtime.proxy.metrics import KEY_LIMIT, OVERLOAD, TOO_LATE, Metrics
-from pontil.runtime.proxy.policy import WorkerLoad
+from pontil.runtime.proxy.policy import Route, WorkerLoad
 from pontil.runtime.proxy.rate_limits import Allowance, RateLimits
 from pontil.runtime.proxy.registry import WorkerGroup
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.request_queue import RequestQueue
+from pontil.runtime.proxy.seat_room import SeatRooms, claimable
 from pontil.runtime.sampling_params import SamplingParams
+
+# Seconds for which the first request of all stages is passed by others. After that they wait until every stage has a
+# seat for it.
+PASSED_SECONDS = 1.0
 
 
 class AdmissionControl:
@@ -34,8 +40,12 @@ class AdmissionControl:
         self.workers, self.limits = workers, limits
         self.dispatcher, self.metrics, self.clock = dispatcher, metrics, clock
         self.fair, deadline = config.fair_by == "key", config.first_byte_timeout
-        self.queue = RequestQueue(deadline, lambda: workers.seats, fair=self.fair)
+        self.queue = RequestQueue(
+            deadline, lambda: workers.seats, fair=self.fair, claimable=lambda share: claimable(workers.available, share)
+        )
+        # Choices in flight, of all callers and of each.
         self.choices = 0
+        self.by_caller: Counter[str] = Counter()
         self.dispatching = False
 
     def check(
@@ -60,13 +70,14 @@ class AdmissionControl:
         choices = [params.n for _, params in asked]
         check_together(workers, sum(choices))
         check_seats(workers, max(choices))
-        if not self.queue.is_measured:
+        if not self.queue.is_measured and (not self.fair or self.by_caller[caller]):
             check_capacity(workers, self.choices, sum(choices))
         if not beside:
             tokens = sum(tokens_of(*one) for one in asked)
             self.limits.check(caller, allowance, len(asked), tokens, self.clock())
         try:
-            self.queue.check([(len(prompt), params) for prompt, params in asked], priority, caller, allowance.weight)
+            prompts = [(len(prompt), params) for prompt, params in asked]
+            self.queue.check(prompts, priority, caller, allowance.weight, self.share_of(caller, allowance.weight))
         except PontilError:
             self.limits.state(caller)
             raise
@@ -74,41 +85,65 @@ class AdmissionControl:
     def enter(self, request: Request, caller: str, allowance: Allowance) -> None:
         """Queue a request for its first attempt."""
         now = self.clock()
-        request.caller = caller
-        if self.fair:
-            request.share = FairShare.of(caller, allowance.weight)
+        request.caller, request.share = caller, self.share_of(caller, allowance.weight)
         self.workers.shares.enter(request.release)
-        self.choices += request.params.n
+        self.count(request, 1)
         self.limits.enter(caller, *claim_of(request), now)
         self.queue.push(request, allowance.weight, now)
 
     def enter_again(self, request: Request, caller: str) -> None:
         """Count a request that another proxy had admitted. It waits in no queue."""
-        request.caller = caller
+        request.caller, request.share = caller, self.share_of(caller, 1.0)
         self.workers.shares.enter(request.release)
-        self.choices += request.params.n
+        self.count(request, 1)
         self.limits.enter_again(caller, *claim_of(request), self.clock())
+
+    def count(self, request: Request, change: int) -> None:
+        """Add the choices of a request to those in flight (1), or take them off (-1)."""
+        self.choices += change * request.params.n
+        self.by_caller[request.caller] += change * request.params.n
+        if not self.by_caller[request.caller]:
+            del self.by_caller[request.caller]
+
+    def share_of(self, caller: str, weight: float) -> FairShare:
+        return FairShare.of(caller, weight) if self.fair else EVERYBODY
 
     def leave(self, request: Request) -> None:
         """Forget a request that has ended, queued or dispatched."""
-        self.choices -= request.params.n
+        self.count(request, -1)
         self.workers.shares.leave(request.release)
         self.limits.leave(request.caller, *claim_of(request))
         self.queue.drop(request, self.clock())
 
     def dispatch(self) -> None:
-        """Send queued requests to workers, in order, as far as there is room. A call during another one returns at
+        """Send queued requests to workers, in turn, as far as there is room. A call during another one returns at
         once: the outer call goes on until there is no room."""
         if self.dispatching:
             return
         self.dispatching = True
         try:
-            while (request := self.queue.peek()) and (route := self.dispatcher.room_for(request)):
-                self.queue.pop(self.clock())
+            while found := self.next_with_room():
+                request, route = found
+                self.queue.serve(request, self.clock())
                 request.begin(route, self.clock())
                 self.dispatcher.launch(request)
         finally:
             self.dispatching = False
+
+    def next_with_room(self) -> tuple[Request, Route] | None:
+        """Return the next request that has room now, with its route. It may pass those of other callers and releases
+        that have none: what they wait for is not what it takes (docs/decisions/068)."""
+        if not len(self.queue):
+            return None
+        rooms, now = SeatRooms(self.workers), self.clock()
+        for request in self.queue.heads():
+            if not rooms.may_seat(request):
+                continue
+            if (route := self.dispatcher.room_for(request)) is not None:
+                return request, route
+            if request.stage is not None and request.stage.run is not None and now - request.arrived > PASSED_SECONDS:
+                return None
+        return None
 
     def hopeless(self) -> list[tuple[Request, Unavailable]]:
         """Return the queued requests that cannot be served in time, each with its error."""

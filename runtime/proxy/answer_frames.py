@@ -159,6 +159,7 @@ class AnswerFrames:
             return
         if new and request.prompt_worker is not None:
             self.dispatcher.prompt_done(request)
+        self.dispatcher.choices_ended(request)
         if new and not begun:
             request.first_token = now
             self.admissions.queue_of(request).started(request, now)

@@ -29,7 +29,8 @@ EXCUSED = (MOVED, UNREACHABLE)
 
 
 class Dispatcher:
-    """The sender of requests to workers. `stranded` requests, which no worker serves, wait until one registers.
+    """The sender of requests to workers. `stranded` requests, which no worker serves, wait until one registers, and
+    `suspended` ones until their readers take something.
 
     `give_up` is called with a request that gets no other attempt, and the reason. `send` returns whether a message was
     sent. `launched` is called with a request of a stage whose attempt was sent to all of its workers.
@@ -50,6 +51,8 @@ class Dispatcher:
         self.lookup = PrefixLookup(registry, config.routing == "cache")
         self.recent_work = RecentWork(registry)
         self.stranded: dict[str, Request] = {}
+        # Requests without an attempt, until their readers take what there is.
+        self.suspended: dict[str, Request] = {}
         # Stranded requests that may be placed now, and whether a call is placing them: an attempt that fails at once
         # strands its request anew, which then waits here for its turn instead of recursing.
         self.due: deque[Request] = deque()
@@ -74,16 +77,17 @@ class Dispatcher:
         """
         run = None if request.stage is None else request.stage.run
         if run is None:
-            return self.room_among(self.lookup.loads(request), prompt_load(request), request.params.n)
+            loads, tokens = self.lookup.loads(request), prompt_load(request)
+            return self.room_among(loads, tokens) or self.room_among(
+                self.lookup.loads_for_caller(request, loads), tokens
+            )
         seated = all(
-            self.room_among(self.registry.of(group).reachable_loads, 0, 1, spare=0) is not None for group in run.groups
+            self.room_among(self.registry.of(group).reachable_loads, 0, spare=0) is not None for group in run.groups
         )
-        return self.room_among(self.lookup.loads(request), prompt_load(request), 1, spare=0) if seated else None
+        return self.room_among(self.lookup.loads(request), prompt_load(request), spare=0) if seated else None
 
-    def room_among(
-        self, workers: Sequence[WorkerLoad], tokens: int, choices: int, spare: int = SPARE_SEATS
-    ) -> Route | None:
-        return next_route(workers, self.config.disagg, tokens, choices, spare)
+    def room_among(self, workers: Sequence[WorkerLoad], tokens: int, spare: int = SPARE_SEATS) -> Route | None:
+        return next_route(workers, self.config.disagg, tokens, spare)
 
     def enlist(self, request: Request) -> None:
         """Begin a request that waits in no queue: at once, or when there is a worker."""
@@ -174,9 +178,24 @@ class Dispatcher:
     def withdraw(self, request: Request) -> None:
         """Cancel the request at its workers, and take it off their loads."""
         self.stranded.pop(request.id, None)
+        self.suspended.pop(request.id, None)
         self.seat(request, -1)
         for message in request.cancels(self.incarnation):
             self.cancels.post(message.receiver, message)
+
+    def suspend(self, request: Request, reason: str) -> None:
+        """End the attempt of a request, which has no other one before `go_on`. That is no fault."""
+        LOG.info("attempt %d is suspended: %s", request.attempt + 1, reason, extra=about(request))
+        self.withdraw(request)
+        request.recorder.broke(self.clock(), reason)
+        request.broke(self.clock(), excused=True)
+        request.stranded_at = None
+        self.suspended[request.id] = request
+
+    def go_on(self, request: Request) -> None:
+        """Begin the next attempt of a suspended request, from the last token that it has."""
+        del self.suspended[request.id]
+        self.enlist(request)
 
     def flush(self) -> None:
         """Send the cancels that could not be sent yet. A worker that takes none for PATIENCE is gone, or ends the work
@@ -190,7 +209,7 @@ class Dispatcher:
         for incarnation in request.phases:
             if worker := self.registry.workers.get(incarnation):
                 worker.in_flight += change
-                worker.taken += change * request.params.n
+        self.seat_choices(request, request.params.n - len(request.reasons) if change > 0 else 0)
         if change > 0:
             self.seat_prompt(request)
         else:
@@ -199,16 +218,25 @@ class Dispatcher:
                 if request.phases[incarnation] != PREFILL:
                     self.recent_work.add(incarnation, sum(len(answer.ids) for answer in request.answers), self.clock())
 
+    def seat_choices(self, request: Request, choices: int) -> None:
+        """Count so many of its choices at its workers: those that have not ended."""
+        for incarnation in request.phases if choices != request.seated else ():
+            if worker := self.registry.workers.get(incarnation):
+                worker.seat(request.share, choices - request.seated)
+        request.seated = choices
+
+    def choices_ended(self, request: Request) -> None:
+        """Take the choices that have ended off its workers' loads: their seats are free."""
+        if request.seated:
+            self.seat_choices(request, request.params.n - len(request.reasons))
+
     def seat_prompt(self, request: Request) -> None:
         """Add the part of the prompt that was not found in its worker's cache to the worker's load."""
         request.prompt_worker = next(name for name, phase in request.phases.items() if phase != DECODE)
         found = 0 if request.route is None else request.route.prompt_worker.found
         load = prompt_load(request)
-        request.uncomputed = max(0, load - found)
+        self.set_uncomputed(request, max(0, load - found))
         self.recent_work.add(request.prompt_worker, request.uncomputed, self.clock())
-        if worker := self.registry.workers.get(request.prompt_worker):
-            worker.uncomputed += request.uncomputed
-            worker.prompts += request.uncomputed > 0
         if load and not request.trial:
             self.metrics.routing.add(load, found)
 
@@ -222,11 +250,14 @@ class Dispatcher:
         if request.prompt_worker is None:
             return 0
         new = max(0, request.uncomputed - max(0, len(request.prompt) - computed))
-        request.uncomputed -= new
-        if worker := self.registry.workers.get(request.prompt_worker):
-            worker.uncomputed -= new
-            worker.prompts -= new > 0 and not request.uncomputed
+        self.set_uncomputed(request, request.uncomputed - new)
         return new
+
+    def set_uncomputed(self, request: Request, tokens: int) -> None:
+        """Note how many tokens of its prompt are to be computed by its worker."""
+        before, request.uncomputed = request.uncomputed, tokens
+        if worker := self.registry.workers.get(str(request.prompt_worker)):
+            worker.owe(request.share, tokens - before, (tokens > 0) - (before > 0))
 
     def time_left(self, request: Request, now: float) -> float | None:
         """Return the seconds within which the first token is of use. None if it has arrived, for a self-test, and for a
@@ -239,6 +270,8 @@ class Dispatcher:
         """Return a description of the deadline that the request has missed, or None (C14). Progress of a prompt's
         computation restarts the wait, but `prefill_timeout` limits the computation as a whole. Progress of any stage of
         a run restarts the wait of the others."""
+        if request.id in self.suspended:
+            return None
         if request.stranded_at is not None:
             limit = self.config.failover_timeout
             waited = now - request.stranded_at

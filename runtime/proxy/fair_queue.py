@@ -14,9 +14,10 @@ item, could starve a caller that was served once.
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -24,6 +25,7 @@ T = TypeVar("T")
 # priorities. Forgetting one gives a caller at most one item too much.
 MOST_DEBTS = 1024
 MOST_QUIET_LEVELS = 16
+by_arrival = attrgetter("arrival")
 # The only caller of a queue that is not fair.
 EVERYBODY = ""
 
@@ -38,6 +40,7 @@ class QueueEntry(Generic[T]):
     priority: int
     cost: float
     arrival: int
+    lane: Hashable = None
 
     @property
     def turn(self) -> float:
@@ -48,10 +51,12 @@ class QueueEntry(Generic[T]):
 @dataclass(slots=True)
 class CallerBacklog(Generic[T]):
     """The entries of one caller at one level, at least one while the level has it. `start` is the virtual time at which
-    the first of them begins, `cost` and `turns` are sums over all; `most_cost` and `most_weight` are upper bounds."""
+    the first of them begins, `cost` and `turns` are sums over all; `most_cost` and `most_weight` are upper bounds.
+    `lanes` has the same entries by lane, each in the order of arrival."""
 
     start: float
     entries: OrderedDict[int, QueueEntry[T]] = field(default_factory=OrderedDict)
+    lanes: dict[Hashable, OrderedDict[int, QueueEntry[T]]] = field(default_factory=dict)
     cost: float = 0.0
     turns: float = 0.0
     most_cost: float = 0.0
@@ -62,12 +67,18 @@ class CallerBacklog(Generic[T]):
         return next(iter(self.entries.values()))
 
     @property
+    def heads(self) -> list[QueueEntry[T]]:
+        """The first entry of each lane, in the order of arrival."""
+        return sorted([next(iter(lane.values())) for lane in self.lanes.values()], key=by_arrival)
+
+    @property
     def end(self) -> float:
         """The virtual time at which one more entry would begin."""
         return self.start + self.turns
 
     def add(self, entry: QueueEntry[T]) -> None:
         self.entries[entry.arrival] = entry
+        self.lanes.setdefault(entry.lane, OrderedDict())[entry.arrival] = entry
         self.cost += entry.cost
         self.turns += entry.turn
         self.most_cost = max(self.most_cost, entry.cost)
@@ -75,6 +86,10 @@ class CallerBacklog(Generic[T]):
 
     def discard(self, entry: QueueEntry[T]) -> None:
         del self.entries[entry.arrival]
+        lane = self.lanes[entry.lane]
+        del lane[entry.arrival]
+        if not lane:
+            del self.lanes[entry.lane]
         self.cost -= entry.cost
         self.turns -= entry.turn
 
@@ -118,24 +133,31 @@ class PriorityLevel(Generic[T]):
     def first(self) -> QueueEntry[T]:
         return self.backlogs[self.order[0][2]].head
 
-    def pop(self) -> QueueEntry[T]:
-        entry = self.first
+    @property
+    def heads(self) -> Iterator[QueueEntry[T]]:
+        """The first entry of each lane of each caller, in the order in which these have their turns. Nothing may be
+        changed meanwhile."""
+        for _, _, caller in self.order:
+            yield from self.backlogs[caller].heads
+
+    def serve(self, entry: QueueEntry[T]) -> None:
+        """Remove an entry that is served, whether it is the first or passes others: its caller pays for it."""
         backlog = self.backlogs[entry.caller]
         self.time = max(backlog.start, self.time + entry.cost / (self.weight + entry.weight))
         self.take(entry, backlog.start + entry.turn)
-        return entry
 
     def take(self, entry: QueueEntry[T], start: float) -> None:
         """Remove an entry; the next one of its caller begins at `start`."""
         backlog = self.backlogs[entry.caller]
-        was_head = backlog.head is entry
-        if was_head:
-            self.step_out(backlog)
+        if backlog.head is not entry and start == backlog.start:
+            backlog.discard(entry)
+            self.cost -= entry.cost
+            return
+        self.step_out(backlog)
         backlog.discard(entry)
         self.cost -= entry.cost
-        if was_head:
-            backlog.start = start
-            self.go_on(entry.caller, backlog)
+        backlog.start = start
+        self.go_on(entry.caller, backlog)
 
     def go_on(self, caller: str, backlog: CallerBacklog[T]) -> None:
         """Queue the rest of a backlog whose head is gone, or remember its caller's debt."""
@@ -211,23 +233,39 @@ class FairQueue(Generic[T]):
     def __contains__(self, item: object) -> bool:
         return id(item) in self.entries
 
-    def push(self, item: T, caller: str, weight: float = 1.0, priority: int = 0, cost: float = 1.0) -> None:
-        """Add an item that is not waiting yet. `cost` is in tokens; weight and cost are above 0."""
+    def push(
+        self, item: T, caller: str, weight: float = 1.0, priority: int = 0, cost: float = 1.0, lane: Hashable = None
+    ) -> None:
+        """Add an item that is not waiting yet. `cost` is in tokens; weight and cost are above 0. Items of another
+        `lane` may be served while those of this one cannot."""
         assert id(item) not in self.entries and 0.0 < cost < float("inf") and 0.0 < weight < float("inf")
         self.arrivals += 1
         caller = caller if self.fair else EVERYBODY
-        entry = QueueEntry(item, caller, weight if self.fair else 1.0, priority, cost, self.arrivals)
+        entry = QueueEntry(item, caller, weight if self.fair else 1.0, priority, cost, self.arrivals, lane)
         self.entries[id(item)] = entry
         self.level_for(priority).push(entry)
 
     def peek(self) -> T | None:
         return self.levels[self.busy[0]].first.item if self.busy else None
 
-    def pop(self) -> T:
-        """Return the next item. Raise IndexError where nothing waits."""
-        entry = self.levels[self.busy[0]].pop()
+    def heads(self) -> Iterator[T]:
+        """Yield the items that may be served next, if those before them cannot be: the first of each caller and lane
+        in each priority. Nothing may be changed meanwhile."""
+        for priority in self.busy:
+            for entry in self.levels[priority].heads:
+                yield entry.item
+
+    def serve(self, item: T) -> None:
+        """Take out an item that is served."""
+        entry = self.entries[id(item)]
+        self.levels[entry.priority].serve(entry)
         self.forget(entry)
-        return entry.item
+
+    def pop(self) -> T:
+        """Return the next item, which is served. Raise IndexError where nothing waits."""
+        item = self.levels[self.busy[0]].first.item
+        self.serve(item)
+        return item
 
     def remove(self, item: T) -> bool:
         """Take an item out unserved, at no cost to its caller; return False where it was not waiting."""

@@ -58,7 +58,11 @@ class WorkerLoad:
     computes in one step. `taken` counts the choices dispatched to it that have not ended; `seats` of them run at once.
     The counts are this proxy's own; `others` is what other proxies had given to the worker when it last said so. Of the
     prompt that is to be routed it has `found` tokens cached, as far as is known. `recent` tokens were given to it or
-    made by it lately. It can pull nothing from `lost_peers` now."""
+    made by it lately. It can pull nothing from `lost_peers` now.
+
+    The caller of that request can have `claimable` seats of those that hold more than their part. One that is
+    `without_prompts` to be computed there always has its turn.
+    """
 
     incarnation: str
     name: str
@@ -76,6 +80,8 @@ class WorkerLoad:
     others: OtherLoad = NO_OTHERS
     prompts: int = 1
     lost_peers: frozenset[str] = frozenset()
+    claimable: int = 0
+    without_prompts: bool = False
     # Derived once: a load is read for many requests, until that of its worker changes.
     all_in_flight: int = field(init=False, compare=False, repr=False)
     all_uncomputed: int = field(init=False, compare=False, repr=False)
@@ -91,18 +97,21 @@ class WorkerLoad:
 
     def can_prefill(self, prompt_tokens: int, saved: int = 0) -> bool:
         """Return whether this prompt may be dispatched to it, which would cost `saved` tokens more elsewhere."""
-        before = tokens_before(self.missing(prompt_tokens), self.uncomputed, self.prompts)
-        return before < self.ahead + saved
+        most = self.ahead + saved
+        if self.without_prompts or self.uncomputed < most:
+            return True
+        return tokens_before(self.missing(prompt_tokens), self.uncomputed, self.prompts) < most
 
     def missing(self, prompt_tokens: int) -> int:
         """Return how many tokens of the prompt it would have to compute."""
         return prompt_tokens - self.found if prompt_tokens > self.found else 0
 
-    def can_seat(self, choices: int, spare: int = SPARE_SEATS) -> bool:
-        """Return whether so many more choices have seats, up to `spare` too many. What is beyond an even share of the
-        seats must be left by the other proxies. So no proxy waits for what another one takes again and again."""
+    def can_seat(self, spare: int = SPARE_SEATS) -> bool:
+        """Return whether a choice more has a seat, up to `spare` too many: the first one of a request is enough, as
+        choices are seated one by one. What is beyond an even share of the seats must be left by the other proxies. So
+        no proxy waits for what another one takes again and again."""
         room = max(self.seats + spare - self.others.taken, self.others.share_of(self.seats))
-        return self.taken + choices <= room or (not self.taken and choices <= self.seats + spare)
+        return self.taken < room or not self.taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,25 +249,26 @@ def plan(
 
 
 def next_route(
-    workers: Sequence[WorkerLoad], disagg: Disagg, prompt_tokens: int, choices: int, spare: int = SPARE_SEATS
+    workers: Sequence[WorkerLoad], disagg: Disagg, prompt_tokens: int, spare: int = SPARE_SEATS
 ) -> Route | None:
     """Return the route of a request that can wait: as `plan`, but only over workers that have room now, up to `spare`
-    choices more than seats, else None."""
+    choices more than seats, else None. Without such a one it takes a seat of callers that have more than their part,
+    unless nothing is to be `spare`."""
     prefill, decode = split(workers, disagg)
     if not prefill or not decode:
-        free = [worker for worker in with_room(workers, prompt_tokens) if worker.can_seat(choices, spare)]
+        free = seated(with_room(workers, prompt_tokens), spare)
         costs = Costs.of(workers, prompt_tokens)
         return CollocatedRoute(cheapest(free, costs.whole)) if free else None
-    seated = [worker for worker in decode if worker.can_seat(choices, spare)]
-    if not seated:
+    free = seated(decode, spare)
+    if not free:
         return None
     ready = with_room(prefill, prompt_tokens)
     costs, decoder = Costs.of(prefill, prompt_tokens), Costs.of(decode, prompt_tokens)
-    pair = best_pair(ready or prefill, costs.prefill, seated, decoder.decode)
+    pair = best_pair(ready or prefill, costs.prefill, free, decoder.decode)
     if pair is None:
-        alone = with_room(seated, prompt_tokens)
+        alone = with_room(free, prompt_tokens)
         return CollocatedRoute(cheapest(alone, decoder.relieving)) if alone else None
-    relief = None if disagg == "always" else relieving(pair, prefill, with_room(seated, prompt_tokens), prompt_tokens)
+    relief = None if disagg == "always" else relieving(pair, prefill, with_room(free, prompt_tokens), prompt_tokens)
     if relief is not None:
         return CollocatedRoute(relief)
     return pair if ready else None
@@ -318,6 +328,12 @@ def relieving(
     first, second = Costs.of(prefill, prompt_tokens), Costs.of(decode, prompt_tokens)
     worker = cheapest(decode, second.relieving)
     return worker if second.relieving(worker) < first.prefill(pair.prefill) + second.decode(pair.decode) else None
+
+
+def seated(workers: Sequence[WorkerLoad], spare: int) -> list[WorkerLoad]:
+    """Return the workers with a seat for a choice more; without any, those where others are to give one back."""
+    free = [worker for worker in workers if worker.can_seat(spare)]
+    return free or [worker for worker in workers if worker.claimable and spare]
 
 
 def tokens_before(prompt_tokens: int, uncomputed: int, prompts: int) -> int:

@@ -28,6 +28,11 @@ class PrefixLookup:
         found = prefix.found_in([worker.prefixes for worker in workers])
         return tuple([one.loads.get(count) or one.load_with(count) for one, count in zip(workers, found, strict=True)])
 
+    def loads_for_caller(self, request: Request, loads: Sequence[WorkerLoad]) -> Sequence[WorkerLoad]:
+        """Return loads that were looked up for a request with what its caller may have of others."""
+        workers = self.registry.of(request.group).serving(request.release)
+        return [worker.load_for(load, request.share) for worker, load in zip(workers, loads, strict=True)]
+
     def settle(self, request: Request, group: WorkerGroup) -> None:
         """Give a request another release if no worker of its own takes requests any more. An answer that has begun has
         to be ended where it began."""

@@ -36,6 +36,7 @@ from pontil.runtime.proxy.request import NO_KEY
 from pontil.runtime.proxy.resumable import ResumableStreams
 from pontil.runtime.proxy.run_entry import RunEntry, graph_of
 from pontil.runtime.proxy.self_test import SelfTest
+from pontil.runtime.proxy.slow_readers import SlowReaders
 from pontil.runtime.proxy.sound_route import SoundRoute, TrialRoute, sound_routes
 from pontil.runtime.proxy.stream import MessageTurn, Stream, joined
 from pontil.runtime.sampling_params import SamplingParams
@@ -85,8 +86,7 @@ class Proxy:
         self.config = config
         # The stages of the model, None for a model of one.
         self.graph = graph_of(config.graph) if graph is None else graph
-        self.tokenizer = tokenizer
-        self.clock = clock
+        self.tokenizer, self.clock = tokenizer, clock
         self.incarnation = secrets.token_hex(8)
         self.started_at = int(time.time())
         names = () if config.served_embedding_model_name is None else (config.served_embedding_model_name,)
@@ -108,6 +108,7 @@ class Proxy:
         )  # fmt: skip
         self.requests, self.timelines = self.in_flight.requests, self.in_flight.timelines
         self.turn = MessageTurn()
+        self.slow_readers = SlowReaders(self.requests, self.dispatcher, self.admissions, clock)
         self.streams = ResumableStreams(self.fleet, config.resume_window, self.in_flight, self.turn)
         self.frames = AnswerFrames(
             self.requests, self.registry, self.ledger, self.metrics, self.dispatcher, self.admissions, self.turn, clock,
@@ -344,6 +345,7 @@ class Proxy:
             self.lose(self.registry.expire(now, self.table_age), SILENT, "went silent")
             self.lose(self.registry.cut_off(now, self.readiness.reaches), SILENT, "lost its connection")
             self.enforce_deadlines(now)
+        self.slow_readers.tick()
         self.dispatcher.resume()
         self.admissions.dispatch()
         if self.server is not None and self.server.malformed > self.malformed_seen:

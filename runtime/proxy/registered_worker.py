@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker as the proxy knows it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pontil.runtime.foundation.fair_share import FairShare
+from pontil.runtime.foundation.seat_counts import SeatCounts
 from pontil.runtime.proxy.held_prefixes import HeldPrefixes
 from pontil.runtime.proxy.policy import NO_OTHERS, OtherLoad, WorkerLoad
 from pontil.runtime.proxy.stage_check import NODE
@@ -28,19 +30,18 @@ class Contact:
 @dataclass(slots=True)
 class RegisteredWorker:
     """One registered worker. `counters` and `gauges` are the last that it reported; `confirmed` means that the
-    supervisor's table has shown it. It has yet to compute `uncomputed` tokens of `prompts`, and to end `taken` choices.
-    It was `drained` when it left: prompts that it computed lie with their decode workers, which tell if they do not. It
-    serves requests of `group` only. `recent` tokens were given to it or made by it lately
-    (runtime/proxy/recent_work.py). It cannot pull from `lost_peers` now."""
+    supervisor's table has shown it. It has yet to compute `uncomputed` prompt tokens, and to end `taken` choices:
+    `seat_counts` and `prompt_counts` have its choices and its uncomputed prompts by caller. It was `drained` when it
+    left: prompts that it computed lie with their decode workers, which tell if they do not. It serves requests of
+    `group` only. `recent` tokens were given to it or made by it lately (runtime/proxy/recent_work.py). It cannot pull
+    from `lost_peers` now."""
 
     hello: Hello
     contact: Contact
     counters: dict[str, int] = field(default_factory=dict)
     gauges: dict[str, int] = field(default_factory=dict)
     in_flight: int = 0
-    taken: int = 0
     uncomputed: int = 0
-    prompts: int = 0
     running: int = 0
     waiting: int = 0
     free_blocks: int = 0
@@ -52,6 +53,8 @@ class RegisteredWorker:
     recent: float = 0.0
     others: OtherLoad = NO_OTHERS
     lost_peers: frozenset[str] = frozenset()
+    seat_counts: SeatCounts = field(default_factory=SeatCounts)
+    prompt_counts: SeatCounts = field(default_factory=SeatCounts)
     release: WorkerRelease = field(init=False)
     # Its load by the tokens found for a prompt, until any field is set: routing looks at all workers.
     loads: dict[int, WorkerLoad] = field(init=False, default_factory=dict)
@@ -64,6 +67,20 @@ class RegisteredWorker:
         object.__setattr__(self, name, value)
         if loads := getattr(self, "loads", None):
             loads.clear()
+
+    @property
+    def taken(self) -> int:
+        return self.seat_counts.taken
+
+    def seat(self, share: FairShare, choices: int) -> None:
+        """Count so many choices more of a caller, or fewer."""
+        self.seat_counts.add(share, choices)
+        self.loads.clear()
+
+    def owe(self, share: FairShare, tokens: int, prompts: int) -> None:
+        """Count so many tokens and prompts more of a caller that are to be computed, or fewer."""
+        self.prompt_counts.add(share, prompts)
+        self.uncomputed += tokens
 
     @property
     def capacity(self) -> int:
@@ -99,9 +116,17 @@ class RegisteredWorker:
         load = self.loads[found] = WorkerLoad(
             hello.sender, hello.name, hello.role, hello.peer_endpoint, self.in_flight, self.free_blocks,
             self.seats, self.context, self.uncomputed, max(1, hello.max_num_batched_tokens), self.taken,
-            found, int(self.recent), self.others, self.prompts, self.lost_peers,
+            found, int(self.recent), self.others, self.prompt_counts.taken, self.lost_peers,
         )  # fmt: skip
         return load
+
+    def load_for(self, load: WorkerLoad, share: FairShare) -> WorkerLoad:
+        """Return its load with what a caller may have of others."""
+        claimable = 0 if load.can_seat() else self.seat_counts.claimable(share, self.seats)
+        without_prompts = share.caller not in self.prompt_counts.held
+        if not claimable and not without_prompts:
+            return load
+        return replace(load, claimable=claimable, without_prompts=without_prompts)
 
     @property
     def shown_load(self) -> dict[str, int]:

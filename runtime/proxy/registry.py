@@ -108,7 +108,7 @@ class WorkerGroup:
     def seats(self) -> Seats:
         """The seats of the workers that generate."""
         seated = self.current.seated
-        free = sum([seats - worker.taken for worker, seats in seated if seats > worker.taken])
+        free = sum([max(0, seats - worker.seat_counts.taken) for worker, seats in seated])
         return Seats(free, sum([seats for _, seats in seated]))
 
     @property

@@ -3,9 +3,12 @@
 (docs/decisions/036)."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
 
 from pontil.runtime.errors import RequestError, Unavailable
+from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
 from pontil.runtime.proxy.fair_queue import FairQueue
 from pontil.runtime.proxy.policy import tokens_before
 from pontil.runtime.proxy.request import Request
@@ -17,6 +20,8 @@ from pontil.runtime.sampling_params import SamplingParams
 ADMITTED_SHARE = 0.6
 # Limits on queued requests and prompt tokens whatever the estimate says, because they take memory.
 MOST_WAITING, MOST_WAITING_TOKENS = 8192, 4 << 20
+# A caller has at most so many times as much of these as it leaves free for others.
+LEFT_FREE = 3
 # The expected tokens of an answer before any has ended.
 FIRST_EXPECTATION = 128.0
 # Clients that are refused together get different Retry-After values: up to this part longer.
@@ -25,13 +30,14 @@ LEAST_RETRY_SECONDS = 1.0
 
 
 class RequestQueue:
-    """Requests that wait for a worker. `push`, then `pop` when a worker has room; `advanced` and `started` as its
+    """Requests that wait for a worker. `push`, then `serve` when a worker has room; `advanced` and `started` as its
     prompt is computed, `drop` when the request ends in any way. `deadline` is in seconds from arrival until the prompt
-    is computed or the first token has arrived: a prompt that is being computed is not waiting.
+    is computed or the first token has arrived: a prompt that is being computed is not waiting. `claimable` returns the
+    seats that a caller can have of those that hold more than their part.
 
     In a fair share a request costs its prompt's tokens and those that it is expected to generate. Conservation: `costs`
     has exactly the waiting requests, `tokens` and `choices` are the sums of their prompt tokens and choices; `sent` has
-    those that were popped and not dropped, with the time; `uncomputed` has the prompt tokens still to compute of
+    those that were served and not dropped, with the time; `uncomputed` has the prompt tokens still to compute of
     those of them that have not started, and `to_compute` is its sum.
     """
 
@@ -41,9 +47,13 @@ class RequestQueue:
         seats: Callable[[], Seats],
         fair: bool = True,
         jitter: Callable[[], float] = random.random,
+        claimable: Callable[[FairShare], int] = lambda share: 0,
     ) -> None:
-        self.deadline, self.jitter = deadline, jitter
+        self.deadline, self.jitter, self.fair, self.claimable = deadline, jitter, fair, claimable
         self.waiting: FairQueue[Request] = FairQueue(fair)
+        # Waiting requests and their prompt tokens by caller.
+        self.places: Counter[str] = Counter()
+        self.place_tokens: Counter[str] = Counter()
         self.rate = ServiceRate(seats)
         self.costs: dict[str, float] = {}
         self.cost = 0.0
@@ -75,28 +85,33 @@ class RequestQueue:
         self.pass_time(now)
         cost = self.costs[request.id] = self.cost_of(request)
         self.count(request, cost, 1)
-        self.waiting.push(request, request.caller, weight, request.priority, cost)
+        self.waiting.push(request, request.caller, weight, request.priority, cost, lane_of(request))
 
     def count(self, request: Request, cost: float, change: int) -> None:
         """Add a request to the sums (1) or remove it (-1)."""
         self.tokens += change * len(request.prompt)
+        for places, amount in ((self.places, 1), (self.place_tokens, len(request.prompt))):
+            places[request.caller] += change * amount
+            if not places[request.caller]:
+                del places[request.caller]
         self.choices += change * request.params.n
         # Reset the sum of an empty queue, so that rounding errors do not stay in it.
         self.cost = self.cost + change * cost if self.choices else 0.0
 
-    def peek(self) -> Request | None:
-        return self.waiting.peek()
+    def heads(self) -> Iterator[Request]:
+        """Yield the requests that may be served next: the first of each caller and release, in turn. Nothing may be
+        changed meanwhile."""
+        return self.waiting.heads()
 
-    def pop(self, now: float) -> Request:
-        """Return the next request, which is now sent to workers."""
+    def serve(self, request: Request, now: float) -> None:
+        """Take out a request that is now sent to workers."""
         self.pass_time(now)
-        request = self.waiting.pop()
+        self.waiting.serve(request)
         self.count(request, self.costs.pop(request.id), -1)
         self.uncomputed[request.id] = len(request.prompt)
         self.to_compute += len(request.prompt)
         self.sent[request.id] = now
         self.rate.begun(now)
-        return request
 
     def advanced(self, request: Request, tokens: int, now: float) -> None:
         """Note that more of its prompt is computed."""
@@ -118,6 +133,13 @@ class RequestQueue:
         self.to_compute -= rest
         return rest
 
+    def set_aside(self, request: Request, now: float) -> None:
+        """Note that workers have no more to do with a request for now; nothing is learned from its end."""
+        self.pass_time(now)
+        self.forget_prompt(request)
+        if (sent := self.sent.pop(request.id, None)) is not None:
+            self.rate.ended(sent)
+
     def drop(self, request: Request, now: float) -> None:
         """Remove a request that has ended. One that was answered updates the expected length and time of answers."""
         self.pass_time(now)
@@ -134,12 +156,20 @@ class RequestQueue:
     def pass_time(self, now: float) -> None:
         self.rate.pass_time(now, len(self.uncomputed))
 
-    def wait(self, priority: int, caller: str, weight: float, tokens: int) -> float | None:
+    def wait(
+        self, priority: int, caller: str, weight: float, tokens: int, share: FairShare = EVERYBODY
+    ) -> float | None:
         """Return the seconds until the turn of a request that came now, with so many prompt tokens; None where it is
         not known. The time for its own prompt does not count."""
         known = self.rate.now_wait
-        ahead = self.waiting.ahead_of(priority, caller, weight)
-        return None if known is None else self.wait_after(ahead, tokens, known)
+        if known is None:
+            return None
+        return self.wait_after(self.waiting.ahead_of(priority, caller, weight), tokens, self.known_to(share, known))
+
+    def known_to(self, share: FairShare, known: WaitEstimate) -> WaitEstimate:
+        """Return the estimate for a caller: seats that others are to give back are free to it."""
+        free = known.seats.free or self.claimable(share)
+        return known if free == known.seats.free else replace(known, seats=replace(known.seats, free=free))
 
     def wait_after(self, cost: float, tokens: int, known: WaitEstimate) -> float:
         """Return the wait of so many prompt tokens if so much of the queue goes first, and what was sent takes
@@ -148,14 +178,16 @@ class RequestQueue:
         sent = tokens_before(tokens, self.to_compute, len(self.uncomputed))
         return known.after(part * self.tokens + sent, part * self.choices)
 
-    def check(self, asked: Sequence[tuple[int, SamplingParams]], priority: int, caller: str, weight: float) -> None:
+    def check(
+        self, asked: Sequence[tuple[int, SamplingParams]], priority: int, caller: str, weight: float,
+        share: FairShare = EVERYBODY,
+    ) -> None:  # fmt: skip
         """Check that all of these, prompt lengths with their parameters, can be admitted together. Raise Unavailable,
         with the time after which they could be, and RequestError for what is always too much."""
         tokens = sum(prompt for prompt, _ in asked)
-        full = self.tokens + tokens > MOST_WAITING_TOKENS or len(self.waiting) + len(asked) > MOST_WAITING
-        if full and len(self.waiting):
+        if len(self.waiting) and not self.has_place(caller, len(asked), tokens):
             raise Unavailable("too many prompts wait already: try again later", self.deadline)
-        wait, rate = self.wait(priority, caller, weight, tokens), self.rate.prompts.per_second
+        wait, rate = self.wait(priority, caller, weight, tokens, share), self.rate.prompts.per_second
         if wait is None or rate is None:
             return
         if len(asked) > 1 and tokens / rate > self.deadline:
@@ -167,6 +199,15 @@ class RequestQueue:
             says = f"the wait for a first token is about {wait:.0f} s now, and up to {limit:g} s are let in"
             raise self.refusal(says, wait - limit)
 
+    def has_place(self, caller: str, requests: int, tokens: int) -> bool:
+        """Return whether a caller may have so many more waiting. One with a single prompt and nothing waiting needs
+        room only; another one leaves a part of the memory free for others, and all together never take it."""
+        if not self.fair or (requests == 1 and caller not in self.places):
+            return len(self.waiting) + requests <= MOST_WAITING and self.tokens + tokens <= MOST_WAITING_TOKENS
+        left, left_tokens = MOST_WAITING - len(self.waiting) - requests, MOST_WAITING_TOKENS - self.tokens - tokens
+        held, held_tokens = self.places[caller] + requests, self.place_tokens[caller] + tokens
+        return held <= LEFT_FREE * left and held_tokens <= LEFT_FREE * left_tokens
+
     def refusal(self, says: str, seconds: float) -> Unavailable:
         wait = max(LEAST_RETRY_SECONDS, min(seconds, self.deadline)) * (1.0 + JITTER * self.jitter())
         return Unavailable(f"{says}: try again in {wait:.0f} s", wait)
@@ -177,12 +218,23 @@ class RequestQueue:
         measured again."""
         self.pass_time(now)
         ahead, found, known = 0.0, list[tuple[Request, Unavailable]](), self.rate.now_wait
+        estimates: dict[FairShare, WaitEstimate] = {}
         for place, request in enumerate(self.waiting):
             left = request.arrived + self.deadline - now
-            wait = None if known is None else self.wait_after(ahead, len(request.prompt), known)
+            wait = None
+            if known is not None:
+                if request.share not in estimates:
+                    estimates[request.share] = self.known_to(request.share, known)
+                wait = self.wait_after(ahead, len(request.prompt), estimates[request.share])
             if left > 0.0 and (not place or wait is None or wait <= left):
                 ahead += self.costs[request.id]
             else:
                 later = self.deadline if wait is None else wait - ADMITTED_SHARE * self.deadline
                 found.append((request, self.refusal(f"no first token can come within {self.deadline:g} s", later)))
         return found
+
+
+def lane_of(request: Request) -> Hashable:
+    """Return what tells apart the requests of a caller that need not wait for each other: those of another release need
+    other workers, and those of several stages more of them."""
+    return request.release, request.stage is not None

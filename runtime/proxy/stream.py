@@ -84,11 +84,12 @@ class Mailbox:
 
     Events that the reader has not taken are merged into one Delta per choice, so a slow reader holds at most one
     answer, and the writer never blocks. After `close` the rest is still delivered, then the end. Nothing is delivered
-    while it is `held`. The `listener` is called synchronously by every write, and may `drain`; it must not raise.
+    while it is `held`. The `listener` is called synchronously by every write, and may `drain`; it must not raise. It is
+    `untaken` while the reader takes nothing at all.
     """
 
     def __init__(self, held: bool = False) -> None:
-        self.held = held
+        self.held, self.untaken = held, False
         self.deltas: dict[int, Delta] = {}
         self.ended: dict[int, Ended] = {}
         self.end: Finished | PontilError | None = None
@@ -117,6 +118,11 @@ class Mailbox:
             self.notify()
         else:
             self.close(end)
+
+    @property
+    def tokens(self) -> int:
+        """The tokens that wait for the reader."""
+        return sum(len(delta.ids) for delta in self.deltas.values())
 
     def close(self, end: Finished | PontilError) -> None:
         """End the request; only the first call has an effect."""
@@ -175,6 +181,11 @@ class Stream:
         """Call `listener`, which must not raise, whenever there are events to `drain`."""
         for request in self.requests:
             request.mailbox.listener = listener
+
+    def note_reader(self, *, takes: bool) -> None:
+        """Note whether the reader takes anything."""
+        for request in self.requests:
+            request.mailbox.untaken = not takes
 
     def drain(self) -> list[ChoiceEvent]:
         """Remove and return the events since the last call. The `end` comes after them."""

@@ -51,7 +51,7 @@ class LoadGauge:
             **{f"thread_failures_{name}": count for name, count in self.failures.counts().items()},
         }
         running = len(scheduler.running) + len(scheduler.parked)
-        waiting = len(scheduler.waiting) + len(self.prefill.halves) + len(self.grammars)
+        waiting = len(scheduler.waiting) + len(scheduler.queues.paused) + len(self.prefill.halves) + len(self.grammars)
         free = self.machine.pool.available
         lost = tuple(self.decode.peers.lost)
         return HeartbeatLoad(running, waiting, free, steps.steps, counters, self.gauges(), self.others(link), lost)

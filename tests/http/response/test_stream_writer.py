@@ -137,6 +137,30 @@ def test_a_reader_that_is_behind_gets_what_waited_as_one() -> None:  # F7
     play(scene)
 
 
+def test_the_requests_know_while_their_reader_takes_nothing() -> None:  # F7
+    async def main() -> None:
+        one, writer = Unserved(), StreamReader()
+        stream = stream_of(one)
+        task = asyncio.ensure_future(StreamWriter(stream, rendered, cast(Any, writer)).run())
+        await turns()
+        one.mailbox.put("a", [1])
+        await turns()
+        assert not one.mailbox.untaken
+        writer.take_more(False)
+        one.mailbox.put("b", [2])
+        await turns()
+        one.mailbox.put("c", [3])
+        await turns()
+        assert one.mailbox.untaken and one.mailbox.tokens == 1
+        writer.take_more(True)
+        await turns()
+        assert not one.mailbox.untaken and one.mailbox.tokens == 0
+        one.mailbox.close(END)
+        await task
+
+    asyncio.run(main())
+
+
 def test_a_reply_that_cannot_be_rendered_breaks_only_itself() -> None:
     def broken(said: Sequence[ChoiceEvent]) -> bytes:
         if any(not isinstance(one, Ended) and one.text == "b" for _, one in said):

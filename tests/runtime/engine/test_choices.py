@@ -54,14 +54,19 @@ def test_the_prompt_is_computed_once_and_its_blocks_are_shared(model: Model) -> 
     check_free(ours)
 
 
-def test_seats_are_taken_for_every_choice(model: Model) -> None:
+def test_choices_without_a_seat_wait_with_their_blocks_and_say_the_same(model: Model) -> None:
     ours = rig(model, seats=5)
-    first, second = (sequence(name, prompt(20), 9, n=3, **SAMPLED) for name in "ab")
+    first, second = (sequence(name, prompt(20 + i), 9, n=3, **SAMPLED) for i, name in enumerate("ab"))
     ours.engine.add(first)
     ours.engine.add(second)
     ours.engine.step()
-    assert len(ours.scheduler.running) == 3 and ours.scheduler.waiting == [second]
-    assert len(drain(ours.engine)) == 6
+    ours.engine.step()
+    assert len(ours.scheduler.running) == 5 and len(ours.scheduler.queues.paused) == 1
+    alone = rig(model)
+    alone.engine.add(sequence("a", prompt(20), 9, n=3, **SAMPLED))
+    said = drain(ours.engine)
+    assert len(said) == 6 and drain(alone.engine).items() <= said.items()
+    assert ours.scheduler.preemptions == 0
     assert not ours.scheduler.fits(sequence("c", prompt(5), 9, n=6))
     check_free(ours)
 

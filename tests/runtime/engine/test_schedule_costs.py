@@ -88,7 +88,7 @@ def test_those_that_wait_for_a_prefix_cost_a_step_nothing() -> None:
 def test_those_that_wait_for_a_seat_cost_a_step_nothing() -> None:
     world = busy(seats=RUNNING + 1, blocks=RUNNING * 400 + 1000)
     compute(world, SHARED)
-    world.scheduler.max_num_seqs = RUNNING
+    world.scheduler.queues.max_num_seqs = RUNNING
     alone = calls_of(world)
     for number in range(WAITING):
         world.whole(f"waits {number}", [*SHARED, number], 2)

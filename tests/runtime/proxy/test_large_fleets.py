@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from fleet_proxy import fleet_proxy, hello_of, submit
 
+from pontil.runtime.foundation.fair_share import FairShare
 from pontil.runtime.proxy.registered_worker import RegisteredWorker
 from pontil.runtime.proxy.registry import Members, Registry
+from pontil.runtime.proxy.request import NO_KEY
 from pontil.runtime.proxy.service_rate import Seats
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Heartbeat, RoleChange
@@ -56,7 +58,7 @@ def test_a_batch_of_messages_beside_a_request_that_waits(tmp_path: Path, tokeniz
     """All seats are taken. It was 30 calls for each worker, with every batch."""
     made = fleet_proxy(tmp_path, tokenizer, 300, ("prefill", "decode"), 20)
     for worker in made.proxy.registry.workers.values():
-        worker.taken = 2 * worker.seats
+        worker.seat(FairShare.of(NO_KEY, 1.0), 2 * worker.seats)
     submit(made.proxy)
     assert len(made.proxy.queue) == 1 and calls_of(made.proxy.admissions.dispatch) < 300 * 10
 
@@ -90,7 +92,7 @@ def test_the_topology_is_one_look_at_each_worker(tmp_path: Path, tokenizer: Toke
 def rebuilt(worker: RegisteredWorker) -> RegisteredWorker:
     """Return the same worker, of which nothing is kept."""
     made = RegisteredWorker(worker.hello, worker.contact)
-    for name in ("in_flight", "taken", "uncomputed", "free_blocks", "recent", "others"):
+    for name in ("in_flight", "seat_counts", "prompt_counts", "uncomputed", "free_blocks", "recent", "others"):
         setattr(made, name, getattr(worker, name))
     return made
 
@@ -130,6 +132,9 @@ def happens(source: random.Random, registry: Registry, known: list[str], turn: i
         registry.heartbeat(Heartbeat(name, "p", 1, 1, source.randrange(64), 0, {}, others={"taken": 2, "proxies": 1}))
     elif change == 5:
         registry.remove([registry.workers[name]])
+    elif change == 6:
+        registry.workers[name].in_flight = source.randrange(8)
+    elif change == 7:
+        registry.workers[name].seat(FairShare("ab"[turn % 2]), source.choice([1, 3, -1, -2]))
     else:
-        field = ("in_flight", "taken", "uncomputed")[change - 6]
-        setattr(registry.workers[name], field, source.randrange(8))
+        registry.workers[name].owe(FairShare("ab"[turn % 2]), source.randrange(8), source.choice([1, -1]))

@@ -31,7 +31,7 @@ def measured(tokenizer: Tokenizer, tokens: int = 1_000) -> RequestQueue:
     """Return a queue that has measured one prompt of so many tokens computed in a second."""
     made, first = queue(), request(tokenizer, -1, tokens)
     made.push(first, 1.0, 0.0)
-    made.pop(0.0)
+    made.serve(first, 0.0)
     made.started(first, 1.0)
     made.drop(first, 1.0)
     assert made.rate.prompts.per_second == pytest.approx(tokens)
@@ -61,8 +61,8 @@ def test_a_wait_that_is_too_long_is_refused_with_the_time_after_which_it_is_not(
 def test_a_short_prompt_waits_for_turns_of_those_that_are_computed_and_not_for_their_ends(tokenizer: Tokenizer) -> None:
     made = measured(tokenizer)
     for number in range(3):
-        made.push(request(tokenizer, number, 2_400), 1.0, 1.0)
-        made.pop(1.0)
+        made.push(one := request(tokenizer, number, 2_400), 1.0, 1.0)
+        made.serve(one, 1.0)
     made.push(request(tokenizer, 3, 100), 1.0, 1.0)
     made.check([(30, PARAMS)], 0, "-", 1.0)
     assert made.wait(0, "-", 1.0, 30) == pytest.approx((100 + 3 * TURN_TOKENS) / 1_000)
@@ -75,7 +75,7 @@ def test_where_nobody_waits_one_is_let_in_whatever_was_measured(tokenizer: Token
     made = measured(tokenizer, tokens=1)
     slow = request(tokenizer, 0, 1_000)
     made.push(slow, 1.0, 1.0)
-    made.pop(1.0)
+    made.serve(slow, 1.0)
     made.check([(1_000, PARAMS)], 0, "-", 1.0)
 
 
@@ -120,7 +120,8 @@ def test_sums_are_those_of_what_is_there(tokenizer: Tokenizer, moves: list[tuple
             waiting.append(request(tokenizer, number, pick + 1, 1 + pick % 3))
             made.push(waiting[-1], 1.0, now)
         elif move == "pop" and waiting:
-            one = made.pop(now)
+            one = next(made.heads())
+            made.serve(one, now)
             waiting.remove(one)
             sent.append(one)
             uncomputed[one.id] = len(one.prompt)

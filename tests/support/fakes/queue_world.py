@@ -144,4 +144,4 @@ class QueueWorld:
             self.step()
         self.pool.check()
         assert self.pool.available == self.pool.capacity and not self.scheduler.prefix.claims
-        assert not self.scheduler.prefix.claims.awaited and not self.scheduler.queues.candidates
+        assert not self.scheduler.prefix.claims.awaited and not self.scheduler.queues.lines

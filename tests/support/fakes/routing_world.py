@@ -13,6 +13,7 @@ from pathlib import Path
 from pontil.runtime.accounting.counts import PREFILL
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.prefix import Key, full_keys
+from pontil.runtime.foundation.fair_share import EVERYBODY
 from pontil.runtime.proxy.policy import INTERLEAVED, CollocatedRoute, DisaggregatedRoute, Route, next_route
 from pontil.runtime.proxy.prompt_prefix import PromptPrefix
 from pontil.runtime.proxy.recent_work import RecentWork
@@ -180,11 +181,11 @@ class RoutingWorld:
     def route(self, request: SimulatedRequest) -> Route | None:
         registered = list(self.registry.workers.values())
         if not self.by_cache:
-            return next_route([one.load for one in registered], "auto", len(request.prompt), 1)
+            return next_route([one.load for one in registered], "auto", len(request.prompt))
         while request.prefix.grow([one.prefixes for one in registered]):
             pass
         loads = [one.load_with(request.prefix.found(one.prefixes)) for one in registered]
-        return next_route(loads, "auto", len(request.prompt), 1)
+        return next_route(loads, "auto", len(request.prompt))
 
     def launch(self, request: SimulatedRequest, route: Route) -> None:
         """Send a request to its workers. Its prompt counts as cached as far as it is when it arrives there."""
@@ -195,12 +196,11 @@ class RoutingWorld:
         for load in route.workers:
             worker = self.workers[load.incarnation]
             worker.registered.in_flight += 1
-            worker.registered.taken += 1
+            worker.registered.seat(EVERYBODY, 1)
         worker = self.workers[route.prompt_worker.incarnation]
         request.cached = worker.admit(request)
         request.uncomputed = max(0, len(request.prompt) - route.prompt_worker.found)
-        worker.registered.uncomputed += request.uncomputed
-        worker.registered.prompts += request.uncomputed > 0
+        worker.registered.owe(EVERYBODY, request.uncomputed, int(request.uncomputed > 0))
         self.recent.add(worker.incarnation, request.uncomputed, self.now)
         missing = len(request.prompt) - request.cached
         self.cached += request.cached
@@ -215,8 +215,7 @@ class RoutingWorld:
         if request.cached:
             self.later_waits.append(self.now - request.arrived)
         worker = self.workers[route.prompt_worker.incarnation]
-        worker.registered.uncomputed -= request.uncomputed
-        worker.registered.prompts -= request.uncomputed > 0
+        worker.registered.owe(EVERYBODY, -request.uncomputed, -int(request.uncomputed > 0))
         for incarnation, phase in route.phases.items():
             holder = self.workers[incarnation]
             holder.register(request, len(request.prompt))
@@ -242,7 +241,7 @@ class RoutingWorld:
         for load in route.workers:
             registered = self.workers[load.incarnation].registered
             registered.in_flight -= 1
-            registered.taken -= 1
+            registered.seat(EVERYBODY, -1)
         self.recent.add(decoder.incarnation, len(request.answer), self.now)
         request.ended()
 
