@@ -46,7 +46,11 @@ def end_beside_a_collector_that_hangs(served: Served, receiver: OtlpReceiver) ->
 
 
 def ask(served: Served, parent: str, **more: object) -> Reply:
-    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True, **more}
+    """Ask for an answer whose prompt no other request has cached."""
+    body = {
+        "model": MODEL, "prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "cache_salt": parent,
+        **more,
+    }  # fmt: skip
     return served.request("POST", "/v1/completions", body, {"traceparent": parent})
 
 
@@ -113,3 +117,5 @@ def test_a_killed_worker_shows_as_two_attempts(traced: Served, receiver: OtlpRec
     (failover,) = (event for event in first.events if event.name == "failover")
     assert "decode:0" in failover.attributes["pontil.reason"] and root.attributes["pontil.attempts"] == 2
     assert root.attributes["gen_ai.usage.completion_tokens"] == 200
+    # The other tests have a pair again.
+    wait_for(lambda: all(row["state"] == "READY" for row in traced.topology().values()), 60, "everyone ready")
