@@ -22,11 +22,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+import app  # noqa: E402, F401
+
+# After `app`, which binds this checkout as the package.
 sys.path.insert(1, str(ROOT / "tests" / "support" / "fakes"))
 
 from fleet_proxy import fleet_proxy, submit  # noqa: E402
 
-import app  # noqa: E402, F401
 from pontil.runtime.foundation.fair_share import FairShare  # noqa: E402
 from pontil.runtime.loaders.synthetic import byte_level_tokenizer, tokenizer_config, write_json  # noqa: E402
 from pontil.runtime.proxy.request import NO_KEY  # noqa: E402
