@@ -312,8 +312,8 @@ class Registry:
     def show(self, rows: Sequence[Mapping[str, Any]]) -> list[RegisteredWorker]:
         """Take a new table. Remove and return the workers whose row now shows another pid or a dead process.
 
-        Applies only to workers that a table has shown before: one of the same name on another host is not the
-        supervisor's.
+        Applies only to workers that a table has shown before, alive or ended: one of the same name on another host is
+        not the supervisor's.
         """
         self.rows = tuple(map(ProcessRow.of, rows))
         by_name = {row.name: row for row in self.rows}
@@ -321,7 +321,8 @@ class Registry:
         for worker in self.workers.values():
             row = by_name.get(worker.hello.name)
             alive = row is not None and row.pid == worker.hello.pid and not row.dead
-            if worker.confirmed and not alive:
+            ended = row is not None and worker.hello.pid in row.ended_pids
+            if (worker.confirmed or ended) and not alive:
                 gone.append(worker)
             worker.confirmed = worker.confirmed or alive
         return self.remove(gone)
@@ -357,6 +358,7 @@ class Registry:
         """Return the row flattened: the fields of `about` beside the others, and the reason if there is one."""
         described = asdict(row)
         described |= described.pop("about")
+        del described["ended_pids"]
         if row.reason is None:
             del described["reason"]
         for worker in self.workers.values():
