@@ -44,6 +44,7 @@ class Child:
         self.group: RankGroup | None = None
         self.starts = 0
         self.exits: deque[ExitCause] = deque(maxlen=REMEMBERED_EXITS)
+        self.ended_pids: deque[int] = deque(maxlen=REMEMBERED_EXITS)
         self.ever_ready = False
         # The drain timeout of its last order (None: to serve), and the number of orders given.
         self.drain: float | None = None
@@ -190,6 +191,7 @@ class Child:
         step = next_step([process.ended for process in self.group.processes])
         if step is GroupStep.RECORD:
             self.exits.append(self.group.cause())
+            self.ended_pids.append(self.group.processes[0].process.pid)
             self.memory.end(self.exits[-1], None if self.ready_at is None else now - self.ready_at)
             self.group = None
             self.move(ChildState.EXITED)

@@ -61,6 +61,8 @@ def row_of(child: Child, usages: Mapping[int, ResourceSample], now: float) -> di
         row["reason"] = child.reason
     if child.exits:
         row["last_death"] = told(child.exits[-1], now)
+    if child.ended_pids:
+        row["ended_pids"] = list(child.ended_pids)
     return row
 
 

@@ -12,7 +12,8 @@ DEAD_STATES = ("EXITED", "KILLED", "BACKOFF", "GIVEN_UP")
 class ProcessRow:
     """One process of the supervisor's table, or a refused worker, with the `reason`.
 
-    `about` holds the table's other fields: they are shown, and nothing here depends on them.
+    `about` holds the table's other fields: they are shown, and nothing here depends on them. `ended_pids` are those of
+    earlier processes of the child.
     """
 
     name: str
@@ -22,6 +23,7 @@ class ProcessRow:
     device: str
     reason: str | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
+    ended_pids: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "ProcessRow":
@@ -29,7 +31,8 @@ class ProcessRow:
         if "ranks" in about:
             about["ranks"] = [{**rank, "state": state_name(rank["state"])} for rank in about["ranks"]]
         state, reason = state_name(values["state"]), values.get("reason")
-        return cls(values["name"], values["role"], values["pid"], state, values["device"], reason, about)
+        ended = tuple(values.get("ended_pids", ()))
+        return cls(values["name"], values["role"], values["pid"], state, values["device"], reason, about, ended)
 
     @property
     def dead(self) -> bool:

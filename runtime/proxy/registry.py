@@ -293,8 +293,8 @@ class Registry:
     def show(self, rows: Sequence[Mapping[str, Any]]) -> list[RegisteredWorker]:
         """Take a new table. Remove and return the workers whose row now shows another pid or a dead process.
 
-        Applies only to workers that a table has shown before: one of the same name on another host is not the
-        supervisor's.
+        Applies only to workers that a table has shown before, alive or ended: one of the same name on another host is
+        not the supervisor's.
         """
         self.rows = tuple(map(ProcessRow.of, rows))
         by_name = {row.name: row for row in self.rows}
@@ -302,7 +302,8 @@ class Registry:
         for worker in self.workers.values():
             row = by_name.get(worker.hello.name)
             alive = row is not None and row.pid == worker.hello.pid and not row.dead
-            if worker.confirmed and not alive:
+            ended = row is not None and worker.hello.pid in row.ended_pids
+            if (worker.confirmed or ended) and not alive:
                 gone.append(worker)
             worker.confirmed = worker.confirmed or alive
         return self.remove(gone)
@@ -344,6 +345,7 @@ def shown(row: ProcessRow, worker: RegisteredWorker | None) -> dict[str, Any]:
     the worker that this process is."""
     described = asdict(row)
     described |= described.pop("about")
+    del described["ended_pids"]
     if row.reason is None:
         del described["reason"]
     if worker is not None:

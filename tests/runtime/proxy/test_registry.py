@@ -307,3 +307,17 @@ def test_an_unknown_role_and_impossible_loads_change_nothing() -> None:
     for stated, kept in ((-5, 0), (1 << 60, ONE.num_blocks - 1)):
         made.heartbeat(Heartbeat(ONE.sender, "p", 0, 0, stated, 0))
         assert made.workers[ONE.sender].free_blocks == kept
+
+
+@pytest.mark.parametrize("now", [row("decode:0", None, "backoff"), row("decode:0", 99)])
+def test_a_worker_that_died_before_any_table_named_it_is_dead(now: dict[str, Any]) -> None:
+    """It registers and dies within a second: the first table that knows its pid knows that it has ended."""
+    workers = registry(ONE)
+    assert workers.show([row("decode:0", None, "starting")]) == []
+    assert names(workers.show([now | {"ended_pids": [7, ONE.pid]}])) == ["decode:0"]
+    assert "ended_pids" not in workers.topology()[0]
+
+
+def test_a_namesake_on_another_host_outlives_the_tables_own() -> None:
+    workers = registry(ONE)
+    assert workers.show([row("decode:0", 99) | {"ended_pids": [7]}]) == []

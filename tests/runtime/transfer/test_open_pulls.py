@@ -115,7 +115,7 @@ def test_a_cancel_that_comes_too_late_leaves_nothing(held: HeldConnector) -> Non
 @pytest.mark.parametrize("ranked", [True, False], ids=["rank", "worker"])
 def test_what_comes_for_a_detached_peer_counts_until_its_last_pull_ends(
     held: HeldConnector, storage: KVStorage, ranked: bool
-) -> None:  # C14: a healthy pull is not one that stalls
+) -> None:
     own = RankedConnector(held, storage)
     connector = own if ranked else RankConnector(own, storage, RankOrders())
     connector.attach("p", {})
