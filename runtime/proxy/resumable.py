@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,17 +117,16 @@ class ResumableStreams:
         self, stream: Stream, about: Mapping[str, Any], cut: Callable[[], None]
     ) -> tuple[str, Stream]:  # fmt: skip
         """Record a stream of one request; return its id, and the stream with a reader that may leave. `about` is what
-        the caller needs to render it again, `cut` ends the reader's connection. Raises Unavailable, and the request is
-        cancelled, if that cannot be."""
+        the caller needs to render it again, `cut` ends the reader's connection. Raises Unavailable if that cannot be. The request
+        is cancelled then, whatever fails: nobody is offered its answer."""
         request = stream.request
-        try:
+        with ExitStack() as undo:
+            undo.callback(stream.cancel)
             if self.records is None:
                 raise Unavailable("streams cannot be continued here: ask for it without pontil-resume")
             record = self.records.begin(head_of(request) | dict(about))
-        except Unavailable:
-            stream.cancel()
-            raise
-        self.adopt(record, request, cut).note()
+            self.adopt(record, request, cut).note()
+            undo.pop_all()
         return record.name, Stream([request], self.detach, self.turn)
 
     def adopt(self, record: StreamRecord, request: Request, cut: Callable[[], None]) -> StreamJournal:

@@ -351,6 +351,17 @@ def test_streams_that_cannot_be_continued_say_so(front: Front, path: str, body: 
     assert not one.proxy.requests
 
 
+def test_an_answer_that_cannot_be_offered_is_not_made(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever fails between its admission and its record. Else it would run on, and be billed."""
+    one = front.start(0, pace=0.02)
+    records = one.proxy.streams.records
+    assert records is not None
+    monkeypatch.setattr(records, "begin", lambda head: records.folder / 1)
+    assert one.ask("POST", "/v1/completions", ASK, {"pontil-resume": "1"}).status == 500
+    eventually(lambda: [row["state"] for row in front.rows()] == ["closed"], "a closed row")
+    assert front.rows()[0]["completion_tokens"] == 0 and not one.proxy.requests
+
+
 def test_a_prompt_of_another_router_is_claimed_once(front: Front) -> None:
     """The proxy that goes on with the stream has the prompt computed, since the kept one is claimed already."""
     one, two = front.start(0), front.start(1)
