@@ -37,7 +37,7 @@ class PromptTurns:
 
 
 @dataclass(slots=True)
-class CallerTurns:
+class CallerPrompts:
     """One caller's prompts in a step: those without a turn before, oldest first, and the others, in the order of their
     last turns. The next turn begins at the virtual time `start`."""
 
@@ -48,7 +48,7 @@ class CallerTurns:
     new: deque[Sequence] = field(default_factory=deque)
     begun: deque[Sequence] = field(default_factory=deque)
 
-    def __lt__(self, other: "CallerTurns") -> bool:
+    def __lt__(self, other: "CallerPrompts") -> bool:
         return (self.start, self.place) < (other.start, other.place)
 
     @property
@@ -64,7 +64,7 @@ class TurnLevel:
 
     time: float = 0.0
     number: int = 0
-    callers: dict[str, CallerTurns] = field(default_factory=dict)
+    callers: dict[str, CallerPrompts] = field(default_factory=dict)
     taken: dict[Sequence, int] = field(default_factory=dict)
 
     def divide(self, prompts: list[Sequence], budget: int, counts: dict[Sequence, int]) -> int:
@@ -91,7 +91,7 @@ class TurnLevel:
                 heapreplace(turns, caller)
         return budget
 
-    def take(self, caller: CallerTurns, sequence: Sequence, count: int, weight: float) -> None:
+    def take(self, caller: CallerPrompts, sequence: Sequence, count: int, weight: float) -> None:
         """Note a turn. The level's time moves by the share of all callers at least, so that those who come new again
         and again do not hold up the others."""
         self.number += 1
@@ -110,7 +110,7 @@ class TurnLevel:
             if caller is None:
                 known = before.get(name)
                 start, new_is_next = (self.time, True) if known is None else (known.start, known.new_is_next)
-                caller = self.callers[name] = CallerTurns(start, len(self.callers), new_is_next=new_is_next)
+                caller = self.callers[name] = CallerPrompts(start, len(self.callers), new_is_next=new_is_next)
             caller.weight = max(caller.weight, sequence.share.weight)
             if sequence not in self.taken:
                 caller.new.append(sequence)

@@ -215,7 +215,8 @@ class Scheduler:
         """Reserve the blocks of a sequence after what is found of its prefix, or nothing. One block stays available for
         each running sequence, or the new one would be preempted at once. Paused sequences lose theirs for it, and those
         that are above their part."""
-        while True:
+        somebody_gives = True
+        while somebody_gives:
             spare = sum(not other.hands_over for other in self.running)
             if self.shortage is None or not self.shortage.lasts(sequence, self.memory.pool, spare):
                 hit = find()
@@ -225,8 +226,8 @@ class Scheduler:
                 missing = self.prefix.missing(sequence, hit)
                 lacking = self.memory.lacking(sequence, hit, spare)
                 self.shortage = BlockShortage(sequence, lacking, self.memory.pool.returned, spare, missing)
-            if not self.preempt(self.queues.newest_paused() or self.queues.newest_above(sequence)):
-                return None
+            somebody_gives = self.preempt(self.queues.newest_paused() or self.queues.newest_above(sequence))
+        return None
 
     def start(self, sequence: Sequence, hit: PrefixHit) -> None:
         """Run a sequence from the end of its cached prefix."""

@@ -117,8 +117,8 @@ class ResumableStreams:
         self, stream: Stream, about: Mapping[str, Any], cut: Callable[[], None]
     ) -> tuple[str, Stream]:  # fmt: skip
         """Record a stream of one request; return its id, and the stream with a reader that may leave. `about` is what
-        the caller needs to render it again, `cut` ends the reader's connection. Raises Unavailable if that cannot be. The request
-        is cancelled then, whatever fails: nobody is offered its answer."""
+        the caller needs to render it again, `cut` ends the reader's connection. Raises Unavailable if that cannot be.
+        The request is cancelled then, whatever fails: nobody is offered its answer."""
         request = stream.request
         with ExitStack() as undo:
             undo.callback(stream.cancel)

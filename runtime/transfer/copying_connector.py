@@ -115,7 +115,7 @@ class CopyingConnector(ABC, Generic[AnyPool]):
         while not self.done.empty():
             done.append(self.done.get())
             self.cancelled.discard(done[-1].ticket)
-            del self.reading[done[-1].ticket]
+            self.reading.pop(done[-1].ticket, None)
         if self.leaving:
             self.close_left()
         return done

@@ -2,11 +2,8 @@
 """The Kubernetes manifests: valid by strict schemas, and in agreement with the program that they start."""
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,8 +37,6 @@ from pontil.launcher.config.options import LaunchOptions, read_options
 from pontil.launcher.config.parsers import host_of
 from pontil.launcher.config.topology import Topology, plan
 from pontil.launcher.host.devices import HostDevices
-from pontil.launcher.keys.client_keys import of_file
-from pontil.launcher.keys.key_file import read_key_file
 from pontil.launcher.supervisor.rollout import DRAIN_MARGIN as RELEASE_WITHIN
 from pontil.launcher.supervisor.supervisor import DRAIN_MARGIN, KILL_GRACE, TERM_GRACE
 from pontil.launcher.version import VERSION
@@ -226,7 +221,7 @@ def test_no_pod_is_killed_while_it_fetches_a_model(name: str, deployments: Deplo
 def test_the_control_endpoint_is_right_for_an_address_of_either_family(
     name: str, deployments: Deployments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is bound is an address as the engine writes it: of IPv6 without brackets."""
+    """The address that is bound is as the engine writes it: of IPv6 without brackets."""
     (proxy,) = (pod for pod in pod_templates(deployments(name)) if pod.role == "proxy")
     for address, host in (("10.1.2.3", "10.1.2.3"), ("fd00:10:244::1:7", "[fd00:10:244::1:7]")):
         monkeypatch.setitem(FIELDS, "status.podIP", address)
@@ -346,38 +341,6 @@ def test_each_kind_of_worker_is_scaled_by_its_own_load(deployments: Deployments)
     assert {name for named in targets.values() for name in named} == adapted()
     seats = read_options({}).max_num_seqs
     assert targets["decode"]["pontil_decode_sequences_running"] == str(seats * 3 // 4)
-
-
-def test_no_key_is_in_version_control() -> None:
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", str(KUBERNETES)],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    kept = [ROOT / line for line in listed.stdout.splitlines()]
-    assert [path.name for path in kept if path.parent.name == "keys"] == [".gitignore"]
-    assert not [path for path in kept if re.search(r"pontil-keys-1 [0-9a-f]{64}", path.read_text())]
-
-
-def test_one_command_makes_the_keys(tmp_path: Path) -> None:
-    environment = {**os.environ, "PONTIL": f"{sys.executable} {ROOT / 'app.py'}"}
-    command = [str(KUBERNETES / "make_keys.sh"), "--out", str(tmp_path / "keys")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    keys = tmp_path / "keys"
-    assert len(read_key_file(keys / "pontil.keys")) == 64
-    lines = of_file(keys / "api.keys")
-    by_name = {one.name: one.key for one in lines}
-    assert by_name.keys() == {"clients", "metrics"} and (keys / "metrics.key").read_text() == by_name["metrics"]
-    assert not any(key in done.stdout + done.stderr for key in by_name.values())
-    # The key that Prometheus has gets no answer of a model: no request has fewer than two tokens.
-    limits = dict(next(one.settings for one in lines if one.name == "metrics"))
-    assert limits["tokens"] == limits["requests"] == limits["token_rate"] == 1 and limits["rate"] == 0.01
-    again = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert again.returncode and "would be locked out" in again.stderr
-    assert {one.name: one.key for one in of_file(keys / "api.keys")} == by_name
 
 
 def changed(one: Manifest, path: str, value: Any) -> Manifest:

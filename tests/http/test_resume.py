@@ -197,7 +197,7 @@ def test_an_answer_whose_row_cannot_be_written_yet_is_booked_once(
 def test_a_usage_log_that_cannot_be_read_holds_no_stream(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    """What its row says is not known then: the stream is left as it was, and looked at again."""
+    """Its row is not known then: the stream is left as it was, and looked at again."""
     one = front.start(0)
     reader = Reader(one, "/v1/completions", ASK).all()
     eventually(lambda: [row["state"] for row in front.rows()] == ["closed"], "a closed row")
@@ -352,11 +352,11 @@ def test_streams_that_cannot_be_continued_say_so(front: Front, path: str, body: 
 
 
 def test_an_answer_that_cannot_be_offered_is_not_made(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever fails between its admission and its record. Else it would run on, and be billed."""
+    """A failure of any kind between its admission and its record ends it. Else it would run on, and be billed."""
     one = front.start(0, pace=0.02)
     records = one.proxy.streams.records
     assert records is not None
-    monkeypatch.setattr(records, "begin", lambda head: records.folder / 1)
+    monkeypatch.setattr(records, "begin", lambda head: 1 // 0)
     assert one.ask("POST", "/v1/completions", ASK, {"pontil-resume": "1"}).status == 500
     eventually(lambda: [row["state"] for row in front.rows()] == ["closed"], "a closed row")
     assert front.rows()[0]["completion_tokens"] == 0 and not one.proxy.requests

@@ -96,7 +96,7 @@ def test_sizes_are_read_in_bytes(text: Any, count: int) -> None:
 )  # fmt: skip
 def test_an_endpoint_has_brackets_around_an_ipv6_address(given: str, read: str) -> None:
     assert read_options({"control": given}).control == read
-    for wrong in ("tcp://fd00::1", "tcp://fd00:::7000", "tcp://:::7000", "tcp://fd00::1:70000"):
+    for wrong in ("tcp://fd00::1", "tcp://fd00::1::7000", "tcp://:::7000", "tcp://fd00::1:70000"):
         with pytest.raises(OptionError):
             read_options({"control": wrong})
 
