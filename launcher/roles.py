@@ -14,7 +14,6 @@ import signal
 import stat
 import sys
 import threading
-from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -202,17 +201,17 @@ def serve(config: dict[str, Any], reporter: Reporter, commands: int | None) -> N
     run_proxy(proxy_config(config), reporter, commands)
 
 
-def memory_of_ranks(config: Mapping[str, Any]) -> "dict[int, str] | None":
-    """Return for each size of a planned worker, in ranks, the least memory of one of them in words; None where the
-    model is not here yet. `config` is that of the child that finds the model. Raises LaunchError for what would be
+def memory_of_workers(config: Mapping[str, Any]) -> "list[str] | None":
+    """Return in words the least memory of a planned worker, of each size in ranks, and of all on this host; None where
+    the model is not here yet. `config` is that of the child that finds the model. Raises LaunchError for what would be
     refused."""
     from pontil.runtime.loaders.builtin import local_model
-    from pontil.runtime.probe.footprint import MemoryDemand, memory_by_ranks
+    from pontil.runtime.probe.footprint import MemoryDemand, memory_lines
 
     found = {name: local_model(name, Path(config["cache_dir"])) for name in config["demands"]}
     try:
-        sizes = [memory_by_ranks(path, MemoryDemand(**config["demands"][name])) for name, path in found.items() if path]
-        return dict(ChainMap(*sizes)) if sizes else None
+        lines = [memory_lines(path, MemoryDemand(**config["demands"][name])) for name, path in found.items() if path]
+        return [line for some in lines for line in some] if lines else None
     except PontilError as error:
         raise LaunchError(f"{error}.") from None
 
