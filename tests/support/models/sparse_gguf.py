@@ -26,11 +26,14 @@ def write_sparse_8b(path: Path, layers: int = 32) -> Path:
     writer.add_rope_freq_base(500000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_file_type(15)
-    tensors = {"token_embd": ((vocabulary, hidden), Q4_K), "output": ((vocabulary, hidden), Q6_K)}
+    tensors: dict[str, tuple[tuple[int, ...], gguf.GGMLQuantizationType]] = {
+        "token_embd": ((vocabulary, hidden), Q4_K),
+        "output": ((vocabulary, hidden), Q6_K),
+    }
     tensors |= {"output_norm": ((hidden,), F32), "rope_freqs": ((64,), F32)}
     for layer in range(layers):
         more = Q6_K if layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2 else Q4_K
-        sizes = {
+        sizes: dict[str, tuple[tuple[int, ...], gguf.GGMLQuantizationType]] = {
             "attn_norm": ((hidden,), F32), "ffn_norm": ((hidden,), F32), "attn_q": ((hidden, hidden), Q4_K),
             "attn_k": ((keys, hidden), Q4_K), "attn_v": ((keys, hidden), more), "attn_output": ((hidden, hidden), Q4_K),
             "ffn_gate": ((inner, hidden), Q4_K), "ffn_up": ((inner, hidden), Q4_K), "ffn_down": ((hidden, inner), more),
