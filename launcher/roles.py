@@ -11,17 +11,15 @@ import json
 import logging
 import os
 import signal
-import sqlite3
 import stat
 import sys
 import threading
-from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pontil.launcher.child.exit_cause import EXIT_GPU_FAULT, EXIT_RANK_LOST, gpu_fault
 from pontil.launcher.child.parent_death import die_with_parent, parent_death_signal
@@ -34,6 +32,9 @@ from pontil.launcher.logs.non_blocking_writer import NonBlockingWriter, plain_no
 from pontil.runtime.errors import DraftModelError, IncompatiblePeer, ModelError, PontilError, RankLost
 from pontil.runtime.foundation.draft_names import MTP
 from pontil.runtime.reporting import Reporter
+
+if TYPE_CHECKING:
+    import sqlite3
 
 EXIT_FAILED = 1
 EXIT_BROKEN = 70
@@ -200,17 +201,17 @@ def serve(config: dict[str, Any], reporter: Reporter, commands: int | None) -> N
     run_proxy(proxy_config(config), reporter, commands)
 
 
-def memory_of_ranks(config: Mapping[str, Any]) -> "dict[int, str] | None":
-    """Return for each size of a planned worker, in ranks, the least memory of one of them in words; None where the
-    model is not here yet. `config` is that of the child that finds the model. Raises LaunchError for what would be
+def memory_of_workers(config: Mapping[str, Any]) -> "list[str] | None":
+    """Return in words the least memory of a planned worker, of each size in ranks, and of all on this host; None where
+    the model is not here yet. `config` is that of the child that finds the model. Raises LaunchError for what would be
     refused."""
     from pontil.runtime.loaders.builtin import local_model
-    from pontil.runtime.probe.footprint import MemoryDemand, memory_by_ranks
+    from pontil.runtime.probe.footprint import MemoryDemand, memory_lines
 
     found = {name: local_model(name, Path(config["cache_dir"])) for name in config["demands"]}
     try:
-        sizes = [memory_by_ranks(path, MemoryDemand(**config["demands"][name])) for name, path in found.items() if path]
-        return dict(ChainMap(*sizes)) if sizes else None
+        lines = [memory_lines(path, MemoryDemand(**config["demands"][name])) for name, path in found.items() if path]
+        return [line for some in lines for line in some] if lines else None
     except PontilError as error:
         raise LaunchError(f"{error}.") from None
 
@@ -237,41 +238,43 @@ def memory_of_draft(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def read_usage(path: Path) -> list[dict[str, Any]]:
-    """Return the sums of a usage log, as JSON values. Raises LaunchError."""
+@contextmanager
+def usage_log(path: Path) -> "Iterator[sqlite3.Connection]":
+    """Open a usage log to be read. Raises LaunchError for what is wrong with it, then or later."""
+    import sqlite3
+
     from pontil.runtime.accounting.usage_file import open_to_read
-    from pontil.runtime.accounting.usage_report import usage_sums
 
     try:
         with closing(open_to_read(path)) as database:
-            return [asdict(one) for one in usage_sums(database)]
+            yield database
     except (PontilError, sqlite3.Error) as error:
         raise LaunchError(f"{error}.") from None
+
+
+def read_usage(path: Path) -> list[dict[str, Any]]:
+    """Return the sums of a usage log, as JSON values. Raises LaunchError."""
+    from pontil.runtime.accounting.usage_report import usage_sums
+
+    with usage_log(path) as database:
+        return [asdict(one) for one in usage_sums(database)]
 
 
 def read_bills(path: Path, names: str) -> list[dict[str, Any]]:
     """Return the rows of the requests in a usage log whose names begin so, as JSON values. Raises LaunchError."""
-    from pontil.runtime.accounting.usage_file import open_to_read
     from pontil.runtime.accounting.usage_report import bills_of
 
-    try:
-        with closing(open_to_read(path)) as database:
-            return [asdict(one) for one in bills_of(database, names)]
-    except (PontilError, sqlite3.Error) as error:
-        raise LaunchError(f"{error}.") from None
+    with usage_log(path) as database:
+        return [asdict(one) for one in bills_of(database, names)]
 
 
 def audit_usage(path: Path, live: Mapping[str, Any] | None) -> list[tuple[bool, str]]:
     """Compare a usage log's figures: return for each comparison whether it is equal, and a description. Raises
     LaunchError."""
     from pontil.runtime.accounting.audit import audit
-    from pontil.runtime.accounting.usage_file import open_to_read
 
-    try:
-        with closing(open_to_read(path)) as database:
-            return [(one.equal, one.text) for one in audit(database, live)]
-    except (PontilError, sqlite3.Error) as error:
-        raise LaunchError(f"{error}.") from None
+    with usage_log(path) as database:
+        return [(one.equal, one.text) for one in audit(database, live)]
 
 
 def examine_machine(parent: int, cache: Path) -> Iterator[tuple[str, dict[str, Any]]]:

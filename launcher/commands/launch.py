@@ -14,8 +14,8 @@ import click
 from pontil.launcher.child.child import child_command
 from pontil.launcher.child.health import HealthLimits
 from pontil.launcher.cluster.entry import launch_on_ray
-from pontil.launcher.commands.rank_memory import memory_lines
 from pontil.launcher.commands.stage_lines import drawing, stage_lines
+from pontil.launcher.commands.worker_memory import memory_lines
 from pontil.launcher.config.addresses import controls_of
 from pontil.launcher.config.environment import LaunchEnvironment
 from pontil.launcher.config.kv_tier_list import disk_path

@@ -16,7 +16,7 @@ from typing import Any
 
 from pontil.launcher.child.child import child_command
 from pontil.launcher.commands.launch import choose_ports
-from pontil.launcher.commands.rank_memory import memory_lines
+from pontil.launcher.commands.worker_memory import memory_lines
 from pontil.launcher.config.addresses import url_host
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.config.environment import LaunchEnvironment
@@ -48,7 +48,7 @@ def check_up(options: LaunchOptions, launch_environment: LaunchEnvironment) -> I
     yield diagnosis.judge_cores(machine, os.cpu_count() or len(machine.cores), quota)
     topology = planned(options, machine, launch_environment)
     yield plan_finding(topology)
-    yield from rank_findings(topology)
+    yield from memory_findings(topology)
     yield port_finding(options)
     yield diagnosis.judge_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
     yield cache_finding(launch_environment.cache_directory)
@@ -79,14 +79,14 @@ def plan_finding(topology: Topology | OptionError) -> Finding:
     return fine("plan", ", ".join(places) or "no worker here")
 
 
-def rank_findings(topology: Topology | OptionError) -> Iterator[Finding]:
-    """Yield the memory of each rank, if the plan has workers of several."""
+def memory_findings(topology: Topology | OptionError) -> Iterator[Finding]:
+    """Yield the memory of the plan's workers and their ranks."""
     if isinstance(topology, OptionError):
         return
     try:
-        yield from (fine("memory of ranks", line) for line in memory_lines(topology))
+        yield from (fine("memory of workers", line) for line in memory_lines(topology))
     except LaunchError as error:
-        yield broken("ranks", error.message, "a launch with these options is refused", "do as it says")
+        yield broken("memory of workers", error.message, "a launch with these options is refused", "do as it says")
 
 
 def where(worker: ChildPlan) -> str:

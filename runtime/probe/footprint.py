@@ -6,7 +6,6 @@ torch is not imported: this runs before the first worker starts.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,16 +14,15 @@ from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.draft_layers import find_draft_layer
-from pontil.runtime.loaders.hf_quantization import FP4_GROUP
-from pontil.runtime.loaders.layout import ROPE_FACTORS, tensor_shapes
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.partition import check_division
-from pontil.runtime.probe.host_memory import NO_LIMIT, FreeMemory, gibibytes, host_room
+from pontil.runtime.probe.host_memory import AHEAD_BYTES, NO_LIMIT, FreeMemory, gibibytes, host_room
+from pontil.runtime.probe.weight_memory import weight_memory
 
 CPU = "cpu"
-# Parts of the names of tensors that every rank of a worker holds whole, and of those with a row for each KV head.
-WHOLE = ("embed_tokens", "norm", "mlp.gate.", "q_a_proj", "kv_a_proj", ROPE_FACTORS)
-KV_HEADS = ("k_proj", "v_proj")
+# A process that has imported torch and this package, beside the pages that it shares with others; and what it takes
+# more for serving: buffers, the tokenizer, tables. Measured (docs/measurements.md).
+IMPORTED_BYTES, SERVING_BYTES = 160 << 20, 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,55 +46,83 @@ class MemoryDemand:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The memory of one rank of a worker on one device, in bytes: a worker on a GPU has its tier on the host. Never
-    more than it really takes: a launch refused for this would have swapped at best."""
+    """The memory of one rank of a worker on one device, in bytes: a worker on a GPU has its tier on the host. On a CPU
+    a `process` needs more than weights and KV once it serves, and `loading` more than the weights at the worst moment
+    before; then it has no KV yet. It maps `ahead` bytes of KV while there is plenty of memory, and does without."""
 
     weights: int
     kv: int
     tier: int = 0
+    process: int = 0
+    loading: int = 0
+    ahead: int = 0
+
+    @property
+    def serving(self) -> int:
+        """Bytes once it serves, with the KV that requests need."""
+        return self.weights + self.kv + self.tier + self.process
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.tier
+        """The most bytes that it needs at any moment."""
+        return max(self.serving, self.weights + self.loading)
 
     def __add__(self, other: Footprint) -> Footprint:
-        return Footprint(self.weights + other.weights, self.kv + other.kv, self.tier + other.tier)
+        """Add what the same process loads afterwards."""
+        own = IMPORTED_BYTES if self.process else 0
+        loading = max(self.loading - other.weights, other.loading + own if other.loading else 0)
+        return Footprint(
+            self.weights + other.weights, self.kv + other.kv, self.tier + other.tier, max(self.process, other.process),
+            max(loading, 0), max(self.ahead, other.ahead),
+        )  # fmt: skip
 
     @property
     def words(self) -> str:
         tier = f"{gibibytes(self.tier)} of --kv-tier"
         if not self.weights:
             return tier
-        words = f"{gibibytes(self.weights)} of weights and {gibibytes(self.kv)} of KV cache"
-        return f"{words} and {tier}" if self.tier else words
+        parts = [f"{gibibytes(self.weights)} of weights", f"{gibibytes(self.kv)} of KV cache"]
+        parts += [f"{gibibytes(self.process)} of the process"] if self.process else []
+        parts += [tier] if self.tier else []
+        words = f"{', '.join(parts[:-1])} and {parts[-1]}"
+        return words if self.total == self.serving else f"{words} ({gibibytes(self.total)} while it loads)"
 
 
 def check_memory(path: Path, demand: MemoryDemand, draft: Path | None = None) -> None:
-    """Raise ModelError when the model cannot be divided as it is planned, or when its weights and the KV cache of one
-    sequence do not fit the free memory, for all ranks on a device together, with the draft model where there is
-    one."""
+    """Raise ModelError when the model cannot be divided as it is planned, or when what all ranks on a device need at
+    once, as they start together, does not fit its free memory; with the draft model where there is one."""
+    for device, held in footprints(path, demand, draft).items():
+        room = device_room(device, demand)
+        if sum(one.total for one in held) > room.bytes:
+            raise ModelError(refusal(path, device, held, max(map(len, demand.workers)), room))
+
+
+def footprints(path: Path, demand: MemoryDemand, draft: Path | None = None) -> dict[str, list[Footprint]]:
+    """Return the footprints on each device. Raises ModelError for a model that cannot be divided so."""
     if not demand.workers:
-        return
+        return {}
     config = read_config(path)
-    sizes = dict.fromkeys(len(worker) for worker in demand.workers)
-    for size in sizes:
+    for size in dict.fromkeys(len(worker) for worker in demand.workers):
         check_division(config, size)
-    parts = {size: footprint(path, config, demand, size) for size in sizes}
-    extra = Footprint(0, 0) if draft is None else draft_footprint(path, draft, demand)
+    kinds = dict.fromkeys((len(worker), device == CPU) for worker in demand.workers for device in worker)
+    parts = {(size, on_host): footprint(path, config, demand, size, on_host) for size, on_host in kinds}
+    extra = {at: draft_footprint(path, draft, demand, at) for _, at in kinds} if draft is not None else {}
     tier, on_host = Footprint(0, 0, demand.kv_tier_memory), [CPU] if demand.kv_tier_memory else []
+    found: dict[str, list[Footprint]] = {}
     for device in dict.fromkeys([*(device for worker in demand.workers for device in worker), *on_host]):
-        room = host_room() if device == CPU else FreeMemory(demand.gpu_memory.get(device, NO_LIMIT))
-        held = [
-            parts[len(worker)] + extra if guesses else parts[len(worker)]
+        found[device] = [
+            parts[len(worker), device == CPU] + (extra[device == CPU] if guesses and extra else Footprint(0, 0))
             for worker, guesses in zip(demand.workers, drafting(path, demand, draft), strict=True)
             for rank in worker
             if rank == device
         ]
         if on_host and device == CPU:
-            held = [one + tier for one in held] + [tier for worker in demand.workers if CPU not in worker]
-        if sum(one.total for one in held) > room.bytes:
-            where = room.where if device == CPU else device
-            raise ModelError(refusal(path, device, held, sizes, f"{where} has {gibibytes(room.bytes)} left"))
+            found[CPU] = [one + tier for one in found[CPU]] + [tier for one in demand.workers if CPU not in one]
+    return found
+
+
+def device_room(device: str, demand: MemoryDemand) -> FreeMemory:
+    return host_room() if device == CPU else FreeMemory(demand.gpu_memory.get(device, NO_LIMIT))
 
 
 def drafting(path: Path, demand: MemoryDemand, draft: Path | None) -> list[bool]:
@@ -106,45 +132,68 @@ def drafting(path: Path, demand: MemoryDemand, draft: Path | None) -> list[bool]
     return list(demand.drafting) or [False] * len(demand.workers)
 
 
-def memory_by_ranks(path: Path, demand: MemoryDemand) -> dict[int, str]:
-    """Return for each size of a worker, in ranks, the memory of one of them in words. Raises ModelError as
-    `check_memory` does."""
+def memory_lines(path: Path, demand: MemoryDemand) -> list[str]:
+    """Return in words the memory of one rank of each size of a worker, and of all that start at once on the host.
+    Raises ModelError as `check_memory` does."""
     check_memory(path, demand)
-    config, sizes = read_config(path), sorted({len(worker) for worker in demand.workers})
-    return {size: footprint(path, config, demand, size).words for size in sizes}
+    config, sizes = read_config(path), {len(worker): worker for worker in sorted(demand.workers, key=len)}
+    lines = []
+    for size, devices in sizes.items():
+        one = footprint(path, config, demand, size, CPU in devices)
+        ahead = f"; up to {gibibytes(one.ahead)} of KV cache while there is plenty" if one.ahead > one.kv else ""
+        lines.append(f"{one_of(size, len(sizes))}: {one.words}, or more{ahead}")
+    held = footprints(path, demand).get(CPU, [])
+    if len(held) > 1:
+        room = host_room()
+        lines.append(
+            f"all {len(held)} at once: {gibibytes(sum(one.total for one in held))} of the {gibibytes(room.bytes)} that "
+            f"{room.where} has left"
+        )
+    return lines
 
 
-def draft_footprint(target: Path, path: Path, demand: MemoryDemand) -> Footprint:
+def one_of(size: int, sizes: int) -> str:
+    if size > 1:
+        return f"each of {size} ranks"
+    return "each worker" if sizes == 1 else "a worker of one rank"
+
+
+def draft_footprint(target: Path, path: Path, demand: MemoryDemand, on_host: bool = True) -> Footprint:
     """Return what a draft model, or a draft layer, takes of a worker. A given size of the KV cache includes it."""
     layer = find_draft_layer(target, path)
     if layer is not None or (demand.quantization == "gguf" and path.suffix != ".gguf"):
         demand = replace(demand, quantization="none")
-    made = footprint(path, read_config(path) if layer is None else layer.config, demand)
+    made = footprint(path, read_config(path) if layer is None else layer.config, demand, on_host=on_host)
+    # The process is that of the target.
+    made = replace(made, process=0, loading=max(0, made.loading - IMPORTED_BYTES), ahead=0)
     if layer is not None:
         # The footprint of its configuration has an embedding and a head, which are the target's.
         dtype = layer.config.dtype if demand.dtype == "auto" else demand.dtype
-        made = replace(made, weights=layer.count_weights() * (1 if layer.config.weight_block else DTYPE_BYTES[dtype]))
+        count = layer.count_weights() * (1 if layer.config.weight_block else DTYPE_BYTES[dtype])
+        made = replace(made, weights=count, loading=0)
     return made if demand.kv_cache_memory is None else replace(made, kv=0)
 
 
-def refusal(path: Path, device: str, held: Sequence[Footprint], sizes: Mapping[int, None], left: str) -> str:
-    """Return the sentence that refuses what the processes of these sizes would hold on a device."""
+def refusal(path: Path, device: str, held: Sequence[Footprint], ranks: int, room: FreeMemory) -> str:
+    """Return the sentence that refuses what the processes of workers of up to so many ranks would need on a device: it
+    advises only what would help."""
     most = max(held, key=lambda one: one.total)
-    what = "worker" if max(sizes) == 1 else "rank"
+    what = "worker" if ranks == 1 else "rank"
     each = "each" if len(set(held)) == 1 else "or less each"
     needed = (
         f"{len(held)} {what}s with {most.words} {each} need" if len(held) > 1 else f"a {what} with {most.words} needs"
     )
-    fewer = "start fewer workers (--role mixed is one), " if len(held) > 1 else ""
+    left = f"{room.where if device == CPU else device} has {gibibytes(room.bytes)} left"
+    fewer = "start fewer workers (--role mixed is one that does both), " if most.total <= room.bytes else ""
     more = "" if device == CPU else "divide it over more GPUs with +, "
+    lower = f", or lower {'--kv-tier, ' if most.tier else ''}--kv-cache-memory or --max-model-len"
     return (
         f"the model {path.name} is too large: {needed} {gibibytes(sum(one.total for one in held))}, and {left}: {fewer}"
-        f"{more}choose a smaller model or --quantization, or lower {'--kv-tier, ' if most.tier else ''}"
-        "--kv-cache-memory or --max-model-len"
+        f"{more}choose a smaller model or --quantization{lower if most.total == most.serving else ''}"
     )
 
 
-def footprint(path: Path, config: ModelConfig, demand: MemoryDemand, ranks: int = 1) -> Footprint:
+def footprint(path: Path, config: ModelConfig, demand: MemoryDemand, ranks: int = 1, on_host: bool = True) -> Footprint:
     """Return the footprint of one of a worker's ranks. Raise ModelError for types or a block size that are not
     possible."""
     dtype = config.dtype if demand.dtype == "auto" else demand.dtype
@@ -158,20 +207,10 @@ def footprint(path: Path, config: ModelConfig, demand: MemoryDemand, ranks: int 
     # Without a requested length a sequence is as long as fits, so one block is enough. Block 0 is padding.
     blocks = layout.blocks_for(demand.max_model_len or 1) + 1
     kv = demand.kv_cache_memory or blocks * layout.block_bytes
-    return Footprint(weight_bytes(path, config, demand, DTYPE_BYTES[dtype], ranks), kv)
-
-
-def weight_bytes(path: Path, config: ModelConfig, demand: MemoryDemand, number_bytes: int, ranks: int) -> int:
-    if demand.quantization == "gguf":
-        return path.stat().st_size // ranks
-    numbers = sum(math.prod(shape) // divisor(name, config, ranks) for name, shape in tensor_shapes(config).items())
-    if config.weight_block == (1, FP4_GROUP):
-        return numbers // 2
-    return numbers * (1 if demand.quantization == "int8" or config.weight_block else number_bytes)
-
-
-def divisor(name: str, config: ModelConfig, ranks: int) -> int:
-    """Return the number of parts of a tensor of which a rank holds one."""
-    if any(part in name for part in WHOLE):
-        return 1
-    return min(ranks, config.num_kv_heads) if any(part in name for part in KV_HEADS) else ranks
+    weights = weight_memory(path, config, demand.quantization, DTYPE_BYTES[dtype], ranks, on_host)
+    if not on_host:
+        return Footprint(weights.held, kv)
+    ahead = min(AHEAD_BYTES, demand.kv_cache_memory or AHEAD_BYTES)
+    return Footprint(
+        weights.held, kv, 0, IMPORTED_BYTES + max(SERVING_BYTES, weights.freed), IMPORTED_BYTES + weights.packing, ahead
+    )

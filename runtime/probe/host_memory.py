@@ -19,6 +19,8 @@ CACHED = ("inactive_file", "active_file")
 HIERARCHICAL = "total_"
 # Version 1 states a number of this size where there is no limit.
 NO_LIMIT = 1 << 60
+# KV memory that an idle worker maps before it is needed, while there is plenty left.
+AHEAD_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)

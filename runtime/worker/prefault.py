@@ -11,11 +11,10 @@ from collections.abc import Callable
 
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import HEADER_BYTES, KVStorage
-from pontil.runtime.probe.host_memory import host_room
+from pontil.runtime.probe.host_memory import AHEAD_BYTES, host_room
 
 # New in Linux 5.14; Python has no name for it. It writes nothing: the contents stay.
 MADV_POPULATE_WRITE = 23
-AHEAD_BYTES = 1 << 30
 # At most about a millisecond of work, so that a message never waits for long.
 CHUNK_BYTES = 256 << 10
 # Free memory is checked once for so many mapped bytes, and so many bytes of it are left unmapped.

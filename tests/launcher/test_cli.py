@@ -127,7 +127,8 @@ def test_a_plan_tells_the_memory_of_each_rank_or_why_it_cannot_be(tmp_path: Path
     words = ("launch", "--dry-run", "--share-devices", "--role", "mixed", "--model", str(tmp_path / "tiny"))
     planned = app(*words, "--mixed", f"cpu:{CORE}+cpu:{CORE}")
     assert planned.returncode == 0, planned.stderr
-    assert re.search(r"^memory +each of 2 ranks: \d+ MiB of weights and .* of KV cache", planned.stdout, re.MULTILINE)
+    assert re.search(r"^memory +each of 2 ranks: \d+ MiB of weights, .* of KV cache and ", planned.stdout, re.MULTILINE)
+    assert re.search(r"^memory +all 2 at once: \d+ MiB of the .* left$", planned.stdout, re.MULTILINE)
     refused = app(*words, "--mixed", f"cpu:{CORE}+cpu:{CORE}+cpu:{CORE}")
     assert refused.returncode == 1 and "cannot be divided over 3 devices" in refused.stderr.splitlines()[-1]
     assert "join 2 or 4 devices" in refused.stderr and "Traceback" not in refused.stderr

@@ -25,8 +25,8 @@ from pontil.launcher.config.topology import Topology, plan
 from pontil.launcher.doctor import checkup
 from pontil.launcher.doctor.checkup import (
     cache_finding,
+    memory_findings,
     plan_finding,
-    rank_findings,
     run_examination,
     run_finding,
     serves,
@@ -76,7 +76,8 @@ def here(examined: tuple[dict[str, Any], str | None], monkeypatch: pytest.Monkey
 def test_a_machine_that_can_serve() -> None:
     code, found = asked("--port", "0", "--role", "mixed")
     assert code == 0, found
-    assert list(found) == SUBJECTS
+    # That of workers is known where the model is here already.
+    assert [one for one in found if one != "memory of workers"] == SUBJECTS
     for kind in ("shm", "tcp"):
         assert float(found[f"kv over {kind}"]["found"].removesuffix(" GB/s")) > 0
     assert "mixed:0 on cpu" in found["plan"]["found"] or "mixed:0 on cuda" in found["plan"]["found"]
@@ -127,11 +128,14 @@ def test_a_worker_of_several_ranks_is_explained(tmp_path: Path) -> None:
 
     two = made("cpu:0+cpu:1")
     assert plan_finding(two).found == "mixed:0 on cpu (cores 0) and cpu (cores 1) as 2 ranks"
-    (memory,) = rank_findings(two)
+    memory, together = memory_findings(two)
+    assert together.state == "fine" and together.found.startswith("all 2 at once: ")
     assert memory.state == "fine" and memory.found.startswith("each of 2 ranks: ") and "weights" in memory.found
-    (refusal,) = rank_findings(made("cpu:0+cpu:1+cpu:2"))
+    (refusal,) = memory_findings(made("cpu:0+cpu:1+cpu:2"))
     assert refusal.state == "broken" and "cannot be divided over 3 devices" in refusal.found
-    assert not list(rank_findings(made("cpu:0"))) and not list(rank_findings(OptionError("no plan")))
+    (one,) = memory_findings(made("cpu:0"))
+    assert one.subject == "memory of workers" and one.found.startswith("each worker: ")
+    assert not list(memory_findings(OptionError("no plan")))
 
 
 def test_options_that_cannot_be_read_are_no_finding() -> None:

@@ -4,8 +4,10 @@
 from dataclasses import replace
 from pathlib import Path
 
+import gguf
 import pytest
 from safetensors.torch import load_file
+from tiny_gguf import write_tiny_gguf
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.config import read_config
@@ -26,11 +28,16 @@ def tiny(tmp_path: Path) -> Path:
 
 
 def test_weights_are_what_the_files_hold(tiny: Path) -> None:
-    stored = sum(tensor.numel() for tensor in load_file(tiny / "model.safetensors").values())
+    tensors = load_file(tiny / "model.safetensors")
+    stored = sum(tensor.numel() for tensor in tensors.values())
     config = read_config(tiny)
     assert footprint(tiny, config, DEMAND).weights == 4 * stored
     assert footprint(tiny, config, replace(DEMAND, dtype="bfloat16")).weights == 2 * stored
-    assert footprint(tiny, config, replace(DEMAND, dtype="bfloat16", quantization="int8")).weights == stored
+    # Products in bytes, with a scale for each output; embedding and norms stay.
+    products = [one for name, one in tensors.items() if one.ndim == 2 and "embed" not in name]
+    rounded = sum(one.numel() for one in products)
+    int8 = footprint(tiny, config, replace(DEMAND, dtype="bfloat16", quantization="int8"))
+    assert int8.weights == 2 * (stored - rounded) + rounded + 4 * sum(len(one) for one in products)
 
 
 @pytest.mark.parametrize(
@@ -50,9 +57,14 @@ def test_the_cache_holds_one_sequence(tiny: Path, changes: dict[str, int], size:
     assert footprint(tiny, read_config(tiny), replace(DEMAND, **changes)).kv == size  # type: ignore[arg-type]
 
 
-def test_a_gguf_file_is_kept_as_it_is(tiny: Path, tmp_path: Path) -> None:
-    (tmp_path / "x.gguf").write_bytes(bytes(777))
-    assert footprint(tmp_path / "x.gguf", read_config(tiny), replace(DEMAND, quantization="gguf")).weights == 777
+def test_a_gguf_files_products_are_packed_and_its_embedding_is_not(tiny: Path, tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "x.gguf", tiny, read_config(tiny), kind=gguf.GGMLQuantizationType.Q8_0)
+    config, demand = read_config(path), replace(DEMAND, quantization="gguf", dtype="bfloat16")
+    tensors = load_file(tiny / "model.safetensors")
+    products = sum(one.numel() for name, one in tensors.items() if one.ndim == 2 and "embed" not in name)
+    others = sum(one.numel() for one in tensors.values()) - products
+    assert footprint(path, config, demand).weights == 2 * others + products * 9 // 8
+    assert footprint(path, config, demand, 2).weights == 2 * others + products * 9 // 16
 
 
 def test_workers_on_the_cpu_share_its_memory(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +78,7 @@ def test_workers_on_the_cpu_share_its_memory(tiny: Path, monkeypatch: pytest.Mon
 
 
 def test_each_gpu_has_its_own_and_an_unknown_one_is_not_judged(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = footprint(tiny, read_config(tiny), DEMAND).total
+    one = footprint(tiny, read_config(tiny), DEMAND, on_host=False).total
     monkeypatch.setattr(module, "host_room", lambda: FreeMemory(0))
     on_gpus = replace(DEMAND, workers=[["cuda:0"], ["cuda:1"]], gpu_memory={"cuda:0": one})
     check_memory(tiny, on_gpus)
@@ -78,7 +90,7 @@ def test_a_tier_takes_memory_of_the_host(tiny: Path, monkeypatch: pytest.MonkeyP
     one = footprint(tiny, read_config(tiny), DEMAND).total
     monkeypatch.setattr(module, "host_room", lambda: FreeMemory(one + (4 << 30)))
     check_memory(tiny, replace(DEMAND, kv_tier_memory=4 << 30))
-    with pytest.raises(ModelError, match=r"and 5.0 GiB of --kv-tier needs 5.0 GiB, .* or lower --kv-tier, --kv-cache"):
+    with pytest.raises(ModelError, match=r"and 5.0 GiB of --kv-tier needs 5.4 GiB, .* or lower --kv-tier, --kv-cache"):
         check_memory(tiny, replace(DEMAND, kv_tier_memory=5 << 30))
     on_gpus = replace(DEMAND, workers=[["cuda:0"], ["cuda:1"]], gpu_memory={"cuda:0": one})
     check_memory(tiny, replace(on_gpus, kv_tier_memory=2 << 30))
@@ -96,12 +108,10 @@ def test_a_rank_holds_its_part_and_what_every_rank_holds(tiny: Path) -> None:
     # Of its two KV heads four ranks hold one each.
     quarter = footprint(tiny, config, DEMAND, 4)
     assert quarter.kv == half.kv and (one.weights - whole) / 4 < quarter.weights - whole < half.weights - whole
-    (tiny.parent / "x.gguf").write_bytes(bytes(777))
-    assert footprint(tiny.parent / "x.gguf", config, replace(DEMAND, quantization="gguf"), 2).weights == 777 // 2
 
 
 def test_the_ranks_of_a_worker_fit_where_it_would_not(tiny: Path) -> None:
-    one, half = (footprint(tiny, read_config(tiny), DEMAND, ranks).total for ranks in (1, 2))
+    one, half = (footprint(tiny, read_config(tiny), DEMAND, ranks, on_host=False).total for ranks in (1, 2))
     two_gpus = replace(DEMAND, gpu_memory={"cuda:0": half, "cuda:1": half})
     assert half < one
     with pytest.raises(ModelError, match="a worker with .* divide it over more GPUs"):
@@ -133,17 +143,18 @@ def test_what_no_worker_could_do_is_refused_before_one_starts(tiny: Path) -> Non
 def test_a_draft_model_is_part_of_what_must_fit(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = read_config(tiny)
     one, demand = footprint(tiny, config, DEMAND).total, replace(DEMAND, workers=[["cpu"]] * 2, drafting=[False, True])
-    monkeypatch.setattr(module, "host_room", lambda: FreeMemory(3 * one))
+    draft = draft_footprint(tiny, tiny, DEMAND)
+    assert draft.process == 0 and draft.total < 1 << 20
+    both = one + draft.weights + draft.kv
+    monkeypatch.setattr(module, "host_room", lambda: FreeMemory(one + both))
     check_memory(tiny, demand, tiny)
-    monkeypatch.setattr(module, "host_room", lambda: FreeMemory(3 * one - 1))
+    monkeypatch.setattr(module, "host_room", lambda: FreeMemory(one + both - 1))
     check_memory(tiny, demand)
     with pytest.raises(ModelError, match="2 workers with .* or less each need"):
         check_memory(tiny, demand, tiny)
     # A given size of the KV cache is for both models.
     given = replace(DEMAND, kv_cache_memory=12345)
-    assert draft_footprint(tiny, tiny, given).kv == 0 and draft_footprint(tiny, tiny, DEMAND) == footprint(
-        tiny, config, DEMAND
-    )
+    assert draft_footprint(tiny, tiny, given).kv == 0 and draft.kv == footprint(tiny, config, DEMAND).kv
     assert (
         draft_footprint(tiny, tiny, replace(DEMAND, quantization="gguf")).weights
         == footprint(tiny, config, DEMAND).weights

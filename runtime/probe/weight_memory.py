@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory that the weights of a process take, and how much more they take while they are loaded, from their types
+and shapes. No data is read.
+
+The weights are counted product by product, in the order in which runtime/models takes them and gpu_ops/kernels packs
+them: each is packed whole, from temporaries several times its size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pontil.runtime.loaders.hf_quantization import FP4_GROUP
+from pontil.runtime.loaders.layout import ROPE_FACTORS, Shape, tensor_shapes
+from pontil.runtime.loaders.packed_formats import ROUTER, NumberFormat, gguf_formats, stacked
+from pontil.runtime.models.config import ModelConfig
+
+# Parts of the names of tensors that every rank of a worker holds whole, and of those with a row for each KV head.
+WHOLE = ("embed_tokens", "norm", ROUTER, "q_a_proj", "kv_a_proj", ROPE_FACTORS)
+KV_HEADS = ("k_proj", "v_proj")
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+# A product of several weights has the name of the first.
+JOINED = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
+# Bytes that packing holds for each number: as int32, and again taken apart; then two of these parts as results.
+UNPACKED_BYTES, RESULTS = 8, 2
+# Levels of one number besides its scale and offset, both float32.
+LEVEL_BYTES, LEVEL_SCALES = 1, 8
+# Most of packing's freed temporaries that the C library keeps: larger ones are returned to the system at once.
+MOST_FREED_BYTES = 576 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WeightMemory:
+    """Bytes: `held` for good; `packing` more at the worst moment of loading; `freed` of these stay with the process."""
+
+    held: int
+    packing: int = 0
+    freed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedProduct:
+    """Weights that are packed together: bytes of the result, and of the temporaries."""
+
+    held: int
+    packing: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormats:
+    """The formats of a model's weights in memory: in `blocks` that share a scale if there are such, rounded to bytes if
+    they are `int8`, as they are `stored` in their file if they are kept so, else `plain` numbers."""
+
+    plain: NumberFormat
+    stored: Mapping[str, NumberFormat]
+    blocks: NumberFormat | None
+    int8: bool
+
+    def of(self, name: str, shape: Shape) -> NumberFormat:
+        """Return the format of a tensor in a product."""
+        if len(shape) == 1 or ROUTER in name:
+            return self.plain
+        if self.blocks is not None and name not in (EMBEDDING, HEAD):
+            return self.blocks
+        return NumberFormat(8, shape[1]) if self.int8 else self.stored.get(name, self.plain)
+
+
+def formats_of(path: Path, config: ModelConfig, quantization: str, number_bytes: int) -> WeightFormats:
+    stored = gguf_formats(path, config) if quantization == "gguf" else {}
+    blocks = None if config.weight_block is None else NumberFormat(4 if config.weight_block == (1, FP4_GROUP) else 8)
+    return WeightFormats(NumberFormat(8 * number_bytes), stored, blocks, quantization == "int8")
+
+
+def weight_memory(
+    path: Path, config: ModelConfig, quantization: str, number_bytes: int, ranks: int = 1, on_host: bool = True
+) -> WeightMemory:
+    """Return the memory of one rank's part of the weights, as `quantization` makes them; numbers that it leaves are of
+    the model's type, with so many bytes. A device's weights are not packed. Raises ModelError."""
+    products = list(loaded_products(config, formats_of(path, config, quantization, number_bytes), ranks, on_host))
+    held = sum(one.held for one in products)
+    if not on_host:
+        return WeightMemory(held)
+    so_far = peak = 0
+    for one in products:
+        peak = max(peak, so_far + one.packing)
+        so_far += one.held
+    # Behind the head, which is last, nothing keeps the heap from shrinking.
+    freed = min(MOST_FREED_BYTES, max(one.packing for one in products[:-1]))
+    return WeightMemory(held, max(0, peak + freed - held), freed)
+
+
+def loaded_products(config: ModelConfig, formats: WeightFormats, ranks: int, on_host: bool) -> Iterator[LoadedProduct]:
+    """Yield the embedding, then what the layers take, then the head. A head that is tied to the embedding is a weight
+    of its own on a CPU, where it is packed."""
+    shapes = tensor_shapes(config)
+    embedding = math.prod(shapes[EMBEDDING])
+    yield LoadedProduct(formats.plain.size(embedding), 0)
+    groups: dict[str, list[str]] = {}
+    for name in shapes:
+        if name not in (EMBEDDING, HEAD):
+            groups.setdefault(product_of(name), []).append(name)
+    for product, names in groups.items():
+        whole = sum(math.prod(shapes[name]) for name in names)
+        own = sum(math.prod(shapes[name]) // divisor(name, config, ranks) for name in names)
+        form = stacked([formats.of(name, shapes[name]) for name in names])
+        # Gates and ups are joined, and then put in turn.
+        yield LoadedProduct(form.size(own), packing(form, whole, own, 1 + ("gate_proj" in product)))
+    tied = config.tie_word_embeddings
+    form = formats.of(EMBEDDING if tied else HEAD, shapes[EMBEDDING])
+    if on_host or not tied:
+        # Floats of a tied head are packed from the embedding itself.
+        read = 0 if tied and form.group is None else embedding
+        yield LoadedProduct(form.size(embedding // ranks), packing(form, read, read // ranks, 0))
+
+
+def product_of(name: str) -> str:
+    for part, first in JOINED.items():
+        name = name.replace(part, first)
+    return name
+
+
+def packing(form: NumberFormat, whole: int, own: int, joins: int) -> int:
+    """Return the most bytes of temporaries while a product of `own` numbers, of `whole` that are read, is packed. Its
+    parts are joined or put in order so many times; of two copies of whole numbers the first is gone by then."""
+    if form.group is None:
+        return form.size(whole) + joins * form.size(own)
+    levels = LEVEL_BYTES * whole + LEVEL_SCALES * whole // form.group
+    return max(1, joins) * levels + UNPACKED_BYTES * own + RESULTS * form.bits * own // 8
+
+
+def divisor(name: str, config: ModelConfig, ranks: int) -> int:
+    """Return the number of parts of a tensor of which a rank holds one."""
+    if any(part in name for part in WHOLE):
+        return 1
+    return min(ranks, config.num_kv_heads) if any(part in name for part in KV_HEADS) else ranks
