@@ -207,8 +207,7 @@ class ChaosRun:
     ) -> None:
         """Run the load for as long as the plan and the minutes last."""
         began = time.monotonic()
-        parts = [load.run(self.settings.streams), *(() if probe is None else (probe.run(),))]
-        streams = asyncio.gather(*parts)
+        streams = asyncio.create_task(self.ask_all(load, probe))
         progress = asyncio.create_task(self.progress(load, disturber, began))
         try:
             await disturber.run(plan, began)
@@ -218,6 +217,10 @@ class ChaosRun:
         finally:
             progress.cancel()
             streams.cancel()
+
+    async def ask_all(self, load: ChaosLoad, probe: FairnessProbe | None) -> None:
+        """Send everything that is judged, until the load is over."""
+        await asyncio.gather(load.run(self.settings.streams), *(() if probe is None else (probe.run(),)))
 
     async def progress(self, load: ChaosLoad, disturber: Disturber, began: float) -> None:
         """Show one line again and again, where a terminal is there."""

@@ -22,8 +22,9 @@ TIMES_SEATS, LARGE_PROMPTS = 2, 4
 ORDINARY_IDS = range(40, 240)
 # The prompt of long answers, in tokens.
 OPENING_TOKENS = 8
-# Seconds after a request that was refused or broke.
-PAUSE = 0.5
+# Seconds from one request of a burst to the next, so that they come in their order, and after one that was refused or
+# broke.
+APART, PAUSE = 0.1, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +45,14 @@ def limits_of(rows: Sequence[Mapping[str, Any]], models: Sequence[Mapping[str, A
 
 
 def burst(limits: GreedLimits, model: str) -> Iterator[dict[str, Any]]:
-    """Yield the requests: choices for all seats, and more than once, then the large prompts."""
+    """Yield the requests: a large prompt, choices for all seats more than once, and more large prompts. A second one
+    before the choices would hold them up, as it is the same caller's."""
     drawn = {"model": model, "stream": True, "temperature": 0.9, "ignore_eos": True}
     answer = max(1, min(ANSWER_TOKENS, limits.context - OPENING_TOKENS))
-    for _ in range(-(-TIMES_SEATS * limits.seats // limits.choices)):
-        yield drawn | {"prompt": ids(OPENING_TOKENS), "n": limits.choices, "max_tokens": answer}
-    for _ in range(LARGE_PROMPTS):
-        yield drawn | {"prompt": ids(min(PROMPT_TOKENS, limits.context // 2)), "max_tokens": OPENING_TOKENS}
+    large = {"prompt": ids(min(PROMPT_TOKENS, limits.context // 2)), "max_tokens": OPENING_TOKENS}
+    many = {"prompt": ids(OPENING_TOKENS), "n": limits.choices, "max_tokens": answer}
+    times = -(-TIMES_SEATS * limits.seats // limits.choices)
+    yield from (drawn | one for one in (large, *[many] * times, *[large] * (LARGE_PROMPTS - 1)))
 
 
 def ids(count: int) -> list[int]:
@@ -59,15 +61,15 @@ def ids(count: int) -> list[int]:
 
 @dataclass(slots=True)
 class GreedRecord:
-    """The requests of one burst: how many were sent and how many had an answer begin, and the last failure."""
+    """The requests of one burst: how many were sent, and how many were refused or broke, the last one by `failure`."""
 
     sent: int = 0
-    answered: int = 0
-    failure: str = "no token came"
+    failed: int = 0
+    failure: str = ""
 
     @property
     def problem(self) -> str | None:
-        return None if self.answered else f"greed had no answer: {self.failure}"
+        return f"greed was refused: {self.failure}" if self.failed == self.sent else None
 
 
 class GreedyCaller:
@@ -81,7 +83,7 @@ class GreedyCaller:
         """Send all requests, each again when it has ended, up to the end of the block, which cancels them."""
         record, salt = GreedRecord(), f"{self.salt} greed {secrets.token_hex(4)}"
         streams = [
-            asyncio.create_task(self.stream(body, record, f"{salt} {number}"))
+            asyncio.create_task(self.stream(body, record, f"{salt} {number}", number * APART))
             for number, body in enumerate(burst(self.limits, self.model))
         ]
         try:
@@ -94,16 +96,15 @@ class GreedyCaller:
             if isinstance(one, Exception):
                 raise one
 
-    async def stream(self, body: Mapping[str, Any], record: GreedRecord, salt: str) -> None:
+    async def stream(self, body: Mapping[str, Any], record: GreedRecord, salt: str, delay: float) -> None:
         """Send a request again and again. No prompt is found cached."""
+        await asyncio.sleep(delay)
         while True:
             record.sent += 1
             try:
                 async with self.client.post(COMPLETIONS, {**body, "cache_salt": f"{salt} {record.sent}"}) as response:
-                    await response.content.readany()
-                    record.answered += 1
                     async for _ in response.content.iter_any():
                         continue
             except RequestFailed as error:
-                record.failure = str(error)
+                record.failed, record.failure = record.failed + 1, str(error)
                 await asyncio.sleep(PAUSE)
