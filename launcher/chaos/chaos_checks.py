@@ -8,7 +8,8 @@ from typing import Any
 
 from pontil.launcher.chaos.chaos_load import AnswerOutcome, AnswerRecord
 from pontil.launcher.chaos.disturber import FaultRecord
-from pontil.launcher.chaos.fault_plan import PROXY
+from pontil.launcher.chaos.fairness import FairnessVerdict
+from pontil.launcher.chaos.fault_plan import GREED, PROXY
 from pontil.launcher.chaos.launch_facts import ExitFacts
 from pontil.launcher.chaos.launch_rest import LaunchRest
 
@@ -64,32 +65,40 @@ def answers_check(records: Sequence[AnswerRecord]) -> ChaosCheck:
 
 
 def ledger_checks(
-    before: LaunchRest, after: LaunchRest, records: Sequence[AnswerRecord], bills: Sequence[Mapping[str, Any]] | None
-) -> Iterator[ChaosCheck]:
+    before: LaunchRest, after: LaunchRest, records: Sequence[AnswerRecord], bills: Sequence[Mapping[str, Any]] | None,
+    is_alone: bool,
+) -> Iterator[ChaosCheck]:  # fmt: skip
+    """Compare the usage of replies with the ledger's growth, or, unless the load was alone, with a row for each."""
     yield ChaosCheck("ledger", after.imbalance == 0, f"imbalance {after.imbalance:g}")
     if before.ledger is None or after.ledger is None:
         yield bills_check(records, bills)
         return
+    yield sums_check(before.ledger, after.ledger, records) if is_alone else bills_check(records, bills)
+    left = after.ledger["open"]
+    yield ChaosCheck("open requests", left == 0, f"{left} are open")
+
+
+def sums_check(before: Mapping[str, Any], after: Mapping[str, Any], records: Sequence[AnswerRecord]) -> ChaosCheck:
     apart = []
     answered = [record for record in records if record.completion_tokens]
     for name in ("prompt_tokens", "completion_tokens"):
         told = sum(getattr(record, name) for record in answered)
-        grown = after.ledger[name] - before.ledger[name]
+        grown = after[name] - before[name]
         if told != grown:
             apart.append(f"replies say {told} {name.replace('_', ' ')} and the ledger {grown}")
     tokens = sum(record.completion_tokens for record in answered)
     exact = f"{len(answered)} replies and the ledger agree on every token ({tokens} generated)"
     # A stream that was lost may have been billed, and no reply tells.
     lost = " (some answers were lost, and with them their usage)" if any(r.outcome.is_failure for r in records) else ""
-    yield ChaosCheck("usage", not apart, "; ".join(apart) + lost if apart else exact)
-    left = after.ledger["open"]
-    yield ChaosCheck("open requests", left == 0, f"{left} are open")
+    return ChaosCheck("usage", not apart, "; ".join(apart) + lost if apart else exact)
 
 
 def bills_check(records: Sequence[AnswerRecord], bills: Sequence[Mapping[str, Any]] | None) -> ChaosCheck:
-    """Compare each answer with its row in the usage log, where several proxies have a ledger each."""
+    """Compare each answer with its row in the usage log, where several proxies have a ledger each, or a greedy caller's
+    requests are in it too."""
     if bills is None:
-        return ChaosCheck("usage", True, "not compared: several proxies, each with a ledger of its own, no --usage-log")
+        seen = "not compared: several proxies, each with a ledger of its own, or several callers, and no --usage-log"
+        return ChaosCheck("usage", True, seen)
     rows: dict[str, list[Mapping[str, Any]]] = {}
     for bill in bills:
         rows.setdefault(bill["name"], []).append(bill)
@@ -213,14 +222,21 @@ def audit_check(findings: Sequence[tuple[bool, str]] | None) -> ChaosCheck:
     return ChaosCheck("audit", bool(findings) and not apart, seen, apart[:SHOWN])
 
 
+def fairness_checks(verdict: FairnessVerdict | None) -> Iterator[ChaosCheck]:
+    if verdict is not None:
+        yield ChaosCheck("fairness", verdict.held, verdict.describe(), verdict.problems[:SHOWN])
+
+
 def all_checks(
     before: LaunchRest, after: LaunchRest, records: Sequence[AnswerRecord], exits: Sequence[ExitFacts],
     faults: Sequence[FaultRecord], planned: int, findings: Sequence[tuple[bool, str]] | None,
-    bills: Sequence[Mapping[str, Any]] | None,
+    bills: Sequence[Mapping[str, Any]] | None, verdict: FairnessVerdict | None = None,
 ) -> list[ChaosCheck]:  # fmt: skip
+    """Return all checks; `verdict` is that on fairness, if another caller was greedy."""
     seen = judged(records, faults)
     return [
-        trial_check(faults, planned), answers_check(seen), *ledger_checks(before, after, seen, bills),
+        trial_check(faults, planned), answers_check(seen), *fairness_checks(verdict),
+        *ledger_checks(before, after, seen, bills, all(one.planned.variant != GREED for one in faults)),
         audit_check(findings), deaths_check(exits, faults), blocks_check(before, after),
         *resource_checks(before, after), leftover_check(before, after), faults_check(before, after),
     ]  # fmt: skip

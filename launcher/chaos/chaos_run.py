@@ -2,23 +2,36 @@
 """A run as a whole: the undisturbed answers, the plan, the faults under load, and the checks."""
 
 import asyncio
+import json
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pontil.launcher.bench.bench_run import open_session
 from pontil.launcher.bench.http_client import HttpClient
-from pontil.launcher.bench.stream_client import RequestFailed
+from pontil.launcher.bench.stream_client import RequestFailed, RequestRefused
 from pontil.launcher.chaos.chaos_checks import ChaosCheck, all_checks
 from pontil.launcher.chaos.chaos_load import ChaosLoad, undisturbed
 from pontil.launcher.chaos.disk_fill import small_filesystems
 from pontil.launcher.chaos.disturber import Disturber
-from pontil.launcher.chaos.fault_plan import FILL, PROXY, ChaosTarget, PlanFacts, PlannedFault, left_out, plan_faults
+from pontil.launcher.chaos.fairness import FairnessVerdict, fairness
+from pontil.launcher.chaos.fairness_probe import FairnessProbe
+from pontil.launcher.chaos.fault_plan import (
+    FILL,
+    GREED,
+    PROXY,
+    ChaosTarget,
+    PlanFacts,
+    PlannedFault,
+    left_out,
+    plan_faults,
+)
+from pontil.launcher.chaos.greedy_caller import GreedyCaller, limits_of
 from pontil.launcher.chaos.launch_facts import LaunchFacts, facts_of
 from pontil.launcher.chaos.launch_rest import RestWatch
 from pontil.launcher.chaos.pause_table import PauseRow, pause_rows
@@ -31,6 +44,9 @@ from pontil.launcher.errors import LaunchError, OptionError
 # Longest silence of a stream, in seconds, before it counts as lost.
 SILENCE_TIMEOUT = 180.0
 PROGRESS_EVERY = 1.0
+MODELS = "/v1/models"
+# The second caller, as a plan names it.
+SECOND_CALLER = "a second caller"
 
 Show = Callable[[str], None]
 
@@ -46,6 +62,7 @@ class ChaosSettings:
     streams: int
     seed: int
     key: dict[str, str] = field(default_factory=dict, repr=False)
+    greedy_key: dict[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(slots=True)
@@ -58,6 +75,7 @@ class ChaosReport:
     seconds: float = 0.0
     checks: list[ChaosCheck] = field(default_factory=list)
     pauses: list[PauseRow] = field(default_factory=list)
+    fairness: FairnessVerdict | None = None
 
     @property
     def held(self) -> bool:
@@ -88,15 +106,15 @@ class ChaosRun:
             raise LaunchError(f"The server at {self.settings.url} did not answer: {error}") from None
 
     @asynccontextmanager
-    async def client(self, kept: bool = True) -> AsyncIterator[HttpClient]:
+    async def client(self, kept: bool = True, key: Mapping[str, str] | None = None) -> AsyncIterator[HttpClient]:
         """A client with connections of its own. Those of the load are closed before descriptors are counted."""
         async with open_session(SILENCE_TIMEOUT, kept) as session:
-            yield HttpClient(session, self.settings.url, self.settings.key)
+            yield HttpClient(session, self.settings.url, self.settings.key if key is None else key)
 
     async def watched_by(self, client: HttpClient) -> ChaosReport:
         settings, folder = self.settings, self.launch.directory
         facts = await facts_of(folder)
-        report = self.planned(facts)
+        report = self.planned(facts, await self.has_second_caller())
         resumes = any(one.role == PROXY for one in report.plan)
         assert self.launch.pid is not None
         watch = RestWatch(folder, client, self.launch.pid)
@@ -107,22 +125,53 @@ class ChaosRun:
             self.show(f"left out: {name}: {reason}")
         before = await watch.at_rest()
         since = (await facts_of(folder)).now
-        disturber = Disturber(folder, watch.effects, since)
         began = time.monotonic()
-        # A proxy that is back has streams only if they make connections of their own.
-        async with self.client(kept=not resumes) as asking:
+        async with AsyncExitStack() as stack:
+            # A proxy that is back has streams only if they make connections of their own.
+            asking = await stack.enter_async_context(self.client(kept=not resumes))
             load = ChaosLoad(asking, settings.model, PROMPTS, expected.answers, self.salt, resumes)
-            await self.under_load(load, disturber, report.plan)
+            greedy, probe = None, None
+            if any(one.variant == GREED for one in report.plan):
+                spending = await stack.enter_async_context(self.client(not resumes, settings.greedy_key))
+                greedy = await self.greedy_caller(spending, watch)
+                probe = FairnessProbe(asking, settings.model, self.salt, load.over)
+            disturber = Disturber(folder, watch.effects, since, greedy)
+            await self.under_load(load, disturber, report.plan, probe)
         report.seconds = time.monotonic() - began
         after = await watch.at_rest()
         findings, bills = await self.findings(facts, load.names)
         await disturber.collect_exits()
         exits, planned = disturber.exits, len(report.plan)
-        report.checks = all_checks(before, after, load.records, exits, disturber.records, planned, findings, bills)
+        report.fairness = None if probe is None else fairness(probe.records, disturber.records)
+        report.checks = all_checks(
+            before, after, load.records, exits, disturber.records, planned, findings, bills, report.fairness
+        )
         report.pauses = pause_rows(load.records, disturber.records)
         return report
 
-    def planned(self, facts: LaunchFacts) -> ChaosReport:
+    async def has_second_caller(self) -> bool:
+        """Return whether the server tells two callers apart, and the key of a second one is known. Raises OptionError
+        for one that it does not take."""
+        if not self.settings.greedy_key:
+            return False
+        try:
+            async with self.client(key=self.settings.greedy_key) as client:
+                await client.get(MODELS)
+        except RequestRefused as error:
+            raise OptionError(f"The server does not take the key of --greedy-key: {error}") from None
+        try:
+            async with self.client(key={}) as client:
+                await client.get(MODELS)
+        except RequestRefused:
+            return True
+        return False
+
+    async def greedy_caller(self, client: HttpClient, watch: RestWatch) -> GreedyCaller:
+        models = json.loads(await client.get(MODELS))["data"]
+        limits = limits_of(await watch.processes(), models, self.settings.model)
+        return GreedyCaller(client, self.settings.model, limits, self.salt)
+
+    def planned(self, facts: LaunchFacts, is_shared: bool) -> ChaosReport:
         """Make the plan and show it. Raises OptionError if nothing is possible."""
         settings = self.settings
         first = next((child.group for child in facts.children if child.role in GENERATING_ROLES), "")
@@ -137,8 +186,9 @@ class ChaosRun:
             )
         folders, reasons = small_filesystems(facts.folders)
         limits = PlanFacts(
-            facts.silence, facts.restart_attempts, facts.restart_window, workers, tuple(folders), proxies_of(facts)
-        )
+            facts.silence, facts.restart_attempts, facts.restart_window, workers, tuple(folders), proxies_of(facts),
+            (SECOND_CALLER,) if is_shared else (),
+        )  # fmt: skip
         missing = left_out(settings.faults, limits)
         if FILL in missing and reasons:
             missing[FILL] += f" ({'; '.join(reasons)})"
@@ -152,10 +202,12 @@ class ChaosRun:
             self.show(f"left out: {name}: {reason}")
         return ChaosReport(settings.seed, plan, dict(missing))
 
-    async def under_load(self, load: ChaosLoad, disturber: Disturber, plan: Sequence[PlannedFault]) -> None:
+    async def under_load(
+        self, load: ChaosLoad, disturber: Disturber, plan: Sequence[PlannedFault], probe: FairnessProbe | None
+    ) -> None:
         """Run the load for as long as the plan and the minutes last."""
         began = time.monotonic()
-        streams = asyncio.create_task(load.run(self.settings.streams))
+        streams = asyncio.create_task(self.ask_all(load, probe))
         progress = asyncio.create_task(self.progress(load, disturber, began))
         try:
             await disturber.run(plan, began)
@@ -165,6 +217,10 @@ class ChaosRun:
         finally:
             progress.cancel()
             streams.cancel()
+
+    async def ask_all(self, load: ChaosLoad, probe: FairnessProbe | None) -> None:
+        """Send everything that is judged, until the load is over."""
+        await asyncio.gather(load.run(self.settings.streams), *(() if probe is None else (probe.run(),)))
 
     async def progress(self, load: ChaosLoad, disturber: Disturber, began: float) -> None:
         """Show one line again and again, where a terminal is there."""

@@ -18,7 +18,7 @@ from pontil.launcher.errors import LaunchError, OptionError
 if TYPE_CHECKING:
     from pontil.launcher.chaos.chaos_run import ChaosReport
 
-ALL_FAULTS = ("kill", "stop", "slow", "cut", "stall", "fill")
+ALL_FAULTS = ("kill", "stop", "slow", "cut", "stall", "fill", "greed")
 MOST_MINUTES, MOST_STREAMS = 240, 256
 # Seeds that are chosen here are short enough to type.
 SEEDS = 100_000
@@ -62,16 +62,23 @@ def finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
 @key_flag(ADMIN)
+@click.option(
+    "--greedy-key",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File whose first key greed sends: one of another client than the load's (default: no greed).",
+)
 def chaos(
     minutes: float, faults: tuple[str, ...], streams: int, seed: int | None, url: str | None, model: str | None,
     pid: int | None, port: int | None, run_directory: Path | None, as_json: bool, key: Path | None,
+    greedy_key: Path | None,
 ) -> int:  # fmt: skip
     """Disturb a running launch that was started with --allow-chaos, under a load, and say whether it held.
 
     Workers, and proxies where there are several, are killed, stopped and slowed down, KV links are cut, messages are
-    held up, and a small filesystem that the launch writes to is filled. Every answer is compared with the same launch's
-    undisturbed one, and afterwards usage, KV blocks, descriptors and the audit are checked. Nobody else should use the
-    launch meanwhile.
+    held up, a small filesystem that the launch writes to is filled, and another client asks for more than there is.
+    Every answer is compared with the same launch's undisturbed one, small requests must not wait for the other client,
+    and afterwards usage, KV blocks, descriptors and the audit are checked. Nobody else should use the launch meanwhile.
     Exit code 1 means that it broke. Ctrl-C undoes everything.
     """
     import asyncio
@@ -80,16 +87,19 @@ def chaos(
     from pontil.launcher.commands.chat_session import first_model
 
     environment = read_environment()
+    shown = bearer(key, ADMIN, environment.variables)
+    greedy = {} if greedy_key is None else bearer(greedy_key, ADMIN, environment.variables)
+    if greedy and greedy == shown:
+        raise OptionError("--greedy-key has the key of the load: give that of another client.")
     launch = find_launch(environment.run_base, run_directory, pid, port)
     check_allowed(launch)
     full = url or launch.facts.get("url")
     if not full:
         raise LaunchError("This launch has no proxy to send a load to: name its address with --url.")
     full = (full if "://" in full else f"http://{full}").rstrip("/").removesuffix("/v1")
-    shown = bearer(key, ADMIN, environment.variables)
     settings = ChaosSettings(
         full, model or first_model(full, shown), minutes, faults, streams,
-        secrets.randbelow(SEEDS) if seed is None else seed, shown,
+        secrets.randbelow(SEEDS) if seed is None else seed, shown, greedy,
     )  # fmt: skip
     show = (lambda line: click.echo(line, err=True)) if as_json else click.echo
     report = asyncio.run(ChaosRun(launch, settings, show).run())

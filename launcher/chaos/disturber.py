@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pontil.launcher.chaos.disk_fill import DiskFill
-from pontil.launcher.chaos.fault_plan import FILL, KILL, PAUSES, PROXY, PlannedFault
+from pontil.launcher.chaos.fault_plan import FILL, GREED, KILL, PAUSES, PROXY, PlannedFault
+from pontil.launcher.chaos.greedy_caller import GreedyCaller
 from pontil.launcher.chaos.launch_facts import ChildFacts, ExitFacts, LaunchFacts, facts_of
 from pontil.launcher.chaos.launch_rest import EffectCounts, grown
 from pontil.launcher.control.async_client import converse
@@ -46,10 +47,10 @@ class FaultRecord:
 
 class Disturber:
     """The faults of one run, and the exits of all children from the time `since` on: the supervisor forgets old
-    ones."""
+    ones. `greedy` is the caller of those that need a second one."""
 
-    def __init__(self, folder: Path, effects: Effects, since: float) -> None:
-        self.folder, self.effects = folder, effects
+    def __init__(self, folder: Path, effects: Effects, since: float, greedy: GreedyCaller | None = None) -> None:
+        self.folder, self.effects, self.greedy = folder, effects, greedy
         self.since = since
         self.exits: list[ExitFacts] = []
         self.records: list[FaultRecord] = []
@@ -83,6 +84,8 @@ class Disturber:
         try:
             if planned.variant == FILL:
                 await self.fill(record)
+            elif planned.variant == GREED:
+                await self.greed(record)
             else:
                 await self.disturb(record)
         except OSError as error:
@@ -105,6 +108,15 @@ class Disturber:
                 await asyncio.to_thread(file.top_up)
                 await asyncio.sleep(FILL_EVERY)
         record.ended = time.monotonic()
+
+    async def greed(self, record: FaultRecord) -> None:
+        assert self.greedy is not None, "a plan has greed where there are two callers"
+        async with self.greedy.asking() as asked:
+            record.begun = time.monotonic()
+            await asyncio.sleep(record.planned.seconds)
+        record.ended, record.problem = time.monotonic(), asked.problem
+        if record.problem:
+            record.begun = 0.0
 
     async def disturb(self, record: FaultRecord) -> None:
         planned = record.planned

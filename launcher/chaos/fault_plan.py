@@ -5,10 +5,10 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-FAULTS = KILL, STOP, SLOW, CUT, STALL, FILL = ("kill", "stop", "slow", "cut", "stall", "fill")
+FAULTS = KILL, STOP, SLOW, CUT, STALL, FILL, GREED = ("kill", "stop", "slow", "cut", "stall", "fill", "greed")
 # A stop that is shorter than the silence after which a process is killed, and one that is longer.
 SHORT_STOP, LONG_STOP = "stop (short)", "stop (long)"
-VARIANTS = {KILL: (KILL,), STOP: (SHORT_STOP, LONG_STOP), SLOW: (SLOW,), CUT: (CUT,), STALL: (STALL,), FILL: (FILL,)}
+VARIANTS = {fault: (SHORT_STOP, LONG_STOP) if fault == STOP else (fault,) for fault in FAULTS}
 DEADLY = (KILL, LONG_STOP)
 # Faults of proxies, whose streams their clients continue at another one.
 OF_PROXIES = (KILL, STOP, SLOW)
@@ -24,8 +24,9 @@ OVERLAPS = 0.25
 COMES_BACK = 4.0
 # Most deaths of one process within the window of the restart policy, and how many that are below its limit.
 MOST_DEATHS, SPARE_DEATHS = 3, 1
-# A filesystem counts as a place of its own, which no process is.
-DISK = "disk"
+# Faults of no process: a filesystem and a caller count as places of their own.
+DISK, CALLER = "disk", "caller"
+PLACES = {FILL: DISK, GREED: CALLER}
 # A variant of a fault, and whether it is a proxy's.
 Kind = tuple[str, bool]
 
@@ -42,7 +43,7 @@ class ChaosTarget:
 @dataclass(frozen=True, slots=True)
 class PlanFacts:
     """The launch to plan for: the terms of its supervisor, the small filesystems that it writes to, by a folder on
-    each, and its proxies."""
+    each, its proxies, and the callers that may be greedy beside that of the load."""
 
     silence: float
     restart_attempts: int
@@ -50,6 +51,11 @@ class PlanFacts:
     workers: tuple[ChaosTarget, ...]
     folders: tuple[str, ...] = ()
     proxies: tuple[ChaosTarget, ...] = ()
+    callers: tuple[str, ...] = ()
+
+    def places(self, fault: str) -> tuple[str, ...]:
+        """Return the targets of a fault of no process."""
+        return {FILL: self.folders, GREED: self.callers}[fault]
 
     @property
     def has_stand_in(self) -> bool:
@@ -66,7 +72,7 @@ class PlanFacts:
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
     """A fault that begins `at` seconds after the load, or as soon after that as the launch is whole. The `target` is a
-    worker, a proxy or a folder."""
+    worker, a proxy, a folder or a caller."""
 
     at: float
     variant: str
@@ -127,10 +133,10 @@ class PlanState:
         """Draw a fault of this kind; None if nobody may have it now."""
         variant, _ = kind
         seconds = self.duration(variant)
-        if variant == FILL:
-            if other_than == DISK:
+        if (place := PLACES.get(variant)) is not None:
+            if other_than == place:
                 return None
-            return PlannedFault(self.at, variant, self.source.choice(self.facts.folders), DISK, seconds)
+            return PlannedFault(self.at, variant, self.source.choice(self.facts.places(variant)), place, seconds)
         targets = self.targets(kind, other_than)
         if not targets:
             return None
@@ -151,13 +157,13 @@ class PlanState:
         silence = self.facts.silence
         ranges = {
             KILL: (0.0, 0.0), SHORT_STOP: (0.3 * silence, 0.6 * silence), LONG_STOP: (silence + 1.0, silence + 2.5),
-            SLOW: (2.0, 5.0), CUT: (2.0, 6.0), STALL: (2.0, 6.0), FILL: (2.0, 6.0),
+            SLOW: (2.0, 5.0), CUT: (2.0, 6.0), STALL: (2.0, 6.0), FILL: (2.0, 6.0), GREED: (4.0, 8.0),
         }  # fmt: skip
         return round(self.source.uniform(*ranges[variant]), 2)
 
 
 def kinds_of(faults: Sequence[str], facts: PlanFacts) -> list[Kind]:
-    """Return the kinds of these faults that are possible: of workers and filesystems, then of proxies."""
+    """Return the kinds of these faults that are possible: of workers and places, then of proxies."""
     impossible = left_out(faults, facts)
     possible = [fault for fault in faults if fault not in impossible]
     kinds = [(variant, False) for fault in possible for variant in VARIANTS[fault]]
@@ -207,6 +213,8 @@ def left_out(faults: Sequence[str], facts: PlanFacts) -> dict[str, str]:
         found[CUT] = "there is no prefill worker to pull KV blocks from"
     if FILL in faults and not facts.folders:
         found[FILL] = "the launch writes to no small filesystem"
+    if GREED in faults and not facts.callers:
+        found[GREED] = "all requests are one caller's: it needs API keys, and a second one (--greedy-key)"
     if KILL in faults and not facts.deaths:
         found[KILL] = "--restart-attempts 0: a process that dies is given up"
     if len(facts.proxies) == 1 and any(fault in OF_PROXIES for fault in faults):

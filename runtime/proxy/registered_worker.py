@@ -137,4 +137,5 @@ class RegisteredWorker:
             "waiting": self.waiting,
             "free_blocks": self.free_blocks,
             "total_blocks": self.capacity,
+            "seats": self.seats,
         }

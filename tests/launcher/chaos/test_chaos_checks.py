@@ -10,7 +10,8 @@ import pytest
 from pontil.launcher.chaos.chaos_checks import ChaosCheck, all_checks, answers_check, judged
 from pontil.launcher.chaos.chaos_load import AnswerOutcome, AnswerRecord
 from pontil.launcher.chaos.disturber import FaultRecord
-from pontil.launcher.chaos.fault_plan import CUT, KILL, LONG_STOP, PROXY, SHORT_STOP, PlannedFault
+from pontil.launcher.chaos.fairness import FairnessVerdict
+from pontil.launcher.chaos.fault_plan import CUT, GREED, KILL, LONG_STOP, PROXY, SHORT_STOP, PlannedFault
 from pontil.launcher.chaos.launch_facts import ExitFacts
 from pontil.launcher.chaos.launch_rest import LaunchRest, ProcessHoldings
 
@@ -46,12 +47,14 @@ class SeenTrial:
     planned: int = 4
     findings: tuple[tuple[bool, str], ...] | None = ((True, "equal"),)
     bills: tuple[dict[str, Any], ...] | None = None
+    verdict: FairnessVerdict | None = None
 
     @property
     def checks(self) -> list[ChaosCheck]:
         return all_checks(
-            BEFORE, self.after, self.records, self.exits, self.faults, self.planned, self.findings, self.bills
-        )
+            BEFORE, self.after, self.records, self.exits, self.faults, self.planned, self.findings, self.bills,
+            self.verdict,
+        )  # fmt: skip
 
 
 FINE = SeenTrial()
@@ -186,3 +189,30 @@ def test_an_unexplained_death_shows_its_last_lines() -> None:
     crash = ExitFacts("proxy", 50.0, "crash", "crashed", ("boom", "bang"))
     (check,) = broken(replace(FINE, exits=(*FINE.exits, crash)))
     assert check.lines == ("proxy | boom", "proxy | bang")
+
+
+GREEDY = FaultRecord(PlannedFault(60.0, GREED, "x", "caller", 5.0), 60.0, 65.0, 65.0)
+FAIR = FairnessVerdict(5, 0, 0, 0.4, 0.1, 2.0)
+
+
+def test_fairness_has_a_check_where_another_caller_was_greedy() -> None:
+    greedy = replace(FINE, faults=(*FINE.faults, GREEDY), planned=5, verdict=FAIR)
+    (check,) = [one for one in greedy.checks if one.name == "fairness"]
+    assert broken(greedy) == [] and check.seen == FAIR.describe()
+    for unfair in (replace(FAIR, late=1), replace(FAIR, refused=1, problems=("no room",)), replace(FAIR, sent=0)):
+        (check,) = broken(replace(greedy, verdict=unfair))
+        assert check.name == "fairness" and check.lines == unfair.problems
+
+
+def test_a_greedy_callers_tokens_are_told_apart_by_the_rows_of_the_usage_log() -> None:
+    """What was cancelled is in the ledger and in no reply."""
+    after = replace(FINE.after, ledger={"prompt_tokens": 999, "completion_tokens": 999, "open": 0})
+    records = tuple(replace(one, name=f"x-{place}") for place, one in enumerate(FINE.records))
+    rows = (ROW | {"name": "x-0"}, ROW | {"name": "x-2"})
+    greedy = replace(
+        FINE, after=after, records=records, faults=(*FINE.faults, GREEDY), planned=5, verdict=FAIR, bills=rows
+    )
+    assert broken(greedy) == []
+    assert [one.name for one in broken(replace(greedy, bills=rows[:1]))] == ["usage"]
+    assert broken(replace(greedy, bills=None)) == []
+    assert [one.name for one in broken(replace(greedy, faults=FINE.faults, planned=4, verdict=None))] == ["usage"]

@@ -44,7 +44,7 @@ def test_without_a_launch_it_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--faults", "kill,burn"], "write some of kill, stop, slow, cut, stall, fill"),
+        (["--faults", "kill,burn"], "write some of kill, stop, slow, cut, stall, fill, greed"),
         (["--faults", ""], "write some of"),
         (["--minutes", "0"], "--minutes"),
         (["--minutes", "nan"], "--minutes"),
@@ -55,6 +55,14 @@ def test_without_a_launch_it_is_one_sentence(tmp_path: Path) -> None:
 def test_values_that_cannot_be_are_refused(words: list[str], says: str) -> None:
     done = CliRunner().invoke(chaos, words)
     assert done.exit_code == 2 and says in done.output
+
+
+def test_the_greedy_caller_has_a_key_of_its_own(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("load=0123456789abcdef0123456789abcdef\n")
+    keys.chmod(0o600)
+    with pytest.raises(OptionError, match="--greedy-key has the key of the load"):
+        run("--key", str(keys), "--greedy-key", str(keys))
 
 
 def test_a_report_says_what_broke_and_ends_with_the_verdict() -> None:

@@ -10,13 +10,16 @@ from hypothesis import strategies as st
 
 from pontil.launcher.chaos.command import ALL_FAULTS
 from pontil.launcher.chaos.fault_plan import (
+    CALLER,
     CUT,
     DISK,
     FAULTS,
     FILL,
+    GREED,
     KILL,
     LONG_STOP,
     OF_PROXIES,
+    PLACES,
     PROXY,
     PULLING,
     SHORT_STOP,
@@ -38,7 +41,10 @@ def workers(drawn: list[tuple[str, int]]) -> tuple[ChaosTarget, ...]:
 TARGETS = st.lists(st.tuples(st.sampled_from(ROLES), st.integers(1, 3)), min_size=2, max_size=6).map(workers)
 FOLDERS = st.sampled_from([(), ("/small",)])
 PROXIES = st.integers(0, 3).map(lambda count: tuple(ChaosTarget(f"proxy:{number}", PROXY) for number in range(count)))
-FACTS = st.builds(PlanFacts, st.floats(1.0, 5.0), st.integers(0, 10), st.floats(10.0, 300.0), TARGETS, FOLDERS, PROXIES)
+CALLERS = st.sampled_from([(), ("another",)])
+FACTS = st.builds(
+    PlanFacts, st.floats(1.0, 5.0), st.integers(0, 10), st.floats(10.0, 300.0), TARGETS, FOLDERS, PROXIES, CALLERS
+)
 SOME = st.lists(st.sampled_from(FAULTS), min_size=1, max_size=5, unique=True)
 
 
@@ -64,8 +70,8 @@ def test_a_plan_is_repeatable_complete_and_bearable(
         assert {one.kind for one in plan} == possible
     names = {target.name: target for target in facts.workers + facts.proxies}
     for one in plan:
-        assert (one.role == DISK) == (one.variant == FILL)
-        assert one.variant == FILL or one.rank < names[one.target].ranks
+        assert (one.role == DISK) == (one.variant == FILL) and (one.role == CALLER) == (one.variant == GREED)
+        assert one.variant in PLACES or one.rank < names[one.target].ranks
         assert one.variant != CUT or one.role in PULLING
         assert one.seconds < facts.silence or one.variant != SHORT_STOP
         assert one.seconds > facts.silence or one.variant != LONG_STOP
@@ -97,9 +103,9 @@ def test_one_proxy_is_left_alone_and_changes_no_plan() -> None:
 
 
 def test_another_seed_is_another_plan_and_minutes_make_it_longer() -> None:
-    facts = PlanFacts(3.0, 5, 120.0, workers([("prefill", 1), ("decode", 1)] * 2), ("/small",))
+    facts = PlanFacts(3.0, 5, 120.0, workers([("prefill", 1), ("decode", 1)] * 2), ("/small",), callers=("another",))
     short, other, long = (plan_faults(*one, FAULTS, facts) for one in ((1, 0.01), (2, 0.01), (1, 5.0)))
-    assert len(short) == 7 and short != other and long[:7] == short and len(long) > 30
+    assert len(short) == 8 and short != other and long[:8] == short and len(long) > 30
     assert max(one.at + one.seconds for one in long) <= 300
     assert {one.fault for one in long} == set(FAULTS) == set(ALL_FAULTS)
 
@@ -111,6 +117,7 @@ def test_another_seed_is_another_plan_and_minutes_make_it_longer() -> None:
         (PlanFacts(3.0, 5, 120.0, (ChaosTarget("mixed:0", "mixed"),) * 2), CUT, "no prefill worker"),
         (PlanFacts(3.0, 5, 120.0, (ChaosTarget("mixed:0", "mixed"),) * 2), FILL, "no small filesystem"),
         (PlanFacts(3.0, 0, 120.0, (ChaosTarget("mixed:0", "mixed"),) * 2), KILL, "--restart-attempts 0"),
+        (PlanFacts(3.0, 5, 120.0, (ChaosTarget("mixed:0", "mixed"),) * 2), GREED, "a second one (--greedy-key)"),
     ],
 )
 def test_what_is_impossible_is_left_out_with_a_reason(facts: PlanFacts, fault: str, reason: str) -> None:

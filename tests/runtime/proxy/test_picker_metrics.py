@@ -33,5 +33,5 @@ def test_each_proxy_counts_its_part_of_what_waits_in_a_worker(own: int, others: 
     assert (shown["vllm:num_requests_waiting"], shown["vllm:num_requests_running"]) == (waiting, own - waiting)
     assert registry.topology()[0]["load"] == {
         "in_flight": own + others, "running": 4, "waiting": 4, "free_blocks": 5,
-        "total_blocks": 8,
+        "total_blocks": 8, "seats": 4,
     }  # fmt: skip

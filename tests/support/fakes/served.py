@@ -40,7 +40,7 @@ def free_port() -> int:
 
 class Served:
     """One running `app.py launch`. `output` is the file of its terminal output, `usage_log` that of its proxy, if it
-    has one; `get` shows its admin key, if it has one."""
+    has one; `get` and `complete` show its admin key, if it has one."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], port: int, output: Path, usage_log: Path, admin_key: str | None = None
@@ -60,7 +60,7 @@ class Served:
     def complete(self, prompt: Any, **options: Any) -> dict[str, Any]:
         """Return one whole completion, greedy unless the options differ."""
         body = {"model": "smollm2-135m-instruct", "prompt": prompt, "temperature": 0, "return_token_ids": True}
-        reply = self.request("POST", "/v1/completions", body | options)
+        reply = self.request("POST", "/v1/completions", body | options, self.key)
         answer: dict[str, Any] = reply.json()
         assert reply.status == 200, answer
         return answer
