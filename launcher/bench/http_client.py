@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
-from pontil.launcher.bench.stream_client import RequestFailed, RequestRefused, answer_to, printable
+from pontil.launcher.bench.stream_client import RequestFailed, RequestRefused, answer_to, printable, refusal
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
@@ -33,7 +33,7 @@ class HttpClient:
             async with self.session.get(f"{self.url}{path}", headers=dict(self.key or {})) as response:
                 data = await response.content.read(MOST_TEXT) if response.status != 200 else await response.read()
                 if response.status != 200:
-                    raise RequestRefused(response.status, printable(data.decode(errors="replace")))
+                    raise RequestRefused(response.status, refusal(data))
                 return data
         except (ClientError, OSError) as error:
             raise RequestFailed(printable(str(error) or type(error).__name__)) from None

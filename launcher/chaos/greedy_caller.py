@@ -16,7 +16,7 @@ from pontil.launcher.config.worker_roles import GENERATING_ROLES
 # The most choices that a request may have.
 MOST_CHOICES = 128
 ANSWER_TOKENS, PROMPT_TOKENS = 3_000, 6_000
-# How often all seats are asked for, and the large prompts beside them.
+# Requests of a burst: choices for all seats so many times, and large prompts.
 TIMES_SEATS, LARGE_PROMPTS = 2, 4
 # Token ids that every vocabulary has and that are no special tokens.
 ORDINARY_IDS = range(40, 240)

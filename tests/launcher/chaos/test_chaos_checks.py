@@ -205,7 +205,7 @@ def test_fairness_has_a_check_where_another_caller_was_greedy() -> None:
 
 
 def test_a_greedy_callers_tokens_are_told_apart_by_the_rows_of_the_usage_log() -> None:
-    """What was cancelled is in the ledger and in no reply."""
+    """Cancelled requests are in the ledger and in no reply."""
     after = replace(FINE.after, ledger={"prompt_tokens": 999, "completion_tokens": 999, "open": 0})
     records = tuple(replace(one, name=f"x-{place}") for place, one in enumerate(FINE.records))
     rows = (ROW | {"name": "x-0"}, ROW | {"name": "x-2"})

@@ -22,6 +22,11 @@ class FaultyHandler(BaseHTTPRequestHandler):
 
     server: "FaultyServer"
 
+    def do_GET(self) -> None:
+        if self.server.keys and self.headers.get("authorization") not in self.server.keys:
+            return self.whole(401, {"error": {"message": "no such key"}})
+        self.whole(200, {"data": []})
+
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         fault = self.server.next_fault(body, dict(self.headers))
@@ -84,13 +89,15 @@ class FaultyHandler(BaseHTTPRequestHandler):
 
 
 class FaultyServer(ThreadingHTTPServer):
-    """`faults` are due one after the other, each in one answer; `asked` are the bodies so far, `heads` the headers."""
+    """`faults` are due one after the other, each in one answer; `asked` are the bodies so far, `heads` the headers.
+    With `keys`, pages are shown to these headers of authorization only."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), FaultyHandler)
         self.faults: list[str] = []
         self.asked: list[dict[str, Any]] = []
         self.heads: list[dict[str, str]] = []
+        self.keys: set[str] = set()
         self.lock = threading.Lock()
 
     def next_fault(self, body: dict[str, Any], head: dict[str, str]) -> str | None:
@@ -109,6 +116,8 @@ def faulty_server() -> Iterator[FaultyServer]:
     with FaultyServer() as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
