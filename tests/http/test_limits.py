@@ -21,7 +21,10 @@ LONG = b"content-length: 100000\r\n\r\n{"
 @pytest.fixture
 def hasty(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedSite]:
     """A server whose timeouts are a fraction of a second."""
-    for name in ("app.timed_protocol.RECEIVE_SECONDS", "app.service.RECEIVE_SECONDS", "app.service.IDLE_SECONDS"):
+    for name in (
+        "app.timed_protocol.FIRST_BYTE_SECONDS", "app.timed_protocol.RECEIVE_SECONDS", "app.service.RECEIVE_SECONDS",
+        "app.service.IDLE_SECONDS",
+    ):  # fmt: skip
         monkeypatch.setattr(f"pontil.http.{name}", 0.4)
     with site(tmp_path, tokenizer) as made:
         made.worker()
