@@ -10,7 +10,7 @@ from dataclasses import replace
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
 from pontil.runtime.proxy.fair_queue import FairQueue
-from pontil.runtime.proxy.policy import tokens_before
+from pontil.runtime.proxy.policy import TURN_TOKENS, tokens_before
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.service_rate import Seats, ServiceRate, WaitEstimate
 from pontil.runtime.sampling_params import SamplingParams
@@ -236,5 +236,7 @@ class RequestQueue:
 
 def lane_of(request: Request) -> Hashable:
     """Return what tells apart the requests of a caller that need not wait for each other: those of another release need
-    other workers, and those of several stages more of them."""
-    return request.release, request.stage is not None
+    other workers, those of several stages more of them, and a prompt has its turns beside much longer ones."""
+    turns = len(request.prompt) // TURN_TOKENS
+    # Lengths of one lane are within a factor of four.
+    return request.release, request.stage is not None, turns.bit_length() // 2

@@ -49,6 +49,23 @@ def test_many_choices_start_beside_others_and_their_seats_are_free_as_they_end(t
     assert all(as_alone(stream.request) for stream in (*long, many, last))
 
 
+def test_a_short_prompt_passes_long_ones_of_its_own_caller_and_starves_none(tokenizer: Tokenizer) -> None:
+    """Long ones that have no room yet. The first of them has it before shorter ones that came later."""
+    site = EngineSite(tokenizer)
+    site.worker("w", 64)
+    site.ask("first", length=4000, tokens=2)
+    site.run(3.0)
+    long = [site.ask("-", length=4000, tokens=8) for _ in range(3)]
+    short = [site.ask("-")]
+    for _ in range(200):
+        site.run(0.1)
+        short.append(site.ask("-"))
+    site.run(30.0)
+    assert max(map(wait_of, short)) <= 0.5
+    assert max(map(wait_of, long)) <= 20.0
+    assert all(as_alone(stream.request) for stream in (*long, *short)) and site.idle
+
+
 def test_a_release_that_cannot_be_reached_holds_up_no_other(tokenizer: Tokenizer) -> None:
     site = EngineSite(tokenizer, fair=False)
     old = site.worker("old", 2, revision="1")
