@@ -76,11 +76,11 @@ def course(case: str, tokens: int, running: int) -> tuple[ScheduledCourse, list[
         made.scheduler.add(sequence("computes it", prefix, 100_000))
         return made, prefix
     made = ScheduledCourse(running, running + (case != SEATLESS), whole + room)
-    made.scheduler.max_num_seqs += 1
+    made.scheduler.queues.max_num_seqs += 1
     if case == DISTINCT:
         return made, []
     made.compute(sequence("cached", prefix, 2))
-    made.scheduler.max_num_seqs = running + (case != SEATLESS)
+    made.scheduler.queues.max_num_seqs = running + (case != SEATLESS)
     return made, prefix
 
 
