@@ -55,7 +55,7 @@ class Scheduler:
         self.speculative_tokens, self.clock = speculative_tokens, clock
         self.drafter: Drafter = drafter or LookupDrafter()
         self.max_interleaved_tokens = min(max_interleaved_tokens or max_num_batched_tokens, max_num_batched_tokens)
-        self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
+        self.max_num_batched_tokens = max_num_batched_tokens
         self.prefix = PrefixCache(pool, layout.block_size, prefix_caching, clock)
         self.memory = KVCacheManager(pool, layout)
         self.answer_recompute = AnswerRecompute(self.prefix, self.memory, layout.block_size)
@@ -79,7 +79,7 @@ class Scheduler:
     def fits(self, sequence: Sequence) -> bool:
         """Return whether the sequence could run in an empty pool."""
         enough = self.memory.layout.blocks_for(sequence.max_length) <= self.memory.pool.capacity
-        return enough and len(sequence.choices) <= self.max_num_seqs
+        return enough and len(sequence.choices) <= self.queues.max_num_seqs
 
     def add(self, sequence: Sequence, known: list[Known] | None = None) -> list[Sequence]:
         """Queue a sequence to be computed from its first token on; if its choices are continued, each as a sequence of
@@ -134,7 +134,7 @@ class Scheduler:
     def chunks(self, budget: int) -> Iterator[Span]:
         """Yield chunks of prompts, which take turns. A step draws at most one first token for each seat."""
         open_prompts = [one for one in self.running if one.remaining > 1 and is_ready(one)]
-        counts, first_tokens = self.turns.divide(open_prompts, budget), self.max_num_seqs
+        counts, first_tokens = self.turns.divide(open_prompts, budget), self.queues.max_num_seqs
         for sequence in open_prompts:
             count = counts.get(sequence, 0)
             draws = len(sequence.choices) if count == sequence.remaining else 0

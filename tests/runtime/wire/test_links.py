@@ -2,12 +2,13 @@
 """Links that are cut without a word, in one direction or both: noticed at both ends, and used again at once."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import zmq
 from relay import BACK, THERE, Relay
+from scripted_worker import eventually
 
 from pontil.runtime.wire.context import Context
 from pontil.runtime.wire.messages import Cancel, Message, Tokens
@@ -49,13 +50,6 @@ def tokens(index: int) -> Tokens:
     return Tokens("w", "p", "r", 0, index, [0])
 
 
-def eventually(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true"
-        time.sleep(0.005)
-
-
 def receive(socket: BaseSocket) -> list[Message]:
     """Return what comes first."""
     poller = Poller()
@@ -83,7 +77,7 @@ def test_a_peer_that_only_computes_is_no_cut_link(server: PeerServer, client: Wo
     end = time.monotonic() + 4 * TIMEOUT
     while time.monotonic() < end:
         assert not client.breaks(time.monotonic())
-        time.sleep(TIMEOUT / 10)
+        time.sleep(TIMEOUT / 10)  # nothing is to happen: this end reads nothing for four times the timeout
     assert client.send(tokens(1)) and receive(server) == [tokens(1)]
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from pontil.launcher.chaos.disk_fill import DiskFill
 
 MEBIBYTES = 16
@@ -33,6 +35,15 @@ def small_disk(parent: Path) -> Iterator[Path | None]:
     finally:
         # Lazily: a process that is just ending may have a file open.
         subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=30)
+
+
+@contextmanager
+def needed_disk(parent: Path) -> Iterator[Path]:
+    """Give the same, and skip the test where there is none."""
+    with small_disk(parent) as folder:
+        if folder is None:
+            pytest.skip("no small filesystem can be mounted: that takes root")
+        yield folder
 
 
 @contextmanager
