@@ -29,7 +29,10 @@ CHANGES = {
     "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove",
     "setdefault", "sort", "update",
 }  # fmt: skip
-STARTERS = {"Thread", "GuardedThread"}
+STARTERS = {"Thread", "GuardedThread", "TurnThread", "JobThread"}
+# Threads that wait where `close` wakes them, and joins them within a time.
+CLOSED = {"TurnThread", "JobThread"}
+CLOCKS = {"time", "secrets"}
 CACHES = {"lru_cache", "cache"}
 MUTABLE = {"list", "dict", "set", "deque", "defaultdict", "Counter", "OrderedDict"}
 
@@ -57,6 +60,13 @@ def is_join_of_a_thread(node: ast.AST) -> bool:
     return ast.unparse(node.func.value).endswith("thread")
 
 
+def closed_threads(owner: ast.ClassDef) -> list[str]:
+    """Return the attributes of a class that hold threads with a `close` of their own."""
+    assigned = [node for node in ast.walk(owner) if isinstance(node, ast.Assign | ast.AnnAssign)]
+    held = [node for node in assigned if node.value is not None and called(node.value) in CLOSED]
+    return [ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0]) for node in held]
+
+
 def every_thread_is_stopped_and_joined(path: Path) -> None:
     """Every thread is started by a class that joins it; that the threads end is tested with these classes."""
     tree = tree_of(path)
@@ -65,12 +75,17 @@ def every_thread_is_stopped_and_joined(path: Path) -> None:
     for one in classes:
         for thread in threads(one):
             given = {keyword.arg: ast.unparse(keyword.value) for keyword in thread.keywords}
-            is_guarded = called(thread) == "GuardedThread" or is_of_the_launcher(path)
+            is_guarded = called(thread) != "Thread" or is_of_the_launcher(path)
             assert is_guarded, f"{one.name}: a thread that may end in silence, see runtime/threads.py"
-            is_named = called(thread) == "GuardedThread" or (given.get("daemon") == "True" and "name" in given)
+            is_named = called(thread) != "Thread" or (given.get("daemon") == "True" and "name" in given)
             assert is_named, f"{one.name}: {ast.unparse(thread)}"
+        closed = closed_threads(one)
+        calls = {ast.unparse(node.func) for node in ast.walk(one) if isinstance(node, ast.Call)}
+        for held in closed:
+            assert f"{held}.close" in calls, f"{one.name} does not close {held}"
         joins = [node for node in ast.walk(one) if isinstance(node, ast.Call) and is_join_of_a_thread(node)]
-        assert joins and all(join.args or join.keywords for join in joins), f"{one.name} may wait for ever"
+        is_joined = joins or len(closed) == len(threads(one))
+        assert is_joined and all(join.args or join.keywords for join in joins), f"{one.name} may wait for ever"
         assert not [node for node in ast.walk(one) if is_endless(node)], f"{one.name} has a loop without a condition"
 
 
@@ -212,6 +227,48 @@ def test_no_socket_drops() -> None:  # D20, B12
     each(CODE, no_socket_drops)
 
 
+def time_and_chance_are_looked_up(path: Path) -> None:
+    """Time is read as `time.x()` and randomness as `secrets.x()`, looked up at each use: to replace these replaces them
+    everywhere. A generator made from a seed is no randomness."""
+    for node in nodes_of(path):
+        assert not (isinstance(node, ast.ImportFrom) and node.module in CLOCKS | {"random"}), f"line {node.lineno}"
+        if isinstance(node, ast.Attribute):
+            name = ast.unparse(node)
+            assert not name.startswith("random.") or name == "random.Random", f"line {node.lineno}: {name}"
+            assert name not in {"datetime.now", "os.urandom", "uuid.uuid4"}, f"line {node.lineno}: {name}"
+    for node in evaluated_at_import(tree_of(path)):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in CLOCKS:
+            raise AssertionError(f"line {node.lineno}: {ast.unparse(node)} is bound when the module is imported")
+
+
+def threads_of_an_event_loop_are_its_own(path: Path) -> None:
+    """Work beside an event loop goes to its own executor, by `run_in_executor(None, …)` or `asyncio.to_thread`."""
+    for node in nodes_of(path):
+        made = ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else ""
+        assert not made.endswith("PoolExecutor"), f"{made}: a pool that the loop does not know"
+        if isinstance(node, ast.Call) and called(node) == "run_in_executor":
+            assert ast.unparse(node.args[0]) == "None", f"line {node.lineno}"
+
+
+def test_threads_of_an_event_loop_are_its_own() -> None:
+    each(CODE, threads_of_an_event_loop_are_its_own)
+
+
+def evaluated_at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the parts of a module that its import evaluates: bodies of classes, defaults, but no body of a function."""
+    children: Iterator[ast.AST] = ast.iter_child_nodes(node)
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        children = iter([*node.args.defaults, *(one for one in node.args.kw_defaults if one is not None)])
+    for child in children:
+        yield child
+        yield from evaluated_at_import(child)
+
+
+def test_time_and_chance_are_looked_up() -> None:
+    each(CODE, time_and_chance_are_looked_up)
+
+
+JOBS = "JobThread(self.work, 'n')"
 THREAD = "GuardedThread(self.run, 'n')"
 UNGUARDED = "threading.Thread(target=self.run, name='n', daemon=True)"
 
@@ -233,6 +290,11 @@ UNGUARDED = "threading.Thread(target=self.run, name='n', daemon=True)"
             every_thread_is_stopped_and_joined,
             f"class A:\n    t = {UNGUARDED}\n    def close(self): self.thread.join(5)",
         ),
+        (every_thread_is_stopped_and_joined, f"class A:\n    def f(self): self.jobs = {JOBS}"),
+        (
+            every_thread_is_stopped_and_joined,
+            f"class A:\n    def f(self): self.jobs = {JOBS}\n    def close(self): self.file.close()",
+        ),
         (nothing_global_changes, "X = None\ndef f():\n    global X\n    X = 1"),
         (nothing_global_changes, "X = {}\ndef f():\n    X['a'] = 1"),
         (nothing_global_changes, "from a import X\nclass B:\n    def f(self): X.append(1)"),
@@ -241,6 +303,13 @@ UNGUARDED = "threading.Thread(target=self.run, name='n', daemon=True)"
         (no_loop_waits_busily, "while True:\n    look()"),
         (no_loop_waits_busily, "while self.ready and not self.stopping:\n    look()"),
         (no_loop_waits_busily, "time.sleep(1)"),
+        (time_and_chance_are_looked_up, "from time import monotonic"),
+        (time_and_chance_are_looked_up, "def f(clock=time.monotonic): ..."),
+        (time_and_chance_are_looked_up, "class A:\n    at: float = field(default_factory=time.monotonic)"),
+        (time_and_chance_are_looked_up, "def f():\n    return random.random()"),
+        (time_and_chance_are_looked_up, "def f():\n    return datetime.now()"),
+        (threads_of_an_event_loop_are_its_own, "pool = concurrent.futures.ThreadPoolExecutor(1)"),
+        (threads_of_an_event_loop_are_its_own, "def f(loop): return loop.run_in_executor(POOL, print)"),
         (no_time_is_absurd, "PULL_TIMEOUT = 86400 * 365"),
         (no_time_is_absurd, "LEASE = 0"),
         (no_time_is_absurd, "class Limits:\n    silence: float = 1e9"),

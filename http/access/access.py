@@ -43,7 +43,7 @@ class Access:
         keyring: Keyring,
         doors: dict[str, RouteAccess],
         hosts: AllowedHosts,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = lambda: time.monotonic(),
     ) -> None:
         self.keyring, self.doors, self.hosts, self.clock = keyring, doors, hosts, clock
         self.wrong = FailedKeys()

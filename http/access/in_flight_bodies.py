@@ -53,7 +53,7 @@ class InFlightBodies:
     outlive a process, not the machine. A crash leaves the slot set. A slot is free, in flight or a suspect's. A body
     for which no slot is free is not recorded; without a file (`path` None, or one that cannot be opened) none is."""
 
-    def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, path: Path | None, clock: Callable[[], float] = lambda: time.monotonic()) -> None:
         self.clock, self.path = clock, path
         self.suspects: dict[bytes, SuspectBody] = {}
         # The slots of suspects, and those of bodies in flight with their digests.

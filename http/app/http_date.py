@@ -9,7 +9,7 @@ from email.utils import formatdate
 class HttpDate:
     """The current date as HTTP writes it (RFC 9110, 5.6.7), made once a second."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = lambda: time.time()) -> None:
         self.clock = clock
         self.second, self.text = -1, ""
 

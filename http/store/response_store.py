@@ -99,7 +99,9 @@ class ResponseStore:
     is full or fails at the beginning, the file is opened by the first of them that can.
     """
 
-    def __init__(self, path: Path, most_bytes: int, ttl: float, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, path: Path, most_bytes: int, ttl: float, clock: Callable[[], float] = lambda: time.time()
+    ) -> None:
         self.most_bytes, self.ttl, self.clock = most_bytes, ttl, clock
         self.path = path
         self.file: sqlite3.Connection | None = None

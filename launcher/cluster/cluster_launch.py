@@ -40,7 +40,7 @@ class ClusterLaunch:
 
     def __init__(
         self, plan: ClusterPlan, cluster: WorkerCluster, control: str, keys: str | None, console: Console,
-        start_proxy: Callable[[], ChildLaunch], clock: Callable[[], float] = time.monotonic,
+        start_proxy: Callable[[], ChildLaunch], clock: Callable[[], float] = lambda: time.monotonic(),
     ) -> None:  # fmt: skip
         options = plan.options
         self.plan, self.cluster, self.control, self.keys, self.console = plan, cluster, control, keys, console

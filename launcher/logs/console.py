@@ -37,8 +37,8 @@ class Console:
         out: TextIO | NonBlockingWriter,
         form: Literal["text", "json"] = "text",
         files: LogFiles | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = lambda: time.monotonic(),
+        wall: Callable[[], float] = lambda: time.time(),
     ) -> None:
         self.out, self.form, self.files = out, form, files
         self.clock, self.wall = clock, wall

@@ -33,7 +33,9 @@ class LogFiles:
     A full disk stops no process: lines are left out until writing is possible again.
     """
 
-    def __init__(self, folder: Path, size: int, count: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, folder: Path, size: int, count: int, clock: Callable[[], float] = lambda: time.monotonic()
+    ) -> None:
         self.folder, self.size, self.count, self.clock = folder, size, count, clock
         self.files: dict[str, OpenLog] = {}
         self.lock: int | None = None

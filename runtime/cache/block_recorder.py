@@ -56,8 +56,8 @@ class BlockRecorder:
     """
 
     def __init__(
-        self, records: BlockRecords, storage: KVStorage, pool: BlockPool, clock: Callable[[], float] = time.monotonic,
-        followers: RecordFollowers = ALONE,
+        self, records: BlockRecords, storage: KVStorage, pool: BlockPool,
+        clock: Callable[[], float] = lambda: time.monotonic(), followers: RecordFollowers = ALONE,
     ) -> None:  # fmt: skip
         self.records, self.storage, self.pool, self.clock = records, storage, pool, clock
         self.followers = followers

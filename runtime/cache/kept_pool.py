@@ -50,7 +50,7 @@ class KeptPool:
         return storage
 
     def recorder(
-        self, storage: KVStorage, pool: BlockPool, clock: Callable[[], float] = time.monotonic,
+        self, storage: KVStorage, pool: BlockPool, clock: Callable[[], float] = lambda: time.monotonic(),
         followers: RecordFollowers = ALONE,
     ) -> BlockRecorder:  # fmt: skip
         """Return what records the blocks of a fresh pool from now on, those that were left here among them."""

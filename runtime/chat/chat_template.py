@@ -8,6 +8,7 @@ bounded, and any failure in it is the request's error, never the server's.
 from __future__ import annotations
 
 import json
+import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -214,4 +215,4 @@ def refuse(message: str) -> None:
 
 
 def strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
+    return datetime.fromtimestamp(time.time()).strftime(form)

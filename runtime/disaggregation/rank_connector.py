@@ -32,7 +32,7 @@ class RankConnector:
 
     def __init__(
         self, own: Connector, storage: KVStorage, orders: RankOrders, pools: Sequence[dict[str, Any]] = (),
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = lambda: time.monotonic(),
     ) -> None:  # fmt: skip
         self.own, self.layout, self.orders, self.pools = own, storage.layout, orders, list(pools)
         self.clock = clock

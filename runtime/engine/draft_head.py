@@ -84,7 +84,7 @@ class DraftHead(DraftModel):
         pool: BlockPool,
         layout: KVLayout,
         vocab_size: int,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = lambda: time.monotonic(),
     ) -> None:
         # A block's KV depends on the states before it, which nothing names.
         super().__init__(runner, pool, layout, vocab_size, False, clock)

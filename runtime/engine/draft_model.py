@@ -70,7 +70,7 @@ class DraftModel:
         layout: KVLayout,
         vocab_size: int,
         prefix_caching: bool = True,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = lambda: time.monotonic(),
     ) -> None:
         self.runner, self.pool, self.clock = runner, pool, clock
         self.runs: list[tuple[int, float]] = []

@@ -39,7 +39,9 @@ class DraftPolicy(Protocol):
 class ModelDrafter:
     """A Drafter that owns a draft model. Not thread-safe: the engine's thread owns it."""
 
-    def __init__(self, model: DraftModel, policy: DraftPolicy, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, model: DraftModel, policy: DraftPolicy, clock: Callable[[], float] = lambda: time.monotonic()
+    ) -> None:
         self.model, self.policy, self.clock = model, policy, clock
         self.shares = SharesRight()
         # The source of each draft of the step that is being computed, and the seconds that the drafts took.

@@ -35,7 +35,11 @@ class PrefixCache:
     """
 
     def __init__(
-        self, pool: BlockPool, block_size: int, enabled: bool = True, clock: Callable[[], float] = time.monotonic
+        self,
+        pool: BlockPool,
+        block_size: int,
+        enabled: bool = True,
+        clock: Callable[[], float] = lambda: time.monotonic(),
     ) -> None:
         self.pool, self.block_size, self.enabled = pool, block_size, enabled
         self.claims, self.unkeyed = PrefixClaims(pool.index), KeyQueue(clock)

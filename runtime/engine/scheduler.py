@@ -49,7 +49,7 @@ class Scheduler:
         prefix_caching: bool = True,
         max_interleaved_tokens: int | None = None,
         speculative_tokens: int = 0,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = lambda: time.monotonic(),
         drafter: Drafter | None = None,
     ) -> None:
         self.speculative_tokens, self.clock = speculative_tokens, clock

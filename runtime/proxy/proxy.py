@@ -80,7 +80,7 @@ class Proxy:
     time."""
 
     def __init__(
-        self, config: ProxyConfig, tokenizer: Tokenizer, clock: Callable[[], float] = time.monotonic,
+        self, config: ProxyConfig, tokenizer: Tokenizer, clock: Callable[[], float] = lambda: time.monotonic(),
         graph: GraphModel | None = None,
     ) -> None:  # fmt: skip
         self.config = config

@@ -2,11 +2,11 @@
 """Limits of each caller: requests and tokens in flight, and rates."""
 
 import math
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from pontil.runtime.errors import RequestError, TooManyRequests
+from pontil.runtime.proxy.jitter import fraction
 from pontil.runtime.proxy.usage_table import StatedUsage, UsageTable
 
 MINUTE_SECONDS = 60.0
@@ -110,7 +110,7 @@ class RateLimits:
     proxy is gone and that may still be continued.
     """
 
-    def __init__(self, jitter: Callable[[], float] = random.random, table: UsageTable | None = None) -> None:
+    def __init__(self, jitter: Callable[[], float] = fraction, table: UsageTable | None = None) -> None:
         self.jitter, self.table = jitter, table
         self.callers: dict[str, Allotment] = {}
         self.orphans: Mapping[str, tuple[int, int]] = {}

@@ -2,7 +2,6 @@
 """The queue of admitted requests that wait for workers with room, and the estimate of their wait
 (docs/decisions/036)."""
 
-import random
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
@@ -10,6 +9,7 @@ from dataclasses import replace
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
 from pontil.runtime.proxy.fair_queue import FairQueue
+from pontil.runtime.proxy.jitter import fraction
 from pontil.runtime.proxy.policy import TURN_TOKENS, tokens_before
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.service_rate import Seats, ServiceRate, WaitEstimate
@@ -46,7 +46,7 @@ class RequestQueue:
         deadline: float,
         seats: Callable[[], Seats],
         fair: bool = True,
-        jitter: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = fraction,
         claimable: Callable[[FairShare], int] = lambda share: 0,
     ) -> None:
         self.deadline, self.jitter, self.fair, self.claimable = deadline, jitter, fair, claimable

@@ -90,7 +90,7 @@ class StreamRecord:
 class StreamRecords:
     """The records of all proxies of a launch. Raises PontilError where the folder cannot be used."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float] = lambda: time.time()) -> None:
         self.folder, self.clock = folder, clock
         # As of the last look at the folder, and what was begun here since.
         self.room = SharedRoom(MOST_BYTES)

@@ -12,7 +12,7 @@ class ReceivedRequest:
 
     __slots__ = ("at", "clock", "parts", "requests", "route", "since_epoch", "trace")
 
-    def __init__(self, route: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, route: str, clock: Callable[[], float] = lambda: time.monotonic()) -> None:
         self.route, self.clock = route, clock
         self.at, self.since_epoch = clock(), time.time()
         self.parts: dict[str, tuple[float, float]] = {}

@@ -67,7 +67,9 @@ class TraceExport(Protocol):
 class Tracer:
     """The traces of a proxy. All but the export is in the event loop."""
 
-    def __init__(self, sample_rate: float, export: TraceExport, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, sample_rate: float, export: TraceExport, clock: Callable[[], float] = lambda: time.monotonic()
+    ) -> None:
         self.sample_rate, self.export, self.clock = sample_rate, export, clock
         # By the request's id. A stream that went to another proxy and came back is awaited twice; its timelines come in
         # the order of their ends.

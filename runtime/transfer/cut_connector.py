@@ -18,7 +18,7 @@ class CutConnector(ForwardingConnector):
     cancelled. The cut ends by itself, so that nobody has to be alive to mend it."""
 
     def __init__(
-        self, inner: SliceConnector, wake: Callable[[], None], clock: Callable[[], float] = time.monotonic
+        self, inner: SliceConnector, wake: Callable[[], None], clock: Callable[[], float] = lambda: time.monotonic()
     ) -> None:
         super().__init__(inner)
         self.wake, self.clock = wake, clock

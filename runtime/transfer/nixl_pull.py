@@ -81,7 +81,7 @@ class NixlPull:
     heads: range
     mark: Any
     pool: NixlPool
-    begun: float = field(default_factory=time.monotonic)
+    begun: float = field(default_factory=lambda: time.monotonic())
     posted: int = 0
     reads: deque[tuple[int, list[int]]] = field(default_factory=deque)
     digests: list[int] = field(default_factory=list)

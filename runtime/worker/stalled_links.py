@@ -15,7 +15,7 @@ class StalledLinks:
 
     def __init__(
         self, poller: Poller, own: Iterable[BaseSocket], peers: Callable[[], Iterable[BaseSocket]],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = lambda: time.monotonic(),
     ) -> None:  # fmt: skip
         self.poller, self.own, self.peers, self.clock = poller, tuple(own), peers, clock
         self.held: list[BaseSocket] = []

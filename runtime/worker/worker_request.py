@@ -42,7 +42,7 @@ class WorkerRequest:
     attempt: int
     sequence: Sequence
     submit: Submit
-    arrived: float = field(default_factory=time.monotonic)
+    arrived: float = field(default_factory=lambda: time.monotonic())
     first_cached: int | None = None
     pulled: PullOutcome = PullOutcome()
     ends: frozenset[int] = frozenset()
