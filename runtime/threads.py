@@ -5,9 +5,9 @@ import asyncio
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 # Pauses of a thread that fails again and again: doubled with each failure, but short enough not to delay a join.
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
@@ -15,7 +15,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 WELL_SECONDS = 10.0
 # Per thread name, at most one traceback in this many seconds is logged; every failure is counted.
 LOG_EVERY_SECONDS = 1.0
+# The time a thread gets to end once it was closed.
+JOIN_TIMEOUT = 5.0
 LOG = logging.getLogger("pontil.threads")
+Job = TypeVar("Job")
 
 
 class ThreadFailures:
@@ -86,6 +89,85 @@ class GuardedThread(threading.Thread):
             pause = next_pause(pause, time.monotonic() - began)
             threading.Event().wait(pause)
             began = time.monotonic()
+
+
+class TurnThread:
+    """A thread that calls `turn` when it is woken, and without that after as many seconds as the last call returned;
+    None is for ever. Between two calls it only waits. Failures are handled as a GuardedThread's.
+
+    After `close` it ends with the first call, begun later, that returns None, and calls `end`. The class that starts a
+    thread closes it (test_traps.py).
+    """
+
+    def __init__(
+        self, turn: Callable[[], float | None], name: str, failures: ThreadFailures | None = None,
+        mend: Callable[[BaseException], None] | None = None, end: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self.turn, self.end = turn, end
+        self.woken, self.closing = threading.Event(), threading.Event()
+        self.thread = GuardedThread(self.serve, name, failures, mend)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    @property
+    def started(self) -> bool:
+        return self.thread.ident is not None
+
+    def wake(self) -> None:
+        """Have `turn` called soon. Called from any thread, once what the call will look at is in place."""
+        self.woken.set()
+
+    def close(self, within: float = JOIN_TIMEOUT) -> bool:
+        """Have the thread end, and return whether it has, within so many seconds. One that never started has ended."""
+        self.closing.set()
+        self.wake()
+        if self.started:
+            self.thread.join(within)
+        return not self.thread.is_alive()
+
+    def serve(self) -> None:
+        has_ended = False
+        while not has_ended:
+            # Asked before the call: what was put in place before `close` is then seen by the last one.
+            is_closing = self.closing.is_set()
+            pause = self.turn()
+            has_ended = is_closing and pause is None
+            if not (has_ended or pause == 0.0):
+                self.woken.wait(pause)
+                self.woken.clear()
+        self.end()
+
+
+class JobThread(TurnThread, Generic[Job]):
+    """A thread that calls `work` with each job, in the order in which they were put. When `work` raises, `mend` gets
+    the job and the exception, so that it can end and answer it. `close` waits for the jobs put before."""
+
+    def __init__(
+        self, work: Callable[[Job], None], name: str, failures: ThreadFailures | None = None,
+        mend: Callable[[Job, BaseException], None] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(self.do_next, name, failures, self.give_up)
+        self.work, self.mend = work, mend
+        self.jobs: deque[Job] = deque()
+        self.current: Job | None = None
+
+    def put(self, job: Job) -> None:
+        self.jobs.append(job)
+        self.wake()
+
+    def do_next(self) -> float | None:
+        if not self.jobs:
+            return None
+        self.current = job = self.jobs.popleft()
+        self.work(job)
+        self.current = None
+        return 0.0
+
+    def give_up(self, error: BaseException) -> None:
+        job, self.current = self.current, None
+        if job is not None and self.mend is not None:
+            self.mend(job, error)
 
 
 def next_pause(last: float, worked: float) -> float:

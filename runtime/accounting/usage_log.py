@@ -12,7 +12,7 @@ from typing import Protocol
 
 from pontil.runtime.accounting.usage_tables import TABLES, LostProxy, LostRequest, Posted
 from pontil.runtime.errors import UsageLogError
-from pontil.runtime.threads import GuardedThread, ThreadFailures
+from pontil.runtime.threads import ThreadFailures, TurnThread
 
 # Seconds until rows are tried again after a failure: at least, and for each second that the failed attempt took.
 RETRY, REST = 1.0, 20.0
@@ -55,40 +55,51 @@ class UsageLog:
     def __init__(self, file: Writable, threads: ThreadFailures | None = None) -> None:
         self.file = file
         self.pending, self.in_hand = Group(), Group()
-        self.wakeup = threading.Condition()
-        self.stopping = self.failing = False
+        # Held to change `pending`.
+        self.lock = threading.Lock()
+        self.failing = False
         self.failures = self.given_up = 0
-        self.pause = RETRY
+        self.retry_at = 0.0
         self.complaint: str | None = None
-        self.thread = GuardedThread(self.run, "usage-log", threads, self.mend)
+        self.thread = TurnThread(self.turn, "usage-log", threads, self.mend, file.end)
         self.thread.start()
 
     def post(self, rows: Iterable[Posted], wanted: bool = False) -> "Future[None] | None":
         """Queue these rows to be written together. If `wanted`, return a future that is done when they are on the disk;
         None while the file cannot be written or the log is closing."""
         receipt: Future[None] | None = None
-        with self.wakeup:
+        with self.lock:
             for row in rows:
                 self.pending.rows[key_of(row)] = row
-            if wanted and not self.failing and not self.stopping:
+            if wanted and not self.failing and not self.is_closing:
                 receipt = Future()
                 self.pending.receipts.append(receipt)
-            self.wakeup.notify()
+        self.thread.wake()
         return receipt
 
-    def run(self) -> None:
-        while self.wait():
-            with self.wakeup:
-                self.in_hand, self.pending = self.pending, Group()
-            began = time.monotonic()
-            try:
-                self.write(list(self.in_hand.rows.values()))
-            except (sqlite3.Error, UsageLogError) as error:
-                self.failed(error, time.monotonic() - began)
-            else:
-                self.written()
-                self.tidy()
-        self.file.end()
+    @property
+    def is_closing(self) -> bool:
+        return self.thread.closing.is_set()
+
+    def turn(self) -> float | None:
+        """Write what waits. Return the time until the rest may be tried."""
+        if self.pending.rows and (self.is_closing or time.monotonic() >= self.retry_at):
+            self.write_pending()
+        if not self.pending.rows:
+            return None
+        return 0.0 if self.is_closing else max(0.0, self.retry_at - time.monotonic())
+
+    def write_pending(self) -> None:
+        with self.lock:
+            self.in_hand, self.pending = self.pending, Group()
+        began = time.monotonic()
+        try:
+            self.write(list(self.in_hand.rows.values()))
+        except (sqlite3.Error, UsageLogError) as error:
+            self.failed(error, time.monotonic() - began)
+        else:
+            self.written()
+            self.tidy()
 
     def tidy(self) -> None:
         """Remove what is old. What fails is tried again later, and holds up no row."""
@@ -113,14 +124,6 @@ class UsageLog:
         """Put the rows in hand back into the queue after an unexpected exception."""
         self.failed(error)
 
-    def wait(self) -> bool:
-        """Wait until there is something to write. Return False when the log is closing and there is nothing."""
-        with self.wakeup:
-            if self.failing and not self.stopping:
-                self.wakeup.wait_for(lambda: self.stopping, self.pause)
-            self.wakeup.wait_for(lambda: self.stopping or self.pending.rows)
-            return bool(self.pending.rows)
-
     @property
     def waiting(self) -> int:
         """The number of rows that are not on the disk yet."""
@@ -139,14 +142,14 @@ class UsageLog:
         if not self.failing:
             LOG.error("the usage log cannot be written to (%s): serving goes on, and its rows are tried again", error)
         group, self.in_hand = self.in_hand, Group()
-        with self.wakeup:
+        with self.lock:
             self.failing, self.complaint = True, f"the usage log cannot be written to ({error}): its rows wait"
             self.failures += 1
-            self.pause = max(RETRY, REST * took)
+            self.retry_at = time.monotonic() + max(RETRY, REST * took)
             self.pending.rows = group.rows | self.pending.rows
-            if self.stopping and self.pending.rows:
+            if self.is_closing and self.pending.rows:
                 LOG.error("the last %d rows of the usage log are lost: %s", len(self.pending.rows), error)
-            self.drop_rows(0 if self.stopping else MOST_PENDING)
+            self.drop_rows(0 if self.is_closing else MOST_PENDING)
             receipts, self.pending.receipts = group.receipts + self.pending.receipts, []
         sign(receipts)
 
@@ -157,10 +160,7 @@ class UsageLog:
             self.given_up += 1
 
     def close(self) -> None:
-        with self.wakeup:
-            self.stopping = True
-            self.wakeup.notify()
-        self.thread.join(CLOSE_WITHIN)
+        self.thread.close(CLOSE_WITHIN)
 
 
 def sign(receipts: "Iterable[Future[None]]") -> None:

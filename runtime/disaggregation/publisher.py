@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes blocks readable for peers, and digests them."""
 
-import queue
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.threads import GuardedThread, ThreadFailures
+from pontil.runtime.threads import JobThread, ThreadFailures
 
-JOIN_TIMEOUT = 5.0
 # Digests in the order (block, head group).
 Done = Callable[[list[int]], None]
 
@@ -69,11 +67,10 @@ class DevicePublisher:
     def __init__(self, storage: KVStorage, wake: Callable[[], None], failures: ThreadFailures | None = None) -> None:
         assert storage.memory is not None
         self.storage, self.memory, self.wake = storage, storage.memory, wake
-        self.tasks: queue.SimpleQueue[DeviceTask | None] = queue.SimpleQueue()
         # The thread's own: how often each block is staged.
         self.staged: Counter[int] = Counter()
-        self.thread = GuardedThread(self.work, "publisher", failures)
-        self.thread.start()
+        self.tasks: JobThread[DeviceTask] = JobThread(self.carry_out, "publisher", failures)
+        self.tasks.start()
 
     def publish(self, wanted: PublishedBlocks, done: Done) -> None:
         if wanted.blocks:
@@ -86,16 +83,14 @@ class DevicePublisher:
             self.tasks.put(DeviceTask(None, None, None, list(blocks)))
 
     def close(self) -> None:
-        self.tasks.put(None)
-        self.thread.join(JOIN_TIMEOUT)
+        self.tasks.close()
 
-    def work(self) -> None:
-        while (task := self.tasks.get()) is not None:
-            if task.wanted is None or task.done is None:
-                self.clear(task.forgotten)
-            else:
-                task.done(self.publish_now(task.mark, task.wanted))
-                self.wake()
+    def carry_out(self, task: DeviceTask) -> None:
+        if task.wanted is None or task.done is None:
+            self.clear(task.forgotten)
+        else:
+            task.done(self.publish_now(task.mark, task.wanted))
+            self.wake()
 
     def publish_now(self, mark: Any, wanted: PublishedBlocks) -> list[int]:
         with self.memory.after(mark):

@@ -13,12 +13,13 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from pontil.runtime.threads import GuardedThread, ThreadFailures
+from pontil.runtime.threads import ThreadFailures, TurnThread
 from pontil.runtime.tracing.open_tracer import SpanCounts
 from pontil.runtime.tracing.span_tree import SpanTree
 from pontil.runtime.tracing.tracer import ServedTrace
 
 LOG = logging.getLogger("pontil.tracing")
+THREAD = "spans"
 # The exporter logs each batch that fails; we log the first one.
 LIBRARY = logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter")
 # Traces that wait at most, and spans that are sent together. To encode them takes the interpreter about 4 ms, in turns
@@ -92,8 +93,8 @@ class OtlpExport:
         self.waiting: deque[ServedTrace] = deque()
         self.making = 0
         self.is_down = False
-        self.stopping, self.given_up = threading.Event(), threading.Event()
-        self.thread = GuardedThread(self.run, "spans", failures, mend=self.mend)
+        self.given_up = threading.Event()
+        self.thread = TurnThread(self.turn, THREAD, failures, self.mend)
 
     def start(self) -> None:
         self.thread.start()
@@ -109,25 +110,20 @@ class OtlpExport:
         """Send what waits, as far as that takes no longer than `within` seconds. Called in any thread but ours."""
         if self.given_up.is_set():
             return
-        self.stopping.set()
-        has_started = self.thread.ident is not None
-        if has_started:
-            self.thread.join(within)
+        self.thread.close(within)
         self.given_up.set()
         # Wakes the thread from a pause between two tries.
         self.exporter.shutdown()
-        if has_started:
-            self.thread.join(LAST_SECONDS)
+        self.thread.close(LAST_SECONDS)
         LIBRARY.removeFilter(self.said)
         late = list(self.waiting)
         if late:
             LOG.warning("%d traces did not reach %s in time", len(late), self.collector.endpoint)
         self.counts.drop(sum(trace.span_count for trace in late), "collector")
 
-    def run(self) -> None:
-        while not self.stopping.wait(PAUSE_SECONDS):
-            self.send_all()
+    def turn(self) -> float | None:
         self.send_all()
+        return None if self.thread.closing.is_set() else PAUSE_SECONDS
 
     def send_all(self) -> None:
         """Send the traces that wait now, unless there is no time left."""
@@ -141,10 +137,10 @@ class OtlpExport:
         made: list[ReadableSpan] = []
         while self.waiting and len(made) < BATCH_SPANS and not self.given_up.is_set():
             trace = self.waiting.popleft()
-            if self.failures.contain(self.thread.name, self.make, trace, made) is not None:
+            if self.failures.contain(THREAD, self.make, trace, made) is not None:
                 self.counts.drop(trace.span_count, "fault")
             # Another thread gets the interpreter, above all the event loop.
-            self.stopping.wait(REST_SECONDS)
+            self.thread.closing.wait(REST_SECONDS)
         return made
 
     def make(self, trace: ServedTrace, made: list[ReadableSpan]) -> None:

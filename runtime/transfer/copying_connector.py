@@ -3,7 +3,6 @@
 engine's step never waits."""
 
 import queue
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +11,7 @@ from itertools import count
 from typing import Any, Generic, TypeVar
 
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.threads import GuardedThread, ThreadFailures
+from pontil.runtime.threads import JobThread, ThreadFailures
 from pontil.runtime.transfer.connector import (
     FAULT,
     FOREIGN_BLOCKS,
@@ -25,7 +24,6 @@ from pontil.runtime.transfer.connector import (
 from pontil.runtime.transfer.grants import Grant
 from pontil.runtime.transfer.peer_pool import PeerPool
 
-JOIN_TIMEOUT = 5.0
 AnyPool = TypeVar("AnyPool", bound=PeerPool)
 
 
@@ -58,13 +56,10 @@ class CopyingConnector(ABC, Generic[AnyPool]):
         self.cancelled: set[int] = set()
         # Pools of detached peers that a pull may still read.
         self.leaving: list[AnyPool] = []
-        self.jobs: queue.SimpleQueue[CopyJob[AnyPool] | None] = queue.SimpleQueue()
         self.done: queue.SimpleQueue[PullResult] = queue.SimpleQueue()
         self.copied = 0
-        self.stopping = threading.Event()
-        self.current: CopyJob[AnyPool] | None = None
-        self.thread = GuardedThread(self.copy_until_closed, self.thread_name, failures, self.mend)
-        self.thread.start()
+        self.jobs: JobThread[CopyJob[AnyPool]] = JobThread(self.carry_out, self.thread_name, failures, self.mend)
+        self.jobs.start()
 
     @abstractmethod
     def open_pool(self, descriptor: dict[str, Any], heads: range) -> AnyPool:
@@ -129,29 +124,21 @@ class CopyingConnector(ABC, Generic[AnyPool]):
             self.cancelled.add(ticket)
 
     def must_end(self, job: CopyJob[AnyPool]) -> bool:
-        return job.ticket in self.cancelled or self.stopping.is_set()
+        return job.ticket in self.cancelled or self.jobs.closing.is_set()
 
     def close(self) -> None:
-        self.stopping.set()
-        self.jobs.put(None)
-        self.thread.join(JOIN_TIMEOUT)
-        if not self.thread.is_alive():
+        if self.jobs.close():
             self.reading.clear()
         for peer in list(self.peers):
             self.detach(peer)
         self.close_left()
 
-    def copy_until_closed(self) -> None:
-        while (job := self.jobs.get()) is not None:
-            self.current = job
-            self.finish(self.copy(job))
-            self.current = None
+    def carry_out(self, job: CopyJob[AnyPool]) -> None:
+        self.finish(self.copy(job))
 
-    def mend(self, error: BaseException) -> None:
-        """End the current pull with an error after an exception in the copying thread."""
-        job, self.current = self.current, None
-        if job is not None:
-            self.finish(PullResult(job.ticket, FAULT.format(error), None, 0, 0.0))
+    def mend(self, job: CopyJob[AnyPool], error: BaseException) -> None:
+        """End a pull with an error after an exception in the copying thread."""
+        self.finish(PullResult(job.ticket, FAULT.format(error), None, 0, 0.0))
 
     def finish(self, done: PullResult) -> None:
         self.done.put(done)

@@ -2,14 +2,13 @@
 """The thread that reads from peers over NIXL: it makes every call of the library for peers and their pulls, looks for
 the ends of reads with pauses that grow, and never waits for one peer alone."""
 
-import queue
-import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pontil.runtime.errors import TransferError
-from pontil.runtime.threads import GuardedThread, ThreadFailures
+from pontil.runtime.threads import ThreadFailures, TurnThread
 from pontil.runtime.transfer.connector import FAULT, PullResult
 from pontil.runtime.transfer.nixl_address import NixlAddress
 from pontil.runtime.transfer.nixl_pull import NixlPool, NixlPull
@@ -49,51 +48,36 @@ class NixlReader:
         self, pool: NixlPool, finish: Callable[[PullResult], None], failures: ThreadFailures | None = None
     ) -> None:
         self.pool, self.agent, self.finish = pool, pool.agent, finish
-        self.commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self.stopping = threading.Event()
+        self.commands: deque[Callable[[], None]] = deque()
         self.known: list[NixlPeer] = []
         self.users: dict[str, int] = {}
         self.current: NixlPull | None = None
         self.quiet = 0
-        self.thread = GuardedThread(self.run, "over-nixl", failures, self.mend)
+        self.thread = TurnThread(self.turn, "over-nixl", failures, self.mend)
         self.thread.start()
 
     def give(self, command: Callable[[], None]) -> None:
         """Have the thread call one of the methods below, after those that it was given before."""
-        self.commands.put(command)
+        self.commands.append(command)
+        self.thread.wake()
 
     def close(self) -> None:
         """Stop reading, and close the agent. Where a read does not end in time, the agent is left: it still writes."""
-        if self.stopping.is_set():
+        if self.thread.closing.is_set():
             return
-        self.stopping.set()
         self.give(self.end_all)
-        self.thread.join(JOIN_TIMEOUT)
-        if not self.thread.is_alive():
+        if self.thread.close(JOIN_TIMEOUT):
             self.agent.close(list(self.users))
 
-    def run(self) -> None:
-        while not self.stopping.is_set() or self.busy:
-            command = self.next_command()
-            while command is not None:
-                command()
-                command = None if self.commands.empty() else self.commands.get()
-            moved = sum([self.step(peer) for peer in list(self.known)])
-            self.quiet = 0 if moved else self.quiet + 1
-
-    @property
-    def busy(self) -> bool:
-        return not self.commands.empty() or any(peer.has_reads for peer in self.known)
-
-    def next_command(self) -> Callable[[], None] | None:
-        """Wait for a command, as long as nothing has to be looked at."""
-        pause = ASK_EVERY if self.known else None
-        if self.busy:
-            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self.quiet, 10)) if self.quiet else 0.0
-        try:
-            return self.commands.get(timeout=pause)
-        except queue.Empty:
-            return None
+    def turn(self) -> float | None:
+        """Carry out the commands and look at every read. Return the time until something has to be looked at again."""
+        while self.commands:
+            self.commands.popleft()()
+        moved = sum([self.step(peer) for peer in list(self.known)])
+        self.quiet = 0 if moved else self.quiet + 1
+        if any(peer.has_reads for peer in self.known):
+            return min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self.quiet, 10)) if self.quiet else 0.0
+        return ASK_EVERY if self.known and not self.thread.closing.is_set() else None
 
     def load(self, peer: NixlPeer) -> None:
         """Make a peer's agent known to the library. Several peers may be of one agent."""
@@ -124,7 +108,7 @@ class NixlReader:
             self.agent.remove(name)
 
     def begin(self, peer: NixlPeer, pull: NixlPull) -> None:
-        if self.stopping.is_set() or peer.error is not None:
+        if self.thread.closing.is_set() or peer.error is not None:
             self.finish(PullResult(pull.ticket, peer.error or CLOSING, None, 0, 0.0))
         else:
             peer.pulls.append(pull)

@@ -13,12 +13,11 @@ from functools import partial
 
 from pontil.runtime.errors import RequestError
 from pontil.runtime.grammar.grammar import COMPILE_STACK_BYTES, Grammar, GrammarCompiler
-from pontil.runtime.threads import GuardedThread, ThreadFailures
+from pontil.runtime.threads import JobThread, ThreadFailures
 from pontil.runtime.worker.worker_request import WorkerRequest
 
 MOST_KEPT = 64
 COMPILE_TIMEOUT = 10.0
-JOIN_TIMEOUT = 5.0
 # The proxy refuses grammars that need a quarter of this, whatever the default stack size of threads here.
 STACK_BYTES = 4 * COMPILE_STACK_BYTES
 
@@ -39,16 +38,12 @@ class GrammarManager:
     def __init__(
         self, compiler: GrammarCompiler, wake: Callable[[], None], failures: ThreadFailures | None = None
     ) -> None:
-        self.compiler, self.wake, self.failures = compiler, wake, failures
-        # The grammar that the thread is compiling.
-        self.current: str | None = None
+        self.compiler, self.wake = compiler, wake
         self.kept: OrderedDict[str, Grammar] = OrderedDict()
         self.waiting: dict[str, list[PendingGrammar]] = {}
         self.failed: list[tuple[WorkerRequest, str, int]] = []
-        self.wanted: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.made: queue.SimpleQueue[tuple[str, Grammar | str]] = queue.SimpleQueue()
-        self.stopping = threading.Event()
-        self.thread: GuardedThread | None = None
+        self.wanted: JobThread[str] = JobThread(self.carry_out, "grammars", failures, self.mend)
 
     def submit(self, request: WorkerRequest, now: float) -> bool:
         """Take a request. Return whether it may start at once."""
@@ -70,33 +65,29 @@ class GrammarManager:
         return sum(map(len, self.waiting.values()))
 
     def compile(self, text: str) -> None:
-        if self.thread is None:
-            self.thread = GuardedThread(self.compile_until_closed, "grammars", self.failures, self.mend)
-            self.start_with_stack(self.thread)
+        if not self.wanted.started:
+            self.start_with_stack()
         self.wanted.put(text)
 
-    def start_with_stack(self, thread: threading.Thread) -> None:
+    def start_with_stack(self) -> None:
         usual = threading.stack_size(STACK_BYTES)
         try:
-            thread.start()
+            self.wanted.start()
         finally:
             threading.stack_size(usual)
 
-    def compile_until_closed(self) -> None:
-        while (text := self.wanted.get()) is not None and not self.stopping.is_set():
-            self.current = text
-            try:
-                self.made.put((text, self.compiler.compile(text)))
-            except RequestError as error:
-                self.made.put((text, str(error)))
-            self.current = None
-            self.wake()
+    def carry_out(self, text: str) -> None:
+        if self.wanted.closing.is_set():
+            return
+        try:
+            self.made.put((text, self.compiler.compile(text)))
+        except RequestError as error:
+            self.made.put((text, str(error)))
+        self.wake()
 
-    def mend(self, error: BaseException) -> None:
-        text, self.current = self.current, None
-        if text is not None:
-            self.made.put((text, f"the grammar cannot be used: the library for grammars failed at it ({error!r:.200})"))
-            self.wake()
+    def mend(self, text: str, error: BaseException) -> None:
+        self.made.put((text, f"the grammar cannot be used: the library for grammars failed at it ({error!r:.200})"))
+        self.wake()
 
     def cancel(self, request: WorkerRequest) -> bool:
         """Stop waiting for a request's grammar. Return whether the request was waiting here."""
@@ -133,10 +124,7 @@ class GrammarManager:
             self.kept.popitem(last=False)
 
     def close(self) -> None:
-        self.stopping.set()
-        self.wanted.put(None)
-        if self.thread is not None:
-            self.thread.join(JOIN_TIMEOUT)
+        self.wanted.close()
 
 
 def give(request: WorkerRequest, grammar: Grammar) -> None:

@@ -17,7 +17,16 @@ from usage_rows import REQUEST
 
 from pontil.runtime.accounting.usage_log import UsageLog
 from pontil.runtime.accounting.usage_tables import Posted
-from pontil.runtime.threads import FIRST_PAUSE, LONGEST_PAUSE, WELL_SECONDS, ThreadFailures, go_on, next_pause
+from pontil.runtime.threads import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    WELL_SECONDS,
+    JobThread,
+    ThreadFailures,
+    TurnThread,
+    go_on,
+    next_pause,
+)
 from pontil.runtime.transfer.shm_connector import ShmConnector
 from pontil.runtime.transfer.tcp_connector import PeerStream, TcpConnector
 from pontil.runtime.transfer.tcp_server import TcpServer
@@ -120,7 +129,7 @@ def test_who_waits_for_a_grammar_is_told(failures: ThreadFailures, caplog: pytes
     assert not manager.submit(live, 0.0) and wakeup.wait(DEADLINE)
     assert manager.poll(0.0) == [live] and failures.counts() == {"grammars": 1} and "Panic" in caplog.text
     manager.close()
-    assert manager.thread is not None and not manager.thread.is_alive()
+    assert manager.wanted.started and not manager.wanted.thread.is_alive()
 
 
 def test_a_doorkeeper_answers_every_question(failures: ThreadFailures, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,3 +236,61 @@ def test_an_end_that_is_asked_for_is_none_of_its_business(failures: ThreadFailur
     with pytest.raises(KeyboardInterrupt):
         failures.contain("a", end)
     assert failures.counts() == {}
+
+
+def test_jobs_are_done_in_order_and_one_that_fails_is_answered(failures: ThreadFailures) -> None:
+    done: list[int] = []
+    answered: list[tuple[int, str]] = []
+
+    def work(job: int) -> None:
+        if job == 2:
+            raise Panic("a fault of ours")
+        done.append(job)
+
+    jobs = JobThread(work, "jobs", failures, lambda job, error: answered.append((job, str(error))))
+    for job in range(5):
+        jobs.put(job)
+    jobs.start()
+    assert jobs.close(DEADLINE), "the jobs put before are done before it ends"
+    assert done == [0, 1, 3, 4] and answered == [(2, "a fault of ours")] and failures.counts() == {"jobs": 1}
+    assert JobThread(work, "unused").close(), "one that was never started has ended"
+
+
+def test_the_last_turn_begins_after_the_close(failures: ThreadFailures) -> None:
+    """Something that is put in place before `close` is seen, also during a turn; no pause is waited for."""
+    begun, go, ended = threading.Event(), threading.Event(), threading.Event()
+    waiting, seen = [1], list[int]()
+
+    def turn() -> float | None:
+        found = [waiting.pop() for _ in list(waiting)]
+        begun.set()
+        assert go.wait(DEADLINE)
+        seen.extend(found)
+        return None if thread.closing.is_set() and not waiting else 3600.0
+
+    thread = TurnThread(turn, "turns", failures, end=ended.set)
+    thread.start()
+    assert begun.wait(DEADLINE)
+    waiting.append(2)
+    assert not thread.close(0.0)
+    go.set()
+    assert thread.close(DEADLINE) and seen == [1, 2] and ended.is_set() and not failures.counts()
+
+
+def test_threads_can_be_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All threads but those that wait in a socket go through three methods."""
+    events: list[TurnThread] = []
+    monkeypatch.setattr(TurnThread, "start", lambda thread: events.append(thread))
+    monkeypatch.setattr(TurnThread, "wake", lambda thread: events.append(thread))
+    monkeypatch.setattr(TurnThread, "close", lambda thread: True)
+    theirs, ours = Pool(ShmConnector), Pool(ShmConnector)
+    blocks = [1, 2]
+    ours.connector.attach("peer", theirs.connector.register())
+    ticket = ours.connector.pull("peer", list(zip(blocks, blocks, strict=True)), 0)
+    assert not ours.connector.poll(), "nothing happens by itself"
+    for event in events:
+        event.turn()
+    (done,) = ours.connector.poll()
+    assert (done.ticket, done.error) == (ticket, None) and ours.has(blocks, theirs, blocks)
+    for one in (theirs, ours):
+        one.connector.close()

@@ -2,7 +2,6 @@
 """The thread that stores evicted blocks in tiers and reads them back into the pool."""
 
 import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,10 +14,9 @@ from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.cache.tier.chain import TierChain
 from pontil.runtime.cache.tier.costs import TierCosts
 from pontil.runtime.cache.tier.staging import STAGING_BYTES, StagingBuffers
-from pontil.runtime.threads import GuardedThread, ThreadFailures
+from pontil.runtime.threads import ThreadFailures, TurnThread
 
 THREAD = "kv-tier"
-JOIN_TIMEOUT = 5.0
 # Notes that a block was used, beyond which further ones are not kept: they change only which block leaves first.
 MOST_TOUCHES = 1024
 
@@ -64,7 +62,7 @@ class TierCounts:
 
 
 class TierStore:
-    """The tiers as the engine's thread sees them. It calls everything but `serve_until_closed`, and waits for nothing:
+    """The tiers as the engine's thread sees them. It calls everything but `turn`, and waits for nothing:
     blocks that cannot be copied at once because the thread is behind are dropped and counted. Reads go before writes.
 
     A block of the pool that is being read into belongs to the reader until `poll` returns the result. `wake` is called
@@ -81,12 +79,9 @@ class TierStore:
         self.tickets = count(1)
         self.reads: deque[TierRead] = deque()
         self.writes: deque[TierWrite] = deque()
-        # One entry for each of both.
-        self.jobs: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self.done: queue.SimpleQueue[TierResult] = queue.SimpleQueue()
         self.current: TierRead | TierWrite | None = None
-        self.stopping = threading.Event()
-        self.thread = GuardedThread(self.serve_until_closed, THREAD, failures, self.mend)
+        self.thread = TurnThread(self.turn, THREAD, failures, self.mend)
         self.thread.start()
 
     def evicted(self, block: int, key: Key) -> None:
@@ -105,7 +100,7 @@ class TierStore:
 
     def write(self, job: TierWrite) -> None:
         self.writes.append(job)
-        self.jobs.put(True)
+        self.thread.wake()
 
     def tiers_of(self, keys: Sequence[Key]) -> list[str]:
         """Return the tiers of the first of these blocks, up to the first that is in none."""
@@ -121,7 +116,7 @@ class TierStore:
         """Begin to read blocks into the pool, and return the ticket of the result."""
         ticket = next(self.tickets)
         self.reads.append(TierRead(ticket, tuple(pairs), self.storage.mark()))
-        self.jobs.put(True)
+        self.thread.wake()
         return ticket
 
     @property
@@ -157,24 +152,24 @@ class TierStore:
         return measured
 
     def close(self) -> None:
-        self.stopping.set()
-        self.jobs.put(False)
-        self.thread.join(JOIN_TIMEOUT)
-        if not self.thread.is_alive():
+        if self.thread.close():
             self.chain.close()
 
-    def serve_until_closed(self) -> None:
-        while self.jobs.get():
-            self.current = self.reads.popleft() if self.reads else self.writes.popleft()
-            self.carry_out(self.current)
-            self.current = None
+    def turn(self) -> float | None:
+        jobs = self.reads or self.writes
+        if not jobs:
+            return None
+        self.current = jobs.popleft()
+        self.carry_out(self.current)
+        self.current = None
+        return 0.0
 
     def carry_out(self, job: TierRead | TierWrite) -> None:
         if isinstance(job, TierRead):
             self.finish(self.fetch(job))
         elif job.number is None:
             self.chain.touch(job.key)
-        elif not self.stopping.is_set():
+        elif not self.thread.closing.is_set():
             block, digest = self.staging.read(job.number, job.mark)
             self.chain.store(job.key, block, digest)
             self.counts.stored += 1
@@ -185,7 +180,7 @@ class TierStore:
         good, seconds = 0, dict[str, tuple[float, int]]()
         for key, block in job.pairs:
             begun = time.monotonic()
-            found = None if self.stopping.is_set() else self.chain.read(key, self.staging.target(block))
+            found = None if self.thread.closing.is_set() else self.chain.read(key, self.staging.target(block))
             if found is None:
                 break
             if not self.staging.arrive(block, found.digest, job.mark):

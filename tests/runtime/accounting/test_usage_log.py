@@ -3,6 +3,7 @@
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -150,11 +151,12 @@ def test_the_end_on_a_full_disk_says_how_many_rows_are_lost(caplog: pytest.LogCa
     assert "the last 3 rows of the usage log are lost: database or disk is full" in caplog.text
 
 
-def test_the_more_an_attempt_costs_the_longer_is_the_pause_after_it() -> None:
+def test_the_more_an_attempt_costs_the_longer_is_the_pause_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     log = UsageLog(FailingDisk())
     for took, pause in ((0.0, usage_log.RETRY), (0.01, usage_log.RETRY), (1.0, usage_log.REST)):
         log.failed(sqlite3.OperationalError("full"), took)
-        assert log.pause == pause
+        assert log.retry_at == 100.0 + pause
     log.close()
 
 

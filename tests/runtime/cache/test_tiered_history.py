@@ -25,16 +25,14 @@ BLOCKS, IN_MEMORY, ON_DISK, STAGED = 5, 1, 2, 4
 
 
 class SteppedStore(TierStore):
-    """Store whose thread ends at once: the test carries out its jobs."""
+    """Store whose thread does nothing: the test carries out its jobs."""
 
-    def serve_until_closed(self) -> None:
-        """Do nothing."""
+    def turn(self) -> float | None:
+        return None
 
     def work(self, most: int) -> None:
         for _ in range(most):
-            if not self.jobs.empty():
-                self.jobs.get()
-                self.carry_out(self.reads.popleft() if self.reads else self.writes.popleft())
+            super().turn()
 
 
 class TieredHistory:

@@ -203,8 +203,8 @@ def test_closing_ends_the_thread(model: Path, tmp_path: Path) -> None:  # D5
     proxy.admit(worker)
     proxy.submit(worker, "a", prompt(20), greedy(3, grammar=CHOICE))
     proxy.finish("a")
-    thread = worker.grammars.thread
-    assert thread is not None and thread.is_alive()
+    thread = worker.grammars.wanted.thread
+    assert thread.is_alive()
     everyone_clean(proxy)
     proxy.close()
     assert not thread.is_alive()

@@ -17,5 +17,5 @@ class SlowConnector(ShmConnector):
     def copy(self, job: CopyJob[PeerPool]) -> PullResult:
         until = time.monotonic() + len(job.pairs) * self.storage.layout.block_bytes / RATE
         done = super().copy(job)
-        self.stopping.wait(max(0.0, until - time.monotonic()))
+        self.jobs.closing.wait(max(0.0, until - time.monotonic()))
         return done

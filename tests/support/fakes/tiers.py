@@ -14,6 +14,7 @@ from pontil.runtime.cache.tier.memory_tier import MemoryTier
 from pontil.runtime.cache.tier.tier import Block, KVTier
 from pontil.runtime.cache.tier.tier_store import TierStore
 from pontil.runtime.engine.engine import Engine
+from pontil.runtime.engine.model_runner import ModelRunner
 
 DEADLINE = 60.0
 
@@ -26,7 +27,7 @@ def always(*tiers: KVTier) -> TierCosts:
 def wait_until_idle(store: TierStore) -> None:
     """Wait until the thread has nothing to do. Every job before has been carried out then."""
     until = time.monotonic() + DEADLINE
-    while store.reads or store.writes or store.current is not None or not store.jobs.empty():
+    while store.reads or store.writes or store.current is not None:
         assert time.monotonic() < until, "the thread did not get ready"
         time.sleep(0.001)  # the thread signals results of reads only
 
@@ -34,6 +35,7 @@ def wait_until_idle(store: TierStore) -> None:
 @contextmanager
 def tier_below(engine: Engine, *tiers: KVTier, blocks: int = 500) -> Iterator[TierStore]:
     """Give an engine tiers, one of memory by default, for as long as the context lasts."""
+    assert isinstance(engine.runner, ModelRunner)
     storage = engine.runner.storage
     used = tiers or (MemoryTier(blocks * storage.layout.block_bytes, storage.layout.block_bytes),)
     with opened(storage, *used) as store:
@@ -49,7 +51,7 @@ def opened(storage: KVStorage, *tiers: KVTier, staging_bytes: int = 64 << 20) ->
         yield store
     finally:
         store.close()
-    assert not store.thread.is_alive()
+    assert not store.thread.thread.is_alive()
 
 
 class ScriptedTier(MemoryTier):
