@@ -4,6 +4,7 @@
 import mmap
 import os
 import select
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -13,41 +14,16 @@ from pontil.runtime.errors import TransferError
 from pontil.runtime.transfer.descriptor import num_blocks, part, secret, whole
 
 
-class PeerPool:
-    """A peer's pool with these KV heads, mapped read-only. The pidfd tells when its process has ended, even if its pid
-    is used again."""
+class PeerMemory:
+    """The memory of another process, mapped read-only. The pidfd tells when that process has ended, even if its pid is
+    used again."""
 
-    def __init__(self, descriptor: dict[str, Any], kind: str, block_bytes: int, heads: range) -> None:
-        descriptor = part(descriptor, kind)
-        pid, fd, blocks = whole(descriptor, "pid"), whole(descriptor, "fd"), num_blocks(descriptor, block_bytes)
-        identity = secret(descriptor, "identity", IDENTITY_BYTES)
-        size = HEADER_BYTES + blocks * block_bytes
-        self.pidfd = -1
-        try:
-            self.pidfd = os.pidfd_open(pid)
-            opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as error:
-            self.close()
-            raise TransferError(f"the peer's memory cannot be opened ({error.strerror}): is it on this host?") from None
-        try:
-            # A file that an earlier process used may be larger: it never shrinks, since who maps it would crash.
-            if os.fstat(opened).st_size < size:
-                raise TransferError("the peer's memory has another size than it said")
-            self.map = mmap.mmap(opened, size, prot=mmap.PROT_READ)
-            if self.map[HEADER_BYTES - IDENTITY_BYTES : HEADER_BYTES] != identity:
-                raise TransferError("it is not this host's")
-        except (OSError, ValueError, TransferError) as error:
-            self.close()
-            raise TransferError(f"the peer's memory cannot be mapped: {error}") from None
-        finally:
-            os.close(opened)
-        self.num_blocks, self.heads = blocks, heads
-        self.epochs = np.frombuffer(self.map, dtype=np.int64, count=EPOCH_SLOTS)
-        self.blocks = np.frombuffer(self.map, dtype=np.uint8, offset=HEADER_BYTES).reshape(blocks, block_bytes)
+    def __init__(self, pidfd: int, mapped: mmap.mmap) -> None:
+        self.pidfd, self.mapped = pidfd, mapped
 
     @property
     def ended(self) -> bool:
-        """True once the peer's process has ended. poll, not select: a pidfd above 1023 must not be an error."""
+        """True once the process has ended. poll, not select: a pidfd above 1023 must not be an error."""
         poller = select.poll()
         poller.register(self.pidfd, select.POLLIN)
         return bool(poller.poll(0))
@@ -57,6 +33,59 @@ class PeerPool:
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
+
+
+def open_memory(descriptor: dict[str, Any], size: int) -> PeerMemory:
+    """Open so many bytes of the memory that a process on this host described. Raises TransferError. KV of other
+    processes is reached here only."""
+    pid, fd = whole(descriptor, "pid"), whole(descriptor, "fd")
+    identity = secret(descriptor, "identity", IDENTITY_BYTES)
+    with ExitStack() as undo:
+        try:
+            pidfd = os.pidfd_open(pid)
+            undo.callback(os.close, pidfd)
+            opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise TransferError(f"the peer's memory cannot be opened ({error.strerror}): is it on this host?") from None
+        try:
+            mapped = map_file(opened, size, identity)
+        except (OSError, ValueError, TransferError) as error:
+            raise TransferError(f"the peer's memory cannot be mapped: {error}") from None
+        finally:
+            os.close(opened)
+        undo.pop_all()
+    return PeerMemory(pidfd, mapped)
+
+
+def map_file(opened: int, size: int, identity: bytes) -> mmap.mmap:
+    # A file that an earlier process used may be larger: it never shrinks, since who maps it would crash.
+    if os.fstat(opened).st_size < size:
+        raise TransferError("the peer's memory has another size than it said")
+    mapped = mmap.mmap(opened, size, prot=mmap.PROT_READ)
+    if mapped[HEADER_BYTES - IDENTITY_BYTES : HEADER_BYTES] != identity:
+        raise TransferError("it is not this host's")
+    return mapped
+
+
+class PeerPool:
+    """A peer's pool with these KV heads."""
+
+    def __init__(self, descriptor: dict[str, Any], kind: str, block_bytes: int, heads: range) -> None:
+        descriptor = part(descriptor, kind)
+        self.num_blocks, self.heads = num_blocks(descriptor, block_bytes), heads
+        self.host = open_memory(descriptor, HEADER_BYTES + self.num_blocks * block_bytes)
+        mapped = self.host.mapped
+        self.epochs = np.frombuffer(mapped, dtype=np.int64, count=EPOCH_SLOTS)
+        blocks = np.frombuffer(mapped, np.uint8, self.num_blocks * block_bytes, HEADER_BYTES)
+        self.blocks = blocks.reshape(self.num_blocks, block_bytes)
+
+    @property
+    def ended(self) -> bool:
+        """True once the peer's process has ended."""
+        return self.host.ended
+
+    def close(self) -> None:
+        self.host.close()
 
 
 def describe(storage: KVStorage) -> dict[str, Any]:
