@@ -93,6 +93,7 @@ def sequence(ids: list[int]) -> Sequence:
 def logits_of(engine: Engine, ids: list[int]) -> Tensor:
     """Return logits, float32 [positions, vocabulary]."""
     one, scheduler, runner = sequence(ids), engine.scheduler, engine.runner
+    assert isinstance(runner, ModelRunner)
     scheduler.add(one)
     scheduler.admit()
     scheduler.memory.grow(one, len(ids))

@@ -105,6 +105,7 @@ def open_engine(arguments: argparse.Namespace, library: KernelLibrary | None) ->
 
 
 def add(engine: Engine, number: int, tokens: int, answer: int) -> None:
+    assert isinstance(engine.runner, ModelRunner)
     chance, vocabulary = random.Random(number), engine.runner.model.config.vocab_size
     prompt = [chance.randrange(min(1000, vocabulary // 2), min(40000, vocabulary)) for _ in range(tokens)]
     params = SamplingParams(max_tokens=answer, seed=1, temperature=0.0, ignore_eos=True)

@@ -99,6 +99,11 @@ def make_engine(config: ModelConfig, device: torch.device, sequences: int, conte
     return Engine(ModelRunner(model, KVStorage(layout, blocks, device)), scheduler)
 
 
+def device_of(engine: Engine) -> torch.device:
+    assert isinstance(engine.runner, ModelRunner)
+    return engine.runner.model.device
+
+
 def decode_times(engine: Engine, sequences: int, context: int) -> list[float]:
     """Return the seconds of steps in which so many sequences each make a token."""
     params = SamplingParams(max_tokens=2 * ROUNDS, seed=1, temperature=0.0, ignore_eos=True)
@@ -106,8 +111,7 @@ def decode_times(engine: Engine, sequences: int, context: int) -> list[float]:
         engine.add(Sequence(str(number), [5] * context, params, frozenset()))
     while any(one.computed < context for one in engine.unfinished):
         engine.step()
-    device = engine.runner.model.device
-    found = timed(engine.step, device)
+    found = timed(engine.step, device_of(engine))
     for name in list(engine.sequences):
         engine.end(name, FinishReason.ABORTED)
     return found
@@ -121,7 +125,7 @@ def prefill_times(engine: Engine, prompt: int) -> list[float]:
         while engine.has_work:
             engine.step()
 
-    return timed(run, engine.runner.model.device, 5)
+    return timed(run, device_of(engine), 5)
 
 
 def weights_of(config: ModelConfig) -> int:

@@ -10,8 +10,8 @@ from pontil.runtime.engine.batch import Batch
 from pontil.runtime.engine.draft_counts import DraftCounts
 from pontil.runtime.engine.logprobs import TokenLogprobs
 from pontil.runtime.engine.memory_errors import left_out_of
-from pontil.runtime.engine.model_runner import Launched, ModelRunner
 from pontil.runtime.engine.remote_prefill import NoHandshake, RemotePrefill
+from pontil.runtime.engine.runner import Launched, Runner
 from pontil.runtime.engine.sampler import Sampled
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequence import FinishReason, Known, Sequence, SequenceState
@@ -84,7 +84,7 @@ class Engine:
     tokens of both are the same as if each step were waited for.
     """
 
-    def __init__(self, runner: ModelRunner, scheduler: Scheduler) -> None:
+    def __init__(self, runner: Runner, scheduler: Scheduler) -> None:
         self.runner, self.scheduler = runner, scheduler
         scheduler.answer_recompute.found_at_once = runner.rows_are_alike
         self.sequences: dict[str, list[Sequence]] = {}

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a batch through the model and samples from its logits. Takes no scheduling decision."""
 
-from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Sequential
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -14,6 +13,7 @@ from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.batch import Batch, Span, Tile
 from pontil.runtime.engine.logprobs import logprobs_of
 from pontil.runtime.engine.memory_errors import compute_what_fits, left_out_of
+from pontil.runtime.engine.runner import Launched
 from pontil.runtime.engine.sampler import Sampled, sample_rows
 from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.engine.streamed import FrameMaker
@@ -54,22 +54,9 @@ class NoFollowers:
 NONE = NoFollowers()
 
 
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """A batch that is being computed. `collect` waits for it and returns the sampled tokens of each sequence whose
-    known tokens are all computed. `places` are those of the drawn ids among the results, of sequences that drew one:
-    rows of the next batch may refer to them. There are none where all is done at once. Nothing was computed of those
-    `left_out`, which end."""
-
-    collect: Callable[[], list[Sampled]]
-    places: Mapping[Sequence, int] = field(default_factory=dict)
-    left_out: frozenset[Sequence] = frozenset()
-
-
 class ModelRunner:
     """Turns tiles of sequences into plans, has them computed, and samples. With a `frame_maker` each sampled id is the
-    first code of a frame. Where `keeps_states` is set, each sequence gets the final hidden states of its newest
-    positions."""
+    first code of a frame."""
 
     def __init__(
         self,
@@ -90,6 +77,9 @@ class ModelRunner:
     def rows_are_alike(self) -> bool:
         """Return whether a position's KV has the same bits in a prompt and in an answer."""
         return self.model.kernels is not None
+
+    def beside(self, storage: KVStorage) -> "ModelRunner":
+        return ModelRunner(self.model, storage)
 
     def launch(self, batch: Batch) -> Launched:
         """Begin to compute a batch. Here all is done at once."""

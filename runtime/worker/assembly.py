@@ -15,6 +15,7 @@ from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.engine.device.runner_choice import make_runner, record_steps
 from pontil.runtime.engine.engine import Engine
+from pontil.runtime.engine.runner import Runner
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.errors import ModelError
@@ -50,15 +51,18 @@ class WorkerResources:
     layout: KVLayout
     storage: KVStorage
     pool: BlockPool
-    scheduler: Scheduler
     engine: Engine
     driver: Driver
     dtype: str
     kernels: str
-    lent_cores: LentCores | None
+    lent_cores: LentCores | None = None
     state_layers: int | None = None
     talker: TalkerStage | None = None
     recorder: BlockRecorder | None = None
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.engine.scheduler
 
     @property
     def kv_cache_dtype(self) -> str:
@@ -93,27 +97,32 @@ def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> Work
     recorder = None if loaded.kept is None else loaded.kept.recorder(storage, pool, followers=driver.orders)
     if recorder is not None and recorder.restored:
         logger.info("%d blocks of KV are left from the process before", recorder.restored)
-    scheduler = Scheduler(
-        pool, layout, config.max_num_seqs, config.max_num_batched_tokens, config.prefix_caching, interleaved(config),
-        config.speculative_tokens,
-    )  # fmt: skip
     report.progress("warming up")
     talker = load_stage(config, loaded.model)
     maker = None if talker is None else talker.maker
     runner = make_runner(config, loaded.model, storage, model_config.max_model_len, driver, maker)
-    engine = Engine(runner, scheduler)
+    engine = equip(config, runner, storage, pool)
     warm_up(engine)
     record_steps(runner)
     if draft is not None:
         # The steps above were slower than any later one, and no measure of the model.
-        scheduler.drafter = make_drafter(config, draft, loaded, num_blocks)
-        engine.runner.keeps_states = isinstance(draft.model, DraftLayer)
+        engine.scheduler.drafter = make_drafter(config, draft, loaded, num_blocks)
+        runner.keeps_states = isinstance(draft.model, DraftLayer)
     tokenizer = load_tokenizer(config.model_path, config.cache_path)
     grammars = GrammarCompiler(tokenizer, model_config.vocab_size)
     return WorkerResources(
-        model_config, loaded.fingerprint, tokenizer, grammars, layout, storage, pool, scheduler, engine, driver,
-        loaded.dtype, loaded.kernels, loaded.lent_cores, state_layers(config), talker, recorder,
+        model_config, loaded.fingerprint, tokenizer, grammars, layout, storage, pool, engine, driver, loaded.dtype,
+        loaded.kernels, loaded.lent_cores, state_layers(config), talker, recorder,
     )  # fmt: skip
+
+
+def equip(config: WorkerConfig, runner: Runner, storage: KVStorage, pool: BlockPool) -> Engine:
+    """Return the engine that a worker has over a runner and its pool. No weights are needed."""
+    scheduler = Scheduler(
+        pool, storage.layout, config.max_num_seqs, config.max_num_batched_tokens, config.prefix_caching,
+        interleaved(config), config.speculative_tokens,
+    )  # fmt: skip
+    return Engine(runner, scheduler)
 
 
 def first_epoch_of(config: WorkerConfig) -> int:

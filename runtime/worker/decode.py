@@ -252,10 +252,9 @@ class DecodeSide:
 
     def hidden_of(self, handoff: Handoff) -> Tensor | None:
         """Return the state that came with a handoff, if this worker has a draft layer that goes on from it."""
-        runner = self.machine.engine.runner
-        if not runner.keeps_states:
+        if not self.machine.engine.runner.keeps_states:
             return None
-        return handed_state(handoff, runner.model.config.hidden_size, runner.model.device)
+        return handed_state(handoff, self.machine.config.hidden_size, self.machine.storage.device)
 
     def go_on_without(self, transfer: ReceiveTransfer) -> None:
         """Handle a failed transfer: with the Handoff at hand the prompt is computed here, else the proxy is told."""

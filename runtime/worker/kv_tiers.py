@@ -17,7 +17,6 @@ from pontil.runtime.cache.tier.tier import KVTier
 from pontil.runtime.cache.tier.tier_store import TierStore
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.engine.engine import Engine
-from pontil.runtime.engine.model_runner import ModelRunner
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.errors import ModelError
@@ -111,7 +110,7 @@ def engine_to_measure(machine: WorkerResources, tokens: int) -> Engine:
         return machine.engine
     storage = KVStorage(machine.layout, num_blocks, machine.storage.device)
     scheduler = Scheduler(BlockPool(num_blocks), machine.layout, 1, tokens, prefix_caching=False)
-    return Engine(ModelRunner(machine.engine.runner.model, storage), scheduler)
+    return Engine(machine.engine.runner.beside(storage), scheduler)
 
 
 def seconds_of_token(engine: Engine, tokens: int) -> float:

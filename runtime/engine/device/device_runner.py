@@ -21,7 +21,8 @@ from pontil.runtime.engine.device.step_buffer import StepBuffer
 from pontil.runtime.engine.device.tile_forward import DeviceLimits, MakeAttention, Shape, TileForward
 from pontil.runtime.engine.device.tile_step import StepSections, TileStep
 from pontil.runtime.engine.memory_errors import compute_what_fits, left_out_of
-from pontil.runtime.engine.model_runner import NONE, Followers, Launched, ModelRunner
+from pontil.runtime.engine.model_runner import NONE, Followers, ModelRunner
+from pontil.runtime.engine.runner import Launched
 from pontil.runtime.engine.sampler import Sampled
 from pontil.runtime.engine.streamed import FrameMaker
 from pontil.runtime.engine.tile_rows import rows_of

@@ -123,7 +123,7 @@ def test_rows_that_are_no_ids_are_not_penalized(model: Model) -> None:
 def test_a_frame_counts_as_one_token(model: Model) -> None:
     """A1, E5: of several codes a step, the first is the token."""
     made = rig(model)
-    made.engine.runner.frame_maker = TwoCodes()
+    made.runner.frame_maker = TwoCodes()
     one, rows = driven(made, model, 1 << 20)
     outputs = []
     while made.engine.has_work:

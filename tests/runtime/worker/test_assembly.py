@@ -9,10 +9,15 @@ from typing import Any
 import kernels
 import pytest
 import torch
+from seat_world import BLOCK, FormulaRunner, formula
+from tiny import drain, sequence
 from workers import DEFAULTS, Silent, open_worker
 
 from pontil.gpu_ops.kernels import kernel_set
 from pontil.gpu_ops.kernels.build import KernelError
+from pontil.runtime.cache.layout import KVLayout
+from pontil.runtime.cache.pool import BlockPool
+from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.synthetic import write_tiny_llama
@@ -150,3 +155,12 @@ def test_parts_of_a_weight_count_once() -> None:
     tensors = [(name, torch.zeros(1)) for name in names]
     assert [name for name, _ in told(tensors, 4, heard.append)] == names
     assert heard == [f"reading weights, {percent} %" for percent in (25, 50, 75, 100)]
+
+
+def test_a_worker_is_equipped_without_weights() -> None:
+    """A stand-in for the runner computes in a worker's own engine."""
+    config = WorkerConfig("mixed:0", "mixed", "cpu", (0,), "none", "none", "", "", block_size=BLOCK)
+    layout, pool = KVLayout(BLOCK, 1, 1, 8, "float32"), BlockPool(20)
+    engine = assembly.equip(config, FormulaRunner(), KVStorage(layout, 20, torch.device("cpu")), pool)
+    engine.add(sequence("a", [5] * 20, 3))
+    assert drain(engine) == {"a": [formula([5] * 20, 0, position) for position in (20, 21, 22)]}

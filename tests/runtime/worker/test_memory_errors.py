@@ -7,12 +7,14 @@ from workers import PromptWorker, ScriptedProxy, everyone_clean, greedy, prompt
 
 from pontil.runtime.engine.batch import Tile
 from pontil.runtime.engine.memory_errors import MEMORY_RAN_OUT
+from pontil.runtime.engine.model_runner import ModelRunner
 from pontil.runtime.engine.sampler import Sampled
 
 
 def limit(worker: PromptWorker, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a worker's memory suffice for tiles of so many rows only."""
     runner = worker.machine.engine.runner
+    assert isinstance(runner, ModelRunner)
     run_tile = runner.run_tile
 
     def limited(tile: Tile) -> list[Sampled]:

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from pontil.runtime.engine.batch import Batch, Tile
 from pontil.runtime.engine.engine import Engine
-from pontil.runtime.engine.model_runner import Launched, ModelRunner
+from pontil.runtime.engine.model_runner import ModelRunner
+from pontil.runtime.engine.runner import Launched
 from pontil.runtime.engine.sampler import Sampled
 from pontil.runtime.engine.tile_plan import TilePlan
 from pontil.runtime.models.hidden_states import HiddenStates
@@ -36,6 +37,7 @@ class LateRunner(ModelRunner):
 def make_late(engine: Engine) -> LateRunner:
     """Have an engine's results arrive late."""
     plain = engine.runner
+    assert isinstance(plain, ModelRunner)
     made = LateRunner(plain.model, plain.storage, classes=plain.tiles.classes)
     engine.runner = made
     return made

@@ -3,16 +3,17 @@
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from tiny import name_of, sequence
 
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
+from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.batch import Batch
 from pontil.runtime.engine.engine import Engine, Output
-from pontil.runtime.engine.model_runner import Launched
 from pontil.runtime.engine.queues import may_yield
+from pontil.runtime.engine.runner import Launched
 from pontil.runtime.engine.sampler import Sampled
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequence import FinishReason, Known, Sequence, SequenceState
@@ -35,7 +36,7 @@ class FormulaRunner:
 
     rows_are_alike, keeps_states = False, False
 
-    def __init__(self, late: bool) -> None:
+    def __init__(self, late: bool = False) -> None:
         self.late = late
         self.cells: dict[tuple[int, int], int] = {}
         self.last: list[int] = []
@@ -63,6 +64,12 @@ class FormulaRunner:
                 drawn += tokens
         self.last = drawn
         return Launched(lambda: sampled, places if self.late else {})
+
+    def run(self, batch: Batch) -> list[Sampled]:
+        return self.launch(batch).collect()
+
+    def beside(self, storage: KVStorage) -> "FormulaRunner":
+        return FormulaRunner(self.late)
 
     def known(self, token: int) -> int:
         return token if token >= 0 else self.last[-1 - token]
@@ -102,7 +109,7 @@ class SeatWorld:
         self.runner = FormulaRunner(self.late)
         self.schedule = self.scheduler.schedule
         self.scheduler.schedule = self.watched  # type: ignore[method-assign]
-        self.engine = Engine(cast(Any, self.runner), self.scheduler)
+        self.engine = Engine(self.runner, self.scheduler)
 
     @property
     def queues(self) -> Any:
