@@ -15,6 +15,7 @@ from pontil.launcher.child.kept_memory import KeptMemory
 from pontil.launcher.child.process import ChildProcess
 from pontil.launcher.child.rank_group import GroupStep, RankGroup, next_step
 from pontil.launcher.child.reports import OrderReport, Report
+from pontil.launcher.child.system_process import ProcessMaker, SpawnedProcess
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.host.oom import OomWatch
 from pontil.launcher.host.service_port import NOTHING
@@ -31,13 +32,14 @@ class Child:
 
     def __init__(
         self, plan: ChildPlan, command: Sequence[str], environment: EnvironmentMaker,
-        handed: Mapping[str, Sequence[int]] = NOTHING,
+        handed: Mapping[str, Sequence[int]] = NOTHING, spawn: ProcessMaker = SpawnedProcess,
     ) -> None:  # fmt: skip
         """Name the child. `handed` are the launcher's descriptors that each process of a proxy gets."""
         self.plan = plan
         self.handed = handed
         self.command = command
         self.environment = environment
+        self.spawn = spawn
         # The initial state is that of a child that exited long ago and whose restart is due.
         self.state = ChildState.BACKOFF
         self.due = 0.0
@@ -115,7 +117,7 @@ class Child:
         assert self.group is None
         kept: list[Mapping[str, Sequence[int]]] = [{"kept_memory": files} for files in self.memory.begin()]
         handed = kept or [self.handed] * self.plan.ranks
-        self.group = RankGroup(self.plan, self.command, self.environment, now, handed)
+        self.group = RankGroup(self.plan, self.command, self.environment, now, handed, self.spawn)
         self.starts += 1
         self.settled = self.ready_at = None
         self.move(ChildState.STARTING)

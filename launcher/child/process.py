@@ -4,7 +4,6 @@
 import json
 import os
 import signal
-import subprocess
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,11 +12,10 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from pontil.launcher.child.activity import LOOK_EVERY, CpuActivity, is_busy, look
+from pontil.launcher.child.activity import LOOK_EVERY, CpuActivity, is_busy
 from pontil.launcher.child.exit_cause import KEPT_LINES, ExitCause, last_words
 from pontil.launcher.child.health import HealthSigns
 from pontil.launcher.child.memory_file import memory_file
-from pontil.launcher.child.parent_death import parent_death_signal
 from pontil.launcher.child.reports import (
     FailureReport,
     HeartbeatReport,
@@ -27,6 +25,7 @@ from pontil.launcher.child.reports import (
     SelfTestReport,
     decode,
 )
+from pontil.launcher.child.system_process import ProcessMaker, SpawnedProcess, SpawnOrder
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.host.oom import OomWatch
 from pontil.launcher.host.service_port import NOTHING
@@ -37,15 +36,14 @@ STDERR = 2
 
 
 class ChildProcess:
-    """A process spawned by exec, in a session of its own, so that its whole group can be signalled.
+    """A process of a child, its pipes and what is known of it.
 
-    The configuration is in a file in memory, never in argv, where every user of the machine could read it. Spawn from
-    the main thread only: the parent-death signal fires when the spawning thread ends.
+    The configuration is in a file in memory, never in argv, where every user of the machine could read it.
     """
 
     def __init__(
         self, plan: ChildPlan, command: Sequence[str], environment: Mapping[str, str], now: float,
-        handed: Mapping[str, Sequence[int]] = NOTHING,
+        handed: Mapping[str, Sequence[int]] = NOTHING, spawn: ProcessMaker = SpawnedProcess,
     ) -> None:  # fmt: skip
         """Spawn the process, with the descriptors that are `handed` to it, by the fields of its configuration. Raises
         OSError when the system cannot create it; no other descriptor is left open then."""
@@ -56,12 +54,8 @@ class ChildProcess:
         flags = [f"--{name}-fd={fd}" for name, fd in zip(("config", "report", "commands"), given, strict=False)]
         written = None if plan.keeps_terminal and os.isatty(STDERR) else output_end
         try:
-            self.process = subprocess.Popen(
-                [*command, plan.name, f"--parent={os.getpid()}", *flags],
-                stdin=subprocess.DEVNULL, stdout=written, stderr=written,
-                pass_fds=[*given, *chain(*handed.values())], start_new_session=True, env=dict(environment),
-                preexec_fn=parent_death_signal(signal.SIGKILL),
-            )  # fmt: skip
+            words = [*command, plan.name, f"--parent={os.getpid()}", *flags]
+            self.process = spawn(SpawnOrder(words, environment, [*given, *chain(*handed.values())], written))
         except OSError:
             for descriptor in (reports, output, commands):
                 os.close(descriptor)
@@ -133,7 +127,7 @@ class ChildProcess:
         rate-limited."""
         before = self.activity
         if before is None or now - before.at >= LOOK_EVERY:
-            self.activity = look(self.process.pid, now)
+            self.activity = self.process.look(now)
             if before is not None and self.activity is not None and is_busy(before, self.activity):
                 self.signs = replace(self.signs, busy_at=now)
 
@@ -148,9 +142,8 @@ class ChildProcess:
                 self.outbox = self.outbox[os.write(self.commands, self.outbox) :]
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal the whole group. The group's number cannot be reused until its leader is reaped."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, number)
+        """Signal the whole group."""
+        self.process.signal(number)
 
     def kill(self) -> None:
         self.killed = True
@@ -158,17 +151,11 @@ class ChildProcess:
 
     def has_ended(self) -> bool:
         """Return whether the process has exited; it stays a zombie until `conclude`."""
-        return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-    def reap(self) -> int:
-        """Kill what is left of the group, and return the exit code as subprocess gives it. Call it only after
-        `has_ended`."""
-        self.signal(signal.SIGKILL)
-        return self.process.wait()
+        return self.process.has_ended()
 
     def conclude(self, now: float, oom: OomWatch) -> None:
         """Record the cause of its end, once it has ended and its pipes were read."""
-        code = self.reap()
+        code = self.process.reap()
         starved = code == -signal.SIGKILL and not self.killed and oom.explains(now)
         follower = self.name if self.plan.is_follower else None
         words = last_words(list(self.last_lines))

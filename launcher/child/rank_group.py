@@ -16,6 +16,7 @@ from pontil.launcher.child.child_state import ChildState
 from pontil.launcher.child.exit_cause import ExitCause
 from pontil.launcher.child.health import HealthLimits, judge
 from pontil.launcher.child.process import ChildProcess
+from pontil.launcher.child.system_process import ProcessMaker, SpawnedProcess
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.host.service_port import NOTHING
 
@@ -49,7 +50,7 @@ class RankGroup:
 
     def __init__(
         self, plan: ChildPlan, command: Sequence[str], environment: Callable[[int | None], Mapping[str, str]],
-        now: float, handed: Sequence[Mapping[str, Sequence[int]]] = (),
+        now: float, handed: Sequence[Mapping[str, Sequence[int]]] = (), spawn: ProcessMaker = SpawnedProcess,
     ) -> None:  # fmt: skip
         """Spawn them all, or, with the driver's complaint that says why, only some. Raises OSError if there is none.
         `handed` has the descriptors for each rank, if there are any."""
@@ -60,7 +61,7 @@ class RankGroup:
         for rank, member in enumerate(plan.members):
             files = handed[rank] if handed else NOTHING
             try:
-                self.processes.append(ChildProcess(member, command, environment(member.threads), now, files))
+                self.processes.append(ChildProcess(member, command, environment(member.threads), now, files, spawn))
             except OSError as error:
                 if not self.processes:
                     raise

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pontil.launcher.child.child import Child
 from pontil.launcher.child.child_state import ChildState, DrainState
 from pontil.launcher.child.health import HealthLimits
+from pontil.launcher.child.system_process import ProcessMaker, SpawnedProcess
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.config.topology import Topology
 from pontil.launcher.control.control_socket import NAME, ControlSocket
@@ -52,7 +53,7 @@ class Orders:
     """A supervisor's orders. `command` starts a child; `environment` makes a child's from its thread count; `gpu_tool`
     queries GPU memory, if there are GPUs. More workers can be added on `machine`; `shares_devices` says whether several
     may use one device; `chaos` has the terms under which workers may be disturbed, if they may. Proxies take
-    connections at the `address`."""
+    connections at the `address`. `spawn` makes the processes."""
 
     topology: Topology
     command: Sequence[str]
@@ -67,20 +68,22 @@ class Orders:
     reloader: Reloader | None = None
     chaos: ChaosTerms | None = None
     address: tuple[str, int] | None = None
+    spawn: ProcessMaker = SpawnedProcess
 
 
 class Supervisor:
     """The supervisor's loop. All of it runs on the main thread, woken by the children's pipes and by signals."""
 
     def __init__(
-        self, orders: Orders, console: Console, directory: RunDirectory, notifier: Notifier | None = None
-    ) -> None:
+        self, orders: Orders, console: Console, directory: RunDirectory, notifier: Notifier | None = None,
+        selector: selectors.BaseSelector | None = None,
+    ) -> None:  # fmt: skip
         self.orders = orders
         self.console = console
         self.directory = directory
         self.notifier = notifier or Notifier({})
         self.clock = time.monotonic
-        self.selector = selectors.DefaultSelector()
+        self.selector = selector or selectors.DefaultSelector()
         self.oom = OomWatch(kill_counter())
         self.table = ProcessTable(orders.gpu_tool)
         self.recovery = Recovery(orders.policy, console)
@@ -227,7 +230,7 @@ class Supervisor:
 
     def child(self, plan: ChildPlan) -> Child:
         handed = self.port.handed if plan.is_proxy else NOTHING
-        return Child(plan, self.orders.command, self.orders.environment, handed)
+        return Child(plan, self.orders.command, self.orders.environment, handed, self.orders.spawn)
 
     def spawn(self, child: Child) -> None:
         now = self.clock()

@@ -19,6 +19,7 @@ import pytest
 from pontil.launcher.child.process import ChildProcess
 from pontil.launcher.child.reporter import EXIT_ORPHANED
 from pontil.launcher.child.reports import FailureReport, ReadyReport, decode
+from pontil.launcher.child.system_process import SpawnedProcess
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.config.options import LaunchOptions
 from pontil.launcher.keys.client_keys import MOST_KEYS, read_client_keys
@@ -40,7 +41,7 @@ def begin() -> Iterator[Begin]:
 
     yield start
     for running in starts:
-        running.reap()
+        running.process.reap()
         running.close()
 
 
@@ -50,6 +51,11 @@ def reports(running: ChildProcess) -> Iterator[Any]:
     while not running.reports.closed and time.monotonic() < deadline:
         select.select([running.reports], [], [], DEADLINE)
         yield from map(decode, running.reports.read())
+
+
+def exit_code(running: ChildProcess) -> int:
+    assert isinstance(running.process, SpawnedProcess)
+    return running.process.process.wait(60)
 
 
 def test_a_worker_runs_on_its_own_cores(begin: Begin) -> None:
@@ -63,7 +69,7 @@ def test_a_thread_that_ends_by_a_fault_ends_its_child(begin: Begin) -> None:
     """The heartbeat thread fails here; without it the process would only look healthy. The log names the thread."""
     running = begin(["ready", "a heartbeat that fails"])
     list(reports(running))
-    assert running.process.wait(60) == EXIT_BROKEN
+    assert exit_code(running) == EXIT_BROKEN
     said = b"\n".join(running.output.read_rest()).decode()
     assert "the thread heartbeat ended by a fault" in said and "TypeError" in said and '"level": "critical"' in said
 
@@ -90,7 +96,7 @@ def test_a_child_gets_all_keys_that_a_file_may_have(tmp_path: Path) -> None:
         assert ReadyReport({"told": told}) in reports(running)
     finally:
         running.kill()
-        running.reap()
+        running.process.reap()
         running.close()
 
 
@@ -105,7 +111,7 @@ def test_a_child_gets_the_descriptors_that_are_handed_to_it() -> None:
     finally:
         os.close(reading)
         running.kill()
-        running.reap()
+        running.process.reap()
         running.close()
 
 
@@ -116,8 +122,8 @@ def test_a_worker_leads_a_session_of_its_own(begin: Begin) -> None:
 
 def test_a_fault_of_the_world_is_reported_and_one_of_ours_logged(begin: Begin) -> None:
     world, ours = begin(["fail"]), begin(["bug"])
-    assert FailureReport("there is no such model") in reports(world) and world.process.wait() == 1
-    assert not [report for report in reports(ours) if isinstance(report, FailureReport)] and ours.process.wait() == 70
+    assert FailureReport("there is no such model") in reports(world) and exit_code(world) == 1
+    assert not [report for report in reports(ours) if isinstance(report, FailureReport)] and exit_code(ours) == 70
     said = b"\n".join(ours.output.read_rest())
     assert b"ValueError: a bug" in said and b"Traceback" not in b"\n".join(world.output.read_rest())
 
@@ -142,4 +148,4 @@ def test_a_child_that_cannot_report_ends(begin: Begin) -> None:
     # Close the launcher's end, without ending the launcher.
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), running.reports.fileno())
-    assert running.process.wait(timeout=60) == EXIT_ORPHANED
+    assert exit_code(running) == EXIT_ORPHANED

@@ -93,7 +93,7 @@ class World:
 
     @contextmanager
     def spawning(self) -> Iterator[None]:
-        def spawn(plan: ChildPlan, command: object, environment: object, now: float, kept: object) -> FakeProcess:
+        def spawn(plan: ChildPlan, command: object, environment: object, now: float, *more: object) -> FakeProcess:
             self.processes.append(FakeProcess(self, plan, now))
             return self.processes[-1]
 
@@ -279,7 +279,7 @@ def test_without_room_for_all_ranks_none_is_left(monkeypatch: pytest.MonkeyPatch
     world.look()
     started = len(world.processes)
 
-    def spawn(plan: ChildPlan, command: object, environment: object, now: float, kept: object) -> FakeProcess:
+    def spawn(plan: ChildPlan, command: object, environment: object, now: float, *more: object) -> FakeProcess:
         if plan.is_follower:
             raise BlockingIOError(11, "Resource temporarily unavailable")
         world.processes.append(FakeProcess(world, plan, now))

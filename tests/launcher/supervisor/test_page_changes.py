@@ -85,7 +85,7 @@ def mute(request: pytest.FixtureRequest) -> Iterator[ChildProcess]:
     made = ChildProcess(plan, (sys.executable, "-c", "import time; time.sleep(1000)"), os.environ, 0.0)
     yield made
     made.kill()
-    made.reap()
+    made.process.reap()
     made.close()
 
 
