@@ -4,7 +4,6 @@
 import json
 import os
 import signal
-import subprocess
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,6 @@ from pontil.launcher.child.activity import LOOK_EVERY, CpuActivity, is_busy, loo
 from pontil.launcher.child.exit_cause import KEPT_LINES, ExitCause, last_words
 from pontil.launcher.child.health import HealthSigns
 from pontil.launcher.child.memory_file import memory_file
-from pontil.launcher.child.parent_death import parent_death_signal
 from pontil.launcher.child.reports import (
     FailureReport,
     HeartbeatReport,
@@ -27,6 +25,7 @@ from pontil.launcher.child.reports import (
     SelfTestReport,
     decode,
 )
+from pontil.launcher.child.starter import ProcessStart, ProcessStarter, parent_word
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.host.oom import OomWatch
 from pontil.launcher.host.service_port import NOTHING
@@ -37,17 +36,15 @@ STDERR = 2
 
 
 class ChildProcess:
-    """A process spawned by exec, in a session of its own, so that its whole group can be signalled.
+    """A process in a session of its own, so that its whole group can be signalled.
 
-    The configuration is in a file in memory, never in argv, where every user of the machine could read it. Spawn from
-    the main thread only: the parent-death signal fires when the spawning thread ends.
+    The configuration is in a file in memory, never in argv, where every user of the machine could read it.
     """
 
     def __init__(
-        self, plan: ChildPlan, command: Sequence[str], environment: Mapping[str, str], now: float,
-        handed: Mapping[str, Sequence[int]] = NOTHING,
-    ) -> None:  # fmt: skip
-        """Spawn the process, with the descriptors that are `handed` to it, by the fields of its configuration. Raises
+        self, plan: ChildPlan, starter: ProcessStarter, now: float, handed: Mapping[str, Sequence[int]] = NOTHING
+    ) -> None:
+        """Start the process, with the descriptors that are `handed` to it, by the fields of its configuration. Raises
         OSError when the system cannot create it; no other descriptor is left open then."""
         self.plan = plan
         config = config_file(plan.configured(**{name: list(files) for name, files in handed.items()}))
@@ -56,12 +53,9 @@ class ChildProcess:
         flags = [f"--{name}-fd={fd}" for name, fd in zip(("config", "report", "commands"), given, strict=False)]
         written = None if plan.keeps_terminal and os.isatty(STDERR) else output_end
         try:
-            self.process = subprocess.Popen(
-                [*command, plan.name, f"--parent={os.getpid()}", *flags],
-                stdin=subprocess.DEVNULL, stdout=written, stderr=written,
-                pass_fds=[*given, *chain(*handed.values())], start_new_session=True, env=dict(environment),
-                preexec_fn=parent_death_signal(signal.SIGKILL),
-            )  # fmt: skip
+            words = [plan.name, parent_word(), *flags]
+            asked = ProcessStart(words, plan.threads, [*given, *chain(*handed.values())], written)
+            self.process = starter.start(asked)
         except OSError:
             for descriptor in (reports, output, commands):
                 os.close(descriptor)

@@ -13,6 +13,7 @@ import click
 
 from pontil.launcher.child.child import child_command
 from pontil.launcher.child.health import HealthLimits
+from pontil.launcher.child.starter import ExecStarter
 from pontil.launcher.cluster.entry import launch_on_ray
 from pontil.launcher.commands.stage_lines import drawing, stage_lines
 from pontil.launcher.commands.worker_memory import memory_lines
@@ -189,14 +190,16 @@ def orders_of(options: LaunchOptions, topology: Topology, launch_environment: La
     gpus = any(child.device.startswith("cuda") for child in topology.children)
     return Orders(
         topology,
-        child_command(),
-        launch_environment.for_child,
+        ExecStarter(child_command(), launch_environment.for_child),
         policy,
         limits,
         options.drain_timeout,
         options.self_test,
         shutil.which(TOOL) if gpus else None,
         chaos=chaos_terms(options, limits, policy) if options.allow_chaos else None,
+        fork_server=(*child_command()[:-1], "fork-server")
+        if any(child.computes for child in topology.children)
+        else None,
         address=(options.host, options.port) if any(child.is_proxy for child in topology.children) else None,
     )
 

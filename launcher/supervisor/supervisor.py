@@ -5,12 +5,14 @@ behind."""
 import selectors
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pontil.launcher.child.child import Child
 from pontil.launcher.child.child_state import ChildState, DrainState
+from pontil.launcher.child.fork_server import ForkServer
 from pontil.launcher.child.health import HealthLimits
+from pontil.launcher.child.starter import ExecStarter
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.config.topology import Topology
 from pontil.launcher.control.control_socket import NAME, ControlSocket
@@ -49,14 +51,13 @@ KILL_GRACE = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """A supervisor's orders. `command` starts a child; `environment` makes a child's from its thread count; `gpu_tool`
-    queries GPU memory, if there are GPUs. More workers can be added on `machine`; `shares_devices` says whether several
-    may use one device; `chaos` has the terms under which workers may be disturbed, if they may. Proxies take
-    connections at the `address`."""
+    """A supervisor's orders. `starter` starts children, helped by a fork server that `fork_server` starts, if it is
+    given; `gpu_tool` queries GPU memory, if there are GPUs. More workers can be added on `machine`; `shares_devices`
+    says whether several may use one device; `chaos` has the terms under which workers may be disturbed, if they may.
+    Proxies take connections at the `address`."""
 
     topology: Topology
-    command: Sequence[str]
-    environment: Callable[[int | None], Mapping[str, str]]
+    starter: ExecStarter
     policy: RestartPolicy = RestartPolicy()
     limits: HealthLimits = HealthLimits()
     drain_timeout: float = 30.0
@@ -67,6 +68,7 @@ class Orders:
     reloader: Reloader | None = None
     chaos: ChaosTerms | None = None
     address: tuple[str, int] | None = None
+    fork_server: Sequence[str] | None = None
 
 
 class Supervisor:
@@ -81,6 +83,7 @@ class Supervisor:
         self.notifier = notifier or Notifier({})
         self.clock = time.monotonic
         self.selector = selectors.DefaultSelector()
+        self.starter = ForkServer(orders.starter, self.selector, self.clock)
         self.oom = OomWatch(kill_counter())
         self.table = ProcessTable(orders.gpu_tool)
         self.recovery = Recovery(orders.policy, console)
@@ -111,6 +114,8 @@ class Supervisor:
                 self.selector.register(signals, selectors.EVENT_READ, lambda: self.obey(signals.take()))
                 self.control.open()
                 self.port.open()
+                if self.orders.fork_server is not None:
+                    self.starter.open(self.orders.fork_server)
                 self.start(self.prepare())
                 self.monitor()
                 self.port.close()
@@ -171,10 +176,13 @@ class Supervisor:
         return self.orders.topology.with_models(child.facts["paths"]).children
 
     def start(self, plans: Sequence[ChildPlan]) -> None:
-        self.children += [self.child(plan) for plan in plans]
-        for child in self.children:
+        """Start these children, those that compute when they can be forked."""
+        for plan in sorted(plans, key=lambda plan: plan.computes):
+            while plan.computes and self.starter.is_warming and self.serving:
+                self.run_once()
             if self.serving:
-                self.spawn(child)
+                self.children.append(self.child(plan))
+                self.spawn(self.children[-1])
 
     def monitor(self) -> None:
         self.monitors = True
@@ -217,6 +225,7 @@ class Supervisor:
         for child in self.children:
             child.memory.close()
         self.port.close()
+        self.starter.close()
         self.table.close()
         self.control.close()
         self.selector.close()
@@ -227,7 +236,7 @@ class Supervisor:
 
     def child(self, plan: ChildPlan) -> Child:
         handed = self.port.handed if plan.is_proxy else NOTHING
-        return Child(plan, self.orders.command, self.orders.environment, handed)
+        return Child(plan, self.starter, handed)
 
     def spawn(self, child: Child) -> None:
         now = self.clock()

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launcher's end of the fork server, a process that has imported what workers need and becomes each of them by a
+fork: torch is loaded once for all workers of a launch, and a worker that died is back without loading it again."""
+
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from pontil.launcher.child.parent_death import parent_death_signal, process_control
+from pontil.launcher.child.starter import ExecStarter, ProcessStart, StartedProcess, parent_word
+
+PR_SET_CHILD_SUBREAPER = 36
+# Seconds within which a fork is answered. A server that takes longer is stuck, and is used no more.
+ANSWER_WITHIN = 5.0
+LARGEST_ANSWER = 64
+# Seconds after which a server that is not ready is waited for no longer.
+WARM_WITHIN = 60.0
+# Room in the server's command line for that of a fork, which is written over it.
+ROOM = "--room=" + "." * 128
+# Variables that pin threads to cores where OpenMP is loaded, which is before a fork knows its cores.
+PINNING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+
+
+@dataclass(frozen=True, slots=True)
+class ForkedProcess:
+    """A process that another one forked and this one adopted."""
+
+    pid: int
+
+    def wait(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+class ForkServer:
+    """A starter that forks processes that compute, once its server is ready, and starts all others by exec. Whatever
+    goes wrong with the server, they are started by exec too.
+
+    Libraries have read the server's environment, in which they have one thread: a worker itself sets how many."""
+
+    def __init__(self, by_exec: ExecStarter, selector: selectors.BaseSelector, clock: Callable[[], float]) -> None:
+        self.by_exec, self.selector, self.clock = by_exec, selector, clock
+        self.socket: socket.socket | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self.is_ready = False
+        self.warm_by = 0.0
+
+    def open(self, command: Sequence[str]) -> None:
+        """Start the server; its command gets the parent's pid and the number of its end of a socket."""
+        environment = self.by_exec.environment(1)
+        if any(name in environment for name in PINNING):
+            return
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, suppress(OSError):
+            words = [parent_word(), f"--requests-fd={theirs.fileno()}", ROOM]
+            self.process = subprocess.Popen(
+                [*command, *words],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()], start_new_session=True, env=dict(environment),
+                preexec_fn=parent_death_signal(signal.SIGKILL),
+            )  # fmt: skip
+        self.warm_by = self.clock() + WARM_WITHIN
+        self.selector.register(self.socket, selectors.EVENT_READ, self.hear)
+
+    @property
+    def is_warming(self) -> bool:
+        """Return whether it is worth to wait until the server is ready."""
+        return self.socket is not None and not self.is_ready and self.clock() < self.warm_by
+
+    def hear(self) -> None:
+        """Take the server's word that it is ready, or its end."""
+        if self.receive(0.0) is None:
+            self.close()
+        else:
+            self.is_ready = True
+
+    def start(self, asked: ProcessStart) -> StartedProcess:
+        forked = self.fork(asked) if self.is_ready else None
+        return forked or self.by_exec.start(asked)
+
+    def fork(self, asked: ProcessStart) -> ForkedProcess | None:
+        """Have the server fork a process; None if it is not one that computes, or the server fails, which is used no
+        more then."""
+        if asked.threads is None or asked.output is None or self.socket is None:
+            return None
+        told = {
+            "command": list(self.by_exec.command),
+            "words": list(asked.words),
+            "descriptors": [*asked.inherited, 1, 2],
+        }
+        # A fork goes on once it reads a byte, so that none does whose answer came too late.
+        gate, key = os.pipe()
+        try:
+            answer = self.ask(json.dumps(told).encode(), [gate, *asked.inherited, asked.output, asked.output])
+            if answer is None:
+                self.close()
+                return None
+            os.write(key, b"\1")
+            return ForkedProcess(int(answer))
+        finally:
+            os.close(gate)
+            os.close(key)
+
+    def ask(self, request: bytes, descriptors: Sequence[int]) -> bytes | None:
+        """Adopt the process that the server forks for this request, and return its answer."""
+        assert self.socket is not None
+        with adopting(), suppress(OSError):
+            socket.send_fds(self.socket, [request], descriptors)
+            return self.receive(ANSWER_WITHIN)
+        return None
+
+    def receive(self, within: float) -> bytes | None:
+        """Return the server's next message, or None if it has ended or says nothing in time."""
+        assert self.socket is not None
+        if not select.select([self.socket], [], [], within)[0]:
+            return None
+        with suppress(OSError):
+            return self.socket.recv(LARGEST_ANSWER) or None
+        return None
+
+    def close(self) -> None:
+        """End the server, not the processes that it forked."""
+        self.is_ready = False
+        if self.socket is not None:
+            self.selector.unregister(self.socket)
+            self.socket.close()
+            self.socket = None
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+@contextmanager
+def adopting() -> Iterator[None]:
+    """Become meanwhile the parent of descendants whose own parent ends."""
+    process_control(PR_SET_CHILD_SUBREAPER, 1)()
+    try:
+        yield
+    finally:
+        process_control(PR_SET_CHILD_SUBREAPER, 0)()
