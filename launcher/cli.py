@@ -101,6 +101,19 @@ def child(name: str, parent: int, config_fd: int, report_fd: int, commands_fd: i
 
 
 @cli.command(hidden=True)
+@click.option("--parent", type=int, required=True)
+@click.option("--requests-fd", type=int, required=True)
+@click.option("--room")
+def fork_server(parent: int, requests_fd: int, room: str | None) -> None:
+    """Become each worker of a launch by a fork; `room` is overwritten with what lists of processes show then."""
+    from pontil.launcher.roles import become_worker
+
+    words = become_worker(parent, requests_fd)
+    if words is not None:
+        child.main(words, standalone_mode=False)
+
+
+@cli.command(hidden=True)
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--parent", type=int, required=True)
 def examine(folder: Path, parent: int) -> None:

@@ -183,11 +183,26 @@ def find_draft(target: Path, name: str, cache: Path) -> Path:
     return found
 
 
+def become_worker(parent: int, requests: int) -> list[str] | None:
+    """Serve forks, in a process that has imported what every worker uses. Return in each fork the words of its command
+    line, and None once the launcher ends this."""
+    from pontil.launcher.child.forked import serve_forks
+
+    import_for_workers()
+    return serve_forks(parent, requests)
+
+
+def import_for_workers() -> None:
+    with quick_import():
+        from pontil.runtime.worker import process  # noqa: F401
+
+
 def work(config: dict[str, Any], reporter: Reporter, commands: int | None) -> None:
     from pontil.runtime.config import worker_config
 
-    with quick_import():
-        from pontil.runtime.worker.process import run_worker
+    import_for_workers()
+    from pontil.runtime.worker.process import run_worker
+
     run_worker(worker_config(config), reporter, commands)
 
 

@@ -4,7 +4,7 @@
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +15,24 @@ from pontil.launcher.child.kept_memory import KeptMemory
 from pontil.launcher.child.process import ChildProcess
 from pontil.launcher.child.rank_group import GroupStep, RankGroup, next_step
 from pontil.launcher.child.reports import OrderReport, Report
-from pontil.launcher.child.system_process import ProcessMaker, SpawnedProcess
+from pontil.launcher.child.starter import ProcessStarter
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.host.oom import OomWatch
 from pontil.launcher.host.service_port import NOTHING
 
 # Exits to remember: one more than the restarts that can be asked for, so no policy looks at more.
 REMEMBERED_EXITS = 1001
-# Makes a process's environment from the number of its threads.
-EnvironmentMaker = Callable[[int | None], Mapping[str, str]]
 
 
 class Child:
     """One child, started and ended as a whole: a process, or the ranks of a worker. `group` is set exactly while a
     process exists, that is, while `state.alive`."""
 
-    def __init__(
-        self, plan: ChildPlan, command: Sequence[str], environment: EnvironmentMaker,
-        handed: Mapping[str, Sequence[int]] = NOTHING, spawn: ProcessMaker = SpawnedProcess,
-    ) -> None:  # fmt: skip
+    def __init__(self, plan: ChildPlan, starter: ProcessStarter, handed: Mapping[str, Sequence[int]] = NOTHING) -> None:
         """Name the child. `handed` are the launcher's descriptors that each process of a proxy gets."""
         self.plan = plan
         self.handed = handed
-        self.command = command
-        self.environment = environment
-        self.spawn = spawn
+        self.starter = starter
         # The initial state is that of a child that exited long ago and whose restart is due.
         self.state = ChildState.BACKOFF
         self.due = 0.0
@@ -117,7 +110,7 @@ class Child:
         assert self.group is None
         kept: list[Mapping[str, Sequence[int]]] = [{"kept_memory": files} for files in self.memory.begin()]
         handed = kept or [self.handed] * self.plan.ranks
-        self.group = RankGroup(self.plan, self.command, self.environment, now, handed, self.spawn)
+        self.group = RankGroup(self.plan, self.starter, now, handed)
         self.starts += 1
         self.settled = self.ready_at = None
         self.move(ChildState.STARTING)

@@ -17,9 +17,14 @@ def parent_death_signal(number: signal.Signals) -> Callable[[], int]:
     Exec keeps the request. A child that makes it between fork and exec is never without it, not even if it is stopped
     before its first instruction; so nothing is left to import or look up when the function is called.
     """
+    return process_control(PR_SET_PDEATHSIG, int(number))
+
+
+def process_control(option: int, value: int) -> Callable[[], int]:
+    """Return a function that calls prctl(2) with this option and value."""
     import ctypes  # slow to load, and most commands start no process
 
-    return partial(ctypes.CDLL(None, use_errno=True).prctl, PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+    return partial(ctypes.CDLL(None, use_errno=True).prctl, option, value, 0, 0, 0)
 
 
 def die_with_parent(parent: int) -> None:

@@ -25,7 +25,7 @@ from pontil.launcher.child.reports import (
     SelfTestReport,
     decode,
 )
-from pontil.launcher.child.system_process import ProcessMaker, SpawnedProcess, SpawnOrder
+from pontil.launcher.child.starter import ProcessStart, ProcessStarter, parent_word
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.host.oom import OomWatch
 from pontil.launcher.host.service_port import NOTHING
@@ -42,10 +42,9 @@ class ChildProcess:
     """
 
     def __init__(
-        self, plan: ChildPlan, command: Sequence[str], environment: Mapping[str, str], now: float,
-        handed: Mapping[str, Sequence[int]] = NOTHING, spawn: ProcessMaker = SpawnedProcess,
-    ) -> None:  # fmt: skip
-        """Spawn the process, with the descriptors that are `handed` to it, by the fields of its configuration. Raises
+        self, plan: ChildPlan, starter: ProcessStarter, now: float, handed: Mapping[str, Sequence[int]] = NOTHING
+    ) -> None:
+        """Start the process, with the descriptors that are `handed` to it, by the fields of its configuration. Raises
         OSError when the system cannot create it; no other descriptor is left open then."""
         self.plan = plan
         config = config_file(plan.configured(**{name: list(files) for name, files in handed.items()}))
@@ -54,8 +53,9 @@ class ChildProcess:
         flags = [f"--{name}-fd={fd}" for name, fd in zip(("config", "report", "commands"), given, strict=False)]
         written = None if plan.keeps_terminal and os.isatty(STDERR) else output_end
         try:
-            words = [*command, plan.name, f"--parent={os.getpid()}", *flags]
-            self.process = spawn(SpawnOrder(words, environment, [*given, *chain(*handed.values())], written))
+            words = [plan.name, parent_word(), *flags]
+            asked = ProcessStart(words, plan.threads, [*given, *chain(*handed.values())], written)
+            self.process = starter.start(asked)
         except OSError:
             for descriptor in (reports, output, commands):
                 os.close(descriptor)

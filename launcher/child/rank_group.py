@@ -6,7 +6,7 @@ are started next.
 """
 
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
@@ -16,7 +16,7 @@ from pontil.launcher.child.child_state import ChildState
 from pontil.launcher.child.exit_cause import ExitCause
 from pontil.launcher.child.health import HealthLimits, judge
 from pontil.launcher.child.process import ChildProcess
-from pontil.launcher.child.system_process import ProcessMaker, SpawnedProcess
+from pontil.launcher.child.starter import ProcessStarter
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.host.service_port import NOTHING
 
@@ -49,10 +49,9 @@ class RankGroup:
     """The processes, in the order of ranks: the first is the driver, which alone gets orders and signals to end."""
 
     def __init__(
-        self, plan: ChildPlan, command: Sequence[str], environment: Callable[[int | None], Mapping[str, str]],
-        now: float, handed: Sequence[Mapping[str, Sequence[int]]] = (), spawn: ProcessMaker = SpawnedProcess,
-    ) -> None:  # fmt: skip
-        """Spawn them all, or, with the driver's complaint that says why, only some. Raises OSError if there is none.
+        self, plan: ChildPlan, starter: ProcessStarter, now: float, handed: Sequence[Mapping[str, Sequence[int]]] = ()
+    ) -> None:
+        """Start them all, or, with the driver's complaint that says why, only some. Raises OSError if there is none.
         `handed` has the descriptors for each rank, if there are any."""
         self.processes: list[ChildProcess] = []
         # When those that live are killed, once others have ended.
@@ -61,7 +60,7 @@ class RankGroup:
         for rank, member in enumerate(plan.members):
             files = handed[rank] if handed else NOTHING
             try:
-                self.processes.append(ChildProcess(member, command, environment(member.threads), now, files, spawn))
+                self.processes.append(ChildProcess(member, starter, now, files))
             except OSError as error:
                 if not self.processes:
                     raise

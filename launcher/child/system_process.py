@@ -1,34 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process of the system as its parent sees it: spawned, signalled, observed and reaped."""
+"""A process of the system as its parent sees it: signalled, observed and reaped."""
 
 import os
 import signal
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Protocol
 
 from pontil.launcher.child.activity import CpuActivity, look
-from pontil.launcher.child.parent_death import parent_death_signal
-
-
-@dataclass(frozen=True, slots=True)
-class SpawnOrder:
-    """A process to spawn: what it executes, the descriptors that it inherits, and the one that gets its output, if not
-    the terminal."""
-
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    inherited: Sequence[int]
-    output: int | None
 
 
 class SystemProcess(Protocol):
     """A child process that leads a session, and so a group, of its own."""
 
-    @property
-    def pid(self) -> int: ...
+    pid: int
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the whole group. The group's number cannot be reused until its leader is reaped."""
@@ -44,25 +28,11 @@ class SystemProcess(Protocol):
         """Sample its use of the CPU; None if it has ended."""
 
 
-# Spawns a process. Raises OSError when the system cannot create it.
-ProcessMaker = Callable[[SpawnOrder], SystemProcess]
+class GroupLeader:
+    """A process that leads a group, by its pid."""
 
-
-class SpawnedProcess:
-    """A process spawned by exec. Spawn from the main thread only: the parent-death signal fires when the spawning
-    thread ends."""
-
-    def __init__(self, order: SpawnOrder) -> None:
-        self.process = subprocess.Popen(
-            order.command,
-            stdin=subprocess.DEVNULL, stdout=order.output, stderr=order.output,
-            pass_fds=order.inherited, start_new_session=True, env=dict(order.environment),
-            preexec_fn=parent_death_signal(signal.SIGKILL),
-        )  # fmt: skip
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
 
     def signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError, PermissionError):
@@ -73,7 +43,7 @@ class SpawnedProcess:
 
     def reap(self) -> int:
         self.signal(signal.SIGKILL)
-        return self.process.wait()
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def look(self, now: float) -> CpuActivity | None:
         return look(self.pid, now)

@@ -12,7 +12,9 @@ from typing import Any
 import click
 
 from pontil.launcher.child.child import child_command
+from pontil.launcher.child.fork_server import ForkServer
 from pontil.launcher.child.health import HealthLimits
+from pontil.launcher.child.starter import ExecStarter
 from pontil.launcher.cluster.entry import launch_on_ray
 from pontil.launcher.commands.stage_lines import drawing, stage_lines
 from pontil.launcher.commands.worker_memory import memory_lines
@@ -187,10 +189,10 @@ def orders_of(options: LaunchOptions, topology: Topology, launch_environment: La
     )
     limits = HealthLimits(options.start_timeout, busy=options.busy_timeout, stuck_step=options.busy_timeout)
     gpus = any(child.device.startswith("cuda") for child in topology.children)
+    by_exec, server = ExecStarter(child_command(), launch_environment.for_child), (*child_command()[:-1], "fork-server")
     return Orders(
         topology,
-        child_command(),
-        launch_environment.for_child,
+        ForkServer(server, by_exec) if any(child.computes for child in topology.children) else by_exec,
         policy,
         limits,
         options.drain_timeout,

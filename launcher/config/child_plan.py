@@ -64,9 +64,14 @@ class ChildPlan:
         return bool(self.config.get("keep_kv")) and all(one.device == CPU for one in self.members)
 
     @property
+    def computes(self) -> bool:
+        """Return whether this is a worker, which loads torch."""
+        return self.role in WORKER_ROLES
+
+    @property
     def threads(self) -> int | None:
         """The number of threads that a math library may start; None leaves it to the library."""
-        return len(self.cores) if self.role in WORKER_ROLES else None
+        return len(self.cores) if self.computes else None
 
     @property
     def place(self) -> str:

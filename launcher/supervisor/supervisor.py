@@ -5,13 +5,13 @@ behind."""
 import selectors
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pontil.launcher.child.child import Child
 from pontil.launcher.child.child_state import ChildState, DrainState
 from pontil.launcher.child.health import HealthLimits
-from pontil.launcher.child.system_process import ProcessMaker, SpawnedProcess
+from pontil.launcher.child.starter import ProcessStarter
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.config.topology import Topology
 from pontil.launcher.control.control_socket import NAME, ControlSocket
@@ -50,14 +50,12 @@ KILL_GRACE = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """A supervisor's orders. `command` starts a child; `environment` makes a child's from its thread count; `gpu_tool`
-    queries GPU memory, if there are GPUs. More workers can be added on `machine`; `shares_devices` says whether several
-    may use one device; `chaos` has the terms under which workers may be disturbed, if they may. Proxies take
-    connections at the `address`. `spawn` makes the processes."""
+    """A supervisor's orders. `starter` starts children; `gpu_tool` queries GPU memory, if there are GPUs. More workers
+    can be added on `machine`; `shares_devices` says whether several may use one device; `chaos` has the terms under
+    which workers may be disturbed, if they may. Proxies take connections at the `address`."""
 
     topology: Topology
-    command: Sequence[str]
-    environment: Callable[[int | None], Mapping[str, str]]
+    starter: ProcessStarter
     policy: RestartPolicy = RestartPolicy()
     limits: HealthLimits = HealthLimits()
     drain_timeout: float = 30.0
@@ -68,7 +66,6 @@ class Orders:
     reloader: Reloader | None = None
     chaos: ChaosTerms | None = None
     address: tuple[str, int] | None = None
-    spawn: ProcessMaker = SpawnedProcess
 
 
 class Supervisor:
@@ -114,6 +111,7 @@ class Supervisor:
                 self.selector.register(signals, selectors.EVENT_READ, lambda: self.obey(signals.take()))
                 self.control.open()
                 self.port.open()
+                self.orders.starter.open(self.selector, self.clock)
                 self.start(self.prepare())
                 self.monitor()
                 self.port.close()
@@ -174,10 +172,13 @@ class Supervisor:
         return self.orders.topology.with_models(child.facts["paths"]).children
 
     def start(self, plans: Sequence[ChildPlan]) -> None:
-        self.children += [self.child(plan) for plan in plans]
-        for child in self.children:
+        """Start these children, those that compute when they can be forked."""
+        for plan in sorted(plans, key=lambda plan: plan.computes):
+            while plan.computes and self.orders.starter.is_warming and self.serving:
+                self.run_once()
             if self.serving:
-                self.spawn(child)
+                self.children.append(self.child(plan))
+                self.spawn(self.children[-1])
 
     def monitor(self) -> None:
         self.monitors = True
@@ -220,6 +221,7 @@ class Supervisor:
         for child in self.children:
             child.memory.close()
         self.port.close()
+        self.orders.starter.close()
         self.table.close()
         self.control.close()
         self.selector.close()
@@ -230,7 +232,7 @@ class Supervisor:
 
     def child(self, plan: ChildPlan) -> Child:
         handed = self.port.handed if plan.is_proxy else NOTHING
-        return Child(plan, self.orders.command, self.orders.environment, handed, self.orders.spawn)
+        return Child(plan, self.orders.starter, handed)
 
     def spawn(self, child: Child) -> None:
         now = self.clock()

@@ -193,8 +193,7 @@ def open_device(config: WorkerConfig) -> torch.device:
     device = torch.device(config.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ModelError(f"{config.device} was asked for, but torch finds no GPU here: use cpu, or check the driver")
-    if device.type == "cpu":
-        torch.set_num_threads(max(1, len(config.cores)))
+    torch.set_num_threads(max(1, len(config.cores)))
     return device
 
 

@@ -79,6 +79,10 @@ class ScriptedLaunch:
 
     def children(self) -> dict[str, psutil.Process]:
         """The running children by name. One that has yet to exec has its parent's command line, without a name."""
+        return {name: child for name, child in self.family().items() if name != "fork-server"}
+
+    def family(self) -> dict[str, psutil.Process]:
+        """The running children, and the fork server."""
         family = psutil.Process(self.process.pid).children()
         lines = [(child.cmdline(), child) for child in family if child.status() != psutil.STATUS_ZOMBIE]
         return {line[2]: child for line, child in lines if len(line) > 2}

@@ -17,6 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import app  # noqa: E402, F401
+from pontil.launcher.child.forked import serve_forks  # noqa: E402
 from pontil.launcher.roles import Inheritance, die_with_group, run_child  # noqa: E402
 from pontil.runtime.errors import IncompatiblePeer, ModelError, RankLost  # noqa: E402
 from pontil.runtime.reporting import Reporter  # noqa: E402
@@ -198,15 +199,20 @@ def obey(trace: Path, config: dict[str, Any], reporter: Reporter, commands: int 
                 reporter.settled(order["order"], order["drain"] is not None)
 
 
-def main() -> int:
+def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("name")
-    for name in ("parent", "config-fd", "report-fd", "commands-fd"):
+    for name in ("parent", "config-fd", "report-fd", "commands-fd", "requests-fd"):
         parser.add_argument(f"--{name}", type=int)
-    told = parser.parse_args()
+    parser.add_argument("--room")
+    told = parser.parse_args(words)
+    if told.name == "fork-server":
+        forked = serve_forks(told.parent, told.requests_fd)
+        sys.argv[1:] = forked or ()
+        return 0 if forked is None else main(forked)
     inherited = Inheritance(told.parent, told.config_fd, told.report_fd, told.commands_fd)
     return run_child(inherited, dict.fromkeys(("prepare", "proxy", "prefill", "decode", "mixed"), behave))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

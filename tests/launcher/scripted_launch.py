@@ -12,7 +12,9 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 import app  # noqa: E402, F401
+from pontil.launcher.child.fork_server import ForkServer  # noqa: E402
 from pontil.launcher.child.health import HealthLimits  # noqa: E402
+from pontil.launcher.child.starter import ExecStarter  # noqa: E402
 from pontil.launcher.config.child_plan import ChildPlan, plan_ranks  # noqa: E402
 from pontil.launcher.config.options import LaunchOptions, read_environment, read_options  # noqa: E402
 from pontil.launcher.config.topology import Topology  # noqa: E402
@@ -49,10 +51,10 @@ def main() -> int:
     if "control group" in told:
         Path(told["control group"], "cgroup.procs").write_text(str(os.getpid()))
     plans = [planned(name, script, told) for name, script in {"prepare": told["prepare"], **told["children"]}.items()]
+    command = (sys.executable, str(HERE / "scripted_child.py"))
     orders = Orders(
         Topology(plans[0], tuple(plans[1:]), ("ipc:///control",), "http://here"),
-        (sys.executable, str(HERE / "scripted_child.py")),
-        read_environment().for_child,
+        ForkServer((*command, "fork-server"), ExecStarter(command, read_environment().for_child)),
         RestartPolicy(**told["policy"]),
         HealthLimits(**told["limits"]),
         told["drain_timeout"],

@@ -19,7 +19,7 @@ import pytest
 from pontil.launcher.child.process import ChildProcess
 from pontil.launcher.child.reporter import EXIT_ORPHANED
 from pontil.launcher.child.reports import FailureReport, ReadyReport, decode
-from pontil.launcher.child.system_process import SpawnedProcess
+from pontil.launcher.child.starter import ExecStarter, SpawnedProcess
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.config.options import LaunchOptions
 from pontil.launcher.keys.client_keys import MOST_KEYS, read_client_keys
@@ -27,6 +27,7 @@ from pontil.launcher.roles import EXIT_BROKEN
 
 DEADLINE = 60.0
 SCRIPT = (sys.executable, str(Path(__file__).parent / "scripted_child.py"))
+STARTER = ExecStarter(SCRIPT, lambda threads: {**os.environ, "OMP_NUM_THREADS": "1"})
 Begin = Callable[..., ChildProcess]
 
 
@@ -36,7 +37,7 @@ def begin() -> Iterator[Begin]:
 
     def start(script: list[str], role: str = "decode", cores: tuple[int, ...] = (0,)) -> ChildProcess:
         plan = ChildPlan(f"{role}:0", role, "cpu", cores, {"script": script, "model": "m", "trace": "/none"})
-        starts.append(ChildProcess(plan, SCRIPT, {**os.environ, "OMP_NUM_THREADS": "1"}, 0.0))
+        starts.append(ChildProcess(plan, STARTER, 0.0))
         return starts[-1]
 
     yield start
@@ -90,7 +91,7 @@ def test_a_child_gets_all_keys_that_a_file_may_have(tmp_path: Path) -> None:
     path.chmod(0o600)
     keys = read_client_keys(LaunchOptions(api_keys=str(path)), {}).config
     config = {"script": ["digest of keys"], **keys}
-    running = ChildProcess(ChildPlan("proxy", "proxy", "cpu", (), config), SCRIPT, os.environ, 0.0)
+    running = ChildProcess(ChildPlan("proxy", "proxy", "cpu", (), config), STARTER, 0.0)
     try:
         told = hashlib.sha256(json.dumps(keys).encode()).hexdigest()
         assert ReadyReport({"told": told}) in reports(running)
@@ -104,7 +105,7 @@ def test_a_child_gets_the_descriptors_that_are_handed_to_it() -> None:
     reading, writing = os.pipe()
     config = {"script": ["write to the listener"]}
     handed = {"listeners": (writing,)}
-    running = ChildProcess(ChildPlan("proxy", "proxy", "cpu", (), config), SCRIPT, os.environ, 0.0, handed)
+    running = ChildProcess(ChildPlan("proxy", "proxy", "cpu", (), config), STARTER, 0.0, handed)
     os.close(writing)
     try:
         assert select.select([reading], [], [], DEADLINE)[0] and os.read(reading, 64) == b"handed"

@@ -20,6 +20,7 @@ from pontil.launcher.child.exit_cause import EXIT_RANK_LOST, ExitCause
 from pontil.launcher.child.health import HealthLimits, HealthSigns
 from pontil.launcher.child.rank_group import MOMENT, GroupStep, next_step
 from pontil.launcher.child.reports import ReadyReport
+from pontil.launcher.child.starter import ExecStarter
 from pontil.launcher.config.child_plan import ChildPlan, plan_ranks
 from pontil.launcher.host.devices import Placement
 from pontil.launcher.host.oom import OomWatch
@@ -85,7 +86,7 @@ class World:
 
     def __init__(self, ranks: int, deaf: bool = False) -> None:
         plan = plan_ranks("decode:0", "decode", [Placement("cpu", (0,))] * ranks, {}, "ipc:///nowhere/ranks")
-        self.child = Child(plan, (), lambda threads: {})
+        self.child = Child(plan, ExecStarter((), lambda threads: {}))
         self.deaf, self.now = deaf, 0.0
         self.processes: list[FakeProcess] = []
         self.policy = RestartPolicy(attempts=1000, window=1.0)
@@ -93,7 +94,7 @@ class World:
 
     @contextmanager
     def spawning(self) -> Iterator[None]:
-        def spawn(plan: ChildPlan, command: object, environment: object, now: float, *more: object) -> FakeProcess:
+        def spawn(plan: ChildPlan, starter: object, now: float, kept: object) -> FakeProcess:
             self.processes.append(FakeProcess(self, plan, now))
             return self.processes[-1]
 
@@ -279,7 +280,7 @@ def test_without_room_for_all_ranks_none_is_left(monkeypatch: pytest.MonkeyPatch
     world.look()
     started = len(world.processes)
 
-    def spawn(plan: ChildPlan, command: object, environment: object, now: float, *more: object) -> FakeProcess:
+    def spawn(plan: ChildPlan, starter: object, now: float, kept: object) -> FakeProcess:
         if plan.is_follower:
             raise BlockingIOError(11, "Resource temporarily unavailable")
         world.processes.append(FakeProcess(world, plan, now))

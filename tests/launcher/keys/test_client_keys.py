@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pontil.launcher.child.child import Child
+from pontil.launcher.child.starter import ExecStarter
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.config.environment import LaunchEnvironment
 from pontil.launcher.config.options import LaunchOptions
@@ -160,7 +161,7 @@ class ToldKeys:
 def test_a_reload_is_taken_over_by_the_proxy_and_its_next_lives() -> None:
     before = ClientKeys((("alice", digest(ALICE)),))
     plans = (ChildPlan(name, name, "cpu", (0,), before.config) for name in ("proxy", "decode"))
-    proxy, worker = (Child(plan, ("true",), lambda threads: {}) for plan in plans)
+    proxy, worker = (Child(plan, ExecStarter(("true",), lambda threads: {})) for plan in plans)
     told = ToldKeys()
     proxy.group = told  # type: ignore[assignment]
     assert "have not changed" in change_client_keys(lambda: before, [proxy, worker]) and not told.messages

@@ -4,6 +4,7 @@
 from pathlib import Path
 
 from pontil.launcher.child.child import Child
+from pontil.launcher.child.starter import ExecStarter
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.keys.key_change import change_keys
 from pontil.launcher.keys.key_file import make_key_file, read_key_file
@@ -11,7 +12,7 @@ from pontil.launcher.keys.key_file import make_key_file, read_key_file
 
 def children(secret: str) -> list[Child]:
     plan = ChildPlan("decode:0", "decode", "cpu", (0,), {"name": "decode:0"})
-    return [Child(plan.with_keys(secret), ("true",), lambda threads: {}) for _ in range(2)]
+    return [Child(plan.with_keys(secret), ExecStarter(("true",), lambda threads: {})) for _ in range(2)]
 
 
 def test_the_next_life_of_every_child_has_the_new_keys(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pontil.launcher.child.child import Child
+from pontil.launcher.child.starter import ExecStarter
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.config.options import LaunchOptions
 from pontil.launcher.config.topology import plan_proxy
@@ -123,7 +124,7 @@ def test_anything_is_taken_or_refused(words: list[str]) -> None:
 
 def test_other_settings_are_other_keys_to_a_reload() -> None:
     before = ClientKeys((("alice", "0" * 64),))
-    proxy = Child(ChildPlan("proxy", "proxy", "cpu", (0,), before.config), ("true",), lambda threads: {})
+    proxy = Child(ChildPlan("proxy", "proxy", "cpu", (0,), before.config), ExecStarter(("true",), lambda threads: {}))
     after = replace(before, allowances=(("alice", (("weight", 2.0),)),))
     assert "have not changed" in change_client_keys(lambda: before, [proxy])
     assert "in use now" in change_client_keys(lambda: after, [proxy])

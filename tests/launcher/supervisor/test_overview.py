@@ -3,12 +3,13 @@ import json
 import shlex
 
 from pontil.launcher.child.child import Child
+from pontil.launcher.child.starter import ExecStarter
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.supervisor.overview import example, overview
 
 
 def child(name: str, device: str, cores: tuple[int, ...], **facts: object) -> Child:
-    made = Child(ChildPlan(name, name.partition(":")[0], device, cores, {}), (), lambda threads: {})
+    made = Child(ChildPlan(name, name.partition(":")[0], device, cores, {}), ExecStarter((), lambda threads: {}))
     made.facts = dict(facts)
     return made
 

@@ -12,8 +12,11 @@ import pytest
 
 from pontil.launcher.child.process import ChildProcess
 from pontil.launcher.child.reports import ChangeReport
+from pontil.launcher.child.starter import ExecStarter
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.supervisor.page_changes import MOST_UNREAD, REFUSAL, is_allowed, take_change
+
+STARTER = ExecStarter((sys.executable, "-c", "import time; time.sleep(1000)"), lambda threads: os.environ)
 
 WaitUntil = Callable[[Callable[[], object]], None]
 OBEYS = ["ready", "obey"]
@@ -82,7 +85,7 @@ def test_a_page_is_refused_what_only_a_command_may(page: Page) -> None:
 def mute(request: pytest.FixtureRequest) -> Iterator[ChildProcess]:
     """A process that reads no command."""
     plan = ChildPlan(request.param, request.param, "cpu", (), {})
-    made = ChildProcess(plan, (sys.executable, "-c", "import time; time.sleep(1000)"), os.environ, 0.0)
+    made = ChildProcess(plan, STARTER, 0.0)
     yield made
     made.kill()
     made.process.reap()

@@ -6,7 +6,7 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,8 @@ import pytest
 from pontil.launcher.child.activity import CpuActivity
 from pontil.launcher.child.child_state import ChildState
 from pontil.launcher.child.reports import HeartbeatReport, ReadyReport, Report, encode
-from pontil.launcher.child.system_process import SpawnOrder
+from pontil.launcher.child.starter import ExecStarter, ProcessStart
+from pontil.launcher.child.system_process import SystemProcess
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.config.topology import Topology
 from pontil.launcher.control.run_directory import RunDirectory
@@ -42,10 +43,10 @@ class VirtualSelector(selectors.PollSelector):
 class PuppetProcess:
     """A process that reports and ends as the test says, and dies of SIGKILL."""
 
-    def __init__(self, order: SpawnOrder, pid: int) -> None:
+    def __init__(self, asked: ProcessStart, pid: int) -> None:
         self.pid, self.is_silent = pid, False
         self.code: int | None = None
-        given = next(word for word in order.command if word.startswith("--report-fd="))
+        given = next(word for word in asked.words if word.startswith("--report-fd="))
         self.reports = os.dup(int(given.partition("=")[2]))
 
     def report(self, report: Report) -> None:
@@ -71,6 +72,17 @@ class PuppetProcess:
         return None
 
 
+class PuppetStarter(ExecStarter):
+    """A starter that makes puppets."""
+
+    def __init__(self, spawn: Callable[[ProcessStart], PuppetProcess]) -> None:
+        super().__init__(("child",), lambda threads: {})
+        self.spawn = spawn
+
+    def start(self, asked: ProcessStart) -> SystemProcess:
+        return self.spawn(asked)
+
+
 class VirtualSite:
     """A supervisor of a proxy and a worker, with the processes that it made."""
 
@@ -79,15 +91,15 @@ class VirtualSite:
         self.selector, self.said = selector, io.StringIO()
         prepare, *self.plans = [ChildPlan(name, name, "cpu", (0,), {}) for name in ("prepare", "proxy", "mixed")]
         orders = Orders(
-            Topology(prepare, tuple(self.plans), ("ipc:///control",), None), ("child",), lambda threads: {},
-            RestartPolicy(attempts=3, first_delay=4.0), spawn=self.spawn,
+            Topology(prepare, tuple(self.plans), ("ipc:///control",), None), PuppetStarter(self.spawn),
+            RestartPolicy(attempts=3, first_delay=4.0),
         )  # fmt: skip
         directory = RunDirectory(folder)
         directory.create()
         self.supervisor = Supervisor(orders, Console(self.said), directory, selector=self.selector)
 
-    def spawn(self, order: SpawnOrder) -> PuppetProcess:
-        self.made.append(PuppetProcess(order, FIRST_PID + len(self.made)))
+    def spawn(self, asked: ProcessStart) -> PuppetProcess:
+        self.made.append(PuppetProcess(asked, FIRST_PID + len(self.made)))
         return self.made[-1]
 
     @property

@@ -23,7 +23,8 @@ def guess_always() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "child" and sys.argv[2].startswith(("prefill", "decode", "mixed")):
+    workers = ("prefill", "decode", "mixed")
+    if sys.argv[1] == "fork-server" or (sys.argv[1] == "child" and sys.argv[2].startswith(workers)):
         guess_always()
     vars(launch_command)["child_command"] = lambda: (sys.executable, str(Path(__file__).resolve()), "child")
     main()

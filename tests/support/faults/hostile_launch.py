@@ -28,7 +28,7 @@ def spoil() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "child" and sys.argv[2].startswith(("prefill", "decode")):
+    if sys.argv[1] == "fork-server" or (sys.argv[1] == "child" and sys.argv[2].startswith(("prefill", "decode"))):
         spoil()
     vars(launch_command)["child_command"] = lambda: (sys.executable, str(Path(__file__).resolve()), "child")
     main()

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fork server's own process: it forks when the launcher asks for a process, and each fork is that process."""
+
+import fcntl
+import json
+import os
+import select
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pontil.launcher.child.parent_death import die_with_parent
+from pontil.launcher.child.reporter import EXIT_ORPHANED
+
+READY = b"ready"
+LARGEST_REQUEST = 1 << 17
+# The most that the kernel lets one message carry.
+MOST_DESCRIPTORS = 253
+# Fields of /proc/self/stat after the name: the addresses where the command line begins and ends.
+BEGIN_OF_WORDS, END_OF_WORDS = 45, 46
+
+
+def serve_forks(parent: int, requests: int) -> list[str] | None:
+    """Fork a process for each request, until the launcher closes its end. Returns None then; in each of the forks it
+    returns the words that follow the command in this process's command line.
+
+    The launcher adopts a fork, whose own parent ends at once, so that it is signalled and waited for like its other
+    children. Nothing but the calling thread and this socket may exist: a fork would lack other threads."""
+    die_with_parent(parent)
+    server = socket.socket(fileno=requests)
+    if len(os.listdir("/proc/self/task")) > 1:
+        return None
+    server.send(READY)
+    while (asked := socket.recv_fds(server, LARGEST_REQUEST, MOST_DESCRIPTORS))[0]:
+        middle = os.fork()
+        if middle == 0:
+            return be_adopted(parent, server, json.loads(asked[0]), asked[1])
+        os.waitpid(middle, 0)
+        for descriptor in asked[1]:
+            os.close(descriptor)
+    return None
+
+
+def be_adopted(parent: int, server: socket.socket, told: Mapping[str, Any], descriptors: Sequence[int]) -> list[str]:
+    """Fork again and end, so that the launcher adopts the second fork; return in that one, once it has."""
+    middle = os.pidfd_open(os.getpid())
+    if os.fork():
+        os._exit(0)
+    # It can be read from when the process has ended, and its children have their new parent.
+    select.select([middle], [], [])
+    os.close(middle)
+    os.setsid()
+    die_with_parent(parent)
+    show_as([*told["command"], *told["words"]])
+    answers, gate = take_numbers((server.detach(), *descriptors), told["descriptors"])
+    os.write(answers, str(os.getpid()).encode())
+    if not os.read(gate, 1):
+        os._exit(EXIT_ORPHANED)
+    os.close(answers)
+    os.close(gate)
+    words: list[str] = told["words"]
+    return words
+
+
+def take_numbers(received: Sequence[int], numbers: Sequence[int]) -> list[int]:
+    """Give the last files the numbers at which the configuration names them. Return the new numbers of the others,
+    which may have had one of those."""
+    moved = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1) for each in received]
+    for descriptor in received:
+        os.close(descriptor)
+    others = len(moved) - len(numbers)
+    for descriptor, number in zip(moved[others:], numbers, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    return moved[:others]
+
+
+def show_as(line: Sequence[str]) -> None:
+    """Write another command line over that of this process, as far as there is room, so that lists of processes show
+    which one it is. The kernel shows one string in the place of words where its last byte was overwritten."""
+    import ctypes
+
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end = int(fields[BEGIN_OF_WORDS]), int(fields[END_OF_WORDS])
+    room = end - begin
+    written = " ".join(line).encode()[: room - 2]
+    ctypes.memmove(begin, written.ljust(room - 1, b"\0") + b"\1", room)
