@@ -21,6 +21,8 @@ CONTROL, OTHER_CONTROL = f"tcp://{NET}.1:7000", f"tcp://{NET}.4:7000"
 # The namespaces share one kernel, so the automatic connector would find the peer's shared memory.
 FAR = ("--join", CONTROL, "--kv-connector", "tcp")
 MARK = "a-name-that-nobody-else-may-read"
+# The end of the name of a machine whose address another one has.
+ASLEEP = "-asleep"
 # A host that is not there: what is sent to it is lost on the bridge.
 NOWHERE = "02:00:00:00:00:fe"
 
@@ -63,7 +65,7 @@ class Hosts:
 
     def link(self, name: str) -> str:
         """Return the name of the bridge's end of a host's link."""
-        return f"{self.tag}o{self.number(name)}"
+        return f"{self.tag}o{self.number(name.removesuffix(ASLEEP))}{'z' * name.endswith(ASLEEP)}"
 
     @property
     def launchers(self) -> list["subprocess.Popen[bytes]"]:
@@ -78,6 +80,8 @@ class Hosts:
             process.wait(30)
         for name in (*self.names, *self.asleep):
             subprocess.run(["ip", "netns", "del", f"{self.tag}-{name}"], capture_output=True)
+            # A namespace ends in the background, and its links with it.
+            subprocess.run(["ip", "link", "del", self.link(name)], capture_output=True)
         subprocess.run(["ip", "link", "del", f"{self.tag}br"], capture_output=True)
 
     def inside(self, name: str, *command: str) -> list[str]:
@@ -118,19 +122,19 @@ class Hosts:
         """Have a host stop without a word, and another machine with its address take its place, until `wake`."""
         self.cut(name)
         self.signal_all(name, signal.SIGSTOP)
-        asleep = f"{name}-asleep"
+        asleep = name + ASLEEP
         self.asleep.append(asleep)
         ip("netns", "attach", f"{self.tag}-{asleep}", str(self.running[name][0].pid))
         ip("netns", "del", f"{self.tag}-{name}")
-        ip("link", "set", self.link(name), "name", f"{self.link(name)}z")
+        ip("link", "set", self.link(name), "name", self.link(asleep))
         self.make_host(name)
 
     def wake(self, name: str) -> None:
         """Have the machine that took a host's place stop without a word, and the earlier one go on."""
         self.cut(name)
         self.signal_all(name, signal.SIGSTOP)
-        ip("link", "set", f"{self.link(name)}z", "up")
-        self.signal_all(f"{name}-asleep", signal.SIGCONT)
+        self.cut(name + ASLEEP, "up")
+        self.signal_all(name + ASLEEP, signal.SIGCONT)
 
     def launch(
         self, name: str, log: Path, *arguments: str, role: str | None = None, **variables: str
