@@ -14,7 +14,7 @@ from served import START_TIMEOUT, wait_for
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 # Bounds for a machine that does much else; the other proxy's clients notice nothing else.
-OTHERS_ANSWERED_WITHIN, BACK_WITHIN = 10.0, 12.0
+OTHERS_ANSWERED_WITHIN, BACK_WITHIN = 10.0, 6.0
 TO_WORKERS: Ways = (("proxy", "prefill"), ("proxy", "decode"))
 FROM_WORKERS: Ways = (("prefill", "proxy"), ("decode", "proxy"))
 LINKS: dict[str, Ways] = {
