@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from link_table import WRITE
-from network_hosts import Hosts
+from network_hosts import NAMES, TWO_PROXIES, Hosts
 from served import Served, launched
 
 from pontil.runtime.loaders.synthetic import write_tiny_llama
@@ -30,11 +30,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield served
 
 
-def made_hosts() -> Iterator[Hosts]:
+def made_hosts(names: tuple[str, ...] = NAMES) -> Iterator[Hosts]:
     """Make the network namespaces, and remove them at the end."""
     if os.getuid() != 0 or not shutil.which("ip") or not shutil.which("curl"):
         pytest.skip("network namespaces need root, iproute2 and curl")
-    made = Hosts()
+    made = Hosts(names)
     try:
         made.make()
     except subprocess.CalledProcessError as error:
@@ -52,6 +52,11 @@ def hosts() -> Iterator[Hosts]:
 @pytest.fixture(scope="module")
 def module_hosts() -> Iterator[Hosts]:
     yield from made_hosts()
+
+
+@pytest.fixture(scope="module")
+def two_proxy_hosts() -> Iterator[Hosts]:
+    yield from made_hosts(TWO_PROXIES)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -35,9 +35,9 @@ class Wire:
         # Link-layer sockets without a protocol: with one, they would capture other traffic of this machine until they
         # are bound.
         self.sockets = [socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) for _ in NAMES]
-        for number, one in enumerate(self.sockets, 1):
+        for name, one in zip(NAMES, self.sockets, strict=True):
             one.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
-            one.bind((f"{hosts.tag}o{number}", EVERY_PROTOCOL))
+            one.bind((hosts.link(name), EVERY_PROTOCOL))
             one.settimeout(0.2)
         self.over = threading.Event()
         self.threads = [threading.Thread(target=self.listen, args=(one,), daemon=True) for one in self.sockets]
@@ -109,7 +109,7 @@ def test_with_keys_nobody_else_can_read_or_join(hosts: Hosts, tmp_path: Path, mo
         assert stranger.wait(START_TIMEOUT) == 2
         said = log.read_text().splitlines()[-1]
         assert f"the proxy at {CONTROL} does not accept this worker's keys" in said and "Traceback" not in said
-    assert hosts.names() == {"proxy"}
+    assert hosts.process_names() == {"proxy"}
     hosts.launch("prefill", tmp_path / "prefill", *FAR, *keys, *small, "--prefill", "cpu:0")
     hosts.launch("decode", tmp_path / "decode", *FAR, *keys, *small, "--decode", "cpu:1")
     with Wire(hosts) as seen:
@@ -197,7 +197,7 @@ def test_blocks_go_over_nixl_between_hosts_and_a_cut_link_ends_no_worker(
 def check_nobody_tells(secret: str, hosts: Hosts, logs: Path) -> None:
     """Check that the secret is in its file only: in no log, no command line, no environment and no page."""
     told = [(logs / name).read_text() for name in NAMES] + [hosts.fetch("/admin/topology"), hosts.fetch("/metrics")]
-    for launcher in hosts.running:
+    for launcher in hosts.launchers:
         if launcher.poll() is None:
             tree = [psutil.Process(launcher.pid), *psutil.Process(launcher.pid).children(recursive=True)]
             told += [f"{process.cmdline()} {process.environ()}" for process in tree]

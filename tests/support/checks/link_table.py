@@ -10,8 +10,9 @@ PAGE = ROOT / "docs" / "operate" / "hosts.md"
 # The option of pytest that writes it.
 WRITE = "--link-table"
 HEAD = (
-    "| link, and what is lost | seconds | first answer after | longest answer | failed | link used after |\n"
-    "|---|---|---|---|---|---|\n"
+    "| link, and what is lost | seconds | first answer after | longest answer | failed | pause of a stream | "
+    "link used after |\n"
+    "|---|---|---|---|---|---|---|\n"
 )
 ROWS = re.compile(r"^\| link, and what is lost \|.*\n(?:\|.*\n)+", re.MULTILINE)
 
@@ -19,8 +20,8 @@ ROWS = re.compile(r"^\| link, and what is lost \|.*\n(?:\|.*\n)+", re.MULTILINE)
 @dataclass(frozen=True, slots=True)
 class CutOutcome:
     """The measurements of one cut of so many seconds: seconds from the cut to the end of the first answer to a request
-    that came after it, of the longest request, and from the moment at which the link is back to the end of the first
-    handoff; and how many requests failed, of all."""
+    that came after it, of the longest request, of the longest pause of a stream that was open then, and from the moment
+    at which the link is back to the end of the first handoff; and how many requests failed, of all."""
 
     link: str
     seconds: float
@@ -28,13 +29,14 @@ class CutOutcome:
     longest: float
     failed: int
     requests: int
+    pause: float
     back: float
 
     @property
     def row(self) -> str:
         return (
             f"| {self.link} | {self.seconds:g} | {self.answered:.1f} s | {self.longest:.1f} s | "
-            f"{self.failed} of {self.requests} | {self.back:.1f} s |\n"
+            f"{self.failed} of {self.requests} | {self.pause:.1f} s | {self.back:.1f} s |\n"
         )
 
     @property
