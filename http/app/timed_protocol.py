@@ -11,7 +11,6 @@ from sanic.server.protocols.http_protocol import HttpProtocol
 
 from pontil.http.access.failed_keys import place_of
 from pontil.http.app.checked_http import CheckedHttp, full
-from pontil.http.app.connection_limit import REFUSAL
 from pontil.http.app.early_answer import early_answer
 from pontil.runtime.timeline.received import noted
 from pontil.runtime.timeline.timeline import WRITE
@@ -35,7 +34,7 @@ class TimedProtocol(HttpProtocol):
         self.begun: float | None = None
         gives_way = self.app.ctx.connection_limit.opens(self, network_of(transport), time.monotonic())
         if gives_way is self:
-            transport.write(early_answer(503, REFUSAL, code="unavailable", retry=1))
+            transport.write(early_answer(full()))
             transport.close()
             return
         untyped: Any = super()
@@ -75,7 +74,7 @@ class TimedProtocol(HttpProtocol):
         if not self.is_receiving:
             self.begun = time.monotonic()
         elif self.is_late:
-            self.give_up(RequestTimeout())
+            self.give_up(too_late())
             return
         super().data_received(data)
 
@@ -86,7 +85,7 @@ class TimedProtocol(HttpProtocol):
         if self.begun is None:
             self.await_first_byte()
         elif self.is_receiving and self.is_late:
-            self.give_up(RequestTimeout())
+            self.give_up(too_late())
         else:
             untyped: Any = super()
             untyped.check_timeouts()
@@ -131,6 +130,10 @@ class TimedProtocol(HttpProtocol):
         http.request_body, http.keep_alive = None, False
         task: Any = self._task
         task.cancel()
+
+
+def too_late() -> RequestTimeout:
+    return RequestTimeout(f"the request did not come whole within {RECEIVE_SECONDS:g} s: send it faster")
 
 
 def network_of(transport: Any) -> str:

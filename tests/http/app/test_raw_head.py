@@ -173,6 +173,14 @@ def test_a_refused_head_is_logged_in_one_short_line_a_minute(
     assert len(said) == 1 and len(said[0]) < 300 and "\n" not in said[0]
 
 
+def test_the_log_shows_no_headers_of_a_refused_head(pair: ScriptedSite, caplog: pytest.LogCaptureFixture) -> None:
+    Sanic.get_app(f"pontil-{pair.proxy.incarnation}").ctx.malformed_heads.complained = None
+    for end in (b"\n", b"\r"):
+        assert parsed(answers(pair, b"GET / HTTP/1.1" + end + b"authorization: Bearer secret\r\n\r\n")) == [400]
+    said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert len(said) == 1 and "GET / HTTP/1.1" in said[0] and "Bearer" not in said[0]
+
+
 def test_too_large_a_head_is_431(pair: ScriptedSite) -> None:
     assert parsed(answers(pair, b"GET /version HTTP/1.1\r\nx: " + b"a" * MAX_HEAD_BYTES)) == [431]
 
