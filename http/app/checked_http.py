@@ -71,7 +71,8 @@ class CheckedHttp(Http):
         while True:
             end = buffer.find(END, max(0, seen - len(END) + 1))
             size = len(buffer) if end == -1 else end
-            if reason := foreign_byte(buffer, seen, min(size, MAX_HEAD_BYTES)):
+            # The byte behind the head tells whether a CR at its end is one without LF.
+            if reason := foreign_byte(buffer, seen, min(size + 1, MAX_HEAD_BYTES)):
                 raise malformed(reason)
             if size >= MAX_HEAD_BYTES:
                 says = f"the head of the request is larger than {MAX_HEAD_BYTES} bytes: send shorter headers"

@@ -48,6 +48,7 @@ REFUSED_FRAMING = [
     b"C\xc3\xb6ntent-Length: 4",
     b": y",
     b"no colon",
+    b"x: y\r",
     b"host: elsewhere",
 ]
 REFUSED_LINES = [
