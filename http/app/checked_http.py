@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sanic's HTTP/1.1 over heads and chunks that were checked first (raw_head.py)."""
 
+import asyncio
 import logging
 import re
 import time
@@ -46,6 +47,7 @@ class CheckedHttp(Http):
 
     async def http1_request_header(self) -> None:
         self.limit.waits(self.protocol)
+        await leave_turn()
         await self.check_head()
         untyped: Any = super()
         try:
@@ -101,6 +103,7 @@ class CheckedHttp(Http):
         if self.expecting_continue:
             self.expecting_continue = False
             await self._send(HTTP_CONTINUE)
+        await leave_turn()
         while (is_malformed := chunk_fault(self.recv_buffer)) is None:
             await self._receive_more()
         if is_malformed:
@@ -123,6 +126,11 @@ class CheckedHttp(Http):
             )
         await self._send(early_answer(exception))
         self.stage = Stage.IDLE
+
+
+async def leave_turn() -> None:
+    """Let the event loop have a turn: hundreds of requests or chunks may lie in one buffer."""
+    await asyncio.sleep(0)
 
 
 def malformed(reason: str) -> BadRequest:
