@@ -60,12 +60,13 @@ class CheckedHttp(Http):
         self.take_place()
 
     def take_place(self) -> None:
-        """Keep the connection until the answer once its request is whole. Raises ServiceUnavailable where as many are
-        served as may be."""
+        """Keep the connection until the answer once its request is whole, unless answers before are still to be taken.
+        Raises ServiceUnavailable where as many are served as may be."""
         if not self.limit.has_room(self.request.path):
             raise full()
-        if self.request_body is None:
-            self.limit.serves(self.protocol)
+        protocol: Any = self.protocol
+        if self.request_body is None and protocol.has_room:
+            self.limit.serves(protocol)
 
     async def check_head(self) -> None:
         """Wait for the whole head. Raises SanicException as soon as it is known to be none."""
