@@ -46,7 +46,9 @@ class CheckedHttp(Http):
         return stopped
 
     async def http1_request_header(self) -> None:
-        self.limit.waits(self.protocol)
+        protocol: Any = self.protocol
+        protocol.begun = time.monotonic()
+        self.limit.waits(protocol)
         await leave_turn()
         await self.check_head()
         untyped: Any = super()

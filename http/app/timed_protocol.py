@@ -33,7 +33,7 @@ class TimedProtocol(HttpProtocol):
     def connection_made(self, transport: Any) -> None:
         # False while the transport asks to pause writing.
         self.has_room = True
-        # None while nothing has ever come.
+        # The time at which the last request began to be read; None before the first one.
         self.begun: float | None = None
         self.reader_watch: asyncio.TimerHandle | None = None
         gives_way = self.app.ctx.connection_limit.opens(self, network_of(transport), time.monotonic())
@@ -95,9 +95,7 @@ class TimedProtocol(HttpProtocol):
         noted(WRITE)
 
     def data_received(self, data: bytes) -> None:
-        if not self.is_receiving:
-            self.begun = time.monotonic()
-        elif self.is_late:
+        if self.is_receiving and self.is_late:
             self.give_up(too_late())
             return
         super().data_received(data)

@@ -102,6 +102,18 @@ def test_a_connection_without_a_request_is_closed(hasty: ScriptedSite) -> None:
     assert answered(hasty, request).startswith(b"HTTP/1.1 200 "), "and after one request, when no other comes"
 
 
+def test_a_request_behind_a_slow_answer_has_its_own_time(hasty: ScriptedSite) -> None:
+    """A part of it came before the answer; the deadline begins when it is read."""
+    hasty.workers[0].pace = 0.3
+    body = BODY.replace(b"2", b"9")
+    request = HEAD + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    with socket.create_connection(("127.0.0.1", hasty.port), DEADLINE) as connection:
+        connection.sendall(request + request[:-1])
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        connection.sendall(request[-1:])
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
 def test_a_slow_answer_is_waited_for(hasty: ScriptedSite) -> None:
     """The receive timeout ends with the request; the response may take longer."""
     hasty.workers[0].pace = 0.3
