@@ -264,7 +264,7 @@ def test_lengths_that_are_none_are_refused(about: bytes) -> None:
 
 
 def test_a_record_of_an_earlier_version_keeps_no_row_open(tmp_path: Path) -> None:
-    """Nobody can go on with it, so that its row is closed with those of its proxy."""
+    """Leave its row to be closed with those of its proxy, since nobody can go on with it."""
     records, name = StreamRecords(tmp_path), "0" * 32
     records.path_of(name).write_bytes(json_line(HEAD | {"body": "{}", "params": {}}) + b'{"answers":[]}\n')
     assert records.about(name)["caller"] == "-"
