@@ -23,7 +23,8 @@ REFUSAL = "the server has as many connections as it takes: try again in a moment
 
 
 class ConnectionLimit:
-    """The connections of one server: those that wait for a whole request, and those whose request is being served.
+    """The connections of one server: those that wait for their client, to send a whole request or to take some of an
+    answer, and those whose request is being served.
 
     A connection beyond the limit makes one that waits give way: the oldest of the network that has the most of them. So
     a network is sure of an equal share of the places that are left by those that are served, which are never closed.
@@ -59,7 +60,7 @@ class ConnectionLimit:
         return first
 
     def waits(self, connection: Hashable) -> None:
-        """Note that a connection has no whole request, and begins to wait for one or for the rest of one."""
+        """Note that a connection begins to wait: for a request, for the rest of one, or for room for its answer."""
         network = self.leaves(connection)
         if network is not None:
             self.waiting.add(connection, network)
@@ -69,7 +70,7 @@ class ConnectionLimit:
         return path in self.probes or len(self.served) < self.most - self.reserve
 
     def serves(self, connection: Hashable) -> None:
-        """Note that a request has come whole: its connection stays until it is answered."""
+        """Note that a request has come whole, and there is room for an answer: its connection stays until then."""
         if self.leaves(connection) is not None:
             self.served.add(connection)
 

@@ -4,16 +4,17 @@
 import json
 from http import HTTPStatus
 
+from sanic.exceptions import SanicException
+
+from pontil.http.app.error_handler import CODES
 from pontil.http.app.request_id import HEADER, request_id
 from pontil.http.response.error_object import error_object
 
 
-def early_answer(status: int, message: str, code: str | None = None, retry: int | None = None) -> bytes:
+def early_answer(error: SanicException) -> bytes:
     """Return an error answer that ends its connection."""
-    body = json.dumps(error_object(message, status, code=code)).encode()
-    wait = "" if retry is None else f"retry-after: {retry}\r\n"
-    head = (
-        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\n{HEADER}: {request_id(None)}\r\n{wait}connection: close\r\n\r\n"
-    )
-    return head.encode() + body
+    status = HTTPStatus(error.status_code)
+    body = json.dumps(error_object(str(error), status, code=CODES.get(status))).encode()
+    stated = {"content-type": "application/json", "content-length": len(body), HEADER: request_id(None)}
+    fields = [f"{name}: {value}" for name, value in (stated | error.headers | {"connection": "close"}).items()]
+    return "\r\n".join([f"HTTP/1.1 {status.value} {status.phrase}", *fields, "", ""]).encode() + body

@@ -7,12 +7,11 @@ import math
 from asyncio import CancelledError
 
 from sanic import HTTPResponse, Request
-from sanic.exceptions import MethodNotAllowed, NotFound, PayloadTooLarge, RequestTimeout, SanicException
+from sanic.exceptions import MethodNotAllowed, NotFound, PayloadTooLarge, SanicException
 from sanic.handlers import ErrorHandler
 from sanic.response import json as json_response
 
 from pontil.http.access.access import AccessDenied
-from pontil.http.app.timed_protocol import RECEIVE_SECONDS
 from pontil.http.app.unknown_path import what_to_say
 from pontil.http.response.error_object import error_object, error_of, status_of
 from pontil.runtime.errors import PontilError, RequestError, TooManyRequests, Unavailable
@@ -22,6 +21,8 @@ LOG = logging.getLogger("pontil.http")
 CLIENT_LEFT = 499
 # Retry-After where no better estimate is known.
 RETRY_SECONDS = 1.0
+# The codes of errors before a handler was reached, by their status.
+CODES = {404: "not_found", 503: "unavailable"}
 
 
 class OpenAIErrors(ErrorHandler):
@@ -32,8 +33,7 @@ class OpenAIErrors(ErrorHandler):
             return json_response(error_of(exception), status_of(exception), headers=headers_of(exception))
         if isinstance(exception, SanicException):
             status = exception.status_code or 500
-            code = {404: "not_found", 503: "unavailable"}.get(status)
-            return json_response(error_object(said(request, exception), status, code=code), status,
+            return json_response(error_object(said(request, exception), status, code=CODES.get(status)), status,
                                  headers=exception.headers)  # fmt: skip
         if isinstance(exception, CancelledError):
             LOG.debug("%s %s: the client left", request.method, request.path)
@@ -60,8 +60,6 @@ def said(request: Request, exception: SanicException) -> str:
         return what_to_say(request.path, {f"/{route.path}" for route in request.app.router.routes})
     if isinstance(exception, MethodNotAllowed):
         return f"{request.path} does not take {request.method}: use {exception.headers.get('Allow', 'another method')}"
-    if isinstance(exception, RequestTimeout):
-        return f"the request did not come whole within {RECEIVE_SECONDS:g} s: send it faster"
     if isinstance(exception, PayloadTooLarge):
         return "the request is larger than this server takes: send less"
     return str(exception) or f"the request cannot be served ({exception.status_code})"

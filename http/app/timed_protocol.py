@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A connection with a deadline for receiving a whole request, however slowly its bytes arrive."""
 
+import asyncio
 import time
 from typing import Any
 
@@ -11,7 +12,6 @@ from sanic.server.protocols.http_protocol import HttpProtocol
 
 from pontil.http.access.failed_keys import place_of
 from pontil.http.app.checked_http import CheckedHttp, full
-from pontil.http.app.connection_limit import REFUSAL
 from pontil.http.app.early_answer import early_answer
 from pontil.runtime.timeline.received import noted
 from pontil.runtime.timeline.timeline import WRITE
@@ -19,6 +19,8 @@ from pontil.runtime.timeline.timeline import WRITE
 RECEIVE_SECONDS = 60.0
 # A client that connects has something to send. One that stays longer before its first byte only takes a place.
 FIRST_BYTE_SECONDS = 20.0
+# Seconds in which a client takes nothing of its answer, with the connection's buffer full, before it is taken for gone.
+READER_PATIENCE = 60.0
 
 
 class TimedProtocol(HttpProtocol):
@@ -26,16 +28,17 @@ class TimedProtocol(HttpProtocol):
     not arrive for a response that is not ready."""
 
     HTTP_CLASS = CheckedHttp
-    __slots__ = ("begun", "has_room")
+    __slots__ = ("begun", "has_room", "reader_watch")
 
     def connection_made(self, transport: Any) -> None:
         # False while the transport asks to pause writing.
         self.has_room = True
-        # None while nothing has ever come.
+        # The time at which the last request began to be read; None before the first one.
         self.begun: float | None = None
+        self.reader_watch: asyncio.TimerHandle | None = None
         gives_way = self.app.ctx.connection_limit.opens(self, network_of(transport), time.monotonic())
         if gives_way is self:
-            transport.write(early_answer(503, REFUSAL, code="unavailable", retry=1))
+            transport.write(early_answer(full()))
             transport.close()
             return
         untyped: Any = super()
@@ -51,14 +54,34 @@ class TimedProtocol(HttpProtocol):
             untyped.connection_lost(exc)
 
     def pause_writing(self) -> None:
+        """Wait for the client, which has to take some of its answer: so long it may have to give way to others."""
         self.has_room = False
+        self.app.ctx.connection_limit.waits(self)
+        self.watch_reader()
         untyped: Any = super()
         untyped.pause_writing()
 
     def resume_writing(self) -> None:
         self.has_room = True
+        if self.reader_watch is not None:
+            self.reader_watch.cancel()
+        if self.http and not self.is_receiving:
+            self.app.ctx.connection_limit.serves(self)
         untyped: Any = super()
         untyped.resume_writing()
+
+    def watch_reader(self, before: int | None = None) -> None:
+        """End the connection of a client that has taken nothing since so many bytes were `before` it; else look again
+        in a while."""
+        transport: Any = self.transport
+        left = transport.get_write_buffer_size()
+        if before is not None and left >= before:
+            transport.abort()
+            return
+        if before is not None:
+            # Restart Sanic's timeouts.
+            self._time = time.monotonic()
+        self.reader_watch = self.loop.call_later(READER_PATIENCE, self.watch_reader, left)
 
     async def send(self, data: Any) -> None:
         """Send a part of a response. Between the first and the last one a stream's are written directly."""
@@ -72,10 +95,8 @@ class TimedProtocol(HttpProtocol):
         noted(WRITE)
 
     def data_received(self, data: bytes) -> None:
-        if not self.is_receiving:
-            self.begun = time.monotonic()
-        elif self.is_late:
-            self.give_up(RequestTimeout())
+        if self.is_receiving and self.is_late:
+            self.give_up(too_late())
             return
         super().data_received(data)
 
@@ -86,7 +107,7 @@ class TimedProtocol(HttpProtocol):
         if self.begun is None:
             self.await_first_byte()
         elif self.is_receiving and self.is_late:
-            self.give_up(RequestTimeout())
+            self.give_up(too_late())
         else:
             untyped: Any = super()
             untyped.check_timeouts()
@@ -118,8 +139,11 @@ class TimedProtocol(HttpProtocol):
         return False
 
     def give_way(self) -> None:
-        """Close a connection without a whole request: others need its place."""
-        if self.is_receiving:
+        """Close a connection that waits for its client: others need its place."""
+        if not self.has_room:
+            transport: Any = self.transport
+            transport.abort()
+        elif self.is_receiving:
             self.give_up(full())
         else:
             self.close()
@@ -131,6 +155,10 @@ class TimedProtocol(HttpProtocol):
         http.request_body, http.keep_alive = None, False
         task: Any = self._task
         task.cancel()
+
+
+def too_late() -> RequestTimeout:
+    return RequestTimeout(f"the request did not come whole within {RECEIVE_SECONDS:g} s: send it faster")
 
 
 def network_of(transport: Any) -> str:

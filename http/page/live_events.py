@@ -2,12 +2,12 @@
 """/admin/events: one snapshot a second for all viewers, as server-sent events."""
 
 import asyncio
-from typing import Any, cast
+from typing import Any
 
 from sanic import HTTPResponse, Request
 from sanic.response import empty
 
-from pontil.http.response.sse import CONTENT_TYPE, HEADERS, READER_PATIENCE, EventStreamResponse, event
+from pontil.http.response.sse import CONTENT_TYPE, HEADERS, EventStreamResponse, event
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy.live_snapshot import LiveSnapshot
 
@@ -45,7 +45,7 @@ class LiveEvents:
         return None
 
     async def show(self, request: Request, response: Any) -> None:
-        seen, protocol = 0, cast(Any, request.protocol)
+        seen = 0
         while not self.closed:
             if self.number == seen:
                 await self.changed.wait()
@@ -53,14 +53,7 @@ class LiveEvents:
             seen = self.number
             if not request.app.ctx.access.still_admits(request):
                 break
-            if protocol.has_room:
-                await response.send(self.newest)
-                continue
-            try:
-                await asyncio.wait_for(response.send(self.newest), READER_PATIENCE)
-            except asyncio.TimeoutError:
-                protocol.transport.abort()
-                return
+            await response.send(self.newest)
         await response.eof()
 
     def begin(self) -> None:

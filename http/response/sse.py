@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Server-sent events to one client (F4), which may be slow or gone (F7), without a task switch per token."""
 
-import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -16,8 +15,6 @@ HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 CONTENT_TYPE = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-# Seconds that a client may leave the connection's buffer full before it is taken for gone.
-READER_PATIENCE = 60.0
 # Seconds without data after which a stream that has begun gets a comment.
 KEEP_ALIVE_AFTER = 10.0
 
@@ -92,22 +89,14 @@ class EventWriter:
             protocol._time = self.wrote_at
 
     async def send(self, data: bytes, last: bool = False) -> None:
-        """Send a chunk after what was held, waiting for room. A client that leaves the buffer full for READER_PATIENCE
-        is disconnected, and handled as if it had left."""
+        """Send a chunk after what was held, waiting for room."""
         if not self.begun:
             head = EventStreamResponse(content_type=self.content_type, headers=HEADERS | self.headers())
             self.response = await self.request.respond(head)
         self.wrote_at = time.monotonic()
         if self.pending:
             data, self.pending = b"".join([*self.pending, data]), []
-        if self.has_room:
-            await self.response.send(data, end_stream=last)
-            return
-        try:
-            await asyncio.wait_for(self.response.send(data, end_stream=last), READER_PATIENCE)
-        except asyncio.TimeoutError:
-            self.protocol.transport.abort()
-            raise asyncio.CancelledError from None
+        await self.response.send(data, end_stream=last)
 
 
 class StreamWriter:

@@ -21,6 +21,7 @@ from pontil.http.request.chat_request import ChatRequest
 from pontil.http.request.speech_request import read_speech
 from pontil.http.request.transcription_request import read_transcription
 from pontil.http.response.sound_reply import reply_sound
+from pontil.http.routes.resumable_routes import check_limits
 from pontil.http.routes.served_model import ServedModel
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.graph.catalog import GraphModel
@@ -54,6 +55,7 @@ class SoundRoutes:
                 '["text", "audio"] to /v1/chat/completions', param="model", code="unsupported_parameter",
             )  # fmt: skip
         options = self.options(graph, wanted.voice, VOICE, request)
+        check_limits(self.proxy, request)
         self.bodies.in_flight.let_go(request)
         context, data = request.ctx, wanted.text.encode("utf-8", "replace")
         stream = self.proxy.runs.speak(
@@ -66,6 +68,7 @@ class SoundRoutes:
         wanted = await self.bodies.read_form(request, partial(read_transcription, ignored=ignored))
         self.model.check(wanted.model)
         self.hearing("file")
+        check_limits(self.proxy, request)
         with self.holding(len(wanted.recording.data)):
             said = await self.recognised(wanted.recording, request, beside=False)
         self.bodies.in_flight.let_go(request)

@@ -41,7 +41,7 @@ def limits_of(rows: Sequence[Mapping[str, Any]], models: Sequence[Mapping[str, A
     than the smallest worker has seats."""
     seats = [row["load"]["seats"] for row in rows if row["role"] in GENERATING_ROLES and row.get("load")]
     context = next((one["max_model_len"] for one in models if one["id"] == model), models[0]["max_model_len"])
-    return GreedLimits(min(MOST_CHOICES, *seats), sum(seats), context)
+    return GreedLimits(min([MOST_CHOICES, *seats]), sum(seats), context)
 
 
 def burst(limits: GreedLimits, model: str) -> Iterator[dict[str, Any]]:

@@ -9,9 +9,8 @@ OWNER_ONLY = 0o600
 def memory_file(name: str, content: bytes) -> int:
     """Return the descriptor of a file with this content, to be read from its beginning, which only this user can open.
     It has no name in any folder, and is gone with the last process that has it open. Raises OSError."""
-    descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
-    with os.fdopen(descriptor, "wb", closefd=False) as file:
-        os.fchmod(descriptor, OWNER_ONLY)
+    with os.fdopen(os.memfd_create(name, os.MFD_CLOEXEC), "wb") as file:
+        os.fchmod(file.fileno(), OWNER_ONLY)
         file.write(content)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor
+        file.seek(0)
+        return os.dup(file.fileno())

@@ -7,7 +7,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -47,22 +47,20 @@ class ChildProcess:
         """Start the process, with the descriptors that are `handed` to it, by the fields of its configuration. Raises
         OSError when the system cannot create it; no other descriptor is left open then."""
         self.plan = plan
-        config = config_file(plan.configured(**{name: list(files) for name, files in handed.items()}))
-        (reports, report_end), (output, output_end), (command_end, commands) = os.pipe(), os.pipe(), os.pipe()
-        given = [config, report_end, *([command_end] if plan.takes_commands else [])]
-        flags = [f"--{name}-fd={fd}" for name, fd in zip(("config", "report", "commands"), given, strict=False)]
-        written = None if plan.keeps_terminal and os.isatty(STDERR) else output_end
-        try:
+        configured = plan.configured(**{name: list(files) for name, files in handed.items()})
+        # The child's ends are closed here in any case, the others if there is no child.
+        with ExitStack() as theirs, ExitStack() as ours:
+            config = config_file(configured)
+            theirs.callback(os.close, config)
+            reports, report_end = pipe(ours, theirs)
+            output, output_end = pipe(ours, theirs)
+            command_end, commands = pipe(theirs, ours)
+            given = [config, report_end, *([command_end] if plan.takes_commands else [])]
+            flags = [f"--{name}-fd={fd}" for name, fd in zip(("config", "report", "commands"), given, strict=False)]
+            written = None if plan.keeps_terminal and os.isatty(STDERR) else output_end
             words = [plan.name, parent_word(), *flags]
-            asked = ProcessStart(words, plan.threads, [*given, *chain(*handed.values())], written)
-            self.process = starter.start(asked)
-        except OSError:
-            for descriptor in (reports, output, commands):
-                os.close(descriptor)
-            raise
-        finally:
-            for descriptor in (config, report_end, output_end, command_end):
-                os.close(descriptor)
+            self.process = starter.start(ProcessStart(words, plan.threads, [*given, *chain(*handed.values())], written))
+            ours.pop_all()
         os.set_blocking(commands, False)
         self.reports, self.output, self.commands = LinePipe(reports), LinePipe(output), commands
         self.outbox = b""
@@ -166,6 +164,14 @@ class ChildProcess:
         self.reports.close()
         self.output.close()
         os.close(self.commands)
+
+
+def pipe(reading: ExitStack, writing: ExitStack) -> tuple[int, int]:
+    """Return the ends of a pipe, each of which is closed with its stack. Raises OSError."""
+    ends = os.pipe()
+    reading.callback(os.close, ends[0])
+    writing.callback(os.close, ends[1])
+    return ends
 
 
 def config_file(plan: ChildPlan) -> int:

@@ -150,11 +150,12 @@ class UnitFile:
         return " ".join(quoted)
 
     def copying(self, line: str) -> str:
-        """Return lines of the kind `line` that copy the secrets, as root, for the service's user alone."""
+        """Return lines of the kind `line` that copy the secrets, as root, for the service's user alone. The folder is
+        that user's: no line follows a link that it may have put there."""
         copies = ""
         for name, path in self.secrets.items():
-            copies += f"{line}=+/usr/bin/install -m 0400 -T {quote(path)} {RUN}/{name}\n"
-            copies += f"{line}=+/usr/bin/chown --reference={RUN}/. {RUN}/{name}\n"
+            copies += f"{line}=+/usr/bin/cp --remove-destination -T {quote(path)} {RUN}/{name}\n"
+            copies += f"{line}=+/usr/bin/chown -h --reference={RUN}/. {RUN}/{name}\n"
         return copies
 
     @property

@@ -187,11 +187,13 @@ class StreamRecords:
         return [path.stem for path in self.folder.glob(f"*{SUFFIX}") if NAME.fullmatch(path.stem)]
 
     def requests(self) -> list[str]:
-        """Return the ids of the requests of all streams."""
+        """Return the ids of the requests of all streams that can be continued: none of another version's."""
         found = []
         for name in self.names():
             with suppress(KeyError):
-                found.append(str(self.about(name)["request"]))
+                about = self.about(name)
+                if lengths(about) is not None:
+                    found.append(str(about["request"]))
         return found
 
     def unowned(self, known: set[str], window: float, orphans: dict[str, int] | None = None) -> list[StreamRecord]:
@@ -265,9 +267,10 @@ def unpacked(data: bytes) -> tuple[dict[str, Any] | None, int]:
     """Return the head of a record and its length in bytes; None if it is damaged."""
     start = data.find(b"\n") + 1
     head = parsed(data[:start])
-    ids, size = (None, None) if head is None else (head.get("prompt"), head.get("body", 0))
-    if head is None or not (isinstance(ids, int) and isinstance(size, int) and ids >= 0 and size >= 0):
+    stated = None if head is None else lengths(head)
+    if head is None or stated is None:
         return None, 0
+    ids, size = stated
     middle = start + ID_BYTES * ids
     end = middle + size
     if data[end : end + 1] != b"\n":
@@ -276,6 +279,12 @@ def unpacked(data: bytes) -> tuple[dict[str, Any] | None, int]:
     if "body" in head:
         head["body"] = data[middle:end]
     return head, end + 1
+
+
+def lengths(about: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return how many ids and bytes follow the first line of a record; None if it does not say so."""
+    ids, size = about.get("prompt"), about.get("body", 0)
+    return (ids, size) if isinstance(ids, int) and isinstance(size, int) and ids >= 0 and size >= 0 else None
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:

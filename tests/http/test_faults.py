@@ -148,7 +148,7 @@ def test_a_slow_reader_slows_only_itself(bare: ScriptedSite) -> None:  # F7
 
 
 def test_a_reader_that_never_reads_is_cut_off(bare: ScriptedSite, monkeypatch: pytest.MonkeyPatch) -> None:  # F7
-    monkeypatch.setattr("pontil.http.response.sse.READER_PATIENCE", 0.05)
+    monkeypatch.setattr("pontil.http.app.timed_protocol.READER_PATIENCE", 0.05)
     # At this pace the output would take minutes; small buffers fill long before.
     worker = bare.worker(script=torrent, pace=0.005, max_model_len=1 << 26, num_blocks=1 << 22)
     bare.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)

@@ -18,6 +18,7 @@ from scripted_worker import DEADLINE, ScriptedWorker, eventually
 
 from pontil.runtime.grammar.compile_process import GrammarProcess
 from pontil.runtime.proxy.rate_limits import JITTER
+from pontil.runtime.proxy.shared_room import SharedRoom
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Message, Submit
 
@@ -160,6 +161,18 @@ def test_a_transcription_is_one_request_of_its_key(tmp_path: Path, tokenizer: To
     with speaking(tmp_path, tokenizer, rate=2.0, requests=1, tokens=1) as made:
         assert [transcribe(made, ALICE) for _ in range(3)] == [200, 200, 429]
         assert [transcribe(made, BOB) for _ in range(3)] == [200] * 3
+
+
+def test_a_recording_beyond_the_limits_of_its_key_takes_no_room(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with speaking(tmp_path, tokenizer, rate=1.0) as made:
+        assert transcribe(made, ALICE) == 200
+        monkeypatch.setattr(SharedRoom, "take", lambda room, caller, size: size < len(RECORDING))
+        assert transcribe(made, BOB) == 503, "no room"
+        assert transcribe(made, ALICE) == 429, "which is looked at first"
+        speech = made.ask("POST", "/v1/audio/speech", {"input": "hi"}, {"authorization": f"Bearer {ALICE}"})
+        assert speech.status == 429
 
 
 def test_a_chat_with_recordings_is_one_request_of_its_key(tmp_path: Path, tokenizer: Tokenizer) -> None:

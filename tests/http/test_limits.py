@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits on a client before its request is valid: bytes, time, and content type (F3)."""
 
+import hashlib
 import json
 import socket
 import time
@@ -15,6 +16,7 @@ from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 BODY = json.dumps({"prompt": "hi", "max_tokens": 2}).encode()
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+KEY = b"a-key-of-a-client"
 LONG = b"content-length: 100000\r\n\r\n{"
 
 
@@ -77,10 +79,39 @@ def test_who_does_not_send_a_request_is_not_waited_for(
     assert hasty.complete(max_tokens=2).status == 200
 
 
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET /v1/models HTTP/1.1\r\nauthorization: Bearer %b\r\nx: " % KEY, 408),
+        (HEAD + b"authorization: Bearer %b\r\nexpect: something\r\ncontent-length: 2\r\n\r\n{}" % KEY, 417),
+    ],
+)
+def test_what_fails_before_there_is_a_request_says_so_where_keys_are_needed(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, data: bytes, status: int
+) -> None:
+    monkeypatch.setattr("pontil.http.app.timed_protocol.RECEIVE_SECONDS", 0.2)
+    with site(tmp_path, tokenizer, callers=(("someone", hashlib.sha256(KEY).hexdigest()),)) as made:
+        head, body = answered(made, data, b"x").split(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status) and b"www-authenticate" not in head
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
 def test_a_connection_without_a_request_is_closed(hasty: ScriptedSite) -> None:
     assert answered(hasty, b"") == b""
     request = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
     assert answered(hasty, request).startswith(b"HTTP/1.1 200 "), "and after one request, when no other comes"
+
+
+def test_a_request_behind_a_slow_answer_has_its_own_time(hasty: ScriptedSite) -> None:
+    """A part of it came before the answer; the deadline begins when it is read."""
+    hasty.workers[0].pace = 0.3
+    body = BODY.replace(b"2", b"9")
+    request = HEAD + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    with socket.create_connection(("127.0.0.1", hasty.port), DEADLINE) as connection:
+        connection.sendall(request + request[:-1])
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        connection.sendall(request[-1:])
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_slow_answer_is_waited_for(hasty: ScriptedSite) -> None:

@@ -76,7 +76,7 @@ def digests() -> list[str]:
 def test_no_secret_is_in_lists_of_processes_or_metrics(served: Served) -> None:  # F5
     """Only the launcher's own environment holds the secret that was passed in it."""
     launcher, *children = served.tree()
-    assert len(children) == 3
+    assert len(children) == 4, "a proxy, two workers, and the server that forks them"
     lines = [Path(f"/proc/{one.pid}/cmdline").read_bytes() for one in (launcher, *children)]
     places = [*lines, *(Path(f"/proc/{one.pid}/environ").read_bytes() for one in children)]
     shown = [
@@ -84,7 +84,7 @@ def test_no_secret_is_in_lists_of_processes_or_metrics(served: Served) -> None: 
         for path in ("/metrics", "/admin/topology", "/admin/ledger")
     ]
     places += [text.encode() for text in shown]
-    assert b"--api-keys" in lines[0] and len(places) == 10
+    assert b"--api-keys" in lines[0] and len(places) == 12
     assert not [place for place in places for secret in (SECRET, ADMIN, *digests()) if secret.encode() in place]
 
 

@@ -4,11 +4,13 @@
 import json
 import logging
 import random
+import re
 import resource
 import socket
 import time
 from collections.abc import Hashable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +21,11 @@ from scripted_worker import DEADLINE, eventually
 
 from pontil.http.app import timed_protocol
 from pontil.http.app.connection_limit import ConnectionLimit, connections_within, raise_descriptor_limit
+from pontil.http.app.timed_protocol import TimedProtocol
 
 PROBES = ("/health", "/ping", "/ready")
 PART = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\n\r\n"
+LARGE, ANSWERS = b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n", 4
 HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 # As many as the soft limit of descriptors allows, with both ends in this process.
 CROWD = 2000
@@ -133,6 +137,89 @@ def test_a_part_of_a_request_is_told_when_it_gives_way(bare: ScriptedSite) -> No
         assert more[-1].recv(1024).startswith(b"HTTP/1.1 200 ")
         assert read_all(parts[0]).startswith(b"HTTP/1.1 503 ") and not is_closed(parts[1])
         assert all(read_all(one) == b"" for one in idle)
+
+
+def unread(made: ScriptedSite, stack: ExitStack) -> socket.socket:
+    """Ask for answers that are more than all buffers hold, and read none."""
+    made.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+    asking = stack.enter_context(socket.socket())
+    asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+    asking.settimeout(DEADLINE)
+    asking.connect(("127.0.0.1", made.port))
+    asking.sendall(LARGE * ANSWERS)
+    return asking
+
+
+def whole(received: bytes) -> int:
+    """Return how many answers of one kind these bytes hold."""
+    head, end, _ = received.partition(b"\r\n\r\n")
+    size = re.search(rb"(?i)content-length: (\d+)", head)
+    return len(received) // (len(head + end) + int(size[1])) if end and size else 0
+
+
+def taken(connection: socket.socket) -> int:
+    """Return how many answers have come whole when the connection ends."""
+    received = b""
+    with suppress(ConnectionError):
+        while piece := connection.recv(1 << 20):
+            received += piece
+    return whole(received)
+
+
+def test_answers_that_nobody_takes_shut_nobody_out(bare: ScriptedSite) -> None:
+    limit = limit_of(bare)
+    limit.most = 16
+    open_now: Any = limit.networks
+    with ExitStack() as stack:
+        silent = [unread(bare, stack) for _ in range(limit.most)]
+        eventually(lambda: len(limit.networks) == limit.most, "all of them")
+        eventually(lambda: not any(one.has_room for one in open_now), "full buffers")
+        assert not limit.served
+        for path in (*PROBES[:1], "/version"):
+            assert bare.ask("GET", path).status == 200
+        assert taken(silent[0]) < ANSWERS
+        last, received = silent[-1], b""
+        while whole(received) < ANSWERS:
+            received += last.recv(1 << 20)
+        last.sendall(HEALTH)
+        assert last.recv(1024).startswith(b"HTTP/1.1 200 "), "who takes them has the rest, and stays"
+    eventually(lambda: not limit.networks, "all to be forgotten")
+
+
+def test_whole_answers_are_not_kept_for_who_takes_none(bare: ScriptedSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timed_protocol, "READER_PATIENCE", 0.2)
+    with ExitStack() as stack:
+        silent = unread(bare, stack)
+        eventually(lambda: bool(limit_of(bare).networks), "the connection")
+        eventually(lambda: not limit_of(bare).networks, "its end")
+        assert taken(silent) < ANSWERS
+
+
+class SlowTransport:
+    """A transport whose client takes a byte between two looks, as long as `left` tells."""
+
+    def __init__(self, left: list[int]) -> None:
+        self.left, self.aborted = left, False
+
+    def get_write_buffer_size(self) -> int:
+        return self.left.pop(0)
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def test_who_takes_some_is_waited_for() -> None:
+    later: list[tuple[Any, ...]] = []
+    made: Any = object.__new__(TimedProtocol)
+    made.transport = SlowTransport([9, 8, 7, 7])
+    made.loop = SimpleNamespace(call_later=lambda *told: later.append(told))
+    made.watch_reader()
+    while later:
+        assert not made.transport.aborted
+        seconds, look, *told = later.pop()
+        assert seconds == timed_protocol.READER_PATIENCE
+        look(*told)
+    assert made.transport.aborted and not made.transport.left
 
 
 def test_a_connection_without_a_byte_is_closed(bare: ScriptedSite, monkeypatch: pytest.MonkeyPatch) -> None:

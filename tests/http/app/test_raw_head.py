@@ -48,6 +48,7 @@ REFUSED_FRAMING = [
     b"C\xc3\xb6ntent-Length: 4",
     b": y",
     b"no colon",
+    b"x: y\r",
     b"host: elsewhere",
 ]
 REFUSED_LINES = [
@@ -171,6 +172,14 @@ def test_a_refused_head_is_logged_in_one_short_line_a_minute(
         assert parsed(answers(pair, b"GET :::: HTTP/1.1\r\nx: %d%s\r\n\r\n" % (number, b"y" * 5000))) == [400]
     said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
     assert len(said) == 1 and len(said[0]) < 300 and "\n" not in said[0]
+
+
+def test_the_log_shows_no_headers_of_a_refused_head(pair: ScriptedSite, caplog: pytest.LogCaptureFixture) -> None:
+    Sanic.get_app(f"pontil-{pair.proxy.incarnation}").ctx.malformed_heads.complained = None
+    for end in (b"\n", b"\r"):
+        assert parsed(answers(pair, b"GET / HTTP/1.1" + end + b"authorization: Bearer secret\r\n\r\n")) == [400]
+    said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert len(said) == 1 and "GET / HTTP/1.1" in said[0] and "Bearer" not in said[0]
 
 
 def test_too_large_a_head_is_431(pair: ScriptedSite) -> None:

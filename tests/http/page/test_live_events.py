@@ -15,6 +15,7 @@ from sanic import Sanic
 from scripted_site import ScriptedSite
 from scripted_worker import DEADLINE, eventually
 
+from pontil.http.app import timed_protocol
 from pontil.http.page import live_events
 from pontil.http.page.live_events import LiveEvents
 from pontil.runtime.proxy.live_snapshot import LiveSnapshot
@@ -149,7 +150,7 @@ def test_a_viewer_that_never_reads_is_disconnected(
 ) -> None:
     take = LiveSnapshot.take
     monkeypatch.setattr(LiveSnapshot, "take", lambda self: take(self) | {"padding": "x" * (1 << 20)})
-    monkeypatch.setattr(live_events, "READER_PATIENCE", 0.1)
+    monkeypatch.setattr(timed_protocol, "READER_PATIENCE", 0.1)
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect(("127.0.0.1", pair.port))

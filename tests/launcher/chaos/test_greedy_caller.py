@@ -45,6 +45,7 @@ def test_a_request_has_as_many_choices_as_the_smallest_worker_has_seats() -> Non
     rows = [row("proxy", None), row("prefill:0", 64), row("decode:0", 16), row("decode:1", None), row("embed:0", 2)]
     assert limits_of(rows, models, "m") == GreedLimits(16, 80, 8192)
     assert limits_of([row("mixed:0", 300)], models, "named") == GreedLimits(128, 300, 512)
+    assert limits_of([row("mixed:0", None)], models, "m") == GreedLimits(128, 0, 8192), "none is known yet"
 
 
 @pytest.mark.parametrize(

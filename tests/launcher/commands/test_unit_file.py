@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """systemd units: their settings agree with the supervisor, and systemd's own tool accepts them."""
 
+import os
+import shlex
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +34,7 @@ LAUNCHES = {
     },
 }  # fmt: skip
 LIKE = "--reference=%t/%N/."
+COPY = "+/usr/bin/cp --remove-destination -T {} %t/%N/{}"
 JOIN = ("--join", "tcp://10.0.0.1:7000", "--insecure")
 
 
@@ -106,12 +110,37 @@ def test_keys_are_copied_for_the_service_alone(tmp_path: Path) -> None:
     make_key_file(tmp_path / "my keys")
     words = ("--role", "decode", "--join", "tcp://10.0.0.1:7000", "--keys", str(tmp_path / "my keys"))
     lines = unit_of([sys.executable], words, None).text().splitlines()
-    copies = [f'+/usr/bin/install -m 0400 -T "{tmp_path}/my keys" %t/%N/keys', f"+/usr/bin/chown {LIKE} %t/%N/keys"]
+    copies = [COPY.format(f'"{tmp_path}/my keys"', "keys"), f"+/usr/bin/chown -h {LIKE} %t/%N/keys"]
     assert commands(lines, "ExecStartPre") == copies
     assert commands(lines, "ExecReload") == [*copies, "/bin/kill -HUP $MAINPID"], "what a reload reads is new"
     assert commands(lines, "ExecStart")[0].endswith("--decode %i --keys %t/%N/keys")
     with pytest.raises(OptionError, match="cannot be read"):
         written("--keys", str(tmp_path / "none"))
+
+
+def test_a_link_in_the_services_folder_leads_root_nowhere(tmp_path: Path) -> None:
+    """The folder is the service's own, and root writes to it."""
+    if os.geteuid():
+        pytest.skip("only root can give files to another user")
+    folder, victim, secret = tmp_path / "run", tmp_path / "victim", tmp_path / "admin"
+    folder.mkdir()
+    os.chown(folder, 65534, 65534)
+    victim.write_text("another's")
+    secret.write_text("sk-admin-0123456789")
+    secret.chmod(0o600)
+    lines = unit_of([sys.executable], ("--admin-key", str(secret)), None).text().splitlines()
+    for line in commands(lines, "ExecReload")[:-1]:
+        (folder / "admin-key").unlink(missing_ok=True)
+        (folder / "admin-key").symlink_to(victim)
+        subprocess.run(shlex.split(line.removeprefix("+").replace("%t/%N", str(folder))), check=True)
+        if line.startswith("+/usr/bin/cp"):
+            copy = (folder / "admin-key").lstat()
+            assert stat.S_ISREG(copy.st_mode) and stat.S_IMODE(copy.st_mode) == 0o600
+    assert (
+        victim.read_text() == "another's"
+        and victim.stat().st_uid == 0
+        and (folder / "admin-key").lstat().st_uid == 65534
+    )
 
 
 def commands(lines: list[str], kind: str) -> list[str]:
@@ -126,7 +155,7 @@ def test_every_file_of_keys_can_be_changed_by_a_reload(tmp_path: Path) -> None: 
     words = ("--host", "0.0.0.0", "--api-keys", str(tmp_path / "api"), "--admin-key", str(tmp_path / "admin"))
     text = unit_of([sys.executable], words, None).text()
     for flag, name in (("api-keys", "api"), ("admin-key", "admin")):
-        assert f"\nExecReload=+/usr/bin/install -m 0400 -T {tmp_path}/{name} %t/%N/{flag}\n" in text
+        assert f"\nExecReload={COPY.format(tmp_path / name, flag)}\n" in text
         assert f"--{flag} %t/%N/{flag}" in text
     assert "LoadCredential" not in text
     with pytest.raises(OptionError, match="--host 0.0.0.0 can be reached"):

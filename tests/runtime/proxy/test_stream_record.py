@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy import stream_record
 from pontil.runtime.proxy.siblings import Siblings
-from pontil.runtime.proxy.stream_record import StreamRecord, StreamRecords
+from pontil.runtime.proxy.stream_record import StreamRecord, StreamRecords, json_line
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAD = {"request": "r", "prompt": [1, 2], "caller": "-"}
@@ -261,6 +261,15 @@ def test_a_record_that_is_cut_in_its_head_is_none(tmp_path: Path, left: int) -> 
 )
 def test_lengths_that_are_none_are_refused(about: bytes) -> None:
     assert stream_record.unpacked(about + b"\n\n\n\n\n\n") == (None, 0)
+
+
+def test_a_record_of_an_earlier_version_keeps_no_row_open(tmp_path: Path) -> None:
+    """Leave its row to be closed with those of its proxy, since nobody can go on with it."""
+    records, name = StreamRecords(tmp_path), "0" * 32
+    records.path_of(name).write_bytes(json_line(HEAD | {"body": "{}", "params": {}}) + b'{"answers":[]}\n')
+    assert records.about(name)["caller"] == "-"
+    assert records.requests() == [] and records.unowned(set(), 60.0) == []
+    assert records.names() == [], "it is removed"
 
 
 def test_orphans_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
