@@ -2,7 +2,6 @@
 """The proxy process: the sanic app over the router, and its lifecycle from bind to drain."""
 
 import asyncio
-import gc
 import logging
 import socket
 from collections.abc import Callable, Sequence, Set
@@ -42,6 +41,7 @@ from pontil.http.routes.endpoint_table import endpoints
 from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config import ProxyConfig
 from pontil.runtime.errors import PontilError
+from pontil.runtime.foundation.garbage import leave_to_requests
 from pontil.runtime.proxy.live_snapshot import LiveSnapshot
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.reporting import Reporter
@@ -63,9 +63,6 @@ LINGER_SECONDS = 1.0
 # Seconds that a proxy which shares its port waits for the first worker, and between two looks.
 WORKERS_WITHIN = 5.0
 LOOK = 0.02
-# Objects that are made before the garbage collector looks at them: those of a few hundred requests. With Python's own
-# number it looks at those of requests in flight again and again, and a connection leaves it a few dozen.
-YOUNG_OBJECTS = 20_000
 SANIC_LOGGERS = ("sanic.root", "sanic.server", "sanic.access")
 
 
@@ -298,10 +295,7 @@ def run_proxy(config: ProxyConfig, reporter: Reporter, commands_fd: int) -> None
     embedding = None if path is None else load_tokenizer(path, config.cache_path)
     listener = listening(config)
     proxy.bind()
-    # Objects that exist by now stay: freezing keeps the garbage collector from scanning a vocabulary repeatedly.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS)
+    leave_to_requests()
     Service(proxy, build_app(proxy, embedding), listener, reporter).run(commands_fd)
 
 

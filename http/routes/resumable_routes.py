@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams that a client can continue: asked for by the header pontil-resume, continued by Last-Event-ID."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial, wraps
 from typing import Any
@@ -18,6 +18,7 @@ from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.request_state import release_of as recorded_release
 from pontil.runtime.proxy.resumable import StreamJournal
+from pontil.runtime.proxy.retold_text import RetoldText
 from pontil.runtime.proxy.stream import Stream
 from pontil.runtime.proxy.stream_record import StreamRecord
 from pontil.runtime.proxy.worker_release import WorkerRelease
@@ -30,12 +31,14 @@ CODE = "stream_not_found"
 @dataclass(slots=True)
 class ResumeContext:
     """The wish of a request to begin or continue a stream that can be continued. `body` is that of the request that
-    began the stream, once it is known; `since` and `claimed` are set for one that continues a stream."""
+    began the stream, once it is known; `since` and `claimed` are set for one that continues a stream, and `retold` for
+    the text of its answer so far."""
 
     path: str
     body: bytes | None = None
     since: ResumePoint | None = None
     claimed: StreamRecord | StreamJournal | None = None
+    retold: Sequence[RetoldText] = ()
 
     @property
     def head(self) -> Mapping[str, Any]:
@@ -118,6 +121,7 @@ class ResumableRoutes:
                 says = f"this stream was begun at {context.head.get('path')!r:.100}: continue it there"
                 raise RequestError(says, code=CODE)
             context.body = context.head["body"]
+            context.retold = await self.proxy.streams.retold(claimed)
             return await handler(request)
         finally:
             # It is the stream's once that has begun.
@@ -142,7 +146,7 @@ class ResumableRoutes:
             made = ResumableFormat(form, since, params)
             context.claimed = None
             request.ctx.stream_id = since.name
-            return streams.take_up(claimed, partial(cut, request)), made
+            return streams.take_up(claimed, partial(cut, request), context.retold), made
         if params.logprobs is not None or params.prompt_logprobs is not None:
             raise RequestError(
                 "a stream with logprobs cannot be continued: leave out one of logprobs and pontil-resume"

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -26,6 +26,7 @@ from pontil.runtime.accounting.usage_tables import (
     LOST,
     OPEN,
     STATEMENTS,
+    VALUES,
     Posted,
     ProxyRow,
     RequestRow,
@@ -208,7 +209,7 @@ def insert(database: sqlite3.Connection, rows: Iterable[Posted]) -> None:
     """Write all of the rows or none. Raise sqlite3.Error."""
     by_kind: dict[type[Posted], list[Sequence[Any]]] = {}
     for row in rows:
-        by_kind.setdefault(type(row), []).append([held(value) for value in astuple(row)])
+        by_kind.setdefault(type(row), []).append([held(value) for value in VALUES[type(row)](row)])
     with database:
         for kind, values in by_kind.items():
             for statement, places in STATEMENTS[kind]:

@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from pontil.runtime.accounting.usage_tables import TABLES, LostProxy, LostRequest, Posted
+from pontil.runtime.accounting.usage_tables import KEYS, Posted
 from pontil.runtime.errors import UsageLogError
 from pontil.runtime.threads import ThreadFailures, TurnThread
 
@@ -171,7 +171,4 @@ def sign(receipts: "Iterable[Future[None]]") -> None:
 
 
 def key_of(row: Posted) -> tuple[object, ...]:
-    if isinstance(row, LostProxy | LostRequest):
-        return type(row), *astuple(row)
-    name, key = TABLES[type(row)]
-    return name, *(getattr(row, each) for each in key)
+    return type(row), *KEYS[type(row)](row)

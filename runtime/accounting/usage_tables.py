@@ -2,7 +2,9 @@
 """The usage log's tables: their rows, and the SQL that writes them. Only this module and its readers' queries know
 them."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 from pontil.runtime.accounting.counts import EMBEDDED
@@ -206,3 +208,17 @@ STATEMENTS: dict[type[Posted], tuple[tuple[str, tuple[int, ...]], ...]] = {
     ),
     LostRequest: ((f"{LOSE} AND id = ?", (0,)),),
 }
+
+
+def getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return what takes these fields of a row. It copies nothing, as `astuple` would: rows are written all the time."""
+    get = attrgetter(*names)
+    return get if len(names) > 1 else lambda row: (get(row),)
+
+
+# Getters of the values of each kind of row, in the order of its fields, and of its key: of a row that a proxy posts
+# about others all of it.
+VALUES: dict[type[Posted], Callable[[Any], tuple[Any, ...]]] = {
+    kind: getter([each.name for each in fields(kind)]) for kind in STATEMENTS
+}
+KEYS = {kind: getter(TABLES[kind][1]) if kind in TABLES else VALUES[kind] for kind in STATEMENTS}

@@ -141,7 +141,7 @@ class Request:
         name: str,
         prompt: list[int],
         params: SamplingParams,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         now: float,
         cache_salt: str = "",
         ledger: Ledger | None = None,
@@ -149,8 +149,8 @@ class Request:
         stage: StageTask | None = None,
     ) -> "Request":
         """Create a request that waits for its first attempt, and open its entry in the ledger, if there is one.
-        InFlight closes the entry. A `stage` that takes another stage's items is billed no prompt, and its ids stand for
-        sound instead of text."""
+        InFlight closes the entry. Nobody reads the text of one without a tokenizer. A `stage` that takes another
+        stage's items is billed no prompt, and its ids stand for sound instead of text."""
         spoken = stage is not None and stage.takes_items
         billed = 0 if spoken else len(prompt)
         account = Account(billed, params.max_tokens, params.n, audible=spoken)

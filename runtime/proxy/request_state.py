@@ -14,6 +14,7 @@ from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.errors import MalformedFrame, RequestError
 from pontil.runtime.proxy.choice_text import ChoiceText
 from pontil.runtime.proxy.request import Request
+from pontil.runtime.proxy.retold_text import RetoldText, recorded_ids
 from pontil.runtime.proxy.stream import Delta, Ended, Finished
 from pontil.runtime.proxy.worker_release import WorkerRelease
 from pontil.runtime.sampling_params import SamplingParams
@@ -86,11 +87,12 @@ def owned_by(line: Mapping[str, Any], owner: str) -> dict[str, Any]:
 
 
 def restored(
-    lines: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, ledger: Ledger | None, now: float
+    lines: Sequence[Mapping[str, Any]], tokenizer: Tokenizer | None, ledger: Ledger | None, now: float,
+    retold: Sequence[RetoldText] = (),
 ) -> Request:  # fmt: skip
     """Make the request of a record's lines. With a `ledger` its entry is opened there, with the shares of a time when
-    the request was this proxy's before. Its mailbox has all of the answer so far. Raises RequestError for lines that
-    are none."""
+    the request was this proxy's before. Its mailbox has all of the answer so far, of whose texts those `retold` are
+    begun; without a tokenizer the ids alone. Raises RequestError for lines that are none."""
     head, states = lines[0], lines[1:]
     before = None if ledger is None else ledger.closed.pop(str(head.get("request")), None)
     try:
@@ -99,12 +101,9 @@ def restored(
             ledger, head["priority"],
         )  # fmt: skip
         request.arrived, request.caller = head["arrived"], head["caller"]
-        ids: list[list[int]] = [[] for _ in request.answers]
-        for state in states:
-            for own, new in zip(ids, state["new"], strict=True):
-                own += new
         if states:
-            take_state(request, ids, states[-1], tokenizer)
+            ids = [own for own, _ in zip(recorded_ids(lines), request.answers, strict=True)]
+            take_state(request, ids, states[-1], retold or fresh_texts(request, tokenizer))
         if before is not None:
             request.entry.shares |= before.shares
     except (KeyError, TypeError, ValueError, MalformedFrame) as error:
@@ -115,7 +114,7 @@ def restored(
 
 
 def take_state(
-    request: Request, ids: Sequence[list[int]], state: Mapping[str, Any], tokenizer: Tokenizer
+    request: Request, ids: Sequence[list[int]], state: Mapping[str, Any], retold: Sequence[RetoldText]
 ) -> None:  # fmt: skip
     attempt = request.attempt = state["attempt"]
     request.excused = attempt + 1
@@ -136,22 +135,26 @@ def take_state(
     entry.delivered, entry.discarded = state["delivered"], dict(state["discarded"])
     for share in state["shares"]:
         entry.take_over(*share)
-    request.answers = tuple(told_again(request, choice, own, tokenizer) for choice, own in enumerate(ids))
+    request.answers = tuple(told_again(request, choice, own, retold[choice]) for choice, own in enumerate(ids))
     if (end := end_of(state)) is not None:
         request.mailbox.end = Finished(request.reasons[0], end.usage, request.route_name)
 
 
-def rewind(request: Request, tokenizer: Tokenizer) -> None:
+def rewind(request: Request, tokenizer: Tokenizer, retold: Sequence[RetoldText] = ()) -> None:
     """Put all of the answer so far into the mailbox again, for a reader that begins anew."""
+    texts = retold or fresh_texts(request, tokenizer)
     for choice, answer in enumerate(request.answers):
-        told_again(request, choice, answer.ids, tokenizer)
+        told_again(request, choice, answer.ids, texts[choice])
 
 
-def told_again(request: Request, choice: int, ids: Sequence[int], tokenizer: Tokenizer) -> ChoiceText:
+def fresh_texts(request: Request, tokenizer: Tokenizer | None) -> list[RetoldText]:
+    return [RetoldText(tokenizer, request.params) for _ in request.answers]
+
+
+def told_again(request: Request, choice: int, ids: Sequence[int], retold: RetoldText) -> ChoiceText:
     """Put a choice's answer so far into the mailbox, whatever is there; return its text."""
-    fresh = ChoiceText(tokenizer, request.params)
-    reason = request.reasons.get(choice)
-    text = fresh.add(list(ids), reason, request.stop_matches.get(choice))
+    fresh, reason = retold.fresh, request.reasons.get(choice)
+    text = retold.finish(ids, reason, request.stop_matches.get(choice))
     request.mailbox.deltas.pop(choice, None)
     if ids or text:
         request.mailbox.deltas[choice] = Delta(text, list(ids), choice, [])

@@ -8,7 +8,7 @@ after the death of a worker: the ids that were accepted are given, and only the 
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -21,6 +21,7 @@ from pontil.runtime.proxy.in_flight import InFlight
 from pontil.runtime.proxy.log_fields import about
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.request_state import end_of, head_of, owned_by, restored, rewind, state_of, with_end
+from pontil.runtime.proxy.retold_text import Retelling, RetoldText
 from pontil.runtime.proxy.stream import MessageTurn, Stream
 from pontil.runtime.proxy.stream_record import NAME, StreamRecord, StreamRecords
 
@@ -107,6 +108,7 @@ class ResumableStreams:
         self.books, self.clock = in_flight.books, in_flight.clock
         self.journals: dict[str, StreamJournal] = {}
         self.touched = 0.0
+        self.retelling = Retelling(in_flight.tokenizer)
         # Records whose requests were looked up in the usage log after their proxies' deaths.
         self.settled: set[str] = set()
         # Streams that may be continued and have no owner, with the sizes of their records: one that is larger had an
@@ -192,19 +194,28 @@ class ResumableStreams:
         else:
             claimed.detached_at = self.clock()
 
-    def take_up(self, claimed: StreamRecord | StreamJournal, cut: Callable[[], None]) -> Stream:
+    async def retold(self, claimed: StreamRecord | StreamJournal) -> list[RetoldText]:
+        """Make the text of a claimed stream's answer so far. What cannot be read is left to `take_up`."""
+        if isinstance(claimed, StreamRecord):
+            return await self.retelling.of_record(claimed.lines)
+        request = claimed.request
+        return await self.retelling.texts(request.params, [answer.ids for answer in request.answers])
+
+    def take_up(
+        self, claimed: StreamRecord | StreamJournal, cut: Callable[[], None], retold: Sequence[RetoldText] = ()
+    ) -> Stream:  # fmt: skip
         """Return a stream of the whole answer, from its beginning, for the reader that claimed it, whose connection
         `cut` ends."""
         if isinstance(claimed, StreamJournal):
             claimed.cut = cut
-            rewind(claimed.request, self.tokenizer)
+            rewind(claimed.request, self.tokenizer, retold)
             return Stream([claimed.request], self.detach, self.turn)
         if end_of(claimed.last) is not None:
-            request = restored(claimed.lines, self.tokenizer, None, self.clock())
+            request = restored(claimed.lines, self.tokenizer, None, self.clock(), retold)
             # It is told to one reader at a time.
             return Stream([request], once(claimed.release), self.turn)
         try:
-            request = restored(claimed.lines, self.tokenizer, self.books.ledger, self.clock())
+            request = restored(claimed.lines, self.tokenizer, self.books.ledger, self.clock(), retold)
         except RequestError:
             claimed.end()
             raise
@@ -312,7 +323,7 @@ class ResumableStreams:
             assert end is not None, "the sweep takes only those that ended"
             self.settled.add(record.name)
             try:
-                request = restored(record.lines, self.tokenizer, self.books.ledger, self.clock())
+                request = restored(record.lines, None, self.books.ledger, self.clock())
             except RequestError:
                 record.end()
                 continue

@@ -8,6 +8,7 @@ from pontil.gpu_ops.collectives.communicator import CollectiveError
 from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.errors import RankLost
+from pontil.runtime.foundation.garbage import leave_to_requests
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.worker.assembly import assemble
 from pontil.runtime.worker.embedding_assembly import assemble_embedder
@@ -48,6 +49,7 @@ def make_process(config: WorkerConfig, report: Reporter, commands: int | None) -
 def serve(process: Worker | PlainWorker | Follower) -> None:
     signal.signal(signal.SIGTERM, process.stop)
     signal.signal(signal.SIGINT, process.stop)
+    leave_to_requests()
     try:
         process.run()
     finally:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The writer of the usage log: groups, receipts, and a disk that fails."""
 
+import copy
 import sqlite3
 import threading
 import time
@@ -10,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from usage_rows import REQUEST
+from usage_rows import BALANCED, REQUEST
 
 from pontil.runtime.accounting import usage_log
 from pontil.runtime.accounting.usage_file import UsageFile, open_to_read
 from pontil.runtime.accounting.usage_log import UsageLog
-from pontil.runtime.accounting.usage_tables import OPEN, Posted
+from pontil.runtime.accounting.usage_tables import OPEN, LostProxy, LostRequest, Posted
 
 DEADLINE = 60.0
 
@@ -169,3 +170,16 @@ def test_memory_is_bounded_while_the_disk_fails(monkeypatch: pytest.MonkeyPatch)
     log.post([REQUEST], wanted=True)
     log.close()
     assert log.given_up >= 20 and len(log.pending.rows) <= 11 and disk.closed
+
+
+def test_no_value_is_copied_on_its_way_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def copied(*_: object) -> None:
+        raise AssertionError("a value was copied")
+
+    monkeypatch.setattr(copy, "deepcopy", copied)
+    log = UsageLog(UsageFile(tmp_path / "usage.db"))
+    receipt = log.post([*BALANCED, LostRequest("other"), LostProxy("another", "[]")], wanted=True)
+    assert receipt is not None
+    receipt.result(DEADLINE)
+    log.close()
+    assert log.failures == log.given_up == 0

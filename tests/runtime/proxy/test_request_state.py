@@ -2,6 +2,7 @@
 """A request that is made of its record is the one that was recorded, wherever its tokens were cut."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.policy import CollocatedRoute, WorkerLoad
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.request_state import head_of, restored, rewind, state_of
+from pontil.runtime.proxy.retold_text import PART, RetoldText, recorded_ids
 from pontil.runtime.proxy.stream import Delta
 from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.tokenizer.detokenizer import Detokenizer
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Tokens
 
@@ -114,3 +117,30 @@ def test_a_damaged_record_leaves_nothing(tokenizer: Tokenizer, spoilt: dict[str,
     with pytest.raises(RequestError):
         restored([head_of(request), {"new": [[1]]}], tokenizer, ledger, 9.0)
     assert not ledger.entries
+
+
+@pytest.mark.parametrize("stop", [(), ("zz",)])
+def test_a_long_answer_is_told_again_in_parts(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, stop: tuple[str, ...]
+) -> None:
+    request, _ = begun(tokenizer, n=1, max_tokens=9 * PART, stop=stop)
+    ids = [10 + number % 200 for number in range(8 * PART)]
+    heard(request, 0, ids)
+    lines = json.loads(json.dumps([head_of(request), state_of(request, [0], "p")]))
+    told, sizes, add = text_of(request.mailbox.drain()), list[int](), Detokenizer.add
+
+    def counted(self: Detokenizer, some: Iterable[int]) -> str:
+        sizes.append(len(list(some)))
+        return add(self, some)
+
+    monkeypatch.setattr(Detokenizer, "add", counted)
+    retold, turns = RetoldText(tokenizer, request.params), 1
+    while retold.advance(recorded_ids(lines)[0]):
+        turns += 1
+    assert turns == 8 and max(sizes) <= PART
+    sizes.clear()
+    made = restored(lines, tokenizer, Ledger(), 9.0, [retold])
+    assert sum(sizes) == 1, "the end alone is read in the turn in which the stream is taken up"
+    assert text_of(made.mailbox.drain()) == told and made.answers[0].ids == ids
+    restored(lines, None, Ledger(), 9.0)
+    assert sum(sizes) == 1, "nobody reads the text of one that is settled"
