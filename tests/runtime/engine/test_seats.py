@@ -102,6 +102,20 @@ def test_prompts_of_many_choices_draw_no_more_first_tokens_in_a_step_than_there_
     world.drain(1)
 
 
+def test_prompts_that_are_cached_draw_no_more_first_tokens_either() -> None:
+    world, text = SeatWorld(seats=4, budget=256), [7] * 9
+    world.add("before", prompt=text)
+    world.drain(20)
+    for number in range(4):
+        world.add(f"r{number}", n=4, tokens=3, prompt=text)
+    most = 0
+    while world.engine.sequences:
+        before = set(world.said)
+        world.step()
+        most = max(most, len(world.said.keys() - before))
+    assert most == 4
+
+
 def test_nobody_waits_for_the_prompt_of_a_paused_sequence() -> None:
     world, text = SeatWorld(seats=2), [7] * 300
     world.add("first", "a", tokens=600)
