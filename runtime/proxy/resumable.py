@@ -199,15 +199,15 @@ class ResumableStreams:
             claimed.cut = cut
             rewind(claimed.request, self.tokenizer)
             return Stream([claimed.request], self.detach, self.turn)
-        if end_of(claimed.last) is not None:
-            request = restored(claimed.lines, self.tokenizer, None, self.clock())
-            # It is told to one reader at a time.
-            return Stream([request], once(claimed.release), self.turn)
+        ended = end_of(claimed.last) is not None
         try:
-            request = restored(claimed.lines, self.tokenizer, self.books.ledger, self.clock())
+            request = restored(claimed.lines, self.tokenizer, None if ended else self.books.ledger, self.clock())
         except RequestError:
             claimed.end()
             raise
+        if ended:
+            # It is told to one reader at a time.
+            return Stream([request], once(claimed.release), self.turn)
         journal = self.adopt(claimed, request, cut)
         journal.written = [len(answer.ids) for answer in request.answers]
         LOG.info("goes on with a stream of another process", extra=about(request))

@@ -10,6 +10,7 @@ import pytest
 from scripted_site import MODEL, HttpAnswer, ScriptedSite, site
 from scripted_worker import DEADLINE, eventually
 
+from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.request import NO_KEY
 from pontil.runtime.proxy.stream_record import StreamRecord, StreamRecords
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -80,3 +81,18 @@ def test_a_reader_that_leaves_while_the_record_is_read(keeping: ScriptedSite, mo
         slowed.setattr(records, "claim", slow)
         within(keeping, leave())
     assert told_again(keeping, name) == answer.text
+
+
+def test_a_record_that_cannot_be_read_is_left_to_nobody(keeping: ScriptedSite) -> None:
+    _, records, name = ended(keeping)
+    streams = keeping.proxy.streams
+
+    async def tell() -> None:
+        claimed = await streams.claim(name, NO_KEY)
+        assert isinstance(claimed, StreamRecord)
+        claimed.lines[0]["params"] = {"n": "many"}
+        with pytest.raises(RequestError, match="cannot be read"):
+            streams.take_up(claimed, lambda: None)
+        assert name not in records.names(), "nobody else is told that it still has a reader"
+
+    within(keeping, tell())
