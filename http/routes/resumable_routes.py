@@ -142,7 +142,7 @@ class ResumableRoutes:
             made = ResumableFormat(form, since, params)
             context.claimed = None
             request.ctx.stream_id = since.name
-            return streams.take_up(claimed, partial(cut, request)), made
+            return streams.take_up(claimed, partial(cut, request), request.ctx.allowance.weight), made
         if params.logprobs is not None or params.prompt_logprobs is not None:
             raise RequestError(
                 "a stream with logprobs cannot be continued: leave out one of logprobs and pontil-resume"

@@ -91,12 +91,12 @@ class AdmissionControl:
         self.limits.enter(caller, *claim_of(request), now)
         self.queue.push(request, allowance.weight, now)
 
-    def enter_again(self, request: Request, caller: str) -> None:
+    def enter_again(self, request: Request, weight: float) -> None:
         """Count a request that another proxy had admitted. It waits in no queue."""
-        request.caller, request.share = caller, self.share_of(caller, 1.0)
+        request.share = self.share_of(request.caller, weight)
         self.workers.shares.enter(request.release)
         self.count(request, 1)
-        self.limits.enter_again(caller, *claim_of(request), self.clock())
+        self.limits.enter_again(request.caller, *claim_of(request), self.clock())
 
     def count(self, request: Request, change: int) -> None:
         """Add the choices of a request to those in flight (1), or take them off (-1)."""

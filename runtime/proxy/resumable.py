@@ -192,9 +192,9 @@ class ResumableStreams:
         else:
             claimed.detached_at = self.clock()
 
-    def take_up(self, claimed: StreamRecord | StreamJournal, cut: Callable[[], None]) -> Stream:
+    def take_up(self, claimed: StreamRecord | StreamJournal, cut: Callable[[], None], weight: float) -> Stream:
         """Return a stream of the whole answer, from its beginning, for the reader that claimed it, whose connection
-        `cut` ends."""
+        `cut` ends and whose key has this weight."""
         if isinstance(claimed, StreamJournal):
             claimed.cut = cut
             rewind(claimed.request, self.tokenizer)
@@ -211,7 +211,7 @@ class ResumableStreams:
         journal = self.adopt(claimed, request, cut)
         journal.written = [len(answer.ids) for answer in request.answers]
         LOG.info("goes on with a stream of another process", extra=about(request))
-        self.in_flight.take_over(request, request.caller)
+        self.in_flight.take_over(request, weight)
         return Stream([request], self.detach, self.turn)
 
     # The passing of time.
