@@ -133,6 +133,19 @@ def test_a_reader_that_takes_nothing_goes_on_while_nobody_waits(tokenizer: Token
     assert stream.request.complete and stream.request.attempt == 0
 
 
+def test_a_reader_that_takes_nothing_gives_no_seat_for_a_prompts_turn(tokenizer: Tokenizer) -> None:  # F7
+    site = EngineSite(tokenizer)
+    site.worker("w", 64)
+    unread = site.ask("-", tokens=600)
+    site.run(1.0)
+    unread.note_reader(takes=False)
+    site.made["w"].pace = 0.2
+    for _ in range(2):
+        site.ask("-", length=1500, tokens=2)
+    site.run(4.5)
+    assert len(site.queue) and unread.request.attempt == 0, "its prompt, computed again, would make them wait longer"
+
+
 @pytest.mark.parametrize("seed", range(examples(12, 300)))
 def test_random_mixes_are_served_in_time_and_shared(tokenizer: Tokenizer, seed: int) -> None:
     """Keys with weights, 1 to 64 choices, releases, priorities, and clients that leave. After each round no seat is
