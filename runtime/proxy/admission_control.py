@@ -41,8 +41,9 @@ class AdmissionControl:
         self.dispatcher, self.metrics, self.clock = dispatcher, metrics, clock
         self.fair, deadline = config.fair_by == "key", config.first_byte_timeout
         self.queue = RequestQueue(
-            deadline, lambda: workers.seats, fair=self.fair, claimable=lambda share: claimable(workers.available, share)
-        )
+            deadline, lambda: workers.seats, fair=self.fair,
+            claimable=lambda share: claimable([worker for worker, _ in workers.current.seated], share),
+        )  # fmt: skip
         # Choices in flight, of all callers and of each.
         self.choices = 0
         self.by_caller: Counter[str] = Counter()
@@ -135,7 +136,7 @@ class AdmissionControl:
         that have none: what they wait for is not what it takes (docs/decisions/068)."""
         if not len(self.queue):
             return None
-        rooms, now = SeatRooms(self.workers), self.clock()
+        rooms, now = SeatRooms(self.workers, self.dispatcher.config.disagg), self.clock()
         for request in self.queue.heads():
             if not rooms.may_seat(request):
                 continue

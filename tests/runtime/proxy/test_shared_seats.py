@@ -3,15 +3,22 @@
 queue are shared by caller, and what is said stays the same."""
 
 from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from effort import examples
 from engine_site import EngineSite, as_alone
 
 from pontil.runtime.errors import Unavailable
+from pontil.runtime.foundation.fair_share import FairShare
+from pontil.runtime.proxy.policy import SPARE_SEATS, Disagg
+from pontil.runtime.proxy.registry import Registry
+from pontil.runtime.proxy.seat_room import SeatRooms
 from pontil.runtime.proxy.stream import Stream
 from pontil.runtime.proxy.worker_release import WorkerRelease
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
+from pontil.runtime.wire.messages import SCHEMA, Hello
 
 
 def wait_of(stream: Stream) -> float:
@@ -144,6 +151,21 @@ def test_a_reader_that_takes_nothing_gives_no_seat_for_a_prompts_turn(tokenizer:
         site.ask("-", length=1500, tokens=2)
     site.run(4.5)
     assert len(site.queue) and unread.request.attempt == 0, "its prompt, computed again, would make them wait longer"
+
+
+@pytest.mark.parametrize("disagg", ["never", "auto"])
+def test_seats_are_looked_for_where_requests_have_them(disagg: Disagg) -> None:
+    """A prefill worker has seats for whole requests where nothing is disaggregated, or can be."""
+    registry, asking = Registry(ttl=60.0), cast(Any, SimpleNamespace(release=None, share=FairShare("a")))
+    for name, role in (("p", "prefill"), ("d", "decode")):
+        registry.hello(Hello(name, SCHEMA, name, role, 1, "cpu", "m", "m", "k", "", 16, 99, 2, 512, 256), 0.0)
+    prefill, decode = registry.workers.values()
+    decode.seat(FairShare("a"), 2 + SPARE_SEATS)
+    assert SeatRooms(registry.generating, disagg).may_seat(asking) == (disagg == "never")
+    decode.lost_peers = frozenset(("p",))
+    assert SeatRooms(registry.generating, disagg).may_seat(asking)
+    prefill.seat(FairShare("a"), 2 + SPARE_SEATS)
+    assert not SeatRooms(registry.generating, disagg).may_seat(asking)
 
 
 @pytest.mark.parametrize("seed", range(examples(12, 300)))
