@@ -13,6 +13,7 @@ from pontil.runtime.config import Deadlines
 from pontil.runtime.wire.messages import SCHEMA, Greet, Message, Withdrawn
 from pontil.runtime.worker.peer_connection import HandshakeState, PeerConnection
 from pontil.runtime.worker.peer_connections import LONGEST_LOSS, PeerConnections
+from pontil.runtime.worker.worker_request import WorkerRequest
 
 Pair = tuple[PromptWorker, PromptWorker]
 BRIEF = Deadlines(link_timeout=0.6)
@@ -97,6 +98,30 @@ def test_a_lost_worker_is_not_looked_for_for_ever(proxy: ScriptedProxy, pair: Pa
     proxy.turn_until(lambda: connection.state is HandshakeState.LOST)
     decode.decode.tick(connection.lost_at + LONGEST_LOSS)
     assert prefill.incarnation not in decode.decode.peers and connection.socket is None
+
+
+def test_what_names_a_worker_that_is_forgotten_fails(proxy: ScriptedProxy, pair: Pair, relay: Relay) -> None:
+    """It comes in the very turn in which the other one has been lost for too long."""
+    prefill, decode = pair
+    proxy.submit_pair(prefill, decode, "before", prompt(30), drawn(4))
+    proxy.finish("before")
+    everyone_clean(proxy)
+    connection = decode.decode.peers[prefill.incarnation]
+    relay.held = frozenset((THERE, BACK))
+    proxy.turn_until(lambda: connection.state is HandshakeState.LOST)
+    begin = decode.decode.submitted
+
+    def late(request: WorkerRequest, now: float) -> None:
+        begin(request, now)
+        connection.lost_at = now - LONGEST_LOSS
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(decode.decode), "submitted", lambda side, request, now: late(request, now))
+        proxy.submit_pair(prefill, decode, "late", prompt(30), drawn(4))
+        assert "broke" in proxy.finish("late")[0].failures[0].reason
+    assert prefill.incarnation not in decode.decode.peers
+    proxy.cancel(prefill, "late")
+    everyone_clean(proxy)
 
 
 def test_a_lost_worker_is_greeted_on_every_new_connection() -> None:
