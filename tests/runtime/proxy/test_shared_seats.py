@@ -106,6 +106,23 @@ def test_one_caller_cannot_fill_the_queue(tokenizer: Tokenizer, monkeypatch: pyt
         site.ask(f"new{number}")
 
 
+def test_a_caller_of_more_weight_has_more_waiting_though_places_have_no_weights(tokenizer: Tokenizer) -> None:
+    """The predicted wait limits how much a caller has waiting, and goes by its weight, long before its places do."""
+
+    def admitted(*asking: tuple[str, float]) -> int:
+        site = EngineSite(tokenizer)
+        site.worker("w", 16)
+        site.measure()
+        for caller, weight in asking:
+            with pytest.raises(Unavailable, match="wait for a first token"):
+                while True:
+                    site.ask(caller, weight=weight, length=50)
+        return site.queue.places["heavy"]
+
+    alone = admitted(("heavy", 9.0))
+    assert alone > 20 and 0.8 * alone <= admitted(("light", 1.0), ("heavy", 9.0)) <= alone
+
+
 def test_a_reader_that_takes_nothing_gives_its_seat_to_those_that_wait(tokenizer: Tokenizer) -> None:  # F7
     site = EngineSite(tokenizer, fair=False)
     site.worker("w", 2)
