@@ -146,7 +146,8 @@ class ResumableRoutes:
             made = ResumableFormat(form, since, params)
             context.claimed = None
             request.ctx.stream_id = since.name
-            return streams.take_up(claimed, partial(cut, request), context.retold), made
+            weight = request.ctx.allowance.weight
+            return streams.take_up(claimed, partial(cut, request), weight, context.retold), made
         if params.logprobs is not None or params.prompt_logprobs is not None:
             raise RequestError(
                 "a stream with logprobs cannot be continued: leave out one of logprobs and pontil-resume"

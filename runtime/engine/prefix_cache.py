@@ -104,7 +104,7 @@ class PrefixCache:
     def claim(self, sequence: Sequence) -> None:
         """Claim the missing blocks of the prompt. For each block the oldest sequence that computes it keeps the
         claim."""
-        if self.enabled:
+        if self.enabled and sequence.computed < len(sequence.prompt):
             self.claims.claim(sequence, self.keys_of(sequence))
 
     def drop(self, sequence: Sequence) -> None:

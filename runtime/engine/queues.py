@@ -56,6 +56,8 @@ class SequenceQueues:
             self.pauses += 1
             self.remove(above)
             above.move(SequenceState.PAUSED)
+            # Nobody waits for what it would compute.
+            self.prefix.drop(above)
             self.pause(above)
 
     def resume(self, sequence: Sequence) -> None:
@@ -64,6 +66,7 @@ class SequenceQueues:
         self.remove(sequence)
         sequence.move(SequenceState.RUNNING)
         self.run(sequence)
+        self.prefix.claim(sequence)
 
     def arrive(self, sequence: Sequence) -> None:
         """Give a sequence its place in the order, which it keeps."""

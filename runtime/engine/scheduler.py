@@ -105,12 +105,12 @@ class Scheduler:
         return self.answer_recompute.has_work and self.queues.is_empty
 
     def decode_spans(self) -> Iterator[Span]:
-        """Yield one position for each sequence that lacks only one, in turn, so that no sequence with a span is
-        preempted afterwards. A sequence that finds no block and none behind it to preempt waits for blocks that are
+        """Yield one position for each sequence that decodes, in turn, so that no sequence with a span is preempted
+        afterwards. A sequence that finds no block and none behind it to preempt waits for blocks that are
         promised or handed over."""
         in_turn = self.queues.running_in_turn()
         for sequence in in_turn:
-            ready = sequence.state is SequenceState.RUNNING and sequence.remaining == 1 and is_ready(sequence)
+            ready = sequence.state is SequenceState.RUNNING and decodes(sequence) and is_ready(sequence)
             if ready and self.make_room(sequence, in_turn):
                 yield Span(sequence, sequence.computed, 1)
 
@@ -133,7 +133,7 @@ class Scheduler:
 
     def chunks(self, budget: int) -> Iterator[Span]:
         """Yield chunks of prompts, which take turns. A step draws at most one first token for each seat."""
-        open_prompts = [one for one in self.running if one.remaining > 1 and is_ready(one)]
+        open_prompts = [one for one in self.running if not decodes(one) and is_ready(one)]
         counts, first_tokens = self.turns.divide(open_prompts, budget), self.queues.max_num_seqs
         for sequence in open_prompts:
             count = counts.get(sequence, 0)
@@ -337,6 +337,11 @@ class Scheduler:
             self.answer_recompute.keep(sequence)
         if not sequence.hands_over or finish in (FinishReason.ABORTED, FinishReason.ERROR):
             self.memory.give_back(sequence)
+
+
+def decodes(sequence: Sequence) -> bool:
+    """Return whether a sequence lacks one position, and draws no more than one token after it."""
+    return sequence.remaining == 1 and len(sequence.choices) == 1
 
 
 def last_behind(sequence: Sequence, in_turn: list[Sequence]) -> Sequence | None:

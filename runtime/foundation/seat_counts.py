@@ -4,28 +4,46 @@
 The proxy goes by it when it sends a request to a worker, and the worker when it gives the seats of its batch.
 """
 
+import math
+
 from pontil.runtime.foundation.fair_share import FairShare
 
 
 class SeatCounts:
-    """Counts of seats, O(1) to change. Conservation: `held` has the callers with a seat, and `taken` is its sum."""
+    """Counts of seats. Conservation: `held` has the callers with a seat, and `taken` is its sum. O(1) to change, and to
+    ask for any number of callers between two changes; the first one takes O(callers)."""
 
     def __init__(self) -> None:
         self.held: dict[str, int] = {}
         self.weights: dict[str, float] = {}
         self.taken = 0
+        # Derived from both: all weights, and the most that a caller has for its weight after it has given a seat.
+        self.derived: tuple[float, float] | None = None
 
     def add(self, share: FairShare, seats: int = 1) -> None:
         """Add so many seats to what a caller holds, or take them off."""
-        before = self.held.get(share.caller, 0)
-        # Seats that were counted for a worker before it registered anew are not given back here.
-        held = max(0, before + seats)
-        self.taken += held - before
+        held = self.held.get(share.caller, 0) + seats
+        assert held >= 0, "more seats are given back than were taken"
+        self.taken += seats
         if held:
             self.held[share.caller], self.weights[share.caller] = held, share.weight
         else:
             self.held.pop(share.caller, None)
             self.weights.pop(share.caller, None)
+        self.derived = None
+
+    @property
+    def sums(self) -> tuple[float, float]:
+        if self.derived is None:
+            highest = max((self.after_giving(caller) for caller in self.held), default=-math.inf)
+            self.derived = sum(self.weights.values()), highest
+        return self.derived
+
+    def after_giving(self, caller: str) -> float:
+        """Return the seats that a caller holds after it has given one, for each unit of its weight; its last one is not
+        asked for."""
+        held = self.held.get(caller, 0)
+        return (held - 1) / self.weights[caller] if held > 1 else -math.inf
 
     def level(self, share: FairShare, more: int = 0) -> float:
         """Return the seats that a caller holds, and so many more, for each unit of its weight."""
@@ -34,16 +52,15 @@ class SeatCounts:
     def yields(self, caller: str, share: FairShare) -> bool:
         """Return whether one caller is to give a seat to another: only if it then still holds no less for its weight.
         So a seat that was given is never asked back, unless somebody else's seats change."""
-        held = self.held.get(caller, 0)
-        return held > 1 and (held - 1) / self.weights[caller] >= self.level(share, 1)
+        return self.after_giving(caller) >= self.level(share, 1)
 
     def has_claim(self, share: FairShare) -> bool:
         """Return whether somebody is to give this caller a seat."""
-        return any(self.yields(caller, share) for caller in self.held)
+        return self.sums[1] >= self.level(share, 1)
 
     def part(self, share: FairShare, seats: int) -> int:
         """Return the part of so many seats that belongs to a caller beside those that hold some now: at least one."""
-        others = sum(weight for caller, weight in self.weights.items() if caller != share.caller)
+        others = max(0.0, self.sums[0] - self.weights.get(share.caller, 0.0))
         return max(1, int(seats * share.weight / (others + share.weight)))
 
     def claimable(self, share: FairShare, seats: int) -> int:

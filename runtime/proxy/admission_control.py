@@ -41,8 +41,9 @@ class AdmissionControl:
         self.dispatcher, self.metrics, self.clock = dispatcher, metrics, clock
         self.fair, deadline = config.fair_by == "key", config.first_byte_timeout
         self.queue = RequestQueue(
-            deadline, lambda: workers.seats, fair=self.fair, claimable=lambda share: claimable(workers.available, share)
-        )
+            deadline, lambda: workers.seats, fair=self.fair,
+            claimable=lambda share: claimable([worker for worker, _ in workers.current.seated], share),
+        )  # fmt: skip
         # Choices in flight, of all callers and of each.
         self.choices = 0
         self.by_caller: Counter[str] = Counter()
@@ -91,12 +92,12 @@ class AdmissionControl:
         self.limits.enter(caller, *claim_of(request), now)
         self.queue.push(request, allowance.weight, now)
 
-    def enter_again(self, request: Request, caller: str) -> None:
+    def enter_again(self, request: Request, weight: float) -> None:
         """Count a request that another proxy had admitted. It waits in no queue."""
-        request.caller, request.share = caller, self.share_of(caller, 1.0)
+        request.share = self.share_of(request.caller, weight)
         self.workers.shares.enter(request.release)
         self.count(request, 1)
-        self.limits.enter_again(caller, *claim_of(request), self.clock())
+        self.limits.enter_again(request.caller, *claim_of(request), self.clock())
 
     def count(self, request: Request, change: int) -> None:
         """Add the choices of a request to those in flight (1), or take them off (-1)."""
@@ -135,7 +136,7 @@ class AdmissionControl:
         that have none: what they wait for is not what it takes (docs/decisions/068)."""
         if not len(self.queue):
             return None
-        rooms, now = SeatRooms(self.workers), self.clock()
+        rooms, now = SeatRooms(self.workers, self.dispatcher.config.disagg), self.clock()
         for request in self.queue.heads():
             if not rooms.may_seat(request):
                 continue

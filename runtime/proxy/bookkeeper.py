@@ -34,9 +34,8 @@ from pontil.runtime.proxy.log_fields import about
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.threads import ThreadFailures
 
-# Seconds between two writes of the state of open requests (A12), and how many times as long as one takes: with a
-# thousand of them most of the event loop's time went into it.
-CHECKPOINT, REST = 0.1, 20.0
+# Seconds between two writes of the state of open requests (A12).
+CHECKPOINT = 0.1
 # The same without a usage log, where only old books are folded.
 FOLDING = 2.0
 LOG = logging.getLogger("pontil.requests")
@@ -52,9 +51,7 @@ class Bookkeeper:
         clock: Callable[[], float],
         threads: ThreadFailures | None = None,
         kept: Callable[[], Collection[str]] = tuple,
-        used: Callable[[], float] = time.thread_time,
     ) -> None:
-        self.used, self.due = used, 0.0
         self.config, self.incarnation, self.clock = config, incarnation, clock
         self.ledger = Ledger()
         self.log = None if config.usage_log is None else UsageLog(open_file(config, incarnation, kept), threads)
@@ -127,13 +124,6 @@ class Bookkeeper:
         return FOLDING if self.log is None else CHECKPOINT
 
     def checkpoint(self) -> None:
-        """Write what has changed, unless that took much of the processor's time not long ago."""
-        now, begun = self.clock(), self.used()
-        if now >= self.due:
-            self.write_changes()
-            self.due = now + REST * (self.used() - begun)
-
-    def write_changes(self) -> None:
         """Write the changes of the open requests, and the counts that the workers have stated: in one group, so that
         they agree."""
         folded = self.ledger.fold()
@@ -151,7 +141,7 @@ class Bookkeeper:
     def end(self) -> None:
         """Write the final state and close the log, once every request is closed."""
         if self.log is not None:
-            self.write_changes()
+            self.checkpoint()
             self.log.post([self.proxy_row(CLOSED)])
             self.log.close()
 

@@ -128,12 +128,12 @@ class InFlight:
         self.keep_timeline(request, "handed_over", request.usage)
         self.admissions.dispatch()
 
-    def take_over(self, request: Request, caller: str) -> None:
+    def take_over(self, request: Request, weight: float) -> None:
         """Go on with a request that another proxy had begun, as after the death of a worker. Its entry is in the ledger
-        already."""
+        already; its caller has this weight."""
         self.requests[request.id] = request
         self.record(request, RECEIVED.get())
-        self.admissions.of(request).enter_again(request, caller)
+        self.admissions.of(request).enter_again(request, weight)
         self.books.take_over(request)
         self.dispatcher.enlist(request)
 

@@ -301,6 +301,12 @@ def split(workers: Sequence[WorkerLoad], disagg: Disagg) -> tuple[list[WorkerLoa
     return ([], []) if are_apart(prefill, decode) else (prefill, decode)
 
 
+def seating(workers: Sequence[WorkerLoad], disagg: Disagg) -> Sequence[WorkerLoad]:
+    """Return the workers at one of which a request has its seat: those that decode, or any where there are no pairs."""
+    prefill, decode = split(workers, disagg)
+    return decode if prefill and decode else workers
+
+
 def are_apart(prefill: Sequence[WorkerLoad], decode: Sequence[WorkerLoad]) -> bool:
     """Return whether every link between these workers is cut."""
     return all(one.lost_peers and all(peer.incarnation in one.lost_peers for peer in prefill) for one in decode)

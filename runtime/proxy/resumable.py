@@ -202,27 +202,29 @@ class ResumableStreams:
         return await self.retelling.texts(request.params, [answer.ids for answer in request.answers])
 
     def take_up(
-        self, claimed: StreamRecord | StreamJournal, cut: Callable[[], None], retold: Sequence[RetoldText] = ()
+        self, claimed: StreamRecord | StreamJournal, cut: Callable[[], None], weight: float,
+        retold: Sequence[RetoldText] = (),
     ) -> Stream:  # fmt: skip
         """Return a stream of the whole answer, from its beginning, for the reader that claimed it, whose connection
-        `cut` ends."""
+        `cut` ends and whose key has this weight."""
         if isinstance(claimed, StreamJournal):
             claimed.cut = cut
             rewind(claimed.request, self.tokenizer, retold)
             return Stream([claimed.request], self.detach, self.turn)
-        if end_of(claimed.last) is not None:
-            request = restored(claimed.lines, self.tokenizer, None, self.clock(), retold)
-            # It is told to one reader at a time.
-            return Stream([request], once(claimed.release), self.turn)
+        ended = end_of(claimed.last) is not None
         try:
-            request = restored(claimed.lines, self.tokenizer, self.books.ledger, self.clock(), retold)
+            books = None if ended else self.books.ledger
+            request = restored(claimed.lines, self.tokenizer, books, self.clock(), retold)
         except RequestError:
             claimed.end()
             raise
+        if ended:
+            # It is told to one reader at a time.
+            return Stream([request], once(claimed.release), self.turn)
         journal = self.adopt(claimed, request, cut)
         journal.written = [len(answer.ids) for answer in request.answers]
         LOG.info("goes on with a stream of another process", extra=about(request))
-        self.in_flight.take_over(request, request.caller)
+        self.in_flight.take_over(request, weight)
         return Stream([request], self.detach, self.turn)
 
     # The passing of time.

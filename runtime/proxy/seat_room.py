@@ -4,20 +4,20 @@
 from collections.abc import Sequence
 
 from pontil.runtime.foundation.fair_share import FairShare
-from pontil.runtime.proxy.policy import SPARE_SEATS
+from pontil.runtime.proxy.policy import SPARE_SEATS, Disagg, seating
 from pontil.runtime.proxy.registered_worker import RegisteredWorker
 from pontil.runtime.proxy.registry import WorkerGroup
 from pontil.runtime.proxy.request import Request
-from pontil.runtime.proxy.service_rate import generating
 from pontil.runtime.proxy.worker_release import WorkerRelease
 
 
 class SeatRoom:
     """The workers of one release. A request with no seat there has no route, whatever else has room."""
 
-    def __init__(self, workers: Sequence[RegisteredWorker]) -> None:
-        self.workers = workers
-        self.is_free = any(worker.load.can_seat(SPARE_SEATS) for worker in generating(workers))
+    def __init__(self, workers: Sequence[RegisteredWorker], disagg: Disagg) -> None:
+        seats = {load.incarnation: load for load in seating([one.loads.get(0) or one.load for one in workers], disagg)}
+        self.workers = [one for one in workers if one.hello.sender in seats]
+        self.is_free = any(load.can_seat(SPARE_SEATS) for load in seats.values())
         self.answers: dict[str, bool] = {}
 
     def may_seat(self, share: FairShare) -> bool:
@@ -31,8 +31,8 @@ class SeatRoom:
 class SeatRooms:
     """The room at this moment in a group of workers, by release. Ask anew after each change."""
 
-    def __init__(self, group: WorkerGroup) -> None:
-        self.group = group
+    def __init__(self, group: WorkerGroup, disagg: Disagg) -> None:
+        self.group, self.disagg = group, disagg
         self.is_free = any(worker.seat_counts.taken < seats for worker, seats in group.current.seated)
         self.rooms: dict[WorkerRelease | None, SeatRoom] = {}
 
@@ -41,11 +41,11 @@ class SeatRooms:
         if self.is_free:
             return True
         if request.release not in self.rooms:
-            self.rooms[request.release] = SeatRoom(self.group.serving(request.release))
+            self.rooms[request.release] = SeatRoom(self.group.serving(request.release), self.disagg)
         room = self.rooms[request.release]
         return not room.workers or room.may_seat(request.share)
 
 
 def claimable(workers: Sequence[RegisteredWorker], share: FairShare) -> int:
     """Return the seats of these workers that a caller can have of others."""
-    return sum(worker.seat_counts.claimable(share, worker.seats) for worker in generating(workers))
+    return sum(worker.seat_counts.claimable(share, worker.seats) for worker in workers)

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Mapping
 
+from pontil.runtime.accounting.counts import PREFILL
 from pontil.runtime.proxy.dispatch import Dispatcher
 from pontil.runtime.proxy.model_admissions import ModelAdmissions
 from pontil.runtime.proxy.request import Request
@@ -45,8 +46,8 @@ class SlowReaders:
         return answers and not request.complete and request.excused < MOST_SUSPENSIONS
 
     def is_in_way(self, request: Request) -> bool:
-        """Return whether others wait for a seat, here or in one of its workers."""
-        if len(self.admissions.queue_of(request)):
-            return True
-        serving = [self.dispatcher.registry.workers.get(incarnation) for incarnation in request.phases]
-        return any(worker is not None and worker.taken > worker.seats for worker in serving)
+        """Return whether others wait for a seat where it has its own, here or in its worker. One that waits here for
+        its prompt's turn gains nothing by it, nor does a prompt that is computed for another worker need a seat."""
+        waiting = len(self.admissions.queue_of(request)) > 0
+        seated = [worker for worker in request.workers if request.phases[worker.hello.sender] != PREFILL]
+        return any(worker.taken + waiting > worker.seats for worker in seated)

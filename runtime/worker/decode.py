@@ -39,7 +39,7 @@ from pontil.runtime.worker.assembly import WorkerResources
 from pontil.runtime.worker.handoff_check import is_for, is_kept, known_of, prompt_digest
 from pontil.runtime.worker.hidden_row import handed_state
 from pontil.runtime.worker.log_fields import about
-from pontil.runtime.worker.peer_connection import HandshakeState, PeerConnection
+from pontil.runtime.worker.peer_connection import HandshakeState
 from pontil.runtime.worker.peer_connections import PeerConnections
 from pontil.runtime.worker.worker_request import PullOutcome, WorkerRequest
 
@@ -150,6 +150,12 @@ class DecodeSide:
 
     def admit(self) -> None:
         """Let the scheduler admit waiting requests in its order, and fail those whose peer has failed."""
+        self.fail_waiting()
+        if self.waiting:
+            self.machine.scheduler.admit(in_step=False)
+
+    def fail_waiting(self) -> None:
+        """Fail the waiting requests whose peer has failed or is lost."""
         failed = self.peers.failed
         for request in [request for request in self.waiting if request.submit.peer in failed] if failed else ():
             self.waiting.remove(request)
@@ -159,16 +165,11 @@ class DecodeSide:
                 continue
             self.machine.engine.end(request.key, FinishReason.ERROR)
             self.failed.append((request, reason))
-        if self.waiting:
-            self.machine.scheduler.admit(in_step=False)
-
-    def connection_of(self, request: WorkerRequest) -> PeerConnection:
-        return self.peers[str(request.submit.peer)]
 
     def begin(self, request: WorkerRequest) -> None:
         """Request the prompt's KV, now that there is room for it."""
         self.waiting.remove(request)
-        connection, now = self.connection_of(request), time.monotonic()
+        connection, now = self.peers[str(request.submit.peer)], time.monotonic()
         transfer_id = str(request.submit.transfer_id)
         expected = self.machine.layout.blocks_for(len(request.sequence.prompt))
         have = request.sequence.computed // self.machine.layout.block_size
@@ -321,6 +322,8 @@ class DecodeSide:
         the deadlines of transfers."""
         for peer in self.peers.flush(now):
             self.lose_peer(peer, now, f"the prefill worker took no message for {PATIENCE:.0f} s")
+        # Before a peer that was lost for long is forgotten.
+        self.fail_waiting()
         for peer in self.peers.tick(now):
             self.fail_transfers(peer, now, self.peers[peer].reason)
         for parked in self.parked.values():
@@ -373,7 +376,7 @@ class RemotePrompt:
 
     @property
     def is_ready(self) -> bool:
-        return self.side.connection_of(self.request).state is HandshakeState.READY
+        return self.side.peers[str(self.request.submit.peer)].state is HandshakeState.READY
 
     def begin(self) -> None:
         self.side.begin(self.request)

@@ -45,6 +45,8 @@ class OutputProcessor:
         if link is not None:
             link.told.tell(output.count, output.sequence.prompt_computed if output.opens else 0)
         request.times.token(now)
+        if output.finish is not None:
+            self.requests.shares.choice_ended(request)
         if output.finish not in (None, FinishReason.ERROR) and request.hands_over:
             self.prefill.ended(output, now)
         return tokens_frame(self.requests.incarnation, request, output)

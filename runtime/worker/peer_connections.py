@@ -162,18 +162,17 @@ class PeerConnections(Mapping[str, PeerConnection]):
             elif connection.is_late(now):
                 connection.lose(f"the prefill worker did not answer within {connection.patience:g} s", now)
                 lost.append(connection.peer)
-            elif looking and connection.has_broken(now) and self.is_ready(connection):
-                connection.lose("the connection to the prefill worker broke", now)
-                lost.append(connection.peer)
+            elif looking and connection.has_broken(now) and self.greeting is not None:
+                if connection.state is HandshakeState.READY:
+                    connection.lose("the connection to the prefill worker broke", now)
+                    lost.append(connection.peer)
+                # The greeting or its answer may be lost, although something was heard.
+                connection.renewal = Renewal(now)
             if connection.is_unheard(now):
                 self.connect_again(connection, now)
             if connection.state is HandshakeState.LOST and now - connection.lost_at >= LONGEST_LOSS:
                 self.hang_up(connection.peer)
         return lost
-
-    def is_ready(self, connection: PeerConnection) -> bool:
-        """Return whether the peer has answered our greeting."""
-        return connection.state is HandshakeState.READY and self.greeting is not None
 
     def close(self) -> None:
         for connection in self.by_peer.values():

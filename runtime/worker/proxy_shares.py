@@ -14,7 +14,7 @@ LOOKS = 128
 
 @dataclass(slots=True)
 class GivenWork:
-    """Requests, choices, and prompt tokens to compute."""
+    """Requests, their choices that have not ended, and prompt tokens to compute."""
 
     in_flight: int = 0
     taken: int = 0
@@ -28,7 +28,7 @@ class GivenWork:
 
 @dataclass(slots=True)
 class OpenShare:
-    """A request with its choices, and the prompt tokens that are counted as to be computed."""
+    """A request, its choices that have not ended here, and the prompt tokens that are counted as to be computed."""
 
     request: WorkerRequest
     choices: int
@@ -55,6 +55,12 @@ class ProxyShares:
             sums.add(share.choices, share.uncomputed, -1)
         if not own.in_flight:
             del self.given[request.proxy]
+
+    def choice_ended(self, request: WorkerRequest) -> None:
+        """Note that a choice has ended here: its own proxy, too, has its seat for another one now."""
+        self.open[request.key].choices -= 1
+        for sums in (self.total, self.given[request.proxy]):
+            sums.taken -= 1
 
     def next_few(self) -> Iterator[WorkerRequest]:
         """Yield the requests that were looked at longest ago."""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An answer that has ended is told again to one reader at a time, and its record is read beside the event loop."""
+"""An answer that has ended is told again to one reader at a time, and its record is read beside the event loop. One
+that goes on does so as its key's."""
 
 import asyncio
 import threading
@@ -8,10 +9,13 @@ from pathlib import Path
 
 import pytest
 from scripted_site import MODEL, HttpAnswer, ScriptedSite, site
-from scripted_worker import DEADLINE, eventually
+from scripted_worker import DEADLINE, eventually, silent
 
+from pontil.runtime.errors import RequestError
+from pontil.runtime.proxy.rate_limits import Allowance
 from pontil.runtime.proxy.request import NO_KEY
 from pontil.runtime.proxy.stream_record import StreamRecord, StreamRecords
+from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 BODY = {"model": MODEL, "prompt": "hi", "max_tokens": 100, "stream": True}
@@ -47,7 +51,7 @@ def test_one_reader_at_a_time(keeping: ScriptedSite) -> None:
     streams = keeping.proxy.streams
 
     async def tell() -> None:
-        stream = streams.take_up(await streams.claim(name, NO_KEY), lambda: None)
+        stream = streams.take_up(await streams.claim(name, NO_KEY), lambda: None, 1.0)
         assert records.claim(name) is None, "it has a reader"
         assert stream.drain() and stream.is_over
         stream.cancel()
@@ -80,3 +84,35 @@ def test_a_reader_that_leaves_while_the_record_is_read(keeping: ScriptedSite, mo
         slowed.setattr(records, "claim", slow)
         within(keeping, leave())
     assert told_again(keeping, name) == answer.text
+
+
+def test_a_record_that_cannot_be_read_is_left_to_nobody(keeping: ScriptedSite) -> None:
+    _, records, name = ended(keeping)
+    streams = keeping.proxy.streams
+
+    async def tell() -> None:
+        claimed = await streams.claim(name, NO_KEY)
+        assert isinstance(claimed, StreamRecord)
+        claimed.lines[0]["params"] = {"n": "many"}
+        with pytest.raises(RequestError, match="cannot be read"):
+            streams.take_up(claimed, lambda: None, 1.0)
+        assert name not in records.names(), "nobody else is told that it still has a reader"
+
+    within(keeping, tell())
+
+
+def test_a_stream_that_goes_on_has_the_weight_of_its_key(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    with site(tmp_path, tokenizer, resume_folder=str(tmp_path / "streams"), fair_by="key") as made:
+        made.worker(script=silent)
+        streams = made.proxy.streams
+
+        async def go_on() -> None:
+            begun = made.proxy.submit([5], SamplingParams(max_tokens=60, seed=1), allowance=Allowance(weight=3.0))
+            name, _ = streams.begin(begun, {"body": b""}, lambda: None)
+            before = begun.request.share
+            streams.hand_over(streams.journals[name])
+            request = streams.take_up(await streams.claim(name, NO_KEY), lambda: None, 3.0).request
+            assert request is not begun.request and request.share == before and before.weight == 3.0
+            made.proxy.in_flight.cancel(request)
+
+        within(made, go_on())

@@ -102,6 +102,35 @@ def test_prompts_of_many_choices_draw_no_more_first_tokens_in_a_step_than_there_
     world.drain(1)
 
 
+def test_prompts_that_are_cached_draw_no_more_first_tokens_either() -> None:
+    world, text = SeatWorld(seats=4, budget=256), [7] * 9
+    world.add("before", prompt=text)
+    world.drain(20)
+    for number in range(4):
+        world.add(f"r{number}", n=4, tokens=3, prompt=text)
+    most = 0
+    while world.engine.sequences:
+        before = set(world.said)
+        world.step()
+        most = max(most, len(world.said.keys() - before))
+    assert most == 4
+
+
+def test_nobody_waits_for_the_prompt_of_a_paused_sequence() -> None:
+    world, text = SeatWorld(seats=2), [7] * 300
+    world.add("first", "a", tokens=600)
+    world.step()
+    world.add("begun", "a", prompt=text)
+    world.step()
+    world.add("same", "b", prompt=text)
+    came = world.steps
+    for number in range(60):
+        world.add(f"short{number}", "c", tokens=4)
+        world.step()
+    assert "same" in world.first and world.first["same"] - came < 40
+    world.drain(2000)
+
+
 @pytest.mark.parametrize("seed", range(examples(30, 600)))
 def test_no_seat_is_idle_nobody_starves_and_no_token_changes(seed: int) -> None:
     """Random mixes of callers, weights, choices, priorities, handoffs and cancels, with room for all blocks: the world

@@ -124,3 +124,28 @@ def test_the_process_that_has_a_dead_ones_address_is_another(play: Play) -> None
         balanced(live_proxy)
 
     play(scene)
+
+
+def test_what_a_worker_let_go_of_is_not_taken_off_the_load_of_its_next_registration(play: Play) -> None:
+    """A prompt is handed over, the prefill worker's link breaks, and it is back before the answer ends."""
+
+    async def scene(live_proxy: LiveProxy) -> None:
+        prefill = await live_proxy.worker("prefill:0", script=silent)
+        decode = await live_proxy.worker("decode:0", script=silent)
+        proxy = live_proxy.proxy
+        stream = proxy.submit([5], PARAMS)
+        submit = await submitted(decode)
+        router, workers = proxy.router, proxy.registry.workers
+        router.on_messages([decode.tokens(submit, 0, [7], prompt_tokens=1, cached_tokens=0)])
+        hello = workers[prefill.incarnation].hello
+        router.on_messages([replace(hello, registration=1)])
+        assert stream.request.attempt == submit.attempt, "the prefill worker is needed no more"
+        other = proxy.submit([6], PARAMS)
+        await until(lambda: other.request.phases)
+        assert workers[prefill.incarnation].in_flight == workers[prefill.incarnation].taken == 1
+        stream.cancel()
+        assert workers[prefill.incarnation].in_flight == workers[prefill.incarnation].taken == 1
+        other.cancel()
+        assert workers[prefill.incarnation].in_flight == workers[decode.incarnation].in_flight == 0
+
+    play(scene, disagg="always")

@@ -135,6 +135,9 @@ def happens(source: random.Random, registry: Registry, known: list[str], turn: i
     elif change == 6:
         registry.workers[name].in_flight = source.randrange(8)
     elif change == 7:
-        registry.workers[name].seat(FairShare("ab"[turn % 2]), source.choice([1, 3, -1, -2]))
+        share, counts = FairShare("ab"[turn % 2]), registry.workers[name].seat_counts
+        registry.workers[name].seat(share, max(source.choice([1, 3, -1, -2]), -counts.held.get(share.caller, 0)))
     else:
-        registry.workers[name].owe(FairShare("ab"[turn % 2]), source.randrange(8), source.choice([1, -1]))
+        share, counts = FairShare("ab"[turn % 2]), registry.workers[name].prompt_counts
+        change = max(source.choice([1, -1]), -counts.held.get(share.caller, 0))
+        registry.workers[name].owe(share, source.randrange(8), change)

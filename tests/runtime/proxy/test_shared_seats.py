@@ -3,15 +3,22 @@
 queue are shared by caller, and what is said stays the same."""
 
 from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from effort import examples
 from engine_site import EngineSite, as_alone
 
 from pontil.runtime.errors import Unavailable
+from pontil.runtime.foundation.fair_share import FairShare
+from pontil.runtime.proxy.policy import SPARE_SEATS, Disagg
+from pontil.runtime.proxy.registry import Registry
+from pontil.runtime.proxy.seat_room import SeatRooms
 from pontil.runtime.proxy.stream import Stream
 from pontil.runtime.proxy.worker_release import WorkerRelease
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
+from pontil.runtime.wire.messages import SCHEMA, Hello
 
 
 def wait_of(stream: Stream) -> float:
@@ -99,6 +106,23 @@ def test_one_caller_cannot_fill_the_queue(tokenizer: Tokenizer, monkeypatch: pyt
         site.ask(f"new{number}")
 
 
+def test_a_caller_of_more_weight_has_more_waiting_though_places_have_no_weights(tokenizer: Tokenizer) -> None:
+    """The predicted wait limits how much a caller has waiting, and goes by its weight, long before its places do."""
+
+    def admitted(*asking: tuple[str, float]) -> int:
+        site = EngineSite(tokenizer)
+        site.worker("w", 16)
+        site.measure()
+        for caller, weight in asking:
+            with pytest.raises(Unavailable, match="wait for a first token"):
+                while True:
+                    site.ask(caller, weight=weight, length=50)
+        return site.queue.places["heavy"]
+
+    alone = admitted(("heavy", 9.0))
+    assert alone > 20 and 0.8 * alone <= admitted(("light", 1.0), ("heavy", 9.0)) <= alone
+
+
 def test_a_reader_that_takes_nothing_gives_its_seat_to_those_that_wait(tokenizer: Tokenizer) -> None:  # F7
     site = EngineSite(tokenizer, fair=False)
     site.worker("w", 2)
@@ -131,6 +155,34 @@ def test_a_reader_that_takes_nothing_goes_on_while_nobody_waits(tokenizer: Token
     stream.note_reader(takes=False)
     site.run(10.0)
     assert stream.request.complete and stream.request.attempt == 0
+
+
+def test_a_reader_that_takes_nothing_gives_no_seat_for_a_prompts_turn(tokenizer: Tokenizer) -> None:  # F7
+    site = EngineSite(tokenizer)
+    site.worker("w", 64)
+    unread = site.ask("-", tokens=600)
+    site.run(1.0)
+    unread.note_reader(takes=False)
+    site.made["w"].pace = 0.2
+    for _ in range(2):
+        site.ask("-", length=1500, tokens=2)
+    site.run(4.5)
+    assert len(site.queue) and unread.request.attempt == 0, "its prompt, computed again, would make them wait longer"
+
+
+@pytest.mark.parametrize("disagg", ["never", "auto"])
+def test_seats_are_looked_for_where_requests_have_them(disagg: Disagg) -> None:
+    """A prefill worker has seats for whole requests where nothing is disaggregated, or can be."""
+    registry, asking = Registry(ttl=60.0), cast(Any, SimpleNamespace(release=None, share=FairShare("a")))
+    for name, role in (("p", "prefill"), ("d", "decode")):
+        registry.hello(Hello(name, SCHEMA, name, role, 1, "cpu", "m", "m", "k", "", 16, 99, 2, 512, 256), 0.0)
+    prefill, decode = registry.workers.values()
+    decode.seat(FairShare("a"), 2 + SPARE_SEATS)
+    assert SeatRooms(registry.generating, disagg).may_seat(asking) == (disagg == "never")
+    decode.lost_peers = frozenset(("p",))
+    assert SeatRooms(registry.generating, disagg).may_seat(asking)
+    prefill.seat(FairShare("a"), 2 + SPARE_SEATS)
+    assert not SeatRooms(registry.generating, disagg).may_seat(asking)
 
 
 @pytest.mark.parametrize("seed", range(examples(12, 300)))

@@ -3,14 +3,17 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from relay import BACK, THERE, Relay
 from workers import PromptWorker, ScriptedProxy, drawn, everyone_clean, greedy, open_worker, prompt
 
 from pontil.runtime.config import Deadlines
-from pontil.runtime.worker.peer_connection import HandshakeState
-from pontil.runtime.worker.peer_connections import LONGEST_LOSS
+from pontil.runtime.wire.messages import SCHEMA, Greet, Message, Withdrawn
+from pontil.runtime.worker.peer_connection import HandshakeState, PeerConnection
+from pontil.runtime.worker.peer_connections import LONGEST_LOSS, PeerConnections
+from pontil.runtime.worker.worker_request import WorkerRequest
 
 Pair = tuple[PromptWorker, PromptWorker]
 BRIEF = Deadlines(link_timeout=0.6)
@@ -95,3 +98,60 @@ def test_a_lost_worker_is_not_looked_for_for_ever(proxy: ScriptedProxy, pair: Pa
     proxy.turn_until(lambda: connection.state is HandshakeState.LOST)
     decode.decode.tick(connection.lost_at + LONGEST_LOSS)
     assert prefill.incarnation not in decode.decode.peers and connection.socket is None
+
+
+def test_what_names_a_worker_that_is_forgotten_fails(proxy: ScriptedProxy, pair: Pair, relay: Relay) -> None:
+    """It comes in the very turn in which the other one has been lost for too long."""
+    prefill, decode = pair
+    proxy.submit_pair(prefill, decode, "before", prompt(30), drawn(4))
+    proxy.finish("before")
+    everyone_clean(proxy)
+    connection = decode.decode.peers[prefill.incarnation]
+    relay.held = frozenset((THERE, BACK))
+    proxy.turn_until(lambda: connection.state is HandshakeState.LOST)
+    begin = decode.decode.submitted
+
+    def late(request: WorkerRequest, now: float) -> None:
+        begin(request, now)
+        connection.lost_at = now - LONGEST_LOSS
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(decode.decode), "submitted", lambda side, request, now: late(request, now))
+        proxy.submit_pair(prefill, decode, "late", prompt(30), drawn(4))
+        assert "broke" in proxy.finish("late")[0].failures[0].reason
+    assert prefill.incarnation not in decode.decode.peers
+    proxy.cancel(prefill, "late")
+    everyone_clean(proxy)
+
+
+def test_a_lost_worker_is_greeted_on_every_new_connection() -> None:
+    """Something else of it may be heard before a connection breaks that has its greeting, or the answer."""
+    line, connectors = BreakingLine(), cast(Any, None)
+    greeting = Greet("d", "", SCHEMA, "decode:0", "m", "k")
+    peers = PeerConnections("d", greeting, connectors, connectors, connectors, Deadlines())
+    peers.by_peer["p"] = PeerConnection("p", "tcp://p:1", cast(Any, line), 5.0, 5.0, state=HandshakeState.READY)
+    for now, coming in ((10.0, ["p"]), (11.0, []), (12.0, [])):
+        line.broken += 1
+        assert peers.tick(now) == coming and line.renewed == line.broken == len(line.sent)
+        list(peers.receive_all())
+
+
+class BreakingLine:
+    """A socket over which something comes each time, but no answer to a greeting."""
+
+    def __init__(self) -> None:
+        self.broken = self.renewed = 0
+        self.sent: list[Message] = []
+
+    def breaks(self, now: float) -> int:
+        return self.broken
+
+    def renew(self, now: float) -> None:
+        self.renewed += 1
+
+    def send(self, message: Message) -> bool:
+        self.sent.append(message)
+        return True
+
+    def receive_all(self) -> list[Message]:
+        return [Withdrawn("p", "d", "t", False, "any")]

@@ -8,6 +8,7 @@ import pytest
 from workers import DEADLINE, ScriptedProxy, greedy, open_worker, prompt
 
 from pontil.runtime.errors import PontilError
+from pontil.runtime.proxy.registered_worker import Contact, RegisteredWorker
 from pontil.runtime.wire.messages import Heartbeat, Hello, Message, StillHere, Submit, Tokens, Welcome
 from pontil.runtime.wire.outbox import PATIENCE
 from pontil.runtime.wire.sockets import ControlServer, open_context
@@ -170,3 +171,11 @@ def test_a_proxy_alone_is_told_nothing_of_others(proxy: ScriptedProxy, model: Pa
     assert worker.load().others is None
     with pytest.raises(KeyError):
         _ = worker.requests["none"]
+
+
+def test_a_proxy_counts_as_many_blocks_as_the_worker_has(model: Path, tmp_path: Path) -> None:
+    """One less would hide the leak of a block, and refuse the last tokens that fit."""
+    worker = open_worker(model, tmp_path, "mixed:0", "mixed", max_model_len=None)
+    known = RegisteredWorker(worker.link.links[0].hello, Contact(0.0))
+    assert known.capacity == worker.machine.pool.capacity == worker.load().free_blocks
+    worker.close()

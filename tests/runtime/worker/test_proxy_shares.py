@@ -2,14 +2,19 @@
 """The work that each proxy has given to a worker is counted as it changes, whatever comes and goes."""
 
 from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from effort import examples
 
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.engine import Output
+from pontil.runtime.engine.sequence import FinishReason, Sequence
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import Submit
+from pontil.runtime.worker.output_processor import OutputProcessor
 from pontil.runtime.worker.proxy_shares import LOOKS, GivenWork, ProxyShares
+from pontil.runtime.worker.request_table import RequestTable
 from pontil.runtime.worker.worker_request import WorkerRequest
 
 
@@ -22,23 +27,28 @@ def request(number: int, proxy: str, choices: int = 1) -> WorkerRequest:
 @pytest.mark.parametrize("seed", range(examples(10, 200)))
 def test_counts_are_those_of_the_requests_that_are_open(seed: int) -> None:
     random, shares, counted = Random(seed), ProxyShares(), dict[WorkerRequest, int]()
+    left = dict[WorkerRequest, int]()
     for number in range(300):
-        move = random.randrange(4)
+        move = random.randrange(5)
         if move < 2:
             made = request(number, random.choice("abc"), random.randrange(1, 4))
             shares.begin(made)
-            counted[made] = 0
+            counted[made], left[made] = 0, len(made.sequence.choices)
         elif counted and move == 2:
             one = random.choice(list(counted))
             counted[one] = random.randrange(99)
             shares.count(one, counted[one])
+        elif move == 3 and (some := [one for one in counted if left[one]]):
+            one = random.choice(some)
+            shares.choice_ended(one)
+            left[one] -= 1
         elif counted:
             one = random.choice(list(counted))
             shares.end(one)
             del counted[one]
         for proxy in ("a", "b", "c", "unknown", None):
             theirs = [one for one in counted if one.proxy != proxy]
-            choices = sum(len(one.sequence.choices) for one in theirs)
+            choices = sum(left[one] for one in theirs)
             assert shares.beside(proxy) == GivenWork(len(theirs), choices, sum(counted[one] for one in theirs))
     assert shares.given.keys() == {one.proxy for one in counted}
 
@@ -51,3 +61,16 @@ def test_a_heartbeat_looks_at_few_and_each_has_its_turn() -> None:
     seen = [list(shares.next_few()) for _ in range(4)]
     assert [len(some) for some in seen] == [LOOKS] * 4
     assert [*seen[0], *seen[1], *seen[2]] == made and seen[3] == made[:LOOKS]
+
+
+def test_a_choice_that_has_ended_takes_no_seat_of_other_proxies() -> None:
+    """Its own proxy counts only those that have not."""
+    links: Any = SimpleNamespace(of=lambda proxy: None)
+    table = RequestTable("w", links)
+    one, nothing = table.add(request(1, "a", 3)), cast(Any, None)
+    processor = OutputProcessor(table, links, nothing, nothing, nothing, nothing)
+    for finish, left in ((None, 3), (FinishReason.STOP, 2), (None, 2), (FinishReason.LENGTH, 1)):
+        processor.frame_of(Output(one.sequence, 0, [1], 1, finish), 0.0)
+        assert table.shares.beside("b").taken == left
+    table.end(one.key)
+    assert table.shares.beside("b") == GivenWork()

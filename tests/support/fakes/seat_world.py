@@ -201,6 +201,7 @@ class SeatWorld:
         held = len(self.scheduler.prefix.claims.awaited) + len(self.scheduler.prefix.claims.woken)
         held += len(self.scheduler.prefix.unkeyed)
         assert len(in_line) + held == len(queues.waiting) + len(queues.paused)
+        assert not any(one in self.scheduler.prefix.claims.counts for one in queues.paused), "nobody waits for these"
 
     def drain(self, most: int) -> None:
         most += self.steps
