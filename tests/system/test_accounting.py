@@ -3,7 +3,6 @@
 twice."""
 
 import json
-import os
 import random
 import signal
 import sqlite3
@@ -18,6 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from books import differing
 from served import ROOT, Served, launched, wait_for
@@ -139,10 +139,8 @@ def workers_are_killed(served: Served, path: Path, rounds: int) -> list[UsageRea
 
     def kill() -> None:
         name = chance.choice(("prefill:0", "decode:0"))
-        victim = served.topology()[name]["pid"]
-        os.kill(victim, signal.SIGKILL)
-        wait_for(lambda: served.topology()[name]["pid"] not in (None, victim), 60, "another process")
-        wait_for(lambda: all(row["state"] == "READY" for row in served.topology().values()), 60, "everyone ready")
+        served.kill(name)
+        served.living(name)
 
     readers = killed_under_load(served, "worker", chance, rounds, 1.0, kill, repeats=12)
     wait_for(lambda: not differing(path, served.get("/admin/ledger")), 60, "books that are equal")
@@ -154,25 +152,26 @@ def workers_are_killed(served: Served, path: Path, rounds: int) -> list[UsageRea
 def proxies_are_killed(served: Served, path: Path, rounds: int) -> list[UsageReader]:
     numbers = count()
 
-    def killed_with_an_open_request(pid: int) -> bool:
+    def killed_with_an_open_request(proxy: psutil.Process) -> bool:
         """Kill the proxy while a request's row is written and not closed, and return True; or let it go on. It is
         stopped when the row is looked at, so that the answer cannot end in between."""
         name = f"long.{next(numbers)}"
         body = {"prompt": name, "max_tokens": 400, "n": 4, "ignore_eos": True, "stream": True}
         reply = served.request("POST", "/v1/completions", body, {"x-request-id": name})
         wait_for(partial(row_named, path, name), 60, "a row")
-        os.kill(pid, signal.SIGSTOP)
+        proxy.suspend()
         row = row_named(path, name)
         is_open = row is not None and row["state"] == "open"
-        os.kill(pid, signal.SIGKILL if is_open else signal.SIGCONT)
+        proxy.send_signal(signal.SIGKILL if is_open else signal.SIGCONT)
         reply.connection.close()
         return is_open
 
     def kill() -> None:
-        pid = served.topology()["proxy"]["pid"]
+        proxy = served.living("proxy")
         # On a machine that others crowd, an answer can end before its row is seen.
-        assert any(killed_with_an_open_request(pid) for _ in range(10)), "no request was open when its row was seen"
-        wait_for(served.is_ready, 60, "a new proxy")
+        assert any(killed_with_an_open_request(proxy) for _ in range(10)), "no request was open when its row was seen"
+        served.living("proxy", after=proxy.pid)
+        wait_for(served.is_ready, 60, "a new proxy with workers")
 
     return killed_under_load(served, "proxy", random.Random(rounds), rounds, 1.5, kill)
 

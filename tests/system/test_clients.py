@@ -3,8 +3,6 @@
 from a pair whose decode worker is killed half way through every stream (promises 1, 2 and 5)."""
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -142,10 +140,10 @@ def system(request: pytest.FixtureRequest, systems: Callable[[str], Served]) -> 
 
     def kill() -> bool:
         """Return whether a worker was there to kill: it may not be back yet."""
-        pid = served.topology()["decode:0"]["pid"]
-        if pid is not None:
-            os.kill(pid, signal.SIGKILL)
-        return pid is not None
+        victim = served.child("decode:0")
+        if victim is not None:
+            victim.kill()
+        return victim is not None
 
     before = at_rest(served)
     yield System(served, kill if "deaths" in request.param else None, failovers=died(served))

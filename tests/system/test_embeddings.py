@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A chat model and an embedding model behind one proxy, each with workers of its own; one of these is killed."""
 
-import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -49,16 +47,15 @@ def test_a_killed_worker_changes_no_bit(both_models: Served) -> None:  # C16
     disturbed: list[dict[str, Any]] = []
     asking = threading.Thread(target=lambda: disturbed.append(embed(both_models, TEXTS * 5)))
     asking.start()
-    pid = int(both_models.topology()["embed:0"]["pid"])
     wait_for(lambda: both_models.topology()["embed:0"].get("load", {}).get("in_flight", 0) > 0, 60, "work of embed:0")
-    os.kill(pid, signal.SIGKILL)
+    both_models.kill("embed:0")
     asking.join(120)
     assert [one["embedding"] for one in disturbed[0]["data"]] == [one["embedding"] for one in calm["data"]] * 5
     assert disturbed[0]["usage"]["prompt_tokens"] == 5 * calm["usage"]["prompt_tokens"]
     assert both_models.metric('pontil_failovers_total{cause="died"}') > before
     alone = [embed(both_models, [text])["data"][0]["embedding"] for text in TEXTS[:5]]
     assert alone == [one["embedding"] for one in calm["data"][:5]]
-    wait_for(lambda: both_models.topology()["embed:0"]["state"] == "READY", 60, "the worker's return")
+    both_models.living("embed:0")
 
 
 def test_the_built_in_model_knows_what_texts_mean(tmp_path: Path) -> None:

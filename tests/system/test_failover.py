@@ -2,7 +2,6 @@
 """A worker is killed under load, without effect on any client's stream (promises 1, 2, 4 and 5)."""
 
 import json
-import os
 import random
 import signal
 import socket
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+import psutil
 import pytest
 from disturbed import MODEL, DisturbedSite, options
 from oracle import at_rest, check, check_growth
@@ -87,11 +87,11 @@ def test_a_decode_worker_is_stopped_for_ten_seconds_and_resumed(spare: Disturbed
 
     def harm(streams: Streams) -> None:
         wait_for(lambda: streams.all_have(4), 60, "tokens of every stream")
-        pid = spare.served.topology()["decode:0"]["pid"]
-        os.kill(pid, signal.SIGSTOP)
+        victim = spare.served.living("decode:0")
+        victim.suspend()
         silent.wait(10)
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+        with suppress(psutil.NoSuchProcess):
+            victim.resume()
 
     spare.survives(harm, "decode:0")
 

@@ -2,8 +2,6 @@
 """Traces of a running launch, one prefill and one decode worker, at a collector that the test runs."""
 
 import json
-import os
-import signal
 from collections.abc import Iterator
 
 import pytest
@@ -108,7 +106,7 @@ def test_a_killed_worker_shows_as_two_attempts(traced: Served, receiver: OtlpRec
     events = reply.events()
     for _ in range(3):
         next(events)
-    os.kill(traced.topology()["decode:0"]["pid"], signal.SIGKILL)
+    traced.kill("decode:0")
     assert list(events)[-1] == "[DONE]"
     root, others = collected(receiver, trace_id)
     check_tree(root, others)
@@ -118,4 +116,4 @@ def test_a_killed_worker_shows_as_two_attempts(traced: Served, receiver: OtlpRec
     assert "decode:0" in failover.attributes["pontil.reason"] and root.attributes["pontil.attempts"] == 2
     assert root.attributes["gen_ai.usage.completion_tokens"] == 200
     # The other tests have a pair again.
-    wait_for(lambda: all(row["state"] == "READY" for row in traced.topology().values()), 60, "everyone ready")
+    traced.living("decode:0")

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A running system under load and faults, which must give the responses of an undisturbed run."""
 
-import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -119,7 +118,7 @@ class DisturbedSite:
         return str(self.served.complete(CAPITAL, max_tokens=5)["choices"][0]["text"])
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        os.kill(self.served.topology()[name]["pid"], number)
+        self.served.kill(name, number=number)
 
     def failovers(self) -> float:
         return self.served.metric('pontil_failovers_total{cause="died"}')
