@@ -32,7 +32,8 @@ def served(tmp_path_factory: pytest.TempPathFactory, model: str) -> Iterator[Ser
 
 
 def entries(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """Return the whole lines: the last one may be being written."""
+    return [json.loads(line) for line in path.read_text().rpartition("\n")[0].splitlines()]
 
 
 def logs(served: Served) -> dict[str, list[dict[str, Any]]]:
