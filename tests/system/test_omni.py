@@ -174,9 +174,9 @@ def stops_the_one_before_it(site: Served, asked: dict[str, Any], calm: Spoken) -
     def held() -> tuple[float, float, int]:
         return thinker("stream_items_ahead"), thinker("stream_kept_bytes"), told
 
-    with ThreadPoolExecutor(1) as threads, SlowProcess(site.living("talker-decode:0").pid) as slow:
+    with ThreadPoolExecutor(1) as threads, SlowProcess(site.living("talker-decode:0")) as slow:
         answer = threads.submit(speak, site, TEXT, stop, **asked)
-        wait_for(lambda: thinker("streams_full") == 1, 60, "a producer that rests")
+        wait_for(lambda: slow.has_ended or thinker("streams_full") == 1, 60, "a producer that rests")
         ahead, kept, said = steady(held, "a producer that stays at rest")
         slow.crawl()
         seen = [ahead]

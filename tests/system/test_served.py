@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from served import Served, lives, wait_for
+from slow_process import SlowProcess
 
 # A launch as far as its processes go: two children, of which it reaps none.
 LAUNCH = "import subprocess\nfor _ in range(2): print(subprocess.Popen(['sleep', '600']).pid, flush=True)\ninput()"
@@ -69,3 +71,14 @@ def test_a_rank_is_found_by_its_number(launch: "tuple[subprocess.Popen[bytes], l
     served = LaggingTable(process, ranks)
     assert [served.living("decode:0", rank).pid for rank in (0, 1)] == [first, second]
     assert served.child("decode:0", 2) is None
+
+
+def test_a_process_that_was_slowed_may_have_been_killed_for_it() -> None:
+    with subprocess.Popen(["sleep", "600"]) as one, SlowProcess(psutil.Process(one.pid)) as slow:
+        slow.stop()
+        assert not slow.has_ended
+        one.kill()
+        one.wait()
+        slow.crawl()
+        slow.stop()
+        assert slow.has_ended
