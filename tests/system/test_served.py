@@ -11,7 +11,8 @@ from typing import Any
 
 import psutil
 import pytest
-from served import Served, lives, wait_for
+from process_state import has_ended
+from served import Served, wait_for
 from slow_process import SlowProcess
 
 # A launch as far as its processes go: two children, of which it reaps none.
@@ -55,7 +56,7 @@ def test_a_row_of_a_process_that_has_ended_is_not_taken_for_its_successor(
     assert found.pid == first
     found.kill()
     assert served.living("decode:0", after=first).pid == second and served.tables == [ready(second)]
-    wait_for(lambda: not lives(first), 30, "its end as a zombie")
+    wait_for(lambda: has_ended(first), 30, "its end as a zombie")
     assert LaggingTable(process, ready(first)).child("decode:0") is None
 
 
@@ -82,3 +83,14 @@ def test_a_process_that_was_slowed_may_have_been_killed_for_it() -> None:
         slow.crawl()
         slow.stop()
         assert slow.has_ended
+
+
+def test_a_process_may_end_between_two_looks_at_it() -> None:
+    """psutil raises for one that was reaped after it was found, and has two ways to say that it is not there."""
+    with subprocess.Popen(["sleep", "600"]) as one:
+        found = psutil.Process(one.pid)
+        assert not has_ended(found) and not has_ended(one.pid)
+        one.kill()
+        wait_for(lambda: found.status() == psutil.STATUS_ZOMBIE, 30, "a zombie")
+        assert has_ended(found) and has_ended(one.pid)
+    assert has_ended(found) and has_ended(one.pid)

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import psutil
 from books import differing
-from served import Served, lives, wait_for
+from process_state import has_ended
+from served import Served, wait_for
 
 T = TypeVar("T")
 TWO_HEARTBEATS = 1.1
@@ -47,7 +48,7 @@ def at_rest(served: Served) -> Rest:
 
     def resting() -> dict[str, dict[str, Any]] | None:
         rows = served.topology()
-        is_whole = all(row["state"] == "READY" and lives(row["pid"]) for row in rows.values())
+        is_whole = all(row["state"] == "READY" and not has_ended(row["pid"]) for row in rows.values())
         return rows if is_whole and not any(map(busy, rows.values())) else None
 
     rows = wait_for(resting, 120, "everyone ready, with heartbeats that tell of idle workers")

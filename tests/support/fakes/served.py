@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import psutil
 from books import requests_that_differ
+from process_state import has_ended
 
 ROOT = Path(__file__).resolve().parents[3]
 APP = ROOT / "app.py"
@@ -30,13 +31,6 @@ def wait_for(condition: Callable[[], T | None], timeout: float, what: str) -> T:
         assert time.monotonic() < deadline, f"{what} did not happen within {timeout:.0f} s"
         time.sleep(0.02)  # polls another process, which cannot be waited for
     return value
-
-
-def lives(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def free_port() -> int:
@@ -106,7 +100,7 @@ class Served:
         pids = [one.get("pid") for one in row.get("ranks") or [row]]
         if row.get("state") != "READY" or rank >= len(pids):
             return None
-        return next((one for one in self.tree() if one.pid == pids[rank] and lives(one.pid)), None)
+        return next((one for one in self.tree() if one.pid == pids[rank] and not has_ended(one)), None)
 
     def living(self, name: str, rank: int = 0, after: int | None = None) -> psutil.Process:
         """Wait for the process of a child that is ready, or of a rank of it. `after` is the pid of an earlier one that

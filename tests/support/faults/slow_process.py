@@ -7,7 +7,7 @@ from contextlib import suppress
 from types import TracebackType
 
 import psutil
-from served import lives
+from process_state import has_ended
 
 # Seconds of one turn, and the part of it in which the process runs.
 TURN, SHARE = 0.5, 0.01
@@ -32,7 +32,7 @@ class SlowProcess:
 
     @property
     def has_ended(self) -> bool:
-        return not lives(self.process.pid)
+        return has_ended(self.process)
 
     def stop(self) -> None:
         self.send(signal.SIGSTOP)
