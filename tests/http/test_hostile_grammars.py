@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from hostile_grammars import HostileRequest, by_regex, chains, mixture, oddities
+from process_state import has_ended
 from running_proxy import ask, heard, proxy
 from scripted_site import HttpAnswer, site
 from scripted_worker import DEADLINE, eventually, proper, silent
@@ -59,10 +60,6 @@ def test_nothing_that_was_thought_of_ends_the_proxy(tmp_path: Path, tokenizer_fo
     source = random.Random()
     with proxy(tmp_path, tokenizer_folder) as process:
         survives(process, [*chains(), *oddities(15_000), *((str(n), mixture(source)) for n in range(400))])
-
-
-def has_ended(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 def test_the_checker_ends_with_its_proxy(tmp_path: Path, tokenizer_folder: Path) -> None:

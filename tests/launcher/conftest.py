@@ -11,11 +11,13 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from process_state import has_ended
 
 from pontil.runtime.foundation.line_pipe import LinePipe
 
@@ -83,9 +85,12 @@ class ScriptedLaunch:
 
     def family(self) -> dict[str, psutil.Process]:
         """The running children, and the fork server."""
-        family = psutil.Process(self.process.pid).children()
-        lines = [(child.cmdline(), child) for child in family if child.status() != psutil.STATUS_ZOMBIE]
-        return {line[2]: child for line, child in lines if len(line) > 2}
+        found: dict[str, psutil.Process] = {}
+        for child in psutil.Process(self.process.pid).children():
+            with suppress(psutil.NoSuchProcess):  # it has ended, a zombie included
+                if len(line := child.cmdline()) > 2:
+                    found[line[2]] = child
+        return found
 
     def commands(self) -> list[dict[str, Any]]:
         """The commands sent to the scripted proxies so far; a half-written last line is left out."""
@@ -100,18 +105,10 @@ def wait_for(condition: Callable[[], object]) -> None:
         select.select([], [], [], 0.01)
 
 
-def gone(process: psutil.Process) -> bool:
-    """Return whether the process has ended; its new parent may be slow to reap it."""
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 @pytest.fixture
 def all_gone() -> Callable[[Iterable[psutil.Process]], None]:
     """A function that waits for processes to end."""
-    return lambda processes: wait_for(lambda: all(map(gone, processes)))
+    return lambda processes: wait_for(lambda: all(map(has_ended, processes)))
 
 
 @pytest.fixture
@@ -134,4 +131,4 @@ def launched(tmp_path: Path) -> Iterator[Callable[..., ScriptedLaunch]]:
         launch.process.kill()
         launch.process.wait()
         launch.pipe.close()
-        wait_for(lambda: all(map(gone, family)))  # noqa: B023
+        wait_for(lambda: all(map(has_ended, family)))  # noqa: B023

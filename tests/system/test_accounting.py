@@ -3,7 +3,6 @@
 twice."""
 
 import json
-import os
 import random
 import signal
 import sqlite3
@@ -125,11 +124,12 @@ def test_every_request_has_one_row_whoever_is_killed(
     """One launch for both: the rows of requests whose workers died are checked again after the proxy's deaths."""
     with accounted(tmp_path, model, "--max-num-batched-tokens", "64") as (path, served):
         readers = workers_are_killed(served, path, deaths_of_workers)
-        readers += proxies_are_killed(served, path, deaths_of_proxies)
+        others, deaths = proxies_are_killed(served, path, deaths_of_proxies)
+        readers += others
         live = run("audit", str(path), "--url", f"http://127.0.0.1:{served.port}")
         assert live.returncode == 0, live.stdout
         assert served.stop() == 0
-    check(path, {name: usage for reader in readers for name, usage in reader.usage.items()}, deaths_of_proxies)
+    check(path, {name: usage for reader in readers for name, usage in reader.usage.items()}, deaths)
 
 
 def workers_are_killed(served: Served, path: Path, rounds: int) -> list[UsageReader]:
@@ -139,10 +139,8 @@ def workers_are_killed(served: Served, path: Path, rounds: int) -> list[UsageRea
 
     def kill() -> None:
         name = chance.choice(("prefill:0", "decode:0"))
-        victim = served.topology()[name]["pid"]
-        os.kill(victim, signal.SIGKILL)
-        wait_for(lambda: served.topology()[name]["pid"] not in (None, victim), 60, "another process")
-        wait_for(lambda: all(row["state"] == "READY" for row in served.topology().values()), 60, "everyone ready")
+        served.kill(name)
+        served.living(name)
 
     readers = killed_under_load(served, "worker", chance, rounds, 1.0, kill, repeats=12)
     wait_for(lambda: not differing(path, served.get("/admin/ledger")), 60, "books that are equal")
@@ -151,30 +149,39 @@ def workers_are_killed(served: Served, path: Path, rounds: int) -> list[UsageRea
     return readers
 
 
-def proxies_are_killed(served: Served, path: Path, rounds: int) -> list[UsageReader]:
-    numbers = count()
+def proxies_are_killed(served: Served, path: Path, rounds: int) -> tuple[list[UsageReader], int]:
+    """Return the readers, and how many proxies died."""
+    numbers, deaths = count(), 0
 
-    def killed_with_an_open_request(pid: int) -> bool:
-        """Kill the proxy while a request's row is written and not closed, and return True; or let it go on. It is
-        stopped when the row is looked at, so that the answer cannot end in between."""
+    def loses_an_open_request() -> bool:
+        """Kill the proxy while a request's row is written and not closed, or let it go on; return whether the request
+        is lost. The proxy is stopped when the row is looked at, so that the answer cannot end in between; but a commit
+        that closes the row may be on its way to the disk."""
+        nonlocal deaths
+        proxy = served.living("proxy")
         name = f"long.{next(numbers)}"
         body = {"prompt": name, "max_tokens": 400, "n": 4, "ignore_eos": True, "stream": True}
         reply = served.request("POST", "/v1/completions", body, {"x-request-id": name})
         wait_for(partial(row_named, path, name), 60, "a row")
-        os.kill(pid, signal.SIGSTOP)
+        proxy.suspend()
         row = row_named(path, name)
         is_open = row is not None and row["state"] == "open"
-        os.kill(pid, signal.SIGKILL if is_open else signal.SIGCONT)
+        proxy.send_signal(signal.SIGKILL if is_open else signal.SIGCONT)
         reply.connection.close()
-        return is_open
+        if not is_open:
+            return False
+        deaths += 1
+        served.living("proxy", after=proxy.pid)
+        wait_for(served.is_ready, 60, "a new proxy with workers")
+        row = row_named(path, name)
+        return row is not None and row["state"] == "lost(proxy)"
 
     def kill() -> None:
-        pid = served.topology()["proxy"]["pid"]
         # On a machine that others crowd, an answer can end before its row is seen.
-        assert any(killed_with_an_open_request(pid) for _ in range(10)), "no request was open when its row was seen"
-        wait_for(served.is_ready, 60, "a new proxy")
+        assert any(loses_an_open_request() for _ in range(10)), "no request was open when its row was seen"
 
-    return killed_under_load(served, "proxy", random.Random(rounds), rounds, 1.5, kill)
+    readers = killed_under_load(served, "proxy", random.Random(rounds), rounds, 1.5, kill)
+    return readers, deaths
 
 
 def check(path: Path, answered: dict[str, dict[str, Any]], rounds: int) -> None:

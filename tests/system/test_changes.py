@@ -37,29 +37,31 @@ def obeyed(served: Served, *words: str) -> str:
 
 
 class RolloutLoad:
-    """Clients that ask until they are stopped, and three times at least, one after the other, each the same thing;
+    """Clients that ask until they are stopped, and three times at least, one after the other, each its own body;
     `answers` are those of each."""
 
-    def __init__(self, served: Served, clients: int) -> None:
-        self.served, self.stopping = served, threading.Event()
-        self.answers: list[list[Any]] = [[] for _ in range(clients)]
-        self.threads = ThreadPoolExecutor(clients)
-        self.ends = [self.threads.submit(self.ask, number) for number in range(clients)]
+    def __init__(self, served: Served, asked: list[dict[str, Any]]) -> None:
+        self.served, self.asked, self.stopping = served, asked, threading.Event()
+        self.answers: list[list[Any]] = [[] for _ in asked]
+        self.threads = ThreadPoolExecutor(len(asked))
+        self.ends = [self.threads.submit(self.ask, number) for number in range(len(asked))]
 
     def ask(self, number: int) -> None:
-        body = bodies("the same, ", 24)[number]
         while not self.stopping.is_set() or len(self.answers[number]) < 3:
-            (told,) = Streams(self.served, [body]).finish()
+            (told,) = Streams(self.served, [self.asked[number]]).finish()
             self.answers[number].append((told.choices, told.error, told.done))
 
-    def finish(self) -> None:
+    def __enter__(self) -> "RolloutLoad":
+        return self
+
+    def __exit__(self, *gone: object) -> None:
         self.stopping.set()
-        for end in self.ends:
-            end.result(300)
         self.threads.shutdown()
 
     def check(self) -> None:
         """Check that nothing failed, and that equal requests had equal responses."""
+        for end in self.ends:
+            end.result()
         for told in self.answers:
             assert len(told) > 2 and all(one == told[0] for one in told)
             _, error, done = told[0]
@@ -92,10 +94,9 @@ def test_a_rolling_restart_under_load(pair: DisturbedSite) -> None:
 
     def harm(streams: Streams) -> None:
         under_way(streams)
-        load = RolloutLoad(pair.served, 2)
-        said = obeyed(pair.served, "restart", "--all", *SOON)
+        with RolloutLoad(pair.served, bodies("the same, ", 24)[:2]) as load:
+            said = obeyed(pair.served, "restart", "--all", *SOON)
         assert said.count("is ready after") == 2
-        load.finish()
         load.check()
 
     before = [failovers(pair, cause) for cause in ("died", "failed")]
@@ -183,23 +184,23 @@ def test_a_group_that_ends_hands_its_streams_to_the_others(tmp_path: Path) -> No
     alike = ("--model", str(tmp_path / "tiny"), "--kv-cache-memory", "32MiB")
     door = f"ipc://{tmp_path}/control"
     asked = [
-        {"model": "tiny", "prompt": [10 + number], "max_tokens": 1000, "ignore_eos": True, "seed": number}
+        {"model": "tiny", "prompt": [10 + number], "max_tokens": 300, "ignore_eos": True, "seed": number}
         for number in range(8)
     ]
     with launched(tmp_path, "--role", "mixed", "--mixed", "cpu:0", "--control", door, *alike) as served:
-        expected = [told.answer for told in Streams(served, asked).finish()]
         command = [sys.executable, str(ROOT / "app.py"), "launch", "--role", "decode", "--join", door, *alike]
         group = subprocess.Popen([*command, "--decode", "cpu:1", "--drain-timeout", "0"], stderr=subprocess.PIPE)
         try:
             wait_for(lambda: "decode:0" in pids(served), START_TIMEOUT, "the other group")
-            streams = Streams(served, asked)
-            wait_for(lambda: streams.all_have(2), 60, "tokens of every stream")
-            wait_for(lambda: in_flight(served.topology()["decode:0"]) > 0, 60, "a heartbeat that tells of them")
+            with RolloutLoad(served, asked) as load:
+                wait_for(lambda: in_flight(served.topology()["decode:0"]) > 0, 60, "a heartbeat that tells of them")
+                group.terminate()
+                group.communicate(timeout=120)
         finally:
-            group.terminate()
-            group.communicate(timeout=120)
+            group.kill()
+            group.wait()
         assert group.returncode == 0
-        assert [told.answer for told in streams.finish()] == expected
+        load.check()
         assert served.metric('pontil_failovers_total{cause="moved"}') > 0
         assert served.metric("pontil_ledger_imbalance") == 0
         assert not served.metric('pontil_failovers_total{cause="silent"}')

@@ -15,6 +15,7 @@ import disturbed
 import psutil
 import pytest
 from effort import is_long
+from process_state import status_of
 from relay import Relay
 from served import APP, Served, launched, wait_for
 from small_disk import small_disk
@@ -133,5 +134,5 @@ def test_ctrl_c_undoes_everything(site: Served) -> None:
         process.kill()
     assert process.returncode == 130 and b"Traceback" not in output, output
     family = psutil.Process(site.process.pid).children()
-    wait_for(lambda: not any(one.status() == psutil.STATUS_STOPPED for one in family), 60, "everybody runs")
+    wait_for(lambda: not any(status_of(one) == psutil.STATUS_STOPPED for one in family), 60, "everybody runs")
     assert site.complete("The capital of France is", max_tokens=5)["usage"]["completion_tokens"] == 5

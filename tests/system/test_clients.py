@@ -3,8 +3,6 @@
 from a pair whose decode worker is killed half way through every stream (promises 1, 2 and 5)."""
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -43,9 +41,7 @@ class System:
     """A running server, its clients, and the fault to cause half way through a stream."""
 
     served: Served
-    harm: Callable[[], bool] | None
-    exits: int = 0
-    failovers: float = 0.0
+    harm: Callable[[], None] | None
 
     @property
     def url(self) -> str:
@@ -55,9 +51,13 @@ class System:
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=self.url, api_key="unused", max_retries=0)
 
+    @property
+    def failovers(self) -> float:
+        return self.served.metric('pontil_failovers_total{cause="died"}')
+
     def disturb(self) -> None:
-        if self.harm is not None and self.harm():
-            self.exits += 1
+        if self.harm is not None:
+            self.harm()
 
     def half_way(self, chunks: Iterable[Any]) -> Iterator[Any]:
         """Yield the chunks of a stream, and kill the worker among them."""
@@ -140,20 +140,15 @@ def systems(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def system(request: pytest.FixtureRequest, systems: Callable[[str], Served]) -> Iterator[System]:
     served = systems(request.param)
 
-    def kill() -> bool:
-        """Return whether a worker was there to kill: it may not be back yet."""
-        pid = served.topology()["decode:0"]["pid"]
-        if pid is not None:
-            os.kill(pid, signal.SIGKILL)
-        return pid is not None
+    def kill() -> None:
+        """Kill the worker if it is there: after another death it may not be back yet."""
+        victim = served.child("decode:0")
+        if victim is not None:
+            victim.kill()
 
     before = at_rest(served)
-    yield System(served, kill if "deaths" in request.param else None, failovers=died(served))
+    yield System(served, kill if "deaths" in request.param else None)
     assert at_rest(served).free_blocks == before.free_blocks, "nothing is left of anything"
-
-
-def died(served: Served) -> float:
-    return served.metric('pontil_failovers_total{cause="died"}')
 
 
 @pytest.fixture(autouse=True)
@@ -272,6 +267,14 @@ def test_the_model_is_listed(system: System) -> None:
     assert model.model_dump()["max_model_len"] > 0
 
 
-def test_workers_died_where_they_should(system: System) -> None:
-    """Check, as the last test, that the suite killed as many workers as intended."""
-    assert (died(system.served) > system.failovers) == (system.exits > 0) == (system.harm is not None)
+def test_the_worker_dies_half_way_through_a_stream_where_it_should(system: System) -> None:
+    """A death is no failover where the stream has ended before it, as it can on a crowded machine: another is tried."""
+
+    def moved() -> bool:
+        at_rest(system.served)
+        before = system.failovers
+        for _ in system.half_way(system.client.completions.create(prompt="It was", stream=True, **options("moved"))):
+            pass
+        return system.failovers > before
+
+    assert any(moved() for _ in range(4)) == (system.harm is not None)

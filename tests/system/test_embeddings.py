@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A chat model and an embedding model behind one proxy, each with workers of its own; one of these is killed."""
 
-import os
 import re
-import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +41,30 @@ def test_both_models_answer(both_models: Served) -> None:
     assert both_models.complete("the sea", model="small", max_tokens=3)["usage"]["completion_tokens"] == 3
 
 
+def moves_texts(served: Served, calm: dict[str, Any]) -> bool:
+    """Check that the death of a worker at work changes nothing. Return whether texts were moved: all may have been
+    computed before it."""
+
+    def busy() -> bool:
+        return asking.done() or served.topology()["embed:0"].get("load", {}).get("in_flight", 0) > 0
+
+    before = served.metric('pontil_failovers_total{cause="died"}')
+    with ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(embed, served, TEXTS * 5)
+        wait_for(busy, 60, "work of embed:0")
+        served.kill("embed:0")
+        disturbed = asking.result(120)
+    assert [one["embedding"] for one in disturbed["data"]] == [one["embedding"] for one in calm["data"]] * 5
+    assert disturbed["usage"]["prompt_tokens"] == 5 * calm["usage"]["prompt_tokens"]
+    return served.metric('pontil_failovers_total{cause="died"}') > before
+
+
 def test_a_killed_worker_changes_no_bit(both_models: Served) -> None:  # C16
     calm = embed(both_models, TEXTS)
-    before = both_models.metric('pontil_failovers_total{cause="died"}')
-    disturbed: list[dict[str, Any]] = []
-    asking = threading.Thread(target=lambda: disturbed.append(embed(both_models, TEXTS * 5)))
-    asking.start()
-    pid = int(both_models.topology()["embed:0"]["pid"])
-    wait_for(lambda: both_models.topology()["embed:0"].get("load", {}).get("in_flight", 0) > 0, 60, "work of embed:0")
-    os.kill(pid, signal.SIGKILL)
-    asking.join(120)
-    assert [one["embedding"] for one in disturbed[0]["data"]] == [one["embedding"] for one in calm["data"]] * 5
-    assert disturbed[0]["usage"]["prompt_tokens"] == 5 * calm["usage"]["prompt_tokens"]
-    assert both_models.metric('pontil_failovers_total{cause="died"}') > before
+    assert any(moves_texts(both_models, calm) for _ in range(4))
     alone = [embed(both_models, [text])["data"][0]["embedding"] for text in TEXTS[:5]]
     assert alone == [one["embedding"] for one in calm["data"][:5]]
-    wait_for(lambda: both_models.topology()["embed:0"]["state"] == "READY", 60, "the worker's return")
+    both_models.living("embed:0")
 
 
 def test_the_built_in_model_knows_what_texts_mean(tmp_path: Path) -> None:

@@ -3,15 +3,13 @@
 end."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from typing import Any
 
 import psutil
 import pytest
-from oracle import settled
+from oracle import at_rest, settled
 from served import ROOT, Served, wait_for
 
 LONG = {"prompt": "Count: one, two, three,", "max_tokens": 200, "ignore_eos": True, "temperature": 0}
@@ -20,22 +18,8 @@ SHORT = {"max_tokens": 16, "ignore_eos": True, "temperature": 0}
 MODEL = {"model": "smollm2-135m-instruct"}
 
 
-def rest(served: Served) -> None:
-    """Wait until every process is ready and no request runs."""
-    wait_for(served.is_ready, 60, "readiness")
-    wait_for(lambda: served.metric("pontil_num_requests_running") == 0, 60, "an idle server")
-    wait_for(lambda: all(row["state"] == "READY" for row in served.topology().values()), 60, "everyone ready")
-    wait_for(lambda: not any(map(busy, served.topology().values())), 60, "heartbeats that tell of idle workers")
-
-
-def busy(row: dict[str, Any]) -> bool:
-    """Return whether the last heartbeat reported work; it lags by up to half a second."""
-    load = row.get("load", {"running": 0, "waiting": 0} if row["role"] == "proxy" else {"running": 1})
-    return bool(load["running"] or load["waiting"])
-
-
 def test_topology_tells_every_process(pair: Served) -> None:
-    rest(pair)
+    at_rest(pair)
     rows = pair.topology()
     assert {name: row["role"] for name, row in rows.items()} == {
         "proxy": "proxy",
@@ -52,7 +36,7 @@ def test_topology_tells_every_process(pair: Served) -> None:
 
 
 def test_status_shows_them(pair: Served) -> None:  # G3
-    rest(pair)
+    at_rest(pair)
     command = [sys.executable, str(ROOT / "app.py"), "status", "--url", f"http://127.0.0.1:{pair.port}"]
     heading, *lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert heading.split()[:6] == ["NAME", "STATE", "DEVICE", "PID", "UPTIME", "RESTARTS"]
@@ -64,16 +48,15 @@ def test_status_shows_them(pair: Served) -> None:  # G3
 # Another start of the real model for the same: tests/system/test_failover.py kills a small one's prefill worker.
 @pytest.mark.parametrize("name", ["decode:0", pytest.param("prefill:0", marks=pytest.mark.long)])
 def test_a_worker_that_is_killed_comes_back_and_its_streams_go_on(pair: Served, name: str) -> None:
-    rest(pair)
+    at_rest(pair)
     before = pair.topology()
     reply = pair.request("POST", "/v1/completions", MODEL | LONG | {"stream": True})
     events = reply.events()
     next(events)
-    os.kill(before[name]["pid"], signal.SIGKILL)
+    pair.kill(name)
     *told, done = events
     assert done == "[DONE]" and not [event for event in told if "error" in json.loads(event)]
-    wait_for(lambda: pair.topology()[name]["pid"] not in (None, before[name]["pid"]), 30, "a new process")
-    rest(pair)
+    at_rest(pair)
     after = pair.topology()
     others = set(before) - {name}
     assert {other: after[other]["pid"] for other in others} == {other: before[other]["pid"] for other in others}
@@ -94,10 +77,9 @@ def test_a_proxy_that_is_killed_comes_back_with_the_same_workers(pair: Served) -
     before = pair.topology()
     reply = pair.request("POST", "/v1/completions", MODEL | LONG | {"stream": True})
     next(reply.events())
-    os.kill(before["proxy"]["pid"], signal.SIGKILL)
+    pair.kill("proxy")
     reply.connection.close()
-    wait_for(pair.is_ready, 30, "a new proxy with workers")
-    rest(pair)
+    at_rest(pair)
     after = pair.topology()
     assert after["proxy"]["pid"] != before["proxy"]["pid"]
     assert {name: after[name]["pid"] for name in WORKERS} == {name: before[name]["pid"] for name in WORKERS}
@@ -116,7 +98,7 @@ def free(served: Served) -> dict[str, int]:
 
 
 def test_a_client_that_leaves_frees_both_sides(pair: Served) -> None:
-    rest(pair)
+    at_rest(pair)
     for _ in range(3):
         reply = pair.request("POST", "/v1/completions", MODEL | LONG | {"stream": True})
         next(reply.events())
@@ -157,7 +139,7 @@ BAD: list[tuple[str, Any, int]] = [
 
 
 def test_nonsense_is_explained_and_the_server_goes_on(pair: Served) -> None:
-    rest(pair)
+    at_rest(pair)
     pids = {name: row["pid"] for name, row in pair.topology().items()}
     for path, body, status in BAD:
         reply = pair.request("POST", path, body)
@@ -166,7 +148,7 @@ def test_nonsense_is_explained_and_the_server_goes_on(pair: Served) -> None:
         assert set(answer["error"]) >= {"message", "type", "param", "code"}
         assert "Traceback" not in answer["error"]["message"]
     assert pair.request("GET", "/v1/completions").status == 405
-    rest(pair)
+    at_rest(pair)
     assert {name: row["pid"] for name, row in pair.topology().items()} == pids
     assert pair.complete("The capital of France is", max_tokens=1)["usage"]["completion_tokens"] == 1
 
@@ -174,7 +156,7 @@ def test_nonsense_is_explained_and_the_server_goes_on(pair: Served) -> None:
 def test_an_idle_tree_sleeps(pair: Served) -> None:
     """Each process takes less than 2 % of a core. Measured as CPU time, so that other load on the machine does not
     count."""
-    rest(pair)
+    at_rest(pair)
 
     def shares(seconds: int) -> dict[int, float]:
         before = {process.pid: sum(process.cpu_times()[:2]) for process in pair.tree()}

@@ -2,7 +2,6 @@
 """Workers of a real launch are killed, and the next ones have cached what they had."""
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -58,15 +57,11 @@ def ask(served: Served) -> tuple[list[int], int]:
 
 def kill(served: Served, *names: str, rank: int = 0) -> None:
     """Kill these workers, or a rank of them, and wait until others serve in their place."""
-    before = served.topology()
-    for name in names:
-        os.kill(before[name]["ranks"][rank]["pid"] if rank else before[name]["pid"], signal.SIGKILL)
-
-    def replaced() -> bool:
-        rows = served.topology()
-        return all(rows[name]["pid"] not in (None, before[name]["pid"]) for name in names) and served.is_ready()
-
-    wait_for(replaced, START_TIMEOUT, "a restart")
+    before = {name: served.living(name).pid for name in names}
+    served.kill(*names, rank=rank)
+    for name, pid in before.items():
+        served.living(name, after=pid)
+    wait_for(served.is_ready, START_TIMEOUT, "readiness")
 
 
 def wait_for_records(served: Served, blocks: int) -> None:

@@ -3,7 +3,6 @@
 no answer."""
 
 import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -47,7 +46,7 @@ def test_a_disk_below_the_cache_outlives_its_worker_and_its_damage(tmp_path: Pat
         assert ask(served, PROMPT) == (tokens, FOUND)
         wait_for(lambda: served.metric(HITS) == FOUND, 60, "a heartbeat with the hit")
         evict(served)
-        os.kill(served.topology()["mixed:0"]["pid"], signal.SIGKILL)
+        served.kill("mixed:0")
         restarted = 'pontil_process_restarts_total{process="mixed:0"}'
         wait_for(lambda: served.metric(restarted) == 1 and served.is_ready(), 60, "the restart")
         assert ask(served, PROMPT) == (tokens, FOUND)

@@ -4,14 +4,13 @@ blocks are read, without effect on any client's stream. Needs the package of the
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import psutil
 import pytest
 from disturbed import MODEL, OPTIONS, DisturbedSite
 from pools import need
 from served import launched, wait_for
-from streams import Streams
 
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 
@@ -29,14 +28,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DisturbedSite]:
         yield DisturbedSite(served, 48, is_real=False)
 
 
-def kills(site: DisturbedSite, name: str, tokens: int) -> Callable[[Streams], None]:
-    def harm(streams: Streams) -> None:
-        wait_for(lambda: streams.all_have(tokens), 60, f"{tokens} tokens of every stream")
-        site.kill(name)
-
-    return harm
-
-
 def handed_over(site: DisturbedSite) -> float:
     return site.served.metric('pontil_handoffs_total{result="complete"}')
 
@@ -45,7 +36,7 @@ def handed_over(site: DisturbedSite) -> float:
 @pytest.mark.parametrize("tokens", [0, 1])
 def test_a_worker_dies_while_blocks_are_read(site: DisturbedSite, name: str, tokens: int) -> None:
     """The peer comes back as another incarnation, whose agent is added anew: blocks are handed over again."""
-    site.survives(kills(site, name, tokens), name)
+    site.survives(site.kills(name, tokens), name)
     before = handed_over(site)
     assert site.answer_about_a_capital() == site.capital
     wait_for(lambda: handed_over(site) > before, 60, "a handoff after the death")

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model of three stages as real processes: the same text and sound wherever its stages run, and after kills (E)."""
 
-import os
-import signal
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from effort import is_long
@@ -128,19 +127,19 @@ def test_a_killed_worker_of_any_stage_changes_nothing(
 ) -> None:
     """E15, E16: no sound twice and none missing, everything is freed, and the books balance."""
     before = settled(site)
-    victim = int(site.topology()[worker]["pid"])
-    killed: list[int] = []
+    victim = site.living(worker)
+    killed: list[psutil.Process] = []
 
     def harm(texts: int, sounds: int) -> None:
         if not killed and texts >= moment[0] and sounds >= moment[1]:
             killed.append(victim)
-            os.kill(victim, signal.SIGKILL)
+            victim.kill()
 
     if moment == (0, 0):
         harm(0, 0)
     assert speak(site, TEXT, harm, **ASKED[3]) == alone[3]
     assert killed == [victim], "the worker died while the answer was on its way"
-    wait_for(lambda: site.topology().get(worker, {}).get("pid") not in (None, victim), 60, "another worker")
+    site.living(worker, after=victim.pid)
     assert settled(site).free_blocks == before.free_blocks
 
 
@@ -175,9 +174,9 @@ def stops_the_one_before_it(site: Served, asked: dict[str, Any], calm: Spoken) -
     def held() -> tuple[float, float, int]:
         return thinker("stream_items_ahead"), thinker("stream_kept_bytes"), told
 
-    with ThreadPoolExecutor(1) as threads, SlowProcess(int(site.topology()["talker-decode:0"]["pid"])) as slow:
+    with ThreadPoolExecutor(1) as threads, SlowProcess(site.living("talker-decode:0")) as slow:
         answer = threads.submit(speak, site, TEXT, stop, **asked)
-        wait_for(lambda: thinker("streams_full") == 1, 60, "a producer that rests")
+        wait_for(lambda: slow.has_ended or thinker("streams_full") == 1, 60, "a producer that rests")
         ahead, kept, said = steady(held, "a producer that stays at rest")
         slow.crawl()
         seen = [ahead]

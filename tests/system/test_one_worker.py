@@ -7,14 +7,17 @@ from pathlib import Path
 
 import psutil
 import pytest
+from process_state import has_ended
 from served import launched, wait_for
+
+from pontil.launcher.chaos.launch_rest import open_segments
 
 SHORT = {"max_tokens": 16, "ignore_eos": True, "temperature": 0}
 
 
 def traces(pids: set[int], port: int) -> list[str]:
     """Return what is left of a launch: processes, its port, sockets in its run directory."""
-    left = [f"process {pid}" for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+    left = [f"process {pid}" for pid in pids if not has_ended(pid)]
     listening = {one.laddr.port for one in psutil.net_connections("tcp") if one.status == "LISTEN"}
     return left + ([f"port {port}"] if port in listening else [])
 
@@ -40,8 +43,10 @@ def test_one_worker_serves_whole_requests_and_nothing_is_left_of_its_launch(
         assert reply.json()["usage"]["completion_tokens"] == 16
         pids = {process.pid for process in served.tree()}
         assert len(pids) == 3
+        # Of this launch alone: others on the machine come and go.
+        made = open_segments(list(pids)) - segments
         served.process.send_signal(number)
         served.process.wait(40)
         wait_for(lambda: not traces(pids, served.port), 10, "the end of every process")
         assert served.process.returncode == {signal.SIGTERM: 0, signal.SIGINT: 130, signal.SIGKILL: -9}[number]
-    assert set(os.listdir("/dev/shm")) <= segments
+    assert not made & set(os.listdir("/dev/shm"))

@@ -3,8 +3,6 @@
 real one where it is installed."""
 
 import importlib.util
-import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -111,10 +109,10 @@ def test_a_foreign_router_drives_two_workers(sidecar: Sidecar) -> None:
     assert sidecar.decode.get("/ready") and sidecar.prefill.get("/ready")
 
     # The worker that kept the prompt is killed between the two requests.
-    worker = sidecar.prefill.topology()["prefill:0"]["pid"]
-    _, after = sidecar.ask(COMPLETIONS, DRAWN | {"cache_salt": "d"}, lambda: os.kill(worker, signal.SIGKILL))
+    _, after = sidecar.ask(COMPLETIONS, DRAWN | {"cache_salt": "d"}, lambda: sidecar.prefill.kill("prefill:0"))
     assert ids_of(after) == ids_of(alone)
-    wait_for(sidecar.prefill.is_ready, 60, "the worker's return")
+    sidecar.prefill.living("prefill:0")
+    wait_for(sidecar.prefill.is_ready, 60, "readiness")
     before = sidecar.decode.metric('pontil_handoffs_total{result="complete"}')
     _, again = sidecar.ask(COMPLETIONS, DRAWN | {"cache_salt": "e"})
     assert ids_of(again) == ids_of(alone)

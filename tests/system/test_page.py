@@ -4,10 +4,8 @@ dies."""
 
 import hashlib
 import json
-import os
 import re
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -225,7 +223,7 @@ def test_everything_is_reached_by_keyboard(operator: Operator) -> None:
 
 def test_a_killed_worker_is_seen_to_die_and_to_come_back(operator: Operator) -> None:
     restarts = operator.served.topology()["decode:0"]["restarts"]
-    os.kill(operator.served.topology()["decode:0"]["pid"], signal.SIGKILL)
+    operator.served.kill("decode:0")
     operator.sees("#verdict[data-tone=bad]", re.compile("decode:0 .*was killed by SIGKILL.* 1 of 2 workers serve."))
     operator.sees("#verdict[data-tone=good]", "All 2 workers serve.", LATER)
     operator.sees('[data-name="decode:0"] .reason', re.compile("ago it was killed by SIGKILL"))

@@ -3,9 +3,7 @@
 
 import http.client
 import json
-import os
 import random
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -16,7 +14,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from books import differing
 from served import ROOT, Reply, Served, launched, wait_for
@@ -112,10 +109,6 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield served
 
 
-def killed(served: Served, name: str) -> None:
-    os.kill(served.topology()[name]["pid"], signal.SIGKILL)
-
-
 def serves(served: Served) -> bool:
     try:
         return served.request("POST", "/v1/completions", {"prompt": "hi", "max_tokens": 1}).status == 200
@@ -123,10 +116,13 @@ def serves(served: Served) -> bool:
         return False
 
 
+def deaths_of(served: Served) -> int:
+    return sum(row["restarts"] for row in served.topology().values())
+
+
 def is_whole(served: Served, deaths: int) -> bool:
-    """Return whether both proxies serve again after so many deaths."""
-    rows = [row for name, row in served.topology().items() if name.startswith("proxy")]
-    return sum(row["restarts"] for row in rows) == deaths and all(row["state"] == "READY" for row in rows)
+    """Return whether everybody is ready again after so many deaths."""
+    return deaths_of(served) == deaths and all(row["state"] == "READY" for row in served.topology().values())
 
 
 def expected(served: Served, seed: int) -> str:
@@ -159,13 +155,14 @@ def test_a_proxy_is_killed_and_its_streams_go_on(front: Served) -> None:  # A12
     rows = wait_for(lambda: [row for row in rows_of(front.usage_log) if row["name"] == "plain"], 30, "a row")
     for reader in readers:
         reader.read(5)
-    killed(front, rows[0]["owner"])
+    deaths = deaths_of(front)
+    front.kill(rows[0]["owner"])
     # The other one serves. A connection that the dead one had accepted is reset, and the next one is not.
     assert any(serves(front) for _ in range(3))
     for reader in readers:
         reader.finish()
     assert {reader.seed: reader.text for reader in readers} == wanted
-    wait_for(lambda: is_whole(front, 1), 60, "both proxies")
+    wait_for(lambda: is_whole(front, deaths + 1), 60, "both proxies")
     settled(front)
     check_rows(front, readers)
     (row,) = [row for row in rows_of(front.usage_log) if row["name"] == "plain"]
@@ -176,14 +173,14 @@ def test_a_proxy_is_killed_and_its_streams_go_on(front: Served) -> None:  # A12
 @pytest.mark.long
 def test_nothing_is_lost_or_billed_twice_whichever_proxy_is_killed(front: Served) -> None:
     chance = random.Random(7)
-    deaths = sum(row["restarts"] for row in front.topology().values())
+    deaths = deaths_of(front)
     wanted = {seed: expected(front, seed) for seed in range(10, 14)}
     every: list[ResumingReader] = []
     for _ in range(8):
         readers = [ResumingReader(front, seed, f"death.{deaths}") for seed in wanted]
         for reader in readers:
             reader.read(chance.randrange(1, 60))
-        killed(front, chance.choice(("proxy:0", "proxy:1")))
+        front.kill(chance.choice(("proxy:0", "proxy:1")))
         deaths += 1
         for reader in readers:
             reader.finish()
@@ -267,7 +264,5 @@ def test_a_connection_waits_for_the_next_process_of_the_only_proxy(tmp_path: Pat
         with Callers(served, 4) as callers:
             restarted(served, "--force")
         assert set(callers.seen) == {"200"}, callers.seen
-        pid = served.topology()["proxy"]["pid"]
-        os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: not psutil.pid_exists(pid), 30, "its end")
+        served.kill("proxy")
         assert served.request("GET", "/health").status == 200

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers of several ranks: the same responses as one process gives, for every pair of sizes, also after kills (H)."""
 
-import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -105,22 +104,14 @@ def test_a_rank_dies_with_its_worker(
     site: DisturbedSite, name: str, rank: int, number: signal.Signals, tokens: int
 ) -> None:
     """H7: a rank that dies or falls silent, in any phase, ends its worker; streams go on exactly, nothing leaks."""
-    victim = pid_of(site.served, name, rank)
-    assert victim is not None
+    victim = site.served.living(name, rank)
 
     def harm(streams: Streams) -> None:
         wait_for(lambda: streams.all_have(tokens), 60, f"{tokens} tokens of every stream")
-        os.kill(victim, number)
+        victim.send_signal(number)
 
-    def mended() -> None:
-        wait_for(lambda: pid_of(site.served, name, rank) not in (None, victim), 60, "another rank")
-
-    site.survives(harm, name, mended=mended)
-
-
-def pid_of(served: Served, name: str, rank: int) -> int | None:
-    ranks = served.topology()[name].get("ranks", ())
-    return ranks[rank].get("pid") if rank < len(ranks) else None
+    site.survives(harm, name)
+    assert site.served.living(name, rank) != victim
 
 
 @pytest.mark.long
@@ -131,17 +122,12 @@ def test_streams_of_a_group_go_on_in_one_process(tmp_path: Path) -> None:
         tmp_path, *lists, *small_model(tmp_path), "--restart-delay", "20", "--restart-max-delay", "20"
     ) as served:
         site = DisturbedSite(served, TOKENS, is_real=False)
-        victim = pid_of(served, "decode:0", 1)
-        assert victim is not None
 
         def harm(streams: Streams) -> None:
             wait_for(lambda: streams.all_have(4), 60, "tokens of every stream")
-            os.kill(victim, signal.SIGKILL)
+            served.kill("decode:0", rank=1)
 
-        def mended() -> None:
-            wait_for(lambda: pid_of(served, "decode:0", 1) not in (None, victim), 60, "another rank")
-
-        site.survives(harm, "decode:0", mended=mended)
+        site.survives(harm, "decode:0")
 
 
 @pytest.mark.long

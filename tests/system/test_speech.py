@@ -3,16 +3,15 @@
 workers die on the way (E)."""
 
 import base64
-import os
-import signal
 import wave
 from collections.abc import Iterator
 from io import BytesIO
 from typing import Any
 
+import psutil
 import pytest
 from oracle import settled
-from served import Served, launched, wait_for
+from served import Served, launched
 from spoken import speak
 
 from pontil.runtime.nodes.libraries import missing
@@ -67,15 +66,15 @@ def test_the_story_is_the_same_when_a_worker_dies(site: Served, worker: str, tex
     calm = speak(site, STORY, cache_salt=next(salts), **ASKED)
     assert len(calm.sound) > 2 * RATE and calm.usage["completion_tokens"] > 20
     before = settled(site)
-    victim = int(site.topology()[worker]["pid"])
-    killed: list[int] = []
+    victim = site.living(worker)
+    killed: list[psutil.Process] = []
 
     def harm(heard: int, played: int) -> None:
         if not killed and heard >= texts and played >= sounds:
             killed.append(victim)
-            os.kill(victim, signal.SIGKILL)
+            victim.kill()
 
     assert speak(site, STORY, harm, cache_salt=next(salts), **ASKED) == calm
     assert killed, "the worker died while the answer was on its way"
-    wait_for(lambda: site.topology().get(worker, {}).get("pid") not in (None, victim), 60, "another worker")
+    site.living(worker, after=victim.pid)
     assert settled(site).free_blocks == before.free_blocks

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The timelines of requests, on a running launch of one prefill and one decode worker."""
 
-import os
-import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -81,13 +79,14 @@ def test_chunks_are_computed_while_others_are_pulled(pair: Served) -> None:
 
 def killed_in_mid_stream(pair: Served, salt: str) -> dict[str, Any] | None:
     """Kill the decode worker under a stream; return its waterfall, or None where the answer had ended before."""
-    victim = pair.topology()["decode:0"]["pid"]
+    victim = pair.living("decode:0")
     body = {"model": MODEL, "prompt": PROMPT[:300], "max_tokens": 200, "temperature": 0, "ignore_eos": True}
     reply = pair.request("POST", "/v1/completions", body | {"stream": True, "cache_salt": salt})
     events = reply.events()
     next(events)
-    os.kill(victim, signal.SIGKILL)
+    victim.kill()
     assert list(events)[-1] == "[DONE]"
+    pair.living("decode:0", after=victim.pid)
     shown = waterfall(pair, str(reply.header("x-request-id")))
     return shown if shown["attempts"] > 1 else None
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from process_state import status_of
 
 from pontil.launcher.control.control_client import ControlReply, ask
 from pontil.launcher.control.control_socket import NAME
@@ -37,7 +38,7 @@ def begun(launch: Any, **request: Any) -> socket.socket:
 
 
 def is_stopped(process: psutil.Process) -> bool:
-    return bool(process.status() == psutil.STATUS_STOPPED)
+    return bool(status_of(process) == psutil.STATUS_STOPPED)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from hostile_grammars import HostileRequest, chain_of_rules, mixture
+from process_state import has_ended
 from served import wait_for
 
 from pontil.http.fields.parameter import read_all
@@ -200,7 +201,7 @@ def test_it_dies_with_its_owner(busy: bool) -> None:
         if busy:
             child.send_signal(signal.SIGSTOP)
         owner.kill()
-    wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, 30, "the end of the process")
+    wait_for(lambda: has_ended(child), 30, "the end of the process")
 
 
 WALK = ROOT / "tests" / "support" / "checks" / "grammar_walk.py"

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import psutil
 from books import differing
+from process_state import has_ended
 from served import Served, wait_for
 
 T = TypeVar("T")
@@ -41,12 +42,16 @@ def busy(row: dict[str, Any]) -> bool:
 
 
 def at_rest(served: Served) -> Rest:
-    """Wait until every process is ready and nothing runs; return the state."""
+    """Wait until every process lives and is ready, and nothing runs; return the state."""
     wait_for(served.is_ready, 60, "readiness")
     wait_for(lambda: served.metric("pontil_num_requests_running") == 0, 60, "an idle server")
-    wait_for(lambda: all(row["state"] == "READY" for row in served.topology().values()), 60, "everyone ready")
-    wait_for(lambda: not any(map(busy, served.topology().values())), 60, "heartbeats that tell of idle workers")
-    rows = served.topology()
+
+    def resting() -> dict[str, dict[str, Any]] | None:
+        rows = served.topology()
+        is_whole = all(row["state"] == "READY" and not has_ended(row["pid"]) for row in rows.values())
+        return rows if is_whole and not any(map(busy, rows.values())) else None
+
+    rows = wait_for(resting, 120, "everyone ready, with heartbeats that tell of idle workers")
     free = {name: row["load"]["free_blocks"] for name, row in rows.items() if row["role"] in WORKERS}
     return Rest({name: process(row["pid"]) for name, row in rows.items()}, free)
 
@@ -81,15 +86,14 @@ def process(pid: int) -> Process:
 
 def check(served: Served, before: Rest, *killed: str) -> Rest:
     """Compare with the state before the fault. A healthy worker's resources may shrink, never grow."""
+    for name in killed:
+        served.living(name, after=before.processes[name].pid)
     wait_for(lambda: at_rest(served).free_blocks == before.free_blocks, 60, "free blocks as before")
     after = at_rest(served)
     assert set(after.processes) == set(before.processes)
     for name, then in before.processes.items():
-        now = after.processes[name]
-        if name in killed:
-            assert now.pid != then.pid, f"{name} was not replaced"
-        else:
-            assert now.pid == then.pid, f"{name} was restarted"
+        is_same = after.processes[name].pid == then.pid
+        assert is_same is (name not in killed), f"{name} was restarted, or was not replaced"
     assert served.metric("pontil_ledger_imbalance") == 0
     ledger = served.get("/admin/ledger")
     assert ledger["open"] == 0 and ledger["imbalance"] == 0

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import psutil
 from books import requests_that_differ
+from process_state import has_ended
 
 ROOT = Path(__file__).resolve().parents[3]
 APP = ROOT / "app.py"
@@ -23,7 +24,7 @@ START_TIMEOUT = 240.0
 T = TypeVar("T")
 
 
-def wait_for(condition: Callable[[], T], timeout: float, what: str) -> T:
+def wait_for(condition: Callable[[], T | None], timeout: float, what: str) -> T:
     """Return the first true value of `condition`, polled until the deadline."""
     deadline = time.monotonic() + timeout
     while not (value := condition()):
@@ -88,6 +89,36 @@ class Served:
 
     def tree(self) -> list[psutil.Process]:
         return [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
+
+    def child(self, name: str, rank: int = 0) -> psutil.Process | None:
+        """Return the process of a child that is ready, or of a rank of it; None while there is none. For a while after
+        its end a process is still in the table, as if nothing had happened."""
+        try:
+            row = self.topology().get(name, {})
+        except (OSError, http.client.HTTPException):
+            return None  # the proxy that was asked has ended
+        pids = [one.get("pid") for one in row.get("ranks") or [row]]
+        if row.get("state") != "READY" or rank >= len(pids):
+            return None
+        return next((one for one in self.tree() if one.pid == pids[rank] and not has_ended(one)), None)
+
+    def living(self, name: str, rank: int = 0, after: int | None = None) -> psutil.Process:
+        """Wait for the process of a child that is ready, or of a rank of it. `after` is the pid of an earlier one that
+        may not have ended yet."""
+
+        def other() -> psutil.Process | None:
+            found = self.child(name, rank)
+            return found if found is not None and found.pid != after else None
+
+        return wait_for(other, START_TIMEOUT, f"a process of {name}")
+
+    def kill(self, *names: str, number: signal.Signals = signal.SIGKILL, rank: int = 0) -> None:
+        """Send a signal to the living processes of these children; after a SIGKILL, wait for their ends."""
+        victims = [self.living(name, rank) for name in names]
+        for victim in victims:
+            victim.send_signal(number)
+        for victim in victims if number is signal.SIGKILL else ():
+            victim.wait(60)
 
     def is_ready(self) -> bool:
         """Return whether every planned process has registered and requests can be served."""

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A running system under load and faults, which must give the responses of an undisturbed run."""
 
-import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any
 
 from effort import is_long
 from oracle import Rest, at_rest, check, settled
-from served import Served
+from served import Served, wait_for
 from streams import Streams
 
 from pontil.runtime.loaders.synthetic import write_tiny_llama
@@ -119,7 +118,23 @@ class DisturbedSite:
         return str(self.served.complete(CAPITAL, max_tokens=5)["choices"][0]["text"])
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        os.kill(self.served.topology()[name]["pid"], number)
+        self.served.kill(name, number=number)
+
+    def kills(self, name: str, tokens: int) -> Callable[[Streams], None]:
+        """Return a fault that kills the process once every stream has so many tokens."""
+
+        def harm(streams: Streams) -> None:
+            wait_for(lambda: streams.all_have(tokens), 120, f"{tokens} tokens of every stream")
+            self.kill(name)
+
+        return harm
+
+    def moves_streams_of(self, name: str, tokens: int) -> bool:
+        """Check that streams survive such a death. Return whether one of them was moved: on a crowded machine all may
+        have ended before it, which shows nothing."""
+        before = self.failovers()
+        self.survives(self.kills(name, tokens), name)
+        return self.failovers() > before
 
     def failovers(self) -> float:
         return self.served.metric('pontil_failovers_total{cause="died"}')

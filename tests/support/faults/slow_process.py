@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that is stopped, and then runs a hundredth of the time."""
 
-import os
 import signal
 import threading
+from contextlib import suppress
 from types import TracebackType
+
+import psutil
+from process_state import has_ended
 
 # Seconds of one turn, and the part of it in which the process runs.
 TURN, SHARE = 0.5, 0.01
 
 
 class SlowProcess:
-    """The process `pid`: stopped by `stop`, slow from `crawl` on, and as fast as it was after the block."""
+    """A process that is stopped by `stop`, slow from `crawl` on, and as fast as it was after the block. It may be
+    killed for its silence meanwhile."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid, self.over = pid, threading.Event()
+    def __init__(self, process: psutil.Process) -> None:
+        self.process, self.over = process, threading.Event()
         self.thread = threading.Thread(target=self.turns)
 
     def __enter__(self) -> "SlowProcess":
@@ -24,17 +28,25 @@ class SlowProcess:
         self.over.set()
         if self.thread.is_alive():
             self.thread.join()
-        os.kill(self.pid, signal.SIGCONT)
+        self.send(signal.SIGCONT)
+
+    @property
+    def has_ended(self) -> bool:
+        return has_ended(self.process)
 
     def stop(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
+        self.send(signal.SIGSTOP)
 
     def crawl(self) -> None:
         self.thread.start()
 
     def turns(self) -> None:
         while not self.over.is_set():
-            os.kill(self.pid, signal.SIGCONT)
+            self.send(signal.SIGCONT)
             self.over.wait(TURN * SHARE)
-            os.kill(self.pid, signal.SIGSTOP)
+            self.send(signal.SIGSTOP)
             self.over.wait(TURN * (1 - SHARE))
+
+    def send(self, number: signal.Signals) -> None:
+        with suppress(psutil.NoSuchProcess):
+            self.process.send_signal(number)
