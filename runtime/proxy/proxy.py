@@ -80,12 +80,13 @@ class Proxy:
     time."""
 
     def __init__(
-        self, config: ProxyConfig, tokenizer: Tokenizer, clock: Callable[[], float] = lambda: time.monotonic(),
+        self, config: ProxyConfig, tokenizer: Tokenizer, clock: Callable[[], float] | None = None,
         graph: GraphModel | None = None,
     ) -> None:  # fmt: skip
         self.config = config
         # The stages of the model, None for a model of one.
         self.graph = graph_of(config.graph) if graph is None else graph
+        clock = clock or time.monotonic
         self.tokenizer, self.clock = tokenizer, clock
         self.incarnation = secrets.token_hex(8)
         self.started_at = int(time.time())
