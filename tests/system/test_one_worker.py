@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launches of one worker: it serves whole requests, and whichever signal ends the launch, nothing is left."""
 
-import os
 import signal
 from pathlib import Path
 
 import psutil
 import pytest
 from served import launched, wait_for
+
+from pontil.launcher.chaos.launch_rest import unused_segments
 
 SHORT = {"max_tokens": 16, "ignore_eos": True, "temperature": 0}
 
@@ -32,7 +33,7 @@ def traces(pids: set[int], port: int) -> list[str]:
 def test_one_worker_serves_whole_requests_and_nothing_is_left_of_its_launch(
     tmp_path: Path, model: str, flags: tuple[str, ...], kept: str, number: signal.Signals
 ) -> None:  # C12, G4
-    segments = set(os.listdir("/dev/shm"))
+    segments = unused_segments()
     with launched(tmp_path, "--model", model, *flags) as served:
         assert set(served.topology()) == {"proxy", kept}
         reply = served.request("POST", "/v1/completions", {"model": Path(model).name, "prompt": [5, 6, 7]} | SHORT)
@@ -44,4 +45,4 @@ def test_one_worker_serves_whole_requests_and_nothing_is_left_of_its_launch(
         served.process.wait(40)
         wait_for(lambda: not traces(pids, served.port), 10, "the end of every process")
         assert served.process.returncode == {signal.SIGTERM: 0, signal.SIGINT: 130, signal.SIGKILL: -9}[number]
-    assert set(os.listdir("/dev/shm")) <= segments
+    assert unused_segments() <= segments
