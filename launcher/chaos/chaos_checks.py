@@ -161,7 +161,7 @@ def descriptors_of(rest: LaunchRest) -> dict[str, int]:
 
 
 def leftover_check(before: LaunchRest, after: LaunchRest) -> ChaosCheck:
-    left = sorted(after.segments - before.segments - after.open_segments)
+    left = sorted(after.segments - before.segments)
     found = [f"segment {name}" for name in left] + [f"zombie {pid}" for pid in after.zombies]
     return ChaosCheck("leftovers", not found, ", ".join(found[:SHOWN]) or "no zombie, no shared memory of the dead")
 

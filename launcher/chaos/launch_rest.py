@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ class ProcessHoldings:
 @dataclass(frozen=True, slots=True)
 class LaunchRest:
     """The launch at rest. `holdings` are by (child, pid), `used_blocks` of KV by worker; `ledger` is None where several
-    proxies share the port."""
+    proxies share the port; `segments` are the shared memory that no process of the host uses."""
 
     holdings: Mapping[tuple[str, int], ProcessHoldings]
     used_blocks: Mapping[str, int]
@@ -51,7 +51,6 @@ class LaunchRest:
     imbalance: float
     segments: frozenset[str]
     zombies: tuple[str, ...] = ()
-    open_segments: frozenset[str] = field(default_factory=frozenset)
 
 
 class RestWatch:
@@ -112,8 +111,7 @@ class RestWatch:
         faults = {name: metrics.get(name, 0.0) for name in FAULTLESS}
         return LaunchRest(
             {key: found for key in pids if (found := holdings(key[1])) is not None}, used, ledger, faults,
-            metrics.get("pontil_ledger_imbalance", 0.0), segments(), tuple(zombies(self.pid)),
-            frozenset(open_segments([pid for _, pid in pids])),
+            metrics.get("pontil_ledger_imbalance", 0.0), unused_segments(), tuple(zombies(self.pid)),
         )  # fmt: skip
 
 
@@ -168,26 +166,30 @@ def holdings(pid: int) -> ProcessHoldings | None:
         return None
 
 
-def segments() -> frozenset[str]:
-    """Return the names of this user's files in the host's shared memory."""
+def unused_segments() -> frozenset[str]:
+    """Return the names of this user's shared memory that no process has mapped: what is mapped belongs to somebody who
+    lives, be it another launch or another program."""
     try:
-        own = [
-            entry.name for entry in os.scandir(SHARED_MEMORY) if entry.stat(follow_symlinks=False).st_uid == os.getuid()
-        ]
+        named = {
+            entry.name for entry in os.scandir(SHARED_MEMORY)
+            if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.getuid()
+        }  # fmt: skip
     except OSError:
         return frozenset()
-    return frozenset(own)
+    # Only where there are any: reading the maps of all processes takes a while.
+    unused = named - mapped_segments() if named else named
+    return frozenset(name for name in unused if (SHARED_MEMORY / name).exists())
 
 
-def open_segments(pids: list[int]) -> set[str]:
-    """Return the names of shared memory that one of these processes has mapped."""
-    found = set()
-    for pid in pids:
+def mapped_segments() -> set[str]:
+    """Return the names of the shared memory that a process of this user has mapped."""
+    found, prefix = set(), f" {SHARED_MEMORY}/"
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+            lines = (process / "maps").read_text().splitlines()
         except OSError:
             continue
-        found |= {line.rpartition(f"{SHARED_MEMORY}/")[2] for line in lines if f" {SHARED_MEMORY}/" in line}
+        found |= {line.partition(prefix)[2] for line in lines if prefix in line}
     return found
 
 

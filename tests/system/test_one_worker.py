@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launches of one worker: it serves whole requests, and whichever signal ends the launch, nothing is left."""
 
-import os
 import signal
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 from process_state import has_ended
 from served import launched, wait_for
 
-from pontil.launcher.chaos.launch_rest import open_segments
+from pontil.launcher.chaos.launch_rest import unused_segments
 
 SHORT = {"max_tokens": 16, "ignore_eos": True, "temperature": 0}
 
@@ -35,18 +34,16 @@ def traces(pids: set[int], port: int) -> list[str]:
 def test_one_worker_serves_whole_requests_and_nothing_is_left_of_its_launch(
     tmp_path: Path, model: str, flags: tuple[str, ...], kept: str, number: signal.Signals
 ) -> None:  # C12, G4
-    segments = set(os.listdir("/dev/shm"))
+    segments = unused_segments()
     with launched(tmp_path, "--model", model, *flags) as served:
         assert set(served.topology()) == {"proxy", kept}
         reply = served.request("POST", "/v1/completions", {"model": Path(model).name, "prompt": [5, 6, 7]} | SHORT)
         assert reply.header("x-pontil-route") == kept
         assert reply.json()["usage"]["completion_tokens"] == 16
         pids = {process.pid for process in served.tree()}
-        assert len(pids) == 3
-        # Of this launch alone: others on the machine come and go.
-        made = open_segments(list(pids)) - segments
+        assert len(pids) == 4
         served.process.send_signal(number)
         served.process.wait(40)
         wait_for(lambda: not traces(pids, served.port), 10, "the end of every process")
         assert served.process.returncode == {signal.SIGTERM: 0, signal.SIGINT: 130, signal.SIGKILL: -9}[number]
-    assert not made & set(os.listdir("/dev/shm"))
+    assert unused_segments() <= segments

@@ -121,11 +121,10 @@ def test_each_breaks_by_what_it_looks_for(make: Callable[[], SeenTrial], name: s
     assert not check.held and says in check.seen
 
 
-def test_memory_of_the_living_and_processes_that_were_replaced_are_no_findings() -> None:
+def test_processes_that_were_replaced_are_no_findings() -> None:
     after = replace(
-        FINE.after, holdings={("proxy", 1): HELD["proxy", 1], ("decode:0", 99): ProcessHoldings(44, 900 * MIB)},
-        segments=frozenset({"old", "new"}), open_segments=frozenset({"new"}),
-    )  # fmt: skip
+        FINE.after, holdings={("proxy", 1): HELD["proxy", 1], ("decode:0", 99): ProcessHoldings(44, 900 * MIB)}
+    )
     assert broken(replace(FINE, after=after)) == []
 
 

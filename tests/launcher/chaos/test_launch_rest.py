@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks in use, as they are read of a launch at rest."""
+"""Blocks in use and shared memory, as they are read of a launch at rest."""
 
+import mmap
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pontil.launcher.chaos.launch_rest import used_blocks_of
+from pontil.launcher.chaos.launch_rest import SHARED_MEMORY, unused_segments, used_blocks_of
 
 
 def row(name: str, total: int = 9, free: int = 9, state: str = "READY", **load: int) -> dict[str, Any]:
@@ -39,3 +44,25 @@ def test_a_lost_block_is_seen_in_a_larger_cache() -> None:
 )
 def test_nothing_is_said_while_somebody_works_or_is_missing(other: dict[str, Any]) -> None:
     assert used_blocks_of([PROXY, row("prefill:0"), other]) is None
+
+
+@pytest.fixture
+def segment() -> Iterator[Path]:
+    with tempfile.NamedTemporaryFile(dir=SHARED_MEMORY) as file:
+        file.truncate(mmap.PAGESIZE)
+        yield Path(file.name)
+
+
+def test_shared_memory_is_left_once_nobody_has_mapped_it(segment: Path) -> None:
+    """Memory that another launch or another program has mapped is no finding."""
+    with segment.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+        assert segment.name not in unused_segments()
+    assert segment.name in unused_segments()
+
+
+def test_a_folder_in_the_memory_of_the_host_is_no_shared_memory() -> None:
+    folder = Path(tempfile.mkdtemp(dir=SHARED_MEMORY))
+    try:
+        assert folder.name not in unused_segments()
+    finally:
+        shutil.rmtree(folder)

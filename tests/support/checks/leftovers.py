@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The oracle for leftovers: a launch must leave no process, port, socket or memory behind, however it ended."""
 
-import os
 import secrets
 import threading
 import time
@@ -10,11 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pontil.launcher.chaos.launch_rest import unused_segments
 from pontil.launcher.control.run_directory import RunDirectory, usual_socket
 from pontil.launcher.errors import LaunchError
 from pontil.launcher.host.ports import usable_port
-
-SHARED_MEMORY = Path("/dev/shm")
 
 
 def processes() -> Iterator[Path]:
@@ -37,7 +35,7 @@ class Leftovers:
     folder: Path
     mark: str = field(default_factory=lambda: secrets.token_hex(16))
     pools: set[str] = field(default_factory=set)
-    segments: set[str] = field(default_factory=lambda: set(os.listdir(SHARED_MEMORY)))
+    segments: frozenset[str] = field(default_factory=unused_segments)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(mode=0o700)
@@ -74,7 +72,7 @@ class Leftovers:
         bound = Path("/proc/net/unix").read_text().splitlines()
         found += [f"socket {line.split()[-1]}" for line in bound if str(self.folder) in line]
         found += [f"memory {inode}" for process in processes() for inode in pools_of(process) & self.pools]
-        return found + [f"segment {name}" for name in set(os.listdir(SHARED_MEMORY)) - self.segments]
+        return found + [f"segment {name}" for name in unused_segments() - self.segments]
 
     def at_last(self, port: int, timeout: float) -> list[str]:
         """Wait until nothing is left or the time is up, since killed processes may end slowly; return what is left."""
