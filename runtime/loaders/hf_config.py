@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.architectures import checked, unknown
+from pontil.runtime.loaders.architectures import check_scaling, checked, unknown
 from pontil.runtime.loaders.hf_experts import expert_config
 from pontil.runtime.loaders.hf_fields import MOST, integer, layer_count, number, read_json, section, short
 from pontil.runtime.loaders.hf_latent import latent_config
@@ -67,6 +67,8 @@ def model_config(architecture: Architecture, data: dict[str, Any], eos_token_ids
     rotated = rotated_dim(data, head_dim, architecture.partial_rotary)
     max_model_len = integer(data, "max_position_embeddings")
     if scaling is not None and scaling.kind == "yarn":
+        # Its product with a factor that no model has may be infinite.
+        check_scaling(scaling)
         max_model_len = max(max_model_len, int(scaling.original_max_len * scaling.factor))
     return ModelConfig(
         architecture=architecture.name,

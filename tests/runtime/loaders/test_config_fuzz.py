@@ -120,6 +120,7 @@ def test_end_tokens_of_any_form(tmp_path: Path) -> None:
         ({"rope_theta": float("nan")}, "a number as rope_theta"),
         ({"rope_theta": 1.0}, "rope_theta is 1.0: it must be from 1.5"),
         ({"rope_scaling": SCALINGS[0] | {"factor": float("inf")}}, "a number as factor"),
+        ({"rope_scaling": SCALINGS[0] | {"factor": 1e308}}, "the rotary positions is 1e.308: it must be from"),
         ({"rope_scaling": SCALINGS[0] | {"beta_fast": 0}}, "beta_fast is 0.0: it must be from 1e-06"),
         ({"rope_scaling": SCALINGS[1] | {"mscale": 1.0, "mscale_all_dim": -7.2134752}}, "mscale_all_dim is -7"),
         ({"num_hidden_layers": 10**8}, "num_layers is 100000000: it must be positive, and at most 1024"),
