@@ -17,10 +17,9 @@ class SeatCounts:
 
     def add(self, share: FairShare, seats: int = 1) -> None:
         """Add so many seats to what a caller holds, or take them off."""
-        before = self.held.get(share.caller, 0)
-        # Seats that were counted for a worker before it registered anew are not given back here.
-        held = max(0, before + seats)
-        self.taken += held - before
+        held = self.held.get(share.caller, 0) + seats
+        assert held >= 0, "more seats were given back than were taken"
+        self.taken += seats
         if held:
             self.held[share.caller], self.weights[share.caller] = held, share.weight
         else:

@@ -206,23 +206,25 @@ class Dispatcher:
     def seat(self, request: Request, change: int) -> None:
         """Add the request to (1) or remove it from (-1) the load of each of its workers, and its prompt to or from that
         of the worker that computes it."""
-        for incarnation in request.phases:
-            if worker := self.registry.workers.get(incarnation):
-                worker.in_flight += change
+        if change > 0:
+            known = map(self.registry.workers.get, request.phases)
+            request.workers = tuple(worker for worker in known if worker is not None)
+        for worker in request.workers:
+            worker.in_flight += change
         self.seat_choices(request, request.params.n - len(request.reasons) if change > 0 else 0)
         if change > 0:
             self.seat_prompt(request)
         else:
             self.prompt_done(request)
+            request.workers = ()
             for incarnation in request.phases:
                 if request.phases[incarnation] != PREFILL:
                     self.recent_work.add(incarnation, sum(len(answer.ids) for answer in request.answers), self.clock())
 
     def seat_choices(self, request: Request, choices: int) -> None:
         """Count so many of its choices at its workers: those that have not ended."""
-        for incarnation in request.phases if choices != request.seated else ():
-            if worker := self.registry.workers.get(incarnation):
-                worker.seat(request.share, choices - request.seated)
+        for worker in request.workers if choices != request.seated else ():
+            worker.seat(request.share, choices - request.seated)
         request.seated = choices
 
     def choices_ended(self, request: Request) -> None:
@@ -256,8 +258,9 @@ class Dispatcher:
     def set_uncomputed(self, request: Request, tokens: int) -> None:
         """Note how many tokens of its prompt are to be computed by its worker."""
         before, request.uncomputed = request.uncomputed, tokens
-        if worker := self.registry.workers.get(str(request.prompt_worker)):
-            worker.owe(request.share, tokens - before, (tokens > 0) - (before > 0))
+        for worker in request.workers:
+            if worker.hello.sender == request.prompt_worker:
+                worker.owe(request.share, tokens - before, (tokens > 0) - (before > 0))
 
     def time_left(self, request: Request, now: float) -> float | None:
         """Return the seconds within which the first token is of use. None if it has arrived, for a self-test, and for a

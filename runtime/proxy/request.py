@@ -22,6 +22,7 @@ from pontil.runtime.proxy.embedding_task import EmbeddingTask
 from pontil.runtime.proxy.logprob_check import fit
 from pontil.runtime.proxy.policy import DisaggregatedRoute, Route, Team
 from pontil.runtime.proxy.prompt_prefix import PromptPrefix
+from pontil.runtime.proxy.registered_worker import RegisteredWorker
 from pontil.runtime.proxy.remote_kv import RemoteKV
 from pontil.runtime.proxy.stage_task import StageTask
 from pontil.runtime.proxy.stream import Finished, Mailbox
@@ -78,7 +79,8 @@ class Request:
     Attempts serve a request one after another. Before the first and between two of them `phases` is empty. `broken` are
     the teams that failed it; `excused` counts attempts that ended through no fault. `sent` is the time when the attempt
     was dispatched, `stranded_at` when the last one that reached its workers broke; `prompt_worker` has yet to compute
-    `uncomputed` tokens of the prompt, and `seated` choices count at its workers. A request has `begun` once any token
+    `uncomputed` tokens of the prompt. The attempt counts, with `seated` choices, at the `workers` that were registered
+    when it was dispatched: not at one that registers anew meanwhile, which has let go of it. A request has `begun` once any token
     of its answer has arrived. `token_paths` holds those that are open, by worker and choice. With an `embedding` task
     its answer is the `vector`, and no tokens; with a `stage` task it is for one stage of a model of several. `prefix`
     is what was computed to find its prompt in caches. It stays with the workers of one `release`, where there are
@@ -115,6 +117,7 @@ class Request:
     prompt_worker: str | None = None
     uncomputed: int = 0
     seated: int = 0
+    workers: tuple[RegisteredWorker, ...] = ()
     begun: bool = False
     first_token: float | None = None
     queued: float | None = None
