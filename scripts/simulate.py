@@ -9,6 +9,8 @@ import hashlib
 import os
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from seed_run import SeedReport
 
 ROOT = Path(__file__).resolve().parent.parent
+# Violations of a seed that are printed.
+MOST_SHOWN = 5
 SIZES = ("prefill", "decode", "mixed", "proxies", "requests", "faults")
 
 
@@ -40,8 +44,9 @@ def model_for(folder: Path) -> "TinyModel":
 
     install.install()
     install.enter(SeededWorld(0))
-    import app  # noqa: F401
     import shared_model
+
+    import app  # noqa: F401
 
     return shared_model.read(folder)
 
@@ -62,6 +67,9 @@ def main() -> int:
         sizes: dict[str, Any] = {name: getattr(given, name) for name in SIZES if getattr(given, name) is not None}
         plan = SitePlan(**sizes)
 
+        def run_again(work: "Callable[[int, int], SeedReport]", seed: int, most: int) -> "SeedReport":
+            return SeedChild(partial(work, seed, most)).report(seed)
+
         def work(seed: int, most: int | None = None) -> "SeedReport":
             if given.planted:
                 import planted
@@ -71,10 +79,8 @@ def main() -> int:
                 import profiled
 
                 return profiled.run(lambda: run_seed(seed, plan, model))
-            if given.trace is None or most is not None:
-                return run_seed(seed, plan, model, None, most)
-            with open(given.trace, "a") as file:
-                return run_seed(seed, plan, model, file)
+            with open(os.devnull if given.trace is None or most is not None else given.trace, "a") as file:
+                return run_seed(seed, plan, model, file, most)
 
         if given.trace is not None:
             Path(given.trace).unlink(missing_ok=True)
@@ -82,8 +88,7 @@ def main() -> int:
         for report in reports(seeds, 1 if given.trace else max(1, given.jobs), work):
             sums.add(report)
             if report.violations:
-                seed = report.seed
-                show(report, *shortest(report, lambda count, seed=seed: SeedChild(lambda: work(seed, count)).report(seed)))
+                show(report, *shortest(report, partial(run_again, work, report.seed)))
         print(sums)
         return int(sums.violated > 0)
 
@@ -113,12 +118,14 @@ class Sums:
 
 def show(report: "SeedReport", count: int, shown: "SeedReport") -> None:
     """Print what a seed violates, and the shortest list of its faults that shows it with the last events there."""
-    for violation in report.violations:
+    for violation in report.violations[:MOST_SHOWN]:
         print(f"seed {report.seed} step {report.steps}: {violation}")
+    if (more := len(report.violations) - MOST_SHOWN) > 0:
+        print(f"seed {report.seed}: and {more} more")
     print(f"  seed {report.seed}: {count} of its {len(report.faults)} faults show it:")
     for fault in report.faults[:count]:
         print(f"    {fault}")
-    for violation in shown.violations[:3]:
+    for violation in shown.violations[:MOST_SHOWN]:
         print(f"  then, at step {shown.steps}: {violation}")
     for line in shown.last:
         print(f"    {line}")

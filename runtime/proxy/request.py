@@ -80,11 +80,12 @@ class Request:
     the teams that failed it; `excused` counts attempts that ended through no fault. `sent` is the time when the attempt
     was dispatched, `stranded_at` when the last one that reached its workers broke; `prompt_worker` has yet to compute
     `uncomputed` tokens of the prompt. The attempt counts, with `seated` choices, at the `workers` that were registered
-    when it was dispatched: not at one that registers anew meanwhile, which has let go of it. A request has `begun` once any token
-    of its answer has arrived. `token_paths` holds those that are open, by worker and choice. With an `embedding` task
-    its answer is the `vector`, and no tokens; with a `stage` task it is for one stage of a model of several. `prefix`
-    is what was computed to find its prompt in caches. It stays with the workers of one `release`, where there are
-    several. With `remote_kv` its prompt is kept for a worker of another proxy, or comes from one. `stop_matches` has
+    when it was dispatched: not at one that registers anew meanwhile, which has let go of it. A request has `begun` once
+    any token of its answer has arrived. `token_paths` holds those that are open, by worker and choice. With an
+    `embedding` task its answer is the `vector`, and no tokens; with a `stage` task it is for one stage of a model of
+    several. `prefix` is what was computed to find its prompt in caches. It stays with the workers of one `release`,
+    where there are several. With `remote_kv` its prompt is kept for a worker of another proxy, or comes from one.
+    `stop_matches` has
     the stop string of each choice that ended, as its worker stated it. A `journal` records what another proxy needs to
     go on with the request, the `recorder` where its time goes. `trace` is the span of its HTTP request, where that is
     traced.

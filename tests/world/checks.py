@@ -8,19 +8,17 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clients import ClientTry, ClientWish
-from engine_process import EngineProcess
 from hash_model import answer_of
-from proxy_process import ProxyProcess
 
 from pontil.runtime.worker.worker import Worker
 
 if TYPE_CHECKING:
     from seed_run import SeedRun
 
-Condition = Callable[[], object]
+Condition = Callable[[], bool]
 # Seconds within which a client has its answer, or is told why not, from when it first asks or the last fault is over.
 ANSWERED_WITHIN = 15.0
 
@@ -81,7 +79,9 @@ def the_usage_log_has_each_request_once(run: "SeedRun") -> Iterator[str]:
     """The log has one row, closed, of each answer, with its counts; of a try that broke off at most one, not open."""
     path = run.folder / "usage"
     with closing(sqlite3.connect(path)) as database:
-        rows = database.execute("SELECT name, state, prompt_tokens, completion_tokens, api_key FROM requests").fetchall()
+        rows = database.execute(
+            "SELECT name, state, prompt_tokens, completion_tokens, api_key FROM requests"
+        ).fetchall()
     counts = Counter(name for name, *_ in rows)
     by_name = {name: row for name, *row in rows}
     for wish, one in tries(run):
@@ -94,7 +94,8 @@ def the_usage_log_has_each_request_once(run: "SeedRun") -> Iterator[str]:
             wanted = [len(wish.prompt), sum(map(len, one.ids))]
             if row[1:3] != wanted:
                 yield f"{one.name} is billed {row[1:3]} for {wanted}"
-        elif row is not None and row[0] == "open":
+        elif row is not None and row[0] == "open" and not wish.resumable:
+            # A stream that may be continued is billed when its window is over.
             yield f"{one.name} ended as {one.ended}, and its row is still open"
     for name in counts.keys() - {one.name for _, one in tries(run)}:
         yield f"{name} is there, and nobody asked for it"
@@ -131,13 +132,13 @@ def nothing_is_left_two_seconds_after_the_last_fault(run: "SeedRun") -> Iterator
         process.worker.machine.pool.check()
         if left := {name: count for name, count in left_in(process.worker).items() if count}:
             yield f"{process} has {left}"
-    for process in run.site.proxies:
-        proxy = process.proxy
+    for serving in run.site.proxies:
+        proxy = serving.proxy
         assert proxy is not None
         seats = sum(worker.in_flight for worker in proxy.registry.workers.values())
         left = {"requests": len(proxy.requests), "seats": seats, "imbalance": proxy.ledger.imbalance}
         if left := {name: count for name, count in left.items() if count}:
-            yield f"{process} has {left}"
+            yield f"{serving} has {left}"
 
 
 def the_service_is_whole_again(run: "SeedRun") -> Iterator[str]:
@@ -156,14 +157,7 @@ def the_service_is_whole_again(run: "SeedRun") -> Iterator[str]:
 
 def no_thread_failed(run: "SeedRun") -> Iterator[str]:
     """No thread, task or handler of any process ended by an exception of ours."""
-    for process in run.site.ever:
-        failures: Any = None
-        if isinstance(process, EngineProcess) and process.worker is not None:
-            failures = process.worker.failures
-        elif isinstance(process, ProxyProcess) and process.proxy is not None:
-            failures = process.proxy.metrics.threads
-        if failures is not None and failures.counts():
-            yield f"{process} counts {dict(failures.counts())}"
+    yield from run.world.failures
 
 
 CHECKS: tuple[Callable[["SeedRun"], Iterator[str]], ...] = (

@@ -8,7 +8,7 @@ from typing import Any
 
 from connections import ClientConnection
 from http_reader import HttpReader
-from proxy_process import ProxyProcess
+from served_proxy import ProxyProcess
 from virtual_time import SeededWorld
 
 PATH = "/v1/completions"

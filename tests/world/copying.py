@@ -19,8 +19,8 @@ from pontil.runtime.transfer.shm_connector import ShmConnector
 
 # Seconds of a pull, and of each of its blocks at least.
 PULL_SECONDS, BLOCK_SECONDS = 0.2e-3, 20e-6
-# One pull in so many is slow, for so many seconds.
-SLOW_ONE_IN, SLOW_SECONDS = 12, 0.15
+# Shares of pulls that are slow, of which each seed has one, and for how many seconds they are.
+SLOW_SHARES, SLOW_SECONDS = (0.02, 0.1, 0.4), 0.3
 # Seconds until a copier sees that its pull is no longer wanted.
 NOTICES_WITHIN = 1e-3
 
@@ -61,6 +61,7 @@ class EventConnector(ShmConnector):
         self.jobs = PullEvents()
         self.jobs.connector = self
         self.chance = process.world.random("copying")
+        self.slow_share = SLOW_SHARES[process.world.seed % len(SLOW_SHARES)]
         self.free_at = self.stuck_until = 0.0
         self.ends: dict[int, Callable[[], None]] = {}
 
@@ -76,7 +77,7 @@ class EventConnector(ShmConnector):
         world, epoch = self.process.world, self.ghosts.pulling
         begins = max(world.now(), self.free_at, self.stuck_until)
         seconds = PULL_SECONDS + len(job.pairs) * BLOCK_SECONDS * (1 + self.chance.random())
-        if self.chance.randrange(SLOW_ONE_IN) == 0:
+        if self.chance.random() < self.slow_share:
             seconds += self.chance.random() * SLOW_SECONDS
         reads = begins + seconds * self.chance.random()
         self.free_at = begins + seconds
@@ -87,7 +88,10 @@ class EventConnector(ShmConnector):
                 return
             state["result"] = self.copy(job)
             assert isinstance(job.peer, SeenPool)
-            state["lives"] = self.ghosts.lives_of(job.peer.identity, [theirs for theirs, _ in job.pairs])
+            blocks = [theirs for theirs, _ in job.pairs]
+            state["lives"] = self.ghosts.lives_of(job.peer.identity, blocks)
+            shown = int(job.peer.epochs[job.slot])
+            self.ghosts.check_read(job.peer.identity, job.slot, epoch, shown, blocks, state["lives"])
 
         def end() -> None:
             if self.ends.pop(job.ticket, None) is not None:

@@ -100,7 +100,7 @@ def resources(config: WorkerConfig, model: TinyModel, blocks: int, report: Repor
     """Put a worker's engine together, as `runtime/worker/assembly.py` does around a model that it loaded."""
     layout = layout_of(config.block_size)
     storage = KVStorage(layout, blocks, torch.device("cpu"))
-    pool = GhostPool(blocks)
+    pool = GhostPool(blocks, storage.epochs.numpy())
     scheduler = Scheduler(
         pool, layout, config.max_num_seqs, config.max_num_batched_tokens, config.prefix_caching, interleaved(config),
         config.speculative_tokens,

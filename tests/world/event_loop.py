@@ -5,9 +5,8 @@ import asyncio
 import asyncio.events
 import heapq
 import selectors
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from collections.abc import Iterator
 from typing import Any
 
 from processes import WorldProcess
@@ -70,7 +69,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _ensure_fd_no_transport(self, fd: Any) -> None:
         return
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> "asyncio.Future[Any]":
         future: asyncio.Future[Any] = self.create_future()
 
         def work() -> None:

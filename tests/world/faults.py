@@ -4,6 +4,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from network import LINK_TIMEOUT, WireLink
 from processes import WorldProcess
@@ -71,7 +72,7 @@ class FaultMaker:
     def plan(self, faults: list[PlannedFault], begin: float) -> None:
         for fault in faults:
             self.over_at = max(self.over_at, begin + fault.at + fault.seconds)
-            self.world.at(begin + fault.at, lambda fault=fault: self.happen(fault))
+            self.world.at(begin + fault.at, partial(self.happen, fault))
 
     def happen(self, fault: PlannedFault) -> None:
         self.world.note("fault", fault)

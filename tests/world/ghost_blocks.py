@@ -5,7 +5,9 @@ whether the number that guards it still tells the truth. The product knows nothi
 from collections.abc import Callable
 from typing import Any
 
-from virtual_time import SeededWorld
+import numpy as np
+from numpy.typing import NDArray
+from virtual_time import HERE, SeededWorld
 
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
@@ -16,13 +18,27 @@ from pontil.runtime.wire.messages import ChunkReady, Handoff
 
 
 class GhostPool(BlockPool):
-    """A pool that counts the lives of each block: one ends when its last owner lets it go."""
+    """A pool that counts the lives of each block: one ends when its last owner lets it go. By then the numbers under
+    which the block was announced must be others."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, epochs: NDArray[np.int64]) -> None:
         super().__init__(num_blocks)
+        self.epochs = epochs
         self.lives = [0] * num_blocks
+        # By block, slot and epoch of the announcements in its present life.
+        self.guards: dict[int, list[tuple[int, int]]] = {}
+
+    def announced(self, block: int, slot: int, epoch: int) -> int:
+        """Note an announcement; return the life of the block."""
+        self.guards.setdefault(block, []).append((slot, epoch))
+        return self.lives[block]
 
     def rest(self, block: int) -> None:
+        for slot, epoch in self.guards.pop(block, ()):
+            if int(self.epochs[slot]) == epoch:
+                HERE.world.violate(
+                    f"no_wrong_block_is_read: block {block} returns, and slot {slot} shows epoch {epoch}"
+                )
         self.lives[block] += 1
         super().rest(block)
 
@@ -35,7 +51,8 @@ class WatchedSender:
 
     def announce_blocks(self, message: ChunkReady | Handoff) -> None:
         for block in message.block_ids:
-            self.records.announced[self.identity, message.slot, message.epoch, block] = self.pool.lives[block]
+            key = self.identity, message.slot, message.epoch, block
+            self.records.announced[key] = self.pool.announced(block, message.slot, message.epoch)
         self.callbacks.announce_blocks(message)
 
     def free_blocks(self, sent: SendTransfer) -> None:

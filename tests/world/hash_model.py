@@ -137,7 +137,9 @@ class HashRunner:
                 found[index, :, : end - index * self.size], hashes.cells[index, :, : end - index * self.size]
             )
         ]
-        HERE.world.violate(f"no_wrong_block_is_read: {sequence.id} reads wrong KV in its blocks {wrong} of {len(found)}")
+        HERE.world.violate(
+            f"no_wrong_block_is_read: {sequence.id} reads wrong KV in its blocks {wrong} of {len(found)}"
+        )
         return False
 
     def forget(self) -> None:

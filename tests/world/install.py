@@ -8,8 +8,10 @@ import random
 import secrets
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -130,3 +132,19 @@ def hold_threads() -> None:
     threads.start = lambda self: None
     threads.join = lambda self, timeout=None: None
     assert issubclass(GuardedThread, threading.Thread)
+
+
+def show_failures() -> None:
+    """Have the trace show where a contained exception came from."""
+    from pontil.runtime.threads import ThreadFailures
+
+    note = ThreadFailures.note
+
+    def shown(self: ThreadFailures, name: str, error: BaseException) -> None:
+        frames = traceback.extract_tb(error.__traceback__)
+        HERE.world.note("failure", name, repr(error), *(f"{Path(one.filename).name}:{one.lineno}" for one in frames))
+        HERE.world.failures.append(f"{name}: {error!r} at {Path(frames[-1].filename).name}:{frames[-1].lineno}")
+        note(self, name, error)
+
+    untyped: Any = ThreadFailures
+    untyped.note = shown

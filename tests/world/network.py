@@ -10,6 +10,7 @@ import errno
 import hashlib
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import zmq
@@ -89,7 +90,7 @@ class WireLink:
         self.open, self.survives = False, survives
         for end in self.ends:
             delay = LATENCY + self.network.chance.random() * 0.002
-            self.world.at(self.world.now() + delay, lambda end=end: end.lose(self))
+            self.world.at(self.world.now() + delay, partial(end.lose, self))
 
 
 class WireMonitor:

@@ -7,8 +7,11 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 
 from seed_run import SeedReport
+
+STDERR, REPORT = 2, 1000
 
 
 class SeedChild:
@@ -19,8 +22,10 @@ class SeedChild:
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            os.close(self.pipe)
-            run_and_end(work, end)
+            # Numbers of descriptors travel in messages: each child begins with the same ones.
+            os.dup2(end, REPORT)
+            os.closerange(STDERR + 1, REPORT)
+            run_and_end(work, REPORT)
         os.close(end)
 
     def report(self, seed: int) -> SeedReport:
@@ -52,7 +57,7 @@ def reports(seeds: range, jobs: int, work: Callable[[int], SeedReport]) -> Itera
     """Yield the report of each seed in order, `jobs` of them at a time."""
     running: list[tuple[int, SeedChild]] = []
     for seed in seeds:
-        running.append((seed, SeedChild(lambda seed=seed: work(seed))))
+        running.append((seed, SeedChild(partial(work, seed))))
         if len(running) == jobs:
             first, child = running.pop(0)
             yield child.report(first)

@@ -15,7 +15,7 @@ from engine_process import TinyModel
 from faults import FaultMaker, PlannedFault, planned
 from install import REAL, enter
 from load import wishes
-from proxy_process import ProxyProcess
+from served_proxy import ProxyProcess
 from site_plan import SitePlan
 from supervised_site import SupervisedSite
 from virtual_time import SeededWorld

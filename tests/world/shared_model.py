@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 import install
-import proxy_process
+import served_proxy
 import supervised_site
 import torch
 from engine_process import TinyModel
@@ -20,8 +20,9 @@ def read(folder: Path) -> TinyModel:
     """Install the stand-ins for pontil's own classes and make the model."""
     torch.set_num_threads(1)
     install.hold_threads()
-    proxy_process.use_event_threads()
-    proxy_process.adapt_protocol_once()
+    install.show_failures()
+    served_proxy.use_event_threads()
+    served_proxy.adapt_protocol_once()
     supervised_site.use_site_processes()
     logging.disable(logging.CRITICAL)
     config = write_tiny_llama(folder, max_model_len=1024)

@@ -10,7 +10,7 @@ from typing import Any, cast
 from engine_process import EngineProcess, TinyModel
 from ghost_blocks import GhostRecords
 from processes import WorldProcess
-from proxy_process import ProxyProcess
+from served_proxy import ProxyProcess
 from site_plan import SitePlan
 from virtual_time import HERE, SeededWorld
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Virtual time: a heap of events, a clock that jumps from one to the next, randomness by purpose, and a hash of all that
-happened.
+"""Virtual time: a heap of events, a clock that jumps from one to the next, randomness by purpose, and a hash of all
+that happened.
 
 Nothing here waits. While a process computes, its own clock runs ahead of the world's by what it `spend`s, and only its
 own: others may act in the middle of its step.
@@ -43,6 +43,8 @@ class SeededWorld:
         self.hash = hashlib.sha256()
         self.last: deque[str] = deque(maxlen=SHOWN)
         self.violations: list[str] = []
+        # Exceptions that threads and tasks of the product survived.
+        self.failures: list[str] = []
 
     def random(self, purpose: str) -> random.Random:
         """Return the randomness for one purpose: more draws for one do not change those for another."""
