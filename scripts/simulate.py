@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 # Violations of a seed that are printed.
 MOST_SHOWN = 5
-SIZES = ("prefill", "decode", "mixed", "proxies", "requests", "faults")
+SIZES = ("--prefill", "--decode", "--mixed", "--proxies", "--requests", "--faults")
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Run the whole system from seeds, in virtual time.")
     parser.add_argument("--seeds", required=True, metavar="A-B", help="the first and the last seed, or one")
-    for name in SIZES:
-        parser.add_argument(f"--{name}", type=int, metavar="N", help=f"{name} of a seed")
+    for flag in SIZES:
+        parser.add_argument(flag, type=int, metavar="N", help=f"{flag[2:]} of a seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="seeds at a time")
     parser.add_argument("--planted", metavar="NAME", help="plant a fault of tests/world/planted.py in the product")
     parser.add_argument("--trace", metavar="FILE", help="write every event of the seeds to a file")
@@ -64,7 +64,8 @@ def main() -> int:
 
         # Has every module do what it does once: no seed pays for it.
         run_seed(0, SitePlan(1, 1, 0, 1, requests=4, faults=0), model)
-        sizes: dict[str, Any] = {name: getattr(given, name) for name in SIZES if getattr(given, name) is not None}
+        names = [flag[2:] for flag in SIZES]
+        sizes: dict[str, Any] = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
         plan = SitePlan(**sizes)
 
         def run_again(work: "Callable[[int, int], SeedReport]", seed: int, most: int) -> "SeedReport":
@@ -94,7 +95,7 @@ def main() -> int:
 
 
 class Sums:
-    """What the last line tells."""
+    """The figures of the last line."""
 
     def __init__(self) -> None:
         self.seeds = self.requests = self.tokens = self.violated = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold in every seed. Each is one function; what does not hold is noted as a violation under its name.
+"""The invariants of every seed. Each is one function; what does not hold is noted as a violation under its name.
 
 Two are watched all the time: `no_wrong_block_is_read` (hash_model.py, ghost_blocks.py) and `every_outcome_is_defined`
 (clients.py)."""

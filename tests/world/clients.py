@@ -62,7 +62,7 @@ class ClientTry:
     stream: str | None = None
     ended: str | None = None
     ended_at: float = 0.0
-    # How often it was continued over another connection, and the last event's id.
+    # The number of times that it was continued over another connection, and the last event's id.
     continued: int = 0
     event: str | None = None
 
@@ -174,7 +174,7 @@ class ClientCall:
             self.outcome, self.ended_at = outcome, self.world.now()
             self.ended()
 
-    # What a connection tells.
+    # The parts that a connection calls.
 
     def received(self, data: bytes) -> None:
         waited = self.connection

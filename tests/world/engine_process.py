@@ -36,14 +36,14 @@ def cost(prompt_rows: int, decode_rows: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TinyModel:
-    """What every worker of a world shares with its predecessors: read once, before the first seed."""
+    """The model that every worker of a world shares with its predecessors: read once, before the first seed."""
 
     config: ModelConfig
     tokenizer: Tokenizer
     grammars: GrammarCompiler
 
 
-class EngineWorker(Worker):
+class HashWorker(Worker):
     """The real worker; only its copying thread is another."""
 
     process: WorldProcess
@@ -68,14 +68,14 @@ class EngineProcess(WorldProcess):
         self.report = report
         with self.inside():
             machine = resources(config, model, blocks, report)
-            made: type[EngineWorker] = type("BoundWorker", (EngineWorker,), {"process": self, "ghosts": self.ghosts})
+            made: type[HashWorker] = type("BoundWorker", (HashWorker,), {"process": self, "ghosts": self.ghosts})
             worker = self.worker = made(config, machine, report)
             pool = machine.pool
             assert isinstance(pool, GhostPool)
             self.ghosts.add(machine.storage, pool, self)
             self.ghosts.watch_sender(machine.storage, pool, worker.prefill.kv_sender)
             self.ghosts.watch_receiver(worker.decode.kv_receiver)
-            # How much memory the machine has is none of the seed.
+            # The memory that the machine has left is none of the seed.
             worker.idle_work.prefault.possible = False
             worker.tick(worker.now)
         self.notify()

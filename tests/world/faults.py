@@ -14,7 +14,7 @@ from virtual_time import SeededWorld
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedFault:
+class SeedFault:
     """A fault `at` so many seconds after the first request. `target` names a process, `other` the far end of a link;
     `seconds` is how long it lasts, `draw` decides what is left open."""
 
@@ -39,7 +39,7 @@ KINDS: dict[str, tuple[int, tuple[float, ...]]] = {
 }
 
 
-def planned(plan: SitePlan, chance: random.Random, seconds: float) -> list[PlannedFault]:
+def planned(plan: SitePlan, chance: random.Random, seconds: float) -> list[SeedFault]:
     """Return the faults of a seed, in order, during so many seconds."""
     made = []
     for _ in range(plan.faults):
@@ -47,7 +47,7 @@ def planned(plan: SitePlan, chance: random.Random, seconds: float) -> list[Plann
         names = plan.worker_names + (plan.proxy_names if kind in ("kill", "stop") else [])
         lasts = KINDS[kind][1]
         made.append(
-            PlannedFault(
+            SeedFault(
                 chance.random() * seconds, kind, chance.choice(names), chance.choice(lasts) if lasts else 0.0,
                 chance.random(),
             )
@@ -56,12 +56,12 @@ def planned(plan: SitePlan, chance: random.Random, seconds: float) -> list[Plann
 
 
 class FaultMaker:
-    """What makes faults happen. `over_at` is when the last of them has ended."""
+    """The maker of faults. `over_at` is when the last of them has ended."""
 
     def __init__(self, world: SeededWorld, site: SupervisedSite) -> None:
         self.world, self.site = world, site
         self.over_at = 0.0
-        self.acts: dict[str, Callable[[PlannedFault, WorldProcess], None]] = {
+        self.acts: dict[str, Callable[[SeedFault, WorldProcess], None]] = {
             "kill": lambda fault, process: process.kill(),
             "stop": self.stop,
             "cut": self.cut,
@@ -69,18 +69,18 @@ class FaultMaker:
             "stick": self.stick,
         }
 
-    def plan(self, faults: list[PlannedFault], begin: float) -> None:
+    def plan(self, faults: list[SeedFault], begin: float) -> None:
         for fault in faults:
             self.over_at = max(self.over_at, begin + fault.at + fault.seconds)
             self.world.at(begin + fault.at, partial(self.happen, fault))
 
-    def happen(self, fault: PlannedFault) -> None:
+    def happen(self, fault: SeedFault) -> None:
         self.world.note("fault", fault)
         for process in self.site.processes:
             if process.name == fault.target and process.alive:
                 self.acts[fault.kind](fault, process)
 
-    def stop(self, fault: PlannedFault, process: WorldProcess) -> None:
+    def stop(self, fault: SeedFault, process: WorldProcess) -> None:
         process.stop()
         self.world.after(fault.seconds, process.resume)
 
@@ -88,12 +88,12 @@ class FaultMaker:
         links = self.world.network.open_links()
         return [link for link in links if process in (link.ends[0].process, link.ends[1].process)]
 
-    def cut(self, fault: PlannedFault, process: WorldProcess) -> None:
+    def cut(self, fault: SeedFault, process: WorldProcess) -> None:
         """Break one connection of a process, with or without what is on its way."""
         if links := self.links_of(process):
             links[int(fault.draw * len(links))].cut(survives=fault.draw * 1000 % 1 < 0.3)
 
-    def silence(self, fault: PlannedFault, process: WorldProcess) -> None:
+    def silence(self, fault: SeedFault, process: WorldProcess) -> None:
         """Let nothing through one direction of a connection. Beyond the link's timeout both ends take it for cut, and
         can connect again when it is mended."""
         links = self.links_of(process)
@@ -113,7 +113,7 @@ class FaultMaker:
         if fault.seconds > LINK_TIMEOUT:
             self.world.after(LINK_TIMEOUT, link.cut)
 
-    def stick(self, fault: PlannedFault, process: WorldProcess) -> None:
+    def stick(self, fault: SeedFault, process: WorldProcess) -> None:
         """Have the pulls of a worker hang, whatever it asks of them."""
         worker = getattr(process, "worker", None)
         if worker is not None:

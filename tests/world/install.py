@@ -24,7 +24,7 @@ FIRST_WAKEUP = 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class RealCalls:
-    """What was there before."""
+    """The calls that were there before."""
 
     cpu: Any = time.process_time
     clock: Any = time.perf_counter

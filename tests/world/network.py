@@ -34,7 +34,7 @@ class WireLink:
         self.network, self.world = network, network.world
         self.ends = (router, dealer)
         self.open = True
-        # Whether what is on its way when the link breaks still arrives, for it had reached the other host's kernel.
+        # True if what is on its way when the link breaks still arrives, for it had reached the other host's kernel.
         self.survives = False
         # By direction: the time of the last arrival, and what a silent direction holds back.
         self.arrivals = [0.0, 0.0]

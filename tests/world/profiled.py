@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the processor time of a seed goes."""
+"""The places where the processor time of a seed goes."""
 
 import cProfile
 import pstats

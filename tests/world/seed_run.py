@@ -12,7 +12,7 @@ from typing import TextIO
 import checks
 from clients import ClientCall
 from engine_process import TinyModel
-from faults import FaultMaker, PlannedFault, planned
+from faults import FaultMaker, SeedFault, planned
 from install import REAL, enter
 from load import wishes
 from served_proxy import ProxyProcess
@@ -32,7 +32,7 @@ MEMORY = Path("/dev/shm")
 
 @dataclass(slots=True)
 class SeedReport:
-    """What came of a seed."""
+    """The outcome of a seed."""
 
     seed: int
     trace: str
@@ -62,7 +62,7 @@ class SeedRun:
         self.made = FaultMaker(world, self.site)
         self.wishes = wishes(plan, world.random("load"))
         seconds = self.wishes[-1][0] if self.wishes else 1.0
-        self.faults: Sequence[PlannedFault] = planned(plan, world.random("faults"), seconds)[:most_faults]
+        self.faults: Sequence[SeedFault] = planned(plan, world.random("faults"), seconds)[:most_faults]
         self.folder, self.model = folder, model
 
     def find_proxy(self) -> ProxyProcess | None:

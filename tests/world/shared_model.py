@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all seeds share: modules with their stand-ins, and a tiny model's configuration and tokenizer."""
+"""The things that all seeds share: modules with their stand-ins, and a tiny model's configuration and tokenizer."""
 
 import gc
 import logging

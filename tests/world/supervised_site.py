@@ -231,7 +231,7 @@ class SupervisedSite:
         child.code = 1
         child.world_process.kill()
 
-    # What others see of it.
+    # The parts that others look at.
 
     @property
     def processes(self) -> list[WorldProcess]:
