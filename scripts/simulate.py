@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,16 +40,11 @@ def arguments() -> argparse.Namespace:
 def model_for(folder: Path) -> "TinyModel":
     """Import the product, with stand-ins for what is replaced, and make what all seeds share."""
     sys.path[:0] = [str(ROOT), str(ROOT / "tests/world")]
-    import install
-    from virtual_time import SeededWorld
-
-    install.install()
-    install.enter(SeededWorld(0))
-    import shared_model
-
-    import app  # noqa: F401
-
-    return shared_model.read(folder)
+    # Each of these before the next: the stand-ins, the checkout as package pontil, then what imports that.
+    import_module("install").install()
+    import_module("app")
+    made: TinyModel = import_module("shared_model").read(folder)
+    return made
 
 
 def main() -> int:

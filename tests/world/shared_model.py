@@ -2,6 +2,7 @@
 """The things that all seeds share: modules with their stand-ins, and a tiny model's configuration and tokenizer."""
 
 import gc
+import inspect
 import logging
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from pontil.runtime.tokenizer.tokenizer import load_tokenizer
 
 def read(folder: Path) -> TinyModel:
     """Install the stand-ins for pontil's own classes and make the model."""
+    package = Path(str(inspect.getfile(GrammarCompiler))).parents[2]
+    assert package == Path(__file__).parents[2], f"this is the code of {package}, and not of this checkout"
     torch.set_num_threads(1)
     install.hold_threads()
     install.show_failures()
