@@ -40,7 +40,8 @@ def wish(number: int, chance: random.Random) -> ClientWish:
         max_tokens=chance.randrange(1, MOST_TOKENS) if leaves is None else LONG_ANSWER,
         choices=chance.randrange(2, 4) if chance.random() < SEVERAL else 1,
         stream=stream,
-        resumable=stream and chance.random() < RESUMABLE,
+        # A stream that can be continued goes on for a while without its client.
+        resumable=stream and leaves is None and chance.random() < RESUMABLE,
         stop=chance.choice(STOP_STRINGS) if chance.random() < STOPS else None,
         priority=chance.choice((0, 0, 0, 1, 2)),
         leaves=leaves,
