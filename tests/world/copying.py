@@ -65,6 +65,10 @@ class EventConnector(ShmConnector):
         self.free_at = self.stuck_until = 0.0
         self.ends: dict[int, Callable[[], None]] = {}
 
+    def register(self) -> dict[str, Any]:
+        """Name the pool by its identity alone: which number its file has depends on when garbage was collected."""
+        return {**super().register(), "fd": 0}
+
     def open_pool(self, descriptor: dict[str, Any], heads: range) -> PeerPool:
         identity = str(descriptor.get("identity"))
         storage, _, owner = self.ghosts.pools.get(identity, (None, None, None))
