@@ -14,7 +14,7 @@ import pytest
 from pontil.launcher.child.activity import CpuActivity
 from pontil.launcher.child.child_state import ChildState
 from pontil.launcher.child.reports import HeartbeatReport, ReadyReport, Report, encode
-from pontil.launcher.child.starter import ExecStarter, ProcessStart
+from pontil.launcher.child.starter import ProcessStart
 from pontil.launcher.child.system_process import SystemProcess
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.config.topology import Topology
@@ -72,15 +72,22 @@ class PuppetProcess:
         return None
 
 
-class PuppetStarter(ExecStarter):
+class PuppetStarter:
     """A starter that makes puppets."""
 
-    def __init__(self, spawn: Callable[[ProcessStart], PuppetProcess]) -> None:
-        super().__init__(("child",), lambda threads: {})
-        self.spawn = spawn
+    is_warming = False
+
+    def __init__(self, make: Callable[[ProcessStart], PuppetProcess]) -> None:
+        self.make = make
+
+    def open(self, selector: selectors.BaseSelector, clock: Callable[[], float]) -> None:
+        pass
 
     def start(self, asked: ProcessStart) -> SystemProcess:
-        return self.spawn(asked)
+        return self.make(asked)
+
+    def close(self) -> None:
+        pass
 
 
 class VirtualSite:
