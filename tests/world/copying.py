@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The copying thread of a worker as events: the real shared-memory connector, whose pulls take virtual time. The bytes
-are read at one moment and the epoch at a later one, with all that may happen between them."""
+"""The real shared-memory connector, whose pulls take virtual time: the bytes are read at one moment and the epoch at a
+later one, with all that may happen between them. And the memory that its peers map."""
 
-import queue
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ghost_blocks import GhostRecords
 from processes import WorldProcess
+from virtual_time import HERE
 
 from pontil.runtime.cache.storage import KVStorage, epoch_after_data
 from pontil.runtime.errors import TransferError
-from pontil.runtime.transfer.connector import PullResult
+from pontil.runtime.transfer import peer_pool
+from pontil.runtime.transfer.connector import Pair, PullResult
 from pontil.runtime.transfer.copying_connector import CopyJob, cancelled
-from pontil.runtime.transfer.peer_pool import PeerPool
+from pontil.runtime.transfer.grants import Grant
+from pontil.runtime.transfer.peer_pool import PeerMemory, PeerPool
 from pontil.runtime.transfer.shm_connector import ShmConnector
 
 # Seconds of a pull, and of each of its blocks at least.
@@ -25,29 +27,35 @@ SLOW_SHARES, SLOW_SECONDS = (0.02, 0.1, 0.4), 0.3
 NOTICES_WITHIN = 1e-3
 
 
-class SeenPool(PeerPool):
-    """A peer's pool as this process sees it. It stays readable after its owner's end, as mapped memory does."""
+class SeenMemory(PeerMemory):
+    """The memory of another process of the world. It stays readable after that one's end, as mapped memory does."""
 
-    def __init__(self, identity: str, storage: KVStorage, owner: WorldProcess, heads: range) -> None:
-        self.identity, self.owner, self.heads, self.num_blocks = identity, owner, heads, storage.num_blocks
-        self.blocks, self.epochs = storage.bytes, storage.epochs.numpy()
+    def __init__(self, identity: str, storage: KVStorage, owner: WorldProcess) -> None:
+        super().__init__(-1, storage.map)
+        self.identity, self.owner = identity, owner
 
     @property
     def ended(self) -> bool:
         return not self.owner.alive
 
-    def close(self) -> None:
-        return
+
+def open_memory(descriptor: dict[str, Any], size: int) -> PeerMemory:
+    """Stands for peer_pool.open_memory."""
+    identity = str(descriptor.get("identity"))
+    storage, _, owner = HERE.world.ghosts.pools.get(identity, (None, None, None))
+    if storage is None or owner is None or not owner.alive or storage.size != size:
+        raise TransferError("the peer's memory cannot be opened (No such process): is it on this host?")
+    return SeenMemory(identity, storage, owner)
 
 
-class PullEvents(queue.SimpleQueue[CopyJob[PeerPool] | None]):
-    """The queue between engine and copying thread: a job is a series of events."""
+def map_peers_of_the_world() -> None:
+    untyped: Any = peer_pool
+    untyped.open_memory = open_memory
 
-    connector: "EventConnector"
 
-    def put(self, item: CopyJob[PeerPool] | None, block: bool = True, timeout: float | None = None) -> None:
-        if item is not None:
-            self.connector.begin(item)
+def identity_of(pool: PeerPool) -> str:
+    assert isinstance(pool.host, SeenMemory)
+    return pool.host.identity
 
 
 class EventConnector(ShmConnector):
@@ -58,27 +66,27 @@ class EventConnector(ShmConnector):
     ) -> None:
         super().__init__(storage, wake, failures=failures)
         self.process, self.ghosts = process, ghosts
-        self.jobs = PullEvents()
-        self.jobs.connector = self
         self.chance = process.world.random("copying")
         self.slow_share = SLOW_SHARES[process.world.seed % len(SLOW_SHARES)]
         self.free_at = self.stuck_until = 0.0
+        # By pull: the epoch for which it was started, and what ends it.
+        self.epochs: dict[int, int] = {}
         self.ends: dict[int, Callable[[], None]] = {}
 
     def register(self) -> dict[str, Any]:
         """Name the pool by its identity alone: which number its file has depends on when garbage was collected."""
         return {**super().register(), "fd": 0}
 
-    def open_pool(self, descriptor: dict[str, Any], heads: range) -> PeerPool:
-        identity = str(descriptor.get("identity"))
-        storage, _, owner = self.ghosts.pools.get(identity, (None, None, None))
-        if storage is None or owner is None or not owner.alive:
-            raise TransferError("the peer's memory cannot be opened (No such process): is it on this host?")
-        return SeenPool(identity, storage, owner, heads)
+    def pull(
+        self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
+    ) -> int:
+        ticket = super().pull(peer, pairs, slot, shown, heads)
+        self.epochs[ticket] = self.ghosts.pulling
+        return ticket
 
-    def begin(self, job: CopyJob[PeerPool]) -> None:
+    def carry_out(self, job: CopyJob[PeerPool]) -> None:
         """Start a pull: it reads the bytes at some moment before its end."""
-        world, epoch = self.process.world, self.ghosts.pulling
+        world, epoch = self.process.world, self.epochs.pop(job.ticket)
         begins = max(world.now(), self.free_at, self.stuck_until)
         seconds = PULL_SECONDS + len(job.pairs) * BLOCK_SECONDS * (1 + self.chance.random())
         if self.chance.random() < self.slow_share:
@@ -91,11 +99,10 @@ class EventConnector(ShmConnector):
             if job.ticket not in self.ends:
                 return
             state["result"] = self.copy(job)
-            assert isinstance(job.peer, SeenPool)
-            blocks = [theirs for theirs, _ in job.pairs]
-            state["lives"] = self.ghosts.lives_of(job.peer.identity, blocks)
+            identity, blocks = identity_of(job.peer), [theirs for theirs, _ in job.pairs]
+            state["lives"] = self.ghosts.lives_of(identity, blocks)
             shown = int(job.peer.epochs[job.slot])
-            self.ghosts.check_read(job.peer.identity, job.slot, epoch, shown, blocks, state["lives"])
+            self.ghosts.check_read(identity, job.slot, epoch, shown, blocks, state["lives"])
 
         def end() -> None:
             if self.ends.pop(job.ticket, None) is not None:
@@ -109,10 +116,9 @@ class EventConnector(ShmConnector):
         """Return the end of a pull: the epoch is read now, after the data."""
         if "result" not in state or self.must_end(job):
             return cancelled(job.ticket, self.process.world.now())
-        assert isinstance(job.peer, SeenPool)
         shown = epoch_after_data(job.peer.epochs, job.slot)
         blocks = [theirs for theirs, _ in job.pairs]
-        self.ghosts.check_read(job.peer.identity, job.slot, epoch, shown, blocks, state["lives"])
+        self.ghosts.check_read(identity_of(job.peer), job.slot, epoch, shown, blocks, state["lives"])
         done: PullResult = replace(state["result"], epoch=shown)
         return done
 

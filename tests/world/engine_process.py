@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker's process: the real worker with its scheduler, pool, prefix cache and handoff, over a model that hashes."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,21 +12,22 @@ from virtual_time import SeededWorld
 
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config import WorkerConfig
-from pontil.runtime.engine.engine import Engine
-from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.errors import PontilError
 from pontil.runtime.grammar.grammar import GrammarCompiler
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.transfer.connector import SliceConnector
-from pontil.runtime.worker.assembly import WorkerResources, interleaved
+from pontil.runtime.worker.assembly import WorkerResources, equip
 from pontil.runtime.worker.ranks.driver import Driver
 from pontil.runtime.worker.worker import Worker
 
 # Seconds of a turn besides its step, and of a step: at least, for each prompt token, and for each other row.
 TURN = 50e-6
 STEP, PROMPT_ROW, DECODE_ROW = 4e-3, 60e-6, 0.3e-3
+
+# Exit code after an error that it reports.
+FAILED = 1
 
 
 def cost(prompt_rows: int, decode_rows: int) -> float:
@@ -54,14 +54,13 @@ class HashWorker(Worker):
 
 
 class EngineProcess(WorldProcess):
-    """The process of a worker. `exits` is called when it ends by itself, in order or not."""
+    """The process of a worker."""
 
     def __init__(self, world: SeededWorld, name: str, ghosts: GhostRecords) -> None:
         super().__init__(world, name)
         self.ghosts = ghosts
         self.worker: Worker | None = None
         self.is_ready = False
-        self.exits: Callable[[str], None] = lambda reason: None
 
     def begin(self, config: WorkerConfig, model: TinyModel, blocks: int, report: Reporter) -> None:
         """Make the worker, as `runtime/worker/process.py` does, and take the first turn."""
@@ -87,7 +86,8 @@ class EngineProcess(WorldProcess):
             worker.turn()
         except PontilError as error:
             self.world.note("exit", self, error)
-            self.exits(str(error))
+            self.report.failed(str(error))
+            self.acts(self.world.now(), lambda: self.kill(FAILED))
             return None
         if not self.is_ready and worker.link.is_registered(worker.now):
             self.is_ready = True
@@ -101,14 +101,8 @@ def resources(config: WorkerConfig, model: TinyModel, blocks: int, report: Repor
     layout = layout_of(config.block_size)
     storage = KVStorage(layout, blocks, torch.device("cpu"))
     pool = GhostPool(blocks, storage.epochs.numpy())
-    scheduler = Scheduler(
-        pool, layout, config.max_num_seqs, config.max_num_batched_tokens, config.prefix_caching, interleaved(config),
-        config.speculative_tokens,
-    )  # fmt: skip
-    runner = HashRunner(storage, model.config.vocab_size, cost)
-    # The engine asks for no more than this runner has.
-    engine = Engine(runner, scheduler)  # type: ignore[arg-type]
+    engine = equip(config, HashRunner(storage, model.config.vocab_size, cost), storage, pool)
     return WorkerResources(
-        model.config, "hash", model.tokenizer, model.grammars, layout, storage, pool, scheduler, engine,
-        Driver(config, report), "float32", "hash", None,
+        model.config, "hash", model.tokenizer, model.grammars, layout, storage, pool, engine, Driver(config, report),
+        "float32", "hash",
     )  # fmt: skip

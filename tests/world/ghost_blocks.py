@@ -68,6 +68,7 @@ class GhostRecords:
 
     def __init__(self, world: SeededWorld) -> None:
         self.world = world
+        world.ghosts = self
         self.pools: dict[str, tuple[KVStorage, GhostPool, Any]] = {}
         self.announced: dict[tuple[str, int, int, int], int] = {}
         self.pulling = 0

@@ -16,7 +16,7 @@ from virtual_time import HERE
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.batch import Batch
-from pontil.runtime.engine.model_runner import Launched
+from pontil.runtime.engine.runner import Launched
 from pontil.runtime.engine.sampler import Sampled
 from pontil.runtime.engine.sequence import Sequence as EngineSequence
 
@@ -70,9 +70,9 @@ class PrefixHashes:
 
 
 class HashRunner:
-    """Stands for the model runner. A step of so many rows takes `cost` seconds."""
+    """A Runner (runtime/engine/runner.py) without a model. A step of so many rows takes `cost` seconds."""
 
-    rows_are_alike, keeps_states = True, False
+    keeps_states, rows_are_alike = False, True
 
     def __init__(self, storage: KVStorage, vocab: int, cost: Callable[[int, int], float]) -> None:
         self.storage, self.vocab, self.cost = storage, vocab, cost
@@ -80,6 +80,9 @@ class HashRunner:
         self.cells: NDArray[np.int32] = storage.bytes.view(np.int32).reshape(storage.num_blocks, 2, self.size)
         self.hashes: dict[EngineSequence, PrefixHashes] = {}
         self.steps = self.rows = 0
+
+    def beside(self, storage: KVStorage) -> "HashRunner":
+        return HashRunner(storage, self.vocab, self.cost)
 
     def launch(self, batch: Batch) -> Launched:
         sampled = self.run(batch)

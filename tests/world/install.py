@@ -6,7 +6,6 @@ import errno
 import os
 import random
 import secrets
-import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -43,7 +42,7 @@ def enter(world: SeededWorld) -> None:
 
 
 def install() -> None:
-    """Replace clock, randomness, zmq, process ids, descriptors that belong to a process, and threads' starts."""
+    """Replace clock, randomness, zmq, process ids and descriptors that belong to a process."""
     install_clock()
     install_randomness()
     install_descriptors()
@@ -123,17 +122,6 @@ def install_descriptors() -> None:
     )  # fmt: skip
     for name, stand_in in replaced:
         setattr(os, name, stand_in)
-
-
-def hold_threads() -> None:
-    """Have no thread start: what it would do is an event (copying.py, usage_writer.py). Called once pontil is
-    imported."""
-    from pontil.runtime.threads import GuardedThread
-
-    threads: Any = GuardedThread
-    threads.start = lambda self: None
-    threads.join = lambda self, timeout=None: None
-    assert issubclass(GuardedThread, threading.Thread)
 
 
 def show_failures() -> None:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of the world: each takes turns, and can be killed, stopped and resumed between any two events, also in the
-middle of a turn: what a turn does later than that does not happen, or happens after the resumption."""
+"""Processes of the world, which its supervisor takes for the system's: each takes turns, and can be killed, stopped and
+resumed between any two events, also in the middle of a turn: what a turn does later than that does not happen, or
+happens after the resumption."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -12,11 +14,15 @@ from virtual_time import SeededWorld
 if TYPE_CHECKING:
     from network import WireSocket
 
-FIRST_PID = 1000
+    from pontil.launcher.child.activity import CpuActivity
+
+# No process outside has such a pid.
+FIRST_PID = 1 << 23
 
 
 class WorldProcess:
-    """One process. `ahead` is how far its clock has run ahead in the present turn; `ends` the time of its death."""
+    """One process. `ahead` is how far its clock has run ahead in the present turn; `ends` the time of its death, with
+    the exit `code`."""
 
     def __init__(self, world: SeededWorld, name: str) -> None:
         self.world, self.name = world, name
@@ -24,6 +30,7 @@ class WorldProcess:
         self.pid = FIRST_PID + len(world.processes)
         self.ahead = self.busy_until = 0.0
         self.ends: float | None = None
+        self.code = 0
         self.stopped_at: float | None = None
         self.due: float | None = None
         self.ticket = self.turns = 0
@@ -120,17 +127,35 @@ class WorldProcess:
         else:
             self.world.at(when, act)
 
-    def kill(self) -> None:
+    def kill(self, code: int = -signal.SIGKILL) -> None:
+        """End it, by itself or by a signal."""
         if self.ends is not None:
             return
         self.world.note("kill", self)
-        self.ends = self.world.time
+        self.ends, self.code = self.world.time, code
         for socket in list(self.sockets):
             socket.die()
         for work in self.at_death:
             work()
         for descriptor in sorted(self.descriptors):
             os.close(descriptor)
+
+    # The parts that its supervisor calls (SystemProcess).
+
+    def signal(self, number: signal.Signals) -> None:
+        self.kill(-number)
+
+    def has_ended(self) -> bool:
+        return not self.alive
+
+    def reap(self) -> int:
+        return self.code
+
+    def look(self, now: float) -> "CpuActivity | None":
+        """Return no sample: what does not send heartbeats does not compute either."""
+        return None
+
+    # The parts of faults.
 
     def stop(self) -> None:
         if self.alive and self.stopped_at is None:

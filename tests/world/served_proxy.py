@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """A proxy's process: the real proxy, app and service, with sanic's protocol over the world's connections."""
 
+import json
 from collections.abc import Callable
 from typing import Any, cast
 
 from event_loop import LoopProcess
 from sanic.touchup.service import TouchUp
-from usage_writer import EventUsageLog, close_database
 from virtual_time import SeededWorld
 
 from pontil.http.app.service import Service, build_app
 from pontil.http.app.timed_protocol import TimedProtocol
 from pontil.runtime.config import ProxyConfig
-from pontil.runtime.proxy import bookkeeper
+from pontil.runtime.foundation.line_pipe import LinePipe
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -63,16 +63,17 @@ class ProxyProcess(LoopProcess):
         if self.failure is not None:
             raise self.failure
 
-    def obey(self, command: dict[str, Any]) -> None:
-        """Have the service obey a command of the supervisor's."""
+    def obey(self, commands: LinePipe) -> None:
+        """Have the service obey the commands of the supervisor that have come."""
         if self.service is not None:
-            self.call(self.service.obey, command)
+            for line in commands.read():
+                self.call(self.service.obey, json.loads(line))
 
 
-def use_event_threads() -> None:
-    """Have proxies write their usage by events."""
-    untyped: Any = bookkeeper
-    untyped.UsageLog = EventUsageLog
+def close_database(log: Any) -> None:
+    """End the file as the end of its process does: what was not committed is not there."""
+    if log is not None and log.file.database is not None:
+        log.file.database.close()
 
 
 def adapt_protocol_once() -> None:

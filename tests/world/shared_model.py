@@ -6,9 +6,10 @@ import inspect
 import logging
 from pathlib import Path
 
+import copying
 import install
 import served_proxy
-import supervised_site
+import thread_events
 import torch
 from engine_process import TinyModel
 
@@ -22,11 +23,10 @@ def read(folder: Path) -> TinyModel:
     package = Path(str(inspect.getfile(GrammarCompiler))).parents[2]
     assert package == Path(__file__).parents[2], f"this is the code of {package}, and not of this checkout"
     torch.set_num_threads(1)
-    install.hold_threads()
+    thread_events.use_events_for_threads()
+    copying.map_peers_of_the_world()
     install.show_failures()
-    served_proxy.use_event_threads()
     served_proxy.adapt_protocol_once()
-    supervised_site.use_site_processes()
     logging.disable(logging.CRITICAL)
     config = write_tiny_llama(folder, max_model_len=1024)
     tokenizer = load_tokenizer(folder)

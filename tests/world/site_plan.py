@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pontil.launcher.config.child_plan import ChildPlan
-from pontil.runtime.config import ProxyConfig, WorkerConfig, proxy_config, worker_config
 
 # Clients by name, with their keys.
 CALLERS = {"ann": "key-of-ann", "bob": "key-of-bob", "cleo": "key-of-cleo"}
@@ -60,9 +59,3 @@ class SitePlan:
             for name in self.worker_names
         ]  # fmt: skip
         return [*proxies, *workers]
-
-    def proxy_config(self, plan: ChildPlan) -> ProxyConfig:
-        return proxy_config(plan.config)
-
-    def worker_config(self, plan: ChildPlan) -> WorkerConfig:
-        return worker_config(plan.config)

@@ -1,32 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A launch in the world: the supervisor's own children, health and restart policy, over processes of the world."""
+"""A launch in the world: the real supervisor, over processes of the world."""
 
-import signal
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import io
+import json
+import os
+import selectors
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from engine_process import EngineProcess, TinyModel
 from ghost_blocks import GhostRecords
 from processes import WorldProcess
 from served_proxy import ProxyProcess
 from site_plan import SitePlan
-from virtual_time import HERE, SeededWorld
+from virtual_time import SeededWorld
 
-from pontil.launcher.child import rank_group
 from pontil.launcher.child.child import Child
 from pontil.launcher.child.child_state import ChildState
-from pontil.launcher.child.exit_cause import ExitCause
-from pontil.launcher.child.health import HealthLimits, HealthSigns
-from pontil.launcher.child.reports import ReadyReport
+from pontil.launcher.child.reporter import PipeReporter
+from pontil.launcher.child.reports import HeartbeatReport, Report
+from pontil.launcher.child.starter import ProcessStart
+from pontil.launcher.child.system_process import SystemProcess
 from pontil.launcher.config.child_plan import ChildPlan
+from pontil.launcher.config.topology import Topology
+from pontil.launcher.control.run_directory import RunDirectory
+from pontil.launcher.errors import LaunchError
 from pontil.launcher.host.oom import OomWatch
 from pontil.launcher.logs.console import Console
-from pontil.launcher.supervisor.process_table import row_of
-from pontil.launcher.supervisor.recovery import Recovery
-from pontil.launcher.supervisor.restart_policy import RestartPolicy
-from pontil.launcher.supervisor.supervisor import PATIENCE
+from pontil.launcher.supervisor.supervisor import Orders, Supervisor
+from pontil.runtime.config import proxy_config, worker_config
+from pontil.runtime.foundation.line_pipe import LinePipe
 
 # Seconds until an event reaches the supervisor, or what it says a process.
 NOTICES_WITHIN = 1e-3
@@ -34,133 +38,70 @@ NOTICES_WITHIN = 1e-3
 PROXY_START, WORKER_START = (0.6, 1.4), (1.0, 3.0)
 
 
-class NoConsole:
-    """A console that nobody reads."""
+class ReadySelector(selectors.PollSelector):
+    """A selector that shows what is ready, and leaves the waiting to the world. Its order is that of registration."""
 
-    def line(self, text: str) -> None:
-        return
-
-    def child_line(self, name: str, text: str) -> None:
-        return
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        return super().select(0)
 
 
-class PipeOfReports:
-    """The reports of one process to its supervisor: of what they say, the site needs only that it is ready."""
+class WorldReporter(PipeReporter):
+    """The reporter of one process: what it says reaches the pipe when its turn is there. Of heartbeats the supervisor
+    hears when it looks."""
 
-    def __init__(self, process: WorldProcess, child: "SiteChildProcess") -> None:
-        self.process, self.child = process, child
+    def __init__(self, pipe: int, process: WorldProcess, wake: Callable[[], None]) -> None:
+        super().__init__(pipe)
+        self.process, self.wake = process, wake
 
-    def ready(self, **facts: Any) -> None:
-        self.process.acts(self.process.world.now(), lambda: self.child.report(ReadyReport(facts)))
+    def start(self) -> None:
+        """Send heartbeats, from a thread of its own."""
+        self.process.job(self.process.world.now() + self.beat, self.beat_and_go_on)
 
-    def progress(self, text: str, *, waits: bool = False) -> None:
-        self.child.signs = replace(self.child.signs, waits=self.child.signs.waits or waits)
+    def beat_and_go_on(self) -> None:
+        self.send_beat()
+        self.start()
 
-    def tested(self, number: int, routes: Sequence[dict[str, Any]]) -> None:
-        return
+    def send(self, report: Report) -> None:
+        self.process.acts(self.process.world.now(), lambda: self.arrive(report))
 
-    def failed(self, reason: str) -> None:
-        return
-
-    def settled(self, order: int, drained: bool) -> None:
-        return
-
-    def asked(self, number: int, request: dict[str, Any]) -> None:
-        return
-
-    def stepped(self, number: int, working: bool) -> None:
-        return
-
-
-class SitePid:
-    """Stands for subprocess.Popen."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-
-
-class SiteChildProcess:
-    """Stands for ChildProcess: what the supervisor knows of one process of the world."""
-
-    def __init__(
-        self, plan: ChildPlan, command: Sequence[str], environment: Mapping[str, str], now: float,
-        handed: Mapping[str, Sequence[int]],
-    ) -> None:  # fmt: skip
-        self.plan, self.site = plan, cast(SupervisedSite, HERE.world.site)
-        self.signs = HealthSigns(started_at=now, last_beat=now)
-        self.ready: ReadyReport | None = None
-        self.start_seconds: float | None = None
-        self.progress: str | None = None
-        self.complaint: str | None = None
-        self.ended: ExitCause | None = None
-        self.killed = False
-        self.code = -int(signal.SIGKILL)
-        self.told: list[dict[str, Any]] | None = None
-        self.outbox = b""
-        self.world_process = self.site.spawn(self)
-        self.process = SitePid(self.world_process.pid)
-
-    @property
-    def name(self) -> str:
-        return self.plan.name
-
-    def report(self, ready: ReadyReport) -> None:
-        now = self.site.world.now()
-        self.ready, self.start_seconds = ready, now - self.signs.started_at
-        self.signs = replace(self.signs, last_beat=now, waits=True)
-        self.site.wake()
-
-    def beat(self, now: float) -> None:
-        """Take its heartbeats, which come from a thread of their own as long as it is not stopped."""
-        if self.world_process.alive and self.world_process.stopped_at is None:
-            self.signs = replace(self.signs, last_beat=now)
-
-    def observe(self, now: float) -> None:
-        return
-
-    def send(self, message: dict[str, Any]) -> None:
-        target = self.world_process
-        if isinstance(target, ProxyProcess):
-            self.site.world.after(NOTICES_WITHIN, lambda: target.obey(message))
-
-    def flush(self) -> None:
-        return
-
-    def signal(self, number: signal.Signals) -> None:
-        self.kill()
-
-    def kill(self) -> None:
-        self.killed = True
-        self.world_process.kill()
-
-    def conclude(self, now: float, oom: OomWatch) -> None:
-        self.ended = ExitCause(now, self.code, None, self.complaint)
+    def arrive(self, report: Report) -> None:
+        super().send(report)
+        if not isinstance(report, HeartbeatReport):
+            self.wake()
 
 
 class SupervisedSite:
-    """The supervisor of one world: it does what `Supervisor.run_once` and `reconcile` do."""
+    """The supervisor of one world, whose turns are events, and the starter of its processes."""
+
+    is_warming = False
 
     def __init__(self, world: SeededWorld, plan: SitePlan, model: TinyModel, folder: Path) -> None:
-        self.world, self.plan, self.model, self.folder = world, plan, model, folder
-        world.site = self
+        self.world, self.model, self.blocks = world, model, plan.blocks
         self.chance = world.random("starts")
         self.ghosts = GhostRecords(world)
-        self.limits, self.recovery = HealthLimits(), Recovery(RestartPolicy(), cast(Console, NoConsole()))
-        self.oom = OomWatch(Path("/nonexistent"))
-        self.children = [Child(one, (), lambda threads: {}) for one in plan.child_plans(folder)]
-        self.ever: list[WorldProcess] = []
+        self.pipes: dict[ProxyProcess, LinePipe] = {}
+        plans, prepare = tuple(plan.child_plans(folder)), ChildPlan("prepare", "prepare", "cpu", (), {})
+        self.supervisor = Supervisor(
+            Orders(Topology(prepare, plans, ("ipc:///world/control-0",), None), self), Console(io.StringIO()),
+            RunDirectory(folder / "run"), selector=ReadySelector(),
+        )  # fmt: skip
+        # The memory that the machine has left is none of the seed.
+        self.supervisor.oom = OomWatch(Path("/nonexistent"))
         self.is_due = False
-        self.failure: Exception | None = None
 
     def begin(self) -> None:
-        for child in self.children:
-            child.start(self.world.now())
-        self.tell()
+        self.supervisor.start(self.supervisor.orders.topology.children)
         self.look_again()
 
     def look_again(self) -> None:
-        self.run_once()
-        self.world.after(PATIENCE, self.look_again)
+        self.look()
+        self.world.after(self.supervisor.patience(), self.look_again)
+
+    def look(self) -> None:
+        """Take one turn of `Supervisor.monitor`."""
+        self.supervisor.run_once()
+        self.supervisor.reconcile(self.world.now())
+        self.world.after(NOTICES_WITHIN, self.hand_over)
 
     def wake(self) -> None:
         if not self.is_due:
@@ -169,74 +110,72 @@ class SupervisedSite:
 
     def woken(self) -> None:
         self.is_due = False
-        self.run_once()
+        self.look()
 
-    def run_once(self) -> None:
-        now = self.world.now()
-        for child in [one for one in self.children if one.alive]:
-            for process in child.processes:
-                self.look_at(child, cast(Any, process), now)
-            if child.alive and child.group is not None and not child.processes:
-                child.settle_ends(now)
-            elif child.judge(self.limits, now):
-                child.kill()
-        self.tell()
-        for child in self.children:
-            if child.state is ChildState.EXITED:
-                self.failure = self.failure or self.recovery.answer(child, self.children, True, now)
-            if child.is_due(now):
-                child.start(now)
-        self.tell()
+    def hand_over(self) -> None:
+        """Have the proxies read the commands of the supervisor."""
+        self.pipes = {process: pipe for process, pipe in self.pipes.items() if process.alive}
+        for process, pipe in self.pipes.items():
+            process.obey(pipe)
 
-    def look_at(self, child: Child, process: SiteChildProcess, now: float) -> None:
-        if not process.world_process.alive:
-            child.record_end(cast(Any, process), now, self.oom)
-            return
-        process.beat(now)
-        if process.ready is not None and child.state is ChildState.STARTING:
-            child.move(ChildState.READY)
-            child.ever_ready, child.ready_at = True, now
+    # The parts of a starter.
 
-    def tell(self) -> None:
-        """Send each proxy each new table once."""
-        now = self.world.now()
-        rows = [row_of(child, {}, now) for child in self.children]
-        for child in self.children:
-            proxy: Any = child.running if child.plan.is_proxy else None
-            if proxy is not None and proxy.told != rows:
-                proxy.told = rows
-                proxy.send({"kind": "table", "rows": rows})
+    def open(self, selector: selectors.BaseSelector, clock: Callable[[], float]) -> None:
+        return
 
-    def spawn(self, child: SiteChildProcess) -> WorldProcess:
+    def close(self) -> None:
+        return
+
+    def start(self, asked: ProcessStart) -> SystemProcess:
         """Start a process of the world. It begins its work when it has loaded what it needs."""
+        name, *words = asked.words
+        given = {flag: int(value) for flag, _, value in (word.partition("=") for word in words)}
+        with os.fdopen(os.dup(given["--config-fd"])) as file:
+            told = json.load(file)
         made: WorldProcess
-        begin: Any
-        if child.plan.is_proxy:
-            made = ProxyProcess(self.world, child.name)
-            seconds, begin = self.chance.uniform(*PROXY_START), made.begin
-            given: tuple[Any, ...] = (self.plan.proxy_config(child.plan), self.model.tokenizer)
+        begin: Callable[[WorldReporter], None]
+        if told["role"] == "proxy":
+            made = proxy = ProxyProcess(self.world, name)
+            self.pipes[proxy] = LinePipe(self.kept(made, given["--commands-fd"]))
+            begin = self.begin_proxy(proxy, told["config"])
         else:
-            made = EngineProcess(self.world, child.name, self.ghosts)
-            seconds, begin = self.chance.uniform(*WORKER_START), made.begin
-            given = (self.plan.worker_config(child.plan), self.model, self.plan.blocks)
-            made.exits = lambda reason: self.exited(child)
-        self.ever.append(made)
+            made = worker = EngineProcess(self.world, name, self.ghosts)
+            begin = self.begin_worker(worker, told["config"])
+        reporter = WorldReporter(self.kept(made, given["--report-fd"]), made, self.wake)
         made.at_death.append(self.wake)
         self.world.note("start", made)
-        reports = PipeOfReports(made, child)
-        made.job(self.world.now() + seconds, lambda: begin(*given, reports))
+        reporter.start()
+        seconds = self.chance.uniform(*(PROXY_START if told["role"] == "proxy" else WORKER_START))
+        made.job(self.world.now() + seconds, lambda: begin(reporter))
         return made
 
-    def exited(self, child: SiteChildProcess) -> None:
-        child.code = 1
-        child.world_process.kill()
+    def begin_proxy(self, process: ProxyProcess, config: dict[str, Any]) -> Callable[[WorldReporter], None]:
+        return lambda reporter: process.begin(proxy_config(config), self.model.tokenizer, reporter)
+
+    def begin_worker(self, process: EngineProcess, config: dict[str, Any]) -> Callable[[WorldReporter], None]:
+        return lambda reporter: process.begin(worker_config(config), self.model, self.blocks, reporter)
+
+    def kept(self, process: WorldProcess, descriptor: int) -> int:
+        """Return a process's own descriptor of a file that it inherits."""
+        made = os.dup(descriptor)
+        process.descriptors.add(made)
+        return made
 
     # The parts that others look at.
 
     @property
+    def children(self) -> list[Child]:
+        return self.supervisor.children
+
+    @property
+    def failure(self) -> LaunchError | None:
+        return self.supervisor.failure
+
+    @property
     def processes(self) -> list[WorldProcess]:
-        """The processes that live, in the order of the plan."""
-        return [cast(Any, child.running).world_process for child in self.children if child.running is not None]
+        """The processes that have not been reaped, in the order of the plan."""
+        running = [child.running.process for child in self.children if child.running is not None]
+        return [one for one in running if isinstance(one, WorldProcess)]
 
     @property
     def workers(self) -> list[EngineProcess]:
@@ -249,9 +188,3 @@ class SupervisedSite:
     @property
     def is_whole(self) -> bool:
         return all(child.state is ChildState.READY for child in self.children)
-
-
-def use_site_processes() -> None:
-    """Have children be processes of the world."""
-    untyped: Any = rank_group
-    untyped.ChildProcess = SiteChildProcess

@@ -11,9 +11,10 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
+    from ghost_blocks import GhostRecords
     from network import WireNetwork
     from processes import WorldProcess
 
@@ -28,7 +29,7 @@ class SeededWorld:
     behind event descriptors, `wakers` the processes that read them."""
 
     network: "WireNetwork"
-    site: Any
+    ghosts: "GhostRecords"
 
     def __init__(self, seed: int, trace: TextIO | None = None) -> None:
         self.seed, self.trace = seed, trace
