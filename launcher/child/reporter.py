@@ -68,8 +68,11 @@ class PipeReporter:
 
     def send_beats(self) -> None:
         while not self.stopping.wait(self.beat):
-            number, at, working = self.last_step
-            self.send(HeartbeatReport(number, round(time.monotonic() - at, 3), working))
+            self.send_beat()
+
+    def send_beat(self) -> None:
+        number, at, working = self.last_step
+        self.send(HeartbeatReport(number, round(time.monotonic() - at, 3), working))
 
     def send(self, report: Report) -> None:
         rest = encode(report)

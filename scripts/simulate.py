@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the whole system in one process and in virtual time, from one seed after the other (docs/internals/world.md).
+
+The last line has the sums and a hash of all traces: equal seeds have equal hashes. Ends with 1 after a violation.
+"""
+
+import argparse
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine_process import TinyModel
+    from seed_run import SeedReport
+
+ROOT = Path(__file__).resolve().parent.parent
+# Violations of a seed that are printed.
+MOST_SHOWN = 5
+SIZES = ("--prefill", "--decode", "--mixed", "--proxies", "--requests", "--faults")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Run the whole system from seeds, in virtual time.")
+    parser.add_argument("--seeds", required=True, metavar="A-B", help="the first and the last seed, or one")
+    for flag in SIZES:
+        parser.add_argument(flag, type=int, metavar="N", help=f"{flag[2:]} of a seed")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="seeds at a time")
+    parser.add_argument("--planted", metavar="NAME", help="plant a fault of tests/world/planted.py in the product")
+    parser.add_argument("--trace", metavar="FILE", help="write every event of the seeds to a file")
+    parser.add_argument("--profile", action="store_true", help="show where the time of one seed goes")
+    return parser.parse_args()
+
+
+def model_for(folder: Path) -> "TinyModel":
+    """Import the product, with stand-ins for what is replaced, and make what all seeds share."""
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests/world")]
+    # Each of these before the next: the stand-ins, the checkout as package pontil, then what imports that.
+    import_module("install").install()
+    import_module("app")
+    made: TinyModel = import_module("shared_model").read(folder)
+    return made
+
+
+def main() -> int:
+    given = arguments()
+    low, _, high = given.seeds.partition("-")
+    seeds = range(int(low), int(high or low) + 1)
+    with tempfile.TemporaryDirectory(prefix="pontil-model-") as folder:
+        model = model_for(Path(folder))
+        from seed_children import SeedChild, reports
+        from seed_run import run_seed
+        from shrinking import shortest
+        from site_plan import SitePlan
+
+        # Has every module do what it does once: no seed pays for it.
+        run_seed(0, SitePlan(1, 1, 0, 1, requests=4, faults=0), model)
+        names = [flag[2:] for flag in SIZES]
+        sizes: dict[str, Any] = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+        plan = SitePlan(**sizes)
+
+        def run_again(work: "Callable[[int, int], SeedReport]", seed: int, most: int) -> "SeedReport":
+            return SeedChild(partial(work, seed, most)).report(seed)
+
+        def work(seed: int, most: int | None = None) -> "SeedReport":
+            if given.planted:
+                import planted
+
+                planted.PLANTED[given.planted]()
+            if given.profile:
+                import profiled
+
+                return profiled.run(lambda: run_seed(seed, plan, model))
+            with open(os.devnull if given.trace is None or most is not None else given.trace, "a") as file:
+                return run_seed(seed, plan, model, file, most)
+
+        if given.trace is not None:
+            Path(given.trace).unlink(missing_ok=True)
+        sums = Sums()
+        for report in reports(seeds, 1 if given.trace else max(1, given.jobs), work):
+            sums.add(report)
+            if report.violations:
+                show(report, *shortest(report, partial(run_again, work, report.seed)))
+        print(sums)
+        return int(sums.violated > 0)
+
+
+class Sums:
+    """The figures of the last line."""
+
+    def __init__(self) -> None:
+        self.seeds = self.requests = self.tokens = self.violated = 0
+        self.seconds = self.cpu = 0.0
+        self.hash = hashlib.sha256()
+
+    def add(self, report: "SeedReport") -> None:
+        self.seeds, self.requests, self.tokens = (
+            self.seeds + 1, self.requests + report.requests, self.tokens + report.tokens,
+        )  # fmt: skip
+        self.seconds, self.cpu = self.seconds + report.seconds, self.cpu + report.cpu
+        self.violated += bool(report.violations)
+        self.hash.update(report.trace.encode())
+
+    def __str__(self) -> str:
+        return (
+            f"{self.seeds} seeds, {self.requests} requests, {self.tokens} tokens, {self.seconds:.0f} virtual s, "
+            f"{self.cpu:.1f} CPU s, trace {self.hash.hexdigest()[:16]}"
+        )
+
+
+def show(report: "SeedReport", count: int, shown: "SeedReport") -> None:
+    """Print what a seed violates, and the shortest list of its faults that shows it with the last events there."""
+    for violation in report.violations[:MOST_SHOWN]:
+        print(f"seed {report.seed} step {report.steps}: {violation}")
+    if (more := len(report.violations) - MOST_SHOWN) > 0:
+        print(f"seed {report.seed}: and {more} more")
+    print(f"  seed {report.seed}: {count} of its {len(report.faults)} faults show it:")
+    for fault in report.faults[:count]:
+        print(f"    {fault}")
+    for violation in shown.violations[:MOST_SHOWN]:
+        print(f"  then, at step {shown.steps}: {violation}")
+    for line in shown.last:
+        print(f"    {line}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The invariants of every seed. Each is one function; what does not hold is noted as a violation under its name.
+
+Two are watched all the time: `no_wrong_block_is_read` (hash_model.py, ghost_blocks.py) and `every_outcome_is_defined`
+(clients.py)."""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from clients import ClientTry, ClientWish
+from hash_model import answer_of
+
+from pontil.runtime.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from seed_run import SeedRun
+
+Condition = Callable[[], bool]
+# Seconds within which a client has its answer, or is told why not, from when it first asks or the last fault is over.
+ANSWERED_WITHIN = 15.0
+
+
+def check_all(run: "SeedRun") -> None:
+    for check in CHECKS:
+        for what in check(run):
+            run.world.violate(f"{check.__name__}: {what}")
+
+
+def tries(run: "SeedRun") -> Iterator[tuple[ClientWish, ClientTry]]:
+    for call in run.calls:
+        for one in call.tries:
+            yield call.wish, one
+
+
+def tokens_equal_the_oracle(run: "SeedRun") -> Iterator[str]:
+    """Every token that any client got is the right one, and every complete answer is whole."""
+    vocab = run.model.config.vocab_size
+    for wish, one in tries(run):
+        for choice, ids in enumerate(one.ids):
+            right = answer_of(wish.prompt, wish.seed, choice, wish.max_tokens, vocab)
+            if ids != right[: len(ids)]:
+                place = next(index for index, pair in enumerate(zip(ids, right, strict=False)) if pair[0] != pair[1])
+                yield f"{one.name} choice {choice} is wrong from token {place} of {len(ids)}"
+            elif one.ended == "complete":
+                yield from is_whole(run, wish, one, choice, right)
+
+
+def is_whole(run: "SeedRun", wish: ClientWish, one: ClientTry, choice: int, right: list[int]) -> Iterator[str]:
+    """Yield what is wrong with the end of a complete answer."""
+    ids, finish = one.ids[choice], one.finishes[choice]
+    if wish.stop is None:
+        if len(ids) != len(right) or finish != "length":
+            yield f"{one.name} choice {choice} has {len(ids)} of {len(right)} tokens and ends by {finish}"
+        return
+    decode = run.model.tokenizer.decode
+    stops = (count for count in range(1, len(right) + 1) if wish.stop in decode(right[:count]))
+    count = next(stops, None)
+    wanted = (len(right), "length") if count is None else (count, "stop")
+    if (len(ids), finish) != wanted:
+        yield f"{one.name} choice {choice} has {len(ids)} tokens and ends by {finish}, not {wanted}"
+    if finish == "stop" and wish.stop in one.texts[choice]:
+        yield f"{one.name} choice {choice} has its stop string in its text"
+
+
+def usage_equals_deliveries(run: "SeedRun") -> Iterator[str]:
+    """The usage of a complete answer is what came."""
+    for wish, one in tries(run):
+        if one.ended == "complete":
+            assert one.usage is not None
+            said = one.usage["prompt_tokens"], one.usage["completion_tokens"]
+            if said != (len(wish.prompt), sum(map(len, one.ids))):
+                yield f"{one.name} says {said} for {len(wish.prompt)} and {sum(map(len, one.ids))} tokens"
+
+
+def the_usage_log_has_each_request_once(run: "SeedRun") -> Iterator[str]:
+    """The log has one row, closed, of each answer, with its counts; of a try that broke off at most one, not open."""
+    path = run.folder / "usage"
+    with closing(sqlite3.connect(path)) as database:
+        rows = database.execute(
+            "SELECT name, state, prompt_tokens, completion_tokens, api_key FROM requests"
+        ).fetchall()
+    counts = Counter(name for name, *_ in rows)
+    by_name = {name: row for name, *row in rows}
+    for wish, one in tries(run):
+        if counts[one.name] > 1:
+            yield f"{one.name} is there {counts[one.name]} times"
+        row = by_name.get(one.name)
+        if one.ended == "complete" and (row is None or row[0] != "closed"):
+            yield f"{one.name} is complete, and its row is {row}"
+        elif one.ended == "complete" and row is not None:
+            wanted = [len(wish.prompt), sum(map(len, one.ids))]
+            if row[1:3] != wanted:
+                yield f"{one.name} is billed {row[1:3]} for {wanted}"
+        elif row is not None and row[0] == "open" and not wish.resumable:
+            # A stream that may be continued is billed when its window is over.
+            yield f"{one.name} ended as {one.ended}, and its row is still open"
+    for name in counts.keys() - {one.name for _, one in tries(run)}:
+        yield f"{name} is there, and nobody asked for it"
+
+
+def nobody_waits_past_a_deadline(run: "SeedRun") -> Iterator[str]:
+    """Every client has an outcome within a bound from when it asked, or from the last fault."""
+    for call in run.calls:
+        ended = call.ended_at if call.outcome else run.world.time
+        waited = ended - max(call.began, min(run.made.over_at, ended))
+        if call.outcome in (None, "failed"):
+            yield f"client {call.wish.number} ended as {call.outcome} after {len(call.tries)} tries"
+        elif waited > ANSWERED_WITHIN:
+            yield f"client {call.wish.number} waited {waited:.1f} s after the last fault"
+
+
+def left_in(worker: Worker) -> dict[str, int]:
+    """Return what a worker holds for requests: nothing, once there are none."""
+    pool = worker.machine.pool
+    return {
+        "requests": len(worker.requests),
+        "sequences": len(worker.machine.engine.sequences),
+        "leases": len(worker.prefill.kv_sender.open),
+        "pulls": len(worker.decode.kv_receiver.open),
+        "draining": len(worker.decode.draining),
+        "blocks": pool.capacity - pool.available,
+    }
+
+
+def nothing_is_left_two_seconds_after_the_last_fault(run: "SeedRun") -> Iterator[str]:
+    """Blocks, seats, leases, records and tickets return at once, not only after every timeout."""
+    for process in run.site.workers:
+        assert process.worker is not None
+        process.worker.machine.pool.check()
+        if left := {name: count for name, count in left_in(process.worker).items() if count}:
+            yield f"{process} has {left}"
+    for serving in run.site.proxies:
+        proxy = serving.proxy
+        assert proxy is not None
+        seats = sum(worker.in_flight for worker in proxy.registry.workers.values())
+        # Tokens that were lost on their way are missing in the books of their workers.
+        books = proxy.ledger.totals if run.world.network.lost else proxy.ledger
+        left = {"requests": len(proxy.requests), "seats": seats, "imbalance": books.imbalance}
+        if left := {name: count for name, count in left.items() if count}:
+            yield f"{serving} has {left}"
+
+
+def the_service_is_whole_again(run: "SeedRun") -> Iterator[str]:
+    """Every process serves, and every proxy knows every worker."""
+    if run.site.failure is not None:
+        yield str(run.site.failure)
+    for child in run.site.children:
+        if child.state.value != "ready":
+            yield f"{child.name} is {child.state.value}"
+    for process in run.site.proxies:
+        assert process.proxy is not None
+        known = sorted(worker.hello.name for worker in process.proxy.registry.workers.values())
+        if known != sorted(run.plan.worker_names):
+            yield f"{process} knows {known}"
+
+
+def no_thread_failed(run: "SeedRun") -> Iterator[str]:
+    """No thread, task or handler of any process ended by an exception of ours."""
+    yield from run.world.failures
+
+
+CHECKS: tuple[Callable[["SeedRun"], Iterator[str]], ...] = (
+    tokens_equal_the_oracle,
+    usage_equals_deliveries,
+    the_usage_log_has_each_request_once,
+    nobody_waits_past_a_deadline,
+    nothing_is_left_two_seconds_after_the_last_fault,
+    the_service_is_whole_again,
+    no_thread_failed,
+)

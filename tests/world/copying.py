@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real shared-memory connector, whose pulls take virtual time: the bytes are read at one moment and the epoch at a
+later one, with all that may happen between them. And the memory that its peers map."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ghost_blocks import GhostRecords
+from processes import WorldProcess
+from virtual_time import HERE
+
+from pontil.runtime.cache.storage import KVStorage, epoch_after_data
+from pontil.runtime.errors import TransferError
+from pontil.runtime.transfer import peer_pool
+from pontil.runtime.transfer.connector import Pair, PullResult
+from pontil.runtime.transfer.copying_connector import CopyJob, cancelled
+from pontil.runtime.transfer.grants import Grant
+from pontil.runtime.transfer.peer_pool import PeerMemory, PeerPool
+from pontil.runtime.transfer.shm_connector import ShmConnector
+
+# Seconds of a pull, and of each of its blocks at least.
+PULL_SECONDS, BLOCK_SECONDS = 0.2e-3, 20e-6
+# Shares of pulls that are slow, of which each seed has one, and for how many seconds they are.
+SLOW_SHARES, SLOW_SECONDS = (0.02, 0.1, 0.4), 0.3
+# Seconds until a copier sees that its pull is no longer wanted.
+NOTICES_WITHIN = 1e-3
+
+
+class SeenMemory(PeerMemory):
+    """The memory of another process of the world. It stays readable after that one's end, as mapped memory does."""
+
+    def __init__(self, identity: str, storage: KVStorage, owner: WorldProcess) -> None:
+        super().__init__(-1, storage.map)
+        self.identity, self.owner = identity, owner
+
+    @property
+    def ended(self) -> bool:
+        return not self.owner.alive
+
+
+def open_memory(descriptor: dict[str, Any], size: int) -> PeerMemory:
+    """Stands for peer_pool.open_memory."""
+    identity = str(descriptor.get("identity"))
+    storage, _, owner = HERE.world.ghosts.pools.get(identity, (None, None, None))
+    if storage is None or owner is None or not owner.alive or storage.size != size:
+        raise TransferError("the peer's memory cannot be opened (No such process): is it on this host?")
+    return SeenMemory(identity, storage, owner)
+
+
+def map_peers_of_the_world() -> None:
+    untyped: Any = peer_pool
+    untyped.open_memory = open_memory
+
+
+def identity_of(pool: PeerPool) -> str:
+    assert isinstance(pool.host, SeenMemory)
+    return pool.host.identity
+
+
+class EventConnector(ShmConnector):
+    """The connector of one worker. A pull that is `stuck_until` a time ends no sooner, whatever is asked."""
+
+    def __init__(
+        self, storage: KVStorage, wake: Callable[[], None], process: WorldProcess, ghosts: GhostRecords, failures: Any
+    ) -> None:
+        super().__init__(storage, wake, failures=failures)
+        self.process, self.ghosts = process, ghosts
+        self.chance = process.world.random("copying")
+        self.slow_share = SLOW_SHARES[process.world.seed % len(SLOW_SHARES)]
+        self.free_at = self.stuck_until = 0.0
+        # By pull: the epoch for which it was started, and what ends it.
+        self.epochs: dict[int, int] = {}
+        self.ends: dict[int, Callable[[], None]] = {}
+
+    def register(self) -> dict[str, Any]:
+        """Name the pool by its identity alone: which number its file has depends on when garbage was collected."""
+        return {**super().register(), "fd": 0}
+
+    def pull(
+        self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
+    ) -> int:
+        ticket = super().pull(peer, pairs, slot, shown, heads)
+        self.epochs[ticket] = self.ghosts.pulling
+        return ticket
+
+    def carry_out(self, job: CopyJob[PeerPool]) -> None:
+        """Start a pull: it reads the bytes at some moment before its end."""
+        world, epoch = self.process.world, self.epochs.pop(job.ticket)
+        begins = max(world.now(), self.free_at, self.stuck_until)
+        seconds = PULL_SECONDS + len(job.pairs) * BLOCK_SECONDS * (1 + self.chance.random())
+        if self.chance.random() < self.slow_share:
+            seconds += self.chance.random() * SLOW_SECONDS
+        reads = begins + seconds * self.chance.random()
+        self.free_at = begins + seconds
+        state: dict[str, Any] = {}
+
+        def read() -> None:
+            if job.ticket not in self.ends:
+                return
+            state["result"] = self.copy(job)
+            identity, blocks = identity_of(job.peer), [theirs for theirs, _ in job.pairs]
+            state["lives"] = self.ghosts.lives_of(identity, blocks)
+            shown = int(job.peer.epochs[job.slot])
+            self.ghosts.check_read(identity, job.slot, epoch, shown, blocks, state["lives"])
+
+        def end() -> None:
+            if self.ends.pop(job.ticket, None) is not None:
+                self.finish(self.result_of(job, epoch, state))
+
+        self.ends[job.ticket] = end
+        self.process.job(reads, read)
+        self.process.job(self.free_at, end)
+
+    def result_of(self, job: CopyJob[PeerPool], epoch: int, state: dict[str, Any]) -> PullResult:
+        """Return the end of a pull: the epoch is read now, after the data."""
+        if "result" not in state or self.must_end(job):
+            return cancelled(job.ticket, self.process.world.now())
+        shown = epoch_after_data(job.peer.epochs, job.slot)
+        blocks = [theirs for theirs, _ in job.pairs]
+        self.ghosts.check_read(identity_of(job.peer), job.slot, epoch, shown, blocks, state["lives"])
+        done: PullResult = replace(state["result"], epoch=shown)
+        return done
+
+    def cancel(self, ticket: int) -> None:
+        super().cancel(ticket)
+        world = self.process.world
+        if (end := self.ends.get(ticket)) is not None:
+            self.process.job(max(world.now() + NOTICES_WITHIN, self.stuck_until), end)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's process: the real worker with its scheduler, pool, prefix cache and handoff, over a model that hashes."""
+
+from dataclasses import dataclass
+
+import torch
+from copying import EventConnector
+from ghost_blocks import GhostPool, GhostRecords
+from hash_model import HashRunner, layout_of
+from processes import WorldProcess
+from virtual_time import SeededWorld
+
+from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.config import WorkerConfig
+from pontil.runtime.errors import PontilError
+from pontil.runtime.grammar.grammar import GrammarCompiler
+from pontil.runtime.models.config import ModelConfig
+from pontil.runtime.reporting import Reporter
+from pontil.runtime.tokenizer.tokenizer import Tokenizer
+from pontil.runtime.transfer.connector import SliceConnector
+from pontil.runtime.worker.assembly import WorkerResources, equip
+from pontil.runtime.worker.ranks.driver import Driver
+from pontil.runtime.worker.worker import Worker
+
+# Seconds of a turn besides its step, and of a step: at least, for each prompt token, and for each other row.
+TURN = 50e-6
+STEP, PROMPT_ROW, DECODE_ROW = 4e-3, 60e-6, 0.3e-3
+
+# Exit code after an error that it reports.
+FAILED = 1
+
+
+def cost(prompt_rows: int, decode_rows: int) -> float:
+    return STEP + prompt_rows * PROMPT_ROW + decode_rows * DECODE_ROW
+
+
+@dataclass(frozen=True, slots=True)
+class TinyModel:
+    """The model that every worker of a world shares with its predecessors: read once, before the first seed."""
+
+    config: ModelConfig
+    tokenizer: Tokenizer
+    grammars: GrammarCompiler
+
+
+class HashWorker(Worker):
+    """The real worker; only its copying thread is another."""
+
+    process: WorldProcess
+    ghosts: GhostRecords
+
+    def open_connector(self) -> SliceConnector:
+        return EventConnector(self.machine.storage, self.poller.wake, self.process, self.ghosts, self.failures)
+
+
+class EngineProcess(WorldProcess):
+    """The process of a worker."""
+
+    def __init__(self, world: SeededWorld, name: str, ghosts: GhostRecords) -> None:
+        super().__init__(world, name)
+        self.ghosts = ghosts
+        self.worker: Worker | None = None
+        self.is_ready = False
+
+    def begin(self, config: WorkerConfig, model: TinyModel, blocks: int, report: Reporter) -> None:
+        """Make the worker, as `runtime/worker/process.py` does, and take the first turn."""
+        self.report = report
+        with self.inside():
+            machine = resources(config, model, blocks, report)
+            made: type[HashWorker] = type("BoundWorker", (HashWorker,), {"process": self, "ghosts": self.ghosts})
+            worker = self.worker = made(config, machine, report)
+            pool = machine.pool
+            assert isinstance(pool, GhostPool)
+            self.ghosts.add(machine.storage, pool, self)
+            self.ghosts.watch_sender(machine.storage, pool, worker.prefill.kv_sender)
+            self.ghosts.watch_receiver(worker.decode.kv_receiver)
+            # The memory that the machine has left is none of the seed.
+            worker.idle_work.prefault.possible = False
+            worker.tick(worker.now)
+        self.notify()
+
+    def turn(self) -> float | None:
+        worker = self.worker
+        assert worker is not None
+        try:
+            worker.turn()
+        except PontilError as error:
+            self.world.note("exit", self, error)
+            self.report.failed(str(error))
+            self.acts(self.world.now(), lambda: self.kill(FAILED))
+            return None
+        if not self.is_ready and worker.link.is_registered(worker.now):
+            self.is_ready = True
+            self.report.ready(device="cpu")
+        self.world.spend(TURN)
+        return self.world.now() + worker.patience(worker.machine.engine.has_work)
+
+
+def resources(config: WorkerConfig, model: TinyModel, blocks: int, report: Reporter) -> WorkerResources:
+    """Put a worker's engine together, as `runtime/worker/assembly.py` does around a model that it loaded."""
+    layout = layout_of(config.block_size)
+    storage = KVStorage(layout, blocks, torch.device("cpu"))
+    pool = GhostPool(blocks, storage.epochs.numpy())
+    engine = equip(config, HashRunner(storage, model.config.vocab_size, cost), storage, pool)
+    return WorkerResources(
+        model.config, "hash", model.tokenizer, model.grammars, layout, storage, pool, engine, Driver(config, report),
+        "float32", "hash",
+    )  # fmt: skip

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An asyncio event loop over virtual time, in a process of the world, and connections of clients as transports."""
+
+import asyncio
+import asyncio.events
+import heapq
+import selectors
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from processes import WorldProcess
+from virtual_time import SeededWorld
+
+# Seconds of one turn of the loop, and of what is done in a thread.
+TURN, THREAD = 30e-6, 0.3e-3
+
+
+class SocketSelector(selectors.BaseSelector):
+    """Stands for epoll: of zmq's descriptors, shows those of sockets with an edge, and never waits."""
+
+    def __init__(self, process: WorldProcess) -> None:
+        self.process = process
+        self.keys: dict[int, selectors.SelectorKey] = {}
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        key = self.keys[fileobj] = selectors.SelectorKey(fileobj, fileobj, events, data)
+        return key
+
+    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self.register(fileobj, events, data)
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        return self.keys.pop(fileobj)
+
+    def get_key(self, fileobj: Any) -> selectors.SelectorKey:
+        return self.keys[fileobj]
+
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        return self.keys
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        edges = [self.keys[one.fd] for one in self.process.sockets if one.signaled and one.fd in self.keys]
+        return [(key, selectors.EVENT_READ) for key in edges]
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """The loop of one process. What runs in an executor is an event."""
+
+    def __init__(self, process: WorldProcess) -> None:
+        self.process = process
+        # Built by create_server: makes the protocol of a connection.
+        self.factory: Callable[[], Any] | None = None
+        super().__init__(SocketSelector(process))
+        self._clock_resolution = 1e-9
+
+    def time(self) -> float:
+        return self.process.world.now()
+
+    def _make_self_pipe(self) -> None:
+        return
+
+    def _close_self_pipe(self) -> None:
+        return
+
+    def _write_to_self(self) -> None:
+        self.process.notify()
+
+    def _ensure_fd_no_transport(self, fd: Any) -> None:
+        return
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> "asyncio.Future[Any]":
+        future: asyncio.Future[Any] = self.create_future()
+
+        def work() -> None:
+            try:
+                result, error = func(*args), None
+            except Exception as raised:
+                result, error = None, raised
+            self.call_soon(settle, future, result, error)
+            self.process.notify()
+
+        self.process.job(self.time() + THREAD, work)
+        return future
+
+    async def create_server(self, protocol_factory: Callable[[], Any], *args: Any, **options: Any) -> Any:
+        self.factory = protocol_factory
+        return ListeningServer()
+
+    @property
+    def next_due(self) -> float | None:
+        """The time of the next turn that has something to do."""
+        untyped: Any = self
+        if untyped._ready or untyped._selector.select():
+            return self.time()
+        timers = untyped._scheduled
+        while timers and timers[0]._cancelled:
+            heapq.heappop(timers)._scheduled = False
+            untyped._timer_cancelled_count -= 1
+        return timers[0]._when if timers else None
+
+
+def settle(future: "asyncio.Future[Any]", result: Any, error: Exception | None) -> None:
+    if future.cancelled():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
+class ListeningServer:
+    """Stands for asyncio's server: connections come by `LoopProcess.connect`."""
+
+    sockets = ()
+
+    def close(self) -> None:
+        return
+
+    def is_serving(self) -> bool:
+        return True
+
+    async def wait_closed(self) -> None:
+        return
+
+    async def start_serving(self) -> None:
+        return
+
+
+class LoopProcess(WorldProcess):
+    """A process around an event loop."""
+
+    def __init__(self, world: SeededWorld, name: str) -> None:
+        super().__init__(world, name)
+        with self.inside():
+            self.loop = VirtualLoop(self)
+
+    def turn(self) -> float | None:
+        untyped: Any = self.loop
+        with running(self.loop):
+            untyped._run_once()
+        self.world.spend(TURN)
+        return self.loop.next_due
+
+    def call(self, work: Callable[..., object], *given: Any) -> None:
+        """Have the loop call something in its next turn, from outside."""
+        if self.alive:
+            self.loop.call_soon(work, *given)
+            self.notify()
+
+    def do(self, work: Callable[[], Any]) -> Any:
+        """Do something at once as this process, within its loop."""
+        with self.inside(), running(self.loop):
+            made = work()
+        self.notify()
+        return made
+
+
+@contextmanager
+def running(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    asyncio.events._set_running_loop(loop)
+    try:
+        yield
+    finally:
+        asyncio.events._set_running_loop(None)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ghost state at the seams: which life of a block its owner announced, so that the copier knows, when it reads a block,
+whether the number that guards it still tells the truth. The product knows nothing of it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from virtual_time import HERE, SeededWorld
+
+from pontil.runtime.cache.pool import BlockPool
+from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.disaggregation.receiver import KVReceiver, ReceiveTransfer
+from pontil.runtime.disaggregation.sender import KVSender, SenderCallbacks, SendTransfer
+from pontil.runtime.disaggregation.states import ReceiveAction
+from pontil.runtime.wire.messages import ChunkReady, Handoff
+
+
+class GhostPool(BlockPool):
+    """A pool that counts the lives of each block: one ends when its last owner lets it go. By then the numbers under
+    which the block was announced must be others."""
+
+    def __init__(self, num_blocks: int, epochs: NDArray[np.int64]) -> None:
+        super().__init__(num_blocks)
+        self.epochs = epochs
+        self.lives = [0] * num_blocks
+        # By block, slot and epoch of the announcements in its present life.
+        self.guards: dict[int, list[tuple[int, int]]] = {}
+
+    def announced(self, block: int, slot: int, epoch: int) -> int:
+        """Note an announcement; return the life of the block."""
+        self.guards.setdefault(block, []).append((slot, epoch))
+        return self.lives[block]
+
+    def rest(self, block: int) -> None:
+        for slot, epoch in self.guards.pop(block, ()):
+            if int(self.epochs[slot]) == epoch:
+                HERE.world.violate(
+                    f"no_wrong_block_is_read: block {block} returns, and slot {slot} shows epoch {epoch}"
+                )
+        self.lives[block] += 1
+        super().rest(block)
+
+
+class WatchedSender:
+    """The callbacks of a KV sender, which also note the lives of the blocks that it announces."""
+
+    def __init__(self, records: "GhostRecords", identity: str, pool: GhostPool, callbacks: SenderCallbacks) -> None:
+        self.records, self.identity, self.pool, self.callbacks = records, identity, pool, callbacks
+
+    def announce_blocks(self, message: ChunkReady | Handoff) -> None:
+        for block in message.block_ids:
+            key = self.identity, message.slot, message.epoch, block
+            self.records.announced[key] = self.pool.announced(block, message.slot, message.epoch)
+        self.callbacks.announce_blocks(message)
+
+    def free_blocks(self, sent: SendTransfer) -> None:
+        self.callbacks.free_blocks(sent)
+
+    def withdraw(self, sent: SendTransfer, finished: bool) -> None:
+        self.callbacks.withdraw(sent, finished)
+
+
+class GhostRecords:
+    """All pools of a world by their identity, and what was announced of them: the life that a block had then, by its
+    slot and epoch. `pulling` is the epoch of the pull that is being started."""
+
+    def __init__(self, world: SeededWorld) -> None:
+        self.world = world
+        world.ghosts = self
+        self.pools: dict[str, tuple[KVStorage, GhostPool, Any]] = {}
+        self.announced: dict[tuple[str, int, int, int], int] = {}
+        self.pulling = 0
+
+    def add(self, storage: KVStorage, pool: GhostPool, process: Any) -> None:
+        self.pools[storage.identity.hex()] = storage, pool, process
+
+    def watch_sender(self, storage: KVStorage, pool: GhostPool, sender: KVSender) -> None:
+        """Note the lives of the blocks that a KV sender announces."""
+        sender.callbacks = WatchedSender(self, storage.identity.hex(), pool, sender.callbacks)
+
+    def watch_receiver(self, receiver: KVReceiver) -> None:
+        """Note the epoch for which a KV receiver starts each pull."""
+        start: Callable[[ReceiveTransfer], None] = receiver.start_pull
+
+        def started(transfer: ReceiveTransfer) -> None:
+            self.pulling = transfer.epoch
+            start(transfer)
+
+        receiver.acts[ReceiveAction.START_PULL] = started
+
+    def lives_of(self, identity: str, blocks: list[int]) -> list[int]:
+        _, pool, _ = self.pools[identity]
+        return [pool.lives[block] for block in blocks]
+
+    def check_read(
+        self, identity: str, slot: int, epoch: int, shown: int | None, blocks: list[int], lives: list[int]
+    ) -> None:
+        """Check a pull that has ended: it wanted blocks of this epoch, had them when they had these lives, and was
+        shown an epoch afterwards. If that is the wanted one, nobody else may have owned the blocks."""
+        if shown != epoch:
+            return
+        for block, life in zip(blocks, lives, strict=True):
+            announced = self.announced.get((identity, slot, epoch, block))
+            if announced is None:
+                self.world.violate(f"no_wrong_block_is_read: block {block} of slot {slot} was never announced")
+            elif announced != life:
+                self.world.violate(
+                    f"no_wrong_block_is_read: block {block} was read after its owner had let it go, and slot {slot} "
+                    f"still shows epoch {epoch}"
+                )

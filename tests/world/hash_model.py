@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model's arithmetic: the next token is a hash of all tokens before it, the seed and the choice, so that every
+schedule and every topology has one right answer.
+
+Each KV cell holds the running hash of the tokens up to its own, in the two planes of a layout of one layer and one
+head. A step reads the cells of the whole prefix, as attention does: a block that does not hold what it should is
+noticed when it is read, and the token is another one then.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from virtual_time import HERE
+
+from pontil.runtime.cache.layout import KVLayout
+from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.engine.batch import Batch
+from pontil.runtime.engine.runner import Launched
+from pontil.runtime.engine.sampler import Sampled
+from pontil.runtime.engine.sequence import Sequence as EngineSequence
+
+MASK, HALF = (1 << 62) - 1, 31
+LOW = (1 << HALF) - 1
+# Ids below are special in the tiny model's vocabulary.
+FIRST_TOKEN = 3
+
+
+def layout_of(block_size: int) -> KVLayout:
+    return KVLayout(block_size, 1, 1, 1, "float32")
+
+
+def mixed(value: int, more: int) -> int:
+    """Return a hash of two numbers, of 62 bits (the finalizer of MurmurHash3)."""
+    value = (value * 0x9E3779B97F4A7C15 + more + 1) & MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
+    return value ^ (value >> 29)
+
+
+def token_after(running: int, seed: int, choice: int, vocab: int) -> int:
+    return FIRST_TOKEN + mixed(mixed(running, seed), choice) % (vocab - FIRST_TOKEN)
+
+
+def answer_of(prompt: Sequence[int], seed: int, choice: int, count: int, vocab: int) -> list[int]:
+    """Return the tokens of a choice: the oracle."""
+    running, ids = 0, list[int]()
+    for token in prompt:
+        running = mixed(running, token)
+    for _ in range(count):
+        ids.append(token_after(running, seed, choice, vocab))
+        running = mixed(running, ids[-1])
+    return ids
+
+
+class PrefixHashes:
+    """The running hashes of one sequence: the last, and all as cells int32 [block, plane, slot]."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size, self.length, self.running = block_size, 0, 0
+        self.cells: NDArray[np.int32] = np.zeros((4, 2, block_size), dtype=np.int32)
+
+    def take(self, token: int) -> None:
+        self.running = mixed(self.running, token)
+        block, slot = divmod(self.length, self.block_size)
+        if block == len(self.cells):
+            self.cells = np.concatenate([self.cells, np.zeros_like(self.cells)])
+        self.cells[block, 0, slot], self.cells[block, 1, slot] = self.running & LOW, self.running >> HALF
+        self.length += 1
+
+
+class HashRunner:
+    """A Runner (runtime/engine/runner.py) without a model. A step of so many rows takes `cost` seconds."""
+
+    keeps_states, rows_are_alike = False, True
+
+    def __init__(self, storage: KVStorage, vocab: int, cost: Callable[[int, int], float]) -> None:
+        self.storage, self.vocab, self.cost = storage, vocab, cost
+        self.size = storage.layout.block_size
+        self.cells: NDArray[np.int32] = storage.bytes.view(np.int32).reshape(storage.num_blocks, 2, self.size)
+        self.hashes: dict[EngineSequence, PrefixHashes] = {}
+        self.steps = self.rows = 0
+
+    def beside(self, storage: KVStorage) -> "HashRunner":
+        return HashRunner(storage, self.vocab, self.cost)
+
+    def launch(self, batch: Batch) -> Launched:
+        sampled = self.run(batch)
+        return Launched(lambda: sampled)
+
+    def run(self, batch: Batch) -> list[Sampled]:
+        self.storage.copy(list(batch.copies))
+        prompt_rows = decode_rows = 0
+        for span in batch.spans:
+            hashes = self.hashes.setdefault(span.sequence, PrefixHashes(self.size))
+            for position in range(hashes.length, span.start + span.count):
+                hashes.take(span.token(position))
+            self.write(span.sequence.blocks, hashes, span.start, span.start + span.count)
+            if span.count == 1:
+                decode_rows += 1
+            else:
+                prompt_rows += span.count
+        sampled = list[Sampled]()
+        for span in batch.spans:
+            hashes, end = self.hashes[span.sequence], span.start + span.count
+            right = self.is_as_it_should(span.sequence, hashes, end)
+            if span.samples:
+                seed = span.sequence.params.seed
+                assert seed is not None, "the proxy gives each request a seed"
+                running = hashes.running if right else mixed(hashes.running, 0x5EED)
+                for choice in span.sequence.choices:
+                    token = token_after(running, seed, choice, self.vocab)
+                    sampled.append(Sampled(span.sequence, choice, [token], 1, []))
+        self.steps += 1
+        self.rows += prompt_rows + decode_rows
+        if HERE.world.current is not None:
+            HERE.world.spend(self.cost(prompt_rows, decode_rows))
+        if self.steps % 64 == 0:
+            self.forget()
+        return sampled
+
+    def write(self, blocks: Sequence[int], hashes: PrefixHashes, start: int, end: int) -> None:
+        """Write the cells of these positions into the sequence's blocks."""
+        for index in range(start // self.size, -(-end // self.size)):
+            first, after = max(start - index * self.size, 0), min(end - index * self.size, self.size)
+            self.cells[blocks[index], :, first:after] = hashes.cells[index, :, first:after]
+
+    def is_as_it_should(self, sequence: EngineSequence, hashes: PrefixHashes, end: int) -> bool:
+        """Read the whole prefix of a sequence. Return whether it holds what it should."""
+        whole, rest = divmod(end, self.size)
+        found = self.cells[sequence.blocks[: whole + bool(rest)]]
+        if np.array_equal(found[:whole], hashes.cells[:whole]) and (
+            not rest or np.array_equal(found[whole, :, :rest], hashes.cells[whole, :, :rest])
+        ):
+            return True
+        wrong = [
+            index
+            for index in range(len(found))
+            if not np.array_equal(
+                found[index, :, : end - index * self.size], hashes.cells[index, :, : end - index * self.size]
+            )
+        ]
+        HERE.world.violate(
+            f"no_wrong_block_is_read: {sequence.id} reads wrong KV in its blocks {wrong} of {len(found)}"
+        )
+        return False
+
+    def forget(self) -> None:
+        """Forget the sequences that have ended."""
+        self.hashes = {one: hashes for one, hashes in self.hashes.items() if one.state.value != "finished"}

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replacement of what the world stands for, in this process: before anything of pontil is imported, since modules keep
+what they import. The process can do nothing else afterwards."""
+
+import errno
+import os
+import random
+import secrets
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zmq
+import zmq.utils.monitor
+from network import WireContext, WireNetwork, WirePoller, recv_monitor_message
+from virtual_time import EPOCH, HERE, SeededWorld
+
+FIRST_WAKEUP = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class RealCalls:
+    """The calls that were there before."""
+
+    cpu: Any = time.process_time
+    clock: Any = time.perf_counter
+    open: Any = os.open
+    close: Any = os.close
+
+
+REAL = RealCalls()
+
+
+def enter(world: SeededWorld) -> None:
+    """Make a world the one that all stand-ins refer to."""
+    HERE.world = world
+    world.network = WireNetwork(world)
+    random.seed(f"{world.seed}/global")
+
+
+def install() -> None:
+    """Replace clock, randomness, zmq, process ids and descriptors that belong to a process."""
+    install_clock()
+    install_randomness()
+    install_descriptors()
+    # Modules read zmq.Context and zmq.Poller when they are called, and import the monitor's function by name.
+    replaced: list[tuple[Any, str, Any]] = [
+        (zmq, "Context", WireContext),
+        (zmq, "Poller", WirePoller),
+        (zmq.utils.monitor, "recv_monitor_message", recv_monitor_message),
+    ]
+    for owner, name, stand_in in replaced:
+        setattr(owner, name, stand_in)
+    # For what asks for the time while it is imported.
+    enter(SeededWorld(0))
+
+
+def install_clock() -> None:
+    """Replace every clock: prometheus_client and asyncio take theirs by name when they are imported."""
+    time.monotonic = time.perf_counter = lambda: HERE.world.now()
+    time.monotonic_ns = time.perf_counter_ns = lambda: int(HERE.world.now() * 1e9)
+    time.time = lambda: EPOCH + HERE.world.now()
+    time.time_ns = lambda: int((EPOCH + HERE.world.now()) * 1e9)
+
+
+def install_randomness() -> None:
+    """Replace the system's randomness; `random` itself has a seed."""
+
+    def chance() -> random.Random:
+        return HERE.world.random("secrets")
+
+    secrets.token_bytes = lambda nbytes=None: chance().randbytes(nbytes or 32)
+    secrets.token_hex = lambda nbytes=None: chance().randbytes(nbytes or 32).hex()
+    secrets.randbits = lambda k: chance().getrandbits(k)
+    secrets.randbelow = lambda exclusive_upper_bound: chance().randrange(exclusive_upper_bound)
+    secrets.choice = lambda seq: chance().choice(seq)
+
+
+def install_descriptors() -> None:
+    """Give each process its pid, and close its files when it ends: their locks are what others wait for. An event
+    descriptor is a number in the world, whose change wakes its process."""
+    own = os.getpid()
+    os.getpid = lambda: own if HERE.world.current is None else HERE.world.current.pid
+
+    def opened(path: Any, flags: int, mode: int = 0o777, **given: Any) -> int:
+        made: int = REAL.open(path, flags, mode, **given)
+        if HERE.world.current is not None:
+            HERE.world.current.descriptors.add(made)
+        return made
+
+    def closed(descriptor: int) -> None:
+        if HERE.world.wakeups.pop(descriptor, None) is not None:
+            return
+        for process in HERE.world.processes:
+            process.descriptors.discard(descriptor)
+        REAL.close(descriptor)
+
+    def eventfd(initval: int = 0, flags: int = 0) -> int:
+        made = FIRST_WAKEUP + len(HERE.world.wakers)
+        HERE.world.wakeups[made] = initval
+        HERE.world.wakers[made] = HERE.world.current
+        return made
+
+    def eventfd_write(descriptor: int, value: int) -> None:
+        HERE.world.wakeups[descriptor] += value
+        waker = HERE.world.wakers[descriptor]
+        if waker is not None:
+            waker.notify()
+
+    def eventfd_read(descriptor: int) -> int:
+        value, HERE.world.wakeups[descriptor] = HERE.world.wakeups[descriptor], 0
+        if not value:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return value
+
+    replaced: Sequence[tuple[str, Any]] = (
+        ("open", opened), ("close", closed), ("eventfd", eventfd), ("eventfd_write", eventfd_write),
+        ("eventfd_read", eventfd_read),
+    )  # fmt: skip
+    for name, stand_in in replaced:
+        setattr(os, name, stand_in)
+
+
+def show_failures() -> None:
+    """Have the trace show where a contained exception came from."""
+    from pontil.runtime.threads import ThreadFailures
+
+    note = ThreadFailures.note
+
+    def shown(self: ThreadFailures, name: str, error: BaseException) -> None:
+        frames = traceback.extract_tb(error.__traceback__)
+        HERE.world.note("failure", name, repr(error), *(f"{Path(one.filename).name}:{one.lineno}" for one in frames))
+        HERE.world.failures.append(f"{name}: {error!r} at {Path(frames[-1].filename).name}:{frames[-1].lineno}")
+        note(self, name, error)
+
+    untyped: Any = ThreadFailures
+    untyped.note = shown

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes of the world, which its supervisor takes for the system's: each takes turns, and can be killed, stopped and
+resumed between any two events, also in the middle of a turn: what a turn does later than that does not happen, or
+happens after the resumption."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from virtual_time import SeededWorld
+
+if TYPE_CHECKING:
+    from network import WireSocket
+
+    from pontil.launcher.child.activity import CpuActivity
+
+# No process outside has such a pid.
+FIRST_PID = 1 << 23
+
+
+class WorldProcess:
+    """One process. `ahead` is how far its clock has run ahead in the present turn; `ends` the time of its death, with
+    the exit `code`."""
+
+    def __init__(self, world: SeededWorld, name: str) -> None:
+        self.world, self.name = world, name
+        world.processes.append(self)
+        self.pid = FIRST_PID + len(world.processes)
+        self.ahead = self.busy_until = 0.0
+        self.ends: float | None = None
+        self.code = 0
+        self.stopped_at: float | None = None
+        self.due: float | None = None
+        self.ticket = self.turns = 0
+        self.sockets: list[WireSocket] = []
+        self.descriptors: set[int] = set()
+        # Called when it goes on after a stop, oldest first, and when it has died.
+        self.held: list[Callable[[], object]] = []
+        self.at_death: list[Callable[[], object]] = []
+
+    @property
+    def alive(self) -> bool:
+        return self.ends is None
+
+    def __repr__(self) -> str:
+        return f"{self.name}/{self.pid}"
+
+    def turn(self) -> float | None:
+        """Take one turn. Return when the next one is due; None: when something comes."""
+        raise NotImplementedError
+
+    def notify(self) -> None:
+        """Have it take a turn as soon as it can."""
+        self.wake_at(max(self.world.now(), self.busy_until))
+
+    def wake_at(self, when: float) -> None:
+        if self.alive and (self.due is None or when < self.due):
+            self.due = when
+            self.ticket += 1
+            ticket = self.ticket
+            self.world.at(when, lambda: self.fire(ticket))
+
+    def fire(self, ticket: int) -> None:
+        if ticket != self.ticket or not self.alive or self.due is None:
+            return
+        self.due = None
+        if self.stopped_at is not None:
+            self.held.append(self.notify)
+            return
+        self.turns += 1
+        with self.inside():
+            after = self.turn()
+        if self.alive and after is not None:
+            self.wake_at(max(after, self.busy_until))
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Run as this process."""
+        world, before = self.world, self.world.current
+        world.current, self.ahead = self, max(0.0, self.busy_until - world.time)
+        try:
+            yield
+        finally:
+            self.busy_until = world.time + self.ahead
+            world.current, self.ahead = before, 0.0
+
+    @contextmanager
+    def in_a_thread(self) -> Iterator[None]:
+        """Run as a helper thread of this process: its turns take no longer for it."""
+        before, self.world.current, self.ahead = self.world.current, self, 0.0
+        try:
+            yield
+        finally:
+            self.world.current, self.ahead = before, 0.0
+
+    def job(self, when: float, work: Callable[[], object]) -> None:
+        """Have a helper thread of this process do something at a time, if it lives and is not stopped by then."""
+
+        def begin() -> None:
+            if not self.alive:
+                return
+            if self.stopped_at is not None:
+                self.held.append(begin)
+                return
+            with self.in_a_thread():
+                work()
+
+        self.world.at(when, begin)
+
+    def acts(self, when: float, work: Callable[[], object], lost: Callable[[], object] | None = None) -> None:
+        """Do at a time what a turn of this process has just done for that time: not if it dies before, and later if it
+        is stopped before."""
+
+        def act() -> None:
+            if self.ends is not None and self.ends < when:
+                if lost is not None:
+                    lost()
+            elif self.stopped_at is not None and self.stopped_at < when:
+                self.held.append(act)
+            else:
+                work()
+
+        if when <= self.world.time:
+            act()
+        else:
+            self.world.at(when, act)
+
+    def kill(self, code: int = -signal.SIGKILL) -> None:
+        """End it, by itself or by a signal."""
+        if self.ends is not None:
+            return
+        self.world.note("kill", self)
+        self.ends, self.code = self.world.time, code
+        for socket in list(self.sockets):
+            socket.die()
+        for work in self.at_death:
+            work()
+        for descriptor in sorted(self.descriptors):
+            os.close(descriptor)
+
+    # The parts that its supervisor calls (SystemProcess).
+
+    def signal(self, number: signal.Signals) -> None:
+        self.kill(-number)
+
+    def has_ended(self) -> bool:
+        return not self.alive
+
+    def reap(self) -> int:
+        return self.code
+
+    def look(self, now: float) -> "CpuActivity | None":
+        """Return no sample: what does not send heartbeats does not compute either."""
+        return None
+
+    # The parts of faults.
+
+    def stop(self) -> None:
+        if self.alive and self.stopped_at is None:
+            self.world.note("stop", self)
+            self.stopped_at = self.world.time
+
+    def resume(self) -> None:
+        if self.stopped_at is None:
+            return
+        self.world.note("resume", self)
+        self.busy_until = max(self.busy_until, self.world.time) + max(0.0, self.busy_until - self.stopped_at)
+        self.stopped_at = None
+        held, self.held = self.held, []
+        for work in held:
+            work()

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A forked child for each seed: no seed sees what another left in modules, and imports are paid once."""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import partial
+
+from seed_run import SeedReport
+
+STDERR, REPORT = 2, 1000
+
+
+class SeedChild:
+    """One child, whose report comes over a pipe."""
+
+    def __init__(self, work: Callable[[], SeedReport]) -> None:
+        self.pipe, end = os.pipe()
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            # Numbers of descriptors travel in messages: each child begins with the same ones.
+            os.dup2(end, REPORT)
+            os.closerange(STDERR + 1, REPORT)
+            run_and_end(work, REPORT)
+        os.close(end)
+
+    def report(self, seed: int) -> SeedReport:
+        """Wait for its end. A child that ends without a report has failed."""
+        with os.fdopen(self.pipe, "rb") as file:
+            told = file.read()
+        os.waitpid(self.pid, 0)
+        if not told:
+            return SeedReport(seed, "", 0, 0, 0.0, 0.0, 0, ["no_thread_failed: the world itself ended by an exception"])
+        return SeedReport(**json.loads(told))
+
+
+def run_and_end(work: Callable[[], SeedReport], pipe: int) -> None:
+    """Do the work of a child and end it, without what the parent would do at its end."""
+    code = 1
+    try:
+        told = json.dumps(asdict(work())).encode()
+        with os.fdopen(pipe, "wb") as file:
+            file.write(told)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def reports(seeds: range, jobs: int, work: Callable[[int], SeedReport]) -> Iterator[SeedReport]:
+    """Yield the report of each seed in order, `jobs` of them at a time."""
+    running: list[tuple[int, SeedChild]] = []
+    for seed in seeds:
+        running.append((seed, SeedChild(partial(work, seed))))
+        if len(running) == jobs:
+            first, child = running.pop(0)
+            yield child.report(first)
+    for first, child in running:
+        yield child.report(first)

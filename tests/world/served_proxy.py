@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A proxy's process: the real proxy, app and service, with sanic's protocol over the world's connections."""
+
+import json
+from collections.abc import Callable
+from typing import Any, cast
+
+from event_loop import LoopProcess
+from sanic.touchup.service import TouchUp
+from virtual_time import SeededWorld
+
+from pontil.http.app.service import Service, build_app
+from pontil.http.app.timed_protocol import TimedProtocol
+from pontil.runtime.config import ProxyConfig
+from pontil.runtime.foundation.line_pipe import LinePipe
+from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.reporting import Reporter
+from pontil.runtime.tokenizer.tokenizer import Tokenizer
+
+
+class NamedListener:
+    """Stands for the launch's listening socket."""
+
+    def getsockname(self) -> tuple[str, int]:
+        return "127.0.0.1", 80
+
+
+class ProxyProcess(LoopProcess):
+    """The process of a proxy. It `listens` once the app has started."""
+
+    def __init__(self, world: SeededWorld, name: str) -> None:
+        super().__init__(world, name)
+        self.proxy: Proxy | None = None
+        self.service: Service | None = None
+        self.listens = False
+        self.failure: BaseException | None = None
+
+    def begin(self, config: ProxyConfig, tokenizer: Tokenizer, reporter: Reporter) -> None:
+        """Make the proxy and serve, as `run_proxy` does."""
+
+        def make() -> None:
+            proxy = self.proxy = Proxy(config, tokenizer)
+            self.at_death.append(lambda: close_database(proxy.books.log))
+            proxy.bind()
+            app = build_app(proxy)
+            self.service = Service(proxy, app, cast(Any, NamedListener()), reporter)
+            task = self.loop.create_task(self.serve(app))
+            task.add_done_callback(self.served)
+
+        self.do(make)
+
+    async def serve(self, app: Any) -> None:
+        server = await app.create_server(
+            sock=NamedListener(), return_asyncio_server=True, protocol=TimedProtocol, access_log=False
+        )
+        await server.startup()
+        await server.before_start()
+        await server.after_start()
+        self.listens = True
+
+    def served(self, task: Any) -> None:
+        self.failure = task.exception()
+        if self.failure is not None:
+            raise self.failure
+
+    def obey(self, commands: LinePipe) -> None:
+        """Have the service obey the commands of the supervisor that have come."""
+        if self.service is not None:
+            for line in commands.read():
+                self.call(self.service.obey, json.loads(line))
+
+
+def close_database(log: Any) -> None:
+    """End the file as the end of its process does: what was not committed is not there."""
+    if log is not None and log.file.database is not None:
+        log.file.database.close()
+
+
+def adapt_protocol_once() -> None:
+    """Have sanic adapt the methods of its protocol, which it compiles anew, for the first app of this process only: all
+    apps are alike, and it cannot do it twice."""
+    adapt: Callable[[Any], None] = TouchUp.run
+    done = list[bool]()
+
+    def once(app: Any) -> None:
+        if not done:
+            done.append(True)
+            adapt(app)
+
+    untyped: Any = TouchUp
+    untyped.run = once

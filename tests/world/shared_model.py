@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The things that all seeds share: modules with their stand-ins, and a tiny model's configuration and tokenizer."""
+
+import gc
+import inspect
+import logging
+from pathlib import Path
+
+import copying
+import install
+import served_proxy
+import thread_events
+import torch
+from engine_process import TinyModel
+
+from pontil.runtime.grammar.grammar import GrammarCompiler
+from pontil.runtime.loaders.synthetic import write_tiny_llama
+from pontil.runtime.tokenizer.tokenizer import load_tokenizer
+
+
+def read(folder: Path) -> TinyModel:
+    """Install the stand-ins for pontil's own classes and make the model."""
+    package = Path(str(inspect.getfile(GrammarCompiler))).parents[2]
+    assert package == Path(__file__).parents[2], f"this is the code of {package}, and not of this checkout"
+    torch.set_num_threads(1)
+    thread_events.use_events_for_threads()
+    copying.map_peers_of_the_world()
+    install.show_failures()
+    served_proxy.adapt_protocol_once()
+    logging.disable(logging.CRITICAL)
+    config = write_tiny_llama(folder, max_model_len=1024)
+    tokenizer = load_tokenizer(folder)
+    made = TinyModel(config, tokenizer, GrammarCompiler(tokenizer, config.vocab_size))
+    gc.collect()
+    gc.freeze()
+    return made

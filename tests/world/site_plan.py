@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of a launch in the world: how many of each process, and their configurations."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from pontil.launcher.config.child_plan import ChildPlan
+
+# Clients by name, with their keys.
+CALLERS = {"ann": "key-of-ann", "bob": "key-of-bob", "cleo": "key-of-cleo"}
+VERSION = "0"
+
+
+@dataclass(frozen=True, slots=True)
+class SitePlan:
+    """So many processes of each kind. Each worker has this many KV blocks and seats."""
+
+    prefill: int = 2
+    decode: int = 2
+    mixed: int = 0
+    proxies: int = 2
+    blocks: int = 192
+    seats: int = 8
+    requests: int = 50
+    faults: int = 4
+    # Requests in a second.
+    rate: float = 12.0
+
+    @property
+    def proxy_names(self) -> list[str]:
+        return ["proxy"] if self.proxies == 1 else [f"proxy:{number}" for number in range(self.proxies)]
+
+    @property
+    def worker_names(self) -> list[str]:
+        counts = {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed}
+        return [f"{role}:{number}" for role, count in counts.items() for number in range(count)]
+
+    def child_plans(self, folder: Path) -> list[ChildPlan]:
+        controls = [f"ipc:///world/control-{number}" for number in range(self.proxies)]
+        digests = [[name, hashlib.sha256(key.encode()).hexdigest()] for name, key in CALLERS.items()]
+        shared = {"shared_folder": str(folder / "proxies")} if self.proxies > 1 else {}
+        proxies = [
+            ChildPlan(name, "proxy", "cpu", (), {
+                "host": "127.0.0.1", "port": 80, "model": "tiny", "served_model_name": "tiny", "name": name,
+                "control": controls[number], "version": VERSION, "usage_log": str(folder / "usage"),
+                "resume_folder": str(folder / "streams"), "number": number, "proxies": self.proxies,
+                "callers": digests, **shared,
+            })
+            for number, name in enumerate(self.proxy_names)
+        ]  # fmt: skip
+        workers = [
+            ChildPlan(name, name.split(":")[0], "cpu", (0,), {
+                "name": name, "role": name.split(":")[0], "device": "cpu", "cores": [0], "model": "tiny",
+                "served_model_name": "tiny", "control": controls[0], "more_controls": controls[1:],
+                "peer_endpoint": f"ipc:///world/{name}", "max_num_seqs": self.seats, "max_num_batched_tokens": 256,
+                "version": VERSION,
+            })
+            for name in self.worker_names
+        ]  # fmt: skip
+        return [*proxies, *workers]

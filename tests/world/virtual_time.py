@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Virtual time: a heap of events, a clock that jumps from one to the next, randomness by purpose, and a hash of all
+that happened.
+
+Nothing here waits. While a process computes, its own clock runs ahead of the world's by what it `spend`s, and only its
+own: others may act in the middle of its step.
+"""
+
+import hashlib
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from ghost_blocks import GhostRecords
+    from network import WireNetwork
+    from processes import WorldProcess
+
+# Seconds since 1970 when the clock showed 0, and what it shows at the beginning.
+EPOCH, BEGIN = 1_700_000_000.0, 10_000.0
+# Events that a violation shows.
+SHOWN = 30
+
+
+class SeededWorld:
+    """All that happens from one seed. `current` is the process that runs now, if one does. `wakeups` are the counts
+    behind event descriptors, `wakers` the processes that read them."""
+
+    network: "WireNetwork"
+    ghosts: "GhostRecords"
+
+    def __init__(self, seed: int, trace: TextIO | None = None) -> None:
+        self.seed, self.trace = seed, trace
+        self.time = BEGIN
+        self.heap: list[tuple[float, int, Callable[[], object]]] = []
+        self.number = self.steps = self.events = 0
+        self.current: WorldProcess | None = None
+        self.processes: list[WorldProcess] = []
+        self.wakeups: dict[int, int] = {}
+        self.wakers: dict[int, WorldProcess | None] = {}
+        self.by_purpose: dict[str, random.Random] = {}
+        self.hash = hashlib.sha256()
+        self.last: deque[str] = deque(maxlen=SHOWN)
+        self.violations: list[str] = []
+        # Exceptions that threads and tasks of the product survived.
+        self.failures: list[str] = []
+
+    def random(self, purpose: str) -> random.Random:
+        """Return the randomness for one purpose: more draws for one do not change those for another."""
+        if purpose not in self.by_purpose:
+            self.by_purpose[purpose] = random.Random(f"{self.seed}/{purpose}")
+        return self.by_purpose[purpose]
+
+    def now(self) -> float:
+        return self.time if self.current is None else self.time + self.current.ahead
+
+    def at(self, when: float, work: Callable[[], object]) -> None:
+        """Call `work` at a time, after everything that is due by then."""
+        self.number += 1
+        heapq.heappush(self.heap, (when, self.number, work))
+
+    def after(self, seconds: float, work: Callable[[], object]) -> None:
+        self.at(self.now() + seconds, work)
+
+    def spend(self, seconds: float) -> None:
+        """Have the process that runs compute for so long."""
+        if self.current is not None:
+            self.current.ahead += seconds
+
+    def note(self, *what: object) -> None:
+        """Add a line to the trace. Values must be the same in every run of a seed."""
+        self.events += 1
+        line = f"{self.now():.9f} {' '.join(map(str, what))}"
+        self.hash.update(line.encode())
+        self.last.append(line)
+        if self.trace is not None:
+            self.trace.write(f"{line}\n")
+
+    def violate(self, what: str) -> None:
+        """Note that something happened that never may."""
+        self.note("VIOLATION", what)
+        self.violations.append(what)
+
+    def run(self, is_over: Callable[[], bool]) -> None:
+        """Let events happen until it is over, or nothing is left to happen."""
+        while self.heap and not is_over():
+            when, _, work = heapq.heappop(self.heap)
+            self.time = max(self.time, when)
+            self.steps += 1
+            work()
+
+    def run_until(self, time: float) -> None:
+        self.at(time, lambda: None)
+        self.run(lambda: self.time >= time)
+
+
+class Here:
+    """The one world of this process, which stand-ins for modules refer to."""
+
+    world: SeededWorld
+
+
+HERE = Here()
