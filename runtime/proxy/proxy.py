@@ -86,7 +86,7 @@ class Proxy:
         self.config = config
         # The stages of the model, None for a model of one.
         self.graph = graph_of(config.graph) if graph is None else graph
-        self.tokenizer, self.clock = tokenizer, (clock := clock or time.monotonic)
+        self.tokenizer, self.clock = tokenizer, (clock := time.monotonic if clock is None else clock)
         self.incarnation = secrets.token_hex(8)
         self.started_at = int(time.time())
         names = () if config.served_embedding_model_name is None else (config.served_embedding_model_name,)
