@@ -83,11 +83,10 @@ class Proxy:
         self, config: ProxyConfig, tokenizer: Tokenizer, clock: Callable[[], float] | None = None,
         graph: GraphModel | None = None,
     ) -> None:  # fmt: skip
-        self.config = config
+        self.config, self.tokenizer = config, tokenizer
         # The stages of the model, None for a model of one.
         self.graph = graph_of(config.graph) if graph is None else graph
-        clock = clock or time.monotonic
-        self.tokenizer, self.clock = tokenizer, clock
+        self.clock = clock = clock or time.monotonic
         self.incarnation = secrets.token_hex(8)
         self.started_at = int(time.time())
         names = () if config.served_embedding_model_name is None else (config.served_embedding_model_name,)
