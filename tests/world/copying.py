@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ghost_blocks import GhostRecords
 from processes import WorldProcess
 from virtual_time import HERE
 
 from pontil.runtime.cache.storage import KVStorage, epoch_after_data
 from pontil.runtime.errors import TransferError
+from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.transfer import peer_pool
 from pontil.runtime.transfer.connector import Pair, PullResult
 from pontil.runtime.transfer.copying_connector import CopyJob, cancelled
@@ -61,11 +61,11 @@ def identity_of(pool: PeerPool) -> str:
 class EventConnector(ShmConnector):
     """The connector of one worker. A pull that is `stuck_until` a time ends no sooner, whatever is asked."""
 
-    def __init__(
-        self, storage: KVStorage, wake: Callable[[], None], process: WorldProcess, ghosts: GhostRecords, failures: Any
-    ) -> None:
+    def __init__(self, storage: KVStorage, wake: Callable[[], None], failures: ThreadFailures) -> None:
         super().__init__(storage, wake, failures=failures)
-        self.process, self.ghosts = process, ghosts
+        assert HERE.world.current is not None
+        process = self.process = HERE.world.current
+        self.ghosts = HERE.world.ghosts
         self.chance = process.world.random("copying")
         self.slow_share = SLOW_SHARES[process.world.seed % len(SLOW_SHARES)]
         self.free_at = self.stuck_until = 0.0

@@ -44,13 +44,10 @@ class TinyModel:
 
 
 class HashWorker(Worker):
-    """The real worker; only its copying thread is another."""
-
-    process: WorldProcess
-    ghosts: GhostRecords
+    """The real worker; only its pulls take another time."""
 
     def open_connector(self) -> SliceConnector:
-        return EventConnector(self.machine.storage, self.poller.wake, self.process, self.ghosts, self.failures)
+        return EventConnector(self.machine.storage, self.poller.wake, self.failures)
 
 
 class EngineProcess(WorldProcess):
@@ -67,8 +64,7 @@ class EngineProcess(WorldProcess):
         self.report = report
         with self.inside():
             machine = resources(config, model, blocks, report)
-            made: type[HashWorker] = type("BoundWorker", (HashWorker,), {"process": self, "ghosts": self.ghosts})
-            worker = self.worker = made(config, machine, report)
+            worker = self.worker = HashWorker(config, machine, report)
             pool = machine.pool
             assert isinstance(pool, GhostPool)
             self.ghosts.add(machine.storage, pool, self)
