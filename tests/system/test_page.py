@@ -34,7 +34,9 @@ SOON, LATER = 30_000, 120_000
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, model: str) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("page")
-    with launched(folder, "--model", model, "--served-model-name", HOSTILE, "--share-devices") as made:
+    # The page shows a state each second: a worker that died is away for longer.
+    options = ("--share-devices", "--restart-delay", "5")
+    with launched(folder, "--model", model, "--served-model-name", HOSTILE, *options) as made:
         yield made
 
 
