@@ -7,6 +7,7 @@ head. A step reads the cells of the whole prefix, as attention does: a block tha
 noticed when it is read, and the token is another one then.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -22,6 +23,7 @@ from pontil.runtime.engine.sequence import Sequence as EngineSequence
 
 MASK, HALF = (1 << 62) - 1, 31
 LOW = (1 << HALF) - 1
+CELL_BYTES = 4
 # Ids below are special in the tiny model's vocabulary.
 FIRST_TOKEN = 3
 
@@ -54,19 +56,16 @@ def answer_of(prompt: Sequence[int], seed: int, choice: int, count: int, vocab: 
 
 
 class PrefixHashes:
-    """The running hashes of one sequence: the last, and all as cells int32 [block, plane, slot]."""
+    """The running hashes of one sequence: the last, and the cells of all positions, by plane."""
 
-    def __init__(self, block_size: int) -> None:
-        self.block_size, self.length, self.running = block_size, 0, 0
-        self.cells: NDArray[np.int32] = np.zeros((4, 2, block_size), dtype=np.int32)
+    def __init__(self) -> None:
+        self.running, self.planes = 0, (array("i"), array("i"))
 
     def take(self, token: int) -> None:
         self.running = mixed(self.running, token)
-        block, slot = divmod(self.length, self.block_size)
-        if block == len(self.cells):
-            self.cells = np.concatenate([self.cells, np.zeros_like(self.cells)])
-        self.cells[block, 0, slot], self.cells[block, 1, slot] = self.running & LOW, self.running >> HALF
-        self.length += 1
+        low, high = self.planes
+        low.append(self.running & LOW)
+        high.append(self.running >> HALF)
 
 
 class HashRunner:
@@ -92,8 +91,10 @@ class HashRunner:
         self.storage.copy(list(batch.copies))
         prompt_rows = decode_rows = 0
         for span in batch.spans:
-            hashes = self.hashes.setdefault(span.sequence, PrefixHashes(self.size))
-            for position in range(hashes.length, span.start + span.count):
+            hashes = self.hashes.get(span.sequence)
+            if hashes is None:
+                hashes = self.hashes[span.sequence] = PrefixHashes()
+            for position in range(len(hashes.planes[0]), span.start + span.count):
                 hashes.take(span.token(position))
             self.write(span.sequence.blocks, hashes, span.start, span.start + span.count)
             if span.count == 1:
@@ -123,25 +124,26 @@ class HashRunner:
         """Write the cells of these positions into the sequence's blocks."""
         for index in range(start // self.size, -(-end // self.size)):
             first, after = max(start - index * self.size, 0), min(end - index * self.size, self.size)
-            self.cells[blocks[index], :, first:after] = hashes.cells[index, :, first:after]
+            base = index * self.size
+            for plane, cells in enumerate(hashes.planes):
+                self.cells[blocks[index], plane, first:after] = cells[base + first : base + after]
 
     def is_as_it_should(self, sequence: EngineSequence, hashes: PrefixHashes, end: int) -> bool:
         """Read the whole prefix of a sequence. Return whether it holds what it should."""
-        whole, rest = divmod(end, self.size)
-        found = self.cells[sequence.blocks[: whole + bool(rest)]]
-        if np.array_equal(found[:whole], hashes.cells[:whole]) and (
-            not rest or np.array_equal(found[whole, :, :rest], hashes.cells[whole, :, :rest])
-        ):
+        blocks = sequence.blocks[: -(-end // self.size)]
+        found, count = self.cells.take(blocks, axis=0), end * CELL_BYTES
+        low, high = ((found[:, plane].tobytes()[:count], hashes.planes[plane][:end].tobytes()) for plane in (0, 1))
+        if low[0] == low[1] and high[0] == high[1]:
             return True
+        size = self.size * CELL_BYTES
+        starts = range(0, count, size)
         wrong = [
-            index
-            for index in range(len(found))
-            if not np.array_equal(
-                found[index, :, : end - index * self.size], hashes.cells[index, :, : end - index * self.size]
-            )
+            start // size
+            for start in starts
+            if any(read[start : start + size] != right[start : start + size] for read, right in (low, high))
         ]
         HERE.world.violate(
-            f"no_wrong_block_is_read: {sequence.id} reads wrong KV in its blocks {wrong} of {len(found)}"
+            f"no_wrong_block_is_read: {sequence.id} reads wrong KV in its blocks {wrong} of {len(blocks)}"
         )
         return False
 
