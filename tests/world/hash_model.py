@@ -9,6 +9,7 @@ noticed when it is read, and the token is another one then.
 
 from array import array
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from virtual_time import HERE
 
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.engine.batch import Batch
+from pontil.runtime.engine.batch import Batch, Span
 from pontil.runtime.engine.runner import Launched
 from pontil.runtime.engine.sampler import Sampled
 from pontil.runtime.engine.sequence import Sequence as EngineSequence
@@ -32,8 +33,10 @@ def layout_of(block_size: int) -> KVLayout:
     return KVLayout(block_size, 1, 1, 1, "float32")
 
 
+@cache
 def mixed(value: int, more: int) -> int:
-    """Return a hash of two numbers, of 62 bits (the finalizer of MurmurHash3)."""
+    """Return a hash of two numbers, of 62 bits (the finalizer of MurmurHash3). Each prefix is hashed several times:
+    where it is computed, where its KV comes from elsewhere, in another try, by the oracle."""
     value = (value * 0x9E3779B97F4A7C15 + more + 1) & MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
@@ -61,11 +64,15 @@ class PrefixHashes:
     def __init__(self) -> None:
         self.running, self.planes = 0, (array("i"), array("i"))
 
-    def take(self, token: int) -> None:
-        self.running = mixed(self.running, token)
+    def extend(self, span: Span) -> None:
+        """Add the positions before the end of a span that are new."""
         low, high = self.planes
-        low.append(self.running & LOW)
-        high.append(self.running >> HALF)
+        prompt, start, end = span.sequence.prompt, len(low), span.start + span.count
+        tokens = prompt[start:end] if start < len(prompt) else []
+        for token in (*tokens, *map(span.token, range(start + len(tokens), end))):
+            self.running = mixed(self.running, token)
+            low.append(self.running & LOW)
+            high.append(self.running >> HALF)
 
 
 class HashRunner:
@@ -94,8 +101,7 @@ class HashRunner:
             hashes = self.hashes.get(span.sequence)
             if hashes is None:
                 hashes = self.hashes[span.sequence] = PrefixHashes()
-            for position in range(len(hashes.planes[0]), span.start + span.count):
-                hashes.take(span.token(position))
+            hashes.extend(span)
             self.write(span.sequence.blocks, hashes, span.start, span.start + span.count)
             if span.count == 1:
                 decode_rows += 1
