@@ -101,8 +101,9 @@ def build_app(proxy: Proxy, embedding: Tokenizer | None = None) -> Sanic[Any, An
     spans = None if proxy.in_flight.tracer is None else ServerSpans(proxy.in_flight.tracer)
     for endpoint in served:
         handler = endpoint.handler if spans is None else spans.over(endpoint)
-        # Without ignore_body, Sanic would buffer the whole body before any check.
-        app.route(endpoint.route, methods=endpoint.methods, ignore_body=True)(handler)
+        # Without ignore_body, Sanic would buffer the whole body before any check; without a format of errors, look for
+        # one in the handler's source.
+        app.route(endpoint.route, methods=endpoint.methods, ignore_body=True, error_format="json")(handler)
     pages = CrossOrigin(proxy.config.cors_origins)
     add_probes(app, served, pages)
     probes = {endpoint.path for endpoint in served if endpoint.door is RouteAccess.OPEN}

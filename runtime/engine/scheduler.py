@@ -72,9 +72,12 @@ class Scheduler:
     def has_work(self) -> bool:
         """Return whether there is work for a step; sequences that wait to be parked, or for another stage, need
         none."""
-        computes = any(not sequence.rests for some in (self.running, self.queues.paused) for sequence in some)
-        local = any(sequence.remote_prefill is None for sequence in self.waiting)
-        return computes or local or self.tier.has_work or len(self.prefix.unkeyed) > 0
+        return (
+            any(not sequence.rests for some in (self.running, self.queues.paused) for sequence in some)
+            or any(sequence.remote_prefill is None for sequence in self.waiting)
+            or self.tier.has_work
+            or len(self.prefix.unkeyed) > 0
+        )
 
     def fits(self, sequence: Sequence) -> bool:
         """Return whether the sequence could run in an empty pool."""

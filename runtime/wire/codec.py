@@ -9,6 +9,7 @@ known fields are accepted, so that it can be told why it is refused.
 import types
 from collections.abc import Callable
 from dataclasses import MISSING, fields
+from operator import attrgetter
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgpack
@@ -74,6 +75,8 @@ class Shape:
         hints = get_type_hints(kind)
         self.kind, self.hints = kind, hints
         self.checks = {field.name: checker(hints[field.name]) for field in fields(kind)}
+        # All fields of a message, in the same order: each message has at least two.
+        self.values: Callable[[Message], tuple[Any, ...]] = attrgetter(*self.checks)
         self.required = {
             field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING
         }
@@ -103,12 +106,10 @@ TAG_OF = {kind: tag for tag, kind in TAGS.items()}
 
 def encode(message: Message) -> bytes:
     """Return the bytes of one message."""
-    data = {"t": TAG_OF[type(message)]}
-    for name in SHAPES[data["t"]].checks:
-        value = getattr(message, name)
-        if value is not None:
-            data[name] = value
-    packed: bytes = msgpack.packb(data, use_bin_type=True)
+    tag = TAG_OF[type(message)]
+    shape = SHAPES[tag]
+    there = {name: value for name, value in zip(shape.checks, shape.values(message), strict=True) if value is not None}
+    packed: bytes = msgpack.packb({"t": tag} | there, use_bin_type=True)
     return packed
 
 

@@ -26,6 +26,8 @@ STATES = {
     zmq.EVENT_CLOSED: Reachability.AWAY,
 }
 EVENTS = sum(STATES) | zmq.EVENT_DISCONNECTED
+# A plain number: it is asked for in every turn, and operators of enumerations are slow.
+READABLE = int(zmq.POLLIN)
 
 
 class ConnectionMonitor:
@@ -46,7 +48,7 @@ class ConnectionMonitor:
 
     def look(self, now: float) -> None:
         """Process the events since the last call."""
-        while self.events is not None and int(self.events.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        while self.events is not None and int(self.events.getsockopt(zmq.EVENTS)) & READABLE:
             self.happened(recv_monitor_message(self.events)["event"], now)
 
     def happened(self, event: int, now: float) -> None:

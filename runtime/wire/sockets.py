@@ -28,7 +28,7 @@ from pontil.runtime.errors import MalformedFrame, PontilError
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.wire.address_family import is_ipv6
 from pontil.runtime.wire.codec import MAX_FRAME_BYTES, decode, encode
-from pontil.runtime.wire.connection_monitor import ConnectionMonitor, Reachability
+from pontil.runtime.wire.connection_monitor import READABLE, ConnectionMonitor, Reachability
 from pontil.runtime.wire.context import Context
 from pontil.runtime.wire.keys import Keys
 from pontil.runtime.wire.messages import Message
@@ -97,7 +97,7 @@ class BaseSocket(ABC):
 
     @property
     def readable(self) -> bool:
-        return bool(int(self.zmq_socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        return bool(int(self.zmq_socket.getsockopt(zmq.EVENTS)) & READABLE)
 
     def close(self, linger: float = 0.0) -> None:
         """Close the socket; queued messages are still sent for up to `linger` seconds, in the background."""

@@ -139,8 +139,11 @@ class LoopProcess(WorldProcess):
 
     def turn(self) -> float | None:
         untyped: Any = self.loop
-        with running(self.loop):
+        asyncio.events._set_running_loop(self.loop)
+        try:
             untyped._run_once()
+        finally:
+            asyncio.events._set_running_loop(None)
         self.world.spend(TURN)
         return self.loop.next_due
 

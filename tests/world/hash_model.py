@@ -7,7 +7,9 @@ head. A step reads the cells of the whole prefix, as attention does: a block tha
 noticed when it is read, and the token is another one then.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +17,14 @@ from virtual_time import HERE
 
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.engine.batch import Batch
+from pontil.runtime.engine.batch import Batch, Span
 from pontil.runtime.engine.runner import Launched
 from pontil.runtime.engine.sampler import Sampled
 from pontil.runtime.engine.sequence import Sequence as EngineSequence
 
 MASK, HALF = (1 << 62) - 1, 31
 LOW = (1 << HALF) - 1
+CELL_BYTES = 4
 # Ids below are special in the tiny model's vocabulary.
 FIRST_TOKEN = 3
 
@@ -30,8 +33,10 @@ def layout_of(block_size: int) -> KVLayout:
     return KVLayout(block_size, 1, 1, 1, "float32")
 
 
+@cache
 def mixed(value: int, more: int) -> int:
-    """Return a hash of two numbers, of 62 bits (the finalizer of MurmurHash3)."""
+    """Return a hash of two numbers, of 62 bits (the finalizer of MurmurHash3). Each prefix is hashed several times:
+    where it is computed, where its KV comes from elsewhere, in another try, by the oracle."""
     value = (value * 0x9E3779B97F4A7C15 + more + 1) & MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
@@ -54,19 +59,20 @@ def answer_of(prompt: Sequence[int], seed: int, choice: int, count: int, vocab: 
 
 
 class PrefixHashes:
-    """The running hashes of one sequence: the last, and all as cells int32 [block, plane, slot]."""
+    """The running hashes of one sequence: the last, and the cells of all positions, by plane."""
 
-    def __init__(self, block_size: int) -> None:
-        self.block_size, self.length, self.running = block_size, 0, 0
-        self.cells: NDArray[np.int32] = np.zeros((4, 2, block_size), dtype=np.int32)
+    def __init__(self) -> None:
+        self.running, self.planes = 0, (array("i"), array("i"))
 
-    def take(self, token: int) -> None:
-        self.running = mixed(self.running, token)
-        block, slot = divmod(self.length, self.block_size)
-        if block == len(self.cells):
-            self.cells = np.concatenate([self.cells, np.zeros_like(self.cells)])
-        self.cells[block, 0, slot], self.cells[block, 1, slot] = self.running & LOW, self.running >> HALF
-        self.length += 1
+    def extend(self, span: Span) -> None:
+        """Add the positions before the end of a span that are new."""
+        low, high = self.planes
+        prompt, start, end = span.sequence.prompt, len(low), span.start + span.count
+        tokens = prompt[start:end] if start < len(prompt) else []
+        for token in (*tokens, *map(span.token, range(start + len(tokens), end))):
+            self.running = mixed(self.running, token)
+            low.append(self.running & LOW)
+            high.append(self.running >> HALF)
 
 
 class HashRunner:
@@ -92,9 +98,10 @@ class HashRunner:
         self.storage.copy(list(batch.copies))
         prompt_rows = decode_rows = 0
         for span in batch.spans:
-            hashes = self.hashes.setdefault(span.sequence, PrefixHashes(self.size))
-            for position in range(hashes.length, span.start + span.count):
-                hashes.take(span.token(position))
+            hashes = self.hashes.get(span.sequence)
+            if hashes is None:
+                hashes = self.hashes[span.sequence] = PrefixHashes()
+            hashes.extend(span)
             self.write(span.sequence.blocks, hashes, span.start, span.start + span.count)
             if span.count == 1:
                 decode_rows += 1
@@ -123,25 +130,26 @@ class HashRunner:
         """Write the cells of these positions into the sequence's blocks."""
         for index in range(start // self.size, -(-end // self.size)):
             first, after = max(start - index * self.size, 0), min(end - index * self.size, self.size)
-            self.cells[blocks[index], :, first:after] = hashes.cells[index, :, first:after]
+            base = index * self.size
+            for plane, cells in enumerate(hashes.planes):
+                self.cells[blocks[index], plane, first:after] = cells[base + first : base + after]
 
     def is_as_it_should(self, sequence: EngineSequence, hashes: PrefixHashes, end: int) -> bool:
         """Read the whole prefix of a sequence. Return whether it holds what it should."""
-        whole, rest = divmod(end, self.size)
-        found = self.cells[sequence.blocks[: whole + bool(rest)]]
-        if np.array_equal(found[:whole], hashes.cells[:whole]) and (
-            not rest or np.array_equal(found[whole, :, :rest], hashes.cells[whole, :, :rest])
-        ):
+        blocks = sequence.blocks[: -(-end // self.size)]
+        found, count = self.cells.take(blocks, axis=0), end * CELL_BYTES
+        low, high = ((found[:, plane].tobytes()[:count], hashes.planes[plane][:end].tobytes()) for plane in (0, 1))
+        if low[0] == low[1] and high[0] == high[1]:
             return True
+        size = self.size * CELL_BYTES
+        starts = range(0, count, size)
         wrong = [
-            index
-            for index in range(len(found))
-            if not np.array_equal(
-                found[index, :, : end - index * self.size], hashes.cells[index, :, : end - index * self.size]
-            )
+            start // size
+            for start in starts
+            if any(read[start : start + size] != right[start : start + size] for read, right in (low, high))
         ]
         HERE.world.violate(
-            f"no_wrong_block_is_read: {sequence.id} reads wrong KV in its blocks {wrong} of {len(found)}"
+            f"no_wrong_block_is_read: {sequence.id} reads wrong KV in its blocks {wrong} of {len(blocks)}"
         )
         return False
 

@@ -24,6 +24,9 @@ RECONNECT = (0.05, 0.5)
 # Seconds without a sign of life, after which both ends take a link for cut.
 LINK_TIMEOUT = 5.0
 FIRST_DESCRIPTOR = 1_000_000
+# Plain numbers: operators of zmq's enumerations are slow. And made once: every empty socket that is read raises it.
+READABLE, WRITABLE = int(zmq.POLLIN), int(zmq.POLLOUT)
+NOTHING_THERE = zmq.Again()
 TO_ROUTER, TO_DEALER = 0, 1
 
 
@@ -100,7 +103,7 @@ class WireMonitor:
         self.events: deque[int] = deque()
 
     def getsockopt(self, option: int) -> int:
-        return zmq.POLLIN if self.events else 0
+        return READABLE if self.events else 0
 
     def close(self, linger: int = 0) -> None:
         self.events.clear()
@@ -156,7 +159,7 @@ class WireSocket:
             return self.fd
         assert option == zmq.EVENTS, f"the world knows no option {option}"
         self.signaled = False
-        return (zmq.POLLIN if self.inbox else 0) | zmq.POLLOUT
+        return READABLE | WRITABLE if self.inbox else WRITABLE
 
     def getsockopt_string(self, option: int) -> str:
         return self.endpoint
@@ -234,7 +237,7 @@ class WireSocket:
     def recv_multipart(self, flags: int = 0) -> Sequence[bytes]:
         self.signaled = False
         if not self.inbox:
-            raise zmq.Again()
+            raise NOTHING_THERE.with_traceback(None)
         return self.inbox.popleft()
 
     def close(self, linger: int = 0) -> None:
@@ -302,7 +305,7 @@ class WirePoller:
     def poll(self, timeout: int | None = None) -> list[tuple[Any, int]]:
         wakeups = HERE.world.wakeups
         return [
-            (one, zmq.POLLIN)
+            (one, READABLE)
             for one in self.sources
             if (wakeups.get(one, 0) if isinstance(one, int) else one.inbox)
         ]  # fmt: skip

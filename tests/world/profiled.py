@@ -5,14 +5,13 @@ import cProfile
 import pstats
 from collections.abc import Callable
 
-from install import REAL
 from seed_run import SeedReport
 
 LINES = 45
 
 
 def run(work: Callable[[], SeedReport]) -> SeedReport:
-    with cProfile.Profile(timer=REAL.cpu) as profile:
+    with cProfile.Profile() as profile:
         report = work()
     pstats.Stats(profile).sort_stats("tottime").print_stats(LINES)
     return report

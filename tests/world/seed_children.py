@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A forked child for each seed: no seed sees what another left in modules, and imports are paid once."""
 
+import gc
 import json
 import os
 import sys
@@ -22,6 +23,8 @@ class SeedChild:
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
+            # A seed is short, and what happens in it does not depend on when garbage is found.
+            gc.disable()
             # Numbers of descriptors travel in messages: each child begins with the same ones.
             os.dup2(end, REPORT)
             os.closerange(STDERR + 1, REPORT)
