@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from clients import ClientTry, ClientWish
 from hash_model import answer_of
+from operators import all_work_in_their_roles_again, every_change_ends
 
 from pontil.runtime.worker.worker import Worker
 
@@ -169,5 +170,7 @@ CHECKS: tuple[Callable[["SeedRun"], Iterator[str]], ...] = (
     nobody_waits_past_a_deadline,
     nothing_is_left_two_seconds_after_the_last_fault,
     the_service_is_whole_again,
+    every_change_ends,
+    all_work_in_their_roles_again,
     no_thread_failed,
 )
