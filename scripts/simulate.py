@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 # Violations of a seed that are printed.
 MOST_SHOWN = 5
-SIZES = ("--prefill", "--decode", "--mixed", "--proxies", "--requests", "--faults")
+SIZES = ("--prefill", "--decode", "--mixed", "--proxies", "--requests", "--faults", "--changes")
 
 
 def arguments() -> argparse.Namespace:
@@ -59,7 +59,7 @@ def main() -> int:
         from site_plan import SitePlan
 
         # Has every module do what it does once: no seed pays for it.
-        run_seed(0, SitePlan(1, 1, 0, 1, requests=4, faults=0), model)
+        run_seed(0, SitePlan(1, 1, 0, 1, requests=4, faults=0, changes=0), model)
         names = [flag[2:] for flag in SIZES]
         sizes: dict[str, Any] = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
         plan = SitePlan(**sizes)

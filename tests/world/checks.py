@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 from clients import ClientTry, ClientWish
 from hash_model import answer_of
+from operators import all_work_in_their_roles_again, every_change_ends
 
+from pontil.runtime.accounting.audit import audit
 from pontil.runtime.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -101,6 +103,13 @@ def the_usage_log_has_each_request_once(run: "SeedRun") -> Iterator[str]:
         yield f"{name} is there, and nobody asked for it"
 
 
+def the_audit_is_equal(run: "SeedRun") -> Iterator[str]:
+    """Workers' counts, the ledger's sums and the rows are equal, where no message was lost."""
+    if not run.world.network.lost:
+        with closing(sqlite3.connect(run.folder / "usage")) as database:
+            yield from (one.text for one in audit(database) if not one.equal)
+
+
 def nobody_waits_past_a_deadline(run: "SeedRun") -> Iterator[str]:
     """Every client has an outcome within a bound from when it asked, or from the last fault."""
     for call in run.calls:
@@ -166,8 +175,11 @@ CHECKS: tuple[Callable[["SeedRun"], Iterator[str]], ...] = (
     tokens_equal_the_oracle,
     usage_equals_deliveries,
     the_usage_log_has_each_request_once,
+    the_audit_is_equal,
     nobody_waits_past_a_deadline,
     nothing_is_left_two_seconds_after_the_last_fault,
     the_service_is_whole_again,
+    every_change_ends,
+    all_work_in_their_roles_again,
     no_thread_failed,
 )

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker's process: the real worker with its scheduler, pool, prefix cache and handoff, over a model that hashes."""
 
+import logging
+import signal
 from dataclasses import dataclass
 
 import torch
 from copying import EventConnector
 from ghost_blocks import GhostPool, GhostRecords
 from hash_model import HashRunner, layout_of
+from network import is_readable
 from processes import WorldProcess
 from virtual_time import SeededWorld
 
 from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.errors import PontilError
 from pontil.runtime.grammar.grammar import GrammarCompiler
@@ -59,12 +63,14 @@ class EngineProcess(WorldProcess):
         self.worker: Worker | None = None
         self.is_ready = False
 
-    def begin(self, config: WorkerConfig, model: TinyModel, blocks: int, report: Reporter) -> None:
+    def begin(self, config: WorkerConfig, model: TinyModel, blocks: int, report: Reporter, commands: int) -> None:
         """Make the worker, as `runtime/worker/process.py` does, and take the first turn."""
         self.report = report
         with self.inside():
             machine = resources(config, model, blocks, report)
-            worker = self.worker = HashWorker(config, machine, report)
+            worker = self.worker = HashWorker(
+                config, machine, report, CommandPipe(commands, logging.getLogger("pontil.worker"))
+            )
             pool = machine.pool
             assert isinstance(pool, GhostPool)
             self.ghosts.add(machine.storage, pool, self)
@@ -72,8 +78,25 @@ class EngineProcess(WorldProcess):
             self.ghosts.watch_receiver(worker.decode.kv_receiver)
             # The memory that the machine has left is none of the seed.
             worker.idle_work.prefault.possible = False
+            if worker.commands is not None:
+                worker.commands.obey(worker.now)
             worker.tick(worker.now)
         self.notify()
+
+    def hear(self) -> None:
+        """Take a turn if the supervisor has sent a command."""
+        if self.worker is not None and self.worker.commands is not None:
+            pipe = self.worker.commands.pipe
+            if not pipe.closed and is_readable(pipe.descriptor):
+                self.notify()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Have SIGTERM stop a worker that serves, as `runtime/worker/process.py` does; one that loads dies."""
+        if number != signal.SIGTERM or self.worker is None:
+            super().signal(number)
+        else:
+            self.worker.stopping = True
+            self.notify()
 
     def turn(self) -> float | None:
         worker = self.worker
@@ -89,6 +112,10 @@ class EngineProcess(WorldProcess):
             self.is_ready = True
             self.report.ready(device="cpu")
         self.world.spend(TURN)
+        if worker.stopping:
+            worker.leave()
+            self.acts(self.world.now(), lambda: self.kill(0))
+            return None
         return self.world.now() + worker.patience(worker.machine.engine.has_work)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from network import LINK_TIMEOUT, WireLink
+from operators import Operators
 from processes import WorldProcess
 from site_plan import SitePlan
 from supervised_site import SupervisedSite
@@ -38,6 +39,24 @@ KINDS: dict[str, tuple[int, tuple[float, ...]]] = {
     "stick": (1, (0.5, 3.0, 7.0)),
 }
 
+# The same of operators' changes: they are taken back after so many seconds.
+CHANGES: dict[str, tuple[int, tuple[float, ...]]] = {
+    "drain": (3, (0.1, 1.0, 4.0)),
+    "restart": (2, ()),
+    "role": (3, (0.1, 1.0, 4.0)),
+}
+
+
+def planned_changes(plan: SitePlan, chance: random.Random, seconds: float) -> list[SeedFault]:
+    """Return the operators' changes of a seed during so many seconds."""
+    made = []
+    for _ in range(plan.changes):
+        kind = chance.choices(list(CHANGES), [weight for weight, _ in CHANGES.values()])[0]
+        lasts = CHANGES[kind][1]
+        at, target = chance.random() * seconds, chance.choice(plan.worker_names)
+        made.append(SeedFault(at, kind, target, chance.choice(lasts) if lasts else 0.0, chance.random()))
+    return made
+
 
 def planned(plan: SitePlan, chance: random.Random, seconds: float) -> list[SeedFault]:
     """Return the faults of a seed, in order, during so many seconds."""
@@ -61,6 +80,7 @@ class FaultMaker:
     def __init__(self, world: SeededWorld, site: SupervisedSite) -> None:
         self.world, self.site = world, site
         self.over_at = 0.0
+        self.operators = Operators(world, site, self.goes_on)
         self.acts: dict[str, Callable[[SeedFault, WorldProcess], None]] = {
             "kill": lambda fault, process: process.kill(),
             "stop": self.stop,
@@ -74,8 +94,15 @@ class FaultMaker:
             self.over_at = max(self.over_at, begin + fault.at + fault.seconds)
             self.world.at(begin + fault.at, partial(self.happen, fault))
 
+    def goes_on(self, seconds: float) -> None:
+        """Note that a fault is not over for so many seconds."""
+        self.over_at = max(self.over_at, self.world.now() + seconds)
+
     def happen(self, fault: SeedFault) -> None:
         self.world.note("fault", fault)
+        if fault.kind in CHANGES:
+            self.operators.act(fault)
+            return
         for process in self.site.processes:
             if process.name == fault.target and process.alive:
                 self.acts[fault.kind](fault, process)

@@ -8,6 +8,7 @@ consume; a monitor tells of connections. docs/internals/world.md lists the diffe
 
 import errno
 import hashlib
+import select
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
@@ -307,5 +308,12 @@ class WirePoller:
         return [
             (one, READABLE)
             for one in self.sources
-            if (wakeups.get(one, 0) if isinstance(one, int) else one.inbox)
+            if (one.inbox if not isinstance(one, int) else wakeups[one] if one in wakeups else is_readable(one))
         ]  # fmt: skip
+
+
+def is_readable(descriptor: int) -> bool:
+    """Return whether something has come by a pipe."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))

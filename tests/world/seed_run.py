@@ -12,7 +12,7 @@ from typing import TextIO
 import checks
 from clients import ClientCall
 from engine_process import TinyModel
-from faults import FaultMaker, SeedFault, planned
+from faults import FaultMaker, SeedFault, planned, planned_changes
 from install import REAL, enter
 from load import wishes
 from served_proxy import ProxyProcess
@@ -62,7 +62,9 @@ class SeedRun:
         self.made = FaultMaker(world, self.site)
         self.wishes = wishes(plan, world.random("load"))
         seconds = self.wishes[-1][0] if self.wishes else 1.0
-        self.faults: Sequence[SeedFault] = planned(plan, world.random("faults"), seconds)[:most_faults]
+        drawn = planned(plan, world.random("faults"), seconds)
+        drawn += planned_changes(plan, world.random("changes"), seconds)
+        self.faults: Sequence[SeedFault] = sorted(drawn, key=lambda fault: fault.at)[:most_faults]
         self.folder, self.model = folder, model
 
     def find_proxy(self) -> ProxyProcess | None:

@@ -24,6 +24,8 @@ class SitePlan:
     seats: int = 8
     requests: int = 50
     faults: int = 4
+    # Operators' changes, beside the faults.
+    changes: int = 1
     # Requests in a second.
     rate: float = 12.0
 

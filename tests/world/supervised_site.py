@@ -90,6 +90,7 @@ class SupervisedSite:
         self.is_due = False
 
     def begin(self) -> None:
+        self.supervisor.monitors = True
         self.supervisor.start(self.supervisor.orders.topology.children)
         self.look_again()
 
@@ -113,10 +114,12 @@ class SupervisedSite:
         self.look()
 
     def hand_over(self) -> None:
-        """Have the proxies read the commands of the supervisor."""
+        """Have the processes read the commands of the supervisor."""
         self.pipes = {process: pipe for process, pipe in self.pipes.items() if process.alive}
         for process, pipe in self.pipes.items():
             process.obey(pipe)
+        for worker in self.workers:
+            worker.hear()
 
     # The parts of a starter.
 
@@ -140,7 +143,7 @@ class SupervisedSite:
             begin = self.begin_proxy(proxy, told["config"])
         else:
             made = worker = EngineProcess(self.world, name, self.ghosts)
-            begin = self.begin_worker(worker, told["config"])
+            begin = self.begin_worker(worker, told["config"], self.kept(made, given["--commands-fd"]))
         reporter = WorldReporter(self.kept(made, given["--report-fd"]), made, self.wake)
         made.at_death.append(self.wake)
         self.world.note("start", made)
@@ -152,8 +155,10 @@ class SupervisedSite:
     def begin_proxy(self, process: ProxyProcess, config: dict[str, Any]) -> Callable[[WorldReporter], None]:
         return lambda reporter: process.begin(proxy_config(config), self.model.tokenizer, reporter)
 
-    def begin_worker(self, process: EngineProcess, config: dict[str, Any]) -> Callable[[WorldReporter], None]:
-        return lambda reporter: process.begin(worker_config(config), self.model, self.blocks, reporter)
+    def begin_worker(
+        self, process: EngineProcess, config: dict[str, Any], commands: int
+    ) -> Callable[[WorldReporter], None]:
+        return lambda reporter: process.begin(worker_config(config), self.model, self.blocks, reporter, commands)
 
     def kept(self, process: WorldProcess, descriptor: int) -> int:
         """Return a process's own descriptor of a file that it inherits."""

@@ -40,13 +40,13 @@ def test_seeds_hold_and_have_the_same_trace_under_another_hash_seed() -> None:
 
 
 def test_workers_of_one_kind_and_a_proxy_alone_hold() -> None:
-    sizes = {"prefill": 0, "decode": 0, "mixed": 2, "proxies": 1, "requests": 20, "faults": 2}
+    sizes = {"prefill": 0, "decode": 0, "mixed": 2, "proxies": 1, "requests": 20, "faults": 2, "changes": 1}
     code, said = simulated("--seeds", "1", *(f"--{name}={count}" for name, count in sizes.items()))
     assert code == 0, "\n".join(said)
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_is_found_and_shrunk(name: str) -> None:
-    code, said = simulated("--seeds", "4", "--planted", name)
+    code, said = simulated("--seeds", "4", "--changes", "0", "--planted", name)
     assert code == 1 and re.match(r"seed 4 step \d+: \w+: ", said[0]), said
     assert any(re.fullmatch(r"  seed 4: \d of its 4 faults show it:", line) for line in said)
