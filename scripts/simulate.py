@@ -32,6 +32,10 @@ def arguments() -> argparse.Namespace:
         parser.add_argument(flag, type=int, metavar="N", help=f"{flag[2:]} of a seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="seeds at a time")
     parser.add_argument("--planted", metavar="NAME", help="plant a fault of tests/world/planted.py in the product")
+    parser.add_argument(
+        "--past", metavar="NAME", help="have a fault of tests/world/past, in a copy; all: each by turns"
+    )
+    parser.add_argument("--first", action="store_true", help="end at the first seed with a violation")
     parser.add_argument("--trace", metavar="FILE", help="write every event of the seeds to a file")
     parser.add_argument("--profile", action="store_true", help="show where the time of one seed goes")
     return parser.parse_args()
@@ -47,10 +51,31 @@ def model_for(folder: Path) -> "TinyModel":
     return made
 
 
+def with_past(given: argparse.Namespace, seeds: range) -> int:
+    """Run the seeds in a copy of the checkout that has a fault of the past, or in one after the other."""
+    sys.path.insert(0, str(ROOT / "tests/world"))
+    import past_faults
+
+    sizes = [f"{flag}={size}" for flag in SIZES if (size := getattr(given, flag[2:])) is not None]
+    more = [*sizes, f"--jobs={given.jobs}"]
+    with tempfile.TemporaryDirectory(prefix="pontil-past-") as folder:
+        try:
+            if given.past == "all":
+                return past_faults.run_all(Path(folder), seeds, more)
+            code, said = past_faults.run_past(given.past, Path(folder), seeds, [*more, *["--first"] * given.first])
+        except past_faults.UnusablePatchError as error:
+            print(error, file=sys.stderr)
+            return 2
+    print(said, end="")
+    return code
+
+
 def main() -> int:
     given = arguments()
     low, _, high = given.seeds.partition("-")
     seeds = range(int(low), int(high or low) + 1)
+    if given.past:
+        return with_past(given, seeds)
     with tempfile.TemporaryDirectory(prefix="pontil-model-") as folder:
         model = model_for(Path(folder))
         from seed_children import SeedChild, reports
@@ -86,6 +111,8 @@ def main() -> int:
             sums.add(report)
             if report.violations:
                 show(report, *shortest(report, partial(run_again, work, report.seed)))
+                if given.first:
+                    break
         print(sums)
         return int(sums.violated > 0)
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import past_faults
 import pytest
 from planted import PLANTED
 
@@ -50,3 +51,34 @@ def test_a_planted_fault_is_found_and_shrunk(name: str) -> None:
     code, said = simulated("--seeds", "4", "--changes", "0", "--planted", name)
     assert code == 1 and re.match(r"seed 4 step \d+: \w+: ", said[0]), said
     assert any(re.fullmatch(r"  seed 4: \d of its 4 faults show it:", line) for line in said)
+
+
+@pytest.mark.parametrize("name", past_faults.names())
+def test_a_past_fault_applies_to_todays_code(name: str) -> None:
+    texts = past_faults.patched(name)
+    assert texts
+    for file, text in texts.items():
+        assert text != (ROOT / file).read_text()
+        compile(text, file, "exec")
+
+
+def test_a_past_fault_is_found_in_a_copy() -> None:
+    code, said = simulated("--seeds", "1", "--past", "blocks-are-freed-before-the-epoch", "--first")
+    assert code == 1 and said[0].startswith("seed 1 step ") and "no_wrong_block_is_read" in said[0], said
+
+
+def test_a_past_fault_that_applies_no_more_is_said_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch = "--- a/app.py\n+++ b/app.py\n@@ -1 +1 @@\n-what was never there\n+what is\n"
+    (tmp_path / "tests/world/past").mkdir(parents=True)
+    (tmp_path / "tests/world/past/old.patch").write_text(patch)
+    (tmp_path / "app.py").write_text("something else\n")
+    monkeypatch.setattr(past_faults, "ROOT", tmp_path)
+    monkeypatch.setattr(past_faults, "PAST", tmp_path / "tests/world/past")
+    with pytest.raises(
+        past_faults.UnusablePatchError, match=r"^tests/world/past/old\.patch applies no more, .* app\.py"
+    ):
+        past_faults.patched("old")
+    with pytest.raises(past_faults.UnusablePatchError, match="there is no past fault other"):
+        past_faults.patched("other")
