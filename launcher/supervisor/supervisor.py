@@ -173,12 +173,12 @@ class Supervisor:
 
     def start(self, plans: Sequence[ChildPlan]) -> None:
         """Start these children, those that compute when they can be forked."""
-        for plan in sorted(plans, key=lambda plan: plan.computes):
-            while plan.computes and self.orders.starter.is_warming and self.serving:
+        self.children += [self.child(plan) for plan in plans]
+        for child in sorted(self.children, key=lambda child: child.plan.computes):
+            while child.plan.computes and self.orders.starter.is_warming and self.serving:
                 self.run_once()
             if self.serving:
-                self.children.append(self.child(plan))
-                self.spawn(self.children[-1])
+                self.spawn(child)
 
     def monitor(self) -> None:
         self.monitors = True
@@ -273,7 +273,10 @@ class Supervisor:
         now, usual = self.clock(), PATIENCE
         if any(child.is_silent(self.orders.limits, now) for child in self.children):
             usual = WATCHING
-        waits = [child.due - now for child in self.children if child.state is ChildState.BACKOFF]
+        starts = [child for child in self.children if child.state is ChildState.BACKOFF]
+        if self.orders.starter.is_warming:
+            starts = [child for child in starts if not child.plan.computes]
+        waits = [child.due - now for child in starts]
         return max(0.0, min([usual, *waits, *self.chaos.waits(now)])) if self.serving else usual
 
     def obey(self, signals: Sequence[int]) -> None:

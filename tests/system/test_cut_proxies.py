@@ -4,6 +4,7 @@ stream of the one that is cut off waits and goes on, and it serves again once th
 table in docs/operate/hosts.md are written by this test, where pytest is told so."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from cut_load import LONG_CONTEXT, OpenStream, StreamedAnswer, Ways, cut_once, handoffs, name_of
@@ -33,6 +34,12 @@ CUTS = [
 ]
 
 
+def hands_over(hosts: Hosts, name: str) -> bool:
+    """Ask a proxy for a short answer; return whether it knows of a handoff."""
+    body = {"model": "tiny", "prompt": list(range(20, 60)), "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    return hosts.fetch("/v1/completions", body, 20.0, on=name) is not None and handoffs(hosts, name) > 0
+
+
 @pytest.fixture(scope="module")
 def joined(two_proxy_hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     """Two proxies, and two workers that serve both."""
@@ -45,7 +52,7 @@ def joined(two_proxy_hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> 
     two_proxy_hosts.launch("prefill", logs / "prefill", *far, *small, "--prefill", "cpu:0")
     two_proxy_hosts.launch("decode", logs / "decode", *far, *small, "--decode", "cpu:1")
     for name in ("proxy", "other-proxy"):
-        wait_for(lambda: handoffs(two_proxy_hosts, name) > 0, START_TIMEOUT, "its self-test's handoff")  # noqa: B023
+        wait_for(partial(hands_over, two_proxy_hosts, name), START_TIMEOUT, "a handoff")
     yield two_proxy_hosts
     for name in TWO_PROXIES:
         print(f"--- {name}\n{(logs / name).read_text()[-6000:]}")
