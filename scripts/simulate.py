@@ -31,7 +31,6 @@ def arguments() -> argparse.Namespace:
     for flag in SIZES:
         parser.add_argument(flag, type=int, metavar="N", help=f"{flag[2:]} of a seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="seeds at a time")
-    parser.add_argument("--planted", metavar="NAME", help="plant a fault of tests/world/planted.py in the product")
     parser.add_argument(
         "--past", metavar="NAME", help="have a fault of tests/world/past, in a copy; all: each by turns"
     )
@@ -93,10 +92,6 @@ def main() -> int:
             return SeedChild(partial(work, seed, most)).report(seed)
 
         def work(seed: int, most: int | None = None) -> "SeedReport":
-            if given.planted:
-                import planted
-
-                planted.PLANTED[given.planted]()
             if given.profile:
                 import profiled
 
