@@ -6,13 +6,12 @@ import json
 import os
 import select
 import selectors
-import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from pontil.launcher.child.parent_death import parent_death_signal, process_control
+from pontil.launcher.child.parent_death import process_control
 from pontil.launcher.child.starter import ExecStarter, ProcessStart, parent_word
 from pontil.launcher.child.system_process import GroupLeader, SystemProcess
 
@@ -40,24 +39,19 @@ class ForkServer:
         self.selector: selectors.BaseSelector | None = None
         self.clock: Callable[[], float] | None = None
         self.socket: socket.socket | None = None
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: SystemProcess | None = None
         self.is_ready = False
         self.warm_by = 0.0
 
     def open(self, selector: selectors.BaseSelector, clock: Callable[[], float]) -> None:
         """Start the server."""
-        environment = self.by_exec.environment(1)
-        if any(name in environment for name in PINNING):
+        if any(name in self.by_exec.environment(1) for name in PINNING):
             return
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        words = [parent_word(), f"--requests-fd={theirs.fileno()}", ROOM]
         with theirs, suppress(OSError):
-            words = [parent_word(), f"--requests-fd={theirs.fileno()}", ROOM]
-            self.process = subprocess.Popen(
-                [*self.command, *words],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()], start_new_session=True, env=dict(environment),
-                preexec_fn=parent_death_signal(signal.SIGKILL),
-            )  # fmt: skip
+            by_exec = ExecStarter(self.command, self.by_exec.environment)
+            self.process = by_exec.start(ProcessStart(words, 1, [theirs.fileno()], subprocess.DEVNULL))
         self.selector, self.clock = selector, clock
         self.warm_by = clock() + WARM_WITHIN
         selector.register(self.socket, selectors.EVENT_READ, self.hear)
@@ -126,8 +120,7 @@ class ForkServer:
             self.socket.close()
             self.socket = None
         if self.process is not None:
-            self.process.kill()
-            self.process.wait()
+            self.process.reap()
             self.process = None
 
 

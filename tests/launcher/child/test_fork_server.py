@@ -140,8 +140,8 @@ def test_threads_that_are_pinned_when_torch_is_loaded_are_not_forked(warm: Warm,
 def test_a_server_that_is_killed_is_used_no_more(warm: Warm, begin: Begin) -> None:
     server = warm()
     assert server.process is not None
-    server.process.kill()
-    server.process.wait()
+    server.process.signal(signal.SIGKILL)
+    os.waitid(os.P_PID, server.process.pid, os.WEXITED | os.WNOWAIT)
     assert begin(server)[1] == "by exec" and not server.is_ready
     assert begin(server)[1] == "by exec"
 
