@@ -117,6 +117,7 @@ class FreeRunner:
             for span in spans
             for choice in span.sequence.choices
         ]
+        # The step of a device at this rate, in which nothing is computed here.
         time.sleep(max(0.0, due - time.monotonic()))
         return Launched(lambda: drawn)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-from cut_load import LONG_CONTEXT, OpenStream, StreamedAnswer, Ways, cut_once, handoffs, name_of
+from cut_load import LONG_CONTEXT, StreamedAnswer, Ways, cut_once, handoffs, name_of
 from link_table import WRITE, write_page
 from network_hosts import CONTROL, OTHER_CONTROL, TWO_PROXIES, Hosts
 from served import START_TIMEOUT, wait_for
@@ -56,12 +56,6 @@ def joined(two_proxy_hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> 
     yield two_proxy_hosts
     for name in TWO_PROXIES:
         print(f"--- {name}\n{(logs / name).read_text()[-6000:]}")
-
-
-@pytest.fixture(scope="module")
-def uncut(joined: Hosts) -> StreamedAnswer:
-    """The answer of the stream while no link is cut."""
-    return OpenStream(joined).whole()
 
 
 @pytest.mark.parametrize(("link", "seconds"), CUTS)

@@ -5,7 +5,7 @@ it is back. The table in docs/operate/hosts.md is written by this test, where py
 from collections.abc import Iterator
 
 import pytest
-from cut_load import LONG_CONTEXT, OpenStream, StreamedAnswer, Ways, cut_once, handoffs, name_of
+from cut_load import LONG_CONTEXT, StreamedAnswer, Ways, cut_once, handoffs, name_of
 from link_table import WRITE, write_page
 from network_hosts import CONTROL, FAR, NAMES, Hosts
 from served import START_TIMEOUT, wait_for
@@ -53,12 +53,6 @@ def joined(module_hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Ite
     yield module_hosts
     for name in NAMES:
         print(f"--- {name}\n{(logs / name).read_text()[-6000:]}")
-
-
-@pytest.fixture(scope="module")
-def uncut(joined: Hosts) -> StreamedAnswer:
-    """The answer of the stream while no link is cut."""
-    return OpenStream(joined).whole()
 
 
 @pytest.mark.parametrize(("link", "seconds"), CUTS)

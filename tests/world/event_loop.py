@@ -77,7 +77,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         def work() -> None:
             try:
                 result, error = func(*args), None
-            except Exception as raised:
+            except Exception as raised:  # an executor hands whatever it was to who awaits it
                 result, error = None, raised
             self.call_soon(settle, future, result, error)
             self.process.notify()

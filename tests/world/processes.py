@@ -5,6 +5,7 @@ happens after the resumption."""
 
 import os
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 FIRST_PID = 1 << 23
 
 
-class WorldProcess:
+class WorldProcess(ABC):
     """One process. `ahead` is how far its clock has run ahead in the present turn; `ends` the time of its death, with
     the exit `code`."""
 
@@ -47,9 +48,9 @@ class WorldProcess:
     def __repr__(self) -> str:
         return f"{self.name}/{self.pid}"
 
+    @abstractmethod
     def turn(self) -> float | None:
         """Take one turn. Return when the next one is due; None: when something comes."""
-        raise NotImplementedError
 
     def notify(self) -> None:
         """Have it take a turn as soon as it can."""

@@ -49,7 +49,7 @@ def run_and_end(work: Callable[[], SeedReport], pipe: int) -> None:
         with os.fdopen(pipe, "wb") as file:
             file.write(told)
         code = 0
-    except BaseException:
+    except BaseException:  # a fork must end here: what the parent would do next is not for it
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()

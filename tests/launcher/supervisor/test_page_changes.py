@@ -16,7 +16,7 @@ from pontil.launcher.child.starter import ExecStarter
 from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.supervisor.page_changes import MOST_UNREAD, REFUSAL, is_allowed, take_change
 
-STARTER = ExecStarter((sys.executable, "-c", "import time; time.sleep(1000)"), lambda threads: os.environ)
+STARTER = ExecStarter((sys.executable, "-c", "import signal; signal.pause()"), lambda threads: os.environ)
 
 WaitUntil = Callable[[Callable[[], object]], None]
 OBEYS = ["ready", "obey"]

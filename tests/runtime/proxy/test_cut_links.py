@@ -11,7 +11,7 @@ from scripted_worker import silent
 from pontil.runtime.accounting.counts import DECODE, PREFILL, WHOLE
 from pontil.runtime.proxy.registry import QUIET, Registry
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello, Message, StillHere, Submit
+from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello, Submit
 
 PARAMS = SamplingParams(max_tokens=60, seed=1)
 Play = Callable[..., None]
@@ -67,39 +67,6 @@ def test_a_worker_that_let_go_of_its_requests_is_registered_anew(play: Play) -> 
         router.on_messages([late])
         assert live_proxy.value("pontil_frames_dropped_total", reason="stale") == 1
         stream.cancel()
-
-    play(scene)
-
-
-def test_a_request_that_needs_its_prefill_worker_no_more_counts_at_no_later_registration(play: Play) -> None:
-    """It began at the worker as it was registered before, and so it ends there."""
-
-    async def scene(live_proxy: LiveProxy) -> None:
-        prefill = await live_proxy.worker("prefill:0", script=silent)
-        decode = await live_proxy.worker("decode:0", script=silent)
-        proxy = live_proxy.proxy
-        stream = proxy.submit([5], PARAMS)
-        first, second = await submitted(prefill), await submitted(decode)
-        proxy.router.on_messages([prefill.tokens(first, 0, [7]), decode.tokens(second, 1, [8])])
-        assert not stream.request.needs(prefill.incarnation)
-        hello = proxy.registry.workers[prefill.incarnation].hello
-        proxy.router.on_messages([replace(hello, registration=1)])
-        assert stream.request.attempt == first.attempt
-        stream.cancel()
-        loads = [(one.in_flight, one.taken, one.uncomputed) for one in proxy.registry.workers.values()]
-        assert loads == [(0, 0, 0), (0, 0, 0)]
-
-    play(scene, disagg="always")
-
-
-def test_a_heartbeat_of_a_stranger_is_answered_by_nobody(play: Play) -> None:
-    """A worker that is not registered any more hears it at once, and says Hello again."""
-
-    async def scene(live_proxy: LiveProxy) -> None:
-        proxy, sent = live_proxy.proxy, list[Message]()
-        proxy.send = lambda message: bool(sent.append(message))  # type: ignore[method-assign,func-returns-value]
-        proxy.make_router().on_messages([beat("i1", proxy.incarnation)])
-        assert sent == [StillHere("", "i1")]
 
     play(scene)
 

@@ -20,6 +20,9 @@ from pontil.runtime.proxy.worker_release import WorkerRelease
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import SCHEMA, Hello
 
+# Requests of which no caller has room for all.
+MANY = 10_000
+
 
 def wait_of(stream: Stream) -> float:
     request = stream.request
@@ -98,7 +101,7 @@ def test_one_caller_cannot_fill_the_queue(tokenizer: Tokenizer, monkeypatch: pyt
     places = {"greedy": 0, "other": 0}
     for caller in ("greedy", "other"):
         with pytest.raises(Unavailable, match="too many prompts"):
-            while True:
+            for _ in range(MANY):
                 site.ask(caller, tokens=9)
                 places[caller] = site.queue.places[caller]
     assert places == {"greedy": 30, "other": 7}
@@ -115,7 +118,7 @@ def test_a_caller_of_more_weight_has_more_waiting_though_places_have_no_weights(
         site.measure()
         for caller, weight in asking:
             with pytest.raises(Unavailable, match="wait for a first token"):
-                while True:
+                for _ in range(MANY):
                     site.ask(caller, weight=weight, length=50)
         return site.queue.places["heavy"]
 

@@ -88,7 +88,8 @@ def test_a_worker_that_was_never_heard_is_lost_until_it_answers(proxy: ScriptedP
     everyone_clean(proxy)
 
 
-def test_a_lost_worker_is_not_looked_for_for_ever(proxy: ScriptedProxy, pair: Pair, relay: Relay) -> None:
+def lost_connection(proxy: ScriptedProxy, pair: Pair, relay: Relay) -> PeerConnection:
+    """Cut the link after a handoff; return the connection once it is lost."""
     prefill, decode = pair
     proxy.submit_pair(prefill, decode, "before", prompt(30), drawn(4))
     proxy.finish("before")
@@ -96,6 +97,12 @@ def test_a_lost_worker_is_not_looked_for_for_ever(proxy: ScriptedProxy, pair: Pa
     connection = decode.decode.peers[prefill.incarnation]
     relay.held = frozenset((THERE, BACK))
     proxy.turn_until(lambda: connection.state is HandshakeState.LOST)
+    return connection
+
+
+def test_a_lost_worker_is_not_looked_for_for_ever(proxy: ScriptedProxy, pair: Pair, relay: Relay) -> None:
+    prefill, decode = pair
+    connection = lost_connection(proxy, pair, relay)
     decode.decode.tick(connection.lost_at + LONGEST_LOSS)
     assert prefill.incarnation not in decode.decode.peers and connection.socket is None
 
@@ -103,12 +110,7 @@ def test_a_lost_worker_is_not_looked_for_for_ever(proxy: ScriptedProxy, pair: Pa
 def test_what_names_a_worker_that_is_forgotten_fails(proxy: ScriptedProxy, pair: Pair, relay: Relay) -> None:
     """It comes in the very turn in which the other one has been lost for too long."""
     prefill, decode = pair
-    proxy.submit_pair(prefill, decode, "before", prompt(30), drawn(4))
-    proxy.finish("before")
-    everyone_clean(proxy)
-    connection = decode.decode.peers[prefill.incarnation]
-    relay.held = frozenset((THERE, BACK))
-    proxy.turn_until(lambda: connection.state is HandshakeState.LOST)
+    connection = lost_connection(proxy, pair, relay)
     begin = decode.decode.submitted
 
     def late(request: WorkerRequest, now: float) -> None:
