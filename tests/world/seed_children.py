@@ -4,8 +4,10 @@
 import gc
 import json
 import os
+import signal
 import sys
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
@@ -40,6 +42,12 @@ class SeedChild:
             return SeedReport(seed, "", 0, 0, 0.0, 0.0, 0, ["no_thread_failed: the world itself ended by an exception"])
         return SeedReport(**json.loads(told))
 
+    def kill(self) -> None:
+        """End it, whose report nobody wants any more."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        os.close(self.pipe)
+
 
 def run_and_end(work: Callable[[], SeedReport], pipe: int) -> None:
     """Do the work of a child and end it, without what the parent would do at its end."""
@@ -58,11 +66,16 @@ def run_and_end(work: Callable[[], SeedReport], pipe: int) -> None:
 
 def reports(seeds: range, jobs: int, work: Callable[[int], SeedReport]) -> Iterator[SeedReport]:
     """Yield the report of each seed in order, `jobs` of them at a time."""
-    running: list[tuple[int, SeedChild]] = []
-    for seed in seeds:
-        running.append((seed, SeedChild(partial(work, seed))))
-        if len(running) == jobs:
-            first, child = running.pop(0)
+    running: deque[tuple[int, SeedChild]] = deque()
+    try:
+        for seed in seeds:
+            running.append((seed, SeedChild(partial(work, seed))))
+            if len(running) == jobs:
+                first, child = running.popleft()
+                yield child.report(first)
+        while running:
+            first, child = running.popleft()
             yield child.report(first)
-    for first, child in running:
-        yield child.report(first)
+    finally:
+        for _, child in running:
+            child.kill()
