@@ -36,8 +36,14 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--first", action="store_true", help="end at the first seed with a violation")
     parser.add_argument("--trace", metavar="FILE", help="write every event of the seeds to a file")
+    parser.add_argument(
+        "--page", metavar="FILE", help="write the live page with a recording of one seed, to look at with a slider"
+    )
     parser.add_argument("--profile", action="store_true", help="show where the time of one seed goes")
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.page is not None and (given.past or not given.seeds.isdecimal()):
+        parser.error("--page records one seed: say --seeds N")
+    return given
 
 
 def model_for(folder: Path) -> "TinyModel":
@@ -88,10 +94,20 @@ def main() -> int:
         sizes: dict[str, Any] = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
         plan = SitePlan(**sizes)
 
+        def recorded(seed: int) -> "SeedReport":
+            from recording import SeedRecorder
+
+            recorder = SeedRecorder()
+            report = run_seed(seed, plan, model, recorder)
+            Path(given.page).write_text(recorder.page(f"Seed {seed} of the world"))
+            return report
+
         def run_again(work: "Callable[[int, int], SeedReport]", seed: int, most: int) -> "SeedReport":
             return SeedChild(partial(work, seed, most)).report(seed)
 
         def work(seed: int, most: int | None = None) -> "SeedReport":
+            if given.page is not None and most is None:
+                return recorded(seed)
             if given.profile:
                 import profiled
 

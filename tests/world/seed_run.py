@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
 
 import checks
 from clients import ClientCall
@@ -15,10 +14,11 @@ from engine_process import TinyModel
 from faults import FaultMaker, SeedFault, planned, planned_changes
 from install import REAL, enter
 from load import wishes
+from recording import SeedRecorder
 from served_proxy import ProxyProcess
 from site_plan import SitePlan
 from supervised_site import SupervisedSite
-from virtual_time import SeededWorld
+from virtual_time import SeededWorld, TraceWriter
 
 # Seconds that a launch has to become whole, at its begin and after the last fault.
 WHOLE_WITHIN = 30.0
@@ -50,13 +50,15 @@ class SeedRun:
     """The world of one seed with its launch, clients and faults."""
 
     def __init__(
-        self, seed: int, plan: SitePlan, model: TinyModel, folder: Path, trace: TextIO | None,
+        self, seed: int, plan: SitePlan, model: TinyModel, folder: Path, trace: TraceWriter | None,
         most_faults: int | None,
     ) -> None:  # fmt: skip
         self.plan = plan
         world = self.world = SeededWorld(seed, trace)
         enter(world)
         self.site = SupervisedSite(world, plan, model, folder)
+        if isinstance(trace, SeedRecorder):
+            trace.begin(world, lambda: self.site.proxies)
         self.calls: list[ClientCall] = []
         self.waiting = 0
         self.made = FaultMaker(world, self.site)
@@ -102,7 +104,7 @@ class SeedRun:
 
 
 def run_seed(
-    seed: int, plan: SitePlan, model: TinyModel, trace: TextIO | None = None, most_faults: int | None = None
+    seed: int, plan: SitePlan, model: TinyModel, trace: TraceWriter | None = None, most_faults: int | None = None
 ) -> SeedReport:
     """Run one seed, with the first `most_faults` of its faults."""
     logging.disable(logging.CRITICAL)

@@ -11,7 +11,7 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from ghost_blocks import GhostRecords
@@ -24,6 +24,12 @@ EPOCH, BEGIN = 1_700_000_000.0, 10_000.0
 SHOWN = 30
 
 
+class TraceWriter(Protocol):
+    """Takes the lines of a trace."""
+
+    def write(self, line: str, /) -> object: ...
+
+
 class SeededWorld:
     """All that happens from one seed. `current` is the process that runs now, if one does. `wakeups` are the counts
     behind event descriptors, `wakers` the processes that read them."""
@@ -31,7 +37,7 @@ class SeededWorld:
     network: "WireNetwork"
     ghosts: "GhostRecords"
 
-    def __init__(self, seed: int, trace: TextIO | None = None) -> None:
+    def __init__(self, seed: int, trace: TraceWriter | None = None) -> None:
         self.seed, self.trace = seed, trace
         self.time = BEGIN
         self.heap: list[tuple[float, int, Callable[[], object]]] = []
