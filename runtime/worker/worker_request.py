@@ -9,6 +9,7 @@ from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.sequence import FinishReason, Known, Sequence
 from pontil.runtime.errors import MalformedFrame, RequestError
 from pontil.runtime.foundation.fair_share import FairShare
+from pontil.runtime.foundation.value import value
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.timeline.work_times import WorkTimes
 from pontil.runtime.wire.messages import Submit, Tokens
@@ -22,7 +23,7 @@ REMEMBERED = 1024
 FINISH_REASONS: dict[FinishReason | None, str] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class PullOutcome:
     """The result of pulling a prompt's KV: bytes, and the seconds that copying them took; or the error."""
 
