@@ -32,6 +32,9 @@ class PullOutcome:
     error: str | None = None
 
 
+NOTHING_PULLED = PullOutcome()
+
+
 @dataclass(slots=True, eq=False)
 class WorkerRequest:
     """One attempt at one request. `proxy` is the incarnation that submitted it and gets its results; `arrived` is in
@@ -45,7 +48,7 @@ class WorkerRequest:
     submit: Submit
     arrived: float = field(default_factory=lambda: time.monotonic())
     first_cached: int | None = None
-    pulled: PullOutcome = PullOutcome()
+    pulled: PullOutcome = NOTHING_PULLED
     ends: frozenset[int] = frozenset()
     times: WorkTimes = field(default_factory=WorkTimes)
 
@@ -182,7 +185,7 @@ def tokens_frame(incarnation: str, request: WorkerRequest, output: Output) -> To
     (A3)."""
     sequence, counted = output.sequence, output.finish is not None
     opens = output.index == sequence.delivered and sequence.choice == (request.submit.choices or [0])[0]
-    pulled = request.pulled if opens else PullOutcome()
+    pulled = request.pulled if opens else NOTHING_PULLED
     return Tokens(
         incarnation,
         request.proxy,
