@@ -5,6 +5,7 @@ The last line has the sums and a hash of all traces: equal seeds have equal hash
 """
 
 import argparse
+import gc
 import hashlib
 import os
 import sys
@@ -43,6 +44,8 @@ def arguments() -> argparse.Namespace:
 def model_for(folder: Path) -> "TinyModel":
     """Import the product, with stand-ins for what is replaced, and make what all seeds share."""
     sys.path[:0] = [str(ROOT), str(ROOT / "tests/world")]
+    # Nothing of what is imported is garbage.
+    gc.disable()
     # Each of these before the next: the stand-ins, the checkout as package pontil, then what imports that.
     import_module("install").install()
     import_module("app")
