@@ -78,9 +78,9 @@ class BaseSocket(ABC):
 
     def receive_all(self, limit: int = BATCH) -> list[Message]:
         """Return the messages that have arrived, oldest first, at most `limit` frames; the rest stays for the next
-        call. Those that arrived after its poller's last wait stay for the call after the next wait."""
+        call. In a turn of its poller, those that arrived since it began stay for the next turn."""
         messages: list[Message] = []
-        if self.is_stalled or (self.poller is not None and not self.poller.shows(self.zmq_socket)):
+        if self.is_stalled or (self.poller is not None and not self.poller.may_show(self.zmq_socket)):
             return messages
         for _ in range(limit):
             try:
@@ -314,13 +314,25 @@ class Poller:
     def wait(self, timeout: float | None) -> bool:
         """Return whether anything happened within `timeout` seconds (None: without limit). Several wake-ups count as
         one."""
-        self.ready = {source for source, _ in self.poller.poll(None if timeout is None else milliseconds(timeout))}
-        if self.wakeup in self.ready:
-            os.eventfd_read(self.wakeup)
-        return bool(self.ready)
+        return bool(self.found(timeout))
 
-    def shows(self, source: Any) -> bool:
-        """Return whether the last `wait` found a zmq socket or a descriptor readable. Without a wait nobody knows."""
+    def found(self, timeout: float | None) -> set[Any]:
+        """Wait as `wait` does; return the zmq sockets and descriptors that are readable."""
+        ready = {source for source, _ in self.poller.poll(None if timeout is None else milliseconds(timeout))}
+        if self.wakeup in ready:
+            os.eventfd_read(self.wakeup)
+        return ready
+
+    def begin_turn(self, timeout: float | None) -> None:
+        """Wait, and ask until `end_turn` only what was readable then: asking each socket of a worker for nothing takes
+        longer than a wait for all."""
+        self.ready = self.found(timeout)
+
+    def end_turn(self) -> None:
+        self.ready = None
+
+    def may_show(self, source: Any) -> bool:
+        """Return whether a zmq socket or a descriptor may be readable, as far as the turn knows."""
         return self.ready is None or source in self.ready
 
     def close(self) -> None:
