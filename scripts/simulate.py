@@ -5,6 +5,7 @@ The last line has the sums and a hash of all traces: equal seeds have equal hash
 """
 
 import argparse
+import gc
 import hashlib
 import os
 import sys
@@ -49,6 +50,8 @@ def arguments() -> argparse.Namespace:
 def model_for(folder: Path) -> "TinyModel":
     """Import the product, with stand-ins for what is replaced, and make what all seeds share."""
     sys.path[:0] = [str(ROOT), str(ROOT / "tests/world")]
+    # Nothing of what is imported is garbage.
+    gc.disable()
     # Each of these before the next: the stand-ins, the checkout as package pontil, then what imports that.
     import_module("install").install()
     import_module("app")
@@ -133,7 +136,7 @@ class Sums:
 
     def __init__(self) -> None:
         self.seeds = self.requests = self.tokens = self.violated = 0
-        self.seconds = self.cpu = 0.0
+        self.seconds = self.cpu = self.loaded = 0.0
         self.hash = hashlib.sha256()
 
     def add(self, report: "SeedReport") -> None:
@@ -141,11 +144,15 @@ class Sums:
             self.seeds + 1, self.requests + report.requests, self.tokens + report.tokens,
         )  # fmt: skip
         self.seconds, self.cpu = self.seconds + report.seconds, self.cpu + report.cpu
+        self.loaded += report.loaded
         self.violated += bool(report.violations)
         self.hash.update(report.trace.encode())
 
     def __str__(self) -> str:
+        speed = self.tokens / self.loaded if self.loaded else 0.0
         return (
+            f"{self.cpu / self.seeds:.2f} CPU s a seed, {self.loaded / self.seeds:.2f} of them under load, with "
+            f"{speed:.0f} tokens a CPU second\n"
             f"{self.seeds} seeds, {self.requests} requests, {self.tokens} tokens, {self.seconds:.0f} virtual s, "
             f"{self.cpu:.1f} CPU s, trace {self.hash.hexdigest()[:16]}"
         )

@@ -25,7 +25,7 @@ from typing import Any
 from pontil.runtime.errors import PontilError, Unavailable
 from pontil.runtime.proxy.request import NO_KEY
 from pontil.runtime.proxy.shared_room import SharedRoom
-from pontil.runtime.proxy.siblings import UNBORN, Lease
+from pontil.runtime.proxy.siblings import UNBORN, Lease, stems
 
 SUFFIX, WANTED = ".stream", ".wanted"
 # Seconds after which a record without a head was left by a process that died while it made it.
@@ -184,7 +184,7 @@ class StreamRecords:
             self.path_of(name).with_suffix(WANTED).touch(mode=0o600)
 
     def names(self) -> list[str]:
-        return [path.stem for path in self.folder.glob(f"*{SUFFIX}") if NAME.fullmatch(path.stem)]
+        return [name for name in stems(self.folder, SUFFIX) if NAME.fullmatch(name)]
 
     def requests(self) -> list[str]:
         """Return the ids of the requests of all streams that can be continued: none of another version's."""
@@ -211,7 +211,7 @@ class StreamRecords:
         for name in names:
             with suppress(KeyError, OSError):
                 file = self.path_of(name).stat()
-                room.hold(str(self.about(name)["caller"]), file.st_size)
+                room.hold(str((self.abouts.get(name) or self.about(name))["caller"]), file.st_size)
                 waits = self.clock() - file.st_mtime <= window
                 if waits and (name in known or (orphans.get(name) == file.st_size and self.is_free(name))):
                     continue
@@ -223,7 +223,8 @@ class StreamRecords:
         return found
 
     def remove_unborn(self) -> None:
-        for path in self.folder.glob(f"*{UNBORN}"):
+        for stem in stems(self.folder, UNBORN):
+            path = self.folder / f"{stem}{UNBORN}"
             with suppress(OSError):
                 old = self.clock() - path.stat().st_mtime > UNBORN_SECONDS
                 lease = Lease.take(path) if old else None

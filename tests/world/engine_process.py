@@ -88,6 +88,7 @@ class EngineProcess(WorldProcess):
         if self.worker is not None and self.worker.commands is not None:
             pipe = self.worker.commands.pipe
             if not pipe.closed and is_readable(pipe.descriptor):
+                self.world.readable.add(pipe.descriptor)
                 self.notify()
 
     def signal(self, number: signal.Signals) -> None:

@@ -59,20 +59,27 @@ def answer_of(prompt: Sequence[int], seed: int, choice: int, count: int, vocab: 
 
 
 class PrefixHashes:
-    """The running hashes of one sequence: the last, and the cells of all positions, by plane."""
+    """The running hashes of one sequence: the last, and the `cells` of all positions, by block and in it by plane, as
+    they lie in the pool."""
 
-    def __init__(self) -> None:
-        self.running, self.planes = 0, (array("i"), array("i"))
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.running = self.count = 0
+        self.cells = array("i")
 
     def extend(self, span: Span) -> None:
         """Add the positions before the end of a span that are new."""
-        low, high = self.planes
-        prompt, start, end = span.sequence.prompt, len(low), span.start + span.count
+        prompt, start, end = span.sequence.prompt, self.count, span.start + span.count
         tokens = prompt[start:end] if start < len(prompt) else []
-        for token in (*tokens, *map(span.token, range(start + len(tokens), end))):
-            self.running = mixed(self.running, token)
-            low.append(self.running & LOW)
-            high.append(self.running >> HALF)
+        running, cells, size = self.running, self.cells, self.size
+        for position, token in enumerate((*tokens, *map(span.token, range(start + len(tokens), end))), start):
+            block, offset = divmod(position, size)
+            if not offset:
+                cells.extend(bytes(2 * size))
+            running = mixed(running, token)
+            place = 2 * block * size + offset
+            cells[place], cells[place + size] = running & LOW, running >> HALF
+        self.running, self.count = running, max(start, end)
 
 
 class HashRunner:
@@ -83,7 +90,7 @@ class HashRunner:
     def __init__(self, storage: KVStorage, vocab: int, cost: Callable[[int, int], float]) -> None:
         self.storage, self.vocab, self.cost = storage, vocab, cost
         self.size = storage.layout.block_size
-        self.cells: NDArray[np.int32] = storage.bytes.view(np.int32).reshape(storage.num_blocks, 2, self.size)
+        self.cells: NDArray[np.int32] = storage.bytes.view(np.int32).reshape(storage.num_blocks, 2 * self.size)
         self.hashes: dict[EngineSequence, PrefixHashes] = {}
         self.steps = self.rows = 0
 
@@ -100,7 +107,7 @@ class HashRunner:
         for span in batch.spans:
             hashes = self.hashes.get(span.sequence)
             if hashes is None:
-                hashes = self.hashes[span.sequence] = PrefixHashes()
+                hashes = self.hashes[span.sequence] = PrefixHashes(self.size)
             hashes.extend(span)
             self.write(span.sequence.blocks, hashes, span.start, span.start + span.count)
             if span.count == 1:
@@ -128,26 +135,26 @@ class HashRunner:
 
     def write(self, blocks: Sequence[int], hashes: PrefixHashes, start: int, end: int) -> None:
         """Write the cells of these positions into the sequence's blocks."""
-        for index in range(start // self.size, -(-end // self.size)):
-            first, after = max(start - index * self.size, 0), min(end - index * self.size, self.size)
-            base = index * self.size
-            for plane, cells in enumerate(hashes.planes):
-                self.cells[blocks[index], plane, first:after] = cells[base + first : base + after]
+        size = self.size
+        for index in range(start // size, -(-end // size)):
+            first, after, base = max(start - index * size, 0), min(end - index * size, size), 2 * index * size
+            cells = self.cells[blocks[index]]
+            for plane in (0, size):
+                cells[plane + first : plane + after] = hashes.cells[base + plane + first : base + plane + after]
 
     def is_as_it_should(self, sequence: EngineSequence, hashes: PrefixHashes, end: int) -> bool:
         """Read the whole prefix of a sequence. Return whether it holds what it should."""
-        blocks = sequence.blocks[: -(-end // self.size)]
-        found, count = self.cells.take(blocks, axis=0), end * CELL_BYTES
-        low, high = ((found[:, plane].tobytes()[:count], hashes.planes[plane][:end].tobytes()) for plane in (0, 1))
-        if low[0] == low[1] and high[0] == high[1]:
+        blocks, size = sequence.blocks[: -(-end // self.size)], 2 * self.size * CELL_BYTES
+        # The cells behind the end are not read.
+        unread = end % self.size and slice(end % self.size, None)
+        read = self.cells.take(blocks, axis=0)
+        right = np.frombuffer(hashes.cells, np.int32, read.size)
+        if unread:
+            last = read[-1].reshape(2, self.size)
+            last[:, unread] = right[-2 * self.size :].reshape(2, self.size)[:, unread]
+        if read.tobytes() == right.tobytes():
             return True
-        size = self.size * CELL_BYTES
-        starts = range(0, count, size)
-        wrong = [
-            start // size
-            for start in starts
-            if any(read[start : start + size] != right[start : start + size] for read, right in (low, high))
-        ]
+        wrong = [index for index, differs in enumerate((read != right.reshape(read.shape)).any(axis=1)) if differs]
         HERE.world.violate(
             f"no_wrong_block_is_read: {sequence.id} reads wrong KV in its blocks {wrong} of {len(blocks)}"
         )

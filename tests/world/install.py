@@ -60,7 +60,14 @@ def install() -> None:
 
 def install_clock() -> None:
     """Replace every clock: prometheus_client and asyncio take theirs by name when they are imported."""
-    time.monotonic = time.perf_counter = lambda: HERE.world.now()
+
+    def clock() -> float:
+        # As `SeededWorld.now`: half of all calls of it come from here.
+        world = HERE.world
+        current = world.current
+        return world.time if current is None else world.time + current.ahead
+
+    time.monotonic = time.perf_counter = clock
     time.monotonic_ns = time.perf_counter_ns = lambda: int(HERE.world.now() * 1e9)
     time.time = lambda: EPOCH + HERE.world.now()
     time.time_ns = lambda: int((EPOCH + HERE.world.now()) * 1e9)

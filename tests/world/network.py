@@ -59,7 +59,7 @@ class WireLink:
         delay = LATENCY + (chance.expovariate(1 / JITTER) if chance.random() < JITTERY else 0.0)
         when = max(self.world.now() + delay, self.arrivals[way] + 1e-7)
         self.arrivals[way] = when
-        self.world.at(when, lambda: self.arrive(way, parts, sender))
+        self.world.at(when, self.arrive, way, parts, sender)
 
     def arrive(self, way: int, parts: Sequence[bytes], sender: WorldProcess) -> None:
         target = self.ends[way]
@@ -294,26 +294,36 @@ class WirePoller:
     """Stands for zmq.Poller. It never waits: a process takes its next turn when something has come."""
 
     def __init__(self) -> None:
-        self.sources: list[Any] = []
+        self.sockets: list[WireSocket] = []
+        self.wakeups: list[int] = []
+        self.pipes: list[int] = []
 
     def register(self, source: Any, flags: int = zmq.POLLIN) -> None:
-        if source not in self.sources:
-            self.sources.append(source)
+        if source not in self.list_of(source):
+            self.list_of(source).append(source)
 
     def unregister(self, source: Any) -> None:
-        self.sources.remove(source)
+        self.list_of(source).remove(source)
+
+    def list_of(self, source: Any) -> list[Any]:
+        if not isinstance(source, int):
+            return self.sockets
+        return self.wakeups if source in HERE.world.wakeups else self.pipes
 
     def poll(self, timeout: int | None = None) -> list[tuple[Any, int]]:
-        wakeups = HERE.world.wakeups
-        return [
-            (one, READABLE)
-            for one in self.sources
-            if (one.inbox if not isinstance(one, int) else wakeups[one] if one in wakeups else is_readable(one))
-        ]  # fmt: skip
+        counts = HERE.world.wakeups
+        ready: list[tuple[Any, int]] = [(one, READABLE) for one in self.sockets if one.inbox]
+        ready += [(one, READABLE) for one in self.wakeups if counts[one]]
+        readable = HERE.world.readable
+        for one in self.pipes if readable else ():
+            if one in readable:
+                if is_readable(one):
+                    ready.append((one, READABLE))
+                else:
+                    readable.discard(one)
+        return ready
 
 
 def is_readable(descriptor: int) -> bool:
     """Return whether something has come by a pipe."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(select.select((descriptor,), (), (), 0.0)[0])

@@ -8,6 +8,7 @@ import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from virtual_time import SeededWorld
@@ -57,14 +58,13 @@ class WorldProcess(ABC):
         self.wake_at(max(self.world.now(), self.busy_until))
 
     def wake_at(self, when: float) -> None:
-        if self.alive and (self.due is None or when < self.due):
+        if self.ends is None and (self.due is None or when < self.due):
             self.due = when
             self.ticket += 1
-            ticket = self.ticket
-            self.world.at(when, lambda: self.fire(ticket))
+            self.world.at(when, self.fire, self.ticket)
 
     def fire(self, ticket: int) -> None:
-        if ticket != self.ticket or not self.alive or self.due is None:
+        if ticket != self.ticket or self.ends is not None or self.due is None:
             return
         self.due = None
         if self.stopped_at is not None:
@@ -79,7 +79,7 @@ class WorldProcess(ABC):
         finally:
             self.busy_until = world.time + self.ahead
             world.current, self.ahead = before, 0.0
-        if self.alive and after is not None:
+        if after is not None:
             self.wake_at(max(after, self.busy_until))
 
     @contextmanager
@@ -105,34 +105,33 @@ class WorldProcess(ABC):
     def job(self, when: float, work: Callable[[], object]) -> None:
         """Have a helper thread of this process do something at a time, if it lives and is not stopped by then."""
 
-        def begin() -> None:
-            if not self.alive:
-                return
-            if self.stopped_at is not None:
-                self.held.append(begin)
-                return
-            with self.in_a_thread():
-                work()
+        self.world.at(when, self.begin_job, work)
 
-        self.world.at(when, begin)
+    def begin_job(self, work: Callable[[], object]) -> None:
+        if self.ends is not None:
+            return
+        if self.stopped_at is not None:
+            self.held.append(partial(self.begin_job, work))
+            return
+        with self.in_a_thread():
+            work()
 
     def acts(self, when: float, work: Callable[[], object], lost: Callable[[], object] | None = None) -> None:
         """Do at a time what a turn of this process has just done for that time: not if it dies before, and later if it
         is stopped before."""
-
-        def act() -> None:
-            if self.ends is not None and self.ends < when:
-                if lost is not None:
-                    lost()
-            elif self.stopped_at is not None and self.stopped_at < when:
-                self.held.append(act)
-            else:
-                work()
-
         if when <= self.world.time:
-            act()
+            self.act(when, work, lost)
         else:
-            self.world.at(when, act)
+            self.world.at(when, self.act, when, work, lost)
+
+    def act(self, when: float, work: Callable[[], object], lost: Callable[[], object] | None) -> None:
+        if self.ends is not None and self.ends < when:
+            if lost is not None:
+                lost()
+        elif self.stopped_at is not None and self.stopped_at < when:
+            self.held.append(partial(self.act, when, work, lost))
+        else:
+            work()
 
     def kill(self, code: int = -signal.SIGKILL) -> None:
         """End it, by itself or by a signal."""

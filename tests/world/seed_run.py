@@ -32,7 +32,8 @@ MEMORY = Path("/dev/shm")
 
 @dataclass(slots=True)
 class SeedReport:
-    """The outcome of a seed."""
+    """The outcome of a seed. `cpu` is its processor time; `loaded` the part from the first request to the last
+    answer."""
 
     seed: int
     trace: str
@@ -40,6 +41,7 @@ class SeedReport:
     tokens: int
     seconds: float
     cpu: float
+    loaded: float
     steps: int
     violations: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -61,6 +63,8 @@ class SeedRun:
             trace.begin(world, lambda: self.site.proxies)
         self.calls: list[ClientCall] = []
         self.waiting = 0
+        # Processor time when the first request is made, and from then to the last answer.
+        self.asked_at = self.loaded = 0.0
         self.made = FaultMaker(world, self.site)
         self.wishes = wishes(plan, world.random("load"))
         seconds = self.wishes[-1][0] if self.wishes else 1.0
@@ -77,6 +81,7 @@ class SeedRun:
     def ended(self) -> None:
         """Note that a client has its outcome."""
         self.waiting -= 1
+        self.loaded = REAL.cpu() - self.asked_at
 
     def run(self) -> None:
         world = self.world
@@ -92,7 +97,7 @@ class SeedRun:
             self.calls.append(call)
             world.at(begin + at, call.begin)
         self.made.plan(list(self.faults), begin)
-        self.waiting = len(self.calls)
+        self.waiting, self.asked_at = len(self.calls), REAL.cpu()
         world.run(lambda: (not self.waiting and world.time > self.made.over_at) or world.time > first + LONGEST)
         world.run_until(max(world.time, self.made.over_at) + SETTLED_AFTER)
         self.run_for(WHOLE_WITHIN, lambda: self.site.is_whole)
@@ -119,5 +124,5 @@ def run_seed(
     tokens = sum(len(ids) for call in run.calls for one in call.tries for ids in one.ids)
     return SeedReport(
         seed, world.hash.hexdigest()[:16], len(run.calls), tokens, world.time - 10_000.0, REAL.cpu() - began,
-        world.steps, world.violations, [str(fault) for fault in run.faults], list(world.last),
+        run.loaded, world.steps, world.violations, [str(fault) for fault in run.faults], list(world.last),
     )  # fmt: skip

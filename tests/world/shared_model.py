@@ -27,6 +27,7 @@ def read(folder: Path) -> TinyModel:
     copying.map_peers_of_the_world()
     install.show_failures()
     served_proxy.adapt_protocol_once()
+    served_proxy.compile_routes_once()
     served_proxy.leave_pages_seldom()
     logging.disable(logging.CRITICAL)
     config = write_tiny_llama(folder, max_model_len=1024)
