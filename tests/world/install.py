@@ -15,8 +15,9 @@ from typing import Any
 
 import zmq
 import zmq.utils.monitor
-from network import WireContext, WireNetwork, WirePoller, recv_monitor_message
+from network import WireNetwork
 from virtual_time import EPOCH, HERE, SeededWorld
+from wire_sockets import WireContext, WirePoller, recv_monitor_message
 
 FIRST_WAKEUP = 2_000_000
 

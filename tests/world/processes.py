@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from virtual_time import SeededWorld
 
 if TYPE_CHECKING:
-    from network import WireSocket
+    from wire_sockets import WireSocket
 
     from pontil.launcher.child.activity import CpuActivity
 
