@@ -88,10 +88,12 @@ class WireLink:
         target.take(self, parts)
 
     def silence(self, way: int) -> None:
-        """Let nothing through in one direction, and tell nobody."""
+        """Let nothing through in one direction, and tell nobody, until who hears nothing takes the link for cut."""
         if self.silent[way] is None:
-            self.silent[way], self.silent_since[way] = [], self.world.time
+            held = self.silent[way] = list[tuple[Sequence[bytes], WorldProcess]]()
+            self.silent_since[way] = self.world.time
             self.world.note("silent", self, way)
+            self.world.after(LINK_TIMEOUT, lambda: self.cut() if self.silent[way] is held else None)
 
     def mend(self, way: int) -> None:
         held, self.silent[way] = self.silent[way], None
