@@ -14,9 +14,9 @@ from typing import Any
 
 import zmq
 import zmq.utils.monitor
-from network import WireNetwork
+from network import WireNetwork, WirePoller
 from virtual_time import EPOCH, HERE, SeededWorld
-from wire_sockets import WireContext, WirePoller, recv_monitor_message
+from wire_sockets import WireContext, recv_monitor_message
 
 FIRST_WAKEUP = 2_000_000
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The links of the world, between DEALERs and ROUTERs (wire_sockets.py): with latency, in order. They can be cut, and
-go silent. libzmq's own thread runs on while a process computes, and stops with it."""
+go silent. And the poller. libzmq's own thread runs on while a process computes, and stops with it."""
 
 import hashlib
 import math
@@ -8,10 +8,11 @@ import select
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import zmq
 from processes import WorldProcess
-from virtual_time import SeededWorld
+from virtual_time import HERE, SeededWorld
 
 if TYPE_CHECKING:
     from wire_sockets import DealerSocket, RouterSocket, WireSocket
@@ -23,6 +24,8 @@ NOTICED_WITHIN = 0.002
 # Seconds without a sign of life, after which both ends take a link for cut.
 LINK_TIMEOUT = 5.0
 FIRST_DESCRIPTOR = 1_000_000
+# A plain number: operators of zmq's enumerations are slow.
+READABLE = int(zmq.POLLIN)
 TO_ROUTER, TO_DEALER = 0, 1
 
 
@@ -152,6 +155,28 @@ class WireNetwork:
     def open_links(self) -> list[WireLink]:
         self.links = [link for link in self.links if link.open]
         return self.links
+
+
+class WirePoller:
+    """Stands for zmq.Poller. It never waits: a process takes its next turn when something has come."""
+
+    def __init__(self) -> None:
+        self.sources: list[Any] = []
+
+    def register(self, source: Any, flags: int = zmq.POLLIN) -> None:
+        if source not in self.sources:
+            self.sources.append(source)
+
+    def unregister(self, source: Any) -> None:
+        self.sources.remove(source)
+
+    def poll(self, timeout: int | None = None) -> list[tuple[Any, int]]:
+        wakeups = HERE.world.wakeups
+        return [
+            (one, READABLE)
+            for one in self.sources
+            if (one.inbox if not isinstance(one, int) else wakeups[one] if one in wakeups else is_readable(one))
+        ]  # fmt: skip
 
 
 def is_readable(descriptor: int) -> bool:

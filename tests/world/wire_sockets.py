@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import zmq
-from network import LATENCY, TO_DEALER, TO_ROUTER, WireLink, WireNetwork, is_readable
+from network import LATENCY, READABLE, TO_DEALER, TO_ROUTER, WireLink, WireNetwork
 from processes import WorldProcess
 from virtual_time import HERE
 
 # Seconds until a first attempt to connect again, and at most; and those of one that nobody answers.
 RECONNECT, CONNECT_TIMEOUT = (0.05, 0.5), 1.0
 # Plain numbers: operators of zmq's enumerations are slow. And made once: every empty socket that is read raises it.
-READABLE, WRITABLE, EVENTS, DESCRIPTOR = int(zmq.POLLIN), int(zmq.POLLOUT), int(zmq.EVENTS), int(zmq.FD)
+WRITABLE, EVENTS, DESCRIPTOR = int(zmq.POLLOUT), int(zmq.EVENTS), int(zmq.FD)
 NOTHING_THERE, NO_ROOM = zmq.Again(), zmq.Again()
 
 
@@ -276,25 +276,3 @@ class WireContext:
     def destroy(self, linger: int | None = None) -> None:
         for socket in list(self.process.sockets):
             socket.close(linger)
-
-
-class WirePoller:
-    """Stands for zmq.Poller. It never waits: a process takes its next turn when something has come."""
-
-    def __init__(self) -> None:
-        self.sources: list[Any] = []
-
-    def register(self, source: Any, flags: int = zmq.POLLIN) -> None:
-        if source not in self.sources:
-            self.sources.append(source)
-
-    def unregister(self, source: Any) -> None:
-        self.sources.remove(source)
-
-    def poll(self, timeout: int | None = None) -> list[tuple[Any, int]]:
-        wakeups = HERE.world.wakeups
-        return [
-            (one, READABLE)
-            for one in self.sources
-            if (one.inbox if not isinstance(one, int) else wakeups[one] if one in wakeups else is_readable(one))
-        ]  # fmt: skip

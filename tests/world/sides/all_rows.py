@@ -3,6 +3,7 @@
 
 import link_rows
 import linux_rows
+import loop_rows
 import message_rows
 import silent_rows
 from scenario import Scenario
@@ -11,5 +12,6 @@ SCENARIOS: tuple[Scenario, ...] = (
     *link_rows.SCENARIOS,
     *message_rows.SCENARIOS,
     *linux_rows.SCENARIOS,
+    *loop_rows.SCENARIOS,
     *silent_rows.SCENARIOS,
 )

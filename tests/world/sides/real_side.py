@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes of Linux, with real zmq: forks that make the calls that come over a socket."""
 
+import asyncio
 import json
 import os
 import selectors
@@ -8,13 +9,14 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 from process_calls import ProcessCalls
 from relay import BACK, THERE, Relay
 from side import BOUND, Side, SideProcess, SilentLink
+from side_clients import RealClient
 
 from pontil.launcher.child.system_process import GroupLeader
 
@@ -160,6 +162,12 @@ class RealSide(Side):
             filler.connect_ex(listener.getsockname())
             self.full.append(filler)
         return f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+
+    def in_a_loop(self, play: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> dict[str, Any]:
+        return asyncio.run(play())
+
+    def connect(self, server: Any, reads: bool = True) -> RealClient:
+        return RealClient(server, reads)
 
     def end(self) -> None:
         for relay in self.relays:

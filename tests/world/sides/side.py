@@ -4,9 +4,9 @@
 import os
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 # Seconds until something that is to happen counts as never happening. Nothing waits so long unless a row is wrong.
 BOUND = 30.0
@@ -68,6 +68,20 @@ class SilentLink(ABC):
     def mend(self) -> None: ...
 
 
+class SideClient(Protocol):
+    """The client's end of a connection: what has come over it, and whether its end has."""
+
+    @property
+    def data(self) -> bytes: ...
+
+    @property
+    def has_ended(self) -> bool: ...
+
+    def send(self, data: bytes) -> None: ...
+
+    def leave(self) -> None: ...
+
+
 class Side(ABC):
     """One side. Its processes end with it."""
 
@@ -99,6 +113,14 @@ class Side(ABC):
     @abstractmethod
     def unanswered_address(self, client: SideProcess) -> str:
         """Return an address from which the client never hears anything."""
+
+    @abstractmethod
+    def in_a_loop(self, play: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> dict[str, Any]:
+        """Run a coroutine in an event loop, and return what it returns."""
+
+    @abstractmethod
+    def connect(self, server: Any, reads: bool = True) -> SideClient:
+        """Connect to a server of the running loop."""
 
     @abstractmethod
     def end(self) -> None: ...

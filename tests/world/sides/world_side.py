@@ -3,12 +3,13 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from connections import ClientConnection
 from copying import EventConnector, map_peers_of_the_world
-from event_loop import SocketSelector
+from event_loop import LoopProcess, SocketSelector
 from ghost_blocks import GhostPool, GhostRecords
 from install import enter
 from network import TO_DEALER, TO_ROUTER
@@ -112,6 +113,28 @@ class WorldLink(SilentLink):
         self.link.mend(self.way)
 
 
+class WorldClient:
+    """A client of the world, which reads at once whatever it is asked."""
+
+    def __init__(self, world: SeededWorld, process: LoopProcess) -> None:
+        self.data, self.has_ended = b"", False
+        self.connection = ClientConnection(world, process, self, 1)
+
+    def send(self, data: bytes) -> None:
+        self.connection.send(data)
+
+    def leave(self) -> None:
+        self.connection.leave()
+
+    # The parts that a connection calls.
+
+    def received(self, data: bytes) -> None:
+        self.data += data
+
+    def disconnected(self) -> None:
+        self.has_ended = True
+
+
 class WorldSide(Side):
     """The world."""
 
@@ -150,6 +173,16 @@ class WorldSide(Side):
         self.world.network.unreachable.add((client.name, server.name))
         address: str = server.do("serve", "r", self.ipc("unanswered"))
         return address
+
+    def in_a_loop(self, play: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> dict[str, Any]:
+        self.loop = LoopProcess(self.world, "loop")
+        task = self.loop.do(lambda: self.loop.loop.create_task(play()))
+        assert self.until(task.done)
+        facts: dict[str, Any] = task.result()
+        return facts
+
+    def connect(self, server: Any, reads: bool = True) -> "WorldClient":
+        return WorldClient(self.world, self.loop)
 
     def end(self) -> None:
         for process in self.world.processes:
