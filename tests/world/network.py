@@ -138,7 +138,7 @@ class WireLink:
 
 
 class WireNetwork:
-    """All sockets of the world. `carried` and `lost` count messages."""
+    """All sockets of the world. `carried` and `lost` count messages that were on their way."""
 
     def __init__(self, world: SeededWorld) -> None:
         self.world, self.chance = world, world.random("network")

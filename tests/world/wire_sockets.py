@@ -245,11 +245,6 @@ class DealerSocket(WireSocket):
             raise self.find_nothing()
         return self.inbox.popleft()
 
-    def leave(self, survives: bool) -> None:
-        super().leave(survives)
-        self.network.lost += len(self.waiting)
-        self.waiting.clear()
-
     def lose(self, link: WireLink) -> None:
         if self.closed or self.link is not link:
             return

@@ -16,7 +16,7 @@ from typing import Any
 from process_calls import ProcessCalls
 from relay import BACK, THERE, Relay
 from side import BOUND, Side, SideProcess, SilentLink
-from side_clients import RealClient
+from side_clients import SocketClient
 
 from pontil.launcher.child.system_process import GroupLeader
 
@@ -166,8 +166,8 @@ class RealSide(Side):
     def in_a_loop(self, play: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> dict[str, Any]:
         return asyncio.run(play())
 
-    def connect(self, server: Any, reads: bool = True) -> RealClient:
-        return RealClient(server, reads)
+    def connect(self, server: Any, reads: bool = True) -> SocketClient:
+        return SocketClient(server, reads)
 
     def end(self) -> None:
         for relay in self.relays:

@@ -8,7 +8,7 @@ from typing import Any
 CHUNK = 1 << 16
 
 
-class RealClient:
+class SocketClient:
     """A socket that is read whenever somebody looks, if it `reads`."""
 
     def __init__(self, server: Any, reads: bool) -> None:
