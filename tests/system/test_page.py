@@ -310,9 +310,12 @@ def test_a_recording_opens_without_a_server(browser: "Browser", recording: Path)
     early, late = play_to(page, 0), play_to(page, len(frames) - 1)
     assert any(text.startswith("start ") for text in early) and early != late
     assert page.locator("#verdict", has_text="All 4 workers serve").count() == 1
-    # The last frame in which the proxy that is shown has requests: it may be another process at the end.
-    shown = min(name for frame in frames for name in frame["snapshots"])
-    play_to(page, max(at for at, one in enumerate(frames) if one["snapshots"].get(shown, {}).get("requests")))
+    seen = [
+        (at, name) for at, one in enumerate(frames) for name, shown in one["snapshots"].items() if shown["requests"]
+    ]
+    at, name = seen[-1]
+    page.locator("#recording-proxy").select_option(name)
+    play_to(page, at)
     page.locator("#request-rows button").first.click()
     page.locator("#request-detail .lane .span.decode").first.wait_for(timeout=SOON)
     assert not page.locator("#recording-close").is_visible() and not page.locator("#chat-form").is_visible()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from network import LINK_TIMEOUT, WireLink
+from network import WireLink
 from operators import Operators
 from processes import WorldProcess
 from site_plan import SitePlan
@@ -137,8 +137,6 @@ class FaultMaker:
             link.mend(way)
 
         self.world.after(fault.seconds, mend)
-        if fault.seconds > LINK_TIMEOUT:
-            self.world.after(LINK_TIMEOUT, link.cut)
 
     def stick(self, fault: SeedFault, process: WorldProcess) -> None:
         """Have the pulls of a worker hang, whatever it asks of them."""

@@ -144,7 +144,7 @@ class HashRunner:
 
     def is_as_it_should(self, sequence: EngineSequence, hashes: PrefixHashes, end: int) -> bool:
         """Read the whole prefix of a sequence. Return whether it holds what it should."""
-        blocks, size = sequence.blocks[: -(-end // self.size)], 2 * self.size * CELL_BYTES
+        blocks = sequence.blocks[: -(-end // self.size)]
         # The cells behind the end are not read.
         unread = end % self.size and slice(end % self.size, None)
         read = self.cells.take(blocks, axis=0)

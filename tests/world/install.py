@@ -8,15 +8,15 @@ import random
 import secrets
 import time
 import traceback
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import zmq
 import zmq.utils.monitor
-from network import WireContext, WireNetwork, WirePoller, recv_monitor_message
+from network import WireNetwork, WirePoller
 from virtual_time import EPOCH, HERE, SeededWorld
+from wire_sockets import WireContext, recv_monitor_message
 
 FIRST_WAKEUP = 2_000_000
 
@@ -46,6 +46,7 @@ def install() -> None:
     install_clock()
     install_randomness()
     install_descriptors()
+    install_events()
     # Modules read zmq.Context and zmq.Poller when they are called, and import the monitor's function by name.
     replaced: list[tuple[Any, str, Any]] = [
         (zmq, "Context", WireContext),
@@ -87,8 +88,7 @@ def install_randomness() -> None:
 
 
 def install_descriptors() -> None:
-    """Give each process its pid, and close its files when it ends: their locks are what others wait for. An event
-    descriptor is a number in the world, whose change wakes its process."""
+    """Give each process its pid, and close its files when it ends: their locks are what others wait for."""
     own = os.getpid()
     os.getpid = lambda: own if HERE.world.current is None else HERE.world.current.pid
 
@@ -105,29 +105,41 @@ def install_descriptors() -> None:
             process.descriptors.discard(descriptor)
         REAL.close(descriptor)
 
+    replace_in_os(open=opened, close=closed)
+
+
+def install_events() -> None:
+    """Have an event descriptor be a number of the world, whose change wakes its process."""
+
     def eventfd(initval: int = 0, flags: int = 0) -> int:
         made = FIRST_WAKEUP + len(HERE.world.wakers)
         HERE.world.wakeups[made] = initval
         HERE.world.wakers[made] = HERE.world.current
         return made
 
+    def check(descriptor: int) -> None:
+        if descriptor not in HERE.world.wakeups:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
     def eventfd_write(descriptor: int, value: int) -> None:
+        check(descriptor)
         HERE.world.wakeups[descriptor] += value
         waker = HERE.world.wakers[descriptor]
         if waker is not None:
             waker.notify()
 
     def eventfd_read(descriptor: int) -> int:
+        check(descriptor)
         value, HERE.world.wakeups[descriptor] = HERE.world.wakeups[descriptor], 0
         if not value:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return value
 
-    replaced: Sequence[tuple[str, Any]] = (
-        ("open", opened), ("close", closed), ("eventfd", eventfd), ("eventfd_write", eventfd_write),
-        ("eventfd_read", eventfd_read),
-    )  # fmt: skip
-    for name, stand_in in replaced:
+    replace_in_os(eventfd=eventfd, eventfd_write=eventfd_write, eventfd_read=eventfd_read)
+
+
+def replace_in_os(**stand_ins: Any) -> None:
+    for name, stand_in in stand_ins.items():
         setattr(os, name, stand_in)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from virtual_time import SeededWorld
 
 if TYPE_CHECKING:
-    from network import WireSocket
+    from wire_sockets import WireSocket
 
     from pontil.launcher.child.activity import CpuActivity
 
@@ -125,7 +125,7 @@ class WorldProcess(ABC):
             self.world.at(when, self.act, when, work, lost)
 
     def act(self, when: float, work: Callable[[], object], lost: Callable[[], object] | None) -> None:
-        if self.ends is not None and self.ends < when:
+        if self.ends is not None and (self.ends < when or self.stopped_at is not None and self.stopped_at < when):
             if lost is not None:
                 lost()
         elif self.stopped_at is not None and self.stopped_at < when:
@@ -145,11 +145,17 @@ class WorldProcess(ABC):
             work()
         for descriptor in sorted(self.descriptors):
             os.close(descriptor)
+        # Nothing of this happens any more: it is told that it does not.
+        self.let_go()
 
     # The parts that its supervisor calls (SystemProcess).
 
     def signal(self, number: signal.Signals) -> None:
-        self.kill(-number)
+        """Kill it: at once by SIGKILL, and by another signal when it runs."""
+        if number == signal.SIGKILL or self.stopped_at is None:
+            self.kill(-number)
+        else:
+            self.held.append(lambda: self.kill(-number))
 
     def has_ended(self) -> bool:
         return not self.alive
@@ -169,11 +175,14 @@ class WorldProcess(ABC):
             self.stopped_at = self.world.time
 
     def resume(self) -> None:
-        if self.stopped_at is None:
+        if self.stopped_at is None or not self.alive:
             return
         self.world.note("resume", self)
         self.busy_until = max(self.busy_until, self.world.time) + max(0.0, self.busy_until - self.stopped_at)
         self.stopped_at = None
+        self.let_go()
+
+    def let_go(self) -> None:
         held, self.held = self.held, []
         for work in held:
             work()

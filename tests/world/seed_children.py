@@ -39,7 +39,9 @@ class SeedChild:
             told = file.read()
         os.waitpid(self.pid, 0)
         if not told:
-            return SeedReport(seed, "", 0, 0, 0.0, 0.0, 0.0, 0, ["no_thread_failed: the world itself ended by an exception"])
+            return SeedReport(
+                seed, "", 0, 0, 0.0, 0.0, 0.0, 0, ["no_thread_failed: the world itself ended by an exception"]
+            )
         return SeedReport(**json.loads(told))
 
     def kill(self) -> None:

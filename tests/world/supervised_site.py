@@ -15,11 +15,10 @@ from processes import WorldProcess
 from served_proxy import ProxyProcess
 from site_plan import SitePlan
 from virtual_time import SeededWorld
+from world_reporter import WorldReporter
 
 from pontil.launcher.child.child import Child
 from pontil.launcher.child.child_state import ChildState
-from pontil.launcher.child.reporter import PipeReporter
-from pontil.launcher.child.reports import HeartbeatReport, Report
 from pontil.launcher.child.starter import ProcessStart
 from pontil.launcher.child.system_process import SystemProcess
 from pontil.launcher.config.child_plan import ChildPlan
@@ -43,31 +42,6 @@ class ReadySelector(selectors.PollSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         return super().select(0)
-
-
-class WorldReporter(PipeReporter):
-    """The reporter of one process: what it says reaches the pipe when its turn is there. Of heartbeats the supervisor
-    hears when it looks."""
-
-    def __init__(self, pipe: int, process: WorldProcess, wake: Callable[[], None]) -> None:
-        super().__init__(pipe)
-        self.process, self.wake = process, wake
-
-    def start(self) -> None:
-        """Send heartbeats, from a thread of its own."""
-        self.process.job(self.process.world.now() + self.beat, self.beat_and_go_on)
-
-    def beat_and_go_on(self) -> None:
-        self.send_beat()
-        self.start()
-
-    def send(self, report: Report) -> None:
-        self.process.acts(self.process.world.now(), lambda: self.arrive(report))
-
-    def arrive(self, report: Report) -> None:
-        super().send(report)
-        if not isinstance(report, HeartbeatReport):
-            self.wake()
 
 
 class SupervisedSite:
