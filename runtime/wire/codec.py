@@ -104,7 +104,9 @@ class Shape:
         """Keep the fields of another version's introduction that have the known type; fill in EMPTY for the rest but
         addresses."""
         empty = {name: EMPTY[self.hints[name]] for name in self.required if name not in ADDRESSES}
-        fitting = {name: value for name, value in known.items() if name in ADDRESSES or passes(self.checks[name], value)}
+        fitting = {
+            name: value for name, value in known.items() if name in ADDRESSES or passes(self.checks[name], value)
+        }
         return empty | fitting
 
 
