@@ -17,7 +17,7 @@ import msgpack
 from pontil.runtime.errors import MalformedFrame
 from pontil.runtime.wire.messages import SCHEMA, TAGS, Message
 
-# What values a field takes: those of exact types, or those of a predicate.
+# The values that a field takes: those of exact types, or those of a predicate.
 Check = Callable[[Any], bool] | frozenset[type]
 
 # A prompt of a million tokens is about 5 MB; no message is larger than this.
