@@ -22,8 +22,8 @@ ABOUT = "An OpenAI-compatible server with prefill and decode on separate process
 
 
 class OpenApiRoute:
-    """The OpenAPI document of `endpoints` and of this one, built when it is first asked for. `asked` are the kinds of keys that the server
-    asks for, as in SCHEMES; `strict` is true if it refuses undeclared fields."""
+    """The OpenAPI document of `endpoints` and of this one, built when it is first asked for. `asked` are the kinds of
+    keys that the server asks for, as in SCHEMES; `strict` is true if it refuses undeclared fields."""
 
     def __init__(
         self, endpoints: Sequence[Endpoint], version: str, vocab_size: int, *, asked: frozenset[str], strict: bool

@@ -132,7 +132,7 @@ class Bookkeeper:
         if self.log is None:
             return
         if self.log.failing:
-            # What was given up meanwhile is written anew.
+            # All are written anew: some may have been given up.
             self.posted.clear()
         rows: list[UsageRow] = [self.worker_row(worker, book) for worker, book in folded]
         for request in self.open.values():

@@ -17,7 +17,7 @@ import msgpack
 from pontil.runtime.errors import MalformedFrame
 from pontil.runtime.wire.messages import SCHEMA, TAGS, Message
 
-# What values a field takes: those of exact types, or those of a predicate.
+# The values that a field takes: those of exact types, or those of a predicate.
 Check = Callable[[Any], bool] | frozenset[type]
 
 # A prompt of a million tokens is about 5 MB; no message is larger than this.
@@ -104,7 +104,9 @@ class Shape:
         """Keep the fields of another version's introduction that have the known type; fill in EMPTY for the rest but
         addresses."""
         empty = {name: EMPTY[self.hints[name]] for name in self.required if name not in ADDRESSES}
-        fitting = {name: value for name, value in known.items() if name in ADDRESSES or passes(self.checks[name], value)}
+        fitting = {
+            name: value for name, value in known.items() if name in ADDRESSES or passes(self.checks[name], value)
+        }
         return empty | fitting
 
 

@@ -24,7 +24,6 @@ from pontil.runtime.engine.sequence import Sequence as EngineSequence
 
 MASK, HALF = (1 << 62) - 1, 31
 LOW = (1 << HALF) - 1
-CELL_BYTES = 4
 # Ids below are special in the tiny model's vocabulary.
 FIRST_TOKEN = 3
 
@@ -144,14 +143,13 @@ class HashRunner:
 
     def is_as_it_should(self, sequence: EngineSequence, hashes: PrefixHashes, end: int) -> bool:
         """Read the whole prefix of a sequence. Return whether it holds what it should."""
-        blocks = sequence.blocks[: -(-end // self.size)]
-        # The cells behind the end are not read.
-        unread = end % self.size and slice(end % self.size, None)
+        blocks, unread = sequence.blocks[: -(-end // self.size)], end % self.size
         read = self.cells.take(blocks, axis=0)
         right = np.frombuffer(hashes.cells, np.int32, read.size)
         if unread:
+            # The cells behind the end are not read.
             last = read[-1].reshape(2, self.size)
-            last[:, unread] = right[-2 * self.size :].reshape(2, self.size)[:, unread]
+            last[:, unread:] = right[-2 * self.size :].reshape(2, self.size)[:, unread:]
         if read.tobytes() == right.tobytes():
             return True
         wrong = [index for index, differs in enumerate((read != right.reshape(read.shape)).any(axis=1)) if differs]
