@@ -19,7 +19,8 @@ RESOLUTION = 1e-9
 
 
 class SocketSelector(selectors.BaseSelector):
-    """Stands for epoll, and never waits. `edges` are the readers of those of zmq's descriptors whose sockets show an edge."""
+    """Stands for epoll, and never waits: of zmq's descriptors those are ready whose sockets show an edge. `edges` are
+    their readers."""
 
     def __init__(self, process: WorldProcess) -> None:
         self.process = process
