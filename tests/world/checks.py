@@ -2,7 +2,7 @@
 """The invariants of every seed. Each is one function; what does not hold is noted as a violation under its name.
 
 Two are watched all the time: `no_wrong_block_is_read` (hash_model.py, ghost_blocks.py) and `every_outcome_is_defined`
-(clients.py)."""
+(clients.py). Those of watching.py are looked at again and again while a seed runs."""
 
 import sqlite3
 from collections import Counter
@@ -15,18 +15,20 @@ from hash_model import answer_of
 from operators import all_work_in_their_roles_again, every_change_ends
 
 from pontil.runtime.accounting.audit import audit
+from pontil.runtime.proxy.stream_record import StreamRecords
 from pontil.runtime.worker.worker import Worker
 
 if TYPE_CHECKING:
     from seed_run import SeedRun
 
 Condition = Callable[[], bool]
+Check = Callable[["SeedRun"], Iterator[str]]
 # Seconds within which a client has its answer, or is told why not, from when it first asks or the last fault is over.
 ANSWERED_WITHIN = 15.0
 
 
-def check_all(run: "SeedRun") -> None:
-    for check in CHECKS:
+def check_all(run: "SeedRun", those: "tuple[Check, ...] | None" = None) -> None:
+    for check in CHECKS if those is None else those:
         for what in check(run):
             run.world.violate(f"{check.__name__}: {what}")
 
@@ -103,6 +105,41 @@ def the_usage_log_has_each_request_once(run: "SeedRun") -> Iterator[str]:
         yield f"{name} is there, and nobody asked for it"
 
 
+def who_was_refused_is_not_billed(run: "SeedRun") -> Iterator[str]:
+    """A try that got no answer, but a refusal, has no row with tokens: nobody was offered them."""
+    with closing(sqlite3.connect(run.folder / "usage")) as database:
+        billed = dict(database.execute("SELECT name, completion_tokens FROM requests WHERE completion_tokens > 0"))
+    for _, one in tries(run):
+        if one.ended == "refused" and one.name in billed:
+            yield f"{one.name} was refused, and is billed {billed[one.name]} tokens"
+
+
+def a_stream_is_found_again(run: "SeedRun") -> Iterator[str]:
+    """A stream that can be continued is there for its client as long as its window lasts, whichever proxy dies."""
+    for wish, one in tries(run):
+        if wish.resumable and one.stream is not None and one.ended in ("lost", "broken"):
+            yield f"{one.name} is not found again after {one.continued} connections"
+
+
+def no_row_is_open_without_a_record(run: "SeedRun") -> Iterator[str]:
+    """The row of a request stays open only while its stream can be continued."""
+    with closing(sqlite3.connect(run.folder / "usage")) as database:
+        still_open = [row[0] for row in database.execute("SELECT id FROM requests WHERE state = 'open'")]
+    kept = set(StreamRecords(run.folder / "streams").requests())
+    for request in still_open:
+        if request not in kept:
+            yield f"the row of {request} is open, and its stream has no record"
+
+
+def nothing_outlives_its_window(run: "SeedRun") -> Iterator[str]:
+    """Once their windows are over, streams have no records, and no request has an open row."""
+    for path in sorted((run.folder / "streams").iterdir()):
+        yield f"there is still a {path.suffix} file"
+    with closing(sqlite3.connect(run.folder / "usage")) as database:
+        for (name,) in database.execute("SELECT name FROM requests WHERE state = 'open' ORDER BY name"):
+            yield f"the row of {name} is still open"
+
+
 def the_audit_is_equal(run: "SeedRun") -> Iterator[str]:
     """Workers' counts, the ledger's sums and the rows are equal, where no message was lost."""
     if not run.world.network.lost:
@@ -166,20 +203,36 @@ def the_service_is_whole_again(run: "SeedRun") -> Iterator[str]:
             yield f"{process} knows {known}"
 
 
+def peers_that_live_are_not_lost(run: "SeedRun") -> Iterator[str]:
+    """No worker takes one that serves for lost, or failed, while it has a connection to it."""
+    serving = {one.worker.incarnation: one for one in run.site.workers if one.worker is not None}
+    for process in run.site.workers:
+        assert process.worker is not None
+        for peer, reason in process.worker.decode.peers.failed.items():
+            if peer in serving:
+                yield f"{process} cannot pull from {serving[peer]}: {reason}"
+
+
 def no_thread_failed(run: "SeedRun") -> Iterator[str]:
     """No thread, task or handler of any process ended by an exception of ours."""
     yield from run.world.failures
 
 
-CHECKS: tuple[Callable[["SeedRun"], Iterator[str]], ...] = (
+CHECKS: tuple[Check, ...] = (
     tokens_equal_the_oracle,
     usage_equals_deliveries,
     the_usage_log_has_each_request_once,
+    who_was_refused_is_not_billed,
+    a_stream_is_found_again,
+    no_row_is_open_without_a_record,
     the_audit_is_equal,
     nobody_waits_past_a_deadline,
     nothing_is_left_two_seconds_after_the_last_fault,
     the_service_is_whole_again,
+    peers_that_live_are_not_lost,
     every_change_ends,
     all_work_in_their_roles_again,
     no_thread_failed,
 )
+
+LATE_CHECKS: tuple[Check, ...] = (nothing_outlives_its_window,)

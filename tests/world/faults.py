@@ -37,6 +37,7 @@ KINDS: dict[str, tuple[int, tuple[float, ...]]] = {
     "cut": (2, ()),
     "silence": (2, (0.2, 1.0, 4.0, 8.0)),
     "stick": (1, (0.5, 3.0, 7.0)),
+    "kill twice": (2, ()),
 }
 
 # The same of operators' changes: they are taken back after so many seconds.
@@ -63,7 +64,7 @@ def planned(plan: SitePlan, chance: random.Random, seconds: float) -> list[SeedF
     made = []
     for _ in range(plan.faults):
         kind = chance.choices(list(KINDS), [weight for weight, _ in KINDS.values()])[0]
-        names = plan.worker_names + (plan.proxy_names if kind in ("kill", "stop") else [])
+        names = plan.worker_names + (plan.proxy_names if kind in ("kill", "kill twice", "stop") else [])
         lasts = KINDS[kind][1]
         made.append(
             SeedFault(
@@ -74,12 +75,16 @@ def planned(plan: SitePlan, chance: random.Random, seconds: float) -> list[SeedF
     return sorted(made, key=lambda fault: fault.at)
 
 
+# Seconds in which the second death of a process comes, from when its successor serves, and between two looks for it.
+KILLED_AGAIN_WITHIN, SERVES_FOR, LOOK = 10.0, 0.3, 0.01
+
+
 class FaultMaker:
     """The maker of faults. `over_at` is when the last of them has ended."""
 
     def __init__(self, world: SeededWorld, site: SupervisedSite) -> None:
         self.world, self.site = world, site
-        self.over_at = 0.0
+        self.over_at = self.busy_until = 0.0
         self.operators = Operators(world, site, self.goes_on)
         self.acts: dict[str, Callable[[SeedFault, WorldProcess], None]] = {
             "kill": lambda fault, process: process.kill(),
@@ -87,6 +92,7 @@ class FaultMaker:
             "cut": self.cut,
             "silence": self.silence,
             "stick": self.stick,
+            "kill twice": self.kill_twice,
         }
 
     def plan(self, faults: list[SeedFault], begin: float) -> None:
@@ -94,12 +100,19 @@ class FaultMaker:
             self.over_at = max(self.over_at, begin + fault.at + fault.seconds)
             self.world.at(begin + fault.at, partial(self.happen, fault))
 
+    @property
+    def is_busy(self) -> bool:
+        """Return whether a fault that has begun is not over."""
+        return self.busy_until > self.world.now()
+
     def goes_on(self, seconds: float) -> None:
         """Note that a fault is not over for so many seconds."""
-        self.over_at = max(self.over_at, self.world.now() + seconds)
+        self.busy_until = max(self.busy_until, self.world.now() + seconds)
+        self.over_at = max(self.over_at, self.busy_until)
 
     def happen(self, fault: SeedFault) -> None:
         self.world.note("fault", fault)
+        self.goes_on(fault.seconds)
         if fault.kind in CHANGES:
             self.operators.act(fault)
             return
@@ -110,6 +123,21 @@ class FaultMaker:
     def stop(self, fault: SeedFault, process: WorldProcess) -> None:
         process.stop()
         self.world.after(fault.seconds, process.resume)
+
+    def kill_twice(self, fault: SeedFault, process: WorldProcess) -> None:
+        """Kill a process, and its successor soon after that has begun to serve."""
+        process.kill()
+        within = self.world.now() + KILLED_AGAIN_WITHIN
+
+        def look() -> None:
+            serving = [one for one in (*self.site.workers, *self.site.proxies) if one.name == fault.target]
+            if serving:
+                self.world.after(fault.draw * SERVES_FOR, serving[0].kill)
+            elif self.world.now() < within:
+                self.goes_on(LOOK + SERVES_FOR)
+                self.world.after(LOOK, look)
+
+        look()
 
     def links_of(self, process: WorldProcess) -> list[WireLink]:
         links = self.world.network.open_links()
