@@ -2,12 +2,13 @@
 """Faults: a list that follows from the seed alone, so that any part of it can be played again."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from disks import DIES_WITHIN, DISKS, WRITES, DeadlyWrite
 from network import LINK_TIMEOUT, WireLink
-from operators import Operators
+from operators import LOOK, Operators
 from processes import WorldProcess
 from site_plan import SitePlan
 from supervised_site import SupervisedSite
@@ -37,7 +38,13 @@ KINDS: dict[str, tuple[int, tuple[float, ...]]] = {
     "cut": (2, ()),
     "silence": (2, (0.2, 1.0, 4.0, 8.0)),
     "stick": (1, (0.5, 3.0, 7.0)),
+    "full": (2, (0.3, 1.5, 4.0, 8.0)),
+    "slow disk": (1, (0.5, 2.0, 5.0)),
+    "tear": (2, (DIES_WITHIN,)),
 }
+
+# Seconds within which what waited for a disk is written.
+WRITTEN_WITHIN = 60.0
 
 # The same of operators' changes: they are taken back after so many seconds.
 CHANGES: dict[str, tuple[int, tuple[float, ...]]] = {
@@ -63,7 +70,7 @@ def planned(plan: SitePlan, chance: random.Random, seconds: float) -> list[SeedF
     made = []
     for _ in range(plan.faults):
         kind = chance.choices(list(KINDS), [weight for weight, _ in KINDS.values()])[0]
-        names = plan.worker_names + (plan.proxy_names if kind in ("kill", "stop") else [])
+        names = targets_of(kind, plan)
         lasts = KINDS[kind][1]
         made.append(
             SeedFault(
@@ -72,6 +79,15 @@ def planned(plan: SitePlan, chance: random.Random, seconds: float) -> list[SeedF
             )
         )  # fmt: skip
     return sorted(made, key=lambda fault: fault.at)
+
+
+def targets_of(kind: str, plan: SitePlan) -> Sequence[str]:
+    """Return the names that a fault of a kind may have as its target."""
+    if kind in ("full", "slow disk"):
+        return DISKS
+    if kind == "tear":
+        return plan.proxy_names
+    return plan.worker_names + (plan.proxy_names if kind in ("kill", "stop") else [])
 
 
 class FaultMaker:
@@ -87,6 +103,7 @@ class FaultMaker:
             "cut": self.cut,
             "silence": self.silence,
             "stick": self.stick,
+            "tear": self.tear,
         }
 
     def plan(self, faults: list[SeedFault], begin: float) -> None:
@@ -102,6 +119,9 @@ class FaultMaker:
         self.world.note("fault", fault)
         if fault.kind in CHANGES:
             self.operators.act(fault)
+            return
+        if fault.target in DISKS:
+            self.harm_disk(fault)
             return
         for process in self.site.processes:
             if process.name == fault.target and process.alive:
@@ -145,3 +165,25 @@ class FaultMaker:
         worker = getattr(process, "worker", None)
         if worker is not None:
             worker.transport.stuck_until = self.world.now() + fault.seconds
+
+    def harm_disk(self, fault: SeedFault) -> None:
+        """Have no room on a disk, or have it be slow, for a while."""
+        disk, until = self.world.disks.disks[fault.target], self.world.now() + fault.seconds
+        if fault.kind == "full":
+            disk.full_until = max(disk.full_until, until)
+        else:
+            disk.slow_until = max(disk.slow_until, until)
+        self.world.at(until, partial(self.watch_logs, until + WRITTEN_WITHIN))
+
+    def watch_logs(self, latest: float) -> None:
+        """A disk's fault is over once what waited for it is written: a proxy tries that seldom if it takes long."""
+        failing = any(one.proxy.books.log.failing for one in self.site.proxies if one.proxy and one.proxy.books.log)
+        if failing and self.world.now() < latest:
+            self.goes_on(LOOK)
+            self.world.after(LOOK, partial(self.watch_logs, latest))
+
+    def tear(self, fault: SeedFault, process: WorldProcess) -> None:
+        """Have a process die in one of its next writes, which is cut."""
+        deadly = self.world.disks.deadly
+        deadly[process] = DeadlyWrite(int(fault.draw * WRITES), fault.draw * 1000 % 1)
+        self.world.after(fault.seconds, lambda: deadly.pop(process, None))

@@ -55,7 +55,7 @@ class SeedRun:
     ) -> None:  # fmt: skip
         self.plan = plan
         world = self.world = SeededWorld(seed, trace)
-        enter(world)
+        enter(world, folder)
         self.site = SupervisedSite(world, plan, model, folder)
         self.calls: list[ClientCall] = []
         self.waiting = 0

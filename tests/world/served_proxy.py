@@ -6,12 +6,16 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from event_loop import LoopProcess
+from processes import FAILED
 from sanic.touchup.service import TouchUp
 from virtual_time import SeededWorld
 
 from pontil.http.app.service import Service, build_app
 from pontil.http.app.timed_protocol import TimedProtocol
+from pontil.runtime.accounting.usage_log import UsageLog
+from pontil.runtime.accounting.usage_tables import RequestRow
 from pontil.runtime.config import ProxyConfig
+from pontil.runtime.errors import PontilError
 from pontil.runtime.foundation.line_pipe import LinePipe
 from pontil.runtime.proxy import fleet
 from pontil.runtime.proxy.proxy import Proxy
@@ -43,8 +47,14 @@ class ProxyProcess(LoopProcess):
         """Make the proxy and serve, as `run_proxy` does."""
 
         def make() -> None:
-            proxy = self.proxy = Proxy(config, tokenizer)
-            self.at_death.append(lambda: close_database(proxy.books.log))
+            try:
+                proxy = self.proxy = Proxy(config, tokenizer)
+            except PontilError as error:
+                self.world.note("exit", self, error)
+                reporter.failed(str(error))
+                self.acts(self.world.now(), lambda: self.kill(FAILED))
+                return
+            self.at_death.append(lambda: self.end_log(proxy.books.log))
             proxy.bind()
             app = build_app(proxy)
             self.service = Service(proxy, app, cast(Any, NamedListener()), reporter)
@@ -67,17 +77,24 @@ class ProxyProcess(LoopProcess):
         if self.failure is not None:
             raise self.failure
 
+    def end_log(self, log: UsageLog | None) -> None:
+        """End the usage log as the end of its process does: what was not committed is not there. Note what a bad disk
+        did not take in time."""
+        if log is None:
+            return
+        file: Any = log.file
+        if file.database is not None:
+            file.database.close()
+        disks = self.world.disks
+        if log.failing or disks.usage_is_late:
+            rows = [*log.pending.rows.values(), *log.in_hand.rows.values()]
+            disks.lost_rows |= {row.name for row in rows if isinstance(row, RequestRow)}
+
     def obey(self, commands: LinePipe) -> None:
         """Have the service obey the commands of the supervisor that have come."""
         if self.service is not None:
             for line in commands.read():
                 self.call(self.service.obey, json.loads(line))
-
-
-def close_database(log: Any) -> None:
-    """End the file as the end of its process does: what was not committed is not there."""
-    if log is not None and log.file.database is not None:
-        log.file.database.close()
 
 
 def leave_pages_seldom() -> None:
