@@ -10,6 +10,7 @@ import errno
 import os
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -52,7 +53,8 @@ class WorldDisk:
 
 
 class WorldDisks:
-    """The disks of a world, below a folder. `files` are the open files of its processes by descriptor."""
+    """The disks of a world, below a folder. `files` are the open files of its processes by descriptor; `whole` counts
+    the writes to each file, by inode, that were done whole."""
 
     def __init__(self, world: SeededWorld, folder: Path) -> None:
         self.world, self.folder = world, f"{folder}/"
@@ -60,6 +62,7 @@ class WorldDisks:
         self.chance = world.random("disks")
         self.disks = {name: WorldDisk(name) for name in DISKS}
         self.files: dict[int, WorldDisk] = {}
+        self.whole: Counter[int] = Counter()
         self.deadly: dict[WorldProcess, DeadlyWrite] = {}
         # Requests whose rows waited for a bad disk when their proxy died, and are lost (docs/operate/accounting.md).
         self.lost_rows: set[str] = set()
@@ -98,7 +101,7 @@ class WorldDisks:
             self.world.note("dies in a write", process)
             del self.deadly[process]
             process.kill()
-            # What its calls do while they return is later than its death.
+            # Its calls return later than its death.
             self.world.spend(1e-6)
             raise ProcessDied
 
@@ -131,81 +134,109 @@ class WorldDatabase(sqlite3.Connection):
         return False
 
 
+@dataclass(frozen=True, slots=True)
+class RealFiles:
+    """The calls that were there before."""
+
+    write: Any
+    pwrite: Any
+    open: Any
+    close: Any
+    utime: Any
+
+
+REAL: RealFiles
+
+
 def install_disks() -> None:
     """Replace the calls that write to files, or change folders."""
-    write, pwrite, opened, close, utime = os.write, os.pwrite, os.open, os.close, os.utime
+    global REAL
+    REAL = RealFiles(os.write, os.pwrite, os.open, os.close, os.utime)
+    replaced: list[tuple[Any, str, Any]] = [
+        (os, "write", lambda file, data: written(REAL.write, file, data)),
+        (os, "pwrite", lambda file, data, place: written(REAL.pwrite, file, data, place)),
+        (os, "open", opened), (os, "close", closed), (os, "utime", set_times),
+        (sqlite3, "connect", connected), (Path, "write_bytes", write_bytes),
+    ]  # fmt: skip
+    replaced += [(os, name, by_the_living(getattr(os, name))) for name in ("unlink", "rename", "replace", "ftruncate")]
+    for owner, name, stand_in in replaced:
+        setattr(owner, name, stand_in)
 
-    def stamp(file: Any) -> None:
-        now = int(time.time() * 1e9)
-        utime(file, ns=(now, now))
 
-    def written(put: Callable[..., int], file: int, data: Any, *place: int) -> int:
-        disk = HERE.world.disks.files.get(file) if HERE.world.current is not None else None
-        if disk is None:
-            return put(file, data, *place)
-        must_live()
-        disks = HERE.world.disks
-        count = put(file, memoryview(data)[: disks.begin(disk, len(data))], *place)
-        stamp(file)
+def stamp(file: Any) -> None:
+    """Give a file the time of the world."""
+    now = int(time.time() * 1e9)
+    REAL.utime(file, ns=(now, now))
+
+
+def written(put: Callable[..., int], file: int, data: Any, *place: int) -> int:
+    """Write to a file of the world, as far as its disk and the process's life allow."""
+    disks = HERE.world.disks
+    disk = disks.files.get(file) if HERE.world.current is not None else None
+    if disk is None:
+        return put(file, data, *place)
+    must_live()
+    count = put(file, memoryview(data)[: disks.begin(disk, len(data))], *place)
+    stamp(file)
+    disks.end()
+    if count == len(data):
+        disks.whole[os.fstat(file).st_ino] += 1
+    return count
+
+
+def opened(path: Any, flags: int, mode: int = 0o777, **given: Any) -> int:
+    disks = HERE.world.disks
+    disk = disks.disk_of(path) if HERE.world.current is not None else None
+    if disk is None:
+        made: int = REAL.open(path, flags, mode, **given)
+        return made
+    must_live()
+    is_new = flags & os.O_CREAT and not os.path.lexists(path)
+    if is_new:
+        disks.begin(disk, 1)
+    made = REAL.open(path, flags, mode, **given)
+    disks.files[made] = disk
+    if is_new:
+        stamp(made)
+        disks.whole[os.fstat(made).st_ino] = 0
         disks.end()
-        return count
+    return made
 
-    def open_on_disk(path: Any, flags: int, mode: int = 0o777, **given: Any) -> int:
-        disk = HERE.world.disks.disk_of(path) if HERE.world.current is not None else None
-        if disk is None:
-            return opened(path, flags, mode, **given)
-        must_live()
-        is_new = flags & os.O_CREAT and not os.path.lexists(path)
-        if is_new:
-            HERE.world.disks.begin(disk, 1)
-        made = opened(path, flags, mode, **given)
-        HERE.world.disks.files[made] = disk
-        if is_new:
-            stamp(made)
-            HERE.world.disks.end()
-        return made
 
-    def closed(file: int) -> None:
-        current = HERE.world.current
-        # The files of a process that has died are closed already.
-        if current is None or current.alive or file in current.descriptors:
-            HERE.world.disks.files.pop(file, None)
-            close(file)
+def closed(file: int) -> None:
+    current = HERE.world.current
+    # The files of a process that has died are closed already.
+    if current is None or current.alive or file in current.descriptors:
+        HERE.world.disks.files.pop(file, None)
+        REAL.close(file)
 
-    def utime_of_the_world(file: Any, times: Any = None, **given: Any) -> None:
-        must_live()
-        if times is None and not given:
-            stamp(file)
-        else:
-            utime(file, times, **given)
 
-    def connect(address: str, *given: Any, **more: Any) -> sqlite3.Connection:
-        if HERE.world.current is None:
-            return sqlite3.Connection(address, *given, **more)
-        made = WorldDatabase(address, *given, **more)
-        made.disk = HERE.world.disks.disk_of(unquote(address.removeprefix("file:").partition("?")[0]))
-        return made
+def set_times(file: Any, times: Any = None, **given: Any) -> None:
+    must_live()
+    if times is None and not given:
+        stamp(file)
+    else:
+        REAL.utime(file, times, **given)
 
-    def write_bytes(path: Path, data: Any) -> int:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        try:
-            count = os.write(file, data)
-            if count < len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        finally:
-            os.close(file)
-        return count
 
-    untyped: Any = os
-    untyped.write = lambda file, data: written(write, file, data)
-    untyped.pwrite = lambda file, data, place: written(pwrite, file, data, place)
-    untyped.open, untyped.close, untyped.utime = open_on_disk, closed, utime_of_the_world
-    for name in ("unlink", "rename", "replace", "ftruncate"):
-        setattr(os, name, by_the_living(getattr(os, name)))
-    untyped = sqlite3
-    untyped.connect = connect
-    untyped = Path
-    untyped.write_bytes = write_bytes
+def connected(address: str, *given: Any, **more: Any) -> sqlite3.Connection:
+    if HERE.world.current is None:
+        return sqlite3.Connection(address, *given, **more)
+    made = WorldDatabase(address, *given, **more)
+    made.disk = HERE.world.disks.disk_of(unquote(address.removeprefix("file:").partition("?")[0]))
+    return made
+
+
+def write_bytes(path: Path, data: Any) -> int:
+    """Stands for Path.write_bytes."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        count = os.write(file, data)
+        if count < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    finally:
+        os.close(file)
+    return count
 
 
 def by_the_living(call: Callable[..., Any]) -> Callable[..., Any]:

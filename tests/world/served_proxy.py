@@ -2,13 +2,14 @@
 """A proxy's process: the real proxy, app and service, with sanic's protocol over the world's connections."""
 
 import json
+import os
 from collections.abc import Callable
 from typing import Any, cast
 
 from event_loop import LoopProcess
 from processes import FAILED
 from sanic.touchup.service import TouchUp
-from virtual_time import SeededWorld
+from virtual_time import HERE, SeededWorld
 
 from pontil.http.app.service import Service, build_app
 from pontil.http.app.timed_protocol import TimedProtocol
@@ -19,6 +20,7 @@ from pontil.runtime.errors import PontilError
 from pontil.runtime.foundation.line_pipe import LinePipe
 from pontil.runtime.proxy import fleet
 from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.proxy.stream_record import StreamRecord, StreamRecords
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -95,6 +97,22 @@ class ProxyProcess(LoopProcess):
         if self.service is not None:
             for line in commands.read():
                 self.call(self.service.obey, json.loads(line))
+
+
+def read_records_whole() -> None:
+    """Have each record of a stream be checked when it is claimed: no line that was written whole may be missing."""
+    claim: Callable[[StreamRecords, str], StreamRecord | None] = StreamRecords.claim
+
+    def claimed(records: StreamRecords, name: str) -> StreamRecord | None:
+        made = claim(records, name)
+        if made is not None:
+            written = HERE.world.disks.whole[os.fstat(made.lease.descriptor).st_ino]
+            if len(made.lines) != written:
+                HERE.world.violate(f"every_record_is_whole: a record has {len(made.lines)} of {written} lines")
+        return made
+
+    untyped: Any = StreamRecords
+    untyped.claim = claimed
 
 
 def leave_pages_seldom() -> None:
