@@ -302,12 +302,12 @@ class DecodeSide:
             self.machine.scheduler.memory.give_back(self.parked[transfer.transfer_id].request.sequence)
 
     def send_fetched(self, transfer: ReceiveTransfer) -> None:
-        self.peers.tell(transfer.peer, Fetched(self.incarnation, transfer.peer, transfer.transfer_id, transfer.epoch))
+        word = Fetched(self.incarnation, transfer.peer, transfer.transfer_id, transfer.epoch)
+        self.peers.tell_last(transfer.peer, word, time.monotonic())
 
     def send_abandon(self, transfer: ReceiveTransfer) -> None:
-        self.peers.tell(
-            transfer.peer, Abandon(self.incarnation, transfer.peer, transfer.transfer_id, str(transfer.error))
-        )
+        word = Abandon(self.incarnation, transfer.peer, transfer.transfer_id, str(transfer.error))
+        self.peers.tell_last(transfer.peer, word, time.monotonic())
 
     def stop_worker(self, transfer: ReceiveTransfer) -> None:
         """Raise TransferError to end this process: that ends the copier and frees its memory, and the supervisor starts

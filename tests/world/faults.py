@@ -2,12 +2,13 @@
 """Faults: a list that follows from the seed alone, so that any part of it can be played again."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from disks import DIES_WITHIN, DISKS, WRITES, DeadlyWrite
 from network import LINK_TIMEOUT, WireLink
-from operators import Operators
+from operators import LOOK, Operators
 from processes import WorldProcess
 from site_plan import SitePlan
 from supervised_site import SupervisedSite
@@ -38,7 +39,15 @@ KINDS: dict[str, tuple[int, tuple[float, ...]]] = {
     "silence": (2, (0.2, 1.0, 4.0, 8.0)),
     "stick": (1, (0.5, 3.0, 7.0)),
     "kill twice": (2, ()),
+    "full": (2, (0.3, 1.5, 4.0, 8.0)),
+    "slow disk": (1, (0.5, 2.0, 5.0)),
+    "tear": (2, (DIES_WITHIN,)),
 }
+
+# A kind that is likely in the shape of a seed happens so many times as often.
+LIKELY = 4
+# Seconds within which what waited for a disk is written.
+WRITTEN_WITHIN = 60.0
 
 # The same of operators' changes: they are taken back after so many seconds.
 CHANGES: dict[str, tuple[int, tuple[float, ...]]] = {
@@ -63,8 +72,9 @@ def planned(plan: SitePlan, chance: random.Random, seconds: float) -> list[SeedF
     """Return the faults of a seed, in order, during so many seconds."""
     made = []
     for _ in range(plan.faults):
-        kind = chance.choices(list(KINDS), [weight for weight, _ in KINDS.values()])[0]
-        names = plan.worker_names + (plan.proxy_names if kind in ("kill", "kill twice", "stop") else [])
+        weights = [weight * (LIKELY if kind in plan.likely else 1) for kind, (weight, _) in KINDS.items()]
+        kind = chance.choices(list(KINDS), weights)[0]
+        names = targets_of(kind, plan)
         lasts = KINDS[kind][1]
         made.append(
             SeedFault(
@@ -76,7 +86,16 @@ def planned(plan: SitePlan, chance: random.Random, seconds: float) -> list[SeedF
 
 
 # Seconds in which the second death of a process comes, from when its successor serves, and between two looks for it.
-KILLED_AGAIN_WITHIN, SERVES_FOR, LOOK = 10.0, 0.3, 0.01
+KILLED_AGAIN_WITHIN, SERVES_FOR, LOOK_AGAIN = 10.0, 0.3, 0.01
+
+
+def targets_of(kind: str, plan: SitePlan) -> Sequence[str]:
+    """Return the names that a fault of a kind may have as its target."""
+    if kind in ("full", "slow disk"):
+        return DISKS
+    if kind == "tear":
+        return plan.proxy_names
+    return plan.worker_names + (plan.proxy_names if kind in ("kill", "kill twice", "stop") else [])
 
 
 class FaultMaker:
@@ -93,6 +112,7 @@ class FaultMaker:
             "silence": self.silence,
             "stick": self.stick,
             "kill twice": self.kill_twice,
+            "tear": self.tear,
         }
 
     def plan(self, faults: list[SeedFault], begin: float) -> None:
@@ -116,6 +136,9 @@ class FaultMaker:
         if fault.kind in CHANGES:
             self.operators.act(fault)
             return
+        if fault.target in DISKS:
+            self.harm_disk(fault)
+            return
         for process in self.site.processes:
             if process.name == fault.target and process.alive:
                 self.acts[fault.kind](fault, process)
@@ -134,8 +157,8 @@ class FaultMaker:
             if serving:
                 self.world.after(fault.draw * SERVES_FOR, serving[0].kill)
             elif self.world.now() < within:
-                self.goes_on(LOOK + SERVES_FOR)
-                self.world.after(LOOK, look)
+                self.goes_on(LOOK_AGAIN + SERVES_FOR)
+                self.world.after(LOOK_AGAIN, look)
 
         look()
 
@@ -173,3 +196,25 @@ class FaultMaker:
         worker = getattr(process, "worker", None)
         if worker is not None:
             worker.transport.stuck_until = self.world.now() + fault.seconds
+
+    def harm_disk(self, fault: SeedFault) -> None:
+        """Have no room on a disk, or have it be slow, for a while."""
+        disk, until = self.world.disks.disks[fault.target], self.world.now() + fault.seconds
+        if fault.kind == "full":
+            disk.full_until = max(disk.full_until, until)
+        else:
+            disk.slow_until = max(disk.slow_until, until)
+        self.world.at(until, partial(self.watch_logs, until + WRITTEN_WITHIN))
+
+    def watch_logs(self, latest: float) -> None:
+        """A disk's fault is over once what waited for it is written: a proxy tries that seldom if it takes long."""
+        failing = any(one.proxy.books.log.failing for one in self.site.proxies if one.proxy and one.proxy.books.log)
+        if failing and self.world.now() < latest:
+            self.goes_on(LOOK)
+            self.world.after(LOOK, partial(self.watch_logs, latest))
+
+    def tear(self, fault: SeedFault, process: WorldProcess) -> None:
+        """Have a process die in one of its next writes, which is cut."""
+        deadly = self.world.disks.deadly
+        deadly[process] = DeadlyWrite(int(fault.draw * WRITES), fault.draw * 1000 % 1)
+        self.world.after(fault.seconds, lambda: deadly.pop(process, None))

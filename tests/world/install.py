@@ -15,6 +15,7 @@ from typing import Any
 
 import zmq
 import zmq.utils.monitor
+from disks import WorldDisks, install_disks
 from network import WireContext, WireNetwork, WirePoller, recv_monitor_message
 from virtual_time import EPOCH, HERE, SeededWorld
 
@@ -34,9 +35,10 @@ class RealCalls:
 REAL = RealCalls()
 
 
-def enter(world: SeededWorld) -> None:
-    """Make a world the one that all stand-ins refer to."""
+def enter(world: SeededWorld, folder: Path = Path("/nonexistent")) -> None:
+    """Make a world, whose disks are below a folder, the one that all stand-ins refer to."""
     HERE.world = world
+    WorldDisks(world, folder)
     world.network = WireNetwork(world)
     random.seed(f"{world.seed}/global")
 
@@ -46,6 +48,7 @@ def install() -> None:
     install_clock()
     install_randomness()
     install_descriptors()
+    install_disks()
     # Modules read zmq.Context and zmq.Poller when they are called, and import the monitor's function by name.
     replaced: list[tuple[Any, str, Any]] = [
         (zmq, "Context", WireContext),

@@ -44,17 +44,21 @@ class LoadShape:
     batched_tokens: int = 256
     # Seconds by which a late message is late, on average.
     jitter: float = 0.5e-3
+    # Kinds of faults that are likely.
+    likely: tuple[str, ...] = ()
 
 
 SHAPES = {
     "plain": LoadShape(),
     # Sequences are preempted, and prompts wait for room.
     "tight": LoadShape(
-        blocks=30, seats=6, most_blocks=5, most_rest=40, most_tokens=130, several=0.3, leaves=0.15, long_answer=200
+        blocks=30, seats=6, most_blocks=5, most_rest=40, most_tokens=130, several=0.3, leaves=0.15, long_answer=200,
+        likely=("cut", "stop"),
     ),
     # Streams break off and are continued, mostly over the other proxy.
     "broken off": LoadShape(
-        whole=0.05, resumable=0.8, leaves=0.12, breaks=0.7, stops=0.05, most_blocks=4, resume_window=3.0, leaves_within=1.2
+        whole=0.05, resumable=0.8, leaves=0.12, breaks=0.7, stops=0.05, most_blocks=4, resume_window=3.0, leaves_within=1.2,
+        likely=("kill twice",),
     ),
     # Seats are taken by several choices of one request, and end one by one.
     "several": LoadShape(
@@ -67,10 +71,10 @@ SHAPES = {
     # Clients leave at each stage of a request, and workers are soon there again.
     "leaving": LoadShape(
         most_blocks=13, most_rest=90, leaves=0.5, leaves_within=0.25, resumable=0.1, worker_start=(0.05, 0.4),
-        batched_tokens=64,
+        batched_tokens=64, likely=("kill", "kill twice"),
     ),
     # Hosts that are far apart: messages that belong together come late, and out of step.
-    "far": LoadShape(jitter=20e-3, leaves=0.25, most_tokens=40, worker_start=(0.1, 1.0)),
+    "far": LoadShape(jitter=20e-3, leaves=0.25, most_tokens=40, worker_start=(0.1, 1.0), likely=("cut", "silence")),
 }
 
 
@@ -80,6 +84,7 @@ def shaped(plan: SitePlan, chance: random.Random) -> tuple[SitePlan, LoadShape]:
     site = replace(
         plan, blocks=shape.blocks, seats=shape.seats, resume_window=shape.resume_window,
         worker_start=shape.worker_start, batched_tokens=shape.batched_tokens,
+        likely=shape.likely,
     )  # fmt: skip
     return site, shape
 

@@ -59,7 +59,7 @@ class SeedRun:
         world = self.world = SeededWorld(seed, trace)
         plan, shape = shaped(plan, world.random("shape"))
         self.plan = plan
-        enter(world)
+        enter(world, folder)
         world.network.jitter = shape.jitter
         self.site = SupervisedSite(world, plan, model, folder)
         self.calls: list[ClientCall] = []

@@ -31,6 +31,8 @@ class SitePlan:
     # Seconds in which a stream can be continued, and those of a worker's start, at least and at most.
     resume_window: float = 60.0
     worker_start: tuple[float, float] = (1.0, 3.0)
+    # Kinds of faults that are likely.
+    likely: tuple[str, ...] = ()
     # Most prompt tokens of a step.
     batched_tokens: int = 256
 

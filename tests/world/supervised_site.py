@@ -192,4 +192,8 @@ class SupervisedSite:
 
     @property
     def is_whole(self) -> bool:
-        return all(child.state is ChildState.READY for child in self.children)
+        """True if every process serves, and every proxy knows every worker."""
+        count = sum(not child.plan.is_proxy for child in self.children)
+        return all(child.state is ChildState.READY for child in self.children) and all(
+            process.proxy is not None and len(process.proxy.registry.workers) == count for process in self.proxies
+        )

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
+    from disks import WorldDisks
     from ghost_blocks import GhostRecords
     from network import WireNetwork
     from processes import WorldProcess
@@ -24,11 +25,16 @@ EPOCH, BEGIN = 1_700_000_000.0, 10_000.0
 SHOWN = 30
 
 
+class ProcessDied(SystemExit):
+    """The end of the process that runs, in the middle of a call: nothing that it would have done next happens."""
+
+
 class SeededWorld:
     """All that happens from one seed. `current` is the process that runs now, if one does. `wakeups` are the counts
     behind event descriptors, `wakers` the processes that read them."""
 
     network: "WireNetwork"
+    disks: "WorldDisks"
     ghosts: "GhostRecords"
 
     def __init__(self, seed: int, trace: TextIO | None = None) -> None:
@@ -89,7 +95,10 @@ class SeededWorld:
             when, _, work = heapq.heappop(self.heap)
             self.time = max(self.time, when)
             self.steps += 1
-            work()
+            try:
+                work()
+            except ProcessDied:
+                continue
 
     def run_until(self, time: float) -> None:
         self.at(time, lambda: None)
