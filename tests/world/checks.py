@@ -118,6 +118,9 @@ def who_was_refused_is_not_billed(run: "SeedRun") -> Iterator[str]:
 
 def a_stream_is_found_again(run: "SeedRun") -> Iterator[str]:
     """A stream that can be continued is there for its client as long as its window lasts, whichever proxy dies."""
+    if any(fault.seconds >= run.plan.resume_window for fault in run.faults):
+        # Its window was over before its proxy, or its record, could be used again.
+        return
     for wish, one in tries(run):
         if wish.resumable and one.stream is not None and one.ended in ("lost", "broken"):
             yield f"{one.name} is not found again after {one.continued} connections"
@@ -205,6 +208,17 @@ def the_service_is_whole_again(run: "SeedRun") -> Iterator[str]:
             yield f"{process} knows {known}"
 
 
+def proxies_know_the_room(run: "SeedRun") -> Iterator[str]:
+    """A proxy counts as many blocks at each worker as sequences can own there."""
+    pools = {one.worker.incarnation: one.worker.machine.pool for one in run.site.workers if one.worker is not None}
+    for process in run.site.proxies:
+        assert process.proxy is not None
+        for worker in process.proxy.registry.workers.values():
+            pool = pools.get(worker.hello.sender)
+            if pool is not None and worker.capacity != pool.capacity:
+                yield f"{process} counts {worker.capacity} of {pool.capacity} blocks of {worker.hello.name}"
+
+
 def peers_that_live_are_not_lost(run: "SeedRun") -> Iterator[str]:
     """No worker takes one that serves for lost, or failed, while it has a connection to it."""
     serving = {one.worker.incarnation: one for one in run.site.workers if one.worker is not None}
@@ -231,6 +245,7 @@ CHECKS: tuple[Check, ...] = (
     nobody_waits_past_a_deadline,
     nothing_is_left_two_seconds_after_the_last_fault,
     the_service_is_whole_again,
+    proxies_know_the_room,
     peers_that_live_are_not_lost,
     every_change_ends,
     all_work_in_their_roles_again,

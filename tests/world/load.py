@@ -57,12 +57,13 @@ SHAPES = {
     ),
     # Streams break off and are continued, mostly over the other proxy.
     "broken off": LoadShape(
-        whole=0.05, resumable=0.8, leaves=0.12, breaks=0.7, stops=0.05, most_blocks=4, resume_window=3.0, leaves_within=1.2,
-        likely=("kill twice",),
+        whole=0.05, resumable=0.8, leaves=0.12, breaks=0.7, stops=0.05, most_blocks=4, resume_window=3.0,
+        leaves_within=1.2, likely=("kill twice", "full", "tear"),
     ),
     # Seats are taken by several choices of one request, and end one by one.
     "several": LoadShape(
-        seats=4, whole=0.4, several=0.6, stops=0.4, most_blocks=4, most_rest=30, most_tokens=60, faults_within=0.6
+        seats=4, whole=0.4, several=0.6, stops=0.4, most_blocks=4, most_rest=30, most_tokens=60, faults_within=0.6,
+        letters=1, batched_tokens=64, likely=("cut", "slow disk"),
     ),
     # Prompts wait for a prefix that another one computes, and are handed over soon after each other.
     "shared": LoadShape(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from served_proxy import ProxyProcess
 
+from pontil.runtime.engine.sequence import SequenceState
 from pontil.runtime.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 LOOK = 0.25
 # Seconds in which a proxy that is not stopped lets go of a worker that has died, and in which somebody who waits gets a
 # seat that nobody needs, where nothing is amiss.
-LET_GO_WITHIN, SEATED_WITHIN = 4.0, 2.0
+LET_GO_WITHIN, SEATED_WITHIN = 1.1, 2.0
 
 
 class SeedWatch:
@@ -106,6 +107,14 @@ def nobody_waits_beside_free_seats(watch: SeedWatch) -> Iterator[str]:
                 yield f"{process} has {request.id} wait, and no worker has anything to do"
 
 
+def nobody_waits_for_what_is_paused(watch: SeedWatch) -> Iterator[str]:
+    """No sequence has a claim on what it does not compute now, for which others would wait."""
+    for worker in watch.working:
+        for owner in worker.machine.scheduler.prefix.claims.counts:
+            if owner.state is SequenceState.PAUSED:
+                yield f"{worker.config.name} has others wait for {owner.id}, which is paused"
+
+
 def routes_go_by_what_is_so(watch: SeedWatch) -> Iterator[str]:
     """The load by which a proxy chooses among workers is the one that they have."""
     for process in watch.serving:
@@ -120,5 +129,6 @@ WATCHES = (
     seats_are_those_of_requests,
     others_hear_of_what_is_held,
     nobody_waits_beside_free_seats,
+    nobody_waits_for_what_is_paused,
     routes_go_by_what_is_so,
 )
