@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from clients import ClientTry, ClientWish
 from hash_model import answer_of
 from operators import all_work_in_their_roles_again, every_change_ends
+from site_plan import RESUME_WINDOW
 
 from pontil.runtime.accounting.audit import audit
 from pontil.runtime.worker.worker import Worker
@@ -65,6 +66,13 @@ def is_whole(run: "SeedRun", wish: ClientWish, one: ClientTry, choice: int, righ
         yield f"{one.name} choice {choice} has {len(ids)} tokens and ends by {finish}, not {wanted}"
     if finish == "stop" and wish.stop in one.texts[choice]:
         yield f"{one.name} choice {choice} has its stop string in its text"
+
+
+def a_stream_goes_on_within_its_window(run: "SeedRun") -> Iterator[str]:
+    """No client is told that there is no stream to continue before the window of its record is over."""
+    for _, one in tries(run):
+        if one.status == 404 and one.continued and one.ended_at - one.began < RESUME_WINDOW:
+            yield f"{one.name} began {one.ended_at - one.began:.1f} s before"
 
 
 def usage_equals_deliveries(run: "SeedRun") -> Iterator[str]:
@@ -175,6 +183,7 @@ def no_thread_failed(run: "SeedRun") -> Iterator[str]:
 
 CHECKS: tuple[Callable[["SeedRun"], Iterator[str]], ...] = (
     tokens_equal_the_oracle,
+    a_stream_goes_on_within_its_window,
     usage_equals_deliveries,
     the_usage_log_has_each_request_once,
     the_audit_is_equal,

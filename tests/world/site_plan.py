@@ -10,6 +10,8 @@ from pontil.launcher.config.child_plan import ChildPlan
 # Clients by name, with their keys.
 CALLERS = {"ann": "key-of-ann", "bob": "key-of-bob", "cleo": "key-of-cleo"}
 VERSION = "0"
+# Seconds for which a stream whose connection broke may be continued.
+RESUME_WINDOW = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,8 @@ class SitePlan:
     seats: int = 8
     requests: int = 50
     faults: int = 4
+    # Kinds of faults: all, where none is named.
+    kinds: tuple[str, ...] = ()
     # Operators' changes, beside the faults.
     changes: int = 1
     # Requests in a second.
@@ -46,7 +50,7 @@ class SitePlan:
             ChildPlan(name, "proxy", "cpu", (), {
                 "host": "127.0.0.1", "port": 80, "model": "tiny", "served_model_name": "tiny", "name": name,
                 "control": controls[number], "version": VERSION, "usage_log": str(folder / "usage"),
-                "resume_folder": str(folder / "streams"), "number": number, "proxies": self.proxies,
+                "resume_folder": str(folder / "streams"), "resume_window": RESUME_WINDOW, "number": number, "proxies": self.proxies,
                 "callers": digests, **shared,
             })
             for number, name in enumerate(self.proxy_names)
