@@ -41,11 +41,14 @@ KINDS: dict[str, tuple[int, tuple[float, ...]]] = {
     "kill twice": (2, ()),
     "full": (2, (0.3, 1.5, 4.0, 8.0)),
     "slow disk": (1, (0.5, 2.0, 5.0)),
+    "clock": (2, ()),
     "tear": (2, (DIES_WITHIN,)),
 }
 
 # A kind that is likely in the shape of a seed happens so many times as often.
 LIKELY = 4
+# What the clock of the day jumps: it goes on alike for all processes.
+CLOCK, JUMPS = "clock", (-7200.0, -30.0, -1.5, 2.0, 90.0, 3600.0)
 # Seconds within which what waited for a disk is written.
 WRITTEN_WITHIN = 60.0
 
@@ -70,10 +73,10 @@ def planned_changes(plan: SitePlan, chance: random.Random, seconds: float) -> li
 
 def planned(plan: SitePlan, chance: random.Random, seconds: float) -> list[SeedFault]:
     """Return the faults of a seed, in order, during so many seconds."""
-    made = []
+    made, kinds = [], plan.kinds or tuple(KINDS)
     for _ in range(plan.faults):
-        weights = [weight * (LIKELY if kind in plan.likely else 1) for kind, (weight, _) in KINDS.items()]
-        kind = chance.choices(list(KINDS), weights)[0]
+        weights = [KINDS[kind][0] * (LIKELY if kind in plan.likely else 1) for kind in kinds]
+        kind = chance.choices(kinds, weights)[0]
         names = targets_of(kind, plan)
         lasts = KINDS[kind][1]
         made.append(
@@ -93,6 +96,8 @@ def targets_of(kind: str, plan: SitePlan) -> Sequence[str]:
     """Return the names that a fault of a kind may have as its target."""
     if kind in ("full", "slow disk"):
         return DISKS
+    if kind == "clock":
+        return [CLOCK]
     if kind == "tear":
         return plan.proxy_names
     return plan.worker_names + (plan.proxy_names if kind in ("kill", "kill twice", "stop") else [])
@@ -135,6 +140,9 @@ class FaultMaker:
         self.goes_on(fault.seconds)
         if fault.kind in CHANGES:
             self.operators.act(fault)
+            return
+        if fault.kind == CLOCK:
+            self.world.jumps += JUMPS[int(fault.draw * len(JUMPS))]
             return
         if fault.target in DISKS:
             self.harm_disk(fault)

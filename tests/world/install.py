@@ -65,8 +65,8 @@ def install_clock() -> None:
     """Replace every clock: prometheus_client and asyncio take theirs by name when they are imported."""
     time.monotonic = time.perf_counter = lambda: HERE.world.now()
     time.monotonic_ns = time.perf_counter_ns = lambda: int(HERE.world.now() * 1e9)
-    time.time = lambda: EPOCH + HERE.world.now()
-    time.time_ns = lambda: int((EPOCH + HERE.world.now()) * 1e9)
+    time.time = lambda: EPOCH + HERE.world.jumps + HERE.world.now()
+    time.time_ns = lambda: int((EPOCH + HERE.world.jumps + HERE.world.now()) * 1e9)
 
 
 def install_randomness() -> None:

@@ -84,8 +84,7 @@ def shaped(plan: SitePlan, chance: random.Random) -> tuple[SitePlan, LoadShape]:
     shape = SHAPES[chance.choice(list(SHAPES))]
     site = replace(
         plan, blocks=shape.blocks, seats=shape.seats, resume_window=shape.resume_window,
-        worker_start=shape.worker_start, batched_tokens=shape.batched_tokens,
-        likely=shape.likely,
+        worker_start=shape.worker_start, batched_tokens=shape.batched_tokens, likely=shape.likely,
     )  # fmt: skip
     return site, shape
 

@@ -26,6 +26,8 @@ class SitePlan:
     seats: int = 8
     requests: int = 50
     faults: int = 4
+    # Kinds of faults: all, where none is named.
+    kinds: tuple[str, ...] = ()
     # Operators' changes, beside the faults.
     changes: int = 1
     # Seconds in which a stream can be continued, and those of a worker's start, at least and at most.
@@ -63,8 +65,8 @@ class SitePlan:
             ChildPlan(name, name.split(":")[0], "cpu", (0,), {
                 "name": name, "role": name.split(":")[0], "device": "cpu", "cores": [0], "model": "tiny",
                 "served_model_name": "tiny", "control": controls[0], "more_controls": controls[1:],
-                "peer_endpoint": f"ipc:///world/{name}", "max_num_seqs": self.seats, "max_num_batched_tokens": self.batched_tokens,
-                "version": VERSION,
+                "peer_endpoint": f"ipc:///world/{name}", "max_num_seqs": self.seats,
+                "max_num_batched_tokens": self.batched_tokens, "version": VERSION,
             })
             for name in self.worker_names
         ]  # fmt: skip

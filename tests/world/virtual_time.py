@@ -30,7 +30,8 @@ class ProcessDied(SystemExit):
 
 
 class SeededWorld:
-    """All that happens from one seed. `current` is the process that runs now, if one does. `wakeups` are the counts
+    """All that happens from one seed. `current` is the process that runs now, if one does. `jumps` are the seconds by
+    which the clock of the day has jumped. `wakeups` are the counts
     behind event descriptors, `wakers` the processes that read them."""
 
     network: "WireNetwork"
@@ -41,6 +42,7 @@ class SeededWorld:
         self.seed, self.trace = seed, trace
         self.time = BEGIN
         self.heap: list[tuple[float, int, Callable[[], object]]] = []
+        self.jumps = 0.0
         self.number = self.steps = self.events = 0
         self.current: WorldProcess | None = None
         self.processes: list[WorldProcess] = []
