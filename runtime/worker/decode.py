@@ -75,7 +75,8 @@ class TransferCounts:
 @dataclass(slots=True)
 class DecodeSide:
     """The requests that this worker decodes and the transfers of their KV. Requests that fail here are put into
-    `failed` with the reason, and the worker tells the proxy; those that are over are put into `over`. The requests
+    `failed` with the reason, and the worker tells the proxy; those that are over are put into `over`. Those
+    `going_on` here have so many choices left: others ended where the prompt was computed. The requests
     `waiting` for room are also in the scheduler's queue, which decides their order."""
 
     incarnation: str
@@ -94,6 +95,7 @@ class DecodeSide:
     draining: dict[str, list[int]] = field(default_factory=dict)
     failed: list[tuple[WorkerRequest, str]] = field(default_factory=list)
     over: list[WorkerRequest] = field(default_factory=list)
+    going_on: list[tuple[WorkerRequest, int]] = field(default_factory=list)
     counts: TransferCounts = field(default_factory=TransferCounts)
 
     def __post_init__(self) -> None:
@@ -245,6 +247,7 @@ class DecodeSide:
         assert handoff is not None
         sequence.cached, sequence.admissions = handoff.cached_tokens, 1
         request.pulled = PullOutcome(transfer.bytes, transfer.seconds)
+        self.going_on.append((request, len(handoff.choices)))
         resume_rows(sequence, handoff)
         known = None if request.claims else known_of(handoff, request, self.hidden_of(handoff))
         self.machine.engine.promote(sequence, handoff.computed, known)
@@ -272,6 +275,7 @@ class DecodeSide:
                 extra=about(request.submit),
             )
             request.sequence.cached, request.sequence.admissions = transfer.handoff.cached_tokens, 1
+            self.going_on.append((request, len(transfer.handoff.choices)))
             resume_rows(request.sequence, transfer.handoff)
             self.machine.engine.compute_here(request.sequence, known_of(transfer.handoff, request))
         else:
