@@ -155,8 +155,8 @@ class StreamRecords:
         about = os.fstat(lease.descriptor)
         if about.st_size != size:
             os.ftruncate(lease.descriptor, size)
-        # A look at a record is no sign of life. But of one whose owner died before it could set the time, or had no room
-        # for a line, the time is the other clock's: its window begins now.
+        # A look at a record is no sign of life. But if its owner died before it could set the time, or had no room for
+        # a line, the time is that of the other clock: its window begins now.
         last = min(about.st_mtime_ns, int(self.clock() * 1e9))
         os.utime(lease.descriptor, ns=(last, last))
         self.path_of(name).with_suffix(WANTED).unlink(missing_ok=True)

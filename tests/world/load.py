@@ -52,18 +52,41 @@ SHAPES = {
     "plain": LoadShape(),
     # Sequences are preempted, and prompts wait for room.
     "tight": LoadShape(
-        blocks=30, seats=6, most_blocks=5, most_rest=40, most_tokens=130, several=0.3, leaves=0.15, long_answer=200,
+        blocks=30,
+        seats=6,
+        most_blocks=5,
+        most_rest=40,
+        most_tokens=130,
+        several=0.3,
+        leaves=0.15,
+        long_answer=200,
         likely=("cut", "stop"),
     ),
     # Streams break off and are continued, mostly over the other proxy.
     "broken off": LoadShape(
-        whole=0.05, resumable=0.8, leaves=0.12, breaks=0.7, stops=0.05, most_blocks=4, resume_window=3.0,
-        leaves_within=1.2, likely=("kill twice", "full", "tear"),
+        whole=0.05,
+        resumable=0.8,
+        leaves=0.12,
+        breaks=0.7,
+        stops=0.05,
+        most_blocks=4,
+        resume_window=3.0,
+        leaves_within=1.2,
+        likely=("kill twice", "full", "tear"),
     ),
     # Seats are taken by several choices of one request, and end one by one.
     "several": LoadShape(
-        seats=4, whole=0.4, several=0.6, stops=0.4, most_blocks=4, most_rest=30, most_tokens=60, faults_within=0.6,
-        letters=1, batched_tokens=64, likely=("cut", "slow disk"),
+        seats=4,
+        whole=0.4,
+        several=0.6,
+        stops=0.4,
+        most_blocks=4,
+        most_rest=30,
+        most_tokens=60,
+        faults_within=0.6,
+        letters=1,
+        batched_tokens=64,
+        likely=("cut", "slow disk"),
     ),
     # Prompts wait for a prefix that another one computes, and are handed over soon after each other.
     "shared": LoadShape(
@@ -71,8 +94,14 @@ SHAPES = {
     ),
     # Clients leave at each stage of a request, and workers are soon there again.
     "leaving": LoadShape(
-        most_blocks=13, most_rest=90, leaves=0.5, leaves_within=0.25, resumable=0.1, worker_start=(0.05, 0.4),
-        batched_tokens=64, likely=("kill", "kill twice"),
+        most_blocks=13,
+        most_rest=90,
+        leaves=0.5,
+        leaves_within=0.25,
+        resumable=0.1,
+        worker_start=(0.05, 0.4),
+        batched_tokens=64,
+        likely=("kill", "kill twice"),
     ),
     # Hosts that are far apart: messages that belong together come late, and out of step.
     "far": LoadShape(jitter=20e-3, leaves=0.25, most_tokens=40, worker_start=(0.1, 1.0), likely=("cut", "silence")),

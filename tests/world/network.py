@@ -115,7 +115,7 @@ def recv_monitor_message(monitor: WireMonitor) -> dict[str, Any]:
 
 
 class WireNetwork:
-    """All sockets of the world. `carried` and `lost` count messages. A late one is so by `jitter` seconds on average."""
+    """All sockets of the world. `carried` and `lost` count messages. A late one is late by `jitter` s on average."""
 
     def __init__(self, world: SeededWorld) -> None:
         self.world, self.chance = world, world.random("network")
