@@ -117,6 +117,16 @@ def the_usage_log_has_each_request_once(run: "SeedRun") -> Iterator[str]:
         yield f"{name} is there, and nobody asked for it"
 
 
+def a_row_is_there_before_its_reply_ends(run: "SeedRun", name: str) -> None:
+    """Note a violation if the row of an answer is not closed on a good disk by when its client has all of it."""
+    if any(fault.kind in ("full", "slow disk") for fault in run.faults):
+        return
+    with closing(sqlite3.connect(run.folder / "usage")) as database:
+        row = database.execute("SELECT 1 FROM requests WHERE name = ? AND state = 'closed'", (name,)).fetchone()
+    if row is None:
+        run.world.violate(f"a_row_is_there_before_its_reply_ends: {name} is answered, and has no closed row")
+
+
 def who_was_refused_is_not_billed(run: "SeedRun") -> Iterator[str]:
     """A try that got no answer, but a refusal, has no row with tokens: nobody was offered them."""
     with closing(sqlite3.connect(run.folder / "usage")) as database:

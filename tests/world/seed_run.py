@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -77,9 +78,12 @@ class SeedRun:
         proxies = self.site.proxies
         return self.world.random("listener").choice(proxies) if proxies else None
 
-    def ended(self) -> None:
+    def ended(self, number: int) -> None:
         """Note that a client has its outcome."""
         self.waiting -= 1
+        call = self.calls[number]
+        if call.outcome == "done":
+            checks.a_row_is_there_before_its_reply_ends(self, call.last.name)
 
     def run(self) -> None:
         world = self.world
@@ -91,7 +95,7 @@ class SeedRun:
             return
         begin = world.now() + 0.1
         for at, wish in self.wishes:
-            call = ClientCall(world, wish, self.find_proxy, self.ended, self.plan.resume_window)
+            call = ClientCall(world, wish, self.find_proxy, partial(self.ended, wish.number), self.plan.resume_window)
             self.calls.append(call)
             world.at(begin + at, call.begin)
         self.made.plan(list(self.faults), begin)
