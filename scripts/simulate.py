@@ -31,6 +31,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", required=True, metavar="A-B", help="the first and the last seed, or one")
     for flag in SIZES:
         parser.add_argument(flag, type=int, metavar="N", help=f"{flag[2:]} of a seed")
+    parser.add_argument("--kinds", metavar="K,K", help="faults of these kinds only")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="seeds at a time")
     parser.add_argument(
         "--past", metavar="NAME", help="have a fault of tests/world/past, in a copy; all: each by turns"
@@ -65,7 +66,7 @@ def with_past(given: argparse.Namespace, seeds: range) -> int:
     import past_faults
 
     sizes = [f"{flag}={size}" for flag in SIZES if (size := getattr(given, flag[2:])) is not None]
-    more = [*sizes, f"--jobs={given.jobs}"]
+    more = [*sizes, f"--jobs={given.jobs}", *([f"--kinds={given.kinds}"] if given.kinds else [])]
     with tempfile.TemporaryDirectory(prefix="pontil-past-") as folder:
         try:
             if given.past == "all":
@@ -95,6 +96,8 @@ def main() -> int:
         run_seed(0, SitePlan(1, 1, 0, 1, requests=4, faults=0, changes=0), model)
         names = [flag[2:] for flag in SIZES]
         sizes: dict[str, Any] = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+        if given.kinds:
+            sizes["kinds"] = tuple(given.kinds.split(","))
         plan = SitePlan(**sizes)
 
         def recorded(seed: int) -> "SeedReport":

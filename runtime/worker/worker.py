@@ -166,6 +166,8 @@ class Worker:
         for request in self.grammars.poll(now):
             self.start(request, now)
         self.decode.poll(now)
+        while self.decode.going_on:
+            self.requests.choices_left(*self.decode.going_on.pop())
         self.prefill.kv_sender.flush()
         self.tick(now)
         if self.may_step:

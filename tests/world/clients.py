@@ -17,11 +17,16 @@ AGAIN, LONGEST_PAUSE = 0.25, 2.0
 # Seconds in which a try must have an outcome.
 PATIENCE = 60.0
 MOST_TRIES = 60
+# Seconds after its window in which a stream that nobody continued ends.
+GONE_AFTER = 1.0
+# The chance at each piece of a stream that its client breaks it off, and the seconds until it goes on.
+BREAKS, BREAK_PAUSES = 0.05, (0.0, 0.05, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class ClientWish:
-    """One request: what is asked for, with which key. `leaves` is after how many seconds the client goes away."""
+    """One request: what is asked for, with which key. `leaves` is after how many seconds the client goes away; one that
+    `breaks` its stream hangs up at some event of it, and goes on over another connection."""
 
     number: int
     key: str
@@ -34,6 +39,7 @@ class ClientWish:
     stop: str | None = None
     priority: int = 0
     leaves: float | None = None
+    breaks: bool = False
 
     def body(self) -> bytes:
         told: dict[str, Any] = {
@@ -82,9 +88,9 @@ class ClientCall:
 
     def __init__(
         self, world: SeededWorld, wish: ClientWish, find: Callable[[], ProxyProcess | None],
-        ended: Callable[[], None],
+        ended: Callable[[], None], window: float,
     ) -> None:  # fmt: skip
-        self.world, self.wish, self.find, self.ended = world, wish, find, ended
+        self.world, self.wish, self.find, self.ended, self.window = world, wish, find, ended, window
         self.chance = world.random(f"client/{wish.number}")
         self.tries: list[ClientTry] = []
         self.connection: WaitingConnection | None = None
@@ -157,12 +163,19 @@ class ClientCall:
             self.hang_up()
             if self.tries:
                 self.finish_try("left")
-            self.end("left")
+            # A stream that could be continued goes on until then.
+            self.outcome = "left"
+            self.world.after(self.window + GONE_AFTER if self.wish.resumable else 0.0, self.over)
 
     def hang_up(self) -> None:
         if self.connection is not None:
             self.connection.made.leave()
             self.connection = None
+
+    def break_off(self) -> None:
+        """Hang up in the middle of a stream, and go on with it soon."""
+        self.hang_up()
+        self.pause(self.go_on, self.chance.choice(BREAK_PAUSES))
 
     def finish_try(self, how: str) -> None:
         if self.last.ended is None:
@@ -171,8 +184,12 @@ class ClientCall:
 
     def end(self, outcome: str) -> None:
         if self.outcome is None:
-            self.outcome, self.ended_at = outcome, self.world.now()
-            self.ended()
+            self.outcome = outcome
+            self.over()
+
+    def over(self) -> None:
+        self.ended_at = self.world.now()
+        self.ended()
 
     # The parts that a connection calls.
 
@@ -188,6 +205,8 @@ class ClientCall:
             self.last.stream = waited.reader.headers.get("x-pontil-stream", self.last.stream)
             *events, waited.rest = (waited.rest + new).split(b"\n\n")
             self.take_events(events)
+            if events and self.wish.breaks and self.chance.random() < BREAKS:
+                self.break_off()
         if waited.reader.complete and self.connection is waited:
             self.hang_up()
             self.answered(waited.reader)

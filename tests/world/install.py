@@ -14,6 +14,7 @@ from typing import Any
 
 import zmq
 import zmq.utils.monitor
+from disks import WorldDisks, install_disks
 from network import WireNetwork, WirePoller
 from virtual_time import EPOCH, HERE, SeededWorld
 from wire_sockets import WireContext, recv_monitor_message
@@ -34,9 +35,10 @@ class RealCalls:
 REAL = RealCalls()
 
 
-def enter(world: SeededWorld) -> None:
-    """Make a world the one that all stand-ins refer to."""
+def enter(world: SeededWorld, folder: Path = Path("/nonexistent")) -> None:
+    """Make a world, whose disks are below a folder, the one that all stand-ins refer to."""
     HERE.world = world
+    WorldDisks(world, folder)
     world.network = WireNetwork(world)
     random.seed(f"{world.seed}/global")
 
@@ -47,6 +49,7 @@ def install() -> None:
     install_randomness()
     install_descriptors()
     install_events()
+    install_disks()
     # Modules read zmq.Context and zmq.Poller when they are called, and import the monitor's function by name.
     replaced: list[tuple[Any, str, Any]] = [
         (zmq, "Context", WireContext),
@@ -70,8 +73,8 @@ def install_clock() -> None:
 
     time.monotonic = time.perf_counter = clock
     time.monotonic_ns = time.perf_counter_ns = lambda: int(HERE.world.now() * 1e9)
-    time.time = lambda: EPOCH + HERE.world.now()
-    time.time_ns = lambda: int((EPOCH + HERE.world.now()) * 1e9)
+    time.time = lambda: EPOCH + HERE.world.jumps + HERE.world.now()
+    time.time_ns = lambda: int((EPOCH + HERE.world.jumps + HERE.world.now()) * 1e9)
 
 
 def install_randomness() -> None:

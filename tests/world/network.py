@@ -71,7 +71,7 @@ class WireLink:
             held.append((parts, sender))
             return
         chance = self.network.chance
-        delay = LATENCY + (chance.expovariate(1 / JITTER) if chance.random() < JITTERY else 0.0)
+        delay = LATENCY + (chance.expovariate(1 / self.network.jitter) if chance.random() < JITTERY else 0.0)
         when = max(self.world.now() + delay, self.arrivals[way] + 1e-7)
         self.arrivals[way] = when
         self.world.at(when, self.arrive, way, parts, sender)
@@ -138,7 +138,8 @@ class WireLink:
 
 
 class WireNetwork:
-    """All sockets of the world. `carried` and `lost` count messages that were on their way."""
+    """All sockets of the world. `carried` and `lost` count messages that were on their way. A late one is late by
+    `jitter` s on average."""
 
     def __init__(self, world: SeededWorld) -> None:
         self.world, self.chance = world, world.random("network")
@@ -146,6 +147,7 @@ class WireNetwork:
         self.links: list[WireLink] = []
         self.descriptors = FIRST_DESCRIPTOR
         self.carried = self.lost = 0
+        self.jitter = JITTER
         # Pairs of names of processes that cannot connect to each other at present, one to the other.
         self.unreachable: set[tuple[str, str]] = set()
 

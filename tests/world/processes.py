@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # No process outside has such a pid.
 FIRST_PID = 1 << 23
+# Exit code after an error that a process reports.
+FAILED = 1
 
 
 class WorldProcess(ABC):

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import checks
@@ -13,15 +14,18 @@ from clients import ClientCall
 from engine_process import TinyModel
 from faults import FaultMaker, SeedFault, planned, planned_changes
 from install import REAL, enter
-from load import wishes
+from load import shaped, wishes
 from recording import SeedRecorder
 from served_proxy import ProxyProcess
-from site_plan import SitePlan
+from site_plan import SHORT_WINDOW, SitePlan
 from supervised_site import SupervisedSite
 from virtual_time import SeededWorld, TraceWriter
+from watching import SeedWatch
 
 # Seconds that a launch has to become whole, at its begin and after the last fault.
 WHOLE_WITHIN = 30.0
+# Seconds in which a process that begins to serve has met the others.
+JOINS_WITHIN = 2.0
 # Seconds after the last fault and the last answer at which nothing may be left.
 SETTLED_AFTER = 2.0
 # Virtual seconds after which a seed is ended in any case.
@@ -55,9 +59,11 @@ class SeedRun:
         self, seed: int, plan: SitePlan, model: TinyModel, folder: Path, trace: TraceWriter | None,
         most_faults: int | None,
     ) -> None:  # fmt: skip
-        self.plan = plan
         world = self.world = SeededWorld(seed, trace)
-        enter(world)
+        plan, shape = shaped(plan, world.random("shape"))
+        self.plan = plan
+        enter(world, folder)
+        world.network.jitter = shape.jitter
         self.site = SupervisedSite(world, plan, model, folder)
         if isinstance(trace, SeedRecorder):
             trace.begin(world, lambda: self.site.proxies)
@@ -66,8 +72,8 @@ class SeedRun:
         # Processor time when the first request is made, and from then to the last answer.
         self.asked_at = self.loaded = 0.0
         self.made = FaultMaker(world, self.site)
-        self.wishes = wishes(plan, world.random("load"))
-        seconds = self.wishes[-1][0] if self.wishes else 1.0
+        self.wishes = wishes(plan, shape, world.random("load"))
+        seconds = shape.faults_within * self.wishes[-1][0] if self.wishes else 1.0
         drawn = planned(plan, world.random("faults"), seconds)
         drawn += planned_changes(plan, world.random("changes"), seconds)
         self.faults: Sequence[SeedFault] = sorted(drawn, key=lambda fault: fault.at)[:most_faults]
@@ -78,10 +84,13 @@ class SeedRun:
         proxies = self.site.proxies
         return self.world.random("listener").choice(proxies) if proxies else None
 
-    def ended(self) -> None:
+    def ended(self, number: int) -> None:
         """Note that a client has its outcome."""
         self.waiting -= 1
         self.loaded = REAL.cpu() - self.asked_at
+        call = self.calls[number]
+        if call.outcome == "done":
+            checks.a_row_is_there_before_its_reply_ends(self, call.last.name)
 
     def run(self) -> None:
         world = self.world
@@ -93,15 +102,21 @@ class SeedRun:
             return
         begin = world.now() + 0.1
         for at, wish in self.wishes:
-            call = ClientCall(world, wish, self.find_proxy, self.ended)
+            call = ClientCall(world, wish, self.find_proxy, partial(self.ended, wish.number), self.plan.resume_window)
             self.calls.append(call)
             world.at(begin + at, call.begin)
         self.made.plan(list(self.faults), begin)
         self.waiting, self.asked_at = len(self.calls), REAL.cpu()
+        world.at(begin, SeedWatch(self).begin)
         world.run(lambda: (not self.waiting and world.time > self.made.over_at) or world.time > first + LONGEST)
         world.run_until(max(world.time, self.made.over_at) + SETTLED_AFTER)
         self.run_for(WHOLE_WITHIN, lambda: self.site.is_whole)
+        # The last of them may have begun to serve just now.
+        self.run_for(JOINS_WITHIN, lambda: not any(checks.the_service_is_whole_again(self)))
         checks.check_all(self)
+        if self.plan.resume_window <= SHORT_WINDOW:
+            world.run_until(world.time + self.plan.resume_window + SETTLED_AFTER)
+            checks.check_all(self, checks.LATE_CHECKS)
 
     def run_for(self, seconds: float, is_over: "checks.Condition") -> None:
         until = self.world.time + seconds

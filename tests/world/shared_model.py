@@ -29,6 +29,7 @@ def read(folder: Path) -> TinyModel:
     served_proxy.adapt_protocol_once()
     served_proxy.compile_routes_once()
     served_proxy.leave_pages_seldom()
+    served_proxy.read_records_whole()
     logging.disable(logging.CRITICAL)
     config = write_tiny_llama(folder, max_model_len=1024)
     tokenizer = load_tokenizer(folder)

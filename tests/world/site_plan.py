@@ -10,6 +10,8 @@ from pontil.launcher.config.child_plan import ChildPlan
 # Clients by name, with their keys.
 CALLERS = {"ann": "key-of-ann", "bob": "key-of-bob", "cleo": "key-of-cleo"}
 VERSION = "0"
+# A resume window that is so short is waited for.
+SHORT_WINDOW = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +26,17 @@ class SitePlan:
     seats: int = 8
     requests: int = 50
     faults: int = 4
+    # Kinds of faults: all, where none is named.
+    kinds: tuple[str, ...] = ()
     # Operators' changes, beside the faults.
     changes: int = 1
-    # Requests in a second.
-    rate: float = 12.0
+    # Seconds in which a stream can be continued, and those of a worker's start, at least and at most.
+    resume_window: float = 60.0
+    worker_start: tuple[float, float] = (1.0, 3.0)
+    # Kinds of faults that are likely.
+    likely: tuple[str, ...] = ()
+    # Most prompt tokens of a step.
+    batched_tokens: int = 256
 
     @property
     def proxy_names(self) -> list[str]:
@@ -46,7 +55,8 @@ class SitePlan:
             ChildPlan(name, "proxy", "cpu", (), {
                 "host": "127.0.0.1", "port": 80, "model": "tiny", "served_model_name": "tiny", "name": name,
                 "control": controls[number], "version": VERSION, "usage_log": str(folder / "usage"),
-                "resume_folder": str(folder / "streams"), "number": number, "proxies": self.proxies,
+                "resume_folder": str(folder / "streams"), "resume_window": self.resume_window,
+                "in_flight_bodies": str(folder / f"bodies-{number}"), "number": number, "proxies": self.proxies,
                 "callers": digests, **shared,
             })
             for number, name in enumerate(self.proxy_names)
@@ -55,8 +65,8 @@ class SitePlan:
             ChildPlan(name, name.split(":")[0], "cpu", (0,), {
                 "name": name, "role": name.split(":")[0], "device": "cpu", "cores": [0], "model": "tiny",
                 "served_model_name": "tiny", "control": controls[0], "more_controls": controls[1:],
-                "peer_endpoint": f"ipc:///world/{name}", "max_num_seqs": self.seats, "max_num_batched_tokens": 256,
-                "version": VERSION,
+                "peer_endpoint": f"ipc:///world/{name}", "max_num_seqs": self.seats,
+                "max_num_batched_tokens": self.batched_tokens, "version": VERSION,
             })
             for name in self.worker_names
         ]  # fmt: skip

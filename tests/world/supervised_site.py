@@ -33,8 +33,8 @@ from pontil.runtime.foundation.line_pipe import LinePipe
 
 # Seconds until an event reaches the supervisor, or what it says a process.
 NOTICES_WITHIN = 1e-3
-# Seconds of a start, at least and at most.
-PROXY_START, WORKER_START = (0.6, 1.4), (1.0, 3.0)
+# Seconds of a proxy's start, at least and at most.
+PROXY_START = (0.6, 1.4)
 
 
 class ReadySelector(selectors.PollSelector):
@@ -50,7 +50,7 @@ class SupervisedSite:
     is_warming = False
 
     def __init__(self, world: SeededWorld, plan: SitePlan, model: TinyModel, folder: Path) -> None:
-        self.world, self.model, self.blocks = world, model, plan.blocks
+        self.world, self.model, self.plan = world, model, plan
         self.chance = world.random("starts")
         self.ghosts = GhostRecords(world)
         self.pipes: dict[ProxyProcess, LinePipe] = {}
@@ -122,7 +122,7 @@ class SupervisedSite:
         made.at_death.append(self.wake)
         self.world.note("start", made)
         reporter.start()
-        seconds = self.chance.uniform(*(PROXY_START if told["role"] == "proxy" else WORKER_START))
+        seconds = self.chance.uniform(*(PROXY_START if told["role"] == "proxy" else self.plan.worker_start))
         made.job(self.world.now() + seconds, lambda: begin(reporter))
         return made
 
@@ -132,7 +132,7 @@ class SupervisedSite:
     def begin_worker(
         self, process: EngineProcess, config: dict[str, Any], commands: int
     ) -> Callable[[WorldReporter], None]:
-        return lambda reporter: process.begin(worker_config(config), self.model, self.blocks, reporter, commands)
+        return lambda reporter: process.begin(worker_config(config), self.model, self.plan.blocks, reporter, commands)
 
     def kept(self, process: WorldProcess, descriptor: int) -> int:
         """Return a process's own descriptor of a file that it inherits."""
@@ -166,4 +166,8 @@ class SupervisedSite:
 
     @property
     def is_whole(self) -> bool:
-        return all(child.state is ChildState.READY for child in self.children)
+        """True if every process serves, and every proxy knows every worker."""
+        count = sum(not child.plan.is_proxy for child in self.children)
+        return all(child.state is ChildState.READY for child in self.children) and all(
+            process.proxy is not None and len(process.proxy.registry.workers) == count for process in self.proxies
+        )

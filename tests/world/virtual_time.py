@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from disks import WorldDisks
     from ghost_blocks import GhostRecords
     from network import WireNetwork
     from processes import WorldProcess
@@ -30,11 +31,17 @@ class TraceWriter(Protocol):
     def write(self, line: str, /) -> object: ...
 
 
+class ProcessDied(SystemExit):
+    """The end of the process that runs, in the middle of a call: nothing that it would have done next happens."""
+
+
 class SeededWorld:
-    """All that happens from one seed. `current` is the process that runs now, if one does. `wakeups` are the counts
+    """All that happens from one seed. `current` is the process that runs now, if one does. `jumps` are the seconds by
+    which the clock of the day has jumped. `wakeups` are the counts
     behind event descriptors, `wakers` the processes that read them."""
 
     network: "WireNetwork"
+    disks: "WorldDisks"
     ghosts: "GhostRecords"
 
     def __init__(self, seed: int, trace: TraceWriter | None = None) -> None:
@@ -42,6 +49,7 @@ class SeededWorld:
         self.time = BEGIN
         # By time and number: what happens then, with what it is given.
         self.heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+        self.jumps = 0.0
         self.number = self.steps = self.events = 0
         self.current: WorldProcess | None = None
         self.processes: list[WorldProcess] = []
@@ -101,7 +109,10 @@ class SeededWorld:
             if when > self.time:
                 self.time = when
             self.steps += 1
-            work(*given)
+            try:
+                work(*given)
+            except ProcessDied:
+                continue
 
     def run_until(self, time: float) -> None:
         self.at(time, lambda: None)
