@@ -3,7 +3,8 @@
 
 
 class HttpReader:
-    """One response. `body` has what came of it, without chunk marks; `complete` is true at its end."""
+    """One response. `body` has what came of it, without chunk marks; `complete` is true at its end, and `raw` then has
+    what came behind it."""
 
     def __init__(self) -> None:
         self.raw, self.body = b"", b""
@@ -53,6 +54,10 @@ class HttpReader:
         line, mark, rest = raw.partition(b"\r\n")
         if not mark:
             return False
+        if int(line, 16) == 0:
+            # The end of the body is an empty line behind the last chunk.
+            self.complete = rest.startswith(b"\r\n")
+            self.raw = rest[2:] if self.complete else self.raw
+            return False
         self.raw, self.missing = rest, int(line, 16)
-        self.complete = self.missing == 0
         return True

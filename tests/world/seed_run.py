@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TextIO
 
 import checks
+from client_habits import with_habits
 from clients import ClientCall
 from engine_process import TinyModel
 from faults import FaultMaker, SeedFault, planned, planned_changes
 from install import REAL, enter
 from load import wishes
+from request_connections import Dialer
 from served_proxy import ProxyProcess
 from site_plan import SitePlan
 from supervised_site import SupervisedSite
@@ -58,9 +60,10 @@ class SeedRun:
         enter(world)
         self.site = SupervisedSite(world, plan, model, folder)
         self.calls: list[ClientCall] = []
+        self.dialer = Dialer(world, self.find_proxy)
         self.waiting = 0
         self.made = FaultMaker(world, self.site)
-        self.wishes = wishes(plan, world.random("load"))
+        self.wishes = with_habits(wishes(plan, world.random("load")), world.random("habits"))
         seconds = self.wishes[-1][0] if self.wishes else 1.0
         drawn = planned(plan, world.random("faults"), seconds)
         drawn += planned_changes(plan, world.random("changes"), seconds)
@@ -86,7 +89,7 @@ class SeedRun:
             return
         begin = world.now() + 0.1
         for at, wish in self.wishes:
-            call = ClientCall(world, wish, self.find_proxy, self.ended)
+            call = ClientCall(world, wish, self.dialer, self.ended)
             self.calls.append(call)
             world.at(begin + at, call.begin)
         self.made.plan(list(self.faults), begin)
