@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from clients import ClientTry, ClientWish
 from hash_model import answer_of
+from hostile_clients import hostile_requests_have_a_defined_answer
 from operators import all_work_in_their_roles_again, every_change_ends
 
 from pontil.runtime.accounting.audit import audit
@@ -99,7 +100,7 @@ def the_usage_log_has_each_request_once(run: "SeedRun") -> Iterator[str]:
         elif row is not None and row[0] == "open" and not wish.resumable:
             # A stream that may be continued is billed when its window is over.
             yield f"{one.name} ended as {one.ended}, and its row is still open"
-    for name in counts.keys() - {one.name for _, one in tries(run)}:
+    for name in counts.keys() - {one.name for _, one in tries(run)} - run.hostile.names:
         yield f"{name} is there, and nobody asked for it"
 
 
@@ -181,5 +182,6 @@ CHECKS: tuple[Callable[["SeedRun"], Iterator[str]], ...] = (
     the_service_is_whole_again,
     every_change_ends,
     all_work_in_their_roles_again,
+    hostile_requests_have_a_defined_answer,
     no_thread_failed,
 )

@@ -216,6 +216,9 @@ class ClientCall:
             self.refused(float(reader.headers.get("retry-after", 0)))
         elif reader.status == 408 and self.is_too_slow:
             self.refused(0.0)
+        elif self.last.continued and reader.status == 409:
+            # Somebody else with this key reads it, who has heard of its id.
+            self.refused(0.0)
         elif self.last.continued and b"stream_not_found" in reader.body:
             self.finish_try("lost")
             self.ask()

@@ -14,6 +14,7 @@ from client_habits import with_habits
 from clients import ClientCall
 from engine_process import TinyModel
 from faults import FaultMaker, SeedFault, planned, planned_changes
+from hostile_clients import HostileCrowd
 from install import REAL, enter
 from load import wishes
 from request_connections import Dialer
@@ -61,6 +62,7 @@ class SeedRun:
         self.site = SupervisedSite(world, plan, model, folder)
         self.calls: list[ClientCall] = []
         self.dialer = Dialer(world, self.find_proxy)
+        self.hostile = HostileCrowd(world, self.dialer, self.joined, self.ended)
         self.waiting = 0
         self.made = FaultMaker(world, self.site)
         self.wishes = with_habits(wishes(plan, world.random("load")), world.random("habits"))
@@ -74,6 +76,14 @@ class SeedRun:
         """Return the proxy that the kernel gives a new connection, if one listens."""
         proxies = self.site.proxies
         return self.world.random("listener").choice(proxies) if proxies else None
+
+    def streams(self) -> list[str]:
+        """Return the ids of all streams that can be continued."""
+        return [one.stream for call in self.calls for one in call.tries if one.stream is not None]
+
+    def joined(self) -> None:
+        """Note that there is one more client."""
+        self.waiting += 1
 
     def ended(self) -> None:
         """Note that a client has its outcome."""
@@ -94,6 +104,7 @@ class SeedRun:
             world.at(begin + at, call.begin)
         self.made.plan(list(self.faults), begin)
         self.waiting = len(self.calls)
+        self.hostile.plan(begin, self.wishes[-1][0] if self.wishes else 1.0, self.streams)
         world.run(lambda: (not self.waiting and world.time > self.made.over_at) or world.time > first + LONGEST)
         world.run_until(max(world.time, self.made.over_at) + SETTLED_AFTER)
         self.run_for(WHOLE_WITHIN, lambda: self.site.is_whole)
