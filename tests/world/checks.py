@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The invariants of every seed. Each is one function; what does not hold is noted as a violation under its name.
 
-Two are watched all the time: `no_wrong_block_is_read` (hash_model.py, ghost_blocks.py) and `every_outcome_is_defined`
-(clients.py)."""
+Three are watched all the time: `no_wrong_block_is_read` (hash_model.py, ghost_blocks.py), `every_outcome_is_defined`
+(clients.py) and `no_worker_is_idle_beside_a_queue` (fairness.py)."""
 
 import sqlite3
 from collections import Counter

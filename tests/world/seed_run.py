@@ -13,6 +13,7 @@ import checks
 from client_habits import with_habits
 from clients import ClientCall
 from engine_process import TinyModel
+from fairness import IdleWorkers
 from faults import FaultMaker, SeedFault, planned, planned_changes
 from hostile_clients import HostileCrowd
 from install import REAL, enter
@@ -98,6 +99,7 @@ class SeedRun:
             world.violate("the_service_is_whole_again: it did not even start")
             return
         begin = world.now() + 0.1
+        IdleWorkers(world, self.site).look()
         for at, wish in self.wishes:
             call = ClientCall(world, wish, self.dialer, self.ended)
             self.calls.append(call)
