@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The invariants of every seed. Each is one function; what does not hold is noted as a violation under its name.
 
-Two are watched all the time: `no_wrong_block_is_read` (hash_model.py, ghost_blocks.py) and `every_outcome_is_defined`
-(clients.py). Those of watching.py are looked at again and again while a seed runs."""
+Three are watched all the time: `no_wrong_block_is_read` (hash_model.py, ghost_blocks.py), `every_outcome_is_defined`
+(clients.py) and `no_worker_is_idle_beside_a_queue` (fairness.py). Those of watching.py are looked at again and again
+while a seed runs."""
 
 import sqlite3
 from collections import Counter
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from clients import ClientTry, ClientWish
 from hash_model import answer_of
+from hostile_clients import hostile_requests_have_a_defined_answer
 from operators import all_work_in_their_roles_again, every_change_ends
 
 from pontil.runtime.accounting.audit import audit
@@ -113,7 +115,7 @@ def the_usage_log_has_each_request_once(run: "SeedRun") -> Iterator[str]:
         elif row is not None and row[0] == "open" and not wish.resumable:
             # A stream that may be continued is billed when its window is over.
             yield f"{one.name} ended as {one.ended}, and its row is still open"
-    for name in counts.keys() - {one.name for _, one in tries(run)}:
+    for name in counts.keys() - {one.name for _, one in tries(run)} - run.hostile.names:
         yield f"{name} is there, and nobody asked for it"
 
 
@@ -259,6 +261,7 @@ CHECKS: tuple[Check, ...] = (
     peers_that_live_are_not_lost,
     every_change_ends,
     all_work_in_their_roles_again,
+    hostile_requests_have_a_defined_answer,
     no_thread_failed,
 )
 

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
 
+import hash_logits
 import numpy as np
 from numpy.typing import NDArray
 from virtual_time import HERE
@@ -117,7 +118,10 @@ class HashRunner:
         for span in batch.spans:
             hashes, end = self.hashes[span.sequence], span.start + span.count
             right = self.is_as_it_should(span.sequence, hashes, end)
-            if span.samples:
+            hash_logits.record_prompt(span, self.vocab)
+            if span.samples and hash_logits.asks_for_logits(span.sequence.params):
+                sampled += hash_logits.draw(span.sequence, hashes.running, self.vocab)
+            elif span.samples:
                 seed = span.sequence.params.seed
                 assert seed is not None, "the proxy gives each request a seed"
                 running = hashes.running if right else mixed(hashes.running, 0x5EED)

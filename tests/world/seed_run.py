@@ -10,12 +10,16 @@ from functools import partial
 from pathlib import Path
 
 import checks
+from client_habits import with_habits
 from clients import ClientCall
 from engine_process import TinyModel
+from fairness import IdleWorkers
 from faults import FaultMaker, SeedFault, planned, planned_changes
+from hostile_clients import HostileCrowd
 from install import REAL, enter
 from load import shaped, wishes
 from recording import SeedRecorder
+from request_connections import Dialer
 from served_proxy import ProxyProcess
 from site_plan import SHORT_WINDOW, SitePlan
 from supervised_site import SupervisedSite
@@ -68,11 +72,13 @@ class SeedRun:
         if isinstance(trace, SeedRecorder):
             trace.begin(world, lambda: self.site.proxies)
         self.calls: list[ClientCall] = []
+        self.dialer = Dialer(world, self.find_proxy)
+        self.hostile = HostileCrowd(world, self.dialer, self.joined, self.ended)
         self.waiting = 0
         # Processor time when the first request is made, and from then to the last answer.
         self.asked_at = self.loaded = 0.0
         self.made = FaultMaker(world, self.site)
-        self.wishes = wishes(plan, shape, world.random("load"))
+        self.wishes = with_habits(wishes(plan, shape, world.random("load")), world.random("habits"))
         seconds = shape.faults_within * self.wishes[-1][0] if self.wishes else 1.0
         drawn = planned(plan, world.random("faults"), seconds)
         drawn += planned_changes(plan, world.random("changes"), seconds)
@@ -84,12 +90,24 @@ class SeedRun:
         proxies = self.site.proxies
         return self.world.random("listener").choice(proxies) if proxies else None
 
-    def ended(self, number: int) -> None:
+    def streams(self) -> list[str]:
+        """Return the ids of all streams that can be continued."""
+        return [one.stream for call in self.calls for one in call.tries if one.stream is not None]
+
+    def joined(self) -> None:
+        """Note that there is one more client."""
+        self.waiting += 1
+
+    def ended(self) -> None:
         """Note that a client has its outcome."""
         self.waiting -= 1
         self.loaded = REAL.cpu() - self.asked_at
+
+    def call_ended(self, number: int) -> None:
+        self.ended()
         call = self.calls[number]
-        if call.outcome == "done":
+        # The record of a stream that ended may be read elsewhere before the row is closed for its dead owner.
+        if call.outcome == "done" and not call.last.continued:
             checks.a_row_is_there_before_its_reply_ends(self, call.last.name)
 
     def run(self) -> None:
@@ -101,12 +119,14 @@ class SeedRun:
             world.violate("the_service_is_whole_again: it did not even start")
             return
         begin = world.now() + 0.1
+        IdleWorkers(world, self.site).look()
         for at, wish in self.wishes:
-            call = ClientCall(world, wish, self.find_proxy, partial(self.ended, wish.number), self.plan.resume_window)
+            call = ClientCall(world, wish, self.dialer, partial(self.call_ended, wish.number), self.plan.resume_window)
             self.calls.append(call)
             world.at(begin + at, call.begin)
         self.made.plan(list(self.faults), begin)
         self.waiting, self.asked_at = len(self.calls), REAL.cpu()
+        self.hostile.plan(begin, self.wishes[-1][0] if self.wishes else 1.0, self.streams)
         world.at(begin, SeedWatch(self).begin)
         world.run(lambda: (not self.waiting and world.time > self.made.over_at) or world.time > first + LONGEST)
         world.run_until(max(world.time, self.made.over_at) + SETTLED_AFTER)

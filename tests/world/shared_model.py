@@ -6,6 +6,7 @@ import inspect
 import logging
 from pathlib import Path
 
+import bounded_answers
 import copying
 import install
 import served_proxy
@@ -26,6 +27,7 @@ def read(folder: Path) -> TinyModel:
     thread_events.use_events_for_threads()
     copying.map_peers_of_the_world()
     install.show_failures()
+    bounded_answers.answer_in_this_process()
     served_proxy.adapt_protocol_once()
     served_proxy.compile_routes_once()
     served_proxy.leave_pages_seldom()
