@@ -115,9 +115,10 @@ def killed_under_load(
     return readers
 
 
-@pytest.mark.parametrize(
-    ("deaths_of_workers", "deaths_of_proxies"), [(2, 1), pytest.param(30, 20, marks=pytest.mark.long)]
-)
+# By default tests/world compares deliveries, rows and the audit of every seed, and tests/http/test_killed_proxies.py
+# kills real proxies with their database.
+@pytest.mark.long
+@pytest.mark.parametrize(("deaths_of_workers", "deaths_of_proxies"), [(2, 1), (30, 20)])
 def test_every_request_has_one_row_whoever_is_killed(
     tmp_path: Path, model: str, deaths_of_workers: int, deaths_of_proxies: int
 ) -> None:  # A12
