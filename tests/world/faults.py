@@ -47,7 +47,7 @@ KINDS: dict[str, tuple[int, tuple[float, ...]]] = {
 
 # A kind that is likely in the shape of a seed happens so many times as often.
 LIKELY = 4
-# What the clock of the day jumps: it goes on alike for all processes.
+# The jumps of the clock of the day, which goes on alike for all processes.
 CLOCK, JUMPS = "clock", (-7200.0, -30.0, -1.5, 2.0, 90.0, 3600.0)
 # Seconds within which what waited for a disk is written.
 WRITTEN_WITHIN = 60.0

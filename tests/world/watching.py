@@ -96,7 +96,7 @@ def others_hear_of_what_is_held(watch: SeedWatch) -> Iterator[str]:
 
 
 def nobody_waits_beside_free_seats(watch: SeedWatch) -> Iterator[str]:
-    """Where nothing is amiss, no request waits for long while no worker has anything to do."""
+    """No request waits for long while no worker has anything to do, where nothing is amiss."""
     if watch.calm < SEATED_WITHIN or any(worker.requests for worker in watch.working):
         return
     for process in watch.serving:
