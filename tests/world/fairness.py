@@ -47,5 +47,7 @@ def waiting_beside_idle(process: ProxyProcess, workers: list[EngineProcess]) -> 
         usable = {one.hello.name for one in known if not one.leaving and one.role != "prefill"}
         for one in workers:
             worker = one.worker
-            if one.stopped_at is None and worker and not worker.requests and one.name in usable:
+            # Behind a silent link it has done what the proxy has yet to hear of.
+            is_heard = not {(process.name, one.name), (one.name, process.name)} & process.world.network.unreachable
+            if one.stopped_at is None and worker and not worker.requests and one.name in usable and is_heard:
                 yield request.id, one
