@@ -176,6 +176,13 @@ def the_service_is_whole_again(run: "SeedRun") -> Iterator[str]:
             yield f"{process} knows {known}"
 
 
+def memory_that_ran_out_is_said(run: "SeedRun") -> Iterator[str]:
+    """The supervisor tells a process that the kernel killed for want of memory from one that was killed otherwise."""
+    told = sum(cause.starved for child in run.site.children for cause in child.exits)
+    if told != run.site.oom_kills:
+        yield f"it says so of {told} exits, and there were {run.site.oom_kills}"
+
+
 def no_thread_failed(run: "SeedRun") -> Iterator[str]:
     """No thread, task or handler of any process ended by an exception of ours."""
     yield from run.world.failures
@@ -190,6 +197,7 @@ CHECKS: tuple[Callable[["SeedRun"], Iterator[str]], ...] = (
     nobody_waits_past_a_deadline,
     nothing_is_left_two_seconds_after_the_last_fault,
     the_service_is_whole_again,
+    memory_that_ran_out_is_said,
     every_change_ends,
     all_work_in_their_roles_again,
     no_thread_failed,

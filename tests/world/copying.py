@@ -69,6 +69,8 @@ class EventConnector(ShmConnector):
         self.chance = process.world.random("copying")
         self.slow_share = SLOW_SHARES[process.world.seed % len(SLOW_SHARES)]
         self.free_at = self.stuck_until = 0.0
+        # Pulls take so many times as long.
+        self.slowness = 1.0
         # By pull: the epoch for which it was started, and what ends it.
         self.epochs: dict[int, int] = {}
         self.ends: dict[int, Callable[[], None]] = {}
@@ -91,6 +93,7 @@ class EventConnector(ShmConnector):
         seconds = PULL_SECONDS + len(job.pairs) * BLOCK_SECONDS * (1 + self.chance.random())
         if self.chance.random() < self.slow_share:
             seconds += self.chance.random() * SLOW_SECONDS
+        seconds *= self.slowness
         reads = begins + seconds * self.chance.random()
         self.free_at = begins + seconds
         state: dict[str, Any] = {}

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults: a list that follows from the seed alone, so that any part of it can be played again."""
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from disks import DIES_WITHIN, DISKS, WRITES, DeadlyWrite
+from engine_process import EngineProcess
 from network import LINK_TIMEOUT, WireLink
 from operators import LOOK, Operators
 from processes import WorldProcess
@@ -41,9 +43,14 @@ KINDS: dict[str, tuple[int, tuple[float, ...]]] = {
     "full": (2, (0.3, 1.5, 4.0, 8.0)),
     "slow disk": (1, (0.5, 2.0, 5.0)),
     "clock": (2, ()),
+    "slow": (2, (0.5, 2.0, 4.0)),
+    "oom": (1, ()),
+    "no memory": (1, (0.3, 1.5)),
     "tear": (2, (DIES_WITHIN,)),
 }
 
+# How many times as long a slow worker's steps and pulls take, and the rows of a step that still has memory.
+SLOWNESS, FEW_ROWS = (10.0, 100.0), 24
 # What the clock of the day jumps: it goes on alike for all processes.
 CLOCK, JUMPS = "clock", (-7200.0, -30.0, -1.5, 2.0, 90.0, 3600.0)
 # Seconds within which what waited for a disk is written.
@@ -92,7 +99,7 @@ def targets_of(kind: str, plan: SitePlan) -> Sequence[str]:
         return [CLOCK]
     if kind == "tear":
         return plan.proxy_names
-    return plan.worker_names + (plan.proxy_names if kind in ("kill", "stop") else [])
+    return plan.worker_names + (plan.proxy_names if kind in ("kill", "stop", "oom") else [])
 
 
 class FaultMaker:
@@ -109,6 +116,9 @@ class FaultMaker:
             "silence": self.silence,
             "stick": self.stick,
             "tear": self.tear,
+            "slow": self.slow,
+            "oom": lambda fault, process: self.site.kill_for_memory(process),
+            "no memory": self.take_memory,
         }
 
     def plan(self, faults: list[SeedFault], begin: float) -> None:
@@ -195,3 +205,26 @@ class FaultMaker:
         deadly = self.world.disks.deadly
         deadly[process] = DeadlyWrite(int(fault.draw * WRITES), fault.draw * 1000 % 1)
         self.world.after(fault.seconds, lambda: deadly.pop(process, None))
+
+    def slow(self, fault: SeedFault, process: WorldProcess) -> None:
+        """Have the steps and pulls of a worker take 10 to 100 times as long. The fault is over with the last of
+        them."""
+        if not isinstance(process, EngineProcess):
+            return
+        slowness = SLOWNESS[0] * (SLOWNESS[1] / SLOWNESS[0]) ** fault.draw
+
+        def set_to(value: float) -> None:
+            process.slowness = value
+            if process.alive and process.worker is not None:
+                connector = process.worker.transport
+                connector.slowness = value
+                self.goes_on(max(0.0, process.busy_until - self.world.now(), connector.free_at - self.world.now()))
+
+        set_to(slowness)
+        self.world.after(fault.seconds, partial(set_to, 1.0))
+
+    def take_memory(self, fault: SeedFault, process: WorldProcess) -> None:
+        """Have a worker find no memory for large steps."""
+        if isinstance(process, EngineProcess):
+            process.most_rows = FEW_ROWS
+            self.world.after(fault.seconds, partial(setattr, process, "most_rows", math.inf))

@@ -85,8 +85,9 @@ class SupervisedSite:
             Orders(Topology(prepare, plans, ("ipc:///world/control-0",), None), self), Console(io.StringIO()),
             RunDirectory(folder / "run"), selector=ReadySelector(),
         )  # fmt: skip
-        # The memory that the machine has left is none of the seed.
-        self.supervisor.oom = OomWatch(Path("/nonexistent"))
+        # The kernel's count of processes that it killed for want of memory.
+        self.oom_kills, self.oom_counter = 0, folder / "memory.events"
+        self.supervisor.oom = OomWatch(self.oom_counter)
         self.is_due = False
 
     def begin(self) -> None:
@@ -165,6 +166,12 @@ class SupervisedSite:
         made = os.dup(descriptor)
         process.descriptors.add(made)
         return made
+
+    def kill_for_memory(self, process: WorldProcess) -> None:
+        """Do what the kernel does when memory runs out: it counts, and kills."""
+        self.oom_kills += 1
+        self.oom_counter.write_text(f"oom_kill {self.oom_kills}\n")
+        process.kill()
 
     # The parts that others look at.
 
