@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from disks import DIES_WITHIN, DISKS, WRITES, DeadlyWrite
 from engine_process import EngineProcess
@@ -216,7 +217,7 @@ class FaultMaker:
         def set_to(value: float) -> None:
             process.slowness = value
             if process.alive and process.worker is not None:
-                connector = process.worker.transport
+                connector: Any = process.worker.transport
                 connector.slowness = value
                 self.goes_on(max(0.0, process.busy_until - self.world.now(), connector.free_at - self.world.now()))
 

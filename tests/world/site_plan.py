@@ -50,8 +50,8 @@ class SitePlan:
             ChildPlan(name, "proxy", "cpu", (), {
                 "host": "127.0.0.1", "port": 80, "model": "tiny", "served_model_name": "tiny", "name": name,
                 "control": controls[number], "version": VERSION, "usage_log": str(folder / "usage"),
-                "resume_folder": str(folder / "streams"), "resume_window": RESUME_WINDOW, "number": number, "proxies": self.proxies,
-                "callers": digests, **shared,
+                "resume_folder": str(folder / "streams"), "resume_window": RESUME_WINDOW,
+                "number": number, "proxies": self.proxies, "callers": digests, **shared,
             })
             for number, name in enumerate(self.proxy_names)
         ]  # fmt: skip
