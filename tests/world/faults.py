@@ -45,11 +45,14 @@ KINDS: dict[str, tuple[int, tuple[float, ...]]] = {
     "slow disk": (1, (0.5, 2.0, 5.0)),
     "clock": (2, ()),
     "slow": (2, (0.5, 2.0, 4.0)),
+    "host": (2, (1.0, 4.0, 8.0)),
     "oom": (1, ()),
     "no memory": (1, (0.3, 1.5)),
     "tear": (2, (DIES_WITHIN,)),
 }
 
+# The second host, with the decode workers.
+HOST = "host"
 # How many times as long a slow worker's steps and pulls take, and the rows of a step that still has memory.
 SLOWNESS, FEW_ROWS = (10.0, 100.0), 24
 # What the clock of the day jumps: it goes on alike for all processes.
@@ -78,7 +81,8 @@ def planned_changes(plan: SitePlan, chance: random.Random, seconds: float) -> li
 
 def planned(plan: SitePlan, chance: random.Random, seconds: float) -> list[SeedFault]:
     """Return the faults of a seed, in order, during so many seconds."""
-    made, kinds = [], plan.kinds or tuple(KINDS)
+    made = []
+    kinds = plan.kinds or tuple(kind for kind in KINDS if kind != HOST or plan.hosts > 1)
     for _ in range(plan.faults):
         kind = chance.choices(kinds, [KINDS[kind][0] for kind in kinds])[0]
         names = targets_of(kind, plan)
@@ -98,6 +102,8 @@ def targets_of(kind: str, plan: SitePlan) -> Sequence[str]:
         return DISKS
     if kind == "clock":
         return [CLOCK]
+    if kind == "host":
+        return [HOST]
     if kind == "tear":
         return plan.proxy_names
     return plan.worker_names + (plan.proxy_names if kind in ("kill", "stop", "oom") else [])
@@ -138,6 +144,9 @@ class FaultMaker:
             return
         if fault.kind == CLOCK:
             self.world.jumps += JUMPS[int(fault.draw * len(JUMPS))]
+            return
+        if fault.kind == HOST:
+            self.lose_host(fault)
             return
         if fault.target in DISKS:
             self.harm_disk(fault)
@@ -184,6 +193,13 @@ class FaultMaker:
         worker = getattr(process, "worker", None)
         if worker is not None:
             worker.transport.stuck_until = self.world.now() + fault.seconds
+
+    def lose_host(self, fault: SeedFault) -> None:
+        """Have the second host die; after a while another machine has its address, and starts the same."""
+        if self.site.launches[-1].is_over:
+            return
+        self.site.lose_host(1)
+        self.world.after(fault.seconds, lambda: self.site.replace_host(1))
 
     def harm_disk(self, fault: SeedFault) -> None:
         """Have no room on a disk, or have it be slow, for a while."""

@@ -121,6 +121,8 @@ class WireNetwork:
         self.world, self.chance = world, world.random("network")
         self.bound: dict[str, WireSocket] = {}
         self.links: list[WireLink] = []
+        # Open links to hosts that died.
+        self.dead: list[WireLink] = []
         self.descriptors = FIRST_DESCRIPTOR
         self.carried = self.lost = 0
         # Pairs of names of processes that cannot connect to each other at present, one to the other.
@@ -128,6 +130,23 @@ class WireNetwork:
 
     def lose_one(self) -> None:
         self.lost += 1
+
+    def lose_sockets(self, process: WorldProcess) -> None:
+        """Have the sockets of a process end with its host: the other ends take their links for cut after a while."""
+        for socket in list(process.sockets):
+            socket.closed = True
+            for link in socket.own_links:
+                for way in (TO_ROUTER, TO_DEALER):
+                    link.silence(way)
+                self.dead.append(link)
+                self.world.after(LINK_TIMEOUT, link.cut)
+        process.sockets.clear()
+
+    def reset_dead(self) -> None:
+        """Break the links to a host that died, now that another one has its address and knows none of them."""
+        dead, self.dead = self.dead, []
+        for link in dead:
+            link.cut()
 
     def open_links(self) -> list[WireLink]:
         self.links = [link for link in self.links if link.open]
@@ -249,14 +268,17 @@ class WireSocket:
         """End with the process: the kernel sends what it has, if the other end comes to read it."""
         self.leave(survives=self.network.chance.random() < 0.5)
 
+    @property
+    def own_links(self) -> list[WireLink]:
+        return [link for link in (self.link, *self.links.values()) if link is not None and link.open]
+
     def leave(self, survives: bool) -> None:
         if self.closed:
             return
         self.closed = True
         self.process.sockets.remove(self)
-        for link in [self.link] if self.link is not None else list(self.links.values()):
-            if link.open:
-                link.cut(survives)
+        for link in self.own_links:
+            link.cut(survives)
 
     def lose(self, link: WireLink) -> None:
         """Notice that a connection has ended."""

@@ -68,8 +68,9 @@ class Operators:
     def ask(self, request: dict[str, Any]) -> ChangeClient:
         client = ChangeClient(self.world, request)
         self.asked.append(client)
-        self.site.supervisor.rollouts.take(client, request)
-        self.site.wake()
+        launch = self.site.launch_of(request["names"][0])
+        launch.supervisor.rollouts.take(client, request)
+        launch.wake()
         return client
 
     def watch(self, client: ChangeClient) -> None:

@@ -149,6 +149,16 @@ class WorldProcess(ABC):
         for descriptor in sorted(self.descriptors):
             os.close(descriptor)
 
+    def vanish(self) -> None:
+        """End with its host: nobody is told, and its connections are only silent."""
+        if self.ends is not None:
+            return
+        self.world.note("vanish", self)
+        self.ends, self.code = self.world.time, -signal.SIGKILL
+        self.world.network.lose_sockets(self)
+        for descriptor in sorted(self.descriptors):
+            os.close(descriptor)
+
     # The parts that its supervisor calls (SystemProcess).
 
     def signal(self, number: signal.Signals) -> None:

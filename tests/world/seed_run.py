@@ -53,8 +53,8 @@ class SeedRun:
         self, seed: int, plan: SitePlan, model: TinyModel, folder: Path, trace: TextIO | None,
         most_faults: int | None,
     ) -> None:  # fmt: skip
-        self.plan = plan
         world = self.world = SeededWorld(seed, trace)
+        plan = self.plan = plan.drawn(world.random("site"))
         enter(world, folder)
         self.site = SupervisedSite(world, plan, model, folder)
         self.calls: list[ClientCall] = []

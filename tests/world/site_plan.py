@@ -2,7 +2,8 @@
 """The plan of a launch in the world: how many of each process, and their configurations."""
 
 import hashlib
-from dataclasses import dataclass
+import random
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pontil.launcher.config.child_plan import ChildPlan
@@ -10,6 +11,8 @@ from pontil.launcher.config.child_plan import ChildPlan
 # Clients by name, with their keys.
 CALLERS = {"ann": "key-of-ann", "bob": "key-of-bob", "cleo": "key-of-cleo"}
 VERSION = "0"
+# Share of seeds with two hosts.
+SECOND_HOST = 0.15
 # Seconds for which a stream whose connection broke may be continued.
 RESUME_WINDOW = 60.0
 
@@ -30,8 +33,18 @@ class SitePlan:
     kinds: tuple[str, ...] = ()
     # Operators' changes, beside the faults.
     changes: int = 1
+    # Hosts of the processes: decode workers are on a second one, if there is one. 0: some seeds have it.
+    hosts: int = 0
     # Requests in a second.
     rate: float = 12.0
+
+    def drawn(self, chance: random.Random) -> "SitePlan":
+        """Return the plan of one seed, with what is left open drawn."""
+        hosts = 1 + (chance.random() < SECOND_HOST and self.decode > 0)
+        return self if self.hosts else replace(self, hosts=hosts)
+
+    def host_of(self, name: str) -> int:
+        return int(self.hosts > 1 and name.startswith("decode"))
 
     @property
     def proxy_names(self) -> list[str]:

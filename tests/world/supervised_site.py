@@ -70,25 +70,24 @@ class WorldReporter(PipeReporter):
             self.wake()
 
 
-class SupervisedSite:
-    """The supervisor of one world, whose turns are events, and the starter of its processes."""
+class HostLaunch:
+    """The launch of one host: the real supervisor, whose turns are events, and the starter of its processes. After the
+    death of its host it `is_over`."""
 
     is_warming = False
 
-    def __init__(self, world: SeededWorld, plan: SitePlan, model: TinyModel, folder: Path) -> None:
-        self.world, self.model, self.blocks = world, model, plan.blocks
-        self.chance = world.random("starts")
-        self.ghosts = GhostRecords(world)
+    def __init__(self, site: "SupervisedSite", number: int) -> None:
+        self.site, self.world, self.number = site, site.world, number
+        self.chance = site.world.random("starts")
         self.pipes: dict[ProxyProcess, LinePipe] = {}
-        plans, prepare = tuple(plan.child_plans(folder)), ChildPlan("prepare", "prepare", "cpu", (), {})
+        plans, prepare = site.plan.child_plans(site.folder), ChildPlan("prepare", "prepare", "cpu", (), {})
+        own = tuple(one for one in plans if site.plan.host_of(one.name) == number)
         self.supervisor = Supervisor(
-            Orders(Topology(prepare, plans, ("ipc:///world/control-0",), None), self), Console(io.StringIO()),
-            RunDirectory(folder / "run"), selector=ReadySelector(),
+            Orders(Topology(prepare, own, ("ipc:///world/control-0",), None), self), Console(io.StringIO()),
+            RunDirectory(site.folder / f"run-{number}"), selector=ReadySelector(),
         )  # fmt: skip
-        # The kernel's count of processes that it killed for want of memory.
-        self.oom_kills, self.oom_counter = 0, folder / "memory.events"
-        self.supervisor.oom = OomWatch(self.oom_counter)
-        self.is_due = False
+        self.supervisor.oom = OomWatch(site.oom_counter)
+        self.is_due = self.is_over = False
 
     def begin(self) -> None:
         self.supervisor.monitors = True
@@ -96,6 +95,8 @@ class SupervisedSite:
         self.look_again()
 
     def look_again(self) -> None:
+        if self.is_over:
+            return
         self.look()
         self.world.after(self.supervisor.patience(), self.look_again)
 
@@ -112,14 +113,15 @@ class SupervisedSite:
 
     def woken(self) -> None:
         self.is_due = False
-        self.look()
+        if not self.is_over:
+            self.look()
 
     def hand_over(self) -> None:
         """Have the processes read the commands of the supervisor."""
         self.pipes = {process: pipe for process, pipe in self.pipes.items() if process.alive}
         for process, pipe in self.pipes.items():
             process.obey(pipe)
-        for worker in self.workers:
+        for worker in self.site.workers:
             worker.hear()
 
     # The parts of a starter.
@@ -143,7 +145,7 @@ class SupervisedSite:
             self.pipes[proxy] = LinePipe(self.kept(made, given["--commands-fd"]))
             begin = self.begin_proxy(proxy, told["config"])
         else:
-            made = worker = EngineProcess(self.world, name, self.ghosts)
+            made = worker = EngineProcess(self.world, name, self.site.ghosts)
             begin = self.begin_worker(worker, told["config"], self.kept(made, given["--commands-fd"]))
         reporter = WorldReporter(self.kept(made, given["--report-fd"]), made, self.wake)
         made.at_death.append(self.wake)
@@ -154,18 +156,51 @@ class SupervisedSite:
         return made
 
     def begin_proxy(self, process: ProxyProcess, config: dict[str, Any]) -> Callable[[WorldReporter], None]:
-        return lambda reporter: process.begin(proxy_config(config), self.model.tokenizer, reporter)
+        return lambda reporter: process.begin(proxy_config(config), self.site.model.tokenizer, reporter)
 
     def begin_worker(
         self, process: EngineProcess, config: dict[str, Any], commands: int
     ) -> Callable[[WorldReporter], None]:
-        return lambda reporter: process.begin(worker_config(config), self.model, self.blocks, reporter, commands)
+        return lambda reporter: process.begin(worker_config(config), self.site.model, self.site.plan.blocks, reporter, commands)
 
     def kept(self, process: WorldProcess, descriptor: int) -> int:
         """Return a process's own descriptor of a file that it inherits."""
         made = os.dup(descriptor)
         process.descriptors.add(made)
         return made
+
+
+class SupervisedSite:
+    """The launches of all hosts."""
+
+    def __init__(self, world: SeededWorld, plan: SitePlan, model: TinyModel, folder: Path) -> None:
+        self.world, self.plan, self.model, self.folder = world, plan, model, folder
+        self.ghosts = GhostRecords(world)
+        # The kernel's count of processes that it killed for want of memory.
+        self.oom_kills, self.oom_counter = 0, folder / "memory.events"
+        self.launches = [HostLaunch(self, number) for number in range(plan.hosts)]
+
+    def begin(self) -> None:
+        for launch in self.launches:
+            launch.begin()
+
+    def launch_of(self, name: str) -> HostLaunch:
+        """Return the launch that has a process of this name."""
+        return self.launches[self.plan.host_of(name)]
+
+    def lose_host(self, number: int) -> None:
+        """Have a host die without a word, with all that runs there."""
+        launch = self.launches[number]
+        launch.is_over = True
+        for child in launch.supervisor.children:
+            if child.running is not None and isinstance(child.running.process, WorldProcess):
+                child.running.process.vanish()
+
+    def replace_host(self, number: int) -> None:
+        """Have another machine begin at the address of one that died."""
+        self.world.network.reset_dead()
+        self.launches[number] = HostLaunch(self, number)
+        self.launches[number].begin()
 
     def kill_for_memory(self, process: WorldProcess) -> None:
         """Do what the kernel does when memory runs out: it counts, and kills."""
@@ -177,11 +212,11 @@ class SupervisedSite:
 
     @property
     def children(self) -> list[Child]:
-        return self.supervisor.children
+        return [child for launch in self.launches for child in launch.supervisor.children]
 
     @property
     def failure(self) -> LaunchError | None:
-        return self.supervisor.failure
+        return next((one.supervisor.failure for one in self.launches if one.supervisor.failure), None)
 
     @property
     def processes(self) -> list[WorldProcess]:
