@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from network import LINK_TIMEOUT
 from processes import WorldProcess
 from virtual_time import HERE
 
@@ -58,6 +59,11 @@ def identity_of(pool: PeerPool) -> str:
     return pool.host.identity
 
 
+def owner_of(pool: PeerPool) -> WorldProcess:
+    assert isinstance(pool.host, SeenMemory)
+    return pool.host.owner
+
+
 class EventConnector(ShmConnector):
     """The connector of one worker. A pull that is `stuck_until` a time ends no sooner, whatever is asked."""
 
@@ -101,6 +107,9 @@ class EventConnector(ShmConnector):
         def read() -> None:
             if job.ticket not in self.ends:
                 return
+            if owner_of(job.peer).vanished:
+                state["silent_until"] = world.now() + LINK_TIMEOUT
+                return
             state["result"] = self.copy(job)
             identity, blocks = identity_of(job.peer), [theirs for theirs, _ in job.pairs]
             state["lives"] = self.ghosts.lives_of(identity, blocks)
@@ -108,6 +117,10 @@ class EventConnector(ShmConnector):
             self.ghosts.check_read(identity, job.slot, epoch, shown, blocks, state["lives"])
 
         def end() -> None:
+            silent_until = state.pop("silent_until", 0.0)
+            if world.now() < silent_until and not self.must_end(job):
+                self.process.job(silent_until, end)
+                return
             if self.ends.pop(job.ticket, None) is not None:
                 self.finish(self.result_of(job, epoch, state))
 

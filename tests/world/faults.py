@@ -199,6 +199,7 @@ class FaultMaker:
         if self.site.launches[-1].is_over:
             return
         self.site.lose_host(1)
+        self.operators.hang_up()
         self.world.after(fault.seconds, lambda: self.site.replace_host(1))
 
     def harm_disk(self, fault: SeedFault) -> None:

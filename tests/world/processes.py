@@ -34,6 +34,8 @@ class WorldProcess(ABC):
         self.ahead = self.busy_until = 0.0
         self.ends: float | None = None
         self.code = 0
+        # True if it ended with its host.
+        self.vanished = False
         self.stopped_at: float | None = None
         self.due: float | None = None
         self.ticket = self.turns = 0
@@ -154,6 +156,7 @@ class WorldProcess(ABC):
         if self.ends is not None:
             return
         self.world.note("vanish", self)
+        self.vanished = True
         self.ends, self.code = self.world.time, -signal.SIGKILL
         self.world.network.lose_sockets(self)
         for descriptor in sorted(self.descriptors):

@@ -33,18 +33,20 @@ class SitePlan:
     kinds: tuple[str, ...] = ()
     # Operators' changes, beside the faults.
     changes: int = 1
-    # Hosts of the processes: decode workers are on a second one, if there is one. 0: some seeds have it.
+    # Hosts of the processes: the workers of the `far` role are on a second one, if there is one. 0: some seeds have it.
     hosts: int = 0
+    far: str = ""
     # Requests in a second.
     rate: float = 12.0
 
     def drawn(self, chance: random.Random) -> "SitePlan":
         """Return the plan of one seed, with what is left open drawn."""
-        hosts = 1 + (chance.random() < SECOND_HOST and self.decode > 0)
-        return self if self.hosts else replace(self, hosts=hosts)
+        hosts, far = 1 + (chance.random() < SECOND_HOST), chance.choice(("prefill", "decode"))
+        split = self.prefill > 0 and self.decode > 0
+        return replace(self, hosts=(self.hosts or hosts) if split else 1, far=far)
 
     def host_of(self, name: str) -> int:
-        return int(self.hosts > 1 and name.startswith("decode"))
+        return int(self.hosts > 1 and name.startswith(self.far))
 
     @property
     def proxy_names(self) -> list[str]:
