@@ -161,7 +161,9 @@ class HostLaunch:
     def begin_worker(
         self, process: EngineProcess, config: dict[str, Any], commands: int
     ) -> Callable[[WorldReporter], None]:
-        return lambda reporter: process.begin(worker_config(config), self.site.model, self.site.plan.blocks, reporter, commands)
+        return lambda reporter: process.begin(
+            worker_config(config), self.site.model, self.site.plan.blocks, reporter, commands
+        )
 
     def kept(self, process: WorldProcess, descriptor: int) -> int:
         """Return a process's own descriptor of a file that it inherits."""
