@@ -53,9 +53,9 @@ KINDS: dict[str, tuple[int, tuple[float, ...]]] = {
 
 # The second host, with the decode workers.
 HOST = "host"
-# How many times as long a slow worker's steps and pulls take, and the rows of a step that still has memory.
+# The factors of a slow worker's steps and pulls, and the rows of a step that still has memory.
 SLOWNESS, FEW_ROWS = (10.0, 100.0), 24
-# What the clock of the day jumps: it goes on alike for all processes.
+# Seconds by which the clock of the day jumps: it goes on alike for all processes.
 CLOCK, JUMPS = "clock", (-7200.0, -30.0, -1.5, 2.0, 90.0, 3600.0)
 # Seconds within which what waited for a disk is written.
 WRITTEN_WITHIN = 60.0
