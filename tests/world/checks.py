@@ -178,9 +178,9 @@ def the_service_is_whole_again(run: "SeedRun") -> Iterator[str]:
 
 def memory_that_ran_out_is_said(run: "SeedRun") -> Iterator[str]:
     """The supervisor tells a process that the kernel killed for want of memory from one that was killed otherwise."""
-    told = sum(cause.starved for child in run.site.children for cause in child.exits)
-    if told != run.site.oom_kills:
-        yield f"it says so of {told} exits, and there were {run.site.oom_kills}"
+    site = run.site
+    if site.oom_said != site.oom_kills:
+        yield f"it says so of {site.oom_said} exits, and there were {site.oom_kills}"
 
 
 def no_thread_failed(run: "SeedRun") -> Iterator[str]:

@@ -178,7 +178,8 @@ class SupervisedSite:
     def __init__(self, world: SeededWorld, plan: SitePlan, model: TinyModel, folder: Path) -> None:
         self.world, self.plan, self.model, self.folder = world, plan, model, folder
         self.ghosts = GhostRecords(world)
-        # The kernel's count of processes that it killed for want of memory.
+        # The kernel's count of processes that it killed for want of memory, and of how many the supervisor said so.
+        self.oom_said = 0
         self.oom_kills, self.oom_counter = 0, folder / "memory.events"
         self.launches = [HostLaunch(self, number) for number in range(plan.hosts)]
 
@@ -209,6 +210,12 @@ class SupervisedSite:
         self.oom_kills += 1
         self.oom_counter.write_text(f"oom_kill {self.oom_kills}\n")
         process.kill()
+        (child,) = [child for child in self.children if child.name == process.name]
+        # An operator's restart forgets the exits before it.
+        self.world.after(5 * NOTICES_WITHIN, lambda: self.count_said(child))
+
+    def count_said(self, child: Child) -> None:
+        self.oom_said += bool(child.exits) and child.exits[-1].starved
 
     # The parts that others look at.
 
