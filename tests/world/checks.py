@@ -241,6 +241,13 @@ def peers_that_live_are_not_lost(run: "SeedRun") -> Iterator[str]:
                 yield f"{process} cannot pull from {serving[peer]}: {reason}"
 
 
+def memory_that_ran_out_is_said(run: "SeedRun") -> Iterator[str]:
+    """The supervisor tells a process that the kernel killed for want of memory from one that was killed otherwise."""
+    site = run.site
+    if site.oom_said != site.oom_kills:
+        yield f"it says so of {site.oom_said} exits, and there were {site.oom_kills}"
+
+
 def no_thread_failed(run: "SeedRun") -> Iterator[str]:
     """No thread, task or handler of any process ended by an exception of ours."""
     yield from run.world.failures
@@ -259,6 +266,7 @@ CHECKS: tuple[Check, ...] = (
     the_service_is_whole_again,
     proxies_know_the_room,
     peers_that_live_are_not_lost,
+    memory_that_ran_out_is_said,
     every_change_ends,
     all_work_in_their_roles_again,
     hostile_requests_have_a_defined_answer,

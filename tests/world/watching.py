@@ -5,6 +5,7 @@ fault, a start or a change was last seen to be under way."""
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from network import LINK_TIMEOUT
 from served_proxy import ProxyProcess
 
 from pontil.runtime.engine.sequence import SequenceState
@@ -64,8 +65,11 @@ class SeedWatch:
 
 
 def the_dead_are_let_go(watch: SeedWatch) -> Iterator[str]:
-    """A proxy knows no worker whose process ended a while ago: nobody waits for it."""
-    ended = {one.pid: one.ends for one in watch.world.processes if one.ends is not None}
+    """A proxy knows no worker whose process ended a while ago: nobody waits for it. That a host died shows by its
+    silence alone."""
+    ended = {
+        one.pid: one.ends + one.vanished * LINK_TIMEOUT for one in watch.world.processes if one.ends is not None
+    }
     for process in watch.serving:
         assert process.proxy is not None
         for worker in process.proxy.registry.workers.values():
