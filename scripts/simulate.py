@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 # Violations of a seed that are printed.
 MOST_SHOWN = 5
-SIZES = ("--prefill", "--decode", "--mixed", "--proxies", "--requests", "--faults", "--changes")
+SIZES = ("--prefill", "--decode", "--mixed", "--proxies", "--requests", "--faults", "--changes", "--hosts", "--tiers")
 
 
 def arguments() -> argparse.Namespace:

@@ -9,7 +9,7 @@ from dataclasses import field, replace
 from pontil.runtime.engine.batch import Batch
 from pontil.runtime.engine.draft_counts import DraftCounts
 from pontil.runtime.engine.logprobs import TokenLogprobs
-from pontil.runtime.engine.memory_errors import left_out_of
+from pontil.runtime.engine.memory_errors import MEMORY_RAN_OUT, left_out_of
 from pontil.runtime.engine.remote_prefill import NoHandshake, RemotePrefill
 from pontil.runtime.engine.runner import Launched, Runner
 from pontil.runtime.engine.sampler import Sampled
@@ -219,7 +219,9 @@ class Engine:
         """Turn sampled tokens into a result; the only place that does (rules B)."""
         assert sequence.state in (SequenceState.RUNNING, SequenceState.PAUSED)
         first = sequence.received and sequence.generated == 0
-        opens = sequence.scheduled_at is not None and sequence.leads and sequence.generated == 0
+        # Without memory the prompt was not computed to its end: nothing is stated of it.
+        is_computed = sampled.failure != MEMORY_RAN_OUT
+        opens = is_computed and sequence.scheduled_at is not None and sequence.leads and sequence.generated == 0
         self.prompt_computed += sequence.prompt_computed if opens else 0
         sequence.unknown = max(0, sequence.unknown - 1)
         before = len(sequence.output)

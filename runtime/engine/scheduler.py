@@ -240,7 +240,9 @@ class Scheduler:
         """Run a sequence from the end of its cached prefix."""
         self.memory.adopt(sequence, hit)
         if sequence.admissions == 0:
-            sequence.cached, sequence.scheduled_at = hit.computed, self.clock()
+            # What is cached counts as computed before, also if it is computed again after a preemption.
+            sequence.cached = sequence.reached = hit.computed
+            sequence.scheduled_at = self.clock()
             if sequence.times is not None:
                 sequence.times.scheduled = sequence.scheduled_at
             self.prefix.count(sequence, hit.computed)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from network import LINK_TIMEOUT
 from processes import WorldProcess
 from virtual_time import HERE
 
@@ -59,6 +60,11 @@ def identity_of(pool: PeerPool) -> str:
     return pool.host.identity
 
 
+def owner_of(pool: PeerPool) -> WorldProcess:
+    assert isinstance(pool.host, SeenMemory)
+    return pool.host.owner
+
+
 class EventConnector(ShmConnector):
     """The connector of one worker. A pull that is `stuck_until` a time ends no sooner, whatever is asked."""
 
@@ -70,6 +76,8 @@ class EventConnector(ShmConnector):
         self.chance = process.world.random("copying")
         self.slow_share = SLOW_SHARES[process.world.seed % len(SLOW_SHARES)]
         self.free_at = self.stuck_until = 0.0
+        # Pulls take so many times as long.
+        self.slowness = 1.0
         # By pull: the transfer for which it was started with the lives of the blocks that it writes, and what ends it.
         self.wanted: dict[int, tuple[ReceiveTransfer, list[int]]] = {}
         self.ends: dict[int, Callable[[], None]] = {}
@@ -95,12 +103,16 @@ class EventConnector(ShmConnector):
         seconds = PULL_SECONDS + len(job.pairs) * BLOCK_SECONDS * (1 + self.chance.random())
         if self.chance.random() < self.slow_share:
             seconds += self.chance.random() * SLOW_SECONDS
+        seconds *= self.slowness
         reads = begins + seconds * self.chance.random()
         self.free_at = begins + seconds
         state: dict[str, Any] = {}
 
         def read() -> None:
             if job.ticket not in self.ends:
+                return
+            if owner_of(job.peer).vanished:
+                state["silent_until"] = world.now() + LINK_TIMEOUT
                 return
             self.ghosts.check_written(self.storage.identity.hex(), [ours for _, ours in job.pairs], lives)
             state["result"] = self.copy(job)
@@ -110,6 +122,10 @@ class EventConnector(ShmConnector):
             self.ghosts.check_read(identity, job.slot, epoch, shown, blocks, state["lives"])
 
         def end() -> None:
+            silent_until = state.pop("silent_until", 0.0)
+            if world.now() < silent_until and not self.must_end(job):
+                self.process.job(silent_until, end)
+                return
             if self.ends.pop(job.ticket, None) is not None:
                 self.finish(self.result_of(job, transfer, state))
 

@@ -2,8 +2,8 @@
 """Disks of the world: the product's own calls on real files in memory, which can fill, be slow, or end their process in
 the middle of a write. Times of files are virtual.
 
-A launch has two: `usage` with the usage log, and `run` with its run directory (the records of streams, leases, pages of
-metrics).
+A launch has three: `usage` with the usage log, `run` with its run directory (the records of streams, leases, pages of
+metrics), and `kv` with the workers' tiers.
 """
 
 import errno
@@ -24,10 +24,10 @@ from virtual_time import HERE, ProcessDied, SeededWorld
 if TYPE_CHECKING:
     from processes import WorldProcess
 
-RUN, USAGE = "run", "usage"
-DISKS = (RUN, USAGE)
+RUN, USAGE, KV = "run", "usage", "kv"
+DISKS = (RUN, USAGE, KV)
 # Seconds that one write to a slow disk takes at most: a proxy writes records in its event loop.
-SLOW_WRITE = {RUN: 0.03, USAGE: 1.5}
+SLOW_WRITE = {RUN: 0.03, USAGE: 1.5, KV: 0.1}
 # A process that is to die in a write does so in one of so many that come next, or in none within so many seconds.
 WRITES, DIES_WITHIN = 6, 2.0
 # Share of writes to a full disk for which there is no room at all; of others a part is written.
@@ -77,7 +77,7 @@ class WorldDisks:
         place = os.fspath(path)
         if not isinstance(place, str) or not place.startswith(self.folder):
             return None
-        return self.disks[USAGE if place.startswith(USAGE, len(self.folder)) else RUN]
+        return self.disks[next((name for name in (USAGE, KV) if place.startswith(name, len(self.folder))), RUN)]
 
     def begin(self, disk: WorldDisk, size: int) -> int:
         """Begin a write by the process that runs. Return how many of its bytes are written before `end` is called.
@@ -186,12 +186,15 @@ def written(put: Callable[..., int], file: int, data: Any, *place: int) -> int:
 
 def opened(path: Any, flags: int, mode: int = 0o777, **given: Any) -> int:
     disks = HERE.world.disks
-    disk = disks.disk_of(path) if HERE.world.current is not None else None
+    folder = given.get("dir_fd")
+    disk = None
+    if HERE.world.current is not None:
+        disk = disks.disk_of(path) if folder is None else disks.files.get(folder)
     if disk is None:
         made: int = REAL.open(path, flags, mode, **given)
         return made
     must_live()
-    is_new = flags & os.O_CREAT and not os.path.lexists(path)
+    is_new = flags & os.O_CREAT and folder is None and not os.path.lexists(path)
     if is_new:
         disks.begin(disk, 1)
     made = REAL.open(path, flags, mode, **given)

@@ -2,13 +2,15 @@
 """A worker's process: the real worker with its scheduler, pool, prefix cache and handoff, over a model that hashes."""
 
 import logging
+import math
 import signal
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from copying import EventConnector
 from ghost_blocks import GhostPool, GhostRecords
-from hash_model import HashRunner, layout_of
+from hash_model import HashRunner, StepCost, layout_of
 from network import is_readable
 from processes import FAILED, WorldProcess
 from virtual_time import SeededWorld
@@ -22,17 +24,16 @@ from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.transfer.connector import SliceConnector
+from pontil.runtime.worker import kv_tiers
 from pontil.runtime.worker.assembly import WorkerResources, equip
 from pontil.runtime.worker.ranks.driver import Driver
 from pontil.runtime.worker.worker import Worker
 
 # Seconds of a turn besides its step, and of a step: at least, for each prompt token, and for each other row.
 TURN = 50e-6
+# Seconds to read a block from a tier.
+TIER_BLOCK = 0.1e-3
 STEP, PROMPT_ROW, DECODE_ROW = 4e-3, 60e-6, 0.3e-3
-
-
-def cost(prompt_rows: int, decode_rows: int) -> float:
-    return STEP + prompt_rows * PROMPT_ROW + decode_rows * DECODE_ROW
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ class EngineProcess(WorldProcess):
     def __init__(self, world: SeededWorld, name: str, ghosts: GhostRecords) -> None:
         super().__init__(world, name)
         self.ghosts = ghosts
+        # Steps and pulls take so many times as long, and a step of more rows finds no memory.
+        self.slowness, self.most_rows = 1.0, math.inf
         self.worker: Worker | None = None
         self.is_ready = False
 
@@ -64,7 +67,7 @@ class EngineProcess(WorldProcess):
         """Make the worker, as `runtime/worker/process.py` does, and take the first turn."""
         self.report = report
         with self.inside():
-            machine = resources(config, model, blocks, report)
+            machine = resources(config, model, blocks, report, self.cost)
             worker = self.worker = HashWorker(
                 config, machine, report, CommandPipe(commands, logging.getLogger("pontil.worker"))
             )
@@ -79,6 +82,12 @@ class EngineProcess(WorldProcess):
                 worker.commands.obey(worker.now)
             worker.tick(worker.now)
         self.notify()
+
+    def cost(self, prompt_rows: int, decode_rows: int) -> float:
+        """Return the seconds of a step. Raises MemoryError."""
+        if prompt_rows + decode_rows > self.most_rows:
+            raise MemoryError
+        return self.slowness * (STEP + prompt_rows * PROMPT_ROW + decode_rows * DECODE_ROW)
 
     def hear(self) -> None:
         """Take a turn if the supervisor has sent a command."""
@@ -117,7 +126,18 @@ class EngineProcess(WorldProcess):
         return self.world.now() + worker.patience(worker.machine.engine.has_work)
 
 
-def resources(config: WorkerConfig, model: TinyModel, blocks: int, report: Reporter) -> WorkerResources:
+def measure_tiers_at_once() -> None:
+    """Have all workers be of one version without reading its files, and know how long a block of a tier takes: in a
+    turn nothing is to be measured."""
+    untyped: Any = kv_tiers
+    untyped.code_identity = lambda: "code"
+    untyped.seconds_of_block = lambda tier, storage: TIER_BLOCK
+    untyped.seconds_of_turn = lambda store: TIER_BLOCK
+
+
+def resources(
+    config: WorkerConfig, model: TinyModel, blocks: int, report: Reporter, cost: StepCost
+) -> WorkerResources:  # fmt: skip
     """Put a worker's engine together, as `runtime/worker/assembly.py` does around a model that it loaded."""
     layout = layout_of(config.block_size)
     storage = KVStorage(layout, blocks, torch.device("cpu"))

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults: a list that follows from the seed alone, so that any part of it can be played again."""
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from disks import DIES_WITHIN, DISKS, WRITES, DeadlyWrite
-from network import WireLink
+from engine_process import EngineProcess
 from operators import LOOK, Operators
 from processes import WorldProcess
 from site_plan import SitePlan
@@ -42,11 +44,19 @@ KINDS: dict[str, tuple[int, tuple[float, ...]]] = {
     "full": (2, (0.3, 1.5, 4.0, 8.0)),
     "slow disk": (1, (0.5, 2.0, 5.0)),
     "clock": (2, ()),
+    "slow": (2, (0.5, 2.0, 4.0)),
+    "host": (2, (1.0, 4.0, 8.0)),
+    "oom": (1, ()),
+    "no memory": (1, (0.3, 1.5)),
     "tear": (2, (DIES_WITHIN,)),
 }
 
 # A kind that is likely in the shape of a seed happens so many times as often.
 LIKELY = 4
+# The second host, with the workers of one role.
+HOST = "host"
+# The factors of a slow worker's steps and pulls, and the rows of a step that still has memory.
+SLOWNESS, FEW_ROWS = (10.0, 100.0), 24
 # The jumps of the clock of the day, which goes on alike for all processes.
 CLOCK, JUMPS = "clock", (-7200.0, -30.0, -1.5, 2.0, 90.0, 3600.0)
 # Seconds within which what waited for a disk is written.
@@ -73,7 +83,8 @@ def planned_changes(plan: SitePlan, chance: random.Random, seconds: float) -> li
 
 def planned(plan: SitePlan, chance: random.Random, seconds: float) -> list[SeedFault]:
     """Return the faults of a seed, in order, during so many seconds."""
-    made, kinds = [], plan.kinds or tuple(KINDS)
+    made = []
+    kinds = plan.kinds or tuple(kind for kind in KINDS if kind != HOST or plan.hosts > 1)
     for _ in range(plan.faults):
         weights = [KINDS[kind][0] * (LIKELY if kind in plan.likely else 1) for kind in kinds]
         kind = chance.choices(kinds, weights)[0]
@@ -98,9 +109,11 @@ def targets_of(kind: str, plan: SitePlan) -> Sequence[str]:
         return DISKS
     if kind == "clock":
         return [CLOCK]
+    if kind == "host":
+        return [HOST]
     if kind == "tear":
         return plan.proxy_names
-    return plan.worker_names + (plan.proxy_names if kind in ("kill", "kill twice", "stop") else [])
+    return plan.worker_names + (plan.proxy_names if kind in ("kill", "kill twice", "stop", "oom") else [])
 
 
 class FaultMaker:
@@ -118,6 +131,9 @@ class FaultMaker:
             "stick": self.stick,
             "kill twice": self.kill_twice,
             "tear": self.tear,
+            "slow": self.slow,
+            "oom": lambda fault, process: self.site.kill_for_memory(process),
+            "no memory": self.take_memory,
         }
 
     def plan(self, faults: list[SeedFault], begin: float) -> None:
@@ -143,6 +159,9 @@ class FaultMaker:
             return
         if fault.kind == CLOCK:
             self.world.jumps += JUMPS[int(fault.draw * len(JUMPS))]
+            return
+        if fault.kind == HOST:
+            self.lose_host(fault)
             return
         if fault.target in DISKS:
             self.harm_disk(fault)
@@ -170,19 +189,15 @@ class FaultMaker:
 
         look()
 
-    def links_of(self, process: WorldProcess) -> list[WireLink]:
-        links = self.world.network.open_links()
-        return [link for link in links if process in (link.ends[0].process, link.ends[1].process)]
-
     def cut(self, fault: SeedFault, process: WorldProcess) -> None:
         """Break one connection of a process, with or without what is on its way."""
-        if links := self.links_of(process):
+        if links := self.world.network.links_of(process):
             links[int(fault.draw * len(links))].cut(survives=fault.draw * 1000 % 1 < 0.3)
 
     def silence(self, fault: SeedFault, process: WorldProcess) -> None:
         """Let nothing through one direction of a connection. Beyond the link's timeout both ends take it for cut, and
         can connect again when it is mended."""
-        links = self.links_of(process)
+        links = self.world.network.links_of(process)
         if not links:
             return
         link, way = links[int(fault.draw * len(links))], int(fault.draw * 1000 % 1 < 0.5)
@@ -202,6 +217,14 @@ class FaultMaker:
         worker = getattr(process, "worker", None)
         if worker is not None:
             worker.transport.stuck_until = self.world.now() + fault.seconds
+
+    def lose_host(self, fault: SeedFault) -> None:
+        """Have the second host die; after a while another machine has its address, and starts the same."""
+        if self.site.launches[-1].is_over:
+            return
+        self.site.lose_host(1)
+        self.operators.hang_up()
+        self.world.after(fault.seconds, lambda: self.site.replace_host(1))
 
     def harm_disk(self, fault: SeedFault) -> None:
         """Have no room on a disk, or have it be slow, for a while."""
@@ -224,3 +247,26 @@ class FaultMaker:
         deadly = self.world.disks.deadly
         deadly[process] = DeadlyWrite(int(fault.draw * WRITES), fault.draw * 1000 % 1)
         self.world.after(fault.seconds, lambda: deadly.pop(process, None))
+
+    def slow(self, fault: SeedFault, process: WorldProcess) -> None:
+        """Have the steps and pulls of a worker take 10 to 100 times as long. The fault is over with the last of
+        them."""
+        if not isinstance(process, EngineProcess):
+            return
+        slowness = SLOWNESS[0] * (SLOWNESS[1] / SLOWNESS[0]) ** fault.draw
+
+        def set_to(value: float) -> None:
+            process.slowness = value
+            if process.alive and process.worker is not None:
+                connector: Any = process.worker.transport
+                connector.slowness = value
+                self.goes_on(max(0.0, process.busy_until - self.world.now(), connector.free_at - self.world.now()))
+
+        set_to(slowness)
+        self.world.after(fault.seconds, partial(set_to, 1.0))
+
+    def take_memory(self, fault: SeedFault, process: WorldProcess) -> None:
+        """Have a worker find no memory for large steps."""
+        if isinstance(process, EngineProcess):
+            process.most_rows = FEW_ROWS
+            self.world.after(fault.seconds, partial(setattr, process, "most_rows", math.inf))

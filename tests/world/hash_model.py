@@ -19,10 +19,12 @@ from virtual_time import HERE
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.batch import Batch, Span
+from pontil.runtime.engine.memory_errors import compute_what_fits, left_out_of
 from pontil.runtime.engine.runner import Launched
 from pontil.runtime.engine.sampler import Sampled
 from pontil.runtime.engine.sequence import Sequence as EngineSequence
 
+StepCost = Callable[[int, int], float]
 MASK, HALF = (1 << 62) - 1, 31
 LOW = (1 << HALF) - 1
 # Ids below are special in the tiny model's vocabulary.
@@ -83,11 +85,12 @@ class PrefixHashes:
 
 
 class HashRunner:
-    """A Runner (runtime/engine/runner.py) without a model. A step of so many rows takes `cost` seconds."""
+    """A Runner (runtime/engine/runner.py) without a model. A step of so many prompt rows and others takes `cost`
+    seconds, or has no memory."""
 
     keeps_states, rows_are_alike = False, True
 
-    def __init__(self, storage: KVStorage, vocab: int, cost: Callable[[int, int], float]) -> None:
+    def __init__(self, storage: KVStorage, vocab: int, cost: StepCost) -> None:
         self.storage, self.vocab, self.cost = storage, vocab, cost
         self.size = storage.layout.block_size
         self.cells: NDArray[np.int32] = storage.bytes.view(np.int32).reshape(storage.num_blocks, 2 * self.size)
@@ -99,21 +102,24 @@ class HashRunner:
 
     def launch(self, batch: Batch) -> Launched:
         sampled = self.run(batch)
-        return Launched(lambda: sampled)
+        return Launched(lambda: sampled, left_out=left_out_of(sampled))
 
     def run(self, batch: Batch) -> list[Sampled]:
+        sampled, dropped = compute_what_fits(batch, self.compute)
+        return sampled + dropped
+
+    def compute(self, batch: Batch) -> list[Sampled]:
+        counts = [span.count for span in batch.spans]
+        decode_rows = counts.count(1)
+        prompt_rows = sum(counts) - decode_rows
+        seconds = self.cost(prompt_rows, decode_rows)
         self.storage.copy(list(batch.copies))
-        prompt_rows = decode_rows = 0
         for span in batch.spans:
             hashes = self.hashes.get(span.sequence)
             if hashes is None:
                 hashes = self.hashes[span.sequence] = PrefixHashes(self.size)
             hashes.extend(span)
             self.write(span.sequence.blocks, hashes, span.start, span.start + span.count)
-            if span.count == 1:
-                decode_rows += 1
-            else:
-                prompt_rows += span.count
         sampled = list[Sampled]()
         for span in batch.spans:
             hashes, end = self.hashes[span.sequence], span.start + span.count
@@ -131,7 +137,7 @@ class HashRunner:
         self.steps += 1
         self.rows += prompt_rows + decode_rows
         if HERE.world.current is not None:
-            HERE.world.spend(self.cost(prompt_rows, decode_rows))
+            HERE.world.spend(seconds)
         if self.steps % 64 == 0:
             self.forget()
         return sampled

@@ -145,6 +145,8 @@ class WireNetwork:
         self.world, self.chance = world, world.random("network")
         self.bound: dict[str, RouterSocket] = {}
         self.links: list[WireLink] = []
+        # Links to hosts that died, of which the other ends may have heard nothing.
+        self.dead: list[WireLink] = []
         self.descriptors = FIRST_DESCRIPTOR
         self.carried = self.lost = 0
         self.jitter = JITTER
@@ -157,6 +159,28 @@ class WireNetwork:
     def open_links(self) -> list[WireLink]:
         self.links = [link for link in self.links if link.open]
         return self.links
+
+    def links_of(self, process: WorldProcess) -> list[WireLink]:
+        return [link for link in self.open_links() if process in (link.ends[0].process, link.ends[1].process)]
+
+    def vanish(self, process: WorldProcess) -> None:
+        """Have the sockets of a process end with its host: its links go silent, and the other ends give them up."""
+        for link in self.links_of(process):
+            for way in (TO_ROUTER, TO_DEALER):
+                link.silence(way)
+            self.dead.append(link)
+        for socket in process.sockets:
+            socket.closed = True
+        process.sockets.clear()
+
+    def reset_dead(self) -> None:
+        """Break the links to a host that died, now that another one has its address and knows none of them."""
+        dead, self.dead = self.dead, []
+        for link in dead:
+            link.cut()
+            for way in (TO_ROUTER, TO_DEALER):
+                link.mend(way)
+        self.bound = {endpoint: socket for endpoint, socket in self.bound.items() if not socket.process.vanished}
 
 
 class WirePoller:

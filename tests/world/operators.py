@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from site_plan import SitePlan
-from supervised_site import SupervisedSite
+from supervised_site import HostLaunch, SupervisedSite
 from virtual_time import SeededWorld
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ DRAIN_TIMEOUTS = (0.0, 0.5, 3.0)
 class ChangeClient:
     """The one that asked for a change (RolloutClient). A refusal is an end with words."""
 
-    def __init__(self, world: SeededWorld, request: dict[str, Any]) -> None:
-        self.world, self.request, self.began = world, request, world.now()
+    def __init__(self, world: SeededWorld, request: dict[str, Any], launch: HostLaunch) -> None:
+        self.world, self.request, self.launch, self.began = world, request, launch, world.now()
         self.ended_at: float | None = None
         self.ends = self.code = 0
         self.text = ""
@@ -66,11 +66,21 @@ class Operators:
             self.world.after(fault.seconds, lambda: self.insist(back))
 
     def ask(self, request: dict[str, Any]) -> ChangeClient:
-        client = ChangeClient(self.world, request)
+        launch = self.site.launch_of(request["names"][0])
+        client = ChangeClient(self.world, request, launch)
         self.asked.append(client)
-        self.site.supervisor.rollouts.take(client, request)
-        self.site.wake()
+        if launch.is_over:
+            self.hang_up()
+        else:
+            launch.supervisor.rollouts.take(client, request)
+            launch.wake()
         return client
+
+    def hang_up(self) -> None:
+        """End what was asked of launches whose host is gone."""
+        for client in self.asked:
+            if client.launch.is_over and client.ended_at is None:
+                client.end("its host is gone", 1)
 
     def watch(self, client: ChangeClient) -> None:
         if client.ended_at is None and self.world.now() < client.began + ENDS_WITHIN:

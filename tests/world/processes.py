@@ -35,6 +35,8 @@ class WorldProcess(ABC):
         self.ahead = self.busy_until = 0.0
         self.ends: float | None = None
         self.code = 0
+        # True if it ended with its host.
+        self.vanished = False
         self.stopped_at: float | None = None
         self.due: float | None = None
         self.ticket = self.turns = 0
@@ -145,6 +147,19 @@ class WorldProcess(ABC):
             socket.die()
         for work in self.at_death:
             work()
+        self.leave_all()
+
+    def vanish(self) -> None:
+        """End with its host: nobody is told, and its connections are only silent."""
+        if self.ends is not None:
+            return
+        self.world.note("vanish", self)
+        self.vanished = True
+        self.ends, self.code = self.world.time, -signal.SIGKILL
+        self.world.network.vanish(self)
+        self.leave_all()
+
+    def leave_all(self) -> None:
         for descriptor in sorted(self.descriptors):
             os.close(descriptor)
         # Nothing of this happens any more: it is told that it does not.

@@ -65,7 +65,7 @@ class SeedRun:
     ) -> None:  # fmt: skip
         world = self.world = SeededWorld(seed, trace)
         plan, shape = shaped(plan, world.random("shape"))
-        self.plan = plan
+        plan = self.plan = plan.drawn(world.random("site"))
         enter(world, folder)
         world.network.jitter = shape.jitter
         self.site = SupervisedSite(world, plan, model, folder)

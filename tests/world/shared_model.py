@@ -8,6 +8,7 @@ from pathlib import Path
 
 import bounded_answers
 import copying
+import engine_process
 import install
 import served_proxy
 import thread_events
@@ -31,6 +32,7 @@ def read(folder: Path) -> TinyModel:
     served_proxy.adapt_protocol_once()
     served_proxy.compile_routes_once()
     served_proxy.leave_pages_seldom()
+    engine_process.measure_tiers_at_once()
     served_proxy.read_records_whole()
     logging.disable(logging.CRITICAL)
     config = write_tiny_llama(folder, max_model_len=1024)

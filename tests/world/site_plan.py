@@ -2,8 +2,12 @@
 """The plan of a launch in the world: how many of each process, and their configurations."""
 
 import hashlib
-from dataclasses import dataclass
+import random
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+from disks import KV
 
 from pontil.launcher.config.child_plan import ChildPlan
 
@@ -12,6 +16,9 @@ CALLERS = {"ann": "key-of-ann", "bob": "key-of-bob", "cleo": "key-of-cleo"}
 VERSION = "0"
 # A resume window that is so short is waited for.
 SHORT_WINDOW = 5.0
+# Share of seeds with two hosts, and of those whose workers have tiers below a pool that is small.
+SECOND_HOST, TIERS = 0.15, 0.2
+SMALL_POOL, TIER_MEMORY, TIER_DISK = 72, 4 << 10, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,11 @@ class SitePlan:
     kinds: tuple[str, ...] = ()
     # Operators' changes, beside the faults.
     changes: int = 1
+    # Hosts of the processes: the workers of the `far` role are on a second one, if there is one. 0: some seeds have it.
+    hosts: int = 0
+    far: str = ""
+    # Tiers of workers: 0 for none, 1 for memory, 2 for memory and a disk. Less: some seeds have them.
+    tiers: int = -1
     # Seconds in which a stream can be continued, and those of a worker's start, at least and at most.
     resume_window: float = 60.0
     worker_start: tuple[float, float] = (1.0, 3.0)
@@ -37,6 +49,18 @@ class SitePlan:
     likely: tuple[str, ...] = ()
     # Most prompt tokens of a step.
     batched_tokens: int = 256
+
+    def drawn(self, chance: random.Random) -> "SitePlan":
+        """Return the plan of one seed, with what is left open drawn."""
+        hosts, far = 1 + (chance.random() < SECOND_HOST), chance.choice(("prefill", "decode"))
+        tiers = chance.choice((1, 2, 2)) if chance.random() < TIERS else 0
+        split = self.prefill > 0 and self.decode > 0
+        made = replace(self, hosts=(self.hosts or hosts) if split else 1, far=far)
+        made = replace(made, tiers=tiers if self.tiers < 0 else self.tiers)
+        return replace(made, blocks=min(made.blocks, SMALL_POOL)) if made.tiers else made
+
+    def host_of(self, name: str) -> int:
+        return int(self.hosts > 1 and name.startswith(self.far))
 
     @property
     def proxy_names(self) -> list[str]:
@@ -61,12 +85,15 @@ class SitePlan:
             })
             for number, name in enumerate(self.proxy_names)
         ]  # fmt: skip
+        tiers: dict[str, Any] = {"kv_tier_memory": TIER_MEMORY} if self.tiers else {}
+        if self.tiers > 1:
+            tiers |= {"kv_tier_disk": str(folder / KV), "kv_tier_disk_size": TIER_DISK}
         workers = [
             ChildPlan(name, name.split(":")[0], "cpu", (0,), {
                 "name": name, "role": name.split(":")[0], "device": "cpu", "cores": [0], "model": "tiny",
                 "served_model_name": "tiny", "control": controls[0], "more_controls": controls[1:],
                 "peer_endpoint": f"ipc:///world/{name}", "max_num_seqs": self.seats,
-                "max_num_batched_tokens": self.batched_tokens, "version": VERSION,
+                "max_num_batched_tokens": self.batched_tokens, "version": VERSION, **tiers,
             })
             for name in self.worker_names
         ]  # fmt: skip

@@ -44,24 +44,24 @@ class ReadySelector(selectors.PollSelector):
         return super().select(0)
 
 
-class SupervisedSite:
-    """The supervisor of one world, whose turns are events, and the starter of its processes."""
+class HostLaunch:
+    """The launch of one host: the real supervisor, whose turns are events, and the starter of its processes. After the
+    death of its host it `is_over`."""
 
     is_warming = False
 
-    def __init__(self, world: SeededWorld, plan: SitePlan, model: TinyModel, folder: Path) -> None:
-        self.world, self.model, self.plan = world, model, plan
-        self.chance = world.random("starts")
-        self.ghosts = GhostRecords(world)
+    def __init__(self, site: "SupervisedSite", number: int) -> None:
+        self.site, self.world, self.number = site, site.world, number
+        self.chance = site.world.random("starts")
         self.pipes: dict[ProxyProcess, LinePipe] = {}
-        plans, prepare = tuple(plan.child_plans(folder)), ChildPlan("prepare", "prepare", "cpu", (), {})
+        plans, prepare = site.plan.child_plans(site.folder), ChildPlan("prepare", "prepare", "cpu", (), {})
+        own = tuple(one for one in plans if site.plan.host_of(one.name) == number)
         self.supervisor = Supervisor(
-            Orders(Topology(prepare, plans, ("ipc:///world/control-0",), None), self), Console(io.StringIO()),
-            RunDirectory(folder / "run"), selector=ReadySelector(),
+            Orders(Topology(prepare, own, ("ipc:///world/control-0",), None), self), Console(io.StringIO()),
+            RunDirectory(site.folder / f"run-{number}"), selector=ReadySelector(),
         )  # fmt: skip
-        # The memory that the machine has left is none of the seed.
-        self.supervisor.oom = OomWatch(Path("/nonexistent"))
-        self.is_due = False
+        self.supervisor.oom = OomWatch(site.oom_counter)
+        self.is_due = self.is_over = False
 
     def begin(self) -> None:
         self.supervisor.monitors = True
@@ -69,6 +69,8 @@ class SupervisedSite:
         self.look_again()
 
     def look_again(self) -> None:
+        if self.is_over:
+            return
         self.look()
         self.world.after(self.supervisor.patience(), self.look_again)
 
@@ -85,14 +87,15 @@ class SupervisedSite:
 
     def woken(self) -> None:
         self.is_due = False
-        self.look()
+        if not self.is_over:
+            self.look()
 
     def hand_over(self) -> None:
         """Have the processes read the commands of the supervisor."""
         self.pipes = {process: pipe for process, pipe in self.pipes.items() if process.alive}
         for process, pipe in self.pipes.items():
             process.obey(pipe)
-        for worker in self.workers:
+        for worker in self.site.workers:
             worker.hear()
 
     # The parts of a starter.
@@ -116,23 +119,25 @@ class SupervisedSite:
             self.pipes[proxy] = LinePipe(self.kept(made, given["--commands-fd"]))
             begin = self.begin_proxy(proxy, told["config"])
         else:
-            made = worker = EngineProcess(self.world, name, self.ghosts)
+            made = worker = EngineProcess(self.world, name, self.site.ghosts)
             begin = self.begin_worker(worker, told["config"], self.kept(made, given["--commands-fd"]))
         reporter = WorldReporter(self.kept(made, given["--report-fd"]), made, self.wake)
         made.at_death.append(self.wake)
         self.world.note("start", made)
         reporter.start()
-        seconds = self.chance.uniform(*(PROXY_START if told["role"] == "proxy" else self.plan.worker_start))
+        seconds = self.chance.uniform(*(PROXY_START if told["role"] == "proxy" else self.site.plan.worker_start))
         made.job(self.world.now() + seconds, lambda: begin(reporter))
         return made
 
     def begin_proxy(self, process: ProxyProcess, config: dict[str, Any]) -> Callable[[WorldReporter], None]:
-        return lambda reporter: process.begin(proxy_config(config), self.model.tokenizer, reporter)
+        return lambda reporter: process.begin(proxy_config(config), self.site.model.tokenizer, reporter)
 
     def begin_worker(
         self, process: EngineProcess, config: dict[str, Any], commands: int
     ) -> Callable[[WorldReporter], None]:
-        return lambda reporter: process.begin(worker_config(config), self.model, self.plan.blocks, reporter, commands)
+        return lambda reporter: process.begin(
+            worker_config(config), self.site.model, self.site.plan.blocks, reporter, commands
+        )
 
     def kept(self, process: WorldProcess, descriptor: int) -> int:
         """Return a process's own descriptor of a file that it inherits."""
@@ -140,15 +145,61 @@ class SupervisedSite:
         process.descriptors.add(made)
         return made
 
+
+class SupervisedSite:
+    """The launches of all hosts."""
+
+    def __init__(self, world: SeededWorld, plan: SitePlan, model: TinyModel, folder: Path) -> None:
+        self.world, self.plan, self.model, self.folder = world, plan, model, folder
+        self.ghosts = GhostRecords(world)
+        # The kernel's count of processes that it killed for want of memory, and of how many the supervisor said so.
+        self.oom_said = 0
+        self.oom_kills, self.oom_counter = 0, folder / "memory.events"
+        self.launches = [HostLaunch(self, number) for number in range(plan.hosts)]
+
+    def begin(self) -> None:
+        for launch in self.launches:
+            launch.begin()
+
+    def launch_of(self, name: str) -> HostLaunch:
+        """Return the launch that has a process of this name."""
+        return self.launches[self.plan.host_of(name)]
+
+    def lose_host(self, number: int) -> None:
+        """Have a host die without a word, with all that runs there."""
+        launch = self.launches[number]
+        launch.is_over = True
+        for child in launch.supervisor.children:
+            if child.running is not None and isinstance(child.running.process, WorldProcess):
+                child.running.process.vanish()
+
+    def replace_host(self, number: int) -> None:
+        """Have another machine begin at the address of one that died."""
+        self.world.network.reset_dead()
+        self.launches[number] = HostLaunch(self, number)
+        self.launches[number].begin()
+
+    def kill_for_memory(self, process: WorldProcess) -> None:
+        """Do what the kernel does when memory runs out: it counts, and kills."""
+        self.oom_kills += 1
+        self.oom_counter.write_text(f"oom_kill {self.oom_kills}\n")
+        process.kill()
+        (child,) = [child for child in self.children if child.name == process.name]
+        # An operator's restart forgets the exits before it.
+        self.world.after(5 * NOTICES_WITHIN, lambda: self.count_said(child))
+
+    def count_said(self, child: Child) -> None:
+        self.oom_said += bool(child.exits) and child.exits[-1].starved
+
     # The parts that others look at.
 
     @property
     def children(self) -> list[Child]:
-        return self.supervisor.children
+        return [child for launch in self.launches for child in launch.supervisor.children]
 
     @property
     def failure(self) -> LaunchError | None:
-        return self.supervisor.failure
+        return next((one.supervisor.failure for one in self.launches if one.supervisor.failure), None)
 
     @property
     def processes(self) -> list[WorldProcess]:

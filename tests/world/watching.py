@@ -5,6 +5,7 @@ fault, a start or a change was last seen to be under way."""
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from network import LINK_TIMEOUT
 from served_proxy import ProxyProcess
 
 from pontil.runtime.engine.sequence import SequenceState
@@ -15,9 +16,11 @@ if TYPE_CHECKING:
 
 # Seconds between two looks.
 LOOK = 0.25
-# Seconds in which a proxy that is not stopped lets go of a worker that has died, and in which somebody who waits gets a
-# seat that nobody needs, where nothing is amiss.
-LET_GO_WITHIN, SEATED_WITHIN = 1.1, 2.0
+# Seconds in which a proxy that is not stopped lets go of a worker that has died: on its own host, whose supervisor tells
+# it, and on another.
+LET_GO_WITHIN = 1.1, 1.75
+# Seconds in which somebody who waits gets a seat that nobody needs, where nothing is amiss.
+SEATED_WITHIN = 2.0
 
 
 class SeedWatch:
@@ -64,13 +67,15 @@ class SeedWatch:
 
 
 def the_dead_are_let_go(watch: SeedWatch) -> Iterator[str]:
-    """A proxy knows no worker whose process ended a while ago: nobody waits for it."""
-    ended = {one.pid: one.ends for one in watch.world.processes if one.ends is not None}
+    """A proxy knows no worker whose process ended a while ago: nobody waits for it. That a host died shows by its
+    silence alone."""
+    ended = {one.pid: one.ends + one.vanished * LINK_TIMEOUT for one in watch.world.processes if one.ends is not None}
     for process in watch.serving:
         assert process.proxy is not None
         for worker in process.proxy.registry.workers.values():
             ends = ended.get(worker.hello.pid)
-            if ends is not None and min(watch.world.time - ends, watch.runs_for(process)) > LET_GO_WITHIN:
+            within = LET_GO_WITHIN[watch.run.plan.host_of(worker.hello.name)]
+            if ends is not None and min(watch.world.time - ends, watch.runs_for(process)) > within:
                 yield f"{process} still knows {worker.hello.name}/{worker.hello.pid}, which has ended"
 
 

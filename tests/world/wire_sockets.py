@@ -193,10 +193,10 @@ class DealerSocket(WireSocket):
         if self.closed:
             return
         server = self.network.bound.get(self.endpoint)
-        if server is None or server.closed:
-            self.fail()
-        elif not self.may_reach(server):
+        if server is not None and not self.may_reach(server):
             self.process.acts(self.world.time + CONNECT_TIMEOUT, self.fail)
+        elif server is None or server.closed:
+            self.fail()
         else:
             self.pause = RECONNECT[0]
             self.link = WireLink(self.network, self, server)
@@ -206,7 +206,7 @@ class DealerSocket(WireSocket):
 
     def may_reach(self, server: RouterSocket) -> bool:
         names = self.process.name, server.process.name
-        return not {names, names[::-1]} & self.network.unreachable
+        return not server.process.vanished and not {names, names[::-1]} & self.network.unreachable
 
     def fail(self) -> None:
         self.tell(zmq.EVENT_CLOSED)

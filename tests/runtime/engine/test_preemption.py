@@ -166,3 +166,18 @@ def test_any_workload_ends_with_the_right_tokens_and_every_block_free(
         fresh = Sequence(one.id, one.prompt, one.params, frozenset())
         for name, tokens in alone(model, [fresh]).items():
             assert made.get(name, []) == tokens or aborted and made.get(name, []) == tokens[: len(made.get(name, []))]
+
+
+def test_what_was_cached_is_not_counted_as_computed_after_a_preemption_before_the_first_step(model: Model) -> None:
+    tight = rig(model, blocks=6)
+    tight.engine.add(sequence("first", prompt(20), 4))
+    drain(tight.engine)
+    twin, other = sequence("twin", prompt(20), 4), sequence("other", prompt(50, 6), 24)
+    tight.engine.add(twin)
+    tight.scheduler.admit()
+    cached = twin.cached
+    assert tight.scheduler.preempt(twin)
+    other.priority = -1
+    tight.engine.add(other)
+    drain(tight.engine)
+    assert 0 < cached == twin.cached and twin.prompt_computed == 20 - cached

@@ -42,6 +42,8 @@ def test_a_pair_goes_on_without_the_request_that_was_too_large(
     assert small.ids == expected.ids and not small.failures
     proxy.cancel_everywhere("split")
     everyone_clean(proxy)
+    # A prompt that was not computed to its end has no count of computed tokens.
+    assert [frame.computed_tokens for frame in (*split.frames, *whole.frames)] == [None] * 2
     # The part of the prompt that was computed before memory ran out is not taken for all of it.
     proxy.submit_pair(prefill, decode, "again", prompt(200), greedy(6, ignore_eos=True))
     proxy.submit(decode, "whole again", prompt(200), greedy(6, ignore_eos=True, seed=2))
