@@ -240,7 +240,7 @@ class Scheduler:
         """Run a sequence from the end of its cached prefix."""
         self.memory.adopt(sequence, hit)
         if sequence.admissions == 0:
-            # Cached tokens count as computed before, also if it is computed again after a preemption.
+            # The cached tokens count as computed before, also if they are computed again after a preemption.
             sequence.cached = sequence.reached = hit.computed
             sequence.scheduled_at = self.clock()
             if sequence.times is not None:

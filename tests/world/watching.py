@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 # Seconds between two looks.
 LOOK = 0.25
-# Seconds in which a proxy that is not stopped lets go of a worker that has died: on its own host, whose supervisor tells
-# it, and on another.
+# Seconds in which a proxy that is not stopped lets go of a worker that has died: on its own host, whose supervisor
+# tells it, and on another.
 LET_GO_WITHIN = 1.1, 1.75
 # Seconds in which somebody who waits gets a seat that nobody needs, where nothing is amiss.
 SEATED_WITHIN = 2.0
