@@ -22,7 +22,17 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 # Violations of a seed that are printed.
 MOST_SHOWN = 5
-SIZES = ("--prefill", "--decode", "--mixed", "--proxies", "--requests", "--faults", "--changes")
+SIZES = (
+    "--prefill",
+    "--decode",
+    "--mixed",
+    "--proxies",
+    "--requests",
+    "--faults",
+    "--changes",
+    "--prefill-ranks",
+    "--decode-ranks",
+)
 
 
 def arguments() -> argparse.Namespace:
@@ -40,6 +50,10 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def name_of(flag: str) -> str:
+    return flag[2:].replace("-", "_")
+
+
 def model_for(folder: Path) -> "TinyModel":
     """Import the product, with stand-ins for what is replaced, and make what all seeds share."""
     sys.path[:0] = [str(ROOT), str(ROOT / "tests/world")]
@@ -55,7 +69,7 @@ def with_past(given: argparse.Namespace, seeds: range) -> int:
     sys.path.insert(0, str(ROOT / "tests/world"))
     import past_faults
 
-    sizes = [f"{flag}={size}" for flag in SIZES if (size := getattr(given, flag[2:])) is not None]
+    sizes = [f"{flag}={size}" for flag in SIZES if (size := getattr(given, name_of(flag))) is not None]
     more = [*sizes, f"--jobs={given.jobs}"]
     with tempfile.TemporaryDirectory(prefix="pontil-past-") as folder:
         try:
@@ -84,7 +98,7 @@ def main() -> int:
 
         # Has every module do what it does once: no seed pays for it.
         run_seed(0, SitePlan(1, 1, 0, 1, requests=4, faults=0, changes=0), model)
-        names = [flag[2:] for flag in SIZES]
+        names = [name_of(flag) for flag in SIZES]
         sizes: dict[str, Any] = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
         plan = SitePlan(**sizes)
 

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from engine_process import EngineProcess
 from network import LINK_TIMEOUT, WireLink
 from operators import Operators
 from processes import WorldProcess
+from rank_process import FollowerProcess
 from site_plan import SitePlan
 from supervised_site import SupervisedSite
 from virtual_time import SeededWorld
@@ -64,6 +66,7 @@ def planned(plan: SitePlan, chance: random.Random, seconds: float) -> list[SeedF
     for _ in range(plan.faults):
         kind = chance.choices(list(KINDS), [weight for weight, _ in KINDS.values()])[0]
         names = plan.worker_names + (plan.proxy_names if kind in ("kill", "stop") else [])
+        names += plan.follower_names if kind in ("kill", "stop", "stick") else []
         lasts = KINDS[kind][1]
         made.append(
             SeedFault(
@@ -112,8 +115,9 @@ class FaultMaker:
         self.world.after(fault.seconds, process.resume)
 
     def links_of(self, process: WorldProcess) -> list[WireLink]:
-        links = self.world.network.open_links()
-        return [link for link in links if process in (link.ends[0].process, link.ends[1].process)]
+        """Return its links that can break: those of a worker's ranks are sockets of one host."""
+        pairs = [(link, [end.process for end in link.ends]) for link in self.world.network.open_links()]
+        return [link for link, ends in pairs if process in ends and not any(map(is_follower, ends))]
 
     def cut(self, fault: SeedFault, process: WorldProcess) -> None:
         """Break one connection of a process, with or without what is on its way."""
@@ -141,7 +145,11 @@ class FaultMaker:
             self.world.after(LINK_TIMEOUT, link.cut)
 
     def stick(self, fault: SeedFault, process: WorldProcess) -> None:
-        """Have the pulls of a worker hang, whatever it asks of them."""
-        worker = getattr(process, "worker", None)
-        if worker is not None:
-            worker.transport.stuck_until = self.world.now() + fault.seconds
+        """Have the pulls of a process hang, whatever it asks of them."""
+        copier = process.copier if isinstance(process, (EngineProcess, FollowerProcess)) else None
+        if copier is not None:
+            copier.stuck_until = self.world.now() + fault.seconds
+
+
+def is_follower(process: WorldProcess) -> bool:
+    return isinstance(process, FollowerProcess)

@@ -69,11 +69,13 @@ class GhostRecords:
     def __init__(self, world: SeededWorld) -> None:
         self.world = world
         world.ghosts = self
-        self.pools: dict[str, tuple[KVStorage, GhostPool, Any]] = {}
+        self.pools: dict[str, tuple[KVStorage, GhostPool | None, Any]] = {}
         self.announced: dict[tuple[str, int, int, int], int] = {}
         self.pulling = 0
 
-    def add(self, storage: KVStorage, pool: GhostPool, process: Any) -> None:
+    def add(self, storage: KVStorage, pool: GhostPool | None, process: Any) -> None:
+        """Note a pool. A follower's is no pool of its own: its driver's blocks end their lives before its cells do, and
+        only what is read of them tells whether it was right."""
         self.pools[storage.identity.hex()] = storage, pool, process
 
     def watch_sender(self, storage: KVStorage, pool: GhostPool, sender: KVSender) -> None:
@@ -92,14 +94,14 @@ class GhostRecords:
 
     def lives_of(self, identity: str, blocks: list[int]) -> list[int]:
         _, pool, _ = self.pools[identity]
-        return [pool.lives[block] for block in blocks]
+        return [] if pool is None else [pool.lives[block] for block in blocks]
 
     def check_read(
         self, identity: str, slot: int, epoch: int, shown: int | None, blocks: list[int], lives: list[int]
     ) -> None:
         """Check a pull that has ended: it wanted blocks of this epoch, had them when they had these lives, and was
         shown an epoch afterwards. If that is the wanted one, nobody else may have owned the blocks."""
-        if shown != epoch:
+        if shown != epoch or self.pools[identity][1] is None:
             return
         for block, life in zip(blocks, lives, strict=True):
             announced = self.announced.get((identity, slot, epoch, block))

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import zmq
+from fibres import FibreProcess
 from processes import WorldProcess
 from virtual_time import HERE, SeededWorld
 
@@ -291,7 +292,7 @@ class WireContext:
 
 
 class WirePoller:
-    """Stands for zmq.Poller. It never waits: a process takes its next turn when something has come."""
+    """Stands for zmq.Poller. Only a fibre waits in it: other processes take their next turn when something has come."""
 
     def __init__(self) -> None:
         self.sources: list[Any] = []
@@ -304,6 +305,11 @@ class WirePoller:
         self.sources.remove(source)
 
     def poll(self, timeout: int | None = None) -> list[tuple[Any, int]]:
+        if isinstance(process := HERE.world.current, FibreProcess):
+            process.poll(self.ready, timeout)
+        return self.ready()
+
+    def ready(self) -> list[tuple[Any, int]]:
         wakeups = HERE.world.wakeups
         return [
             (one, READABLE)

@@ -53,7 +53,7 @@ class SeedRun:
         self, seed: int, plan: SitePlan, model: TinyModel, folder: Path, trace: TextIO | None,
         most_faults: int | None,
     ) -> None:  # fmt: skip
-        self.plan = plan
+        plan = self.plan = plan.of_seed(seed)
         world = self.world = SeededWorld(seed, trace)
         enter(world)
         self.site = SupervisedSite(world, plan, model, folder)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import copying
 import install
+import rank_meetings
 import served_proxy
 import thread_events
 import torch
@@ -25,6 +26,7 @@ def read(folder: Path) -> TinyModel:
     torch.set_num_threads(1)
     thread_events.use_events_for_threads()
     copying.map_peers_of_the_world()
+    rank_meetings.meet_in_the_world()
     install.show_failures()
     served_proxy.adapt_protocol_once()
     served_proxy.leave_pages_seldom()

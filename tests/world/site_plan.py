@@ -2,14 +2,18 @@
 """The plan of a launch in the world: how many of each process, and their configurations."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pontil.launcher.config.child_plan import ChildPlan
+from pontil.launcher.config.child_plan import ChildPlan, plan_ranks, rank_endpoint, rank_name
+from pontil.launcher.host.devices import Placement
 
 # Clients by name, with their keys.
 CALLERS = {"ann": "key-of-ann", "bob": "key-of-bob", "cleo": "key-of-cleo"}
 VERSION = "0"
+# Of so many seeds these have workers of several ranks: those of each prefill and each decode worker.
+RANKED_SEEDS = 24
+RANKS = {5: (1, 2), 13: (2, 1), 21: (2, 2)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,27 @@ class SitePlan:
     changes: int = 1
     # Requests in a second.
     rate: float = 12.0
+    # Processes of each worker; None: most seeds have one, some have several.
+    prefill_ranks: int | None = None
+    decode_ranks: int | None = None
+
+    def of_seed(self, seed: int) -> "SitePlan":
+        """Return the plan of a seed, in which nothing is left open."""
+        drawn = RANKS.get(seed % RANKED_SEEDS, (1, 1))
+        asked = self.prefill_ranks, self.decode_ranks
+        prefill, decode = (of or by for of, by in zip(asked, drawn, strict=True))
+        return replace(self, prefill_ranks=prefill, decode_ranks=decode)
+
+    def ranks_of(self, worker: str) -> int:
+        return (self.prefill_ranks if worker.startswith("prefill") else self.decode_ranks) or 1
+
+    @property
+    def kv_heads(self) -> int:
+        return max(map(self.ranks_of, self.worker_names))
+
+    @property
+    def follower_names(self) -> list[str]:
+        return [rank_name(name, rank) for name in self.worker_names for rank in range(1, self.ranks_of(name))]
 
     @property
     def proxy_names(self) -> list[str]:
@@ -52,12 +77,15 @@ class SitePlan:
             for number, name in enumerate(self.proxy_names)
         ]  # fmt: skip
         workers = [
-            ChildPlan(name, name.split(":")[0], "cpu", (0,), {
-                "name": name, "role": name.split(":")[0], "device": "cpu", "cores": [0], "model": "tiny",
-                "served_model_name": "tiny", "control": controls[0], "more_controls": controls[1:],
-                "peer_endpoint": f"ipc:///world/{name}", "max_num_seqs": self.seats, "max_num_batched_tokens": 256,
-                "version": VERSION,
-            })
+            plan_ranks(
+                name, name.split(":")[0], [Placement("cpu", (0,))] * self.ranks_of(name),
+                {
+                    "model": "tiny", "served_model_name": "tiny", "control": controls[0],
+                    "more_controls": controls[1:], "peer_endpoint": f"ipc:///world/{name}",
+                    "max_num_seqs": self.seats, "max_num_batched_tokens": 256, "version": VERSION,
+                },
+                rank_endpoint("/world", name),
+            )
             for name in self.worker_names
         ]  # fmt: skip
         return [*proxies, *workers]

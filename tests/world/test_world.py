@@ -54,6 +54,22 @@ def test_a_past_fault_is_found_and_shrunk(name: str) -> None:
     assert any(re.fullmatch(r"  seed 4: \d of its 4 faults show it:", line) for line in said)
 
 
+def test_workers_of_several_ranks_hold_and_have_the_same_trace_under_another_hash_seed() -> None:
+    ranks = ("--prefill-ranks", "2", "--decode-ranks", "2")
+    code, said = simulated("--seeds", "1-2", *ranks)
+    assert code == 0, "\n".join(said)
+    assert (found := LAST_LINE.fullmatch(said[-1])), said
+    code, again = simulated("--seeds", "1-2", *ranks, "--jobs", "1", hash_seed=7)
+    assert code == 0 and (same := LAST_LINE.fullmatch(again[-1])), again
+    assert found[1] == same[1]
+
+
+def test_a_past_fault_of_ranks_is_found() -> None:
+    ranks = ("--prefill-ranks", "1", "--decode-ranks", "2")
+    code, said = simulated("--seeds", "1", *ranks, "--past", "plans-without-news-are-not-answered")
+    assert code == 1 and "every_plan_is_carried_out_and_answered" in said[0], said
+
+
 @pytest.mark.parametrize("name", past_faults.names())
 def test_a_past_fault_applies_to_todays_code(name: str) -> None:
     texts = past_faults.patched(name)
