@@ -43,6 +43,24 @@ class GhostPool(BlockPool):
         super().rest(block)
 
 
+class FollowerGuards:
+    """The numbers under which a driver announced the blocks that its followers have, too: before one of them writes a
+    block anew, its own cell of each of them must show another."""
+
+    def __init__(self) -> None:
+        self.by_block: dict[int, set[tuple[int, int]]] = {}
+
+    def announced(self, block: int, slot: int, epoch: int) -> None:
+        self.by_block.setdefault(block, set()).add((slot, epoch))
+
+    def check_begin(self, follower: object, storage: KVStorage, block: int) -> None:
+        for slot, epoch in self.by_block.get(block, ()):
+            if int(storage.epochs[slot]) == epoch:
+                HERE.world.violate(
+                    f"no_wrong_block_is_read: {follower} writes block {block} anew, and slot {slot} shows epoch {epoch}"
+                )
+
+
 class WatchedSender:
     """The callbacks of a KV sender, which also note the lives of the blocks that it announces."""
 
@@ -50,9 +68,12 @@ class WatchedSender:
         self.records, self.identity, self.pool, self.callbacks = records, identity, pool, callbacks
 
     def announce_blocks(self, message: ChunkReady | Handoff) -> None:
+        guards = self.records.guards.get(self.identity)
         for block in message.block_ids:
             key = self.identity, message.slot, message.epoch, block
             self.records.announced[key] = self.pool.announced(block, message.slot, message.epoch)
+            if guards is not None:
+                guards.announced(block, message.slot, message.epoch)
         self.callbacks.announce_blocks(message)
 
     def free_blocks(self, sent: SendTransfer) -> None:
@@ -71,11 +92,13 @@ class GhostRecords:
         world.ghosts = self
         self.pools: dict[str, tuple[KVStorage, GhostPool | None, Any]] = {}
         self.announced: dict[tuple[str, int, int, int], int] = {}
+        # By the identity of a driver's pool.
+        self.guards: dict[str, FollowerGuards] = {}
         self.pulling = 0
 
     def add(self, storage: KVStorage, pool: GhostPool | None, process: Any) -> None:
-        """Note a pool. A follower's is no pool of its own: its driver's blocks end their lives before its cells do, and
-        only what is read of them tells whether it was right."""
+        """Note a pool. A follower has none of its own: its driver's blocks end their lives before its cells do. So what
+        is read of its memory has no life to compare, and `FollowerGuards` look when it is written anew."""
         self.pools[storage.identity.hex()] = storage, pool, process
 
     def watch_sender(self, storage: KVStorage, pool: GhostPool, sender: KVSender) -> None:

@@ -75,10 +75,13 @@ class DividedRunner(HashRunner):
 
 
 class HashTiles:
-    """The tiles of a follower (FollowedTiles)."""
+    """The tiles of a follower (FollowedTiles). `begins` is called with each block that is written from its first
+    position on."""
 
-    def __init__(self, storage: KVStorage, cost: Cost, communicator: Communicator) -> None:
-        self.storage, self.cost, self.communicator = storage, cost, communicator
+    def __init__(
+        self, storage: KVStorage, cost: Cost, communicator: Communicator, begins: Callable[[int], None]
+    ) -> None:
+        self.storage, self.cost, self.communicator, self.begins = storage, cost, communicator, begins
         self.size, self.cells = storage.layout.block_size, cells_of(storage)
         self.heads = storage.layout.kv_heads
 
@@ -101,6 +104,8 @@ class HashTiles:
         for position, token in enumerate(ids, span.start):
             running = mixed(running, token)
             block, slot = span.blocks[position // self.size], position % self.size
+            if slot == 0:
+                self.begins(block)
             self.cells[block, :, slot] = [
                 half ^ form_of(head) for half in (running & LOW, running >> HALF) for head in self.heads
             ]

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from fibres import FibreProcess
+from ghost_blocks import FollowerGuards
 from torch import Tensor
 from virtual_time import HERE
 
@@ -20,10 +21,11 @@ LOOK_AFTER = 0.02
 
 class RankMeetings:
     """The place where the ranks of one incarnation of a worker meet: who is there, and the parts that they brought, by
-    meeting and rank. The first fault that any of them notices is everyone's from then on."""
+    meeting and rank. The first fault that any of them notices is everyone's from then on. `guards` are what the world
+    knows of their blocks."""
 
     def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
+        self.ranks, self.guards = ranks, FollowerGuards()
         self.members: dict[int, FibreProcess] = {}
         self.parts: dict[int, dict[int, Tensor]] = {}
         self.fault = ""

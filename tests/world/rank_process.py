@@ -5,6 +5,7 @@
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,9 +13,10 @@ import torch
 from copying import EventConnector
 from engine_process import FAILED, EngineProcess, TinyModel, cost
 from fibres import FibreProcess
-from ghost_blocks import GhostPool, GhostRecords
+from ghost_blocks import FollowerGuards, GhostPool, GhostRecords
 from hash_model import layout_of
 from hash_ranks import DividedRunner, HashTiles
+from rank_meetings import MeetingCommunicator
 from virtual_time import SeededWorld
 
 from pontil.gpu_ops.collectives.communicator import CollectiveError
@@ -66,7 +68,9 @@ class DriverProcess(RankProcess, EngineProcess):
 
     def begin(self, config: WorkerConfig, model: TinyModel, blocks: int, report: Reporter, commands: int) -> None:
         def work() -> None:
-            worker = self.make(config, divided_resources(config, model, blocks, report), report, commands)
+            machine = divided_resources(config, model, blocks, report)
+            worker = self.make(config, machine, report, commands)
+            self.ghosts.guards[machine.storage.identity.hex()] = guards_of(machine.driver.communicator)
             try:
                 worker.run()
             finally:
@@ -79,6 +83,11 @@ class DriverProcess(RankProcess, EngineProcess):
             self.kill(-number)
         else:
             self.worker.stop()
+
+
+def guards_of(communicator: object) -> FollowerGuards:
+    assert isinstance(communicator, MeetingCommunicator), "the ranks of the world meet in it"
+    return communicator.meetings.guards
 
 
 def divided_resources(config: WorkerConfig, model: TinyModel, blocks: int, report: Reporter) -> WorkerResources:
@@ -133,7 +142,8 @@ class HashFollower(Follower):
 
     def open_tiles(self, loaded: ModelPart, storage: KVStorage) -> FollowedTiles:
         assert self.communicator is not None
-        return HashTiles(storage, cost, self.communicator)
+        check = partial(guards_of(self.communicator).check_begin, self.machine.process, storage)
+        return HashTiles(storage, cost, self.communicator, check)
 
     def open_connector(self, storage: KVStorage, guard: TransferSecurity | None) -> SliceConnector:
         process = self.machine.process
