@@ -10,7 +10,9 @@ from pontil.runtime.wire.request_messages import Logprobs
 @dataclass(frozen=True, slots=True)
 class Greet:
     """From decode to prefill worker: introduce myself, to check whether our KV blocks are compatible. I am of so many
-    `ranks`; None: of an earlier version, that knows no ranks."""
+    `ranks`; None: of an earlier version, that knows no ranks. `open` are the transfers from you that I have not ended:
+    the end of any other may have been lost with an earlier connection. None: of an earlier version, that says nothing
+    of it."""
 
     sender: str
     receiver: str
@@ -23,6 +25,7 @@ class Greet:
     kernels: str | None = None
     kv_cache_dtype: str | None = None
     ranks: int | None = None
+    open: list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
