@@ -10,9 +10,7 @@ from pontil.runtime.wire.request_messages import Logprobs
 @dataclass(frozen=True, slots=True)
 class Greet:
     """From decode to prefill worker: introduce myself, to check whether our KV blocks are compatible. I am of so many
-    `ranks`; None: of an earlier version, that knows no ranks. `open` are the transfers from you that I have not ended:
-    the end of any other may have been lost with an earlier connection. None: of an earlier version, that says nothing
-    of it."""
+    `ranks`; None: of an earlier version, that knows no ranks."""
 
     sender: str
     receiver: str
@@ -25,7 +23,6 @@ class Greet:
     kernels: str | None = None
     kv_cache_dtype: str | None = None
     ranks: int | None = None
-    open: list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,13 +105,7 @@ class DecodeSide:
             ranks=layout.ranks,
         )  # fmt: skip
         self.peers = PeerConnections(
-            self.incarnation,
-            greeting,
-            self.connector,
-            self.context,
-            self.poller,
-            self.deadlines,
-            lambda peer: [one.transfer_id for one in self.kv_receiver.open.values() if one.peer == peer],
+            self.incarnation, greeting, self.connector, self.context, self.poller, self.deadlines
         )
 
     def submitted(self, request: WorkerRequest, now: float) -> None:

@@ -2,7 +2,7 @@
 """A worker's connections to the workers that it pulls from: handshakes, queued messages, and peers that were given up.
 A decode worker has connections to prefill workers, a consumer of streams to producers."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from pontil.runtime.config import Deadlines
@@ -22,15 +22,13 @@ LONGEST_LOSS = 600.0
 
 
 class PeerConnections(Mapping[str, PeerConnection]):
-    """Connections by the peer's incarnation. `greeting` is the first message to each peer, except for its receiver and
-    the transfers that are `open` with it; without one a connection is ready at once, and its owner attaches the peer's
-    pool."""
+    """Connections by the peer's incarnation. `greeting` is the first message to each peer, except for its receiver;
+    without one a connection is ready at once, and its owner attaches the peer's pool."""
 
     def __init__(
         self, sender: str, greeting: Greet | None, connector: Connector, context: Context, poller: Poller,
-        deadlines: Deadlines, open_with: Callable[[str], list[str]] = lambda peer: [],
+        deadlines: Deadlines,
     ) -> None:  # fmt: skip
-        self.open_with = open_with
         self.sender, self.greeting, self.connector, self.deadlines = sender, greeting, connector, deadlines
         self.context, self.poller = context, poller
         self.by_peer: dict[str, PeerConnection] = {}
@@ -84,12 +82,9 @@ class PeerConnections(Mapping[str, PeerConnection]):
         )
         if self.greeting is None:
             connection.state = HandshakeState.READY
-        self.greet(peer)
+        else:
+            self.tell(peer, replace(self.greeting, receiver=peer))
         return None
-
-    def greet(self, peer: str) -> None:
-        if self.greeting is not None:
-            self.tell(peer, replace(self.greeting, receiver=peer, open=self.open_with(peer)))
 
     def connect(self, endpoint: str) -> PeerClient:
         socket = PeerClient(self.context, self.sender, endpoint)
@@ -101,7 +96,8 @@ class PeerConnections(Mapping[str, PeerConnection]):
         assert connection.socket is not None
         connection.socket.renew(now)
         connection.renewal.renewed(now)
-        self.greet(connection.peer)
+        if self.greeting is not None:
+            self.tell(connection.peer, replace(self.greeting, receiver=connection.peer))
 
     def clear_the_address(self, endpoint: str) -> None:
         """Close older connections to this address, which one process owns at a time. A socket for the previous owner

@@ -93,8 +93,6 @@ class PrefillSide:
 
     def take(self, message: Message, now: float) -> None:
         if isinstance(message, Greet):
-            for transfer_id in ended_by(message, self.kv_sender):
-                self.drop(transfer_id, now)
             self.outbox.post(message.sender, self.answer(message))
         elif isinstance(message, Begin) and message.prompt_digest is not None:
             self.kept.claimed(message, now)
@@ -331,11 +329,3 @@ def prefilled(job: PrefillJob, going_on: list[Sequence], now: float, scheduler: 
         hidden,
         None if hidden is None else digest_of(hidden),
     )
-
-
-def ended_by(greet: Greet, sender: KVSender) -> list[str]:
-    """Return the transfers that a decode worker has ended: its word of that was lost with an earlier connection."""
-    if greet.open is None:
-        return []
-    theirs = [sent.transfer_id for sent in sender.open.values() if sent.peer == greet.sender]
-    return [transfer_id for transfer_id in theirs if transfer_id not in greet.open]

@@ -24,7 +24,6 @@ values: dict[Any, st.SearchStrategy[Any]] = {
     list[int]: st.lists(ints, max_size=5),
     list[float]: st.lists(st.floats(allow_nan=False) | ints, max_size=3),
     list[str]: st.lists(st.text(max_size=5), max_size=3),
-    list[str] | None: st.lists(st.text(max_size=5), max_size=3) | st.none(),
     list[list[int]]: st.lists(st.lists(ints, max_size=3), max_size=3),
     Logprobs | None: st.lists(st.lists(st.lists(st.floats(allow_nan=False) | ints))) | st.none(),
     dict[str, int]: st.dictionaries(st.text(max_size=5), ints, max_size=3),

@@ -273,29 +273,6 @@ def test_only_the_worker_that_a_transfer_is_for_can_end_it(proxy: ScriptedProxy,
     everyone_clean(proxy)
 
 
-def test_the_end_of_a_transfer_that_was_lost_with_its_connection_is_told_by_the_next_greeting(
-    proxy: ScriptedProxy, pair: Pair
-) -> None:
-    prefill, decode = pair
-    decode.decode.kv_receiver.acts[ReceiveAction.SEND_FETCHED] = lambda take: None
-    proxy.submit_pair(prefill, decode, "r", prompt(40), drawn(4))
-    proxy.finish("r")
-    (sent,) = prefill.prefill.kv_sender.open.values()
-    greeting = decode.decode.peers.greeting
-    assert greeting is not None and greeting.open is None
-    for greet in (
-        replace(greeting, receiver=prefill.incarnation),
-        replace(greeting, receiver=prefill.incarnation, open=[sent.transfer_id]),
-        replace(greeting, receiver=prefill.incarnation, sender="stranger", open=[]),
-    ):
-        prefill.prefill.take(greet, prefill.now)
-        assert sent.state is SendState.HELD
-    prefill.prefill.outbox.drop("stranger")
-    decode.decode.peers.greet(prefill.incarnation)
-    proxy.turn_until(lambda: not prefill.prefill.kv_sender.open)
-    everyone_clean(proxy)
-
-
 def test_prompts_that_no_proxy_submits_take_a_bounded_room(proxy: ScriptedProxy, pair: Pair) -> None:
     """Names of transfers are a peer's: it may invent them. Those that the proxy has submitted always have room."""
     prefill, decode = pair

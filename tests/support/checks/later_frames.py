@@ -24,7 +24,7 @@ ADDED: dict[str, dict[str, Any]] = {
     "welcome": {"steps": True, "role": "prefill", "draining": True, "prefixes": True, "times": True},
     "goodbye": {"drained": True},
     "failed": {"moved": True},
-    "greet": {"dtype": "float32", "block_size": 16, "ranks": 2, "open": ["r.1"]},
+    "greet": {"dtype": "float32", "block_size": 16, "ranks": 2},
     "greeting": {"ranks": 2},
     "begin": {"ranks": 2, "prompt_digest": "5b"},
     "tokens": {
@@ -88,9 +88,9 @@ RECORDED_LATER = {
         "6d707401a6726561736f6ea76e6f20726f6f6da6737461747573cd0190a56d6f766564c3"
     ),
     "greet": (
-        "8ba174a56772656574a673656e646572a26434a87265636569766572a27033a6736368656d6101a46e616d65a86465636f64"
+        "8aa174a56772656574a673656e646572a26434a87265636569766572a27033a6736368656d6101a46e616d65a86465636f64"
         "653a30b16d6f64656c5f66696e6765727072696e74a26d66ae6b765f66696e6765727072696e74a26b66a56474797065a766"
-        "6c6f61743332aa626c6f636b5f73697a6510a572616e6b7302a46f70656e91a3722e31"
+        "6c6f61743332aa626c6f636b5f73697a6510a572616e6b7302"
     ),
     "greeting": (
         "86a174a86772656574696e67a673656e646572a27033a87265636569766572a26434a4706f6f6c82a46b696e64a373686da3"
