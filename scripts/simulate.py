@@ -5,6 +5,7 @@ The last line has the sums and a hash of all traces: equal seeds have equal hash
 """
 
 import argparse
+import gc
 import hashlib
 import os
 import sys
@@ -40,14 +41,21 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", required=True, metavar="A-B", help="the first and the last seed, or one")
     for flag in SIZES:
         parser.add_argument(flag, type=int, metavar="N", help=f"{flag[2:]} of a seed")
+    parser.add_argument("--kinds", metavar="K,K", help="faults of these kinds only")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="seeds at a time")
     parser.add_argument(
         "--past", metavar="NAME", help="have a fault of tests/world/past, in a copy; all: each by turns"
     )
     parser.add_argument("--first", action="store_true", help="end at the first seed with a violation")
     parser.add_argument("--trace", metavar="FILE", help="write every event of the seeds to a file")
+    parser.add_argument(
+        "--page", metavar="FILE", help="write the live page with a recording of one seed, to look at with a slider"
+    )
     parser.add_argument("--profile", action="store_true", help="show where the time of one seed goes")
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.page is not None and (given.past or not given.seeds.isdecimal()):
+        parser.error("--page records one seed: say --seeds N")
+    return given
 
 
 def name_of(flag: str) -> str:
@@ -57,6 +65,8 @@ def name_of(flag: str) -> str:
 def model_for(folder: Path) -> "TinyModel":
     """Import the product, with stand-ins for what is replaced, and make what all seeds share."""
     sys.path[:0] = [str(ROOT), str(ROOT / "tests/world")]
+    # Nothing of what is imported is garbage.
+    gc.disable()
     # Each of these before the next: the stand-ins, the checkout as package pontil, then what imports that.
     import_module("install").install()
     import_module("app")
@@ -70,7 +80,7 @@ def with_past(given: argparse.Namespace, seeds: range) -> int:
     import past_faults
 
     sizes = [f"{flag}={size}" for flag in SIZES if (size := getattr(given, name_of(flag))) is not None]
-    more = [*sizes, f"--jobs={given.jobs}"]
+    more = [*sizes, f"--jobs={given.jobs}", *([f"--kinds={given.kinds}"] if given.kinds else [])]
     with tempfile.TemporaryDirectory(prefix="pontil-past-") as folder:
         try:
             if given.past == "all":
@@ -100,12 +110,24 @@ def main() -> int:
         run_seed(0, SitePlan(1, 1, 0, 1, requests=4, faults=0, changes=0), model)
         names = [name_of(flag) for flag in SIZES]
         sizes: dict[str, Any] = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+        if given.kinds:
+            sizes["kinds"] = tuple(given.kinds.split(","))
         plan = SitePlan(**sizes)
+
+        def recorded(seed: int) -> "SeedReport":
+            from recording import SeedRecorder
+
+            recorder = SeedRecorder()
+            report = run_seed(seed, plan, model, recorder)
+            Path(given.page).write_text(recorder.page(f"Seed {seed} of the world"))
+            return report
 
         def run_again(work: "Callable[[int, int], SeedReport]", seed: int, most: int) -> "SeedReport":
             return SeedChild(partial(work, seed, most)).report(seed)
 
         def work(seed: int, most: int | None = None) -> "SeedReport":
+            if given.page is not None and most is None:
+                return recorded(seed)
             if given.profile:
                 import profiled
 
@@ -131,7 +153,7 @@ class Sums:
 
     def __init__(self) -> None:
         self.seeds = self.requests = self.tokens = self.violated = 0
-        self.seconds = self.cpu = 0.0
+        self.seconds = self.cpu = self.loaded = 0.0
         self.hash = hashlib.sha256()
 
     def add(self, report: "SeedReport") -> None:
@@ -139,11 +161,15 @@ class Sums:
             self.seeds + 1, self.requests + report.requests, self.tokens + report.tokens,
         )  # fmt: skip
         self.seconds, self.cpu = self.seconds + report.seconds, self.cpu + report.cpu
+        self.loaded += report.loaded
         self.violated += bool(report.violations)
         self.hash.update(report.trace.encode())
 
     def __str__(self) -> str:
+        speed = self.tokens / self.loaded if self.loaded else 0.0
         return (
+            f"{self.cpu / self.seeds:.2f} CPU s a seed, {self.loaded / self.seeds:.2f} of them under load, with "
+            f"{speed:.0f} tokens a CPU second\n"
             f"{self.seeds} seeds, {self.requests} requests, {self.tokens} tokens, {self.seconds:.0f} virtual s, "
             f"{self.cpu:.1f} CPU s, trace {self.hash.hexdigest()[:16]}"
         )

@@ -39,6 +39,7 @@ SHARED = {
         f"system/test_{name}.py"
         for name in (
             "byte_fallback",
+            "conformance",
             "faults",
             "hostile_bodies",
             "prometheus",

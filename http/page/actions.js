@@ -68,9 +68,9 @@ byId("confirm-no").addEventListener("click", () => dialog.close());
 async function send({ action, name }, role) {
   problem("");
   // A worker's name has letters, digits and these signs; a colon may stand in a path.
-  const path = `../workers/${encodeURIComponent(name).replaceAll("%3A", ":")}/${action}`;
+  const path = `workers/${encodeURIComponent(name).replaceAll("%3A", ":")}/${action}`;
   try {
-    const response = await fetch(new URL(path, import.meta.url), {
+    const response = await fetch(new URL(path, document.baseURI), {
       method: "POST",
       headers: { ...headers("admin"), "content-type": "application/json" },
       body: JSON.stringify(role ? { role } : {}),

@@ -8,7 +8,7 @@ import { askKey, headers } from "./keys.js";
 import { fetchTimeline } from "./requests.js";
 import { drawWaterfall } from "./waterfall.js";
 
-const CHAT = new URL("../../v1/chat/completions", import.meta.url);
+const CHAT = new URL("../v1/chat/completions", document.baseURI);
 // The request's record is complete a moment after its last word.
 const LOOKS = [0, 0.15, 0.4, 1];
 

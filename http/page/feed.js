@@ -3,7 +3,7 @@
 
 import { askKey, headers, nextKey } from "./keys.js";
 
-const EVENTS = new URL("../events", import.meta.url);
+const EVENTS = new URL("events", document.baseURI);
 // Seconds without a snapshot after which the connection is taken for dead.
 const SILENCE = 6;
 const PAUSES = [0.5, 1, 2, 4];

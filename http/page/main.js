@@ -8,6 +8,7 @@ import { follow } from "./feed.js";
 import { bytes, count, duration, rate } from "./format.js";
 import { askKey } from "./keys.js";
 import { showMap } from "./map.js";
+import { isRecorded, openRecording, readRecording } from "./recording.js";
 import { showRequests } from "./requests.js";
 import { spark } from "./spark.js";
 import { verdict } from "./state.js";
@@ -80,4 +81,22 @@ function showVerdict(tone, text) {
 byId("key-button").addEventListener("click", () => {
   askKey("admin", "The admin key of this server. It stays in this tab, and is sent in the header Authorization.");
 });
-follow(showSnapshot, showProblem);
+
+byId("open-button").addEventListener("click", () => byId("open-file").click());
+byId("open-file").addEventListener("change", async ({ target }) => {
+  const [file] = target.files;
+  target.value = "";
+  if (!file) return;
+  try {
+    openRecording(readRecording(await file.text()), showSnapshot);
+  } catch {
+    showVerdict("bad", `${file.name} is no recording of scripts/simulate.py --page.`);
+  }
+});
+
+const recorded = byId("recorded");
+if (recorded) openRecording(JSON.parse(recorded.textContent), showSnapshot, false);
+else {
+  // What the server says waits while a recording is open.
+  follow((snapshot) => isRecorded() || showSnapshot(snapshot), (text) => isRecorded() || showProblem(text));
+}

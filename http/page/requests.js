@@ -5,6 +5,7 @@ import { byId, keep, make, mark, say, show } from "./dom.js";
 import { capital, sentence } from "./feed.js";
 import { clock, count, seconds } from "./format.js";
 import { headers } from "./keys.js";
+import { isRecorded, recordedTimeline } from "./recording.js";
 import { drawWaterfall } from "./waterfall.js";
 
 const TONES = { complete: "good", open: "wait", failed: "bad", cancelled: "rest" };
@@ -53,7 +54,8 @@ function updateRow(element, row) {
 
 // Return where the time of one request went, or null with what the server says instead.
 export async function fetchTimeline(id) {
-  const place = new URL(`../requests/${encodeURIComponent(id)}`, import.meta.url);
+  if (isRecorded()) return { timeline: recordedTimeline(id), says: "It was not recorded." };
+  const place = new URL(`requests/${encodeURIComponent(id)}`, document.baseURI);
   const response = await fetch(place, { headers: headers("admin"), cache: "no-store" });
   if (!response.ok) return { timeline: null, says: capital(await sentence(response)) };
   const told = await response.json();

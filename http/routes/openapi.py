@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import cached_property, partial
 from http import HTTPStatus
 from typing import Any
 
@@ -21,15 +22,18 @@ ABOUT = "An OpenAI-compatible server with prefill and decode on separate process
 
 
 class OpenApiRoute:
-    """The OpenAPI document of `endpoints` and of this one, built once. `asked` are the kinds of keys that the server
-    asks for, as in SCHEMES; `strict` is true if it refuses undeclared fields."""
+    """The OpenAPI document of `endpoints` and of this one, built when it is first asked for. `asked` are the kinds of
+    keys that the server asks for, as in SCHEMES; `strict` is true if it refuses undeclared fields."""
 
     def __init__(
         self, endpoints: Sequence[Endpoint], version: str, vocab_size: int, *, asked: frozenset[str], strict: bool
     ) -> None:
         self.own = Endpoint("GET", "/openapi.json", self.openapi, "This document.", ANY_OBJECT)
-        described = document((*endpoints, self.own), version, vocab_size, asked, strict)
-        self.body = json.dumps(described).encode()
+        self.document = partial(document, (*endpoints, self.own), version, vocab_size, asked, strict)
+
+    @cached_property
+    def body(self) -> bytes:
+        return json.dumps(self.document()).encode()
 
     async def openapi(self, request: Request) -> HTTPResponse:
         return raw(self.body, content_type="application/json")

@@ -33,7 +33,7 @@ class ChildPlan:
     @property
     def members(self) -> tuple["ChildPlan", ...]:
         """The plans of all ranks, in order."""
-        return (replace(self, followers=()), *self.followers)
+        return (replace(self, followers=()), *self.followers) if self.followers else (self,)
 
     @property
     def ranks(self) -> int:

@@ -8,13 +8,14 @@ from operator import attrgetter
 from typing import Any
 
 from pontil.runtime.accounting.counts import EMBEDDED
+from pontil.runtime.foundation.value import value
 
 OPEN, CLOSED, LOST = "open", "closed", "lost(proxy)"
 # SQL: what was delivered, or answered by a vector, is billed.
 BILLED = f"(delivered > 0 OR finish IS '{EMBEDDED}')"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class RequestRow:
     """One request. `arrived` is in seconds since 1970; the other times count from there, None while unknown.
     `generated` is what the workers state, else what came from them. `name` is the X-Request-Id, `finish` has a reason
@@ -45,7 +46,7 @@ class RequestRow:
     stage: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class ShareRow:
     """The work of one worker for one request: ids generated, and prompt tokens computed. `proxy` is set where another
     proxy than the request's own had them computed."""
@@ -59,7 +60,7 @@ class ShareRow:
     proxy: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class WorkerRow:
     """A worker's Book with one proxy; `stated` is its count since it first registered there, as stated last, or None.
     The `prompt_` fields are the same for prompt tokens."""

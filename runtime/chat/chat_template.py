@@ -64,8 +64,10 @@ class ChatTemplate:
         self.failure = "the model has no chat template: use /v1/completions"
         if source is not None:
             try:
-                self.template = environment().from_string(source)
-                self.variables = frozenset(name.name for name in environment().parse(source).find_all(nodes.Name))
+                made = environment()
+                parsed = made.parse(source)
+                self.variables = frozenset(name.name for name in parsed.find_all(nodes.Name))
+                self.template = made.from_string(parsed)
             except (TemplateError, RecursionError) as error:
                 self.failure = f"the model's chat template cannot be used{place(error)} ({error}): use /v1/completions"
 

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 
 from pontil.gpu_ops.batch_invariance import GENERATED_ROWS, PROMPT_ROWS
 from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.foundation.value import value
 
 # Weights are read once for each tile, and a tile's intermediate results take memory.
 MIXED_ROWS = 512
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Span:
     """Positions [start, start + count) of a sequence, the last of them being those of `drafts`, if any. `samples`: the
     last before these is the sequence's newest token, so its logits give the next one, and those of each draft the one
@@ -48,7 +49,7 @@ class Tile:
         return sum(span.count for span in self.spans)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Batch:
     """The spans that the scheduler gave each sequence in this step, in insertion order. Before them, whole blocks are
     copied: `copies` are pairs of (from, to)."""

@@ -54,12 +54,12 @@ class LinearCost:
 
 class StepCost:
     """The seconds of a step of a model whose steps are not quite a line: kernels take rows in tiles. A step of a number
-    of rows that occurred takes as many times the line's seconds as it did."""
+    of rows that occurred takes the mean of what it took, whatever the line of all steps becomes by others."""
 
     def __init__(self) -> None:
         self.line = LinearCost()
-        # By rows: the sum of ratios to the line, and their weight.
-        self.ratios: dict[int, tuple[float, float]] = {}
+        # By rows: the sum of seconds, and their weight.
+        self.means: dict[int, tuple[float, float]] = {}
 
     @property
     def is_known(self) -> bool:
@@ -70,14 +70,15 @@ class StepCost:
         return self.line.per_row
 
     def add(self, rows: int, seconds: float) -> None:
+        if self.is_known:
+            seconds = min(seconds, MOST_SURPRISE * self.seconds(rows))
         self.line.add(rows, seconds)
-        ratio = min(seconds / self.line.seconds(rows), MOST_SURPRISE) if seconds > 0 else 1.0
-        total, weight = self.ratios.get(rows, (ASSUMED_STEPS, ASSUMED_STEPS))
-        self.ratios[rows] = total * FORGET_COST + ratio, weight * FORGET_COST + 1
+        total, weight = self.means.get(rows, (0.0, 0.0))
+        self.means[rows] = total * FORGET_COST + seconds, weight * FORGET_COST + 1
 
     def seconds(self, rows: int) -> float:
-        total, weight = self.ratios.get(rows, (1.0, 1.0))
-        return self.line.seconds(rows) * total / weight
+        total, weight = self.means.get(rows, (0.0, 0.0))
+        return (total + ASSUMED_STEPS * self.line.seconds(rows)) / (weight + ASSUMED_STEPS)
 
     def added(self, rows: int, more: int) -> float:
         """Return the seconds that so many more rows add to a step."""

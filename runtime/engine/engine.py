@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from pontil.runtime.engine.batch import Batch
 from pontil.runtime.engine.draft_counts import DraftCounts
@@ -16,11 +16,12 @@ from pontil.runtime.engine.sampler import Sampled
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequence import FinishReason, Known, Sequence, SequenceState
 from pontil.runtime.engine.unknown_tokens import drawn, forget
+from pontil.runtime.foundation.value import value
 
 AT_ONCE = NoHandshake()
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Output:
     """The result of a step for one sequence: tokens accepted from `index` on, `count` of them in this step, with their
     logprobs if requested, and the finish reason, if it ended. All tokens were sampled; of `drafted` that had been
@@ -41,7 +42,7 @@ class Output:
     frames: list[list[int]] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class StepInFlight:
     """A step that was launched at `began`, and whose results have not been accepted. No other one is launched before
     they are if it is `alone`. The drafter hears of it if it was `asked` for drafts."""

@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.batch import Batch
 from pontil.runtime.engine.sampler import Sampled
 from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.foundation.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Launched:
     """A batch that is being computed. `collect` waits for it and returns the sampled tokens of each sequence whose
     known tokens are all computed. `places` are those of the drawn ids among the results, of sequences that drew one:

@@ -28,6 +28,7 @@ from pontil.runtime.engine.logit_entries import LogitEdits, edits_of
 from pontil.runtime.engine.logprobs import TokenLogprobs, logprobs_of, logprobs_of_named
 from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.engine.step_counts import Owner, StepCounts
+from pontil.runtime.foundation.value import value
 from pontil.runtime.sampling_params import SamplingParams
 
 MASK_64 = (1 << 64) - 1
@@ -36,7 +37,7 @@ Run = tuple[Sequence, int]
 NO_DRAFTS: Mapping[Run, abc.Sequence["Draw"]] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Sampled:
     """The next tokens of one choice: its accepted `drafted` tokens, and one more. `count` comes from the tensor's
     shape, and `logprobs` is empty if the request asked for none. If no token is allowed there are none, and `failure`

@@ -72,12 +72,16 @@ class Scheduler:
     def has_work(self) -> bool:
         """Return whether there is work for a step; sequences that wait to be parked, or for another stage, need
         none."""
-        return (
-            any(not sequence.rests for some in (self.running, self.queues.paused) for sequence in some)
-            or any(sequence.remote_prefill is None for sequence in self.waiting)
-            or self.tier.has_work
-            or len(self.prefix.unkeyed) > 0
-        )
+        for sequence in self.running:
+            if not sequence.rests:
+                return True
+        for sequence in self.queues.paused:
+            if not sequence.rests:
+                return True
+        for sequence in self.waiting:
+            if sequence.remote_prefill is None:
+                return True
+        return self.tier.has_work or len(self.prefix.unkeyed) > 0
 
     def fits(self, sequence: Sequence) -> bool:
         """Return whether the sequence could run in an empty pool."""

@@ -271,7 +271,12 @@ class Sequence:
     def advance(self, end: int) -> int:
         """Mark the positions up to `end` as computed; return how many of them had been computed before, here or in an
         earlier attempt."""
-        prompt, start = len(self.prompt), max(self.computed, self.reached)
+        prompt = len(self.prompt)
+        if self.reached == self.computed >= prompt + self.delivered:
+            # As below: new tokens alone, one after the other.
+            self.computed = self.reached = end
+            return 0
+        start = max(self.computed, self.reached)
         self.prompt_computed += max(0, min(end, prompt) - start)
         again = max(0, min(end, self.reached) - self.computed)
         again += max(0, min(end, prompt + self.delivered - 1) - max(start, prompt))

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.gguf_header import read_header
 from pontil.runtime.loaders.gguf_names import canonical_name, expert_names
 from pontil.runtime.models.architectures import ARCHITECTURES
@@ -15,6 +16,7 @@ from pontil.runtime.models.config import ModelConfig
 SCALE_BYTES = 4
 """A scale and an offset, of 16 bits each."""
 ROUTER = "mlp.gate."
+NO_GGUF = "--quantization gguf needs a GGUF file: use int8, or leave it out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ GGUF_FORMATS = {
 def gguf_formats(path: Path, config: ModelConfig) -> dict[str, NumberFormat]:
     """Return the formats of the weights that a GGUF file holds as whole numbers, by Hugging Face's names; the others
     become floats. Raises ModelError."""
+    if path.is_dir():
+        raise ModelError(NO_GGUF)
     sandwich = ARCHITECTURES[config.architecture].sandwich_norms
     experts = config.experts.count if config.experts else 0
     formats: dict[str, NumberFormat] = {}

@@ -58,6 +58,8 @@ class Bookkeeper:
         self.started = time.time()
         self.open: dict[str, Request] = {}
         self.seen: dict[str, int] = {}
+        # The rows of the workers as they were posted last: nothing is written while nothing happens.
+        self.posted: dict[str, WorkerRow] = {}
         if self.log is not None:
             self.log.post([self.proxy_row(OPEN)])
 
@@ -129,14 +131,20 @@ class Bookkeeper:
         folded = self.ledger.fold()
         if self.log is None:
             return
+        if self.log.failing:
+            # All are written anew: some may have been given up.
+            self.posted.clear()
         rows: list[UsageRow] = [self.worker_row(worker, book) for worker, book in folded]
         for request in self.open.values():
             moved = request.entry.delivered + sum(request.entry.discarded.values())
             if self.seen.get(request.id) != moved:
                 self.seen[request.id] = moved
                 rows += [self.request_row(request, OPEN, request.usage, None), *share_rows(request)]
-        rows += [self.worker_row(worker, book) for worker, book in self.ledger.books.items()]
-        self.log.post(rows)
+        books = {worker: self.worker_row(worker, book) for worker, book in self.ledger.books.items()}
+        rows += [row for worker, row in books.items() if self.posted.get(worker) != row]
+        self.posted = books
+        if rows:
+            self.log.post(rows)
 
     def end(self) -> None:
         """Write the final state and close the log, once every request is closed."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pontil.runtime.accounting.counts import DECODE, PREFILL, WHOLE
+from pontil.runtime.foundation.value import value
 
 # Work given to a worker beyond what it computes now: prompt tokens, in steps of its own, and choices for seats that are
 # still taken. Enough that it never waits for the proxy, and so little that the proxy still decides the order.
@@ -28,7 +29,7 @@ MOST_PAIRS = 256
 MOST_STATED = 1 << 32
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class OtherLoad:
     """The work that `proxies` other proxies have given to a worker: requests, choices, and prompt tokens to compute."""
 
@@ -51,7 +52,7 @@ class OtherLoad:
 NO_OTHERS = OtherLoad()
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class WorkerLoad:
     """One worker's load at one moment. `context` is the longest sequence it can hold, in tokens; `uncomputed` counts
     the prompt tokens dispatched to it that it has not computed, of so many `prompts`; `step_tokens` is the most that it
@@ -183,7 +184,7 @@ Team = tuple[str, ...]
 INTERLEAVED = 2
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Costs:
     """The costs of a prompt of so many tokens on workers, of which `even` is the even share of recent work."""
 

@@ -60,6 +60,13 @@ class Lease:
         os.close(self.descriptor)
 
 
+def stems(folder: Path, suffix: str) -> list[str]:
+    """Return the names of the files with this suffix, without it: none where the folder is gone."""
+    with suppress(FileNotFoundError):
+        return [name.removesuffix(suffix) for name in os.listdir(folder) if name.endswith(suffix)]
+    return []
+
+
 class Siblings:
     """The proxies of one launch. Each holds the lease of its incarnation for life."""
 
@@ -78,14 +85,14 @@ class Siblings:
     def gone(self) -> list[str]:
         """Return the proxies that ended without a last word."""
         found = []
-        for path in self.folder.glob(f"*{SUFFIX}"):
-            if path.stem == self.incarnation:
+        for incarnation in stems(self.folder, SUFFIX):
+            if incarnation == self.incarnation:
                 continue
             with suppress(FileNotFoundError):
-                lease = Lease.take(path)
+                lease = Lease.take(self.path_of(incarnation))
                 if lease is not None:
                     lease.release()
-                    found.append(path.stem)
+                    found.append(incarnation)
         return found
 
     def lives(self, incarnation: str) -> bool:

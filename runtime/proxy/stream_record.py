@@ -7,7 +7,7 @@ is parsed to find out whose the record is, and little is when it is read whole. 
 Who holds the record's lease owns the stream. The kernel releases the lease when its process ends, however it ends, and
 gives it to one of those who ask: so a stream is claimed once. Lines are only added, each by one system call, and never
 synced: a record has to outlive a process, not the machine. A line that was cut short by the end of its process is left
-out.
+out. The time of its file is the machine's monotonic clock, so that no jump of the other one ends its window.
 """
 
 import errno
@@ -25,7 +25,7 @@ from typing import Any
 from pontil.runtime.errors import PontilError, Unavailable
 from pontil.runtime.proxy.request import NO_KEY
 from pontil.runtime.proxy.shared_room import SharedRoom
-from pontil.runtime.proxy.siblings import UNBORN, Lease
+from pontil.runtime.proxy.siblings import UNBORN, Lease, stems
 
 SUFFIX, WANTED = ".stream", ".wanted"
 # Seconds after which a record without a head was left by a process that died while it made it.
@@ -65,11 +65,13 @@ class StreamRecord:
             os.ftruncate(self.lease.descriptor, self.size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.size += written
+        self.touch()
 
     def touch(self) -> None:
         """Note that its owner lives: the time in which it may be continued begins with the last note."""
+        now = time.monotonic_ns()
         with suppress(OSError):
-            os.utime(self.lease.descriptor)
+            os.utime(self.lease.descriptor, ns=(now, now))
 
     @property
     def is_wanted(self) -> bool:
@@ -90,7 +92,7 @@ class StreamRecord:
 class StreamRecords:
     """The records of all proxies of a launch. Raises PontilError where the folder cannot be used."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = lambda: time.time()) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float] = lambda: time.monotonic()) -> None:
         self.folder, self.clock = folder, clock
         # As of the last look at the folder, and what was begun here since.
         self.room = SharedRoom(MOST_BYTES)
@@ -153,8 +155,10 @@ class StreamRecords:
         about = os.fstat(lease.descriptor)
         if about.st_size != size:
             os.ftruncate(lease.descriptor, size)
-            # A look at a record is no sign of life.
-            os.utime(lease.descriptor, ns=(about.st_atime_ns, about.st_mtime_ns))
+        # A look at a record is no sign of life. But if its owner died before it could set the time, or had no room for
+        # a line, the time is that of the other clock: its window begins now.
+        last = min(about.st_mtime_ns, int(self.clock() * 1e9))
+        os.utime(lease.descriptor, ns=(last, last))
         self.path_of(name).with_suffix(WANTED).unlink(missing_ok=True)
         return StreamRecord(name, lease, lines, size)
 
@@ -184,7 +188,7 @@ class StreamRecords:
             self.path_of(name).with_suffix(WANTED).touch(mode=0o600)
 
     def names(self) -> list[str]:
-        return [path.stem for path in self.folder.glob(f"*{SUFFIX}") if NAME.fullmatch(path.stem)]
+        return [name for name in stems(self.folder, SUFFIX) if NAME.fullmatch(name)]
 
     def requests(self) -> list[str]:
         """Return the ids of the requests of all streams that can be continued: none of another version's."""
@@ -211,7 +215,7 @@ class StreamRecords:
         for name in names:
             with suppress(KeyError, OSError):
                 file = self.path_of(name).stat()
-                room.hold(str(self.about(name)["caller"]), file.st_size)
+                room.hold(str((self.abouts.get(name) or self.about(name))["caller"]), file.st_size)
                 waits = self.clock() - file.st_mtime <= window
                 if waits and (name in known or (orphans.get(name) == file.st_size and self.is_free(name))):
                     continue
@@ -223,9 +227,11 @@ class StreamRecords:
         return found
 
     def remove_unborn(self) -> None:
-        for path in self.folder.glob(f"*{UNBORN}"):
+        for stem in stems(self.folder, UNBORN):
+            path = self.folder / f"{stem}{UNBORN}"
             with suppress(OSError):
-                old = self.clock() - path.stat().st_mtime > UNBORN_SECONDS
+                # Nobody has set its time yet.
+                old = time.time() - path.stat().st_mtime > UNBORN_SECONDS
                 lease = Lease.take(path) if old else None
                 if lease is not None:
                     lease.end()

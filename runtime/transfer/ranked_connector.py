@@ -84,7 +84,8 @@ class RankedConnector:
         return any(self.inner.staged(source.key) for source in self.sources.get(peer, [HeadSource(peer)]))
 
     def lost(self) -> list[str]:
-        return sorted({key.rpartition("/")[0] for key in self.inner.lost()})
+        lost = self.inner.lost()
+        return sorted({key.rpartition("/")[0] for key in lost}) if lost else lost
 
     def pull(self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None) -> int:
         ticket = next(self.tickets)

@@ -50,6 +50,8 @@ class Outbox:
 
     def flush(self, now: float) -> dict[str, list[Message]]:
         """Send what the sockets take now. Return the peers that are given up, each with its unsent messages."""
+        if not self.backlogs:
+            return {}
         given_up = [peer for peer, backlog in list(self.backlogs.items()) if self.is_hopeless(peer, backlog, now)]
         return {peer: list(self.backlogs.pop(peer).messages) for peer in given_up}
 

@@ -3,6 +3,8 @@
 
 from dataclasses import dataclass, field
 
+from pontil.runtime.foundation.value import value
+
 SCHEMA = 1
 
 
@@ -82,7 +84,7 @@ class Refused:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Heartbeat:
     """From worker to proxy: alive, with this load. `counters` only grow within one incarnation, `gauges` are as they
     are now. With several proxies `others` is what the other ones have here: `proxies` of them, `in_flight` requests,
@@ -101,7 +103,7 @@ class Heartbeat:
     lost_peers: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class StillHere:
     """From proxy to worker: the answer to a Heartbeat, so that a worker notices that the proxy is gone. With another
     sender than the one that it is registered with, it lets go of that one's requests and says Hello again."""
@@ -120,7 +122,7 @@ class Goodbye:
     drained: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class PrefixDelta:
     """From worker to proxy: changes of my prefix cache. `added` and `removed` are keys of blocks, the first 8 bytes of
     each, one behind the other. `number` counts the messages from 0; with number 0 everything told before is void, and

@@ -4,6 +4,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from pontil.runtime.foundation.value import value
+
 # Phases of a Submit whose prompt changes hands through somebody else's router.
 HOLD, CLAIM = "hold", "claim"
 
@@ -11,7 +13,7 @@ HOLD, CLAIM = "hold", "claim"
 Logprobs = list[list[list[float]]]
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Submit:
     """From proxy to worker: do your part of this request.
 
@@ -63,7 +65,7 @@ class Submit:
     weight: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Cancel:
     """From proxy to worker: stop working on this request and free what it holds. Unknown requests are no error."""
 
@@ -73,7 +75,7 @@ class Cancel:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Tokens:
     """From worker to proxy: accepted tokens of one choice, the first of them at `index` of its answer.
 
@@ -115,7 +117,7 @@ class Tokens:
     frames: list[list[int]] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Step:
     """From worker to proxy: the Tokens of one step that carry no optional fields. Each of `rows` belongs to the request
     at the same index of `requests` and holds attempt, choice, index, prompt_tokens and cached_tokens, then the ids."""
@@ -157,7 +159,7 @@ class Failed:
     late: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class AttemptTimes:
     """From worker to proxy: where the time of my part of an attempt went, now that it is over. It is told once, and
     only where it holds up no tokens.

@@ -75,7 +75,8 @@ class TransferCounts:
 @dataclass(slots=True)
 class DecodeSide:
     """The requests that this worker decodes and the transfers of their KV. Requests that fail here are put into
-    `failed` with the reason, and the worker tells the proxy; those that are over are put into `over`. The requests
+    `failed` with the reason, and the worker tells the proxy; those that are over are put into `over`. Those
+    `going_on` here have so many choices left: others ended where the prompt was computed. The requests
     `waiting` for room are also in the scheduler's queue, which decides their order."""
 
     incarnation: str
@@ -94,6 +95,7 @@ class DecodeSide:
     draining: dict[str, list[int]] = field(default_factory=dict)
     failed: list[tuple[WorkerRequest, str]] = field(default_factory=list)
     over: list[WorkerRequest] = field(default_factory=list)
+    going_on: list[tuple[WorkerRequest, int]] = field(default_factory=list)
     counts: TransferCounts = field(default_factory=TransferCounts)
 
     def __post_init__(self) -> None:
@@ -245,6 +247,7 @@ class DecodeSide:
         assert handoff is not None
         sequence.cached, sequence.admissions = handoff.cached_tokens, 1
         request.pulled = PullOutcome(transfer.bytes, transfer.seconds)
+        self.going_on.append((request, len(handoff.choices)))
         resume_rows(sequence, handoff)
         known = None if request.claims else known_of(handoff, request, self.hidden_of(handoff))
         self.machine.engine.promote(sequence, handoff.computed, known)
@@ -272,6 +275,7 @@ class DecodeSide:
                 extra=about(request.submit),
             )
             request.sequence.cached, request.sequence.admissions = transfer.handoff.cached_tokens, 1
+            self.going_on.append((request, len(transfer.handoff.choices)))
             resume_rows(request.sequence, transfer.handoff)
             self.machine.engine.compute_here(request.sequence, known_of(transfer.handoff, request))
         else:
@@ -302,12 +306,12 @@ class DecodeSide:
             self.machine.scheduler.memory.give_back(self.parked[transfer.transfer_id].request.sequence)
 
     def send_fetched(self, transfer: ReceiveTransfer) -> None:
-        self.peers.tell(transfer.peer, Fetched(self.incarnation, transfer.peer, transfer.transfer_id, transfer.epoch))
+        word = Fetched(self.incarnation, transfer.peer, transfer.transfer_id, transfer.epoch)
+        self.peers.tell_last(transfer.peer, word, time.monotonic())
 
     def send_abandon(self, transfer: ReceiveTransfer) -> None:
-        self.peers.tell(
-            transfer.peer, Abandon(self.incarnation, transfer.peer, transfer.transfer_id, str(transfer.error))
-        )
+        word = Abandon(self.incarnation, transfer.peer, transfer.transfer_id, str(transfer.error))
+        self.peers.tell_last(transfer.peer, word, time.monotonic())
 
     def stop_worker(self, transfer: ReceiveTransfer) -> None:
         """Raise TransferError to end this process: that ends the copier and frees its memory, and the supervisor starts

@@ -24,6 +24,7 @@ from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import Checkpoint
 from pontil.runtime.loaders.gguf_file import GgufCheckpoint
 from pontil.runtime.loaders.hf_directory import HfCheckpoint
+from pontil.runtime.loaders.packed_formats import NO_GGUF
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.fused_block import kernels_fit
 from pontil.runtime.models.model import Model
@@ -157,7 +158,7 @@ def read_weights(
             telling(checkpoint.tensors(torch_dtype)), device, torch_dtype, kernels, int8=True, communicator=communicator
         )
     if not isinstance(checkpoint, GgufCheckpoint):
-        raise ModelError("--quantization gguf needs a GGUF file: use int8, or leave it out")
+        raise ModelError(NO_GGUF)
     return Weights(telling(checkpoint.levels(torch_dtype)), device, torch_dtype, kernels, communicator=communicator)
 
 

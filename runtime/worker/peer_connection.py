@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A decode worker's connection to one prefill worker: one handshake for each incarnation, with a deadline."""
 
+from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
 from pontil.runtime.errors import TransferError
 from pontil.runtime.transfer.connector import Connector
-from pontil.runtime.wire.messages import Greeting
+from pontil.runtime.wire.messages import Greeting, Message
 from pontil.runtime.wire.renewal import Renewal
 from pontil.runtime.wire.sockets import PeerClient
 
@@ -28,7 +29,8 @@ class PeerConnection:
     """The connection to `peer`, the prefill worker's incarnation, at the address `endpoint`. The peer must answer by
     `deadline`, `patience` seconds after the handshake began, else it is LOST; so it is when the connection breaks.
     Until it was heard, the connection is replaced as `renewal` says. `reason` says why a connection is LOST or FAILED.
-    A connection whose address now belongs to another process has no socket. Its pool is `attached` once."""
+    A connection whose address now belongs to another process has no socket. Its pool is `attached` once. `last_words`
+    are messages that end something at the peer, with their times: one that is lost with a connection is repeated."""
 
     peer: str
     endpoint: str
@@ -41,6 +43,7 @@ class PeerConnection:
     attached: bool = False
     breaks: int = 0
     lost_at: float = 0.0
+    last_words: deque[tuple[float, Message]] = field(default_factory=deque)
 
     def greeted(self, greeting: Greeting, connector: Connector, ranks: int) -> None:
         """Handle the peer's answer: attach its pool, or record why that is not possible. Only the first answer counts.
@@ -77,6 +80,12 @@ class PeerConnection:
         """Note that nothing is heard of the peer any more: whatever is lost with a connection may have been for it."""
         self.state, self.reason, self.lost_at = HandshakeState.LOST, reason, now
         self.renewal = Renewal(now)
+
+    def note_last(self, word: Message, now: float, window: float) -> None:
+        """Note a last word, and forget those from before the window: they have arrived."""
+        while self.last_words and self.last_words[0][0] < now - window:
+            self.last_words.popleft()
+        self.last_words.append((now, word))
 
     def fail(self, reason: str) -> None:
         self.state, self.reason = HandshakeState.FAILED, reason

@@ -98,6 +98,8 @@ class PeerConnections(Mapping[str, PeerConnection]):
         connection.renewal.renewed(now)
         if self.greeting is not None:
             self.tell(connection.peer, replace(self.greeting, receiver=connection.peer))
+        for _, word in connection.last_words:
+            self.tell(connection.peer, word)
 
     def clear_the_address(self, endpoint: str) -> None:
         """Close older connections to this address, which one process owns at a time. A socket for the previous owner
@@ -139,6 +141,13 @@ class PeerConnections(Mapping[str, PeerConnection]):
 
     def tell(self, peer: str, message: Message) -> None:
         self.outbox.post(peer, message)
+
+    def tell_last(self, peer: str, word: Message, now: float) -> None:
+        """Tell a peer something that may be said twice, and is said again if the connection turns out to be broken."""
+        self.tell(peer, word)
+        connection = self.by_peer.get(peer)
+        if connection is not None:
+            connection.note_last(word, now, 2 * self.deadlines.link_timeout)
 
     def put(self, peer: str, message: Message) -> bool:
         """Return whether the peer's socket accepted the message, or there is no socket and so no peer to tell."""

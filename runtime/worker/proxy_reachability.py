@@ -17,15 +17,16 @@ class ProxyReachability:
 
     def __init__(self, connection: ConnectionMonitor, endpoint: str) -> None:
         self.connection, self.endpoint = connection, endpoint
+        self.is_elsewhere = is_network(endpoint)
         self.told = ""
         self.was_open = False
 
     def look(self, now: float) -> bool:
         """Return whether there is something new to report. Raise PontilError when the proxy does not have the same
         keys."""
-        self.connection.look(now)
-        if not is_network(self.endpoint):
+        if not self.is_elsewhere:
             return False
+        self.connection.look(now)
         self.was_open = self.was_open or self.connection.state is Reachability.OPEN
         if self.connection.lasts(Reachability.REFUSED, now):
             raise (PontilError if self.was_open else IncompatiblePeer)(

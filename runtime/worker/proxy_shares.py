@@ -58,9 +58,14 @@ class ProxyShares:
 
     def choice_ended(self, request: WorkerRequest) -> None:
         """Note that a choice has ended here: its own proxy, too, has its seat for another one now."""
-        self.open[request.key].choices -= 1
+        self.choices_left(request, self.open[request.key].choices - 1)
+
+    def choices_left(self, request: WorkerRequest, count: int) -> None:
+        """Note how many of its choices have not ended."""
+        share = self.open[request.key]
+        change, share.choices = count - share.choices, count
         for sums in (self.total, self.given[request.proxy]):
-            sums.taken -= 1
+            sums.taken += change
 
     def next_few(self) -> Iterator[WorkerRequest]:
         """Yield the requests that were looked at longest ago."""

@@ -63,6 +63,11 @@ class RequestTable(Mapping[str, WorkerRequest]):
         if failure is not None:
             self.refuse(request.submit, failure)
 
+    def choices_left(self, request: WorkerRequest, count: int) -> None:
+        """Note that all but so many choices of an attempt ended at the worker that computed its prompt."""
+        if request.key in self.request:
+            self.shares.choices_left(request, count)
+
     def tell_progress(self, requests: Iterable[WorkerRequest]) -> None:
         """Report the progress of their prompts to the proxy."""
         for request in requests:

@@ -25,7 +25,7 @@ class SupervisorCommands:
 
     def obey(self, now: float) -> None:
         """Carry out the commands that have arrived."""
-        if self.pipe.closed:
+        if self.pipe.closed or not self.poller.may_show(self.pipe.descriptor):
             return
         for command in self.pipe.take():
             if command.get("kind") == "duty":

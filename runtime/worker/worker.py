@@ -157,14 +157,17 @@ class Worker:
         working = self.machine.engine.has_work
         if not working:
             self.idle_work.begin()
-        self.poller.wait(self.patience(working))
+        self.poller.begin_turn(self.patience(working))
         now = self.now = time.monotonic()
         if self.commands is not None:
             self.commands.obey(now)
         self.take_messages(now)
+        self.poller.end_turn()
         for request in self.grammars.poll(now):
             self.start(request, now)
         self.decode.poll(now)
+        while self.decode.going_on:
+            self.requests.choices_left(*self.decode.going_on.pop())
         self.prefill.kv_sender.flush()
         self.tick(now)
         if self.may_step:

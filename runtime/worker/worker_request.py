@@ -9,6 +9,7 @@ from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.sequence import FinishReason, Known, Sequence
 from pontil.runtime.errors import MalformedFrame, RequestError
 from pontil.runtime.foundation.fair_share import FairShare
+from pontil.runtime.foundation.value import value
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.timeline.work_times import WorkTimes
 from pontil.runtime.wire.messages import Submit, Tokens
@@ -22,13 +23,16 @@ REMEMBERED = 1024
 FINISH_REASONS: dict[FinishReason | None, str] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class PullOutcome:
     """The result of pulling a prompt's KV: bytes, and the seconds that copying them took; or the error."""
 
     bytes: int | None = None
     seconds: float | None = None
     error: str | None = None
+
+
+NOTHING_PULLED = PullOutcome()
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +48,7 @@ class WorkerRequest:
     submit: Submit
     arrived: float = field(default_factory=lambda: time.monotonic())
     first_cached: int | None = None
-    pulled: PullOutcome = PullOutcome()
+    pulled: PullOutcome = NOTHING_PULLED
     ends: frozenset[int] = frozenset()
     times: WorkTimes = field(default_factory=WorkTimes)
 
@@ -181,7 +185,7 @@ def tokens_frame(incarnation: str, request: WorkerRequest, output: Output) -> To
     (A3)."""
     sequence, counted = output.sequence, output.finish is not None
     opens = output.index == sequence.delivered and sequence.choice == (request.submit.choices or [0])[0]
-    pulled = request.pulled if opens else PullOutcome()
+    pulled = request.pulled if opens else NOTHING_PULLED
     return Tokens(
         incarnation,
         request.proxy,

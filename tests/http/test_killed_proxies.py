@@ -116,7 +116,7 @@ def test_streams_of_a_killed_proxy_go_on_at_the_next(launch: Killable) -> None: 
     eventually(lambda: launch.rows() == [("kept", "closed", rest.usage[0]["completion_tokens"])], "the row")
 
 
-@pytest.mark.parametrize("launch", [(1, 0.5), (2, 0.5)], indirect=True)
+@pytest.mark.parametrize("launch", [(1, 0.5), pytest.param((2, 0.5), marks=pytest.mark.long)], indirect=True)
 def test_a_stream_that_nobody_continues_is_lost_in_the_end(launch: Killable) -> None:  # A12
     ports = [launch.start(number, pace=0.1) for number in range(launch.proxies)]
     first = Part(ports[0], "left", 3)
@@ -131,7 +131,7 @@ def test_a_stream_that_nobody_continues_is_lost_in_the_end(launch: Killable) -> 
     eventually(lambda: not list((launch.folder / "streams").iterdir()), "no record")
 
 
-@pytest.mark.parametrize("launch", [(1, 60.0), (2, 60.0)], indirect=True)
+@pytest.mark.parametrize("launch", [pytest.param((1, 60.0), marks=pytest.mark.long), (2, 60.0)], indirect=True)
 def test_the_end_of_a_launch_settles_streams_that_might_have_gone_on(launch: Killable) -> None:  # A12
     ports = [launch.start(number, pace=0.1) for number in range(launch.proxies)]
     assert Part(ports[0], "left", 3).status == 200
@@ -145,7 +145,7 @@ def test_the_end_of_a_launch_settles_streams_that_might_have_gone_on(launch: Kil
     assert differing(launch.usage_log) == []
 
 
-@pytest.mark.parametrize("launch", [(1, 60.0), (2, 60.0)], indirect=True)
+@pytest.mark.parametrize("launch", [(1, 60.0), pytest.param((2, 60.0), marks=pytest.mark.long)], indirect=True)
 def test_a_proxy_that_is_killed_on_a_full_disk_serves_again(launch: Killable) -> None:  # A12
     with needed_disk(launch.folder) as disk:
         launch.usage_log = disk / "usage.db"

@@ -115,9 +115,10 @@ def killed_under_load(
     return readers
 
 
-@pytest.mark.parametrize(
-    ("deaths_of_workers", "deaths_of_proxies"), [(2, 1), pytest.param(30, 20, marks=pytest.mark.long)]
-)
+# By default tests/world compares deliveries, rows and the audit of every seed, and tests/http/test_killed_proxies.py
+# kills real proxies with their database.
+@pytest.mark.long
+@pytest.mark.parametrize(("deaths_of_workers", "deaths_of_proxies"), [(2, 1), (30, 20)])
 def test_every_request_has_one_row_whoever_is_killed(
     tmp_path: Path, model: str, deaths_of_workers: int, deaths_of_proxies: int
 ) -> None:  # A12
@@ -155,15 +156,19 @@ def proxies_are_killed(served: Served, path: Path, rounds: int) -> tuple[list[Us
 
     def loses_an_open_request() -> bool:
         """Kill the proxy while a request's row is written and not closed, or let it go on; return whether the request
-        is lost. The proxy is stopped when the row is looked at, so that the answer cannot end in between; but a commit
-        that closes the row may be on its way to the disk."""
+        is lost. From its first token on its worker is stopped, and the proxy when the row is looked at, so that the
+        answer does not end in between; but a commit that closes the row may be on its way to the disk."""
         nonlocal deaths
-        proxy = served.living("proxy")
+        proxy, worker = served.living("proxy"), served.living("decode:0")
         name = f"long.{next(numbers)}"
         body = {"prompt": name, "max_tokens": 400, "n": 4, "ignore_eos": True, "stream": True}
         reply = served.request("POST", "/v1/completions", body, {"x-request-id": name})
-        wait_for(partial(row_named, path, name), 60, "a row")
-        proxy.suspend()
+        worker.suspend()
+        try:
+            wait_for(partial(row_named, path, name), 60, "a row")
+            proxy.suspend()
+        finally:
+            worker.resume()
         row = row_named(path, name)
         is_open = row is not None and row["state"] == "open"
         proxy.send_signal(signal.SIGKILL if is_open else signal.SIGCONT)
@@ -177,7 +182,7 @@ def proxies_are_killed(served: Served, path: Path, rounds: int) -> tuple[list[Us
         return row is not None and row["state"] == "lost(proxy)"
 
     def kill() -> None:
-        # On a machine that others crowd, an answer can end before its row is seen.
+        # On a machine that others crowd, an answer can end before its worker is stopped.
         assert any(loses_an_open_request() for _ in range(10)), "no request was open when its row was seen"
 
     readers = killed_under_load(served, "proxy", random.Random(rounds), rounds, 1.5, kill)

@@ -18,6 +18,7 @@ from streams import Streams
 
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 
+# tests/world restarts workers, drains them and changes their roles under load, at any point.
 LONG = pytest.mark.long
 # Answers that take longer than a command does to arrive, and than requests then get: so some are moved.
 TOKENS = 160 if is_long() else 1000
@@ -89,6 +90,7 @@ def under_way(streams: Streams) -> None:
     wait_for(lambda: streams.all_have(4), 120, "tokens of every stream")
 
 
+@LONG
 def test_a_rolling_restart_under_load(pair: DisturbedSite) -> None:
     """In-flight streams are moved, and clients that send requests throughout see no failure."""
 

@@ -133,9 +133,10 @@ def systems(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield started
 
 
+# By default one system: workers die in tests/world, and in tests/system/test_failover.py.
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=[pytest.mark.long] if name == "one worker" else []) for name in SYSTEMS],
+    params=[pytest.param(name, marks=[] if name == "a pair" else [pytest.mark.long]) for name in SYSTEMS],
 )
 def system(request: pytest.FixtureRequest, systems: Callable[[str], Served]) -> Iterator[System]:
     served = systems(request.param)

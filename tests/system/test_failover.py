@@ -18,6 +18,8 @@ from oracle import at_rest, check, check_growth
 from served import Served, launched, wait_for
 from streams import Streams
 
+# By default one worker dies and clients leave, on the launch that other files share. tests/world kills and stops
+# processes at any point, and has a second decode worker to which streams are moved.
 LONG = pytest.mark.long
 
 
@@ -35,6 +37,7 @@ def pair(small_pair: Served) -> DisturbedSite:
     return DisturbedSite(small_pair)
 
 
+@LONG
 def test_a_decode_worker_dies_with_streams_in_flight(spare: DisturbedSite) -> None:
     assert any(spare.moves_streams_of("decode:0", 4) for _ in range(4))
 
@@ -54,7 +57,8 @@ def test_the_only_decode_worker_dies(pair: DisturbedSite, tokens: int) -> None:
     pair.survives(pair.kills("decode:0", tokens), "decode:0")
 
 
-@pytest.mark.parametrize("tokens", [0, pytest.param(1, marks=LONG)])
+@LONG
+@pytest.mark.parametrize("tokens", [0, 1])
 def test_the_prefill_worker_dies(pair: DisturbedSite, tokens: int) -> None:
     """Kills before or during the transfers, and after them."""
     pair.survives(pair.kills("prefill:0", tokens), "prefill:0")
@@ -69,6 +73,7 @@ def test_both_die_at_once(pair: DisturbedSite) -> None:
     pair.survives(harm, "decode:0", "prefill:0")
 
 
+@LONG
 def test_a_decode_worker_is_stopped_for_ten_seconds_and_resumed(spare: DisturbedSite) -> None:
     """A silent worker is killed and replaced; if it still runs when it is resumed, its messages are ignored."""
     silent = threading.Event()
@@ -127,7 +132,7 @@ def leavers(served: Served, seed: int, count: int) -> list[Leaver]:
 
 @pytest.mark.parametrize(
     ("killed", "count"),
-    [(None, 24), ("decode:0", 16), pytest.param("prefill:0", 16, marks=LONG),
+    [(None, 24), pytest.param("decode:0", 16, marks=LONG), pytest.param("prefill:0", 16, marks=LONG),
      pytest.param(None, 200, marks=LONG)],
 )  # fmt: skip
 def test_clients_leave_in_every_state(pair: DisturbedSite, killed: str | None, count: int) -> None:

@@ -21,11 +21,11 @@ def counted(file: Path, *names: str) -> int:
     return sum(int(found[name]) << 10 for name in names)
 
 
-@pytest.mark.parametrize("quantization", ["gguf", "none"])
+@pytest.mark.parametrize("quantization", ["gguf", pytest.param("none", marks=pytest.mark.long)])
 def test_a_real_worker_takes_what_its_plan_says(tmp_path: Path, quantization: str) -> None:
     """SmolLM2-135M, about ten seconds each. Pages of files are not counted: they are given back when memory is
     needed. An idle worker has mapped all of its KV memory, which is little here."""
-    with launched(tmp_path, "--role", "mixed", "--quantization", quantization) as served:
+    with launched(tmp_path, "--role", "mixed", "--quantization", quantization, by_exec=True) as served:
         served.complete("The sea is", max_tokens=8)
         process = Path("/proc") / str(served.topology()["mixed:0"]["pid"])
         wait_for(lambda: counted(process / "status", "RssShmem") > KV_BYTES * 0.95, 30, "the mapping of KV memory")

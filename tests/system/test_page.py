@@ -6,6 +6,8 @@ import hashlib
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +19,7 @@ from served import Served, launched
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="chromium is not installed: scripts/test.sh installs it as root where there is apt-get"
@@ -270,3 +273,65 @@ def test_without_an_admin_key_there_is_no_page_for_others(browser: "Browser", se
     answer = context.new_page().goto(f"http://127.0.0.1:{served.port}/admin/ui")
     assert answer is not None and answer.status == 403
     context.close()
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a seed of the world, of which the trace is the same without it."""
+    path = tmp_path_factory.mktemp("recording") / "seed.html"
+    command = [sys.executable, "scripts/simulate.py", "--seeds=3", "--requests=12", "--faults=2", "--changes=0"]
+    plain, recorded = (
+        subprocess.run([*command, *more], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=300).stdout
+        for more in ([], [f"--page={path}"])
+    )
+    assert plain.split("trace ")[1] == recorded.split("trace ")[1]
+    return path
+
+
+def play_to(page: "Page", frame: int) -> list[str]:
+    """Move the slider to a frame of the recording; return the events that are listed then."""
+    page.locator("#recording-time").fill(str(frame))
+    return page.locator("#recording-moments .told").all_inner_texts()
+
+
+def frames_in(recording: Path) -> list[dict[str, Any]]:
+    told = recording.read_text().split('id="recorded">')[1].split("</script>")[0]
+    return list(json.loads(told)["frames"])
+
+
+def test_a_recording_opens_without_a_server(browser: "Browser", recording: Path) -> None:
+    context = browser.new_context()
+    page, complaints = context.new_page(), list[str]()
+    page.on("console", lambda told: complaints.append(told.text) if told.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(recording.as_uri())
+    page.locator("#recording-title", has_text="Seed 3").wait_for(timeout=SOON)
+    frames = frames_in(recording)
+    early, late = play_to(page, 0), play_to(page, len(frames) - 1)
+    assert any(text.startswith("start ") for text in early) and early != late
+    assert page.locator("#verdict", has_text="All 4 workers serve").count() == 1
+    seen = [
+        (at, name) for at, one in enumerate(frames) for name, shown in one["snapshots"].items() if shown["requests"]
+    ]
+    at, name = seen[-1]
+    page.locator("#recording-proxy").select_option(name)
+    play_to(page, at)
+    page.locator("#request-rows button").first.click()
+    page.locator("#request-detail .lane .span.decode").first.wait_for(timeout=SOON)
+    assert not page.locator("#recording-close").is_visible() and not page.locator("#chat-form").is_visible()
+    page.locator("#recording-play").click()
+    page.locator("#recording-play", has_text="Pause").wait_for(timeout=SOON)
+    assert not complaints
+    context.close()
+
+
+def test_a_server_shows_a_recording_and_goes_back(operator: Operator, recording: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.html").write_text("<p>no recording</p>")
+    operator.page.locator("#open-file").set_input_files(tmp_path / "other.html")
+    operator.sees("#verdict", "other.html is no recording")
+    operator.page.locator("#open-file").set_input_files(recording)
+    operator.sees("#recording-title", "Seed 3")
+    play_to(operator.page, len(frames_in(recording)) - 1)
+    operator.sees("#verdict", "All 4 workers serve")
+    operator.page.locator("#recording-close").click()
+    operator.sees("#verdict", "All 2 workers serve")

@@ -148,6 +148,8 @@ def check_rows(served: Served, readers: list[ResumingReader]) -> None:
     assert all(names.count(reader.name) == 1 for reader in readers)
 
 
+# tests/world kills proxies at any point, and tests/http/test_killed_proxies.py real ones.
+@pytest.mark.long
 def test_a_proxy_is_killed_and_its_streams_go_on(front: Served) -> None:  # A12
     wanted = {seed: expected(front, seed) for seed in range(4)}
     readers = [ResumingReader(front, seed, "read") for seed in wanted]

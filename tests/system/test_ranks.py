@@ -27,19 +27,17 @@ ASKED: list[dict[str, Any]] = [
     {"prompt": STORY, "temperature": 0, "prompt_logprobs": 1},
 ]
 TOKENS = 40
-# By default one launch of its own: the faults below strike a pair of two ranks each, whose answers are compared too.
-SIZES = [(1, 2), *([(2, 1), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4)] if is_long() else [])]
-# Ranks that end or stop: worker, rank, signal, and the tokens that every stream has then. By default one of each kind.
+# tests/runtime/worker/test_parity.py and tests/runtime/disaggregation/test_ranks.py compare all sizes by default.
+SIZES = [(1, 2), (2, 1), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4)]
+# Ranks that end or stop: worker, rank, signal, and the tokens that every stream has then. By default one death.
 FAULTS = [
     (worker, rank, number, tokens)
     for worker in ("prefill:0", "decode:0")
     for rank in (0, 1)
     for number in (signal.SIGKILL, signal.SIGSTOP)
     for tokens in (0, 4)
-    if is_long() or (worker, rank, number, tokens) in (
-        ("prefill:0", 1, signal.SIGKILL, 0), ("decode:0", 1, signal.SIGSTOP, 4),
-    )
-]  # fmt: skip
+    if is_long() or (worker, rank, number, tokens) == ("decode:0", 1, signal.SIGKILL, 4)
+]
 SALTS = count()
 
 
@@ -79,6 +77,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         return answers(served)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("prefill", "decode"), SIZES)
 def test_every_pair_of_sizes_answers_like_one_process(
     alone: list[dict[str, Any]], tmp_path: Path, prefill: int, decode: int

@@ -45,7 +45,7 @@ class Fresh:
 def fresh(tmp_path_factory: pytest.TempPathFactory, model: str) -> Iterator[Fresh]:
     folder = tmp_path_factory.mktemp("served")
     usage = folder / "usage.db"
-    with launched(folder, *SMALL, model, "--usage-log", str(usage)) as one:
+    with launched(folder, *SMALL, model, "--usage-log", str(usage), by_exec=True) as one:
         ledger = one.get("/admin/ledger")
         lines = one.request("GET", "/metrics").text().splitlines()
         ended = [line for line in lines if "request_success_total{" in line]

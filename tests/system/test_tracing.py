@@ -114,6 +114,8 @@ def killed_in_mid_stream(
     return (root, others) if root.attributes["pontil.attempts"] > 1 else None
 
 
+# By default tests/system/test_waterfall.py has the same of the timeline that spans are made of.
+@pytest.mark.long
 def test_a_killed_worker_shows_as_two_attempts(traced: Served, receiver: OtlpReceiver) -> None:
     tries = (killed_in_mid_stream(traced, receiver, f"c{number:031x}") for number in range(4))
     root, others = next(found for found in tries if found is not None)

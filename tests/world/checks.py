@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The invariants of every seed. Each is one function; what does not hold is noted as a violation under its name.
 
-Two are watched all the time: `no_wrong_block_is_read` (hash_model.py, ghost_blocks.py) and `every_outcome_is_defined`
-(clients.py)."""
+Three are watched all the time: `no_wrong_block_is_read` (hash_model.py, ghost_blocks.py), `every_outcome_is_defined`
+(clients.py) and `no_worker_is_idle_beside_a_queue` (fairness.py). Those of watching.py are looked at again and again
+while a seed runs."""
 
 import sqlite3
 from collections import Counter
@@ -12,22 +13,25 @@ from typing import TYPE_CHECKING
 
 from clients import ClientTry, ClientWish
 from hash_model import answer_of
+from hostile_clients import hostile_requests_have_a_defined_answer
 from operators import all_work_in_their_roles_again, every_change_ends
 from rank_checks import every_plan_is_carried_out_and_answered, every_rank_holds_what_the_prefix_cache_names
 
 from pontil.runtime.accounting.audit import audit
+from pontil.runtime.proxy.stream_record import StreamRecords
 from pontil.runtime.worker.worker import Worker
 
 if TYPE_CHECKING:
     from seed_run import SeedRun
 
 Condition = Callable[[], bool]
+Check = Callable[["SeedRun"], Iterator[str]]
 # Seconds within which a client has its answer, or is told why not, from when it first asks or the last fault is over.
 ANSWERED_WITHIN = 15.0
 
 
-def check_all(run: "SeedRun") -> None:
-    for check in CHECKS:
+def check_all(run: "SeedRun", those: "tuple[Check, ...] | None" = None) -> None:
+    for check in CHECKS if those is None else those:
         for what in check(run):
             run.world.violate(f"{check.__name__}: {what}")
 
@@ -68,6 +72,16 @@ def is_whole(run: "SeedRun", wish: ClientWish, one: ClientTry, choice: int, righ
         yield f"{one.name} choice {choice} has its stop string in its text"
 
 
+def a_stream_goes_on_within_its_window(run: "SeedRun") -> Iterator[str]:
+    """No client is told that there is no stream to continue before the window of its record is over."""
+    if any(fault.kind == "full" or fault.seconds >= run.plan.resume_window for fault in run.faults):
+        # A record lacks the end that could not be written, or nobody could continue it in time.
+        return
+    for _, one in tries(run):
+        if one.status == 404 and one.continued and one.ended_at - one.began < run.plan.resume_window:
+            yield f"{one.name} began {one.ended_at - one.began:.1f} s before"
+
+
 def usage_equals_deliveries(run: "SeedRun") -> Iterator[str]:
     """The usage of a complete answer is what came."""
     for wish, one in tries(run):
@@ -91,6 +105,8 @@ def the_usage_log_has_each_request_once(run: "SeedRun") -> Iterator[str]:
         if counts[one.name] > 1:
             yield f"{one.name} is there {counts[one.name]} times"
         row = by_name.get(one.name)
+        if one.name in run.world.disks.lost_rows:
+            continue
         if one.ended == "complete" and (row is None or row[0] != "closed"):
             yield f"{one.name} is complete, and its row is {row}"
         elif one.ended == "complete" and row is not None:
@@ -100,13 +116,51 @@ def the_usage_log_has_each_request_once(run: "SeedRun") -> Iterator[str]:
         elif row is not None and row[0] == "open" and not wish.resumable:
             # A stream that may be continued is billed when its window is over.
             yield f"{one.name} ended as {one.ended}, and its row is still open"
-    for name in counts.keys() - {one.name for _, one in tries(run)}:
+    for name in counts.keys() - {one.name for _, one in tries(run)} - run.hostile.names:
         yield f"{name} is there, and nobody asked for it"
 
 
+def a_row_is_there_before_its_reply_ends(run: "SeedRun", name: str) -> None:
+    """Note a violation if the row of an answer is not closed on a good disk by when its client has all of it."""
+    if any(fault.kind in ("full", "slow disk") for fault in run.faults):
+        return
+    with closing(sqlite3.connect(run.folder / "usage")) as database:
+        row = database.execute("SELECT 1 FROM requests WHERE name = ? AND state = 'closed'", (name,)).fetchone()
+    if row is None:
+        run.world.violate(f"a_row_is_there_before_its_reply_ends: {name} is answered, and has no closed row")
+
+
+def who_was_refused_is_not_billed(run: "SeedRun") -> Iterator[str]:
+    """A try that got no answer, but a refusal, has no row with tokens: nobody was offered them."""
+    with closing(sqlite3.connect(run.folder / "usage")) as database:
+        billed = dict(database.execute("SELECT name, completion_tokens FROM requests WHERE completion_tokens > 0"))
+    for _, one in tries(run):
+        if one.ended == "refused" and one.name in billed:
+            yield f"{one.name} was refused, and is billed {billed[one.name]} tokens"
+
+
+def no_row_is_open_without_a_record(run: "SeedRun") -> Iterator[str]:
+    """The row of a request stays open only while its stream can be continued."""
+    with closing(sqlite3.connect(run.folder / "usage")) as database:
+        still_open = [row[0] for row in database.execute("SELECT id FROM requests WHERE state = 'open'")]
+    kept = set(StreamRecords(run.folder / "streams").requests())
+    for request in still_open:
+        if request not in kept:
+            yield f"the row of {request} is open, and its stream has no record"
+
+
+def nothing_outlives_its_window(run: "SeedRun") -> Iterator[str]:
+    """Once their windows are over, streams have no records, and no request has an open row."""
+    for path in sorted((run.folder / "streams").iterdir()):
+        yield f"there is still a {path.suffix} file"
+    with closing(sqlite3.connect(run.folder / "usage")) as database:
+        for (name,) in database.execute("SELECT name FROM requests WHERE state = 'open' ORDER BY name"):
+            yield f"the row of {name} is still open"
+
+
 def the_audit_is_equal(run: "SeedRun") -> Iterator[str]:
-    """Workers' counts, the ledger's sums and the rows are equal, where no message was lost."""
-    if not run.world.network.lost:
+    """Workers' counts, the ledger's sums and the rows are equal, where no message and no row was lost."""
+    if not run.world.network.lost and not run.world.disks.lost_rows:
         with closing(sqlite3.connect(run.folder / "usage")) as database:
             yield from (one.text for one in audit(database) if not one.equal)
 
@@ -167,22 +221,51 @@ def the_service_is_whole_again(run: "SeedRun") -> Iterator[str]:
             yield f"{process} knows {known}"
 
 
+def proxies_know_the_room(run: "SeedRun") -> Iterator[str]:
+    """A proxy counts as many blocks at each worker as sequences can own there."""
+    pools = {one.worker.incarnation: one.worker.machine.pool for one in run.site.workers if one.worker is not None}
+    for process in run.site.proxies:
+        assert process.proxy is not None
+        for worker in process.proxy.registry.workers.values():
+            pool = pools.get(worker.hello.sender)
+            if pool is not None and worker.capacity != pool.capacity:
+                yield f"{process} counts {worker.capacity} of {pool.capacity} blocks of {worker.hello.name}"
+
+
+def peers_that_live_are_not_lost(run: "SeedRun") -> Iterator[str]:
+    """No worker takes one that serves for lost, or failed, while it has a connection to it."""
+    serving = {one.worker.incarnation: one for one in run.site.workers if one.worker is not None}
+    for process in run.site.workers:
+        assert process.worker is not None
+        for peer, reason in process.worker.decode.peers.failed.items():
+            if peer in serving:
+                yield f"{process} cannot pull from {serving[peer]}: {reason}"
+
+
 def no_thread_failed(run: "SeedRun") -> Iterator[str]:
     """No thread, task or handler of any process ended by an exception of ours."""
     yield from run.world.failures
 
 
-CHECKS: tuple[Callable[["SeedRun"], Iterator[str]], ...] = (
+CHECKS: tuple[Check, ...] = (
     tokens_equal_the_oracle,
+    a_stream_goes_on_within_its_window,
     usage_equals_deliveries,
     the_usage_log_has_each_request_once,
+    who_was_refused_is_not_billed,
+    no_row_is_open_without_a_record,
     the_audit_is_equal,
     nobody_waits_past_a_deadline,
     nothing_is_left_two_seconds_after_the_last_fault,
     every_plan_is_carried_out_and_answered,
     every_rank_holds_what_the_prefix_cache_names,
     the_service_is_whole_again,
+    proxies_know_the_room,
+    peers_that_live_are_not_lost,
     every_change_ends,
     all_work_in_their_roles_again,
+    hostile_requests_have_a_defined_answer,
     no_thread_failed,
 )
+
+LATE_CHECKS: tuple[Check, ...] = (nothing_outlives_its_window,)

@@ -3,25 +3,34 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from connections import ClientConnection
+from connection_buffers import Pace
 from http_reader import HttpReader
-from served_proxy import ProxyProcess
+from request_connections import Dialer, PendingAnswer, RequestConnection
 from virtual_time import SeededWorld
 
 PATH = "/v1/completions"
 # Seconds until a client that was refused, or lost its proxy, asks again: so long, and up to twice that.
 AGAIN, LONGEST_PAUSE = 0.25, 2.0
+# Seconds after which a request that has not come whole is refused.
+RECEIVED_WITHIN = 60.0
 # Seconds in which a try must have an outcome.
 PATIENCE = 60.0
 MOST_TRIES = 60
+# Seconds after its window in which a stream that nobody continued ends.
+GONE_AFTER = 1.0
+# The chance at each piece of a stream that its client breaks it off, and the seconds until it goes on.
+BREAKS, BREAK_PAUSES = 0.05, (0.0, 0.05, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class ClientWish:
-    """One request: what is asked for, with which key. `leaves` is after how many seconds the client goes away."""
+    """One request: what is asked for, with which key. `leaves` is after how many seconds the client goes away, `reads`
+    and `sends` the pace of its first try. One that `breaks` its stream hangs up at some event of it, and goes on over
+    another connection; one that `shares` a connection sends over that of its key, and one that `shuts` ends its own way
+    after the request of its first try."""
 
     number: int
     key: str
@@ -34,6 +43,11 @@ class ClientWish:
     stop: str | None = None
     priority: int = 0
     leaves: float | None = None
+    breaks: bool = False
+    reads: Pace | None = None
+    sends: Pace | None = None
+    shares: bool = False
+    shuts: bool = False
 
     def body(self) -> bytes:
         told: dict[str, Any] = {
@@ -66,28 +80,23 @@ class ClientTry:
     continued: int = 0
     event: str | None = None
 
-
-@dataclass(slots=True)
-class WaitingConnection:
-    """A connection with the response that comes over it."""
-
-    made: ClientConnection
-    reader: HttpReader = field(default_factory=HttpReader)
-    rest: bytes = b""
+    @staticmethod
+    def begin(name: str, now: float, proxy: str, choices: int) -> "ClientTry":
+        return ClientTry(name, now, proxy, [[] for _ in range(choices)], [""] * choices, [None] * choices)
 
 
 class ClientCall:
-    """The client of one wish. `find` returns a proxy that takes a connection, if there is one; `ended` hears of the
-    outcome."""
+    """The client of one wish. `ended` hears of the outcome. `began` is since when it waits for the service alone,
+    `rest` the beginning of an event that is not whole."""
 
     def __init__(
-        self, world: SeededWorld, wish: ClientWish, find: Callable[[], ProxyProcess | None],
-        ended: Callable[[], None],
-    ) -> None:  # fmt: skip
-        self.world, self.wish, self.find, self.ended = world, wish, find, ended
+        self, world: SeededWorld, wish: ClientWish, dialer: Dialer, ended: Callable[[], None], window: float
+    ) -> None:
+        self.world, self.wish, self.dialer, self.ended, self.window = world, wish, dialer, ended, window
         self.chance = world.random(f"client/{wish.number}")
         self.tries: list[ClientTry] = []
-        self.connection: WaitingConnection | None = None
+        self.pending: PendingAnswer | None = None
+        self.rest = b""
         self.outcome: str | None = None
         self.began = self.ended_at = 0.0
 
@@ -105,49 +114,60 @@ class ClientCall:
         """Ask anew."""
         if self.outcome is not None:
             return
-        proxy = self.find()
-        if proxy is None:
+        connection = self.dial()
+        if connection is None:
             self.pause(self.ask)
             return
         if len(self.tries) == MOST_TRIES:
             self.end("failed")
             return
-        count = self.wish.choices
         name = f"c{self.wish.number}-{len(self.tries)}"
-        self.tries.append(
-            ClientTry(name, self.world.now(), proxy.name, [[] for _ in range(count)], [""] * count, [None] * count)
-        )
+        self.tries.append(ClientTry.begin(name, self.world.now(), connection.process.name, self.wish.choices))
         headers = {"x-request-id": name} | ({"pontil-resume": "1"} if self.wish.resumable else {})
-        self.send(proxy, headers, self.wish.body())
+        self.send(connection, headers, self.wish.body())
+        if self.wish.shuts and len(self.tries) == 1:
+            connection.made.shut()
 
     def go_on(self) -> None:
         """Ask for the rest of a stream that broke off."""
         if self.outcome is not None:
             return
-        proxy = self.find()
-        if proxy is None:
+        connection = self.dial()
+        if connection is None:
             self.pause(self.go_on)
             return
         one = self.last
         one.continued += 1
-        self.send(proxy, {"last-event-id": one.event or str(one.stream)}, b"")
+        self.send(connection, {"last-event-id": one.event or str(one.stream)}, b"")
 
-    def send(self, proxy: ProxyProcess, headers: dict[str, str], body: bytes) -> None:
+    def dial(self) -> RequestConnection | None:
+        pace = self.wish.reads if not self.tries else None
+        return self.dialer.dial(self.wish.number, pace, self.wish.key if self.wish.shares else None)
+
+    def send(self, connection: RequestConnection, headers: dict[str, str], body: bytes) -> None:
         lines = {
             "host": "localhost", "authorization": f"Bearer {self.wish.key}", "content-type": "application/json",
             "content-length": str(len(body)), **headers,
         }  # fmt: skip
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-        made = ClientConnection(self.world, proxy, self, self.wish.number)
-        self.connection = mine = WaitingConnection(made)
-        made.send(f"POST {PATH} HTTP/1.1\r\n{head}\r\n".encode() + body)
-        self.world.after(PATIENCE, lambda: self.late(mine))
+        request = f"POST {PATH} HTTP/1.1\r\n{head}\r\n".encode() + body
+        self.pending, self.rest = connection.ask(self, request, self.wish.sends if len(self.tries) == 1 else None), b""
+        self.watch(self.pending)
 
     def pause(self, work: Callable[[], None], seconds: float = AGAIN) -> None:
         self.world.after(min(seconds, LONGEST_PAUSE) * (1 + self.chance.random()), work)
 
-    def late(self, waited: WaitingConnection) -> None:
-        if self.connection is waited and self.outcome is None:
+    def watch(self, waited: PendingAnswer) -> None:
+        since = self.began
+        self.world.after(PATIENCE, lambda: self.late(waited, since))
+
+    def late(self, waited: PendingAnswer, since: float) -> None:
+        """Ask anew after so long a wait for the service alone."""
+        if self.pending is not waited or self.outcome is not None:
+            return
+        if self.began > since:
+            self.watch(waited)
+        else:
             self.hang_up()
             self.finish_try("late")
             self.ask()
@@ -157,12 +177,19 @@ class ClientCall:
             self.hang_up()
             if self.tries:
                 self.finish_try("left")
-            self.end("left")
+            # A stream that could be continued goes on until then.
+            self.outcome = "left"
+            self.world.after(self.window + GONE_AFTER if self.wish.resumable else 0.0, self.over)
 
     def hang_up(self) -> None:
-        if self.connection is not None:
-            self.connection.made.leave()
-            self.connection = None
+        if self.pending is not None:
+            pending, self.pending = self.pending, None
+            pending.connection.leave(pending)
+
+    def break_off(self) -> None:
+        """Hang up in the middle of a stream, and go on with it soon."""
+        self.hang_up()
+        self.pause(self.go_on, self.chance.choice(BREAK_PAUSES))
 
     def finish_try(self, how: str) -> None:
         if self.last.ended is None:
@@ -171,29 +198,31 @@ class ClientCall:
 
     def end(self, outcome: str) -> None:
         if self.outcome is None:
-            self.outcome, self.ended_at = outcome, self.world.now()
-            self.ended()
+            self.outcome = outcome
+            self.over()
 
-    # The parts that a connection calls.
+    def over(self) -> None:
+        self.ended_at = self.world.now()
+        self.ended()
 
-    def received(self, data: bytes) -> None:
-        waited = self.connection
-        if waited is None:
-            return
-        new = waited.reader.feed(data)
-        status = waited.reader.status
-        if status is None:
-            return
-        if status == 200 and self.wish.stream:
-            self.last.stream = waited.reader.headers.get("x-pontil-stream", self.last.stream)
-            *events, waited.rest = (waited.rest + new).split(b"\n\n")
+    # The parts of an AnswerTaker.
+
+    def held_up(self) -> None:
+        self.began = self.world.now()
+
+    def received(self, new: bytes) -> None:
+        assert self.pending is not None
+        reader = self.pending.reader
+        if reader.status == 200 and self.wish.stream:
+            self.last.stream = reader.headers.get("x-pontil-stream", self.last.stream)
+            *events, self.rest = (self.rest + new).split(b"\n\n")
             self.take_events(events)
-        if waited.reader.complete and self.connection is waited:
-            self.hang_up()
-            self.answered(waited.reader)
+            if events and self.wish.breaks and self.chance.random() < BREAKS:
+                self.break_off()
 
     def answered(self, reader: HttpReader) -> None:
         """Act on a whole response."""
+        self.pending = None
         self.last.status = reader.status
         if reader.status == 200:
             if not self.wish.stream:
@@ -206,12 +235,22 @@ class ClientCall:
                 self.pause(self.ask)
         elif reader.status in (429, 503):
             self.refused(float(reader.headers.get("retry-after", 0)))
+        elif reader.status == 408 and self.is_too_slow:
+            self.refused(0.0)
+        elif self.last.continued and reader.status == 409:
+            # Somebody else with this key reads it, who has heard of its id.
+            self.refused(0.0)
         elif self.last.continued and b"stream_not_found" in reader.body:
             self.finish_try("lost")
             self.ask()
         else:
             self.world.violate(f"every_outcome_is_defined: {self.last.name} got {reader.status} {reader.body[:200]!r}")
             self.end("failed")
+
+    @property
+    def is_too_slow(self) -> bool:
+        """Return whether it is so slow to send its request that this may be refused."""
+        return self.wish.sends is not None and self.world.now() - self.last.began >= RECEIVED_WITHIN
 
     def refused(self, seconds: float) -> None:
         if self.last.continued:
@@ -222,7 +261,7 @@ class ClientCall:
 
     def disconnected(self) -> None:
         """Go on after the connection has ended in the middle of a response."""
-        self.connection = None
+        self.pending = None
         if self.outcome is not None:
             return
         if self.last.stream is not None and self.wish.resumable:

@@ -4,6 +4,7 @@
 import asyncio
 from typing import Any, Protocol
 
+from connection_buffers import SHORTER, Pace, PacedInbox, UnreadBytes, WriteBuffer
 from event_loop import LoopProcess
 from virtual_time import SeededWorld
 
@@ -11,21 +12,29 @@ LATENCY = 80e-6
 
 
 class ConnectionUser(Protocol):
-    """The client's side of a connection."""
+    """The client's side of a connection. It is told where its own pace has held up the answer until now."""
 
     def received(self, data: bytes) -> None: ...
 
     def disconnected(self) -> None: ...
 
+    def held_up(self) -> None: ...
+
 
 class ClientConnection(asyncio.Transport):
-    """One connection, as the transport of the proxy's protocol and as the client's socket."""
+    """One connection, as the transport of the proxy's protocol and as the client's socket. Only a client with a pace
+    leaves bytes in the proxy's buffer."""
 
-    def __init__(self, world: SeededWorld, process: LoopProcess, user: ConnectionUser, number: int) -> None:
+    def __init__(
+        self, world: SeededWorld, process: LoopProcess, user: ConnectionUser, number: int, pace: Pace | None = None
+    ) -> None:
         super().__init__({"peername": (f"10.0.0.{1 + number % 250}", 4000 + number), "sockname": ("127.0.0.1", 80)})
         self.world, self.process, self.user = world, process, user
+        self.inbox = None if pace is None else PacedInbox(world, pace, self.taken, self.tell_end, user.held_up)
+        self.buffer = WriteBuffer(self.put_on_the_way)
+        self.unread = UnreadBytes(self.deliver, self.lose)
         self.arrival = 0.0
-        self.closing = self.left = self.ended = False
+        self.closing = self.lost = self.left = self.ended = False
         assert process.loop.factory is not None, "the proxy does not listen yet"
         self.protocol: Any = None
         process.at_death.append(self.end)
@@ -34,25 +43,35 @@ class ClientConnection(asyncio.Transport):
     def open(self) -> None:
         """Accept the connection, in the proxy's loop."""
         assert self.process.loop.factory is not None
-        self.protocol = self.process.loop.factory()
+        self.protocol = self.buffer.protocol = self.process.loop.factory()
         self.protocol.connection_made(self)
 
     # The client's side.
 
     def send(self, data: bytes) -> None:
-        self.world.after(LATENCY, lambda: self.process.call(self.deliver, data))
+        self.world.after(LATENCY, lambda: self.process.call(self.unread.put, data))
+
+    def shut(self) -> None:
+        """Close the way to the proxy, and go on reading."""
+        self.world.after(LATENCY, lambda: self.process.call(self.hear_shut))
 
     def leave(self) -> None:
         """Close it: the client wants no more."""
         if not self.left:
             self.left = True
-            self.world.after(LATENCY, lambda: self.process.call(self.lose))
+            self.world.after(LATENCY, lambda: self.process.call(self.unread.put, None))
 
     def end(self) -> None:
         """End with the proxy's process."""
         if not self.ended:
             self.ended = True
-            self.world.after(LATENCY, self.tell_end)
+            self.world.after(LATENCY, self.come_end)
+
+    def come_end(self) -> None:
+        if self.inbox is None:
+            self.tell_end()
+        else:
+            self.inbox.end()
 
     def tell_end(self) -> None:
         if not self.left:
@@ -63,33 +82,69 @@ class ClientConnection(asyncio.Transport):
         if not self.left:
             self.user.received(data)
 
+    def taken(self, piece: bytes) -> None:
+        """Have the client hear a piece, and the proxy of the room that it leaves."""
+        if not self.left:
+            self.world.after(LATENCY, lambda: self.process.call(self.free, len(piece)))
+            self.user.received(piece)
+
     # The proxy's side.
 
     def deliver(self, data: bytes) -> None:
         if not self.closing:
             self.protocol.data_received(data)
 
+    def hear_shut(self) -> None:
+        if not self.closing and not self.protocol.eof_received():
+            self.close()
+
     def lose(self) -> None:
-        if not self.closing:
-            self.closing = True
+        if not self.lost:
+            self.closing = self.lost = True
+            self.buffer.bytes.clear()
             self.protocol.connection_lost(None)
 
     def write(self, data: Any) -> None:
         if self.closing:
             return
+        if self.inbox is None:
+            self.put_on_the_way(bytes(data))
+        else:
+            self.buffer.put(data)
+
+    def free(self, count: int) -> None:
+        if not self.lost:
+            self.buffer.free(count)
+            if self.closing and not self.buffer.bytes:
+                self.tell_client()
+                self.lose()
+
+    def put_on_the_way(self, data: bytes) -> None:
         when = max(self.world.now() + LATENCY, self.arrival)
-        self.arrival, sent = when, bytes(data)
-        self.process.acts(self.world.now(), lambda: self.world.at(when, lambda: self.hear(sent)))
+        self.arrival = when
+        hear = self.hear if self.inbox is None else self.inbox.put
+        self.process.acts(self.world.now(), lambda: self.world.at(when, lambda: hear(data)))
+
+    def tell_client(self) -> None:
+        """Have the client hear of the end behind all bytes."""
+        when = max(self.world.now() + LATENCY, self.arrival)
+        self.process.acts(self.world.now(), lambda: self.world.at(when, self.come_end))
 
     def close(self) -> None:
+        """Close it once the buffer is empty."""
         if not self.closing:
             self.closing = True
-            self.process.loop.call_soon(self.protocol.connection_lost, None)
-            when = max(self.world.now() + LATENCY, self.arrival)
-            self.process.acts(self.world.now(), lambda: self.world.at(when, self.tell_end))
+            if not self.buffer.bytes:
+                self.process.loop.call_soon(self.lose)
+                self.tell_client()
 
     def abort(self) -> None:
-        self.close()
+        """Close it without what is in the buffer."""
+        if not self.closing or self.buffer.bytes:
+            self.closing = True
+            self.buffer.bytes.clear()
+            self.process.loop.call_soon(self.lose)
+            self.tell_client()
 
     def is_closing(self) -> bool:
         return self.closing
@@ -97,17 +152,17 @@ class ClientConnection(asyncio.Transport):
     def get_protocol(self) -> Any:
         return self.protocol
 
-    def set_protocol(self, protocol: Any) -> None:
-        self.protocol = protocol
-
     def get_write_buffer_size(self) -> int:
-        return 0
+        return len(self.buffer.bytes)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        return
+        assert high is not None and low is not None
+        self.buffer.high, self.buffer.low = high // SHORTER, low // SHORTER
 
     def pause_reading(self) -> None:
-        return
+        self.unread.reads = False
 
     def resume_reading(self) -> None:
-        return
+        if not self.unread.reads:
+            self.unread.reads = True
+            self.process.loop.call_soon(self.unread.read_on)

@@ -10,6 +10,7 @@ from processes import WorldProcess
 from virtual_time import HERE
 
 from pontil.runtime.cache.storage import KVStorage, epoch_after_data
+from pontil.runtime.disaggregation.receiver import ReceiveTransfer
 from pontil.runtime.errors import TransferError
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.transfer import peer_pool
@@ -23,8 +24,10 @@ from pontil.runtime.transfer.shm_connector import ShmConnector
 PULL_SECONDS, BLOCK_SECONDS = 0.2e-3, 20e-6
 # Shares of pulls that are slow, of which each seed has one, and for how many seconds they are.
 SLOW_SHARES, SLOW_SECONDS = (0.02, 0.1, 0.4), 0.3
-# Seconds until a copier sees that its pull is no longer wanted.
-NOTICES_WITHIN = 1e-3
+# Seconds until a copier sees that its pull is no longer wanted, at least and at most: it finishes its piece.
+NOTICES_WITHIN = 1e-3, 20e-3
+# No pull has this epoch.
+UNKNOWN_EPOCH = -1
 
 
 class SeenMemory(PeerMemory):
@@ -69,8 +72,8 @@ class EventConnector(ShmConnector):
         self.chance = process.world.random("copying")
         self.slow_share = SLOW_SHARES[process.world.seed % len(SLOW_SHARES)]
         self.free_at = self.stuck_until = 0.0
-        # By pull: the epoch for which it was started, and what ends it.
-        self.epochs: dict[int, int] = {}
+        # By pull: the transfer for which it was started with the lives of the blocks that it writes, and what ends it.
+        self.wanted: dict[int, tuple[ReceiveTransfer | None, list[int]]] = {}
         self.ends: dict[int, Callable[[], None]] = {}
 
     def register(self) -> dict[str, Any]:
@@ -81,12 +84,20 @@ class EventConnector(ShmConnector):
         self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
     ) -> int:
         ticket = super().pull(peer, pairs, slot, shown, heads)
-        self.epochs[ticket] = self.ghosts.pulling
+        identity = self.storage.identity.hex()
+        self.wanted[ticket] = self.transfer, self.ghosts.lives_of(identity, [ours for _, ours in pairs])
         return ticket
+
+    @property
+    def transfer(self) -> ReceiveTransfer | None:
+        """The transfer of a pull that is being started, where that is known."""
+        assert self.ghosts.pulling is not None
+        return self.ghosts.pulling
 
     def carry_out(self, job: CopyJob[PeerPool]) -> None:
         """Start a pull: it reads the bytes at some moment before its end."""
-        world, epoch = self.process.world, self.epochs.pop(job.ticket)
+        world, (transfer, lives) = self.process.world, self.wanted.pop(job.ticket)
+        epoch = UNKNOWN_EPOCH if transfer is None else transfer.epoch
         begins = max(world.now(), self.free_at, self.stuck_until)
         seconds = PULL_SECONDS + len(job.pairs) * BLOCK_SECONDS * (1 + self.chance.random())
         if self.chance.random() < self.slow_share:
@@ -98,6 +109,7 @@ class EventConnector(ShmConnector):
         def read() -> None:
             if job.ticket not in self.ends:
                 return
+            self.ghosts.check_written(self.storage.identity.hex(), [ours for _, ours in job.pairs], lives)
             state["result"] = self.copy(job)
             identity, blocks = identity_of(job.peer), [theirs for theirs, _ in job.pairs]
             state["lives"] = self.ghosts.lives_of(identity, blocks)
@@ -106,19 +118,22 @@ class EventConnector(ShmConnector):
 
         def end() -> None:
             if self.ends.pop(job.ticket, None) is not None:
-                self.finish(self.result_of(job, epoch, state))
+                self.finish(self.result_of(job, transfer, state))
 
         self.ends[job.ticket] = end
         self.process.job(reads, read)
         self.process.job(self.free_at, end)
 
-    def result_of(self, job: CopyJob[PeerPool], epoch: int, state: dict[str, Any]) -> PullResult:
+    def result_of(self, job: CopyJob[PeerPool], transfer: ReceiveTransfer | None, state: dict[str, Any]) -> PullResult:
         """Return the end of a pull: the epoch is read now, after the data."""
         if "result" not in state or self.must_end(job):
             return cancelled(job.ticket, self.process.world.now())
         shown = epoch_after_data(job.peer.epochs, job.slot)
         blocks = [theirs for theirs, _ in job.pairs]
-        self.ghosts.check_read(identity_of(job.peer), job.slot, epoch, shown, blocks, state["lives"])
+        if transfer is not None:
+            self.ghosts.check_read(identity_of(job.peer), job.slot, transfer.epoch, shown, blocks, state["lives"])
+            if shown != transfer.epoch:
+                self.ghosts.moved.add(transfer)
         done: PullResult = replace(state["result"], epoch=shown)
         return done
 
@@ -126,4 +141,5 @@ class EventConnector(ShmConnector):
         super().cancel(ticket)
         world = self.process.world
         if (end := self.ends.get(ticket)) is not None:
-            self.process.job(max(world.now() + NOTICES_WITHIN, self.stuck_until), end)
+            notices = world.now() + self.chance.uniform(*NOTICES_WITHIN)
+            self.process.job(max(notices, self.stuck_until), end)

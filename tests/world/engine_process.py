@@ -10,7 +10,7 @@ from copying import EventConnector
 from ghost_blocks import GhostPool, GhostRecords
 from hash_model import HashRunner, layout_of
 from network import is_readable
-from processes import WorldProcess
+from processes import FAILED, WorldProcess
 from virtual_time import SeededWorld
 
 from pontil.runtime.cache.storage import KVStorage
@@ -29,9 +29,6 @@ from pontil.runtime.worker.worker import Worker
 # Seconds of a turn besides its step, and of a step: at least, for each prompt token, and for each other row.
 TURN = 50e-6
 STEP, PROMPT_ROW, DECODE_ROW = 4e-3, 60e-6, 0.3e-3
-
-# Exit code after an error that it reports.
-FAILED = 1
 
 
 def cost(prompt_rows: int, decode_rows: int) -> float:
@@ -99,6 +96,7 @@ class EngineProcess(WorldProcess):
         if self.worker is not None and self.worker.commands is not None:
             pipe = self.worker.commands.pipe
             if not pipe.closed and is_readable(pipe.descriptor):
+                self.world.readable.add(pipe.descriptor)
                 self.notify()
 
     def signal(self, number: signal.Signals) -> None:

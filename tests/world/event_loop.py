@@ -14,10 +14,13 @@ from virtual_time import SeededWorld
 
 # Seconds of one turn of the loop, and of what is done in a thread.
 TURN, THREAD = 30e-6, 0.3e-3
+# Seconds by which a timer may be early.
+RESOLUTION = 1e-9
 
 
 class SocketSelector(selectors.BaseSelector):
-    """Stands for epoll: of zmq's descriptors, shows those of sockets with an edge, and never waits."""
+    """Stands for epoll, and never waits: of zmq's descriptors those are ready whose sockets show an edge. `edges` are
+    their readers."""
 
     def __init__(self, process: WorldProcess) -> None:
         self.process = process
@@ -40,8 +43,15 @@ class SocketSelector(selectors.BaseSelector):
         return self.keys
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        edges = [self.keys[one.fd] for one in self.process.sockets if one.signaled and one.fd in self.keys]
-        return [(key, selectors.EVENT_READ) for key in edges]
+        return [(key, selectors.EVENT_READ) for key in self.ready]
+
+    @property
+    def ready(self) -> list[selectors.SelectorKey]:
+        return [self.keys[one.fd] for one in self.process.sockets if one.signaled and one.fd in self.keys]
+
+    @property
+    def edges(self) -> list[asyncio.Handle]:
+        return [key.data[0] for key in self.ready]
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -51,8 +61,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.process = process
         # Built by create_server: makes the protocol of a connection.
         self.factory: Callable[[], Any] | None = None
-        super().__init__(SocketSelector(process))
-        self._clock_resolution = 1e-9
+        self.seen = SocketSelector(process)
+        super().__init__(self.seen)
 
     def time(self) -> float:
         return self.process.world.now()
@@ -89,16 +99,29 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.factory = protocol_factory
         return ListeningServer()
 
+    def turn(self) -> None:
+        """Do what `_run_once` does, but for its waiting."""
+        untyped: Any = self
+        ready, timers, end = untyped._ready, untyped._scheduled, self.time() + RESOLUTION
+        ready.extend(self.seen.edges)
+        while timers and timers[0]._when < end:
+            handle = heapq.heappop(timers)
+            handle._scheduled = False
+            ready.append(handle)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
+
     @property
     def next_due(self) -> float | None:
         """The time of the next turn that has something to do."""
         untyped: Any = self
-        if untyped._ready or untyped._selector.select():
+        if untyped._ready or self.seen.edges:
             return self.time()
         timers = untyped._scheduled
         while timers and timers[0]._cancelled:
             heapq.heappop(timers)._scheduled = False
-            untyped._timer_cancelled_count -= 1
         return timers[0]._when if timers else None
 
 
@@ -138,10 +161,9 @@ class LoopProcess(WorldProcess):
             self.loop = VirtualLoop(self)
 
     def turn(self) -> float | None:
-        untyped: Any = self.loop
         asyncio.events._set_running_loop(self.loop)
         try:
-            untyped._run_once()
+            self.loop.turn()
         finally:
             asyncio.events._set_running_loop(None)
         self.world.spend(TURN)

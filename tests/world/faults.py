@@ -2,13 +2,14 @@
 """Faults: a list that follows from the seed alone, so that any part of it can be played again."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from disks import DIES_WITHIN, DISKS, WRITES, DeadlyWrite
 from engine_process import EngineProcess
-from network import LINK_TIMEOUT, WireLink
-from operators import Operators
+from network import WireLink
+from operators import LOOK, Operators
 from processes import WorldProcess
 from rank_process import FollowerProcess
 from site_plan import SitePlan
@@ -39,7 +40,19 @@ KINDS: dict[str, tuple[int, tuple[float, ...]]] = {
     "cut": (2, ()),
     "silence": (2, (0.2, 1.0, 4.0, 8.0)),
     "stick": (1, (0.5, 3.0, 7.0)),
+    "kill twice": (2, ()),
+    "full": (2, (0.3, 1.5, 4.0, 8.0)),
+    "slow disk": (1, (0.5, 2.0, 5.0)),
+    "clock": (2, ()),
+    "tear": (2, (DIES_WITHIN,)),
 }
+
+# A kind that is likely in the shape of a seed happens so many times as often.
+LIKELY = 4
+# The jumps of the clock of the day, which goes on alike for all processes.
+CLOCK, JUMPS = "clock", (-7200.0, -30.0, -1.5, 2.0, 90.0, 3600.0)
+# Seconds within which what waited for a disk is written.
+WRITTEN_WITHIN = 60.0
 
 # The same of operators' changes: they are taken back after so many seconds.
 CHANGES: dict[str, tuple[int, tuple[float, ...]]] = {
@@ -62,11 +75,11 @@ def planned_changes(plan: SitePlan, chance: random.Random, seconds: float) -> li
 
 def planned(plan: SitePlan, chance: random.Random, seconds: float) -> list[SeedFault]:
     """Return the faults of a seed, in order, during so many seconds."""
-    made = []
+    made, kinds = [], plan.kinds or tuple(KINDS)
     for _ in range(plan.faults):
-        kind = chance.choices(list(KINDS), [weight for weight, _ in KINDS.values()])[0]
-        names = plan.worker_names + (plan.proxy_names if kind in ("kill", "stop") else [])
-        names += plan.follower_names if kind in ("kill", "stop", "stick") else []
+        weights = [KINDS[kind][0] * (LIKELY if kind in plan.likely else 1) for kind in kinds]
+        kind = chance.choices(kinds, weights)[0]
+        names = targets_of(kind, plan)
         lasts = KINDS[kind][1]
         made.append(
             SeedFault(
@@ -77,12 +90,28 @@ def planned(plan: SitePlan, chance: random.Random, seconds: float) -> list[SeedF
     return sorted(made, key=lambda fault: fault.at)
 
 
+# Seconds in which the second death of a process comes, from when its successor serves, and between two looks for it.
+KILLED_AGAIN_WITHIN, SERVES_FOR, LOOK_AGAIN = 10.0, 0.3, 0.01
+
+
+def targets_of(kind: str, plan: SitePlan) -> Sequence[str]:
+    """Return the names that a fault of a kind may have as its target."""
+    if kind in ("full", "slow disk"):
+        return DISKS
+    if kind == "clock":
+        return [CLOCK]
+    if kind == "tear":
+        return plan.proxy_names
+    names = plan.worker_names + (plan.proxy_names if kind in ("kill", "kill twice", "stop") else [])
+    return names + (plan.follower_names if kind in ("kill", "stop", "stick") else [])
+
+
 class FaultMaker:
     """The maker of faults. `over_at` is when the last of them has ended."""
 
     def __init__(self, world: SeededWorld, site: SupervisedSite) -> None:
         self.world, self.site = world, site
-        self.over_at = 0.0
+        self.over_at = self.busy_until = 0.0
         self.operators = Operators(world, site, self.goes_on)
         self.acts: dict[str, Callable[[SeedFault, WorldProcess], None]] = {
             "kill": lambda fault, process: process.kill(),
@@ -90,6 +119,8 @@ class FaultMaker:
             "cut": self.cut,
             "silence": self.silence,
             "stick": self.stick,
+            "kill twice": self.kill_twice,
+            "tear": self.tear,
         }
 
     def plan(self, faults: list[SeedFault], begin: float) -> None:
@@ -97,14 +128,27 @@ class FaultMaker:
             self.over_at = max(self.over_at, begin + fault.at + fault.seconds)
             self.world.at(begin + fault.at, partial(self.happen, fault))
 
+    @property
+    def is_busy(self) -> bool:
+        """Return whether a fault that has begun is not over."""
+        return self.busy_until > self.world.now()
+
     def goes_on(self, seconds: float) -> None:
         """Note that a fault is not over for so many seconds."""
-        self.over_at = max(self.over_at, self.world.now() + seconds)
+        self.busy_until = max(self.busy_until, self.world.now() + seconds)
+        self.over_at = max(self.over_at, self.busy_until)
 
     def happen(self, fault: SeedFault) -> None:
         self.world.note("fault", fault)
+        self.goes_on(fault.seconds)
         if fault.kind in CHANGES:
             self.operators.act(fault)
+            return
+        if fault.kind == CLOCK:
+            self.world.jumps += JUMPS[int(fault.draw * len(JUMPS))]
+            return
+        if fault.target in DISKS:
+            self.harm_disk(fault)
             return
         for process in self.site.processes:
             if process.name == fault.target and process.alive:
@@ -113,6 +157,21 @@ class FaultMaker:
     def stop(self, fault: SeedFault, process: WorldProcess) -> None:
         process.stop()
         self.world.after(fault.seconds, process.resume)
+
+    def kill_twice(self, fault: SeedFault, process: WorldProcess) -> None:
+        """Kill a process, and its successor soon after that has begun to serve."""
+        process.kill()
+        within = self.world.now() + KILLED_AGAIN_WITHIN
+
+        def look() -> None:
+            serving = [one for one in (*self.site.workers, *self.site.proxies) if one.name == fault.target]
+            if serving:
+                self.world.after(fault.draw * SERVES_FOR, serving[0].kill)
+            elif self.world.now() < within:
+                self.goes_on(LOOK_AGAIN + SERVES_FOR)
+                self.world.after(LOOK_AGAIN, look)
+
+        look()
 
     def links_of(self, process: WorldProcess) -> list[WireLink]:
         """Return its links that can break: those of a worker's ranks are sockets of one host."""
@@ -141,14 +200,34 @@ class FaultMaker:
             link.mend(way)
 
         self.world.after(fault.seconds, mend)
-        if fault.seconds > LINK_TIMEOUT:
-            self.world.after(LINK_TIMEOUT, link.cut)
 
     def stick(self, fault: SeedFault, process: WorldProcess) -> None:
         """Have the pulls of a process hang, whatever it asks of them."""
         copier = process.copier if isinstance(process, (EngineProcess, FollowerProcess)) else None
         if copier is not None:
             copier.stuck_until = self.world.now() + fault.seconds
+
+    def harm_disk(self, fault: SeedFault) -> None:
+        """Have no room on a disk, or have it be slow, for a while."""
+        disk, until = self.world.disks.disks[fault.target], self.world.now() + fault.seconds
+        if fault.kind == "full":
+            disk.full_until = max(disk.full_until, until)
+        else:
+            disk.slow_until = max(disk.slow_until, until)
+        self.world.at(until, partial(self.watch_logs, until + WRITTEN_WITHIN))
+
+    def watch_logs(self, latest: float) -> None:
+        """A disk's fault is over once what waited for it is written: a proxy tries that seldom if it takes long."""
+        failing = any(one.proxy.books.log.failing for one in self.site.proxies if one.proxy and one.proxy.books.log)
+        if failing and self.world.now() < latest:
+            self.goes_on(LOOK)
+            self.world.after(LOOK, partial(self.watch_logs, latest))
+
+    def tear(self, fault: SeedFault, process: WorldProcess) -> None:
+        """Have a process die in one of its next writes, which is cut."""
+        deadly = self.world.disks.deadly
+        deadly[process] = DeadlyWrite(int(fault.draw * WRITES), fault.draw * 1000 % 1)
+        self.world.after(fault.seconds, lambda: deadly.pop(process, None))
 
 
 def is_follower(process: WorldProcess) -> bool:

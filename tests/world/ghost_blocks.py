@@ -85,7 +85,8 @@ class WatchedSender:
 
 class GhostRecords:
     """All pools of a world by their identity, and what was announced of them: the life that a block had then, by its
-    slot and epoch. `pulling` is the epoch of the pull that is being started."""
+    slot and epoch. `pulling` is the transfer of the pull that is being started; `moved` are those of which a pull was
+    shown another epoch than it wanted."""
 
     def __init__(self, world: SeededWorld) -> None:
         self.world = world
@@ -94,7 +95,8 @@ class GhostRecords:
         self.announced: dict[tuple[str, int, int, int], int] = {}
         # By the identity of a driver's pool.
         self.guards: dict[str, FollowerGuards] = {}
-        self.pulling = 0
+        self.pulling: ReceiveTransfer | None = None
+        self.moved: set[ReceiveTransfer] = set()
 
     def add(self, storage: KVStorage, pool: GhostPool | None, process: Any) -> None:
         """Note a pool. A follower has none of its own: its driver's blocks end their lives before its cells do. So what
@@ -106,16 +108,31 @@ class GhostRecords:
         sender.callbacks = WatchedSender(self, storage.identity.hex(), pool, sender.callbacks)
 
     def watch_receiver(self, receiver: KVReceiver) -> None:
-        """Note the epoch for which a KV receiver starts each pull."""
+        """Note the transfer for which a KV receiver starts each pull. None may be decoded from whose blocks their owner
+        let go meanwhile."""
         start: Callable[[ReceiveTransfer], None] = receiver.start_pull
+        promote = receiver.acts[ReceiveAction.PROMOTE]
 
         def started(transfer: ReceiveTransfer) -> None:
-            self.pulling = transfer.epoch
+            self.pulling = transfer
             start(transfer)
 
+        def promoted(transfer: ReceiveTransfer) -> None:
+            if transfer in self.moved:
+                self.world.violate(f"no_wrong_block_is_read: {transfer.transfer_id} is decoded from a moved epoch")
+            promote(transfer)
+
         receiver.acts[ReceiveAction.START_PULL] = started
+        receiver.acts[ReceiveAction.PROMOTE] = promoted
+
+    def check_written(self, identity: str, blocks: list[int], lives: list[int]) -> None:
+        """Check that a pull writes to blocks that are in the life in which they were when it was started."""
+        for block, before, now in zip(blocks, lives, self.lives_of(identity, blocks), strict=False):
+            if before != now:
+                self.world.violate(f"no_wrong_block_is_read: a pull writes to block {block}, which returned meanwhile")
 
     def lives_of(self, identity: str, blocks: list[int]) -> list[int]:
+        """Return the lives of blocks, of which those of followers have none."""
         _, pool, _ = self.pools[identity]
         return [] if pool is None else [pool.lives[block] for block in blocks]
 

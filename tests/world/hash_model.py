@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
 
+import hash_logits
 import numpy as np
 from numpy.typing import NDArray
 from virtual_time import HERE
@@ -25,18 +26,14 @@ from pontil.runtime.engine.sequence import Sequence as EngineSequence
 
 MASK, HALF = (1 << 62) - 1, 31
 LOW = (1 << HALF) - 1
-CELL_BYTES = 4
 # Ids below are special in the tiny model's vocabulary.
 FIRST_TOKEN = 3
+# The heads of a pool that holds the hashes as they are.
+ONE_HEAD = range(1)
 
 
 def layout_of(block_size: int, heads: int = 1, rank: int = 0, ranks: int = 1) -> KVLayout:
     return KVLayout(block_size, 1, heads, 1, "float32", rank=rank, ranks=ranks)
-
-
-def planes_of(heads: range, all_heads: int) -> list[int]:
-    """Return the numbers of the planes of some heads, in the order of a pool that holds these."""
-    return [plane * all_heads + head for plane in (0, 1) for head in heads]
 
 
 def form_of(head: int) -> int:
@@ -75,24 +72,35 @@ def answer_of(prompt: Sequence[int], seed: int, choice: int, count: int, vocab: 
 
 
 class PrefixHashes:
-    """The running hashes of one sequence: the last, and the cells of all positions, by plane and head."""
+    """The running hashes of one sequence: the last, and the `cells` of all positions, by block and in it by plane, as
+    they lie in a pool of head 0 alone."""
 
-    def __init__(self, heads: int = 1) -> None:
-        self.running, self.heads = 0, heads
-        self.planes = tuple(array("i") for _ in range(2 * heads))
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.running = self.count = 0
+        self.cells = array("i")
 
     def extend(self, span: Span) -> None:
         """Add the positions before the end of a span that are new."""
-        low, high = self.planes[0], self.planes[self.heads]
-        prompt, start, end = span.sequence.prompt, len(low), span.start + span.count
+        prompt, start, end = span.sequence.prompt, self.count, span.start + span.count
         tokens = prompt[start:end] if start < len(prompt) else []
-        for token in (*tokens, *map(span.token, range(start + len(tokens), end))):
-            self.running = mixed(self.running, token)
-            low.append(self.running & LOW)
-            high.append(self.running >> HALF)
-        for head in range(1, self.heads):
-            for place, base in ((head, low), (self.heads + head, high)):
-                self.planes[place].extend([value ^ form_of(head) for value in base[start:]])
+        running, cells, size = self.running, self.cells, self.size
+        for position, token in enumerate((*tokens, *map(span.token, range(start + len(tokens), end))), start):
+            block, offset = divmod(position, size)
+            if not offset:
+                cells.extend(bytes(2 * size))
+            running = mixed(running, token)
+            place = 2 * block * size + offset
+            cells[place], cells[place + size] = running & LOW, running >> HALF
+        self.running, self.count = running, max(start, end)
+
+    def cells_of(self, heads: range, blocks: int) -> NDArray[np.int32]:
+        """Return the cells of the first blocks as they lie in a pool of some heads."""
+        cells = np.frombuffer(self.cells, np.int32, blocks * 2 * self.size)
+        if heads == ONE_HEAD:
+            return cells
+        forms = np.array([form_of(head) for head in heads], np.int32).reshape(-1, 1)
+        return (cells.reshape(blocks, 2, 1, self.size) ^ forms).ravel()
 
 
 class HashRunner:
@@ -102,9 +110,15 @@ class HashRunner:
 
     def __init__(self, storage: KVStorage, vocab: int, cost: Callable[[int, int], float]) -> None:
         self.storage, self.vocab, self.cost = storage, vocab, cost
-        self.size, self.cells = storage.layout.block_size, cells_of(storage)
-        self.heads = storage.layout.num_kv_heads
-        self.held = planes_of(storage.layout.kv_heads, self.heads)
+        self.size, self.heads = storage.layout.block_size, storage.layout.kv_heads
+        self.cells = cells_of(storage).reshape(storage.num_blocks, -1)
+        # Of each plane of the pool: its first cell in a block, that of the plane of head 0 of which it is another form,
+        # and the form.
+        self.places = [
+            ((plane * len(self.heads) + place) * self.size, plane * self.size, form_of(head))
+            for plane in (0, 1)
+            for place, head in enumerate(self.heads)
+        ]
         self.hashes: dict[EngineSequence, PrefixHashes] = {}
         self.steps = self.rows = 0
 
@@ -125,7 +139,7 @@ class HashRunner:
         for span in spans:
             hashes = self.hashes.get(span.sequence)
             if hashes is None:
-                hashes = self.hashes[span.sequence] = PrefixHashes(self.heads)
+                hashes = self.hashes[span.sequence] = PrefixHashes(self.size)
             hashes.extend(span)
             self.write(span.sequence.blocks, hashes, span.start, span.start + span.count)
             if span.count == 1:
@@ -136,8 +150,12 @@ class HashRunner:
             HERE.world.spend(self.cost(prompt_rows, decode_rows))
         sampled = list[Sampled]()
         for span, is_right in zip(spans, self.read(spans), strict=True):
-            if span.samples:
-                seed, running = span.sequence.params.seed, self.hashes[span.sequence].running
+            running = self.hashes[span.sequence].running
+            hash_logits.record_prompt(span, self.vocab)
+            if span.samples and hash_logits.asks_for_logits(span.sequence.params):
+                sampled += hash_logits.draw(span.sequence, running, self.vocab)
+            elif span.samples:
+                seed = span.sequence.params.seed
                 assert seed is not None, "the proxy gives each request a seed"
                 running = running if is_right else mixed(running, 0x5EED)
                 for choice in span.sequence.choices:
@@ -151,11 +169,13 @@ class HashRunner:
 
     def write(self, blocks: Sequence[int], hashes: PrefixHashes, start: int, end: int) -> None:
         """Write the cells of these positions into the sequence's blocks."""
-        for index in range(start // self.size, -(-end // self.size)):
-            first, after = max(start - index * self.size, 0), min(end - index * self.size, self.size)
-            base = index * self.size
-            for place, plane in enumerate(self.held):
-                self.cells[blocks[index], place, first:after] = hashes.planes[plane][base + first : base + after]
+        size = self.size
+        for index in range(start // size, -(-end // size)):
+            first, after, base = max(start - index * size, 0), min(end - index * size, size), 2 * index * size
+            cells = self.cells[blocks[index]]
+            for place, plane, form in self.places:
+                part = hashes.cells[base + plane + first : base + plane + after]
+                cells[place + first : place + after] = [cell ^ form for cell in part] if form else part
 
     def read(self, spans: Sequence[Span]) -> list[bool]:
         """Read the prefixes of spans. Return of each whether it holds what it should."""
@@ -165,21 +185,16 @@ class HashRunner:
 
     def is_as_it_should(self, sequence: EngineSequence, hashes: PrefixHashes, end: int) -> bool:
         """Read the whole prefix of a sequence. Return whether it holds what it should."""
-        blocks = sequence.blocks[: -(-end // self.size)]
-        found, count = self.cells.take(blocks, axis=0), end * CELL_BYTES
-        planes = [
-            (found[:, place].tobytes()[:count], hashes.planes[plane][:end].tobytes())
-            for place, plane in enumerate(self.held)
-        ]
-        if all(read == right for read, right in planes):
+        blocks, unread = sequence.blocks[: -(-end // self.size)], end % self.size
+        read = self.cells.take(blocks, axis=0)
+        right = hashes.cells_of(self.heads, len(blocks))
+        if unread:
+            # The cells behind the end are not read.
+            last = read[-1].reshape(-1, self.size)
+            last[:, unread:] = right[-last.size :].reshape(last.shape)[:, unread:]
+        if read.tobytes() == right.tobytes():
             return True
-        size = self.size * CELL_BYTES
-        starts = range(0, count, size)
-        wrong = [
-            start // size
-            for start in starts
-            if any(read[start : start + size] != right[start : start + size] for read, right in planes)
-        ]
+        wrong = [index for index, differs in enumerate((read != right.reshape(read.shape)).any(axis=1)) if differs]
         HERE.world.violate(
             f"no_wrong_block_is_read: {sequence.id} reads wrong KV in its blocks {wrong} of {len(blocks)}"
         )

@@ -4,11 +4,12 @@ tokens of the prefix: it goes on from the hash in its own cells, and brings a di
 to the meeting at the end of a tile. The driver knows what that must be."""
 
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
-from hash_model import CELL_BYTES, HALF, LOW, HashRunner, cells_of, form_of, mixed, planes_of
+from hash_model import HALF, LOW, HashRunner, cells_of, form_of, mixed
+from numpy.typing import NDArray
 from virtual_time import HERE
 
 from pontil.gpu_ops.collectives.communicator import Communicator
@@ -24,10 +25,11 @@ from pontil.runtime.engine.tile_rows import rows_of
 Cost = Callable[[int, int], float]
 
 
-def digest_of(planes: Iterable[Any]) -> int:
+def digest_of(cells: NDArray[np.int32], end: int) -> int:
+    """Return the digest of the cells [block, plane, slot] of a prefix, up to its end."""
     digest = 0
-    for plane in planes:
-        digest = zlib.crc32(plane, digest)
+    for plane in range(cells.shape[1]):
+        digest = zlib.crc32(cells[:, plane].ravel()[:end].tobytes(), digest)
     return digest
 
 
@@ -40,7 +42,7 @@ class DividedRunner(HashRunner):
         super().__init__(storage, vocab, cost)
         self.followers, self.communicator = followers, communicator
         ranks = storage.layout.ranks
-        self.others = {rank: planes_of(heads_of(self.heads, rank, ranks), self.heads) for rank in range(1, ranks)}
+        self.others = {rank: heads_of(storage.layout.num_kv_heads, rank, ranks) for rank in range(1, ranks)}
 
     def run(self, batch: Batch) -> list[Sampled]:
         copies = list(batch.copies)
@@ -65,8 +67,10 @@ class DividedRunner(HashRunner):
     def others_are_right(self, span: Span, digests: Sequence[int]) -> bool:
         """Return whether every other rank has read what it should."""
         hashes, end = self.hashes[span.sequence], span.start + span.count
-        for rank, planes in self.others.items():
-            if digests[rank] != digest_of(memoryview(hashes.planes[plane])[:end] for plane in planes):
+        blocks = -(-end // self.size)
+        for rank, heads in self.others.items():
+            right = hashes.cells_of(heads, blocks).reshape(blocks, -1, self.size)
+            if digests[rank] != digest_of(right, end):
                 HERE.world.violate(
                     f"no_wrong_block_is_read: rank {rank} reads wrong KV of {span.sequence.id} before {end}"
                 )
@@ -121,6 +125,4 @@ class HashTiles:
 
     def read(self, blocks: Sequence[int], end: int) -> int:
         """Return the digest of a prefix's cells."""
-        found = self.cells.take(list(blocks[: -(-end // self.size)]), axis=0)
-        count = end * CELL_BYTES
-        return digest_of(found[:, plane].tobytes()[:count] for plane in range(found.shape[1]))
+        return digest_of(self.cells.take(list(blocks[: -(-end // self.size)]), axis=0), end)

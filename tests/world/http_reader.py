@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """HTTP responses as a client reads them from the bytes of a connection."""
 
+# The leave to send a body, before the answer.
+CONTINUE = b"HTTP/1.1 100 "
+
 
 class HttpReader:
-    """One response. `body` has what came of it, without chunk marks; `complete` is true at its end."""
+    """One response. `body` has what came of it, without chunk marks; `complete` is true at its end, and `raw` then has
+    what came behind it."""
 
     def __init__(self) -> None:
+        # False for the answer to HEAD, which states a length and has no body.
+        self.has_body = True
         self.raw, self.body = b"", b""
         self.status: int | None = None
         self.headers: dict[str, str] = {}
@@ -27,11 +33,14 @@ class HttpReader:
         head, mark, rest = self.raw.partition(b"\r\n\r\n")
         if not mark:
             return False
+        if head.startswith(CONTINUE):
+            self.raw = rest
+            return self.read_head()
         first, *lines = head.decode().split("\r\n")
         self.raw, self.status = rest, int(first.split(" ")[1])
         self.headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         if not self.is_chunked:
-            self.missing = int(self.headers.get("content-length", 0))
+            self.missing = int(self.headers.get("content-length", 0)) if self.has_body else 0
             self.complete = self.missing == 0
         return True
 
@@ -53,6 +62,10 @@ class HttpReader:
         line, mark, rest = raw.partition(b"\r\n")
         if not mark:
             return False
+        if int(line, 16) == 0:
+            # The end of the body is an empty line behind the last chunk.
+            self.complete = rest.startswith(b"\r\n")
+            self.raw = rest[2:] if self.complete else self.raw
+            return False
         self.raw, self.missing = rest, int(line, 16)
-        self.complete = self.missing == 0
         return True

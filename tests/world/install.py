@@ -8,15 +8,16 @@ import random
 import secrets
 import time
 import traceback
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import zmq
 import zmq.utils.monitor
-from network import WireContext, WireNetwork, WirePoller, recv_monitor_message
+from disks import WorldDisks, install_disks
+from network import WireNetwork, WirePoller
 from virtual_time import EPOCH, HERE, SeededWorld
+from wire_sockets import WireContext, recv_monitor_message
 
 FIRST_WAKEUP = 2_000_000
 
@@ -34,9 +35,10 @@ class RealCalls:
 REAL = RealCalls()
 
 
-def enter(world: SeededWorld) -> None:
-    """Make a world the one that all stand-ins refer to."""
+def enter(world: SeededWorld, folder: Path = Path("/nonexistent")) -> None:
+    """Make a world, whose disks are below a folder, the one that all stand-ins refer to."""
     HERE.world = world
+    WorldDisks(world, folder)
     world.network = WireNetwork(world)
     random.seed(f"{world.seed}/global")
 
@@ -46,6 +48,8 @@ def install() -> None:
     install_clock()
     install_randomness()
     install_descriptors()
+    install_events()
+    install_disks()
     # Modules read zmq.Context and zmq.Poller when they are called, and import the monitor's function by name.
     replaced: list[tuple[Any, str, Any]] = [
         (zmq, "Context", WireContext),
@@ -60,10 +64,17 @@ def install() -> None:
 
 def install_clock() -> None:
     """Replace every clock: prometheus_client and asyncio take theirs by name when they are imported."""
-    time.monotonic = time.perf_counter = lambda: HERE.world.now()
+
+    def clock() -> float:
+        # As `SeededWorld.now`: half of all calls of it come from here.
+        world = HERE.world
+        current = world.current
+        return world.time if current is None else world.time + current.ahead
+
+    time.monotonic = time.perf_counter = clock
     time.monotonic_ns = time.perf_counter_ns = lambda: int(HERE.world.now() * 1e9)
-    time.time = lambda: EPOCH + HERE.world.now()
-    time.time_ns = lambda: int((EPOCH + HERE.world.now()) * 1e9)
+    time.time = lambda: EPOCH + HERE.world.jumps + HERE.world.now()
+    time.time_ns = lambda: int((EPOCH + HERE.world.jumps + HERE.world.now()) * 1e9)
 
 
 def install_randomness() -> None:
@@ -80,8 +91,7 @@ def install_randomness() -> None:
 
 
 def install_descriptors() -> None:
-    """Give each process its pid, and close its files when it ends: their locks are what others wait for. An event
-    descriptor is a number in the world, whose change wakes its process."""
+    """Give each process its pid, and close its files when it ends: their locks are what others wait for."""
     own = os.getpid()
     os.getpid = lambda: own if HERE.world.current is None else HERE.world.current.pid
 
@@ -98,29 +108,41 @@ def install_descriptors() -> None:
             process.descriptors.discard(descriptor)
         REAL.close(descriptor)
 
+    replace_in_os(open=opened, close=closed)
+
+
+def install_events() -> None:
+    """Have an event descriptor be a number of the world, whose change wakes its process."""
+
     def eventfd(initval: int = 0, flags: int = 0) -> int:
         made = FIRST_WAKEUP + len(HERE.world.wakers)
         HERE.world.wakeups[made] = initval
         HERE.world.wakers[made] = HERE.world.current
         return made
 
+    def check(descriptor: int) -> None:
+        if descriptor not in HERE.world.wakeups:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
     def eventfd_write(descriptor: int, value: int) -> None:
+        check(descriptor)
         HERE.world.wakeups[descriptor] += value
         waker = HERE.world.wakers[descriptor]
         if waker is not None:
             waker.notify()
 
     def eventfd_read(descriptor: int) -> int:
+        check(descriptor)
         value, HERE.world.wakeups[descriptor] = HERE.world.wakeups[descriptor], 0
         if not value:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return value
 
-    replaced: Sequence[tuple[str, Any]] = (
-        ("open", opened), ("close", closed), ("eventfd", eventfd), ("eventfd_write", eventfd_write),
-        ("eventfd_read", eventfd_read),
-    )  # fmt: skip
-    for name, stand_in in replaced:
+    replace_in_os(eventfd=eventfd, eventfd_write=eventfd_write, eventfd_read=eventfd_read)
+
+
+def replace_in_os(**stand_ins: Any) -> None:
+    for name, stand_in in stand_ins.items():
         setattr(os, name, stand_in)
 
 

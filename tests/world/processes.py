@@ -8,17 +8,20 @@ import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from virtual_time import SeededWorld
 
 if TYPE_CHECKING:
-    from network import WireSocket
+    from wire_sockets import WireSocket
 
     from pontil.launcher.child.activity import CpuActivity
 
 # No process outside has such a pid.
 FIRST_PID = 1 << 23
+# Exit code after an error that a process reports.
+FAILED = 1
 
 
 class WorldProcess(ABC):
@@ -57,14 +60,13 @@ class WorldProcess(ABC):
         self.wake_at(max(self.world.now(), self.busy_until))
 
     def wake_at(self, when: float) -> None:
-        if self.alive and (self.due is None or when < self.due):
+        if self.ends is None and (self.due is None or when < self.due):
             self.due = when
             self.ticket += 1
-            ticket = self.ticket
-            self.world.at(when, lambda: self.fire(ticket))
+            self.world.at(when, self.fire, self.ticket)
 
     def fire(self, ticket: int) -> None:
-        if ticket != self.ticket or not self.alive or self.due is None:
+        if ticket != self.ticket or self.ends is not None or self.due is None:
             return
         self.due = None
         if self.stopped_at is not None:
@@ -79,7 +81,7 @@ class WorldProcess(ABC):
         finally:
             self.busy_until = world.time + self.ahead
             world.current, self.ahead = before, 0.0
-        if self.alive and after is not None:
+        if after is not None:
             self.wake_at(max(after, self.busy_until))
 
     @contextmanager
@@ -105,34 +107,33 @@ class WorldProcess(ABC):
     def job(self, when: float, work: Callable[[], object]) -> None:
         """Have a helper thread of this process do something at a time, if it lives and is not stopped by then."""
 
-        def begin() -> None:
-            if not self.alive:
-                return
-            if self.stopped_at is not None:
-                self.held.append(begin)
-                return
-            with self.in_a_thread():
-                work()
+        self.world.at(when, self.begin_job, work)
 
-        self.world.at(when, begin)
+    def begin_job(self, work: Callable[[], object]) -> None:
+        if self.ends is not None:
+            return
+        if self.stopped_at is not None:
+            self.held.append(partial(self.begin_job, work))
+            return
+        with self.in_a_thread():
+            work()
 
     def acts(self, when: float, work: Callable[[], object], lost: Callable[[], object] | None = None) -> None:
         """Do at a time what a turn of this process has just done for that time: not if it dies before, and later if it
         is stopped before."""
-
-        def act() -> None:
-            if self.ends is not None and self.ends < when:
-                if lost is not None:
-                    lost()
-            elif self.stopped_at is not None and self.stopped_at < when:
-                self.held.append(act)
-            else:
-                work()
-
         if when <= self.world.time:
-            act()
+            self.act(when, work, lost)
         else:
-            self.world.at(when, act)
+            self.world.at(when, self.act, when, work, lost)
+
+    def act(self, when: float, work: Callable[[], object], lost: Callable[[], object] | None) -> None:
+        if self.ends is not None and (self.ends < when or self.stopped_at is not None and self.stopped_at < when):
+            if lost is not None:
+                lost()
+        elif self.stopped_at is not None and self.stopped_at < when:
+            self.held.append(partial(self.act, when, work, lost))
+        else:
+            work()
 
     def kill(self, code: int = -signal.SIGKILL) -> None:
         """End it, by itself or by a signal."""
@@ -146,11 +147,17 @@ class WorldProcess(ABC):
             work()
         for descriptor in sorted(self.descriptors):
             os.close(descriptor)
+        # Nothing of this happens any more: it is told that it does not.
+        self.let_go()
 
     # The parts that its supervisor calls (SystemProcess).
 
     def signal(self, number: signal.Signals) -> None:
-        self.kill(-number)
+        """Kill it: at once by SIGKILL, and by another signal when it runs."""
+        if number == signal.SIGKILL or self.stopped_at is None:
+            self.kill(-number)
+        else:
+            self.held.append(lambda: self.kill(-number))
 
     def has_ended(self) -> bool:
         return not self.alive
@@ -170,11 +177,14 @@ class WorldProcess(ABC):
             self.stopped_at = self.world.time
 
     def resume(self) -> None:
-        if self.stopped_at is None:
+        if self.stopped_at is None or not self.alive:
             return
         self.world.note("resume", self)
         self.busy_until = max(self.busy_until, self.world.time) + max(0.0, self.busy_until - self.stopped_at)
         self.stopped_at = None
+        self.let_go()
+
+    def let_go(self) -> None:
         held, self.held = self.held, []
         for work in held:
             work()

@@ -11,11 +11,12 @@ from typing import Any, cast
 
 import torch
 from copying import EventConnector
-from engine_process import FAILED, EngineProcess, TinyModel, cost
+from engine_process import EngineProcess, TinyModel, cost
 from fibres import FibreProcess
 from ghost_blocks import FollowerGuards, GhostPool, GhostRecords
 from hash_model import layout_of
 from hash_ranks import DividedRunner, HashTiles
+from processes import FAILED
 from rank_meetings import MeetingCommunicator
 from virtual_time import SeededWorld
 
@@ -24,6 +25,7 @@ from pontil.launcher.host.device_list import JOIN
 from pontil.launcher.roles import EXIT_CODES
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config import WorkerConfig
+from pontil.runtime.disaggregation.receiver import ReceiveTransfer
 from pontil.runtime.errors import PontilError, RankLost
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.transfer.connector import SliceConnector
@@ -34,8 +36,6 @@ from pontil.runtime.worker.loading import ModelPart
 from pontil.runtime.worker.ranks.driver import Driver
 
 CPU = torch.device("cpu")
-# No pull has this epoch: of a follower's the world does not know for which one the driver ordered it.
-UNKNOWN_EPOCH = -1
 
 
 class RankProcess(FibreProcess):
@@ -110,10 +110,10 @@ def divided_resources(config: WorkerConfig, model: TinyModel, blocks: int, repor
 class FollowerConnector(EventConnector):
     """The connector of a follower."""
 
-    def pull(self, *given: Any, **named: Any) -> int:
-        ticket = super().pull(*given, **named)
-        self.epochs[ticket] = UNKNOWN_EPOCH
-        return ticket
+    @property
+    def transfer(self) -> ReceiveTransfer | None:
+        """None: a follower does not know for which transfer its driver ordered a pull."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)

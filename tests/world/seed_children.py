@@ -4,13 +4,14 @@
 import gc
 import json
 import os
+import select
 import signal
 import sys
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
+from itertools import islice
 
 from seed_run import SeedReport
 
@@ -39,7 +40,9 @@ class SeedChild:
             told = file.read()
         os.waitpid(self.pid, 0)
         if not told:
-            return SeedReport(seed, "", 0, 0, 0.0, 0.0, 0, ["no_thread_failed: the world itself ended by an exception"])
+            return SeedReport(
+                seed, "", 0, 0, 0.0, 0.0, 0.0, 0, ["no_thread_failed: the world itself ended by an exception"]
+            )
         return SeedReport(**json.loads(told))
 
     def kill(self) -> None:
@@ -65,17 +68,17 @@ def run_and_end(work: Callable[[], SeedReport], pipe: int) -> None:
 
 
 def reports(seeds: range, jobs: int, work: Callable[[int], SeedReport]) -> Iterator[SeedReport]:
-    """Yield the report of each seed in order, `jobs` of them at a time."""
-    running: deque[tuple[int, SeedChild]] = deque()
+    """Yield the report of each seed in order. Always `jobs` of them run, as long as there are so many."""
+    waiting, running, done = iter(seeds), dict[int, SeedChild](), dict[int, SeedReport]()
     try:
         for seed in seeds:
-            running.append((seed, SeedChild(partial(work, seed))))
-            if len(running) == jobs:
-                first, child = running.popleft()
-                yield child.report(first)
-        while running:
-            first, child = running.popleft()
-            yield child.report(first)
+            while seed not in done:
+                for following in islice(waiting, jobs - len(running)):
+                    running[following] = SeedChild(partial(work, following))
+                telling, _, _ = select.select([child.pipe for child in running.values()], (), ())
+                for one in [one for one, child in running.items() if child.pipe in telling]:
+                    done[one] = running.pop(one).report(one)
+            yield done.pop(seed)
     finally:
-        for _, child in running:
+        for child in running.values():
             child.kill()

@@ -6,22 +6,30 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TextIO
 
 import checks
+from client_habits import with_habits
 from clients import ClientCall
 from engine_process import TinyModel
+from fairness import IdleWorkers
 from faults import FaultMaker, SeedFault, planned, planned_changes
+from hostile_clients import HostileCrowd
 from install import REAL, enter
-from load import wishes
+from load import shaped, wishes
+from recording import SeedRecorder
+from request_connections import Dialer
 from served_proxy import ProxyProcess
-from site_plan import SitePlan
+from site_plan import SHORT_WINDOW, SitePlan
 from supervised_site import SupervisedSite
-from virtual_time import SeededWorld
+from virtual_time import SeededWorld, TraceWriter
+from watching import SeedWatch
 
 # Seconds that a launch has to become whole, at its begin and after the last fault.
 WHOLE_WITHIN = 30.0
+# Seconds in which a process that begins to serve has met the others.
+JOINS_WITHIN = 2.0
 # Seconds after the last fault and the last answer at which nothing may be left.
 SETTLED_AFTER = 2.0
 # Virtual seconds after which a seed is ended in any case.
@@ -32,7 +40,8 @@ MEMORY = Path("/dev/shm")
 
 @dataclass(slots=True)
 class SeedReport:
-    """The outcome of a seed."""
+    """The outcome of a seed. `cpu` is its processor time; `loaded` the part from the first request to the last
+    answer."""
 
     seed: int
     trace: str
@@ -40,6 +49,7 @@ class SeedReport:
     tokens: int
     seconds: float
     cpu: float
+    loaded: float
     steps: int
     violations: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -50,18 +60,26 @@ class SeedRun:
     """The world of one seed with its launch, clients and faults."""
 
     def __init__(
-        self, seed: int, plan: SitePlan, model: TinyModel, folder: Path, trace: TextIO | None,
+        self, seed: int, plan: SitePlan, model: TinyModel, folder: Path, trace: TraceWriter | None,
         most_faults: int | None,
     ) -> None:  # fmt: skip
-        plan = self.plan = plan.of_seed(seed)
         world = self.world = SeededWorld(seed, trace)
-        enter(world)
+        plan, shape = shaped(plan.of_seed(seed), world.random("shape"))
+        self.plan = plan
+        enter(world, folder)
+        world.network.jitter = shape.jitter
         self.site = SupervisedSite(world, plan, model, folder)
+        if isinstance(trace, SeedRecorder):
+            trace.begin(world, lambda: self.site.proxies)
         self.calls: list[ClientCall] = []
+        self.dialer = Dialer(world, self.find_proxy)
+        self.hostile = HostileCrowd(world, self.dialer, self.joined, self.ended)
         self.waiting = 0
+        # Processor time when the first request is made, and from then to the last answer.
+        self.asked_at = self.loaded = 0.0
         self.made = FaultMaker(world, self.site)
-        self.wishes = wishes(plan, world.random("load"))
-        seconds = self.wishes[-1][0] if self.wishes else 1.0
+        self.wishes = with_habits(wishes(plan, shape, world.random("load")), world.random("habits"))
+        seconds = shape.faults_within * self.wishes[-1][0] if self.wishes else 1.0
         drawn = planned(plan, world.random("faults"), seconds)
         drawn += planned_changes(plan, world.random("changes"), seconds)
         self.faults: Sequence[SeedFault] = sorted(drawn, key=lambda fault: fault.at)[:most_faults]
@@ -72,9 +90,25 @@ class SeedRun:
         proxies = self.site.proxies
         return self.world.random("listener").choice(proxies) if proxies else None
 
+    def streams(self) -> list[str]:
+        """Return the ids of all streams that can be continued."""
+        return [one.stream for call in self.calls for one in call.tries if one.stream is not None]
+
+    def joined(self) -> None:
+        """Note that there is one more client."""
+        self.waiting += 1
+
     def ended(self) -> None:
         """Note that a client has its outcome."""
         self.waiting -= 1
+        self.loaded = REAL.cpu() - self.asked_at
+
+    def call_ended(self, number: int) -> None:
+        self.ended()
+        call = self.calls[number]
+        # The record of a stream that ended may be read elsewhere before the row is closed for its dead owner.
+        if call.outcome == "done" and not call.last.continued:
+            checks.a_row_is_there_before_its_reply_ends(self, call.last.name)
 
     def run(self) -> None:
         world = self.world
@@ -85,16 +119,24 @@ class SeedRun:
             world.violate("the_service_is_whole_again: it did not even start")
             return
         begin = world.now() + 0.1
+        IdleWorkers(world, self.site).look()
         for at, wish in self.wishes:
-            call = ClientCall(world, wish, self.find_proxy, self.ended)
+            call = ClientCall(world, wish, self.dialer, partial(self.call_ended, wish.number), self.plan.resume_window)
             self.calls.append(call)
             world.at(begin + at, call.begin)
         self.made.plan(list(self.faults), begin)
-        self.waiting = len(self.calls)
+        self.waiting, self.asked_at = len(self.calls), REAL.cpu()
+        self.hostile.plan(begin, self.wishes[-1][0] if self.wishes else 1.0, self.streams)
+        world.at(begin, SeedWatch(self).begin)
         world.run(lambda: (not self.waiting and world.time > self.made.over_at) or world.time > first + LONGEST)
         world.run_until(max(world.time, self.made.over_at) + SETTLED_AFTER)
         self.run_for(WHOLE_WITHIN, lambda: self.site.is_whole)
+        # The last of them may have begun to serve just now.
+        self.run_for(JOINS_WITHIN, lambda: not any(checks.the_service_is_whole_again(self)))
         checks.check_all(self)
+        if self.plan.resume_window <= SHORT_WINDOW:
+            world.run_until(world.time + self.plan.resume_window + SETTLED_AFTER)
+            checks.check_all(self, checks.LATE_CHECKS)
 
     def run_for(self, seconds: float, is_over: "checks.Condition") -> None:
         until = self.world.time + seconds
@@ -102,7 +144,7 @@ class SeedRun:
 
 
 def run_seed(
-    seed: int, plan: SitePlan, model: TinyModel, trace: TextIO | None = None, most_faults: int | None = None
+    seed: int, plan: SitePlan, model: TinyModel, trace: TraceWriter | None = None, most_faults: int | None = None
 ) -> SeedReport:
     """Run one seed, with the first `most_faults` of its faults."""
     logging.disable(logging.CRITICAL)
@@ -117,5 +159,5 @@ def run_seed(
     tokens = sum(len(ids) for call in run.calls for one in call.tries for ids in one.ids)
     return SeedReport(
         seed, world.hash.hexdigest()[:16], len(run.calls), tokens, world.time - 10_000.0, REAL.cpu() - began,
-        world.steps, world.violations, [str(fault) for fault in run.faults], list(world.last),
+        run.loaded, world.steps, world.violations, [str(fault) for fault in run.faults], list(world.last),
     )  # fmt: skip

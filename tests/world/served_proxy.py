@@ -2,19 +2,28 @@
 """A proxy's process: the real proxy, app and service, with sanic's protocol over the world's connections."""
 
 import json
+import os
 from collections.abc import Callable
+from functools import cache
+from types import SimpleNamespace
 from typing import Any, cast
 
 from event_loop import LoopProcess
+from processes import FAILED
 from sanic.touchup.service import TouchUp
-from virtual_time import SeededWorld
+from sanic_routing import router
+from virtual_time import HERE, SeededWorld
 
 from pontil.http.app.service import Service, build_app
 from pontil.http.app.timed_protocol import TimedProtocol
+from pontil.runtime.accounting.usage_log import UsageLog
+from pontil.runtime.accounting.usage_tables import RequestRow
 from pontil.runtime.config import ProxyConfig
+from pontil.runtime.errors import PontilError
 from pontil.runtime.foundation.line_pipe import LinePipe
 from pontil.runtime.proxy import fleet
 from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.proxy.stream_record import StreamRecord, StreamRecords
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -43,8 +52,14 @@ class ProxyProcess(LoopProcess):
         """Make the proxy and serve, as `run_proxy` does."""
 
         def make() -> None:
-            proxy = self.proxy = Proxy(config, tokenizer)
-            self.at_death.append(lambda: close_database(proxy.books.log))
+            try:
+                proxy = self.proxy = Proxy(config, tokenizer)
+            except PontilError as error:
+                self.world.note("exit", self, error)
+                reporter.failed(str(error))
+                self.acts(self.world.now(), lambda: self.kill(FAILED))
+                return
+            self.at_death.append(lambda: self.end_log(proxy.books.log))
             proxy.bind()
             app = build_app(proxy)
             self.service = Service(proxy, app, cast(Any, NamedListener()), reporter)
@@ -67,6 +82,19 @@ class ProxyProcess(LoopProcess):
         if self.failure is not None:
             raise self.failure
 
+    def end_log(self, log: UsageLog | None) -> None:
+        """End the usage log as the end of its process does: what was not committed is not there. Note what a bad disk
+        did not take in time."""
+        if log is None:
+            return
+        file: Any = log.file
+        if file.database is not None:
+            file.database.close()
+        disks = self.world.disks
+        if log.failing or disks.usage_is_late:
+            rows = [*log.pending.rows.values(), *log.in_hand.rows.values()]
+            disks.lost_rows |= {row.name for row in rows if isinstance(row, RequestRow)}
+
     def obey(self, commands: LinePipe) -> None:
         """Have the service obey the commands of the supervisor that have come."""
         if self.service is not None:
@@ -74,10 +102,20 @@ class ProxyProcess(LoopProcess):
                 self.call(self.service.obey, json.loads(line))
 
 
-def close_database(log: Any) -> None:
-    """End the file as the end of its process does: what was not committed is not there."""
-    if log is not None and log.file.database is not None:
-        log.file.database.close()
+def read_records_whole() -> None:
+    """Have each record of a stream be checked when it is claimed: no line that was written whole may be missing."""
+    claim: Callable[[StreamRecords, str], StreamRecord | None] = StreamRecords.claim
+
+    def claimed(records: StreamRecords, name: str) -> StreamRecord | None:
+        made = claim(records, name)
+        if made is not None:
+            written = HERE.world.disks.whole[os.fstat(made.lease.descriptor).st_ino]
+            if len(made.lines) != written:
+                HERE.world.violate(f"every_record_is_whole: a record has {len(made.lines)} of {written} lines")
+        return made
+
+    untyped: Any = StreamRecords
+    untyped.claim = claimed
 
 
 def leave_pages_seldom() -> None:
@@ -85,6 +123,13 @@ def leave_pages_seldom() -> None:
     else of an idle second. It still comes before a page is stale."""
     untyped: Any = fleet
     untyped.LOOKS_PER_PAGE = LOOKS_PER_PAGE
+
+
+def compile_routes_once() -> None:
+    """Have sanic compile the source of each router for the first app of this process only: all apps are alike."""
+    untyped: Any = router
+    untyped.ast = SimpleNamespace(parse=str, unparse=str, fix_missing_locations=str)
+    untyped.compile = cache(compile)
 
 
 def adapt_protocol_once() -> None:

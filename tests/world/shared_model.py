@@ -6,6 +6,7 @@ import inspect
 import logging
 from pathlib import Path
 
+import bounded_answers
 import copying
 import install
 import rank_meetings
@@ -28,8 +29,11 @@ def read(folder: Path) -> TinyModel:
     copying.map_peers_of_the_world()
     rank_meetings.meet_in_the_world()
     install.show_failures()
+    bounded_answers.answer_in_this_process()
     served_proxy.adapt_protocol_once()
+    served_proxy.compile_routes_once()
     served_proxy.leave_pages_seldom()
+    served_proxy.read_records_whole()
     logging.disable(logging.CRITICAL)
     config = write_tiny_llama(folder, max_model_len=1024)
     tokenizer = load_tokenizer(folder)

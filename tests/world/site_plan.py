@@ -14,6 +14,8 @@ VERSION = "0"
 # Of so many seeds these have workers of several ranks: those of each prefill and each decode worker.
 RANKED_SEEDS = 24
 RANKS = {5: (1, 2), 13: (2, 1), 21: (2, 2)}
+# A resume window that is so short is waited for.
+SHORT_WINDOW = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +30,23 @@ class SitePlan:
     seats: int = 8
     requests: int = 50
     faults: int = 4
+    # Kinds of faults: all, where none is named.
+    kinds: tuple[str, ...] = ()
     # Operators' changes, beside the faults.
     changes: int = 1
-    # Requests in a second.
-    rate: float = 12.0
     # Processes of each worker; None: most seeds have one, some have several.
     prefill_ranks: int | None = None
     decode_ranks: int | None = None
+    # Seconds in which a stream can be continued, and those of a worker's start, at least and at most.
+    resume_window: float = 60.0
+    worker_start: tuple[float, float] = (1.0, 3.0)
+    # Kinds of faults that are likely.
+    likely: tuple[str, ...] = ()
+    # Most prompt tokens of a step.
+    batched_tokens: int = 256
 
     def of_seed(self, seed: int) -> "SitePlan":
-        """Return the plan of a seed, in which nothing is left open."""
+        """Return the plan of a seed, in which no count of processes is left open."""
         drawn = RANKS.get(seed % RANKED_SEEDS, (1, 1))
         asked = self.prefill_ranks, self.decode_ranks
         prefill, decode = (of or by for of, by in zip(asked, drawn, strict=True))
@@ -71,7 +80,8 @@ class SitePlan:
             ChildPlan(name, "proxy", "cpu", (), {
                 "host": "127.0.0.1", "port": 80, "model": "tiny", "served_model_name": "tiny", "name": name,
                 "control": controls[number], "version": VERSION, "usage_log": str(folder / "usage"),
-                "resume_folder": str(folder / "streams"), "number": number, "proxies": self.proxies,
+                "resume_folder": str(folder / "streams"), "resume_window": self.resume_window,
+                "in_flight_bodies": str(folder / f"bodies-{number}"), "number": number, "proxies": self.proxies,
                 "callers": digests, **shared,
             })
             for number, name in enumerate(self.proxy_names)
@@ -82,7 +92,7 @@ class SitePlan:
                 {
                     "model": "tiny", "served_model_name": "tiny", "control": controls[0],
                     "more_controls": controls[1:], "peer_endpoint": f"ipc:///world/{name}",
-                    "max_num_seqs": self.seats, "max_num_batched_tokens": 256, "version": VERSION,
+                    "max_num_seqs": self.seats, "max_num_batched_tokens": self.batched_tokens, "version": VERSION,
                 },
                 rank_endpoint("/world", name),
             )

@@ -17,11 +17,10 @@ from rank_process import DriverProcess, FollowerProcess
 from served_proxy import ProxyProcess
 from site_plan import SitePlan
 from virtual_time import SeededWorld
+from world_reporter import WorldReporter
 
 from pontil.launcher.child.child import Child
 from pontil.launcher.child.child_state import ChildState
-from pontil.launcher.child.reporter import PipeReporter
-from pontil.launcher.child.reports import HeartbeatReport, Report
 from pontil.launcher.child.starter import ProcessStart
 from pontil.launcher.child.system_process import SystemProcess
 from pontil.launcher.config.child_plan import ChildPlan
@@ -36,8 +35,8 @@ from pontil.runtime.foundation.line_pipe import LinePipe
 
 # Seconds until an event reaches the supervisor, or what it says a process.
 NOTICES_WITHIN = 1e-3
-# Seconds of a start, at least and at most.
-PROXY_START, WORKER_START = (0.6, 1.4), (1.0, 3.0)
+# Seconds of a proxy's start, at least and at most.
+PROXY_START = (0.6, 1.4)
 
 
 class ReadySelector(selectors.PollSelector):
@@ -47,38 +46,13 @@ class ReadySelector(selectors.PollSelector):
         return super().select(0)
 
 
-class WorldReporter(PipeReporter):
-    """The reporter of one process: what it says reaches the pipe when its turn is there. Of heartbeats the supervisor
-    hears when it looks."""
-
-    def __init__(self, pipe: int, process: WorldProcess, wake: Callable[[], None]) -> None:
-        super().__init__(pipe)
-        self.process, self.wake = process, wake
-
-    def start(self) -> None:
-        """Send heartbeats, from a thread of its own."""
-        self.process.job(self.process.world.now() + self.beat, self.beat_and_go_on)
-
-    def beat_and_go_on(self) -> None:
-        self.send_beat()
-        self.start()
-
-    def send(self, report: Report) -> None:
-        self.process.acts(self.process.world.now(), lambda: self.arrive(report))
-
-    def arrive(self, report: Report) -> None:
-        super().send(report)
-        if not isinstance(report, HeartbeatReport):
-            self.wake()
-
-
 class SupervisedSite:
     """The supervisor of one world, whose turns are events, and the starter of its processes."""
 
     is_warming = False
 
     def __init__(self, world: SeededWorld, plan: SitePlan, model: TinyModel, folder: Path) -> None:
-        self.world, self.model, self.blocks = world, replace(model, kv_heads=plan.kv_heads), plan.blocks
+        self.world, self.model, self.plan = world, replace(model, kv_heads=plan.kv_heads), plan
         self.chance = world.random("starts")
         self.ghosts = GhostRecords(world)
         self.pipes: dict[ProxyProcess, LinePipe] = {}
@@ -154,7 +128,7 @@ class SupervisedSite:
         made.at_death.append(self.wake)
         self.world.note("start", made)
         reporter.start()
-        seconds = self.chance.uniform(*(PROXY_START if told["role"] == "proxy" else WORKER_START))
+        seconds = self.chance.uniform(*(PROXY_START if told["role"] == "proxy" else self.plan.worker_start))
         made.job(self.world.now() + seconds, lambda: begin(reporter))
         return made
 
@@ -164,10 +138,10 @@ class SupervisedSite:
     def begin_worker(
         self, process: EngineProcess, config: dict[str, Any], commands: int
     ) -> Callable[[WorldReporter], None]:
-        return lambda reporter: process.begin(worker_config(config), self.model, self.blocks, reporter, commands)
+        return lambda reporter: process.begin(worker_config(config), self.model, self.plan.blocks, reporter, commands)
 
     def begin_follower(self, process: FollowerProcess, config: dict[str, Any]) -> Callable[[WorldReporter], None]:
-        return lambda reporter: process.begin(worker_config(config), self.model, self.blocks, reporter)
+        return lambda reporter: process.begin(worker_config(config), self.model, self.plan.blocks, reporter)
 
     def kept(self, process: WorldProcess, descriptor: int) -> int:
         """Return a process's own descriptor of a file that it inherits."""
@@ -201,4 +175,8 @@ class SupervisedSite:
 
     @property
     def is_whole(self) -> bool:
-        return all(child.state is ChildState.READY for child in self.children)
+        """True if every process serves, and every proxy knows every worker."""
+        count = sum(not child.plan.is_proxy for child in self.children)
+        return all(child.state is ChildState.READY for child in self.children) and all(
+            process.proxy is not None and len(process.proxy.registry.workers) == count for process in self.proxies
+        )

@@ -1,33 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole system from seeds, in virtual time: it holds, it does the same again, and faults of the past are found.
 
-Each run is a process of its own, since it replaces clock and sockets; most of its seconds are imports.
+Most seconds of each run are imports.
 """
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import past_faults
 import pytest
+from simulation import simulated
 
 ROOT = Path(__file__).resolve().parents[2]
-WITHIN = 300.0
 LAST_LINE = re.compile(
     r"\d+ seeds, \d+ requests, \d+ tokens, \d+ virtual s, [\d.]+ CPU s, trace ([0-9a-f]{16})", re.ASCII
 )
-
-
-def simulated(*given: str, hash_seed: int = 0) -> tuple[int, list[str]]:
-    """Run seeds; return the exit code and what was printed."""
-    done = subprocess.run(
-        [sys.executable, "scripts/simulate.py", *given], cwd=ROOT, capture_output=True, text=True, timeout=WITHIN,
-        env=os.environ | {"PYTHONHASHSEED": str(hash_seed)}, check=False,
-    )  # fmt: skip
-    assert not done.stderr, done.stderr
-    return done.returncode, done.stdout.splitlines()
 
 
 def test_seeds_hold_and_have_the_same_trace_under_another_hash_seed() -> None:
@@ -46,12 +33,13 @@ def test_workers_of_one_kind_and_a_proxy_alone_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["prefix-key-without-its-parent", "cancels-are-dropped", "epoch-stays-when-blocks-are-freed"]
+    ("name", "seed"),
+    [("prefix-key-without-its-parent", 4), ("cancels-are-dropped", 5), ("epoch-stays-when-blocks-are-freed", 4)],
 )
-def test_a_past_fault_is_found_and_shrunk(name: str) -> None:
-    code, said = simulated("--seeds", "4", "--changes", "0", "--past", name)
-    assert code == 1 and re.match(r"seed 4 step \d+: \w+: ", said[0]), said
-    assert any(re.fullmatch(r"  seed 4: \d of its 4 faults show it:", line) for line in said)
+def test_a_past_fault_is_found_and_shrunk(name: str, seed: int) -> None:
+    code, said = simulated("--seeds", str(seed), "--changes", "0", "--past", name)
+    assert code == 1 and re.match(rf"seed {seed} step \d+: \w+: ", said[0]), said
+    assert any(re.fullmatch(rf"  seed {seed}: \d of its 4 faults show it:", line) for line in said)
 
 
 def test_workers_of_several_ranks_hold_and_have_the_same_trace_under_another_hash_seed() -> None:

@@ -11,9 +11,10 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from disks import WorldDisks
     from ghost_blocks import GhostRecords
     from network import WireNetwork
     from processes import WorldProcess
@@ -24,22 +25,38 @@ EPOCH, BEGIN = 1_700_000_000.0, 10_000.0
 SHOWN = 30
 
 
+class TraceWriter(Protocol):
+    """Takes the lines of a trace."""
+
+    def write(self, line: str, /) -> object: ...
+
+
+class ProcessDied(SystemExit):
+    """The end of the process that runs, in the middle of a call: nothing that it would have done next happens."""
+
+
 class SeededWorld:
-    """All that happens from one seed. `current` is the process that runs now, if one does. `wakeups` are the counts
+    """All that happens from one seed. `current` is the process that runs now, if one does. `jumps` are the seconds by
+    which the clock of the day has jumped. `wakeups` are the counts
     behind event descriptors, `wakers` the processes that read them."""
 
     network: "WireNetwork"
+    disks: "WorldDisks"
     ghosts: "GhostRecords"
 
-    def __init__(self, seed: int, trace: TextIO | None = None) -> None:
+    def __init__(self, seed: int, trace: TraceWriter | None = None) -> None:
         self.seed, self.trace = seed, trace
         self.time = BEGIN
-        self.heap: list[tuple[float, int, Callable[[], object]]] = []
+        # By time and number: what happens then, with what it is given.
+        self.heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+        self.jumps = 0.0
         self.number = self.steps = self.events = 0
         self.current: WorldProcess | None = None
         self.processes: list[WorldProcess] = []
         self.wakeups: dict[int, int] = {}
         self.wakers: dict[int, WorldProcess | None] = {}
+        # The pipes of which their processes have been told that something came.
+        self.readable: set[int] = set()
         self.by_purpose: dict[str, random.Random] = {}
         self.hash = hashlib.sha256()
         self.last: deque[str] = deque(maxlen=SHOWN)
@@ -54,15 +71,16 @@ class SeededWorld:
         return self.by_purpose[purpose]
 
     def now(self) -> float:
-        return self.time if self.current is None else self.time + self.current.ahead
+        current = self.current
+        return self.time if current is None else self.time + current.ahead
 
-    def at(self, when: float, work: Callable[[], object]) -> None:
+    def at(self, when: float, work: Callable[..., object], *given: Any) -> None:
         """Call `work` at a time, after everything that is due by then."""
         self.number += 1
-        heapq.heappush(self.heap, (when, self.number, work))
+        heapq.heappush(self.heap, (when, self.number, work, given))
 
-    def after(self, seconds: float, work: Callable[[], object]) -> None:
-        self.at(self.now() + seconds, work)
+    def after(self, seconds: float, work: Callable[..., object], *given: Any) -> None:
+        self.at(self.now() + seconds, work, *given)
 
     def spend(self, seconds: float) -> None:
         """Have the process that runs compute for so long."""
@@ -85,11 +103,16 @@ class SeededWorld:
 
     def run(self, is_over: Callable[[], bool]) -> None:
         """Let events happen until it is over, or nothing is left to happen."""
-        while self.heap and not is_over():
-            when, _, work = heapq.heappop(self.heap)
-            self.time = max(self.time, when)
+        heap, pop = self.heap, heapq.heappop
+        while heap and not is_over():
+            when, _, work, given = pop(heap)
+            if when > self.time:
+                self.time = when
             self.steps += 1
-            work()
+            try:
+                work(*given)
+            except ProcessDied:
+                continue
 
     def run_until(self, time: float) -> None:
         self.at(time, lambda: None)

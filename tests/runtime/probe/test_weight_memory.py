@@ -133,6 +133,12 @@ def test_the_lines_of_a_plan_have_the_same_figures(large: Path, tmp_path: Path, 
     assert tiny[1] == "all 2 at once: 835 MiB of the 23.0 GiB that this machine has left"
 
 
+def test_a_folder_has_no_gguf_types(tmp_path: Path) -> None:
+    config = write_tiny_llama(tmp_path / "tiny")
+    with pytest.raises(ModelError, match="--quantization gguf needs a GGUF file: use int8, or leave it out"):
+        weight_memory(tmp_path / "tiny", config, "gguf", 2)
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_tied_head_is_a_copy_where_it_is_packed(tmp_path: Path, tied: bool) -> None:
     config = write_tiny_llama(tmp_path / "tiny", tie_word_embeddings=tied)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -208,12 +209,31 @@ def test_a_look_at_a_record_does_not_make_it_younger(tmp_path: Path) -> None:
     records = StreamRecords(tmp_path)
     made = records.begin(HEAD)
     os.write(made.lease.descriptor, b"cut sho")
-    os.utime(made.lease.descriptor, (1.0, 1.0))
+    os.utime(made.lease.descriptor, (-1e9, -1e9))
     made.release()
     for _ in range(2):
         (found,) = records.unowned(set(), 60.0)
-        assert found.lines == [HEAD] and records.age(found) > 1e9
+        assert found.lines == [HEAD] and records.age(found) > 1e8
         found.release()
+
+
+def test_a_record_whose_time_was_never_set_ends(tmp_path: Path) -> None:
+    made = (records := StreamRecords(tmp_path)).begin(HEAD)
+    os.utime(made.lease.descriptor)
+    made.release()
+    (found,) = records.unowned(set(), 60.0)
+    assert 0.0 <= records.age(found) < 60.0
+
+
+@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+def test_a_jump_of_the_clock_changes_no_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
+    records, real = StreamRecords(tmp_path), time.time
+    made = records.begin(HEAD)
+    made.append({"number": 0})
+    monkeypatch.setattr(time, "time", lambda: real() + jump)
+    assert 0.0 <= records.age(made) < 600.0
+    made.touch()
+    assert 0.0 <= records.age(made) < 600.0
 
 
 def test_records_are_private_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +316,7 @@ def test_orphans_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (again,) = records.unowned(set(), 60.0, orphans)
     assert again.last == {"number": 0}
     again.release()
-    os.utime(made[1].lease.path, (1.0, 1.0))
+    os.utime(made[1].lease.path, (-1e9, -1e9))
     made[2].lease.path.unlink()
     assert {record.name for record in records.unowned(set(), 60.0, orphans)} == {made[0].name, made[1].name}
 

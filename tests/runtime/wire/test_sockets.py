@@ -310,3 +310,19 @@ def test_the_poller_hears_its_sockets(context: Context, endpoint: str) -> None:
     assert not poller.wait(0.05)
     assert server.zmq_socket.poll(int(DEADLINE * 1000)) == zmq.POLLIN
     poller.close()
+
+
+def test_what_comes_in_a_turn_is_read_in_the_next(context: Context, endpoint: str) -> None:
+    server, poller = PeerServer(context, endpoint), Poller()
+    poller.register(server)
+    poller.begin_turn(0)
+    client = PeerClient(context, "w1", server.endpoint)
+    client.send(tokens(0))
+    assert server.zmq_socket.poll(int(DEADLINE * 1000)) == zmq.POLLIN
+    assert not server.receive_all() and not poller.may_show(server.zmq_socket)
+    poller.begin_turn(DEADLINE)
+    assert poller.may_show(server.zmq_socket) and server.receive_all() == [tokens(0)]
+    client.send(tokens(1))
+    poller.end_turn()
+    eventually(lambda: server.receive_all() == [tokens(1)])
+    poller.close()

@@ -10,6 +10,7 @@ from relay import BACK, THERE, Relay
 from workers import PromptWorker, ScriptedProxy, drawn, everyone_clean, greedy, open_worker, prompt
 
 from pontil.runtime.config import Deadlines
+from pontil.runtime.disaggregation.states import SendState
 from pontil.runtime.wire.messages import SCHEMA, Greet, Message, Withdrawn
 from pontil.runtime.worker.peer_connection import HandshakeState, PeerConnection
 from pontil.runtime.worker.peer_connections import LONGEST_LOSS, PeerConnections
@@ -98,6 +99,25 @@ def lost_connection(proxy: ScriptedProxy, pair: Pair, relay: Relay) -> PeerConne
     relay.held = frozenset((THERE, BACK))
     proxy.turn_until(lambda: connection.state is HandshakeState.LOST)
     return connection
+
+
+def test_a_last_word_that_is_lost_with_its_connection_is_said_again(
+    proxy: ScriptedProxy, pair: Pair, relay: Relay
+) -> None:
+    prefill, decode = pair
+    proxy.submit_pair(prefill, decode, "before", prompt(30), drawn(4))
+    proxy.finish("before")
+    everyone_clean(proxy)
+    proxy.submit_pair(prefill, decode, "fetched", prompt(30), drawn(4))
+    proxy.turn_until(lambda: bool(prefill.prefill.kv_sender.open))
+    relay.held = frozenset((THERE,))
+    assert len(proxy.finish("fetched")[0].ids) == 4
+    proxy.turn_until(lambda: lost(proxy, decode) == [prefill.incarnation])
+    (sent,) = prefill.prefill.kv_sender.open.values()
+    relay.held = frozenset()
+    proxy.turn_until(lambda: not prefill.prefill.kv_sender.open)
+    assert sent.state is SendState.RELEASED and not prefill.prefill.expired
+    everyone_clean(proxy)
 
 
 def test_a_lost_worker_is_not_looked_for_for_ever(proxy: ScriptedProxy, pair: Pair, relay: Relay) -> None:

@@ -53,6 +53,16 @@ def test_counts_are_those_of_the_requests_that_are_open(seed: int) -> None:
     assert shares.given.keys() == {one.proxy for one in counted}
 
 
+def test_choices_that_ended_elsewhere_have_no_seat_here() -> None:
+    shares = ProxyShares()
+    made = request(0, "a", choices=3)
+    shares.begin(made)
+    shares.choices_left(made, 1)
+    assert shares.beside("b") == GivenWork(1, 1, 0)
+    shares.end(made)
+    assert shares.beside("b") == GivenWork()
+
+
 def test_a_heartbeat_looks_at_few_and_each_has_its_turn() -> None:
     shares = ProxyShares()
     made = [request(number, "a") for number in range(3 * LOOKS)]

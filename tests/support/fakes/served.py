@@ -3,7 +3,6 @@
 
 import http.client
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 
 import psutil
 from books import requests_that_differ
+from forked_launch import ForkedLaunch, forked_launch, launch_environment
 from process_state import has_ended
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -44,8 +44,9 @@ class Served:
     has one; `get` and `complete` show its admin key, if it has one."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], port: int, output: Path, usage_log: Path, admin_key: str | None = None
-    ) -> None:
+        self, process: subprocess.Popen[bytes] | ForkedLaunch, port: int, output: Path, usage_log: Path,
+        admin_key: str | None = None,
+    ) -> None:  # fmt: skip
         self.process, self.port, self.output, self.usage_log = process, port, output, usage_log
         self.key = {} if admin_key is None else {"authorization": f"Bearer {admin_key}"}
 
@@ -166,21 +167,30 @@ class Reply:
 
 @contextmanager
 def launched(
-    folder: Path, *arguments: str, ready: bool = True, variables: Mapping[str, str] | None = None, app: Path = APP
-) -> Iterator[Served]:
-    """Run `app.py launch` with these arguments on a free port, and stop and reap it at the end; `variables` go into its
-    environment. Its workers have little KV memory by default, since it is mapped ahead of use. Whatever a test does,
-    every ended request must be accounted for (A11)."""
+    folder: Path, *arguments: str, ready: bool = True, variables: Mapping[str, str] | None = None, app: Path = APP,
+    by_exec: bool = False,
+) -> Iterator[Served]:  # fmt: skip
+    """Run `app.py launch` with these arguments on a free port, and stop and reap it at the end. Whatever a test does,
+    every ended request must be accounted for (A11).
+
+    It is forked from a process that has imported everything, which saves most of a start, unless it has `variables` of
+    its own in its environment or another program than `app.py`, or a test is about the start itself: `by_exec`."""
     port, output = free_port(), folder / "output"
-    command = [sys.executable, str(app), "launch", "--port", str(port), *arguments]
+    command = ["launch", "--port", str(port), *arguments]
     usage_log = folder / f"usage-{port}.db"
     if "--usage-log" in arguments:
         usage_log = Path(arguments[arguments.index("--usage-log") + 1])
     elif "--join" not in arguments:
         command += ["--usage-log", str(usage_log)]
+    process: subprocess.Popen[bytes] | ForkedLaunch
     with output.open("wb") as file:
-        launch_environment = {"PONTIL_KV_CACHE_MEMORY": "128MiB", **os.environ, **(variables or {})}
-        process = subprocess.Popen(command, cwd=folder, stdout=file, stderr=subprocess.STDOUT, env=launch_environment)
+        if by_exec or variables is not None or app != APP:
+            around = {**launch_environment(), **(variables or {})}
+            process = subprocess.Popen(
+                [sys.executable, str(app), *command], cwd=folder, stdout=file, stderr=subprocess.STDOUT, env=around
+            )
+        else:
+            process = forked_launch(command, folder, file)
     served = Served(process, port, output, usage_log, (variables or {}).get("PONTIL_ADMIN_KEY"))
     try:
         if ready:

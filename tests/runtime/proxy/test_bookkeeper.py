@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of a proxy: what workers state is written as it changes, and while nothing happens nothing is."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pontil.runtime.accounting.usage_tables import WorkerRow
+from pontil.runtime.config import ProxyConfig
+from pontil.runtime.proxy.bookkeeper import Bookkeeper
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Iterator[Bookkeeper]:
+    config = ProxyConfig("127.0.0.1", 0, "tiny", "tiny", "", "0", usage_log=str(tmp_path / "usage"))
+    made = Bookkeeper(config, "p1", lambda: 0.0)
+    yield made
+    made.end()
+
+
+def workers_of(groups: list[list[object]]) -> list[list[str]]:
+    """Return the workers whose rows were posted, by group."""
+    return [[row.worker for row in group if isinstance(row, WorkerRow)] for group in groups]
+
+
+def test_a_checkpoint_writes_the_workers_whose_counts_have_changed(
+    books: Bookkeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posted = list[list[object]]()
+    assert books.log is not None
+    monkeypatch.setattr(books.log, "post", lambda rows: posted.append(list(rows)))
+    for worker in ("w1", "w2"):
+        books.ledger.registered(worker, f"decode:{worker}")
+    books.checkpoint()
+    books.checkpoint()
+    books.ledger.stray("w2", "r", 0, 0, 0, 3)
+    books.checkpoint()
+    books.checkpoint()
+    assert workers_of(posted) == [["w1", "w2"], ["w2"]]
+
+
+def test_all_are_written_anew_while_the_log_may_have_given_some_up(
+    books: Bookkeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posted = list[list[object]]()
+    assert books.log is not None
+    monkeypatch.setattr(books.log, "post", lambda rows: posted.append(list(rows)))
+    books.ledger.registered("w1", "decode:0")
+    books.checkpoint()
+    books.log.failing = True
+    books.checkpoint()
+    books.log.failing = False
+    books.checkpoint()
+    assert workers_of(posted) == [["w1"], ["w1"]]

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scenarios of networks that say nothing, over tcp: the world has them between its processes."""
+
+from link_rows import events_until
+from scenario import Facts, Scenario
+from side import Side
+
+# Seconds of an attempt to connect that nobody answers, less what clocks differ.
+LONG = 0.9
+
+
+def silent_link(side: Side, way: str) -> Facts:
+    """Let nothing through in one direction, and see who notices; then let it through again."""
+    link = side.open_link()
+    link.silence(way)
+    facts: Facts = {"sent": [link.client.do("send", "d", "lost"), link.server.do("send", "r", "w", "lost")]}
+    events = events_until(side, link.client, lambda found: "DISCONNECTED" in found)
+    facts["noticed by the client"] = "DISCONNECTED" in events
+    facts["noticed by the server"] = side.until(lambda: link.server.do("send", "r", "w", "?") == "EHOSTUNREACH")
+    link.mend()
+    return facts | {"used again": side.until(lambda: link.server.do("send", "r", "w", "?") == "done")}
+
+
+def unanswered_address(side: Side) -> Facts:
+    client = side.start()
+    address, began = side.unanswered_address(client), side.now()
+    client.do("connect", "d", address, "w", wide=True)
+    events = events_until(side, client, lambda found: len(found) >= 2)
+    return {"events": events[:2], "takes its time": side.now() - began >= LONG}
+
+
+NOTICED = {
+    "sent": ["done", "done"], "noticed by the client": True, "noticed by the server": True, "used again": True,
+}  # fmt: skip
+SCENARIOS = (
+    Scenario("nothing-comes-to-a-server", lambda side: silent_link(side, "to the server"), NOTICED),
+    Scenario("nothing-comes-to-a-client", lambda side: silent_link(side, "to the client"), NOTICED),
+    Scenario("unanswered-address", unanswered_address, {
+        "events": ["CLOSED", "CONNECT_RETRIED 50"], "takes its time": True,
+    }),
+)  # fmt: skip

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seeds of the default size hold: 100, and with --long 2,000. One process imports the product for each hundred."""
+
+import pytest
+from effort import examples
+from simulation import simulated
+
+# Seeds of one run, and how many of them run at a time.
+SEEDS, JOBS = 100, 2
+
+
+@pytest.mark.parametrize("first", range(1, examples(1, 20) * SEEDS, SEEDS))
+def test_the_seeds_hold(first: int) -> None:
+    code, said = simulated("--seeds", f"{first}-{first + SEEDS - 1}", "--jobs", str(JOBS), seeds=SEEDS)
+    assert code == 0, "\n".join(said)
+    assert said[-1].startswith(f"{SEEDS} seeds, "), said

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The invariants that are looked at again and again while a seed runs, each one function. `calm` is the seconds since a
+fault, a start or a change was last seen to be under way."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from served_proxy import ProxyProcess
+
+from pontil.runtime.engine.sequence import SequenceState
+from pontil.runtime.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from seed_run import SeedRun
+
+# Seconds between two looks.
+LOOK = 0.25
+# Seconds in which a proxy that is not stopped lets go of a worker that has died, and in which somebody who waits gets a
+# seat that nobody needs, where nothing is amiss.
+LET_GO_WITHIN, SEATED_WITHIN = 1.1, 2.0
+
+
+class SeedWatch:
+    """The one who looks. `stopped_at` is when each process was last seen stopped, or not yet there."""
+
+    def __init__(self, run: "SeedRun") -> None:
+        self.run, self.world = run, run.world
+        self.stopped_at: dict[object, float] = {}
+        self.disturbed_at = run.world.time
+        self.seen: set[str] = set()
+
+    @property
+    def calm(self) -> float:
+        return self.world.time - self.disturbed_at
+
+    def begin(self) -> None:
+        self.look()
+        self.world.after(LOOK, self.begin)
+
+    def look(self) -> None:
+        now, network = self.world.time, self.world.network
+        stopped = [one for one in self.run.site.processes if one.stopped_at is not None or not one.alive]
+        for process in stopped:
+            self.stopped_at[process] = now
+        if stopped or network.unreachable or not self.run.site.is_whole or self.run.made.is_busy:
+            self.disturbed_at = now
+        for watch in WATCHES:
+            for what in watch(self):
+                if what not in self.seen:
+                    self.seen.add(what)
+                    self.world.violate(f"{watch.__name__}: {what}")
+
+    def runs_for(self, process: object) -> float:
+        """Return the seconds for which a process was not seen stopped."""
+        return self.world.time - self.stopped_at.get(process, 0.0)
+
+    @property
+    def serving(self) -> list[ProxyProcess]:
+        return [one for one in self.run.site.proxies if one.stopped_at is None]
+
+    @property
+    def working(self) -> list[Worker]:
+        return [one.worker for one in self.run.site.workers if one.worker is not None]
+
+
+def the_dead_are_let_go(watch: SeedWatch) -> Iterator[str]:
+    """A proxy knows no worker whose process ended a while ago: nobody waits for it."""
+    ended = {one.pid: one.ends for one in watch.world.processes if one.ends is not None}
+    for process in watch.serving:
+        assert process.proxy is not None
+        for worker in process.proxy.registry.workers.values():
+            ends = ended.get(worker.hello.pid)
+            if ends is not None and min(watch.world.time - ends, watch.runs_for(process)) > LET_GO_WITHIN:
+                yield f"{process} still knows {worker.hello.name}/{worker.hello.pid}, which has ended"
+
+
+def seats_are_those_of_requests(watch: SeedWatch) -> Iterator[str]:
+    """A proxy counts at each worker the requests that it has sent there, and their choices that have not ended."""
+    for process in watch.serving:
+        assert process.proxy is not None
+        requests = process.proxy.requests.values()
+        for worker in process.proxy.registry.workers.values():
+            mine = [one for one in requests if any(one_worker is worker for one_worker in one.workers)]
+            wanted = len(mine), sum(one.seated for one in mine)
+            if (worker.in_flight, worker.seat_counts.taken) != wanted:
+                yield f"{process} counts {worker.in_flight, worker.seat_counts.taken} at {worker.hello.name}: {wanted}"
+
+
+def others_hear_of_what_is_held(watch: SeedWatch) -> Iterator[str]:
+    """A worker tells other proxies of a choice's seat until the choice ends, and no longer."""
+    for worker in watch.working:
+        for key, share in worker.requests.shares.open.items():
+            held = sum(len(one.choices) for one in worker.machine.engine.sequences.get(key, ()))
+            if held and share.choices != held:
+                yield f"{worker.config.name} tells of {share.choices} seats of {key}, which has {held}"
+
+
+def nobody_waits_beside_free_seats(watch: SeedWatch) -> Iterator[str]:
+    """No request waits for long while no worker has anything to do, where nothing is amiss."""
+    if watch.calm < SEATED_WITHIN or any(worker.requests for worker in watch.working):
+        return
+    for process in watch.serving:
+        assert process.proxy is not None
+        now = process.proxy.clock()
+        for request in process.proxy.requests.values():
+            if not request.phases and now - request.waits_since > SEATED_WITHIN:
+                yield f"{process} has {request.id} wait, and no worker has anything to do"
+
+
+def nobody_waits_for_what_is_paused(watch: SeedWatch) -> Iterator[str]:
+    """No sequence has a claim on what it does not compute now, for which others would wait."""
+    for worker in watch.working:
+        for owner in worker.machine.scheduler.prefix.claims.counts:
+            if owner.state is SequenceState.PAUSED:
+                yield f"{worker.config.name} has others wait for {owner.id}, which is paused"
+
+
+def routes_go_by_what_is_so(watch: SeedWatch) -> Iterator[str]:
+    """The load by which a proxy chooses among workers is the one that they have."""
+    for process in watch.serving:
+        assert process.proxy is not None
+        for worker in process.proxy.registry.workers.values():
+            if (kept := worker.loads.pop(0, None)) is not None and kept != worker.load_with(0):
+                yield f"{process} goes by another load of {worker.hello.name} than it has"
+
+
+WATCHES = (
+    the_dead_are_let_go,
+    seats_are_those_of_requests,
+    others_hear_of_what_is_held,
+    nobody_waits_beside_free_seats,
+    nobody_waits_for_what_is_paused,
+    routes_go_by_what_is_so,
+)
