@@ -134,6 +134,9 @@ class WorldClient:
     def disconnected(self) -> None:
         self.has_ended = True
 
+    def held_up(self) -> None:
+        return
+
 
 class WorldSide(Side):
     """The world."""
