@@ -41,6 +41,9 @@ class DividedRunner(HashRunner):
     ) -> None:
         super().__init__(storage, vocab, cost)
         self.followers, self.communicator = followers, communicator
+        # All block tables by identity, which a plan's writer takes for a guess: that of a new one is not that of one
+        # that was freed, which depends on the memory of this process.
+        self.tables: dict[int, Sequence[int]] = {}
         ranks = storage.layout.ranks
         self.others = {rank: heads_of(storage.layout.num_kv_heads, rank, ranks) for rank in range(1, ranks)}
 
@@ -52,7 +55,9 @@ class DividedRunner(HashRunner):
         return [sampled for tile in batch.mixed_tiles() for sampled in self.run_tile(tile)]
 
     def run_tile(self, tile: Tile) -> list[Sampled]:
-        self.followers.run(rows_of(tile, self.keeps_states).plan)
+        plan = rows_of(tile, self.keeps_states).plan
+        self.tables.update((id(span.blocks), span.blocks) for span in plan.spans)
+        self.followers.run(plan)
         return self.compute(tile.spans)
 
     def read(self, spans: Sequence[Span]) -> list[bool]:

@@ -44,10 +44,10 @@ def test_a_past_fault_is_found_and_shrunk(name: str, seed: int) -> None:
 
 def test_workers_of_several_ranks_hold_and_have_the_same_trace_under_another_hash_seed() -> None:
     ranks = ("--prefill-ranks", "2", "--decode-ranks", "2")
-    code, said = simulated("--seeds", "1-2", *ranks)
+    code, said = simulated("--seeds", "2-3", *ranks)
     assert code == 0, "\n".join(said)
     assert (found := LAST_LINE.fullmatch(said[-1])), said
-    code, again = simulated("--seeds", "1-2", *ranks, "--jobs", "1", hash_seed=7)
+    code, again = simulated("--seeds", "2-3", *ranks, "--jobs", "1", hash_seed=7)
     assert code == 0 and (same := LAST_LINE.fullmatch(again[-1])), again
     assert found[1] == same[1]
 
