@@ -37,7 +37,8 @@ def test_workers_of_one_kind_and_a_proxy_alone_hold() -> None:
     [("prefix-key-without-its-parent", 4), ("cancels-are-dropped", 5), ("epoch-stays-when-blocks-are-freed", 4)],
 )
 def test_a_past_fault_is_found_and_shrunk(name: str, seed: int) -> None:
-    code, said = simulated("--seeds", str(seed), "--changes", "0", "--past", name)
+    ranks = ("--prefill-ranks", "1", "--decode-ranks", "1")
+    code, said = simulated("--seeds", str(seed), *ranks, "--changes", "0", "--past", name)
     assert code == 1 and re.match(rf"seed {seed} step \d+: \w+: ", said[0]), said
     assert any(re.fullmatch(rf"  seed {seed}: \d of its 4 faults show it:", line) for line in said)
 
